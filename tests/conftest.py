@@ -31,12 +31,13 @@ def pytest_report_header() -> str:
 
 
 # How long something takes is nothing that a test asserts.
-settings.register_profile("untimed", parent=settings(), deadline=None)
-settings.load_profile("untimed")
+settings.register_profile("some", parent=settings(), deadline=None, max_examples=20)
+settings.register_profile("sweep", parent=settings(), deadline=None, max_examples=100)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """What holds for all workers of pytest-xdist is set once, in the process that starts them."""
+    settings.load_profile("some" if "not sweep" in config.getoption("markexpr") else "sweep")
     if not getattr(config.option, "numprocesses", None):
         settle()
     if not hasattr(config, "workerinput"):

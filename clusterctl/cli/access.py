@@ -42,7 +42,9 @@ def ssh(
         str | None, typer.Argument(help="Host name. Default: the controller.", autocompletion=hosts)
     ] = None,
     command: Command = None,
-    user: Annotated[str | None, typer.Option("--user", "-u", help="Default: the admin user.")] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", "-u", help="Login user. Default: the admin user.")
+    ] = None,
 ) -> int:
     """Open a shell on a host, or run a command there.
 
@@ -68,14 +70,14 @@ def shell(
     command: Command = None,
     forward: Annotated[
         list[str] | None,
-        typer.Option(help="8888, or LOCAL:REMOTE: a port here that leads to one of the node. Repeatable."),
+        typer.Option(help="Forward a local port to the node: 8888, or LOCAL:REMOTE. Repeatable."),
     ] = None,
     **flags: object,
 ) -> int:
-    """Work on nodes: a shell there, or one command.
+    """Open a shell, or run a command, on allocated nodes.
 
-    It runs on the first node of an allocation of its own, in the job environment. However it ends, the nodes
-    are given back.
+    It runs on the first node of its own allocation, in the job environment. The allocation is released at
+    the end.
     """
     from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
     from clusterctl.spec.job import job_options
@@ -173,10 +175,11 @@ def put(
     screen: Screen,
     options: Options,
     paths: Annotated[
-        list[str], typer.Argument(metavar="LOCAL... [REMOTE]", help="What goes, and to which folder there.")
+        list[str],
+        typer.Argument(metavar="LOCAL... [REMOTE]", help="Files and folders here, then the folder there."),
     ],
 ) -> None:
-    """Copy files and folders to the cluster, by default home."""
+    """Copy files and folders to the cluster, by default to the home folder."""
     from clusterctl.transport.put import send_into
     from clusterctl.transport.tree import shown_size, walk
 
@@ -207,10 +210,11 @@ def get(
     screen: Screen,
     options: Options,
     paths: Annotated[
-        list[str], typer.Argument(metavar="REMOTE... [LOCAL]", help="What comes, and into which folder here.")
+        list[str],
+        typer.Argument(metavar="REMOTE... [LOCAL]", help="Files and folders there, then the folder here."),
     ],
 ) -> None:
-    """Copy files and folders from the cluster, by default to here."""
+    """Copy files and folders from the cluster, by default to this folder."""
     from clusterctl.transport.get import fetch
     from clusterctl.transport.tree import shown_size
 

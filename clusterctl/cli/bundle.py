@@ -32,16 +32,16 @@ def create(
         typer.Option(
             "--from",
             metavar="NAME=FILE",
-            help="A distribution's repositories, as apt or dnf reads them. Default: its public ones.",
+            help="Package repositories of a distribution, in apt or dnf format. Default: its public ones.",
         ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Default: NAME.bundle.tar here.")
     ] = None,
 ) -> None:
-    """Pack OS packages with all they need, Python wheels and the training program into one file.
+    """Pack OS packages with dependencies, Python wheels and the payload into one file.
 
-    The distributions are those of the hosts, where the cluster is up; else --os says them.
+    For the distributions of the hosts if the cluster is up, else of --os.
     """
     from clusterctl.cluster.up import reject_bundles
     from clusterctl.packages.bundle_create import BundleRequest
@@ -67,7 +67,7 @@ def create(
 
 
 def verify(screen: Screen, options: Options, path: BundleFile, system: Systems = None) -> None:
-    """Check every file of a bundle, and that it fits this clusterctl and the spec, if there is one."""
+    """Verify the checksums of a bundle, and that it matches this clusterctl and the spec."""
     from clusterctl.packages.bundle import open_bundle
     from clusterctl.packages.bundle_checks import damages, mismatches, raise_faults
 
@@ -75,11 +75,11 @@ def verify(screen: Screen, options: Options, path: BundleFile, system: Systems =
     releases = [one.release for one in _named(system or ())]
     wrong = (*mismatches(opened, _spec(screen, options), releases), *damages(opened))
     raise_faults(path, wrong)
-    screen.result(_answer(opened), *_lines(opened), "all of it is as it was made")
+    screen.result(_answer(opened), *_lines(opened), "all checksums match")
 
 
 def show(screen: Screen, options: Options, path: BundleFile) -> None:
-    """Say what a bundle says of itself; only its first file is read."""
+    """Show the manifest of a bundle."""
     from clusterctl.packages.bundle import open_bundle
 
     opened = open_bundle(path)
@@ -158,7 +158,7 @@ def _answer(opened: Bundle) -> dict[str, Any]:
 
 def _lines(opened: Bundle) -> list[str]:
     said = opened.manifest
-    lines = [f"bundle for cluster {said.cluster!r}, made by clusterctl {said.clusterctl}"]
+    lines = [f"bundle for cluster {said.cluster!r}, created by clusterctl {said.clusterctl}"]
     lines += [
         f"  {release}: {system.packages} packages, {len(system.wheels + system.gpu + system.more)} wheels "
         f"for Python {system.python}"

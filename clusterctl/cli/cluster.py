@@ -39,14 +39,14 @@ def down(
     options: Options,
     yes: Yes = False,
     discard_runs: Annotated[
-        bool, typer.Option("--discard-runs", help="Do not bring home what was not collected.")
+        bool, typer.Option("--discard-runs", help="Do not collect the runs that are not collected yet.")
     ] = False,
     discard_run: Annotated[
         list[str] | None,
         typer.Option(
             "--discard-run",
             metavar="ID",
-            help="Do not bring home the run of this job; may be given several times.",
+            help="Do not collect the run of this job. Repeatable.",
             autocompletion=job_ids,
         ),
     ] = None,
@@ -56,7 +56,7 @@ def down(
     forget: Annotated[
         list[str] | None,
         typer.Option(
-            "--forget", metavar="HOST", help="This machine of your own is gone for good: do not wait for it."
+            "--forget", metavar="HOST", help="Do not wait for this on-prem host: it is gone for good."
         ),
     ] = None,
     orphans: Annotated[
@@ -68,10 +68,10 @@ def down(
     ] = False,
     project: Annotated[
         str | None,
-        typer.Option("--project", help="With --orphans: the Google Cloud project, where no spec says it."),
+        typer.Option("--project", help="With --orphans: the Google Cloud project, if there is no spec."),
     ] = None,
 ) -> None:
-    """Bring runs home, remove the cluster, prove that all is gone."""
+    """Collect runs, remove the cluster, and verify that nothing is left."""
     from clusterctl.cluster import down as cluster_down
     from clusterctl.cluster.nodes import names_of
     from clusterctl.cluster.session import Run
@@ -124,7 +124,7 @@ def down(
 
 
 def status(screen: Screen, options: Options) -> None:
-    """Nodes and jobs, as Slurm sees them."""
+    """Show the state of nodes and jobs."""
     from clusterctl.providers.pending import pending_releases
     from clusterctl.scheduler import session
     from clusterctl.scheduler.base import active_jobs
@@ -160,7 +160,7 @@ def status(screen: Screen, options: Options) -> None:
         lines += ["", *job_table(screen, active)]
     if by_itself:
         state = "" if by_itself["armed"] else ", but its timer does not run: `clusterctl up` starts it"
-        lines += ["", f"without work it takes itself down after {by_itself['after']}{state}"]
+        lines += ["", f"an idle cluster takes itself down after {by_itself['after']}{state}"]
     for one in left:
         lines += ["", str(one), f"  {one.fix}"]
     screen.result(answer, *lines)
@@ -184,7 +184,7 @@ def cache_prune(screen: Screen, options: Options) -> None:
 
 
 def cache_list(screen: Screen, options: Options) -> None:
-    """Show the cached node images."""
+    """List the cached node images."""
     _cache(screen, prune=False)
 
 

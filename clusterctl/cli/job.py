@@ -37,7 +37,7 @@ def jobs_(
         list[str] | None, typer.Argument(metavar="[ID...]", help="Only these jobs.", autocompletion=job_ids)
     ] = None,
 ) -> None:
-    """Show jobs that wait, run, or were submitted from here."""
+    """List pending and running jobs, and those submitted from here."""
     from clusterctl.jobs.control import known_jobs, list_jobs
 
     with open_session(screen, options) as session:
@@ -50,21 +50,20 @@ def logs(
     screen: Screen,
     options: Options,
     job_id: Annotated[str, typer.Argument(metavar="ID", help="Job id.", autocompletion=job_ids)],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
-    raw: Annotated[
-        bool,
-        typer.Option("--raw", help="Into files and pipes, pass the bytes unchanged."),
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow the output until the job has ended.")
     ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Write the bytes unchanged to files and pipes.")] = False,
 ) -> None:
-    """Show what a job has written; its stderr goes to stderr. Ctrl-C detaches, the job goes on.
+    """Print a job's stdout and stderr. Ctrl-C detaches; the job goes on.
 
-    Colors stay; whatever else a terminal would act upon becomes visible.
+    Colors are kept; other control characters are escaped.
     """
     from clusterctl.jobs.logs import logs
     from clusterctl.scheduler.models import worst
 
     if raw and screen.json:
-        raise UsageError("--raw and -o json exclude each other", fix="say one of them; JSON changes no text")
+        raise UsageError("--raw and -o json exclude each other", fix="use one of them; JSON changes no text")
     kept = KeptLogs()
     shown = contextlib.nullcontext(kept.keep) if screen.json else screen.logs(raw=raw)
     state = {}
@@ -84,7 +83,7 @@ def logs(
 
 
 def cancel(screen: Screen, options: Options, ids: Ids) -> None:
-    """Cancel jobs; an array's id stands for all its tasks."""
+    """Cancel jobs. The id of an array cancels all of its tasks."""
     from clusterctl.jobs.control import cancel
 
     with open_session(screen, options) as session:
@@ -103,16 +102,18 @@ def collect(
     options: Options,
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ID...]", help="Default: all not yet home.", autocompletion=job_ids),
+        typer.Argument(
+            metavar="[ID...]", help="Default: all that are not collected yet.", autocompletion=job_ids
+        ),
     ] = None,
     out: OutFolder = None,
     max_file: Annotated[
-        str, typer.Option(metavar="SIZE", help="Leave larger files on the cluster, and name them.")
+        str, typer.Option(metavar="SIZE", help="Do not copy larger files; list them.")
     ] = "64GiB",
 ) -> None:
-    """Bring runs home, each file checked by its hash.
+    """Copy runs from the cluster; each file is verified by its hash.
 
-    A run is a job's logs, metrics, telemetry, accounting, and what else it wrote into its folder.
+    A run is a job's logs, metrics, telemetry, accounting, and the other files in its folder.
     """
     from clusterctl.runs.collect import collect
     from clusterctl.spec.units import parse_size_mib
@@ -167,7 +168,7 @@ def not_brought_home(run: RunRecord) -> str:
     ]
     more = f", and more: see {_nearby(run.directory)}/run.json" if len(said) > _MOST_REASONS else ""
     shown = ", ".join(said[:_MOST_REASONS])
-    return f"of job {run.job_id} ({run.name}) was not brought home: {shown}{more}"
+    return f"of job {run.job_id} ({run.name}) was not collected: {shown}{more}"
 
 
 def _nearby(path: Path) -> Path:

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from clusterctl.state.inventory import Inventory
 
 Names = Annotated[
-    list[str], typer.Argument(metavar="NODE...", help="Nodes, or ranges of them such as gpu[01-04].")
+    list[str], typer.Argument(metavar="NODE...", help="Node names, or host lists such as gpu[01-04].")
 ]
 Reason = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why: whoever looks at the nodes reads it.")
+    str, typer.Option("--reason", metavar="TEXT", help="Reason, as sinfo and `status` show it.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="End the jobs that are at work there.")]
+Force = Annotated[bool, typer.Option("--force", help="Cancel the jobs that run on the nodes.")]
 _BOOTS = "clusterctl: is to be booted"
 # What taking a machine into the cluster may need.
 JOINING: Final = {
@@ -50,12 +50,12 @@ def drain(
     options: Options,
     names: Names,
     reason: Reason,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until no job is at work there.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until no job runs on the nodes.")] = False,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="With --wait: not longer than this.")
+        str | None, typer.Option("--timeout", metavar="TIME", help="With --wait: the longest wait.")
     ] = None,
 ) -> None:
-    """Drain nodes: they take no new jobs. Jobs that run go on; `up` leaves the nodes as they are."""
+    """Drain nodes: no new jobs start, running jobs go on. `up` leaves drained nodes as they are."""
     from clusterctl.cluster import nodes
 
     if not reason.strip():
@@ -74,7 +74,7 @@ def drain(
 
 
 def resume(screen: Screen, options: Options, names: Names) -> None:
-    """Resume nodes: they take jobs again."""
+    """Resume nodes: jobs can start on them again."""
     from clusterctl.cluster import nodes
 
     with _cluster(screen, options) as (inventory, scheduler):
@@ -83,9 +83,9 @@ def resume(screen: Screen, options: Options, names: Names) -> None:
 
 
 def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
-    """Take machines into the cluster that the spec names, and that are not in it yet.
+    """Add machines of the spec to the running cluster.
 
-    Only they are configured; the others learn their names and addresses, and running jobs go on.
+    Only the new nodes are configured; the others get their addresses. Running jobs go on.
     """
     from clusterctl.cluster import nodes
     from clusterctl.scheduler import session
@@ -110,7 +110,7 @@ def remove(
     yes: Yes = False,
     no_wait: NoWait = False,
 ) -> int:
-    """Release nodes to their owner, restored as they were. The other nodes and their jobs go on."""
+    """Remove nodes from the cluster and restore the machines. Other nodes and their jobs go on."""
     from clusterctl.cluster import nodes
     from clusterctl.cluster.up import UpOptions
     from clusterctl.scheduler import session
@@ -131,9 +131,9 @@ def remove(
 
 
 def replace(screen: Screen, options: Options, names: Names, force: Force = False, **joining: Any) -> int:
-    """Put other machines in the place of nodes, under the same names. Their host keys are confirmed again.
+    """Replace the machines of nodes; the node names stay. New host keys are confirmed.
 
-    The machines that had the names are released; one that does not answer is, once it does.
+    The old machines are released; one that does not answer is released once it does.
     """
     from clusterctl.cluster import nodes
     from clusterctl.cluster.nodes import check_names
@@ -149,9 +149,7 @@ def replace(screen: Screen, options: Options, names: Names, force: Force = False
     check_names(inventory, there)
     if inventory.controller.name in chosen:
         fix = "take the cluster down, and raise it anew"
-        raise UsageError(
-            f"{inventory.controller.name} leads the cluster: nothing can take its place", fix=fix
-        )
+        raise UsageError(f"{inventory.controller.name} is the controller: it can't be replaced", fix=fix)
     return _join(screen, options, spec, chosen, replaced=there, force=force, **joining)
 
 
@@ -197,14 +195,16 @@ def reboot(
     timeout: Annotated[
         str | None,
         typer.Option(
-            "--timeout", metavar="TIME", help="Wait for jobs not longer than this, and boot nothing."
+            "--timeout",
+            metavar="TIME",
+            help="The longest wait for running jobs; after it nothing is rebooted.",
         ),
     ] = None,
     no_wait: NoWait = False,
 ) -> int:
-    """Reboot nodes once idle: they take no new jobs, those that run end first.
+    """Reboot nodes once idle: they are drained, and running jobs end first.
 
-    Once a node is up again it is configured, put back and proven. One that somebody had drained stays so.
+    After its reboot a node is configured, verified and resumed. One that was drained before stays drained.
     """
     from clusterctl.cluster import nodes
     from clusterctl.cluster.up import UpOptions

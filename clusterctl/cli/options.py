@@ -64,7 +64,7 @@ Cluster = Annotated[
     str | None,
     typer.Option(
         "--cluster",
-        help="A cluster by its name, as it was raised; instead of a spec file.",
+        help="Name of a cluster: uses its applied spec, not a spec file.",
         autocompletion=clusters,
     ),
 ]
@@ -77,7 +77,7 @@ OutFolder = Annotated[
     Path | None,
     typer.Option(parser=folder_path, metavar="PATH", help="Folder for collected runs. Default: ./runs."),
 ]
-NoColor = Annotated[bool, typer.Option("--no-color", help="Plain text; so does the variable NO_COLOR.")]
+NoColor = Annotated[bool, typer.Option("--no-color", help="No colors; the same as the variable NO_COLOR.")]
 
 COMMON = ("file", "cluster", "output", "verbose", "no_color")
 
@@ -286,7 +286,7 @@ def _named(options: Options) -> Workspace:
 
     name = options.cluster or ""
     if options.file is not None:
-        raise UsageError("-f and --cluster name a cluster each", fix="say one of them")
+        raise UsageError("-f and --cluster exclude each other", fix="use one of them")
     if not re.fullmatch(LABEL, name):
         raise _unknown(name)
     return Workspace.of(name)
@@ -301,8 +301,7 @@ AskBecomePass = Annotated[
     typer.Option(
         "--ask-become-pass",
         "-K",
-        help="Ask once for the password that sudo wants on machines of your own; without a terminal it is "
-        "read from standard input.",
+        help="Prompt for the sudo password of on-prem hosts; without a terminal it is read from stdin.",
     ),
 ]
 AcceptHostKey = Annotated[
@@ -310,7 +309,7 @@ AcceptHostKey = Annotated[
     typer.Option(
         "--accept-host-key",
         metavar="SHA256:...",
-        help="The fingerprint of a host key that is right, on machines of your own. Repeatable.",
+        help="Accept the host key of an on-prem host that has this fingerprint. Repeatable.",
         show_default=False,
     ),
 ]
@@ -366,7 +365,7 @@ def _confirming(screen: Screen) -> Callable[[Sequence[OfferedKey]], None]:
             if not (sys.stdin.isatty() and sys.stderr.isatty()):
                 raise UsageError(
                     "host keys must be confirmed",
-                    why="there is no terminal to ask on",
+                    why="there is no terminal to prompt on",
                     fix=f"if they are right, run: {_command(offered)}",
                     failures=tuple(one.failure for one in offered),
                 )

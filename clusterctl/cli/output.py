@@ -265,7 +265,7 @@ class Screen:
         if yes:
             return
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise UsageError(prompt, why="there is no terminal to ask on", fix="say --yes")
+            raise UsageError(prompt, why="there is no terminal to prompt on", fix="say --yes")
         print(f"{printable(prompt)} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise UsageError("nothing was done", why="the answer was no")

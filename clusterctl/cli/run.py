@@ -35,7 +35,7 @@ class Shell(StrEnum):
 def completion(
     screen: Screen, options: Options, shell: Annotated[Shell, typer.Argument(help="Your shell.")]
 ) -> None:
-    """Print a script that completes verbs, options, jobs and hosts.
+    """Print the completion script of a shell.
 
     bash: eval "$(clusterctl completion bash)" in ~/.bashrc; zsh the same in ~/.zshrc, after compinit;
     fish: clusterctl completion fish > ~/.config/fish/completions/clusterctl.fish

@@ -24,15 +24,13 @@ DEFAULT_FILE = Path("cluster.yaml")
 def init(
     screen: Screen,
     options: Options,
-    provider: Annotated[
-        str, typer.Option(help="Where the cluster will live: local, onprem or gcp.")
-    ] = "local",
+    provider: Annotated[str, typer.Option(help="Provider of the cluster: local, onprem or gcp.")] = "local",
     from_inventory: Annotated[
         Path | None,
         typer.Option(
             "--from-inventory",
             metavar="PATH",
-            help="With --provider onprem: an Ansible inventory of your machines to make the spec of.",
+            help="With --provider onprem: write the spec from this Ansible inventory.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
@@ -76,9 +74,9 @@ def _imported(provider: str, source: Path) -> tuple[str, list[str]]:
 def validate(
     screen: Screen,
     options: Options,
-    live: Annotated[bool, typer.Option("--live", help="Look at the hosts, too, as `doctor` does.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Also check the hosts, as `doctor` does.")] = False,
 ) -> int:
-    """Check a spec: every problem at once, each with its place."""
+    """Validate a spec: all errors are reported, each with its line."""
     from clusterctl.errors import UsageError
     from clusterctl.packages.wheelhouse import content_hash
     from clusterctl.spec import gcp
@@ -114,7 +112,7 @@ def validate(
 def schema(
     screen: Screen,
     options: Options,
-    job: Annotated[bool, typer.Option("--job", help="Of job files, which `submit` takes.")] = False,
+    job: Annotated[bool, typer.Option("--job", help="Print the schema of job files instead.")] = False,
 ) -> None:
     """Print the JSON Schema of the spec, for editors."""
     from clusterctl.spec.job import job_schema
@@ -133,11 +131,11 @@ def doctor(
     ] = None,
     ask_become_pass: AskBecomePass = False,
 ) -> int:
-    """Look for what is wrong with the hosts.
+    """Check the hosts and report problems.
 
-    Whether they are reached, sudo, system, clock, names, disks, ports, firewalls, locks, accounts and GPUs.
-    It changes nothing. Machines of your own are looked at before the first `up`, too. Exit 1 if something
-    keeps a host out of the cluster.
+    Checks SSH access, sudo, operating system, clock, names, disks, ports, firewall, locks, accounts and
+    GPUs. Changes nothing. On-prem hosts can be checked before the first `up`. Exits 1 if a host cannot be
+    part of the cluster.
     """
     spec = spec_of(screen, options)
     report = examined(screen, spec, hosts or (), ask_become_pass=ask_become_pass)

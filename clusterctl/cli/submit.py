@@ -29,58 +29,58 @@ _Row = dict[str, Any]  # of one job, as `-o json` shows it
 JOB_FLAGS: Final[Mapping[str, Any]] = {
     "nodes": Annotated[int | None, typer.Option("--nodes", "-N", help="Nodes. Default: 1.")],
     "tasks_per_node": Annotated[
-        int | None, typer.Option(help="Ranks on each node. Default: 1; of bundled jobs one on each GPU.")
+        int | None, typer.Option(help="Tasks (ranks) per node. Default: 1; bundled jobs: one per GPU.")
     ],
-    "cpus": Annotated[int | None, typer.Option(help="Cores of each rank.")],
+    "cpus": Annotated[int | None, typer.Option(help="CPU cores per task.")],
     "gpus": Annotated[
-        int | None, typer.Option(help="GPUs on each node. Default of bundled jobs but probe: all.")
+        int | None, typer.Option(help="GPUs per node. Default for bundled jobs except probe: all.")
     ],
-    "mem": Annotated[str | None, typer.Option(help="Memory on each node, such as 4GiB.")],
+    "mem": Annotated[str | None, typer.Option(help="Memory per node, such as 4GiB.")],
     "time": Annotated[str | None, typer.Option(help="Time limit, such as 30m or 1:30:00.")],
     "name": Annotated[str | None, typer.Option(help="Job name. Default: the job's or the script's.")],
     "partition": Annotated[
-        str | None, typer.Option("--partition", "-p", help="Default: the first.", autocompletion=partitions)
+        str | None,
+        typer.Option("--partition", "-p", help="Partition. Default: the first.", autocompletion=partitions),
     ],
     "account": Annotated[str | None, typer.Option("--account", "-A", help="Slurm account.")],
     "qos": Annotated[str | None, typer.Option("--qos", "-q", help="Quality of service.")],
     "constraint": Annotated[str | None, typer.Option("--constraint", "-C", help="Node features.")],
     "array": Annotated[str | None, typer.Option("--array", "-a", help="Array of jobs, such as 1-10%2.")],
     "signal": Annotated[
-        str | None,
-        typer.Option(help="Signal for the program before its time limit, such as USR1@120 (seconds)."),
+        str | None, typer.Option(help="Signal sent before the time limit, such as USR1@120 (seconds).")
     ],
     "requeue": Annotated[
         bool | None,
-        typer.Option("--requeue", help="Run again, in the same folder, when the program ends with 75."),
+        typer.Option("--requeue", help="Requeue, in the same folder, when the program exits with 75."),
     ],
     "launcher": Annotated[
         str | None,
         typer.Option(
-            help="How ranks are started: srun (PMIx, the default) or mpirun.", autocompletion=launchers
+            help="Launcher of the ranks: srun (PMIx, the default) or mpirun.", autocompletion=launchers
         ),
     ],
     "include": Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Send this too, whatever .gitignore says. Repeatable."),
+        typer.Option(metavar="PATTERN", help="Also copy this, even if .gitignore excludes it. Repeatable."),
     ],
     "exclude": Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Do not send this of the script's folder. Repeatable."),
+        typer.Option(metavar="PATTERN", help="Do not copy this from the script's folder. Repeatable."),
     ],
     "folder": Annotated[
         bool | None,
-        typer.Option("--folder/--no-folder", help="Send the script's folder with it. Default: yes."),
+        typer.Option("--folder/--no-folder", help="Copy the script's folder to the cluster. Default: yes."),
     ],
     "outputs": Annotated[
         list[str] | None,
-        typer.Option(help="Pattern of what collect brings home, such as 'results/**'. Repeatable."),
+        typer.Option(help="Pattern of files for `collect`, such as 'results/**'. Repeatable."),
     ],
     "env": Annotated[
         list[str] | None,
-        typer.Option(help="K=V for the program; K alone takes its value here. Repeatable."),
+        typer.Option(help="Environment variable K=V; K alone takes its value from here. Repeatable."),
     ],
     "requirements": Annotated[
-        Path | None, typer.Option(help="Packages for the program's Python: a file, as pip reads it.")
+        Path | None, typer.Option(help="Requirements file for the program's Python environment.")
     ],
     "container": Annotated[
         str | None, typer.Option(help="Run in this Apptainer image (.sif), on the cluster or here.")
@@ -95,11 +95,11 @@ def submit(
         str,
         typer.Argument(
             metavar="JOB",
-            help="train, eval, bench, gemm, allreduce, probe, a script of yours, or a job file (.yaml).",
+            help="train, eval, bench, gemm, allreduce, probe, your own script, or a job file (.yaml).",
             autocompletion=jobs_to_submit,
         ),
     ],
-    args: Annotated[list[str] | None, typer.Argument(help="What the program gets, after --.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the program, after --.")] = None,
     variant: Annotated[
         list[str] | None, typer.Option(help="Only this variant of the job file. Repeatable.")
     ] = None,
@@ -108,12 +108,14 @@ def submit(
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has ended.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Show its output until it has ended.")] = False,
-    timeout: Annotated[str | None, typer.Option(help="Longest wait, such as 10m; the job goes on.")] = None,
+    timeout: Annotated[
+        str | None, typer.Option(help="Longest wait, such as 10m; the job goes on after it.")
+    ] = None,
     **flags: object,
 ) -> None:
-    """Submit a bundled job, a script of yours, or a job file.
+    """Submit a bundled job, your own script, or a job file.
 
-    What follows -- goes to the program.
+    Arguments after -- are passed to the program.
     """
     given = {field: value for field, value in {"args": args, **flags}.items() if value not in (None, [])}
     wanted = _wanted(target, given, variant or [])
@@ -192,11 +194,7 @@ def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> Non
 
 
 def _prepared(
-    screen: Screen,
-    options: Options,
-    spec: ClusterSpec,
-    wanted: Sequence[JobSpec],
-    distribution: Distribution,
+    screen: Screen, options: Options, spec: ClusterSpec, wanted: Sequence[JobSpec], distribution: Distribution
 ) -> list[tuple[JobSpec, Source | None, Environment]]:
     """The jobs with what is sent of their scripts' folders, and the environments that they ask for.
 

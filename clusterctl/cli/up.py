@@ -29,17 +29,16 @@ if TYPE_CHECKING:
     from clusterctl.providers.base import HostChange, Planned, Prompts
     from clusterctl.spec.models import ClusterSpec
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt.")]
 NoWait = Annotated[
-    bool,
-    typer.Option("--no-wait", help="Fail at once if another clusterctl works on the cluster; else wait."),
+    bool, typer.Option("--no-wait", help="Fail immediately if another clusterctl holds the cluster's lock.")
 ]
 Limit = Annotated[
     list[str] | None,
     typer.Option(
         "--limit",
         metavar="HOST",
-        help="Touch these machines of your own alone, and what the controller says of them; also a range.",
+        help="Configure only these on-prem hosts and the controller. Takes host lists such as gpu[01-04].",
     ),
 ]
 
@@ -59,22 +58,19 @@ def up(
     screen: Screen,
     options: Options,
     reconfigure: Annotated[
-        bool,
-        typer.Option("--reconfigure", help="Configure every host again, whether anything drifted or not."),
+        bool, typer.Option("--reconfigure", help="Configure every host, drifted or not.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="End jobs that a changed spec has no place for.")
+        bool, typer.Option("--force", help="Cancel jobs that a changed spec has no nodes for.")
     ] = False,
     bundle: Annotated[
         Path | None,
         typer.Option(
-            "--bundle",
-            metavar="FILE",
-            help="Install machines of your own from this bundle, this time and from now on.",
+            "--bundle", metavar="FILE", help="Install on-prem hosts from this bundle, now and in later runs."
         ),
     ] = None,
     no_bundle: Annotated[
-        bool, typer.Option("--no-bundle", help="Install from the hosts' own repositories again.")
+        bool, typer.Option("--no-bundle", help="Install from the hosts' own package repositories again.")
     ] = False,
     limit: Limit = None,
     no_wait: NoWait = False,
@@ -82,19 +78,19 @@ def up(
     ask_become_pass: AskBecomePass = False,
     accept_host_key: AcceptHostKey = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be done: `clusterctl plan`.")
+        bool, typer.Option("--dry-run", help="Show what would change, as `clusterctl plan` does.")
     ] = False,
 ) -> int:
-    """Create the cluster, or repair it. Exits 0 only after an MPI job ran right across every node.
+    """Create the cluster, or repair it. Exits 0 only after an MPI job has run across all nodes.
 
-    It asks before it removes hosts, or makes what costs money. Without a terminal, removing needs --yes.
+    Prompts before it removes hosts or creates billed resources. Without a terminal, removing needs --yes.
     """
     from clusterctl.cluster.nodes import names_of
     from clusterctl.cluster.up import UpOptions
     from clusterctl.spec.load import CurrentUser, job_user_notes
 
     if bundle is not None and no_bundle:
-        raise UsageError("--bundle and --no-bundle exclude each other", fix="say one of them")
+        raise UsageError("--bundle and --no-bundle exclude each other", fix="use one of them")
     spec = spec_of(screen, options)
     for line in job_user_notes(spec, CurrentUser.current()):
         screen.note(f"note: {line}")
@@ -180,13 +176,13 @@ def plan(
     options: Options,
     check: Annotated[bool, typer.Option("--check", help="Exit 3 if `up` would change anything.")] = False,
     diff: Annotated[
-        bool, typer.Option("--diff", help="Show the lines that would change on machines of your own.")
+        bool, typer.Option("--diff", help="Show the lines that would change in files of on-prem hosts.")
     ] = False,
     ask_become_pass: AskBecomePass = False,
 ) -> int:
-    """Show what `up` would do, what it costs, whose jobs end.
+    """Show what `up` would change, the cost, and the jobs that would end.
 
-    It only looks: it compares the spec with the cluster as it was raised, and with its live hosts.
+    Changes nothing. Compares the spec with the applied spec and with the live hosts.
     """
     return show_plan(
         screen, spec_of(screen, options), check=check, diff=diff, ask_become_pass=ask_become_pass
@@ -238,7 +234,7 @@ def approval(screen: Screen, *, yes: bool) -> Callable[[Plan], None]:
             elif leaving:
                 screen.confirm(f"release {_folded(leaving)} to the owner, restored as it was?", yes=yes)
             elif sys.stdin.isatty() and sys.stderr.isatty():
-                screen.confirm("make this, at that price?", yes=yes)
+                screen.confirm("create this at that price?", yes=yes)
 
     return approve
 

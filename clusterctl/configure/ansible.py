@@ -357,7 +357,7 @@ def configure(
     Raises:
         ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
     """
-    return _run_noted(_configuring(inventory), inventory, workspace, limit, progress)
+    return _run(_configuring(inventory), inventory, workspace, limit, progress, seal=True)
 
 
 def restore(
@@ -404,7 +404,7 @@ def introduce(inventory: Inventory, workspace: Workspace, *, limit: Collection[s
     Raises:
         ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
     """
-    return _run("introduce.yml", inventory, workspace, limit, lambda _: None)
+    return _run("introduce.yml", inventory, workspace, limit)
 
 
 def install_on_hosts(
@@ -419,28 +419,11 @@ def install_on_hosts(
     Raises:
         ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
     """
-    return _run_noted("install_first.yml", inventory, workspace, limit, progress)
+    return _run("install_first.yml", inventory, workspace, limit, progress, seal=True)
 
 
 def _configuring(inventory: Inventory) -> str:
     return "configure.yml" if inventory.baked else "site.yml"
-
-
-def _run_noted(
-    playbook: str,
-    inventory: Inventory,
-    workspace: Workspace,
-    limit: Collection[str],
-    progress: Callable[[TaskProgress], None],
-) -> Recap:
-    """Run it; where it fails on hosts of the user's, note what it did: later changes may be the user's."""
-    try:
-        return _run(playbook, inventory, workspace, limit, progress)
-    except ConfigureError:
-        if inventory.traits.user_owned:
-            with suppress(ConfigureError):
-                _run("seal.yml", inventory, workspace, limit, lambda _: None)
-        raise
 
 
 def _run(
@@ -448,11 +431,20 @@ def _run(
     inventory: Inventory,
     workspace: Workspace,
     limit: Collection[str],
-    progress: Callable[[TaskProgress], None],
+    progress: Callable[[TaskProgress], None] = lambda _: None,
+    *,
+    seal: bool = False,
 ) -> Recap:
+    """Run it. ``seal``: on failure note what it did to hosts of the user's; later changes may be theirs."""
     hosts = len(limit or inventory.hosts)
     run = PlaybookRun(playbook, workspace.inventory, hosts, new_log(workspace.logs), tuple(limit))
-    return run_playbook(run, progress)
+    try:
+        return run_playbook(run, progress)
+    except ConfigureError:
+        if seal and inventory.traits.user_owned:
+            with suppress(ConfigureError):
+                _run("seal.yml", inventory, workspace, limit)
+        raise
 
 
 def install(

@@ -14,9 +14,10 @@ from clusterctl.packages.bundle_checks import mismatches, raise_faults, system_f
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.transport.base import Transport
+from clusterctl.util.parallel import parallel_map
 from clusterctl.util.progress import HostStep, Reporter
 
-_AT_ONCE: Final = 8
+_MAX_PARALLEL: Final = 8
 _UNPACK_S: Final = 1800.0  # a host says nothing while it unpacks and prepares
 _REPOSITORY: Final = f"{BUNDLE_FOLDER}/repository"
 
@@ -91,8 +92,7 @@ def lacking(
         argv = ["sh", "-c", _LOOK, "sh", *_marks(host, mark, with_cards=host.name in with_cards)]
         return not to(host.name).run(argv).stdout
 
-    with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(inventory.hosts))) as pool:
-        found = list(pool.map(lacks, inventory.hosts))
+    found = parallel_map(inventory.hosts, lacks)
     return tuple(host for host, does in zip(inventory.hosts, found, strict=True) if does)
 
 
@@ -120,7 +120,7 @@ def ship(
             failed[host.name] = exc
         report(HostStep(host.name, "has the packages", len(hosts), failed=host.name in failed))
 
-    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+    with ThreadPoolExecutor(max_workers=_MAX_PARALLEL) as pool:
         list(pool.map(bring, hosts))
     if failed:
         raise _unsent(failed)

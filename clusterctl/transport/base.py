@@ -21,6 +21,7 @@ ENDED_BY_SIGNAL = -1  # the exit status that stands for it
 SILENCE_S = 120.0  # after which a command that should stream is given up
 
 _ROOT = Path(__file__).parents[2]
+_IMPORTS = re.compile(r"^from clusterctl\..*\n", re.MULTILINE)
 _IMPORT = re.compile(r"^from (clusterctl\.[a-z_.]+) import ", re.MULTILINE)
 
 # Makes modules of (name, text) pairs, under the names they import each other by; calls the last one's main.
@@ -217,6 +218,12 @@ def remote_argv(module: str, *arguments: str) -> list[str]:
     account, where a job, or `clusterctl put json.py`, may have left modules.
     """
     return ["python3", "-I", "-c", BOOT, _texts(module), json.dumps(arguments)]
+
+
+def remote_program(module: str) -> str:
+    """A module of ours and those that it imports as one program, for the plain Python of a host."""
+    texts = [text for _, text in json.loads(_texts(module)) if text]
+    return "\n\n".join(_IMPORTS.sub("", text) for text in texts)
 
 
 @cache

@@ -140,7 +140,7 @@ def test_on_a_full_disk_up_and_submit_refuse_and_down_says_what_is_gone_with_the
         assert there.json("up")["ready"]
         disk.suffer("full")
         left = "weights (Permission denied), checkpoints (checkpoints stay on the cluster)"  # files first
-        assert f"was not brought home: {left}; it is gone" in there("down", "--yes").stderr
+        assert f"was not collected: {left}; it is gone" in there("down", "--yes").stderr
         assert not there.workspace.exists()
     assert one.json("status")["ready"], "it went down with the other of its name"
 

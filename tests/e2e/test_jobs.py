@@ -155,7 +155,7 @@ def test_collect_says_what_stays_on_the_cluster(cluster: Cluster) -> None:
     job = cluster.json("submit", path, "--wait")["job_id"]
     ran = cluster("-o", "json", "collect", job)
     assert [run["skipped"] for run in ran.json["runs"]] == [1]
-    assert "was not brought home: checkpoints (checkpoints stay on the cluster); it ends" in ran.stderr
+    assert "was not collected: checkpoints (checkpoints stay on the cluster); it ends" in ran.stderr
 
 
 def test_an_array_keeps_its_tasks_apart(cluster: Cluster) -> None:

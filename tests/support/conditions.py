@@ -9,6 +9,7 @@ import faulthandler
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -42,6 +43,7 @@ def settle() -> None:
     for name in [name for name in os.environ if _FOREIGN.fullmatch(name)]:
         del os.environ[name]
     os.environ["LANG"] = "C.UTF-8"
+    sys.dont_write_bytecode = False  # assertions take longer to rewrite than all modules to import
     Limit.stderr = os.dup(2)  # before pytest captures it
 
 

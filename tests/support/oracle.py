@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from payload.device import Array, Device
 from payload.nn.module import Layer, Tape, Unit
 from tests.support.layers import stored
 
-torch.set_num_threads(1)  # the models are tiny, and the machine is shared
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import functional
+else:
 
-Tensors = dict[str, torch.Tensor]
+    class Lazy:
+        """A module that is imported when it is first used: PyTorch takes seconds, and few workers need it."""
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getattr__(self, attribute: str) -> Any:
+            return getattr(_imported(self._name), attribute)
+
+    torch, functional = Lazy("torch"), Lazy("torch.nn.functional")
+
+__all__ = [
+    "TOLERANCE",
+    "Tensors",
+    "assert_close",
+    "assert_same_gradients",
+    "compare",
+    "functional",
+    "tensors",
+    "torch",
+]
+Tensors = dict[str, "torch.Tensor"]
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
+
+
+@functools.cache
+def _imported(name: str) -> Any:
+    """PyTorch, or a module of it."""
+    imported = importlib.import_module(name)
+    if name == "torch":
+        imported.set_num_threads(1)  # the models are tiny, and the machine is shared
+        for method in vars(imported.optim.Optimizer).values():
+            # Else optimizers import the whole compiler, only to say that it is not for them.
+            if plain := getattr(method, "__wrapped__", None):
+                setattr(plain, "__dynamo_disable", plain)
+    return imported
 
 
 def tensors(units: Sequence[Unit], device: Device) -> Tensors:

@@ -15,8 +15,7 @@ from typing import Any
 import yaml
 
 from clusterctl.util.assets import asset
-
-_BIN = Path(sys.executable).parent
+from tests.support.forks import ansible
 
 
 def run_tasks(
@@ -53,17 +52,9 @@ def run_play(
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     inventory = tmp_path / "inventory.yml"
     inventory.write_text(yaml.safe_dump({"all": {"vars": {**local, **known}, "children": groups}}))
-    env = {
-        **os.environ,
-        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
-        "ANSIBLE_HOME": str(tmp_path / "home"),
-        "ANSIBLE_ROLES_PATH": str(asset("ansible") / "roles"),
-        "ANSIBLE_LIBRARY": str(asset("ansible") / "library"),
-        "ANSIBLE_MODULE_UTILS": str(asset("ansible") / "module_utils"),
-        "LC_ALL": "C.UTF-8",
-    }
-    argv: list[str | Path] = [_BIN / "ansible-playbook", "-i", inventory, "-e", json.dumps(extra), playbook]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, cwd=tmp_path)
+    argv: list[str | Path] = ["-i", inventory, "-e", json.dumps(extra), playbook]
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    return ansible("ansible-playbook", argv, cwd=tmp_path, environ={"PATH": path})
 
 
 def program(tmp_path: Path, name: str, script: str) -> None:

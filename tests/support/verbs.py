@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support import forks
 from tests.support.residue import temporary
 
 SCRIPT = Path(sys.executable).with_name("clusterctl")
@@ -45,6 +46,8 @@ class Clusterctl:
     cwd: Path
     environ: Mapping[str, str] = field(default_factory=dict)
     script: Path = SCRIPT
+    forked: bool = False
+    """Without the start of a program, as forks.py says; a call then has the time limit of its test."""
 
     def __call__(
         self,
@@ -69,14 +72,17 @@ class Clusterctl:
         """Start a verb in a process session of its own, for the test to signal or await."""
         return self._start((str(self.script), *map(str, argv)), cwd or self.cwd)
 
-    def _start(self, words: tuple[str, ...], cwd: Path) -> subprocess.Popen[str]:
+    def _environ(self) -> dict[str, str]:
         folder = temporary(self.home)
         folder.mkdir(exist_ok=True)
         ours = {"CLUSTERCTL_HOME": str(self.home), "TMPDIR": str(folder), "COLUMNS": "200"}
+        return {**os.environ, **ours, **self.environ}
+
+    def _start(self, words: tuple[str, ...], cwd: Path) -> subprocess.Popen[str]:
         return subprocess.Popen(
             words,
             cwd=cwd,
-            env={**os.environ, **ours, **self.environ},
+            env=self._environ(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -85,6 +91,9 @@ class Clusterctl:
         )
 
     def _run(self, words: tuple[str, ...], cwd: Path, stdin: str, timeout_s: float) -> Ran:
+        if self.forked and self.script == SCRIPT:
+            done = forks.clusterctl(words, cwd=cwd, environ=self._environ(), stdin=stdin)
+            return Ran(words, done.returncode, done.stdout, done.stderr)
         process = self._start(words, cwd)
         try:
             stdout, stderr = process.communicate(stdin, timeout=timeout_s)

@@ -326,6 +326,8 @@ def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
     job_id = int(number[1]) if number else 0
     job = JobInfo(job_id=job_id, name="", user=user, state=JobState.UNKNOWN, reason="", prefix=PREFIX)
     try:
+        if number is None:
+            raise ValueError("it has no id")
         end = said["end"]
         state, reason, exit_code, ended_by = _outcome(end, cancelled=bool(said["cancelled"]))
         job = job if end is None else replace(job, state=state)

@@ -48,13 +48,19 @@ _START_TIMEOUT_S = 30
 _PROBE_S = 20
 _PROBE_PER_NODE_S = 3  # many local nodes start their ranks on few cores
 _CLEAN_UP_S = 20
-# What Slurm says -> the flag that is wrong, and what ``choices`` calls its values.
+_SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
+_SINFO = ("sinfo", "--noheader")
+# What Slurm says -> the flag that is wrong, and the command that lists what it can be.
 _REFUSALS = (
-    (re.compile("invalid account", re.IGNORECASE), "--account", "account"),
-    (re.compile("invalid partition|partition name", re.IGNORECASE), "--partition", "partition"),
-    (re.compile("invalid qos", re.IGNORECASE), "--qos", "qos"),
-    (re.compile("feature", re.IGNORECASE), "--constraint", "feature"),
-    (re.compile("gres|gpu", re.IGNORECASE), "--gpus", "gres"),
+    (
+        re.compile("invalid account", re.IGNORECASE),
+        "--account",
+        (*_SACCTMGR, "associations", "format=account"),
+    ),
+    (re.compile("invalid partition|partition name", re.IGNORECASE), "--partition", (*_SINFO, "--format=%R")),
+    (re.compile("invalid qos", re.IGNORECASE), "--qos", (*_SACCTMGR, "qos", "format=name")),
+    (re.compile("feature", re.IGNORECASE), "--constraint", (*_SINFO, "--format=%f")),
+    (re.compile("gres|gpu", re.IGNORECASE), "--gpus", (*_SINFO, "--format=%G")),
 )
 _TOO_LARGE = re.compile("node configuration is not available|Node count|More processors|limit", re.IGNORECASE)
 
@@ -81,11 +87,15 @@ class SlurmClient:
 
     def check_id(self, text: str) -> None:
         """Raises UsageError unless ``text`` is a job id such as ``12`` or ``12_3``."""
-        check_job_id(text)
+        if not _JOB_ID.fullmatch(text):
+            raise UsageError(
+                f"{text!r} is not a job id", fix="give a number such as 12, or 12_3 for an array's task"
+            )
 
     def unknown(self, ids: Sequence[str]) -> SlurmError:
         """The error for ids that Slurm does not know."""
-        return unknown_jobs(ids)
+        what = f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(ids)}"
+        return SlurmError(f"Slurm does not know {what}", fix="`clusterctl jobs` lists the jobs there are")
 
     def version(self) -> str:
         """Slurm's version, such as ``22.05.8``."""
@@ -114,7 +124,7 @@ class SlurmClient:
             SlurmError: Slurm did not answer, or not as expected.
         """
         for job_id in ids:
-            check_job_id(job_id)
+            self.check_id(job_id)
         if not ids:
             return ()
         asked = "--jobs=" + ",".join(ids)
@@ -216,10 +226,10 @@ class SlurmClient:
 
     def fix_of(self, refusal: str) -> str:
         """What to do about a refusal in Slurm's words, with the valid choices where Slurm can say them."""
-        for pattern, flag, kind in _REFUSALS:
+        for pattern, flag, argv in _REFUSALS:
             if pattern.search(refusal):
                 try:
-                    choices = self.choices(kind)
+                    choices = self._choices(argv)
                 except (SlurmError, TransportError):  # the refusal itself is what matters
                     choices = ()
                 if choices:
@@ -260,7 +270,7 @@ class SlurmClient:
             SlurmError: Slurm refused.
         """
         for job_id in ids:
-            check_job_id(job_id)
+            self.check_id(job_id)
         self._ask(["scontrol", "update", f"jobid={','.join(ids)}", "requeue=0"], nothing=_ENDED_MEANWHILE)
         self._ask(["scancel", *ids])
 
@@ -345,21 +355,13 @@ class SlurmClient:
 
     def accounting(self, job_id: str) -> str:
         """What ``sacct --json`` says about a job, as it is."""
-        check_job_id(job_id)
+        self.check_id(job_id)
         return self._ask(["sacct", "--json", f"--jobs={job_id}"], env={})
 
-    def choices(self, kind: str) -> tuple[str, ...]:
-        """The accounts, partitions or qos that this user may name, for a message."""
-        argv = {
-            "partition": ["sinfo", "--noheader", "--format=%R"],
-            "account": ["sacctmgr", "--noheader", "--parsable2", "show", "associations", "format=account"],
-            "qos": ["sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name"],
-            "feature": ["sinfo", "--noheader", "--format=%f"],
-            "gres": ["sinfo", "--noheader", "--format=%G"],
-        }[kind]
-        if kind == "account":
-            argv.append("where")
-            argv.append(f"user={self._ask(['id', '-un']).strip()}")
+    def _choices(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """The accounts, partitions, qos... that this user may name, for a message."""
+        if "associations" in argv:
+            argv = [*argv, "where", f"user={self._ask(['id', '-un']).strip()}"]
         words = {word.strip() for word in self._ask(argv).split() if word.strip() != "(null)"}
         return tuple(sorted(words))
 
@@ -399,20 +401,6 @@ class SlurmClient:
                     raise _away(argv[0], result.stderr, self._patience_s)
             self.clock.sleep(pause)
         raise AssertionError("backoff never ends")
-
-
-def check_job_id(text: str) -> None:
-    """Raises UsageError unless ``text`` is a job id such as ``12`` or ``12_3``."""
-    if not _JOB_ID.fullmatch(text):
-        raise UsageError(
-            f"{text!r} is not a job id", fix="give a number such as 12, or 12_3 for an array's task"
-        )
-
-
-def unknown_jobs(ids: Sequence[str]) -> SlurmError:
-    """The error for ids that Slurm does not know."""
-    what = f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(ids)}"
-    return SlurmError(f"Slurm does not know {what}", fix="`clusterctl jobs` lists the jobs there are")
 
 
 def _sorted(jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:

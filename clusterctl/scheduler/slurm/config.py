@@ -13,7 +13,6 @@ from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Driver, Gpu, by_type
 from clusterctl.hosts.probe import NodeFacts
 from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION, ClusterSpec
-from clusterctl.spec.onprem import Switch
 from clusterctl.state.inventory import (
     HEALTH_PROGRAM,
     SLURMCTLD_PORT,
@@ -64,11 +63,13 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
     if not inventory.has_slurm:
         return {}
     nodes = tuple(_node(host, facts) for host in inventory.compute)
-    shares = any(not node.topology for node in nodes)
+    shared_machine = any(not node.topology for node in nodes)
     return {
         "slurm.conf": render(
             "slurm.conf.j2",
-            sections=_without(spec.slurm.extra, _sections(spec, inventory, nodes, shares=shares)),
+            sections=_without(
+                spec.slurm.extra, _sections(spec, inventory, nodes, shared_machine=shared_machine)
+            ),
             nodes=[_line(_node_settings(node)) for node in nodes],
             partitions=[_line(p) for p in _partitions(spec, inventory, nodes)],
             extra=spec.slurm.extra,
@@ -141,7 +142,7 @@ def _node(host: Host, facts: Mapping[str, NodeFacts]) -> Node:
 
 
 def _sections(
-    spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...], *, shares: bool
+    spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...], *, shared_machine: bool
 ) -> dict[str, Settings]:
     controller = inventory.controller
     return {
@@ -173,7 +174,7 @@ def _sections(
             "PriorityWeightAge": "1000",
             "PriorityWeightQOS": "10000",
         },
-        "Running": _running(shares=shares, cgroups=inventory.cgroups)
+        "Running": _running(shared_machine=shared_machine, cgroups=inventory.cgroups)
         | ({"TaskProlog": TASK_PROLOG} if _has_task_prolog(inventory, nodes) else {}),
         "Faults": {
             "ReturnToService": "2",
@@ -181,7 +182,7 @@ def _sections(
             **timeouts(len(nodes)),
             **_health(spec),
         },
-        "Accounting": _accounting(inventory, nodes, shares=shares),
+        "Accounting": _accounting(inventory, nodes, shared_machine=shared_machine),
     }
 
 
@@ -199,15 +200,15 @@ def _health(spec: ClusterSpec) -> Settings:
     }
 
 
-def _running(*, shares: bool, cgroups: bool) -> Settings:
+def _running(*, shared_machine: bool, cgroups: bool) -> Settings:
     common = {
         "MpiDefault": "pmix",
         "KillOnBadExit": "1",
         "PropagateResourceLimitsExcept": "MEMLOCK",
     }
-    if not shares and not cgroups:
+    if not shared_machine and not cgroups:
         return {"ProctrackType": "proctrack/linuxproc", "TaskPlugin": "task/affinity", **common}
-    if not shares:
+    if not shared_machine:
         return {"ProctrackType": "proctrack/cgroup", "TaskPlugin": "task/cgroup,task/affinity", **common}
     # A share's cores are bound to the machine from outside, and its cgroups are not its own: Slurm must not
     # widen the one nor write the other. It counts memory and ends what takes more than it was given.
@@ -219,7 +220,7 @@ def _running(*, shares: bool, cgroups: bool) -> Settings:
     }
 
 
-def _accounting(inventory: Inventory, nodes: tuple[Node, ...], *, shares: bool) -> Settings:
+def _accounting(inventory: Inventory, nodes: tuple[Node, ...], *, shared_machine: bool) -> Settings:
     settings = {
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "AccountingStorageHost": inventory.controller.name,
@@ -229,7 +230,9 @@ def _accounting(inventory: Inventory, nodes: tuple[Node, ...], *, shares: bool) 
         "JobAcctGatherType": "jobacct_gather/linux",
         "JobAcctGatherFrequency": "task=5",
         # Where the kernel sees to memory, Slurm refuses to do it, too.
-        "JobAcctGatherParams": "UsePss" if inventory.cgroups and not shares else "OverMemoryKill,UsePss",
+        "JobAcctGatherParams": "UsePss"
+        if inventory.cgroups and not shared_machine
+        else "OverMemoryKill,UsePss",
     }
     if any(node.gpus for node in nodes):
         settings |= {"AccountingStorageTRES": "gres/gpu", "GresTypes": "gpu"}
@@ -326,24 +329,18 @@ def _line(settings: Settings) -> str:
     return " ".join(f"{key}={value}" for key, value in settings.items())
 
 
-def switches_of(spec: ClusterSpec) -> Mapping[str, Switch]:
-    """The switches by name; none where none are declared."""
-    return spec.provider.switches
-
-
 def topology_text(spec: ClusterSpec) -> str:
     """topology.conf; without lines where no switches are declared, and then Slurm does not read it."""
-    lines = [f"SwitchName={name} {_below(switch)}" for name, switch in switches_of(spec).items()]
+    lines = [
+        f"SwitchName={name} " + (f"Nodes={one.hosts}" if one.hosts else f"Switches={one.switches}")
+        for name, one in spec.provider.switches.items()
+    ]
     return render("topology.conf.j2", lines=lines)
 
 
 def topology_settings(spec: ClusterSpec) -> dict[str, str]:
     """What slurm.conf says of it."""
-    return {"TopologyPlugin": "topology/tree"} if switches_of(spec) else {}
-
-
-def _below(switch: Switch) -> str:
-    return f"Nodes={switch.hosts}" if switch.hosts is not None else f"Switches={switch.switches}"
+    return {"TopologyPlugin": "topology/tree"} if spec.provider.switches else {}
 
 
 HEALTH_REASON: Final = "clusterctl health:"

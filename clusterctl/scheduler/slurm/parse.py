@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
@@ -181,7 +182,9 @@ def _queued(record: _Record) -> JobInfo:
         user=record["UserName"],
         exit_code=status >> 8,
         signal=status & 0x7F,
-        times=(record.time("SubmitTime"), record.time("StartTime"), record.time("EndTime")),
+        submit_time=record.time("SubmitTime"),
+        start_time=record.time("StartTime"),
+        end_time=record.time("EndTime"),
         restarts=record.number("RestartCnt"),
     )
 
@@ -201,8 +204,9 @@ def _accounted(record: _Record) -> Iterator[JobInfo]:
             user=record["User"],
             exit_code=int(code),
             signal=int(signal),
-            times=(record.time("Submit"), record.time("Start"), record.time("End")),
-            restarts=None,
+            submit_time=record.time("Submit"),
+            start_time=record.time("Start"),
+            end_time=record.time("End"),
         )
 
 
@@ -223,44 +227,24 @@ def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:
     return int(match["job"]), [int(task) for task in tasks]
 
 
-def _job(
-    record: _Record,
-    *,
-    job_id: int,
-    task: int | None,
-    name: str,
-    user: str,
-    exit_code: int,
-    signal: int,
-    times: tuple[int | None, int | None, int | None],
-    restarts: int | None,
-) -> JobInfo:
-    submit, start, end = times
-    state, nodes = record.state(), record.nodes()
+def _job(record: _Record, *, start_time: int | None, **fields: Any) -> JobInfo:
+    state = record.state()
     job = JobInfo(
-        job_id=job_id,
-        task=task,
-        name=name,
-        user=user,
         partition=record["Partition"],
         account=record.text("Account"),
         qos=record.text("QOS"),
         state=state,
+        nodes=record.nodes(),
         reason=record.reason(),
-        exit_code=exit_code,
-        signal=signal,
-        nodes=nodes,
-        submit_time=submit,
-        start_time=start,
-        end_time=end,
+        start_time=start_time,
         work_dir=record["WorkDir"],
         comment=record.text("Comment"),
-        restarts=restarts,
+        **fields,
     )
     if job.ended:
         return job
     # Slurm's guesses about what is still to come are left out.
-    started = None if state is JobState.PENDING else start
+    started = None if state is JobState.PENDING else start_time
     return replace(job, exit_code=None, signal=None, start_time=started, end_time=None)
 
 

@@ -14,4 +14,4 @@ def cli(tmp_path: Path) -> Clusterctl:
     """`cli("validate")`."""
     cwd = tmp_path / "cwd"
     cwd.mkdir()
-    return Clusterctl(tmp_path / "home", cwd)
+    return Clusterctl(tmp_path / "home", cwd, forked=True)

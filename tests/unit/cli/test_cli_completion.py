@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -150,7 +151,7 @@ def test_each_shell_gets_a_script_and_its_words(cluster: Clusterctl, shell: str)
         "COMP_WORDS": "clusterctl logs 1",
         "COMP_CWORD": "2",
     }
-    asked = Clusterctl(cluster.home, cluster.cwd, env)()
+    asked = replace(cluster, environ=env)()
     assert "130" in asked.stdout
     assert "12" in asked.stdout
 
@@ -178,7 +179,7 @@ def test_no_name_is_more_than_a_word_to_a_shell(cluster: Clusterctl, shell: str)
         "zsh": ['_arguments \'*: :(("14"', f'"12":"{name}"))\''],
         "fish": ["14", f"12\t{name}"],
     }
-    assert Clusterctl(cluster.home, cluster.cwd, env)().stdout.splitlines() == offered[shell]
+    assert replace(cluster, environ=env)().stdout.splitlines() == offered[shell]
 
 
 def test_an_unknown_shell_is_refused(cli: Clusterctl) -> None:

@@ -47,6 +47,6 @@ def test_each_reason_is_named_with_its_first_file_and_how_many_more() -> None:
             ("d/first.pt", "a symbolic link"),
         )
     ) == (
-        "of job 42 (train) was not brought home: checkpoints (checkpoints stay on the cluster), "
+        "of job 42 (train) was not collected: checkpoints (checkpoints stay on the cluster), "
         "d/best.pt and 2 more (a symbolic link), weights (Permission denied)"
     )

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -18,24 +15,14 @@ from clusterctl.spec.models import ClusterSpec, Software
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import asset, payload_hash
-
-BIN = Path(sys.executable).parent
-
-
-def run(*argv: object, home: Path) -> subprocess.CompletedProcess[str]:
-    """One of Ansible's own commands, as a user would call it."""
-    env = {**os.environ, "ANSIBLE_HOME": str(home), "LC_ALL": "C.UTF-8", "ANSIBLE_NOCOLOR": "1"}
-    words = [str(word) for word in argv]
-    return subprocess.run(
-        [str(BIN / words[0]), *words[1:]], env=env, capture_output=True, text=True, check=False
-    )
+from tests.support.forks import ansible
 
 
 @pytest.fixture
 def seen(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path) -> dict[str, Any]:
     """The inventory as plain ansible-inventory reads it."""
     write_inventory(spec, inventory, workspace)
-    done = run("ansible-inventory", "-i", workspace.inventory, "--list", home=tmp_path)
+    done = ansible("ansible-inventory", ["-i", workspace.inventory, "--list"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
@@ -56,7 +43,7 @@ def test_ansible_does_not_read_a_path_as_a_template(
 ) -> None:
     write_inventory(spec, inventory, workspace)
     argv = ["-i", workspace.inventory, "demo-ctl", "-c", "local", "-m", "ansible.builtin.debug"]
-    done = run("ansible", *argv, "-a", "var=munge_key_src", home=tmp_path)
+    done = ansible("ansible", [*argv, "-a", "var=munge_key_src"], cwd=tmp_path)
     said = json.loads(done.stdout.split("=>", 1)[1])
     assert said["munge_key_src"] == str(workspace.munge_key)
 
@@ -88,7 +75,7 @@ def test_every_role_gets_its_arguments(
 ) -> None:
     write_inventory(spec, inventory, workspace)
     argv = ["-i", workspace.inventory, "-c", "local", asset("ansible") / "validate.yml"]
-    done = run("ansible-playbook", *argv, home=tmp_path)
+    done = ansible("ansible-playbook", argv, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
 
 
@@ -99,7 +86,7 @@ def test_an_inventory_of_another_structure_is_refused(
     text = workspace.inventory.read_text().replace("    compute:\n", "    workers:\n")
     workspace.inventory.write_text(text)
     argv = ["-i", workspace.inventory, "-c", "local", asset("ansible") / "validate.yml"]
-    done = run("ansible-playbook", *argv, home=tmp_path)
+    done = ansible("ansible-playbook", argv, cwd=tmp_path)
     assert done.returncode != 0
     assert "one host in the group controller" in done.stdout
 
@@ -111,9 +98,10 @@ def test_one_host_may_have_every_role_and_others_be_for_logins(
     hosts = [host.model_copy(update={"roles": r}) for host, r in zip(inventory.hosts, roles, strict=True)]
     write_inventory(spec, inventory.model_copy(update={"hosts": tuple(hosts)}), workspace)
     argv = ["-i", workspace.inventory, "-c", "local"]
-    done = run("ansible-playbook", *argv, asset("ansible") / "validate.yml", home=tmp_path)
+    done = ansible("ansible-playbook", [*argv, asset("ansible") / "validate.yml"], cwd=tmp_path)
     assert done.returncode == 0, done.stdout
-    listed = run("ansible-playbook", *argv, "--list-hosts", asset("ansible") / "configure.yml", home=tmp_path)
+    argv += ["--list-hosts", asset("ansible") / "configure.yml"]
+    listed = ansible("ansible-playbook", argv, cwd=tmp_path)
     of_play = listed.stdout.split("play #")[1:]
     assert [sorted(re.findall(r"^ {6}(\S+)$", play, re.MULTILINE)) for play in of_play] == [
         ["demo-ctl", "demo-train-1", "demo-train-2"],
@@ -161,7 +149,7 @@ def test_what_an_idle_cluster_may_take_away_is_said_also_where_it_is_not_to(
         }
     )
     write_inventory(spec, inventory, workspace)
-    done = run("ansible-inventory", "-i", workspace.inventory, "--list", home=tmp_path)
+    done = ansible("ansible-inventory", ["-i", workspace.inventory, "--list"], cwd=tmp_path)
     of = json.loads(done.stdout)["_meta"]["hostvars"]["demo-ctl"]
     assert of["auto_down_after_s"] == after_s
     assert of["auto_down_cluster"] == {
@@ -172,15 +160,8 @@ def test_what_an_idle_cluster_may_take_away_is_said_also_where_it_is_not_to(
         "controller": "demo-ctl",
         "hosts": ["demo-train-1", "demo-train-2"],
     }
-    checked = run(
-        "ansible-playbook",
-        "-i",
-        workspace.inventory,
-        "-c",
-        "local",
-        asset("ansible") / "validate.yml",
-        home=tmp_path,
-    )
+    argv = ["-i", workspace.inventory, "-c", "local", asset("ansible") / "validate.yml"]
+    checked = ansible("ansible-playbook", argv, cwd=tmp_path)
     assert checked.returncode == 0, checked.stdout
 
 
@@ -195,7 +176,7 @@ def test_what_only_some_hosts_have_reaches_their_roles(
         update={"hosts": (controller, first, second), "shared_folder": shared, "bucket": "my-data"}
     )
     write_inventory(spec, made, workspace)
-    done = run("ansible-inventory", "-i", workspace.inventory, "--list", home=tmp_path)
+    done = ansible("ansible-inventory", ["-i", workspace.inventory, "--list"], cwd=tmp_path)
     of = json.loads(done.stdout)["_meta"]["hostvars"]
     assert of[first.name]["job_env_variables"] == {
         "NCCL_SOCKET_IFNAME": {"__ansible_unsafe": "={interface}"},
@@ -210,7 +191,7 @@ def test_what_only_some_hosts_have_reaches_their_roles(
         assert (host["shared_storage_kind"], host["shared_storage_server"]) == ("nfs", "10.1.2.10")
         assert (host["shared_storage_export"], host["shared_storage_network"]) == ("/shared", "10.1.2.0/24")
     argv = ["-i", workspace.inventory, "-c", "local", asset("ansible") / "validate.yml"]
-    checked = run("ansible-playbook", *argv, home=tmp_path)
+    checked = ansible("ansible-playbook", argv, cwd=tmp_path)
     assert checked.returncode == 0, checked.stdout
 
 

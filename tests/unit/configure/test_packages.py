@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,9 @@ import yaml
 from clusterctl.packages.os_packages import package_names
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.util.assets import asset, install_inputs
+from tests.support.forks import ansible
 
 ROLES = asset("ansible") / "roles"
-BIN = Path(sys.executable).parent
 
 
 def check(tmp_path: Path, role: str, facts: dict[str, Any], **variables: Any) -> str:
@@ -32,15 +30,8 @@ def check(tmp_path: Path, role: str, facts: dict[str, Any], **variables: Any) ->
     }
     playbook = tmp_path / "play.yml"
     playbook.write_text(yaml.safe_dump([play]))
-    env = {
-        **os.environ,
-        "ANSIBLE_HOME": str(tmp_path / "home"),
-        "ANSIBLE_ROLES_PATH": str(ROLES),
-        "ANSIBLE_NOCOLOR": "1",
-        "LC_ALL": "C.UTF-8",
-    }
-    argv = [BIN / "ansible-playbook", "--check", "-i", "localhost,", "-c", "local", playbook]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, cwd=tmp_path)
+    argv = ["--check", "-i", "localhost,", "-c", "local", playbook]
+    done = ansible("ansible-playbook", argv, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

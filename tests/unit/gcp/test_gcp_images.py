@@ -97,7 +97,7 @@ def test_up_refuses_at_once_and_plan_and_validate_say_so(tmp_path: Path) -> None
     path = f"{cloud.bin}:{gcloud.install(tmp_path, cloud.store.path)}:/usr/local/bin:/usr/bin:/bin"
     with Google(World(cloud.store.path)) as google:
         environ = {**cloud.env, **google.environment, "PATH": path}
-        cli = Clusterctl(tmp_path / "home", tmp_path / "cwd", environ)
+        cli = Clusterctl(tmp_path / "home", tmp_path / "cwd", environ, forked=True)
         refused = cli("up", "--yes", rc=2).stderr
         assert "can't make a cluster of hosts with these images" in refused
         assert "Rocky Linux 9" in refused

@@ -32,7 +32,7 @@ def runner(cloud: GoogleCloud, google: Google, folder: Path) -> Clusterctl:
     cwd.mkdir()
     (cwd / "cluster.yaml").write_text(SPEC)
     environ = {**cloud.env, **google.environment, "XDG_CACHE_HOME": str(cache_home().parent)}
-    return Clusterctl(folder / "home", cwd, environ)
+    return Clusterctl(folder / "home", cwd, environ, forked=True)
 
 
 @pytest.fixture

@@ -313,7 +313,7 @@ def test_a_folder_of_ours_goes_however_deep_it_is(util: Callable[[str], ModuleTy
     """A job whose account is gone left folders deeper than Python's recursion and a path can be."""
     (tmp_path / "shared" / "a").mkdir(parents=True)
     (tmp_path / "shared" / "a" / "file").touch()
-    nest(tmp_path / "shared" / "job", 5000)
+    nest(tmp_path / "shared" / "job", 2100)
     assert util("ledger_paths").remove_tree(str(tmp_path / "shared")) == []
     assert list(tmp_path.iterdir()) == []
 

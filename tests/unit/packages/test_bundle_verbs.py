@@ -22,7 +22,7 @@ ASKING = "software: {python: {requirements: asked.txt}}\n"
 @pytest.fixture
 def cli(tmp_path: Path) -> Clusterctl:
     (tmp_path / "cwd").mkdir()
-    return Clusterctl(tmp_path / "home", cwd=tmp_path / "cwd")
+    return Clusterctl(tmp_path / "home", cwd=tmp_path / "cwd", forked=True)
 
 
 @pytest.fixture

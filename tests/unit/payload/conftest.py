@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch._dynamo  # noqa: F401  # now: optimizers load it, which fails once Ansible has patched sys.intern
 
 from payload.device import Device, choose
+from tests.support import forks
 from tests.support.strict import Strict
 
 _ROOT = Path(__file__).parents[3]
@@ -56,7 +56,9 @@ def alone() -> Runner:
     """Start ``python -m payload ...`` without a launcher."""
 
     def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return _run(sys.executable, "-m", "payload", *arguments, **environ)
+        if environ:  # which may be of Python itself
+            return _run(sys.executable, "-m", "payload", *arguments, **environ)
+        return forks.payload(arguments)
 
     return run
 

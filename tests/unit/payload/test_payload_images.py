@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
-from torch.nn import functional
 
 from payload.device import Array, Cpu, Device
 from payload.nn.conv import Conv2d
@@ -17,10 +15,10 @@ from payload.nn.module import Context, Layer, Recompute, Tape, Unit
 from payload.nn.norm import BatchNorm
 from payload.nn.pool import GlobalAveragePool, MaxPool2d
 from tests.support.layers import slope, stored
-from tests.support.oracle import Tensors, assert_close, compare
+from tests.support.oracle import Tensors, assert_close, compare, functional, torch
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
-Theirs = Callable[[Tensors, torch.Tensor], torch.Tensor]
+Theirs = Callable[[Tensors, "torch.Tensor"], "torch.Tensor"]
 
 
 @dataclass(frozen=True)

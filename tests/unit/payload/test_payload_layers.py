@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
-from torch.nn import functional
 
 from payload.comm.base import Solo
 from payload.device import Array, Cpu, Device
@@ -27,6 +25,7 @@ from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
 from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS
 from tests.support.layers import draw, stored
+from tests.support.oracle import functional, torch
 
 _STEP = 1e-6
 _CONTEXT = Context(Cpu())

@@ -15,52 +15,64 @@ from payload.parallel.mesh import alone as on_one_rank
 from tests.unit.payload.programs.layouts import CORE, MODELS, Case, every, train
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
+Reference = Callable[[str, int], dict[str, Any]]
+SHORT, LONG = 4, 12  # iterations: batches of all sizes, each of them thrice
 
 
 @pytest.fixture(scope="module")
-def reference(real_device: Device) -> Callable[[str], dict[str, Any]]:
+def reference(real_device: Device) -> Reference:
     """What one rank makes of a model, its batches uncut."""
 
     @cache
-    def of(model: str) -> dict[str, Any]:
-        return train(Case(model), on_one_rank(), real_device)
+    def of(model: str, iterations: int) -> dict[str, Any]:
+        return train(Case(model), on_one_rank(), real_device, iterations)
 
     return of
 
 
-def _compare(answer: subprocess.CompletedProcess[str], cases: list[Case], reference: Any) -> None:
+def _compare(
+    answer: subprocess.CompletedProcess[str], cases: list[Case], reference: Reference, iterations: int
+) -> None:
     assert answer.returncode == 0, answer.stderr
     found = json.loads(answer.stdout)
     assert list(found) == [str(case) for case in cases]
     wrong = {}
     for case in cases:
-        ours, theirs = found[str(case)], reference(case.model)
+        ours, theirs = found[str(case)], reference(case.model, iterations)
         for figure, tolerance in (("losses", 1e-5), ("norms", 1e-4), ("evaluation", 1e-5)):
             if ours[figure] != pytest.approx(theirs[figure], rel=tolerance):
                 wrong[str(case), figure] = (ours[figure], theirs[figure])
     assert not wrong
 
 
+@pytest.mark.parametrize("iterations", [SHORT, pytest.param(LONG, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("ranks", CORE)
-def test_layouts_follow_one_rank(program: Runner, reference: Any, ranks: int) -> None:
-    _compare(program(ranks, "layouts.py", "core", seconds=180), CORE[ranks], reference)
+def test_layouts_follow_one_rank(program: Runner, reference: Reference, ranks: int, iterations: int) -> None:
+    answer = program(ranks, "layouts.py", "core", str(iterations), seconds=180)
+    _compare(answer, CORE[ranks], reference, iterations)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.sweep)])
-def test_layouts_over_the_double_of_cupy(program: Runner, reference: Any, ranks: int) -> None:
-    _compare(program(ranks, "layouts.py", "core", "double", seconds=300), CORE[ranks], reference)
+@pytest.mark.parametrize(
+    ("ranks", "iterations"), [(2, SHORT), *(pytest.param(n, LONG, marks=pytest.mark.sweep) for n in (2, 4))]
+)
+def test_layouts_over_the_double_of_cupy(
+    program: Runner, reference: Reference, ranks: int, iterations: int
+) -> None:
+    answer = program(ranks, "layouts.py", "core", str(iterations), "double", seconds=300)
+    _compare(answer, CORE[ranks], reference, iterations)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("ranks", CORE)
 @pytest.mark.parametrize("model", MODELS)
-def test_all_layouts_follow_one_rank(program: Runner, reference: Any, model: str, ranks: int) -> None:
-    _compare(program(ranks, "layouts.py", model, seconds=600), list(every(model, ranks)), reference)
+def test_all_layouts_follow_one_rank(program: Runner, reference: Reference, model: str, ranks: int) -> None:
+    answer = program(ranks, "layouts.py", model, str(LONG), seconds=600)
+    _compare(answer, list(every(model, ranks)), reference, LONG)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_reference_is_clipped_now_and_then_and_moves(device: Device, model: str) -> None:
-    found = train(Case(model), on_one_rank(), device)
+    found = train(Case(model), on_one_rank(), device, LONG)
     losses, norms = found["losses"], found["norms"]
     assert max(losses) > 1.2 * min(losses)
     assert min(norms) < MODELS[model].clip < max(norms)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
-from torch.nn import functional
 
 from payload.device import Array, Device
 from payload.errors import UsageError
@@ -19,7 +17,7 @@ from payload.nn.module import Context, Unit, recomputed
 from payload.optim.adamw import AdamW
 from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
 from tests.support.layers import stored
-from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, tensors
+from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, functional, tensors, torch
 
 _V, _T, _C, _HEADS = 24, 6, 16, 4
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from payload.device import Array, Device
 from payload.nn.module import Context, Parameter, Segment, zeros
@@ -17,6 +16,7 @@ from payload.optim.base import Optimizer
 from payload.optim.lamb import LAMB
 from payload.optim.sgd import SGD
 from payload.schedule import LearningRate, scaled
+from tests.support.oracle import torch
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 Make = Callable[[Device, Array, Sequence[Segment]], Optimizer]

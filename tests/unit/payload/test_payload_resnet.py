@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch.nn import functional
 
 from payload.device import Device
 from payload.errors import UsageError
@@ -21,7 +19,7 @@ from payload.nn.module import Context, Unit, recomputed, state_of
 from payload.optim.sgd import SGD
 from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
 from tests.support.layers import stored
-from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, tensors
+from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, functional, tensors, torch
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 SAMPLES, CLASSES = 5, 4

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
-from torch.nn import functional
 
 from payload.device import Array, Cpu, Device
 from payload.nn.activation import GELU
@@ -22,9 +20,9 @@ from payload.nn.module import Context, Draw, Layer, Residual, Sequential, Tape, 
 from payload.nn.norm import LayerNorm
 from payload.nn.sequence import ClassToken, Patches, Pick, Positions
 from tests.support.layers import draw, slope, stored
-from tests.support.oracle import Tensors, assert_close, compare
+from tests.support.oracle import Tensors, assert_close, compare, functional, torch
 
-Theirs = Callable[[Tensors, torch.Tensor], torch.Tensor]
+Theirs = Callable[[Tensors, "torch.Tensor"], "torch.Tensor"]
 
 
 @dataclass(frozen=True)

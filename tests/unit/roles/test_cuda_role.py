@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +18,7 @@ from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.util.assets import asset
+from tests.support.forks import ansible
 from tests.support.plays import program, run_tasks
 
 RELEASES = {
@@ -113,12 +112,11 @@ def would_install(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[st
     (folder / "play.yml").write_text(yaml.safe_dump([play]))
     hosts = {name.replace(" ", "_"): variables(case) for name, case in CASES.items()}
     (folder / "inventory.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
-    argv = [Path(sys.executable).parent / "ansible-playbook", "--check", "-i", "inventory.yml", "play.yml"]
-    env = {**os.environ, "ANSIBLE_HOME": str(folder), "LC_ALL": "C.UTF-8"}
-    env |= {"ANSIBLE_ROLES_PATH": str(asset("ansible") / "roles"), "ANSIBLE_STDOUT_CALLBACK": "minimal"}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, cwd=folder)
+    argv = ["--check", "-v", "-i", "inventory.yml", "play.yml"]
+    done = ansible("ansible-playbook", argv, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = dict(re.findall(r'^(\w+) \| .*\n +"msg": "would install ([^"]+)"', done.stdout, re.MULTILINE))
+    would = r'^changed: \[(\w+)\] => \{\n(?: .*\n)*? +"msg": "would install ([^"]+)"'
+    said = dict(re.findall(would, done.stdout, re.MULTILINE))
     return {name: said.get(name.replace(" ", "_"), "").split() for name in CASES}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.hosts.gpus import Driver, Gpu, gpu_type, ranges
+from clusterctl.hosts.gpus import Driver, Gpu, gpu_type
 from clusterctl.hosts.probe import NODE_ARGV, NodeFacts, parse_driver, parse_node_facts
 from clusterctl.scheduler.slurm.config import render_files
 from tests.support.nvidia import machines
@@ -139,9 +139,3 @@ def test_jobs_are_told_where_any_node_counts_otherwise(tmp_path: Path) -> None:
 )
 def test_short_names_of_gpus(name: str, expected: str) -> None:
     assert gpu_type(name) == expected
-
-
-def test_ranges() -> None:
-    assert ranges([]) == ""
-    assert ranges([0]) == "0"
-    assert ranges([0, 1, 2, 4, 6, 7]) == "0-2,4,6-7"

@@ -43,7 +43,7 @@ PLAIN = st.recursive(
     ),
     max_leaves=8,
 )
-fuzz = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+fuzz = settings(max_examples=3 * settings.default.max_examples, suppress_health_check=[HealthCheck.too_slow])
 
 
 def problems(text: str) -> tuple[Problem, ...]:
@@ -107,9 +107,9 @@ def test_any_field_of_google_cloud(fields: dict[str, object]) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(raw)
     with pytest.raises(UsageError):
-        load_spec(path, caller=CurrentUser("ada", 1001))
+        load_spec(path, current_user=CurrentUser("ada", 1001))

@@ -183,7 +183,7 @@ def test_a_torn_line_of_the_journal_spoils_no_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_down_works_on_a_full_disk(disk: SmallDisk, workspace: Workspace, fault: str, tmp_path: Path) -> None:
     disk.suffer(fault)
-    there = Clusterctl(disk.path, tmp_path)
+    there = Clusterctl(disk.path, tmp_path, forked=True)
     if fault == "read-only":
         failed = there("-o", "json", "--cluster", "demo", "down", "-y", rc=1)
         (failure,) = failed.json["failures"]
@@ -198,7 +198,7 @@ def test_down_works_on_a_full_disk(disk: SmallDisk, workspace: Workspace, fault:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_up_and_reading_on_a_full_disk(disk: SmallDisk, fault: str, tmp_path: Path) -> None:
-    there = Clusterctl(disk.path, tmp_path)
+    there = Clusterctl(disk.path, tmp_path, forked=True)
     disk.suffer(fault)
     failed = there("-o", "json", "up", "-y", rc=1)
     (failure,) = failed.json["failures"]

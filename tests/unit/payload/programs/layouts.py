@@ -1,7 +1,7 @@
 """Trains small models in layouts of the table below, and prints what came of each as one JSON object.
 
-mpirun -n 4 python layouts.py core           or the name of a model, for all of its layouts
-mpirun -n 4 python layouts.py core double    the same over the double of CuPy
+mpirun -n 4 python layouts.py core 4           4 iterations; or the name of a model, for all of its layouts
+mpirun -n 4 python layouts.py core 4 double    the same over the double of CuPy
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from payload.parallel.pipeline import MicroBatch
 from tests.support.micro import cut
 from tests.support.strict import Copies, Strict
 from tests.unit.payload.programs.elsewhere import Apart
-
-ITERATIONS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +198,7 @@ MODELS = {
 }
 
 
-def train(case: Case, mesh: Mesh, device: Device) -> dict[str, Any]:
+def train(case: Case, mesh: Mesh, device: Device, iterations: int) -> dict[str, Any]:
     """Some steps, of which each must be as on one rank, and an evaluation."""
     model, context = MODELS[case.model], mesh.context(device)
     engine = Engine(
@@ -229,7 +227,7 @@ def train(case: Case, mesh: Mesh, device: Device) -> dict[str, Any]:
 
     order = np.random.default_rng(4)
     losses, norms = [], []
-    for iteration in range(1, ITERATIONS + 1):
+    for iteration in range(1, iterations + 1):
         chosen = order.permutation(len(inputs))[: model.batches[iteration % len(model.batches)]]
         count = targets[device.asarray(chosen)].size  # more than those that count
         outcome = engine.step(share(chosen), targets=count, iteration=iteration, lr=model.lr)
@@ -255,7 +253,7 @@ def _check_copies(engine: Engine) -> None:
 
 def main() -> None:
     ranks = mpi.start().size
-    double = sys.argv[2:] == ["double"]
+    iterations, double = int(sys.argv[2]), sys.argv[3:] == ["double"]
     device = Strict() if double else choose("auto", mpi.local_rank())
 
     @cache
@@ -267,7 +265,9 @@ def main() -> None:
         return make_mesh(world(transport), tp=tp, pp=pp)
 
     cases = CORE[ranks] if sys.argv[1] == "core" else every(sys.argv[1], ranks)
-    answers = {str(case): train(case, mesh(case.transport, case.tp, case.pp), device) for case in cases}
+    answers = {
+        str(case): train(case, mesh(case.transport, case.tp, case.pp), device, iterations) for case in cases
+    }
     if world("mpi").rank == 0:
         sys.stdout.write(json.dumps(answers))
 

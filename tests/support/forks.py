@@ -1,0 +1,163 @@
+"""Ansible's commands, clusterctl's verbs and the payload's on one rank, without their start.
+
+A process that has imported the program forks one for each command. A start costs up to a second of CPU time,
+for the same imports and YAML files, and hundreds of tests have one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from clusterctl.util.assets import asset
+
+_OUTPUTS = ("stdout", "stderr")
+
+
+def ansible(
+    command: str, argv: Sequence[str | Path], *, cwd: Path, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `ansible`, `ansible-inventory` or `ansible-playbook` with our roles and modules, by pipelining.
+
+    ``environ`` is added to this process's environment; Ansible's own variables have no effect in it.
+    """
+    return _server("ansible").run([command, *map(str, argv)], cwd, {**os.environ, **(environ or {})})
+
+
+def clusterctl(
+    argv: Sequence[str], *, cwd: Path, environ: Mapping[str, str], stdin: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a verb in a process session of its own; ``environ`` is its whole environment."""
+    return _server("clusterctl").run(list(argv), cwd, environ, stdin)
+
+
+def payload(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run `python -m payload` as one rank without MPI."""
+    return _server("payload").run(["payload", *argv], Path.cwd(), os.environ)
+
+
+class _Server:
+    """The process that forks; it ends with this one."""
+
+    def __init__(self, program: str) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{program}-"))
+        atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
+        ours = asset("ansible")
+        environ = {
+            "ANSIBLE_HOME": str(self._folder / "home"),
+            "ANSIBLE_ROLES_PATH": str(ours / "roles"),
+            "ANSIBLE_LIBRARY": str(ours / "library"),
+            "ANSIBLE_MODULE_UTILS": str(ours / "module_utils"),
+            "ANSIBLE_PIPELINING": "1",
+            "ANSIBLE_NOCOLOR": "1",
+            "LC_ALL": "C.UTF-8",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, program, self._folder],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, **(environ if program == "ansible" else {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(
+        self, argv: list[str], cwd: Path, environ: Mapping[str, str], stdin: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        assert self._process.stdin
+        assert self._process.stdout
+        (self._folder / "stdin").write_text(stdin)
+        request = {"argv": argv, "cwd": str(cwd), "environ": dict(environ)}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        code = int(self._process.stdout.readline())
+        said, errors = ((self._folder / name).read_bytes().decode() for name in _OUTPUTS)
+        return subprocess.CompletedProcess(argv, code, said, errors)
+
+
+_server = cache(_Server)
+
+
+def _prepare_ansible() -> Callable[[], object]:
+    from ansible.cli import adhoc, inventory, playbook  # noqa: PLC0415
+    from ansible.plugins import loader  # noqa: PLC0415
+
+    warnings.simplefilter("ignore")  # that each child configures the finder of collections again
+    loader.init_plugin_loader()
+    for plugins in (
+        loader.become_loader,
+        loader.callback_loader,
+        loader.filter_loader,
+        loader.inventory_loader,
+        loader.test_loader,
+        loader.vars_loader,
+    ):
+        list(plugins.all(class_only=True))
+    for action in ("assert", "command", "copy", "normal", "package", "set_fact", "template"):
+        loader.action_loader.get(f"ansible.builtin.{action}", class_only=True)
+    loader.connection_loader.get("ansible.builtin.local", class_only=True)
+    loader.shell_loader.get("sh", class_only=True)
+    loader.strategy_loader.get("linear", class_only=True)
+    commands = {
+        "ansible": adhoc.AdHocCLI,
+        "ansible-inventory": inventory.InventoryCLI,
+        "ansible-playbook": playbook.PlaybookCLI,
+    }
+    return lambda: commands[sys.argv[0]].cli_executor(sys.argv)
+
+
+def _prepare_clusterctl() -> Callable[[], object]:
+    for folder in ("cli", "cluster", "jobs", "runs", "spec", "state"):
+        for path in sorted((asset("ansible").parent / "clusterctl" / folder).glob("*.py")):
+            if not path.stem.startswith("remote_"):
+                importlib.import_module(f"clusterctl.{folder}.{path.stem}".removesuffix(".__init__"))
+    return importlib.import_module("clusterctl.__main__").main  # type: ignore[no-any-return]
+
+
+def _prepare_payload() -> Callable[[], object]:
+    payload = importlib.import_module("payload.__main__")
+    payload._limit_threads()  # before NumPy is imported
+    for name in ("train", "eval", "export", "align", "models", "checkpoint"):
+        importlib.import_module(f"payload.{name}")
+    return lambda: sys.exit(payload.main(sys.argv[1:]))
+
+
+def _serve(program: str, folder: Path) -> None:
+    prepare = {"ansible": _prepare_ansible, "clusterctl": _prepare_clusterctl, "payload": _prepare_payload}
+    main = prepare[program]()
+    answers = os.fdopen(os.dup(1), "w")
+    while line := sys.stdin.readline():
+        child = os.fork()
+        if child == 0:
+            break
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+    else:
+        return
+    request = json.loads(line)
+    os.close(answers.fileno())
+    if program != "ansible":
+        os.setsid()
+    atexit._clear()  # the server's, who goes on
+    for number, name in enumerate(("stdin", *_OUTPUTS)):
+        os.dup2(os.open(folder / name, os.O_RDWR | os.O_CREAT | (os.O_TRUNC if number else 0)), number)
+    sys.stdin = os.fdopen(0)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    sys.argv = request["argv"]
+    main()
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], Path(sys.argv[2]))
