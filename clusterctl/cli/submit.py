@@ -263,7 +263,7 @@ def _once(submitted: Sequence[_Row]) -> Iterator[None]:
 
 def _await(screen: Screen, session: Session, rows: Sequence[_Row], timeout_s: float | None) -> None:
     """Wait for the jobs and show how they ended; raises unless all completed."""
-    from clusterctl.jobs.watch import raise_unless_completed
+    from clusterctl.jobs.control import raise_unless_completed
     from clusterctl.scheduler.models import worst
 
     ended = wait_for(screen, session, [row["job_id"] for row in rows], timeout_s)
