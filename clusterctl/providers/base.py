@@ -1,5 +1,7 @@
 """What a provider does: make the hosts of a spec, and remove them again."""
 
+# ruff: noqa: ARG002 - what a provider need not do is here in full
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -196,6 +198,7 @@ class Provider(Protocol):
         Raises:
             UsageError: the spec has no such host.
         """
+        return None
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:
         """Check that it can be done here, and bake the image unless it is cached.
@@ -204,9 +207,11 @@ class Provider(Protocol):
             MachineError: this machine can't do it.
             ProvisionError: the image could not be made.
         """
+        return
 
     def sizes(self, spec: ClusterSpec) -> Sizes:
         """Compute host -> its size by this spec; without those whose own hardware decides."""
+        return {}
 
     def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:
         """What ``apply`` would do. Nothing is made; where nothing is up, ``workspace`` may be a fresh one.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from functools import cache
 from pathlib import Path
 
 from clusterctl.providers.gcp.terraform.client import Terraform
 from clusterctl.providers.gcp.terraform.program import Program, find, from_library
+from clusterctl.providers.gcp.terraform.run import run
 
 MODULE = """
 variable "hosts" { type = map(string) }
@@ -42,10 +42,12 @@ def program(which: str) -> Program:
 
 
 def in_state(terraform: Terraform, verb: str, *words: str) -> str:
-    """What `terraform state` says in a folder; nothing where there is no state yet."""
+    """What `terraform state` says in a folder, once no other one is at work; nothing without a state."""
     assert terraform.program is not None
+    said: list[str] = []
     argv = [str(terraform.program.path), "state", verb, *words]
-    return subprocess.run(argv, cwd=terraform.folder, capture_output=True, text=True, check=False).stdout
+    run(argv, terraform.folder, heard=said.append, report=lambda _: None)
+    return "".join(said)
 
 
 def addresses(terraform: Terraform) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from ipaddress import IPv4Network
@@ -11,13 +11,24 @@ from typing import Any, Final
 from ruamel.yaml import YAML
 
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError
-from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Sizes, hosts_as_raised
+from clusterctl.providers.base import Leftover, Planned, Provider, Provisioned, Sizes, hosts_as_raised
 from clusterctl.providers.gcp import costs, orphans, tfvars
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
-from clusterctl.providers.gcp.apply import Owner, Place, apply_plan, explaining, refuse_another, refuse_moved
-from clusterctl.providers.gcp.changes import INSTANCE, host_changes, lost, names, other_changes
+from clusterctl.providers.gcp.apply import (
+    INSTANCE,
+    Owner,
+    Place,
+    apply_plan,
+    explaining,
+    host_changes,
+    lost,
+    names,
+    other_changes,
+    refuse_another,
+    refuse_moved,
+)
 from clusterctl.providers.gcp.orphans import ID_LABEL
-from clusterctl.providers.gcp.terraform.client import Plan, ResourceChange, Terraform
+from clusterctl.providers.gcp.terraform.client import Plan, Terraform
 from clusterctl.providers.gcp.tfvars import variables
 from clusterctl.spec import gcp
 from clusterctl.spec.base import Model
@@ -33,8 +44,8 @@ from clusterctl.util.progress import Reporter
 SHARED: Final = "/shared"
 
 
-class GcpProvider:
-    """Nodes on Google Cloud. See ``clusterctl.providers.base.Provider`` for the contract."""
+class GcpProvider(Provider):
+    """Nodes on Google Cloud."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -46,15 +57,6 @@ class GcpProvider:
         if refused := gcp.refusal(spec):
             raise refused
         check_gcloud()
-
-    def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> None:
-        """Its hosts are there once they are made."""
-
-    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:
-        """Hosts are installed on when they are there."""
-
-    def sizes(self, spec: ClusterSpec) -> Sizes:  # noqa: ARG002
-        return {}  # the hardware decides
 
     def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:  # noqa: ARG002
         asked = self._write_module(spec, workspace)
@@ -211,14 +213,11 @@ def _names(spec: ClusterSpec) -> tuple[str, ...]:
 
 def _new_hosts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The hosts that a plan makes, and those that were there and did not run."""
-    found = {_attributes(change)["name"]: change for change in plan.changes if change.type == INSTANCE}
+    instances = [change for change in plan.changes if change.type == INSTANCE]
+    found = {(change.after or change.before or {})["name"]: change for change in instances}
     made = tuple(name for name, change in found.items() if change.action in ("create", "replace"))
     off = (name for name, change in found.items() if (change.before or {}).get("current_status") in costs.OFF)
     return made, tuple(name for name in off if name not in made)
-
-
-def _attributes(change: ResourceChange) -> Mapping[str, Any]:
-    return change.after or change.before or {}
 
 
 def _notes(spec: ClusterSpec) -> tuple[str, ...]:

@@ -57,16 +57,12 @@ def _helper(verb: str) -> Iterator[subprocess.Popen[str]]:
         try:
             yield starting.result()
         finally:
-            _dismiss(starting.result())
-
-
-def _dismiss(process: subprocess.Popen[str]) -> None:
-    """Close stdin, which tells a helper that is still at work to stop and clean up, and await its end."""
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        if pipe is not None:
-            with suppress(BrokenPipeError):
-                pipe.close()
-    process.wait()
+            # Closing stdin tells a helper that is still at work to stop and clean up.
+            process = starting.result()
+            for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+                with suppress(BrokenPipeError):
+                    pipe.close()
+            process.wait()
 
 
 def refuse_other_machines(system: str) -> None:

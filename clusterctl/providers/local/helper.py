@@ -26,12 +26,12 @@ from clusterctl.providers.local.layout import (
     RUN,
     STATE,
     BakeRequest,
+    ClusterQuery,
     ClusterRequest,
     ClusterState,
     Existing,
     MadeCluster,
     MadeNode,
-    Which,
     address,
     bridge_name,
     cluster_dir,
@@ -75,7 +75,7 @@ def _answer(message: dict[str, Any]) -> None:
 
 def check(request: dict[str, Any]) -> dict[str, Any]:
     """Whether a cluster exists; if not, that this machine can carry local clusters."""
-    if state_file(Which.model_validate(request).id).exists():
+    if state_file(ClusterQuery.model_validate(request).id).exists():
         return {"exists": True}
     _check_tools()
     with state_lock("up", waiting):
@@ -211,7 +211,7 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
                 MadeNode(
                     name=node.name,
                     address=address(state.subnet, one.number),
-                    host_key=machine.public_host_key(one),
+                    host_key=machine.public_key(one.folder / "host_key"),
                     started=one.name not in running,
                     made=new,
                 )
@@ -271,7 +271,7 @@ def _remove_nodes(wanted: ClusterRequest, state: ClusterState) -> tuple[tuple[st
 
 def down(request: dict[str, Any]) -> dict[str, Any]:
     """Remove everything of a cluster; done twice it does nothing the second time."""
-    cluster_id = Which.model_validate(request).id
+    cluster_id = ClusterQuery.model_validate(request).id
     with state_lock("down", waiting):
         machine.stop(_machines_of(cluster_id, machine.alive()))
         machine.end_rooted(cluster_dir(cluster_id))
@@ -287,7 +287,7 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
 
 def alive(request: dict[str, Any]) -> dict[str, Any]:
     """The machines of a cluster that run."""
-    return {"machines": _machines_of(Which.model_validate(request).id, machine.alive())}
+    return {"machines": _machines_of(ClusterQuery.model_validate(request).id, machine.alive())}
 
 
 def _machines_of(cluster_id: str, names: Iterable[str]) -> list[str]:
@@ -296,7 +296,7 @@ def _machines_of(cluster_id: str, names: Iterable[str]) -> list[str]:
 
 def existing(request: dict[str, Any]) -> dict[str, Any]:
     """What there is of a cluster."""
-    cluster_id = Which.model_validate(request).id
+    cluster_id = ClusterQuery.model_validate(request).id
     try:
         state = ClusterState.model_validate_json(state_file(cluster_id).read_bytes())
     except FileNotFoundError:
@@ -315,7 +315,7 @@ def existing(request: dict[str, Any]) -> dict[str, Any]:
 
 def look(request: dict[str, Any]) -> dict[str, Any]:
     """What is left of a cluster."""
-    return {"residue": residue(Which.model_validate(request).id)}
+    return {"residue": residue(ClusterQuery.model_validate(request).id)}
 
 
 def clusters(_: dict[str, Any]) -> dict[str, Any]:

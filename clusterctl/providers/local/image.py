@@ -235,9 +235,7 @@ def _open_for_baking(root: Path, admin_key: str) -> str:
     (root / "home/clusterctl/.ssh/authorized_keys").write_text(f"{admin_key}\n")
     if proxy := apt_proxy():
         (root / "etc/apt/apt.conf.d/99bake").write_text(f"{proxy}\n")
-    key = root / "etc/ssh/ssh_host_ed25519_key"
-    run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], what="making a host key")
-    return " ".join(key.with_suffix(".pub").read_text().split()[:2])
+    return machine.make_host_key(root / "etc/ssh/ssh_host_ed25519_key", "image")
 
 
 def _serve_ssh(root: Path, key: str) -> tuple[subprocess.Popen[bytes], int]:

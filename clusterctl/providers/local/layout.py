@@ -90,7 +90,7 @@ class ClusterRequest(_Message):
     nodes: Annotated[tuple[Node, ...], Field(max_length=MAX_LOCAL_HOSTS)]
 
 
-class Which(_Message):
+class ClusterQuery(_Message):
     """A cluster that is to be looked at or removed."""
 
     id: ClusterId

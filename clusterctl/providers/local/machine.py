@@ -16,7 +16,7 @@ import signal
 import stat
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network
@@ -111,16 +111,21 @@ def prepare(machine: Machine, lower: tuple[Path, ...], subnet: IPv4Network, admi
     os.chown(authorized, ADMIN_ID, ADMIN_ID)
     host_key = machine.folder / "host_key"
     if not host_key.exists():
-        keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(host_key)]
-        run(keygen, what="making a host key")
+        make_host_key(host_key, name)
     _place(root, "etc/ssh/sshd_config.d/00-clusterctl.conf", _SSHD)
     _place(root, "etc/ssh/ssh_host_ed25519_key", host_key.read_text(), mode=0o600)
 
 
-def public_host_key(machine: Machine) -> str:
-    """A node's public host key, which `prepare` made; kept outside of what root in the node can write."""
-    kind, key = (machine.folder / "host_key.pub").read_text().split()[:2]
-    return f"{kind} {key}"
+def make_host_key(file: Path, comment: str) -> str:
+    """Make an SSH host key; its public half."""
+    keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(file)]
+    run(keygen, what="making a host key")
+    return public_key(file)
+
+
+def public_key(file: Path) -> str:
+    """The public half of a host key, without its comment."""
+    return " ".join(file.with_suffix(".pub").read_text().split()[:2])
 
 
 def _place(root: Path, name: str, text: str, *, mode: int = 0o644) -> Path:
@@ -213,26 +218,35 @@ def stop(names: Collection[str]) -> None:
     """End machines at once and wait until they are gone: one that is still going keeps its link's name."""
     supervisors = {pid for name, pid in running().items() if name in names}
     _kill(supervisors, signal.SIGTERM)
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while left := {name: pids for name, pids in alive().items() if name in names}:
+
+    def kill() -> Collection[str]:
+        left = {name: pids for name, pids in alive().items() if name in names}
         # A supervisor ends by itself once its machine has: killed, it would leave its links for later.
         _kill({pid for pids in left.values() for pid in pids} - supervisors, signal.SIGKILL)
-        if time.monotonic() > deadline:
-            raise ProvisionError(
-                "nodes could not be stopped", why=", ".join(left), fix="look at `ps` for systemd-nspawn"
-            )
-        time.sleep(0.02)
+        return left
+
+    _repeat(kill, "nodes could not be stopped", fix="look at `ps` for systemd-nspawn")
     for name in names:
         remove_cgroups(name)
 
 
 def end_rooted(folder: Path) -> None:
     """End whatever lives on the file systems of nodes below a folder and belongs to no machine we know."""
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while left := rooted_under(folder):
+
+    def kill() -> Collection[int]:
+        left = rooted_under(folder)
         _kill(left, signal.SIGKILL)
+        return left
+
+    _repeat(kill, "processes of nodes could not be ended")
+
+
+def _repeat(work: Callable[[], Collection[object]], what: str, *, fix: str = "") -> None:
+    """Do it until nothing is left."""
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while left := work():
         if time.monotonic() > deadline:
-            raise ProvisionError("processes of nodes could not be ended", why=", ".join(map(str, left)))
+            raise ProvisionError(what, why=", ".join(map(str, left)), fix=fix)
         time.sleep(0.02)
 
 
@@ -243,7 +257,6 @@ def _kill(pids: Collection[int], sign: signal.Signals) -> None:
 
 
 _CGROUP_PREFIX = "clusterctl-"
-_CGROUP_TIMEOUT_S = 5.0
 _IN_CGROUP = re.compile(rf"/{_CGROUP_PREFIX}(c[0-9a-f]{{6}}-\d{{3}})\b")
 
 
@@ -266,11 +279,10 @@ def enter_cgroup(machine: str) -> list[str]:
 
 def remove_cgroups(machine: str) -> None:
     """Remove the groups of a machine that has ended, deepest first; the kernel may need a moment."""
-    deadline = time.monotonic() + _CGROUP_TIMEOUT_S
-    while left := [group for group in cgroups(machine) if not _remove_cgroup(group)]:
-        if time.monotonic() > deadline:
-            raise ProvisionError("control groups could not be removed", why=", ".join(map(str, left)))
-        time.sleep(0.02)
+    _repeat(
+        lambda: [group for group in cgroups(machine) if not _remove_cgroup(group)],
+        "control groups could not be removed",
+    )
 
 
 def cgroups(machines: str) -> tuple[Path, ...]:

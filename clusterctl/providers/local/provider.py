@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from clusterctl.providers.base import (
     HostChange,
     Leftover,
     Planned,
+    Provider,
     Provisioned,
     Size,
     Sizes,
@@ -44,8 +45,8 @@ from clusterctl.util.assets import install_inputs
 from clusterctl.util.progress import Reporter
 
 
-class LocalProvider:
-    """Nodes on this machine. See ``clusterctl.providers.base.Provider`` for the contract."""
+class LocalProvider(Provider):
+    """Nodes on this machine."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -66,9 +67,6 @@ class LocalProvider:
                 why=f"this machine is {release}: dnf makes it, from the machine's own repositories",
                 fix="remove provider.mirror; a mirror of your own belongs into /etc/yum.repos.d",
             )
-
-    def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> None:
-        """Its hosts are there once they are made."""
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:  # noqa: ARG002
         if client.call("check", {"id": workspace.cluster_id()}, report=report)["exists"]:
@@ -204,8 +202,8 @@ def _silent(_: object) -> None:
     return None
 
 
-def _inventory(spec: ClusterSpec, cluster_id: str, shares: tuple[Share, ...], made: MadeCluster) -> Inventory:
-    share_of = {share.host: share for share in shares}
+def _inventory(spec: ClusterSpec, cluster_id: str, nodes: tuple[Share, ...], made: MadeCluster) -> Inventory:
+    share_of = {share.host: share for share in nodes}
     hosts = []
     for node in made.nodes:
         share = share_of.get(node.name)
@@ -229,7 +227,7 @@ def _inventory(spec: ClusterSpec, cluster_id: str, shares: tuple[Share, ...], ma
         hosts=tuple(hosts),
         network=str(made.subnet),
         shared="/shared",
-        oversubscribed=is_oversubscribed(shares),
+        oversubscribed=is_oversubscribed(nodes),
         baked=True,
     )
 
@@ -246,10 +244,10 @@ def _unused_gpus() -> tuple[str, ...]:
 
 
 def compare(
-    spec: ClusterSpec, shares: Sequence[Share], found: Existing, hosts: Mapping[str, Host]
+    spec: ClusterSpec, nodes: Sequence[Share], found: Existing, hosts: Mapping[str, Host]
 ) -> tuple[HostChange, ...]:
     """What becomes of each machine. ``hosts``: as `up` left them."""
-    wanted = {share.host: share for share in shares}
+    wanted = {share.host: share for share in nodes}
     prices = {partition.name: partition.price_per_hour for partition in spec.partitions}
     gone = (name for name in found.nodes if name != spec.controller_host and name not in wanted)
     return (
@@ -354,7 +352,7 @@ def divide(
     count = sum(p.nodes for p in spec.partitions)
     cpus_each = max(1, len(hardware.cores) // count)
     memory_each = max(LEAST_MEMORY_MIB, (hardware.memory_mib - _RESERVE_MIB) // count)
-    shares = []
+    nodes = []
     cursor = 0
     for partition in spec.partitions:
         for host in spec.node_names(partition):
@@ -363,24 +361,24 @@ def divide(
             cores = {hardware.cores[(cursor + i) % len(hardware.cores)] for i in range(cpus)}
             cursor += cpus
             memory = kept.memory_mib if kept else partition.memory or memory_each
-            shares.append(Share(host, partition.name, tuple(sorted(cores)), cpus, memory, partition.disk))
-    return tuple(shares), _notes(tuple(shares), hardware)
+            nodes.append(Share(host, partition.name, tuple(sorted(cores)), cpus, memory, partition.disk))
+    return tuple(nodes), _notes(tuple(nodes), hardware)
 
 
-def is_oversubscribed(shares: Sequence[Share]) -> bool:
+def is_oversubscribed(nodes: Sequence[Share]) -> bool:
     """Whether some core is in the share of more than one node."""
-    return sum(share.cpus for share in shares) > len({core for share in shares for core in share.cores})
+    return sum(share.cpus for share in nodes) > len({core for share in nodes for core in share.cores})
 
 
-def _notes(shares: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:
+def _notes(nodes: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:
     notes = []
-    cpus = sum(share.cpus for share in shares)
+    cpus = sum(share.cpus for share in nodes)
     if cpus > len(hardware.cores):
         notes.append(
             f"oversubscribed: the nodes have {cpus} cores together, this machine has {len(hardware.cores)}; "
             "they share them, so timings mean little"
         )
-    memory = sum(share.memory_mib for share in shares)
+    memory = sum(share.memory_mib for share in nodes)
     if memory > hardware.memory_mib:
         notes.append(
             f"oversubscribed: the nodes have {format_size(memory)} of memory together, "

@@ -1,1 +1,1 @@
-"""Machines that the user has: the user's own way in, their keys, our account on them, and back again."""
+"""Machines that the user has: their owner's access, host keys, our account on them, and back again."""

@@ -48,55 +48,55 @@ _JUMP: Final = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>[^:]+)(?::(?P<port>\d+
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class JumpHost:
     """A machine that others are reached through; ``before`` is the one that itself is reached through."""
 
     user: str | None
     host: str
     port: int
     key: str | None
-    before: Hop | None = None
+    before: JumpHost | None = None
 
     @property
     def alias(self) -> str:
-        """What the ssh_config calls it; the same as long as the way there is."""
+        """Its name in the ssh_config; the same as long as the path to it is."""
         return f"jump-{digest(repr(self))[:8]}"
 
     @property
     def title(self) -> str:
-        """What people call it, and known_hosts, too."""
+        """Its name in messages and in known_hosts."""
         return host_port(self.host, self.port)
 
     @property
-    def way(self) -> Iterator[Hop]:
+    def path(self) -> Iterator[JumpHost]:
         """The hops up to this one, the first one first."""
         if self.before is not None:
-            yield from self.before.way
+            yield from self.before.path
         yield self
 
 
-def last_hop(machine: OnpremHost) -> Hop | None:
+def jump_host_of(machine: OnpremHost) -> JumpHost | None:
     """The machine that leads to this one; None where it is reached directly."""
-    hop: Hop | None = None
+    jump: JumpHost | None = None
     for text in machine.jump or ():
         match = _JUMP.fullmatch(text)
         assert match is not None  # noqa: S101 - the spec's pattern
-        hop = Hop(match["user"], match["host"], int(match["port"] or 22), machine.key, hop)
-    return hop
+        jump = JumpHost(match["user"], match["host"], int(match["port"] or 22), machine.key, jump)
+    return jump
 
 
-def hops(machines: Iterable[OnpremHost]) -> tuple[Hop, ...]:
+def jump_hosts(machines: Iterable[OnpremHost]) -> tuple[JumpHost, ...]:
     """Every machine on the way to these, each once, the nearest ones first."""
-    ways = (hop.way for machine in machines if (hop := last_hop(machine)) is not None)
-    found = dict.fromkeys(hop for way in ways for hop in way)
-    return tuple(sorted(found, key=lambda hop: len(tuple(hop.way))))
+    last = (jump_host_of(machine) for machine in machines)
+    found = dict.fromkeys(jump for one in last if one is not None for jump in one.path)
+    return tuple(sorted(found, key=lambda jump: len(tuple(jump.path))))
 
 
 def access_config(machines: Mapping[str, OnpremHost], trusted_hosts: Path) -> str:
     """How the user's own account reaches every machine, and those on the way."""
-    blocks = [_block(hop.alias, hop.title, hop) for hop in hops(machines.values())]
+    blocks = [_block(jump.alias, jump.title, jump) for jump in jump_hosts(machines.values())]
     for name, one in machines.items():
-        machine = Hop(one.user, one.address or name, one.port or 22, one.key, last_hop(one))
+        machine = JumpHost(one.user, one.address or name, one.port or 22, one.key, jump_host_of(one))
         blocks.append(_block(name, name, machine))
     common = (
         "Host *\n"
@@ -115,7 +115,7 @@ def access_config(machines: Mapping[str, OnpremHost], trusted_hosts: Path) -> st
     return head + "\n".join([*blocks, common])
 
 
-def _block(alias: str, title: str, machine: Hop) -> str:
+def _block(alias: str, title: str, machine: JumpHost) -> str:
     lines = [f"HostName {machine.host.strip('[]')}", f"Port {machine.port}", f"HostKeyAlias {title}"]
     lines += [f"User {machine.user}"] if machine.user else []
     if machine.key:
@@ -300,13 +300,13 @@ class _Peer:
     title: str
     address: str
     port: int
-    through: Hop | None
+    through: JumpHost | None
     host_key: str | None = None
 
     @property
-    def way(self) -> tuple[Hop, ...]:
+    def path(self) -> tuple[JumpHost, ...]:
         """The machines on the way to it, the first one first."""
-        return tuple(self.through.way) if self.through else ()
+        return tuple(self.through.path) if self.through else ()
 
 
 class HostKeys:
@@ -328,18 +328,20 @@ class HostKeys:
 
         What ``confirm`` raises ends it: nothing that was shown is kept then.
         """
-        nearest = [_Peer(h.title, h.host, h.port, h.before) for h in hops(machines.values())]
+        nearest = [_Peer(h.title, h.host, h.port, h.before) for h in jump_hosts(machines.values())]
         asked = [
-            _Peer(name, one.address or name, one.port or 22, last_hop(one), one.host_key)
+            _Peer(name, one.address or name, one.port or 22, jump_host_of(one), one.host_key)
             for name, one in machines.items()
         ]
         lost: dict[str, ClusterctlError] = {}
-        for peers in _by_distance([*nearest, *asked]):
+        distances = {peer: len(peer.path) for peer in (*nearest, *asked)}
+        for distance in sorted(set(distances.values())):  # each round is reached through machines before it
+            peers = [peer for peer, far in distances.items() if far == distance]
             cut_off = {
-                peer.title: lost[hop.title]
+                peer.title: lost[jump.title]
                 for peer in peers
-                for hop in reversed(peer.way)
-                if hop.title in lost
+                for jump in reversed(peer.path)
+                if jump.title in lost
             }
             lost |= cut_off
             lost |= self._round([peer for peer in peers if peer.title not in cut_off], confirm)
@@ -372,13 +374,6 @@ def _read(file: Path) -> dict[str, str]:
         pairs = (line.partition(" ") for line in file.read_text().splitlines())
         return {title: key for title, _, key in pairs if key}
     return {}
-
-
-def _by_distance(peers: Sequence[_Peer]) -> Iterator[list[_Peer]]:
-    """The nearest first: each round is reached through machines of those before."""
-    distances = {peer: len(peer.way) for peer in peers}
-    for distance in sorted(set(distances.values())):
-        yield [peer for peer, far in distances.items() if far == distance]
 
 
 def _users_own(peer: _Peer, files: Sequence[Path] = USERS_OWN) -> str | None:
@@ -434,9 +429,9 @@ def _unknown(peer: _Peer, exc: socket.gaierror) -> ClusterctlError:
 
 def _silent(peer: _Peer, said: str) -> ClusterctlError:
     """Why a machine did not show its key: in ssh's words, if those of the way to it are known."""
-    user = next((hop.user for hop in peer.way if hop.user), "you")
+    user = next((jump.user for jump in peer.path if jump.user), "you")
     where = host_port(peer.address, peer.port)
-    if peer.way and (known := explain(said, host=peer.title, user=user, address=where)):
+    if peer.path and (known := explain(said, host=peer.title, user=user, address=where)):
         return known
     fix = "see that it is switched on, that sshd runs, and that no firewall is in between"
     return _unreachable(peer, f"no SSH server at {where}: {said}", fix, retryable=True)

@@ -21,19 +21,18 @@ from typing import Any, Final
 from clusterctl.errors import (
     ClusterctlError,
     CommandError,
-    MachineError,
     ProvisionError,
     TransportError,
     UnreachableError,
     UsageError,
 )
 from clusterctl.providers.base import OfferedKey, Prompts
-from clusterctl.providers.onprem.access import Access, AccessError, HostKeys, access_config, last_hop
+from clusterctl.providers.onprem.access import Access, AccessError, HostKeys, access_config, jump_host_of
 from clusterctl.spec.models import ADMIN_USER
 from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.spec.onprem import is_this_machine
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.base import Transport
+from clusterctl.transport.base import Transport, remote_program
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.transport.target import Target
 from clusterctl.util.process import temporary_folder
@@ -78,7 +77,7 @@ def is_installation(path: str) -> bool:
 
 Root = Callable[[str, Sequence[str], bytes], str]  # runs a command as root on a host
 
-_PROGRAM: Final = (Path(__file__).parent / "remote_account.py").read_text(encoding="utf-8")
+_PROGRAM: Final = remote_program("clusterctl.providers.onprem.remote_account")
 _PYTHON: Final = ("/usr/bin/python3", "-I", "-S")
 _UNIT: Final = "clusterctl-leave"
 _GONE_S: Final = 30.0
@@ -233,9 +232,9 @@ class Login:
             machine = self._machines[name]
             if machine.is_here:
                 found[name] = PROXY
-            elif hop := last_hop(machine):
+            elif jump := jump_host_of(machine):
                 address = (machine.address or name).strip("[]")
-                found[name] = ("ssh", "-F", str(self._config), "-W", f"[{address}]:%p", hop.alias)
+                found[name] = ("ssh", "-F", str(self._config), "-W", f"[{address}]:%p", jump.alias)
         return found
 
 
@@ -244,14 +243,6 @@ def _is_file(path: str) -> bool:
         return Path(path).is_file()
     except OSError:  # of a folder that we may not look into
         return False
-
-
-def check_ssh() -> None:
-    """That there is an ssh here."""
-    if shutil.which("ssh") is None:
-        raise MachineError(
-            "missing tool: ssh", why="it leads to your machines", fix="install OpenSSH's client"
-        )
 
 
 @contextmanager

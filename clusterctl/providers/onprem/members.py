@@ -17,7 +17,7 @@ from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.hosts.roles import role_files, role_packages
 from clusterctl.providers.base import failed_hosts
-from clusterctl.providers.onprem.access import NO_LOGIN, Access, last_hop, on_each
+from clusterctl.providers.onprem.access import NO_LOGIN, Access, jump_host_of, on_each
 from clusterctl.providers.onprem.login import ANSWER_S, Root, check_sudo, connect
 from clusterctl.spec.distributions import common, distribution_of
 from clusterctl.spec.models import ClusterSpec
@@ -137,7 +137,7 @@ def _resolved(machine: OnpremHost, name: str) -> str:
     if machine.is_here:
         return _HERE
     address = (machine.address or name).strip("[]")
-    if last_hop(machine) is None:
+    if jump_host_of(machine) is None:
         try:
             found = socket.getaddrinfo(address, None, socket.AF_INET, socket.SOCK_STREAM)
         except OSError:
@@ -237,16 +237,17 @@ def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Fin
     """The machines that belong to other clusters."""
     found = []
     for host, one in facts.items():
-        claim = _claim(one)
+        claim = parse_claim(one.claim)
         if claim.get("id", cluster_id) != cluster_id:
             why = f"it belongs to cluster {claim.get('name')!r} ({claim['id']})"
             found.append(Finding(host, "error", "claimed", "it is taken", why, _FIX_CLAIMED))
     return tuple(found)
 
 
-def _claim(facts: HostFacts) -> Mapping[str, str]:
+def parse_claim(text: str) -> Mapping[str, str]:
+    """Which cluster a machine belongs to, by the file that says so there; empty if it is in none."""
     try:
-        said = json.loads(facts.claim or "{}")
+        said = json.loads(text or "{}")
     except ValueError:
         return {}
     return {str(key): str(value) for key, value in said.items()} if isinstance(said, dict) else {}

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UsageError
+from clusterctl.errors import ClusterctlError, Failure, MachineError, ProvisionError, UsageError
 from clusterctl.hosts.checks import DoctorReport, failures, reject_unknown_hosts
 from clusterctl.providers.base import (
     Action,
-    Bake,
     HostChange,
     Leftover,
     Planned,
     Prompts,
+    Provider,
     Provisioned,
     Sizes,
     failed_hosts,
     hosts_as_raised,
     inventory_as_raised,
 )
-from clusterctl.providers.onprem import login, members, release
+from clusterctl.providers.onprem import members, release
 from clusterctl.providers.onprem.access import on_each, raise_failures
-from clusterctl.providers.onprem.login import Login, create_account
+from clusterctl.providers.onprem.login import Login, create_account, workspace_for
 from clusterctl.providers.onprem.members import (
     Member,
     admin_login,
@@ -58,8 +59,8 @@ class _Found:
     joined: set[str] = field(default_factory=set)
 
 
-class OnpremProvider:
-    """Machines of the user's own. See ``clusterctl.providers.base.Provider`` for the contract."""
+class OnpremProvider(Provider):
+    """Machines of the user's own."""
 
     def __init__(self, settings: Settings, prompts: Prompts) -> None:
         self._settings = settings
@@ -71,7 +72,10 @@ class OnpremProvider:
     def check(self, spec: ClusterSpec) -> None:
         if spec.provider.type != self._settings.type:
             raise UsageError("the spec is of another provider", where="provider.type")
-        login.check_ssh()
+        if shutil.which("ssh") is None:
+            raise MachineError(
+                "missing tool: ssh", why="it leads to your machines", fix="install OpenSSH's client"
+            )
 
     def examine(
         self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]
@@ -79,20 +83,14 @@ class OnpremProvider:
         asked = members.members(spec, self._settings)
         reject_unknown_hosts(hosts, asked)
         chosen = [one for one in asked if not hosts or one.name in hosts]
-        with login.workspace_for(workspace) as folder:
-            way = Login(self._settings, folder, self._prompts)
+        with workspace_for(workspace) as folder:
+            login = Login(self._settings, folder, self._prompts)
             only = [one.name for one in chosen]
-            way.check_keys(only)
-            report = examine(spec, asked, way.access, folder, (), only=only, lost=way.trust(only))
+            login.check_keys(only)
+            report = examine(spec, asked, login.access, folder, (), only=only, lost=login.trust(only))
         return replace(
             report, findings=(*report.findings, *claim_findings(report.facts, workspace.known_id() or ""))
         )
-
-    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:
-        """They are installed on as they are."""
-
-    def sizes(self, spec: ClusterSpec) -> Sizes:  # noqa: ARG002
-        return {}  # the hardware decides
 
     def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:  # noqa: ARG002
         found = self._look(spec, workspace, report)
@@ -136,10 +134,10 @@ class OnpremProvider:
             release.release_orphan(self._settings, cluster_id, self._prompts, report=report)
             return
         self._workspace = workspace
-        way = Login(self._settings, workspace, self._prompts)
+        login = Login(self._settings, workspace, self._prompts)
         failed: list[Failure] = []
         try:
-            release.release_all(way, cluster_id, workspace, self._prompts, report=report)
+            release.release_all(login, cluster_id, workspace, self._prompts, report=report)
         except ProvisionError as exc:
             failed += exc.failures
         there = hosts_as_raised(workspace).values()
@@ -163,12 +161,14 @@ class OnpremProvider:
         report(f"looking at {len(asked)} machines")
         ours, silent = joined_members(asked, before, workspace)
         new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
-        way = Login(self._settings, workspace, self._prompts)
-        way.check_keys(new)
+        login = Login(self._settings, workspace, self._prompts)
+        login.check_keys(new)
         there = [one.name for one in asked if one.name not in silent]
-        checked = examine(spec, asked, way.access, workspace, ours, only=there, lost=way.trust(new))
+        checked = examine(spec, asked, login.access, workspace, ours, only=there, lost=login.trust(new))
         _refuse(checked, asked, new, workspace, silent)
-        keys = {name: host.host_key for name, host in ours.items()} | {name: way.key_of(name) for name in new}
+        keys = {name: host.host_key for name, host in ours.items()} | {
+            name: login.key_of(name) for name in new
+        }
         inventory = members.inventory(
             spec,
             self._settings,
@@ -176,7 +176,7 @@ class OnpremProvider:
             checked.facts,
             keys,
             cluster_id=workspace.cluster_id(),
-            proxies=way.proxies([one.name for one in asked]),
+            proxies=login.proxies([one.name for one in asked]),
             silent=silent,
         )
         installs = spec.software.nvidia.has_driver  # what is then still missing is said once it is installed
@@ -191,12 +191,12 @@ class OnpremProvider:
         inventory = found.inventory
         write_atomic(workspace.joining, inventory.model_dump_json(indent=2) + "\n")
         write_ssh_files(inventory, workspace)
-        way = Login(self._settings, workspace, self._prompts)
-        claim = way.claim(inventory.cluster_id, inventory.cluster)
+        login = Login(self._settings, workspace, self._prompts)
+        claim = login.claim(inventory.cluster_id, inventory.cluster)
 
         def one(host: str) -> None:
             try:
-                create_account(host, way.access.root, claim, admin_login(workspace))
+                create_account(host, login.access.root, claim, admin_login(workspace))
             except ClusterctlError:
                 report(HostStep(host, "our account", len(joining), "failed", failed=True))
                 raise

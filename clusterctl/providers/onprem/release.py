@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from clusterctl.errors import (
     ClusterctlError,
@@ -35,7 +34,13 @@ from clusterctl.providers.onprem.login import (
     remove_account,
     workspace_for,
 )
-from clusterctl.providers.onprem.members import ALL_PARTITION, admin_login, examine, spec_of_machines
+from clusterctl.providers.onprem.members import (
+    ALL_PARTITION,
+    admin_login,
+    examine,
+    parse_claim,
+    spec_of_machines,
+)
 from clusterctl.providers.pending import FOLDER, REPLACED, PendingRelease, address_of, pending_releases
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.spec.models import ADMIN_USER, ClusterSpec
@@ -65,7 +70,7 @@ exit 0
 
 
 def release_all(
-    way: Login, cluster_id: str, workspace: Workspace, prompts: Prompts, *, report: Reporter
+    login: Login, cluster_id: str, workspace: Workspace, prompts: Prompts, *, report: Reporter
 ) -> None:
     """Release every machine of a cluster."""
     inventory = inventory_as_raised(workspace)
@@ -73,9 +78,9 @@ def release_all(
         return
     names = [host.name for host in inventory.hosts]
     write_ssh_files(inventory, workspace)
-    claim = way.claim(cluster_id, inventory.cluster)
+    claim = login.claim(cluster_id, inventory.cluster)
     report(f"looking at {len(names)} machines")
-    ours, failed = on_each(names, lambda host: _is_ours(host, way.access, claim, workspace))
+    ours, failed = on_each(names, lambda host: _is_ours(host, login.access, claim, workspace))
     mine = [host for host, is_ours in ours.items() if is_ours]
     done, more = _release(mine, inventory, claim, workspace, prompts, report=report)
     for host in done:
@@ -132,14 +137,14 @@ def any_alive(workspace: Workspace) -> bool:
 def find_leftovers(
     settings: Settings, cluster_id: str, workspace: Workspace | None, prompts: Prompts
 ) -> tuple[Leftover, ...]:
-    """What an ordinary user sees of us on the machines, by their owner's way in."""
+    """What an ordinary user sees of us on the machines, by their owner's access."""
     with workspace_for(workspace) as folder:
-        way = Login(settings, folder, prompts)
-        hosts = list(hosts_as_raised(folder)) or list(way.hosts)
-        hosts = [host for host in hosts if host in way.hosts]
-        lost = way.trust(hosts)
+        login = Login(settings, folder, prompts)
+        hosts = list(hosts_as_raised(folder)) or list(login.hosts)
+        hosts = [host for host in hosts if host in login.hosts]
+        lost = login.trust(hosts)
         asked = [host for host in hosts if host not in lost]
-        seen, failed = on_each(asked, lambda host: _left_on(host, way.access, cluster_id))
+        seen, failed = on_each(asked, lambda host: _left_on(host, login.access, cluster_id))
     found = [Leftover(f"{host}: {what}") for host, lines in seen.items() for what in lines]
     unseen = [Leftover(f"{h}: it can't be checked: {one_line(e)}") for h, e in {**lost, **failed}.items()]
     return (*found, *unseen)
@@ -157,10 +162,9 @@ def _left_on(host: str, access: Access, cluster_id: str) -> Sequence[str]:
 def claim_on(host: str, access: Access) -> Mapping[str, str]:
     """Whose the machine is, as it says itself; empty if it is nobody's."""
     try:
-        found = json.loads(access.run(host, ("cat", CLAIM)))
-    except (CommandError, ValueError):
+        return parse_claim(access.run(host, ("cat", CLAIM)))
+    except CommandError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _is_ours(host: str, access: Access, claim: Claim, workspace: Workspace) -> bool:
@@ -202,44 +206,44 @@ def find_orphans(settings: Settings, name: str, prompts: Prompts) -> tuple[str, 
     """Ids of the clusters of that name that the machines say they belong to."""
     with workspace_for(None) as folder:
         found = _claims(Login(settings, folder, prompts))
-    return tuple(dict.fromkeys(str(c["id"]) for c in found.values() if c.get("name") == name and "id" in c))
+    return tuple(dict.fromkeys(c["id"] for c in found.values() if c.get("name") == name and "id" in c))
 
 
 def release_orphan(settings: Settings, cluster_id: str, prompts: Prompts, *, report: Reporter) -> None:
     """Release the machines that say that they belong to it."""
     with workspace_for(None) as folder:
-        way = Login(settings, folder, prompts)
-        mine = {host: c for host, c in _claims(way).items() if c.get("id") == cluster_id}
+        login = Login(settings, folder, prompts)
+        mine = {host: c for host, c in _claims(login).items() if c.get("id") == cluster_id}
         if not mine:
             return
         folder.create_secrets()
         write_atomic(folder.root / "id", f"{cluster_id}\n")
-        name = str(next(iter(mine.values())).get("name"))
+        name = next(iter(mine.values())).get("name", "")
         machines = {host: one for host, one in settings.machines.items() if host in mine}
-        _make_inventory(members.spec_of_machines(settings, machines, name), way, folder)
-        claim = way.claim(cluster_id, name)
+        _make_inventory(members.spec_of_machines(settings, machines, name), login, folder)
+        claim = login.claim(cluster_id, name)
         _, failed = on_each(
-            list(mine), lambda host: create_account(host, way.access.root, claim, admin_login(folder))
+            list(mine), lambda host: create_account(host, login.access.root, claim, admin_login(folder))
         )
         if len(failed) == len(mine):
             raise ProvisionError("none of its machines lets us in", why=str(next(iter(failed.values()))))
-        release_all(way, cluster_id, folder, prompts, report=report)
+        release_all(login, cluster_id, folder, prompts, report=report)
 
 
-def _claims(way: Login) -> Mapping[str, Mapping[str, Any]]:
-    lost = way.trust(way.hosts)
-    asked = [host for host in way.hosts if host not in lost]
-    found, _ = on_each(asked, lambda host: claim_on(host, way.access))
+def _claims(login: Login) -> Mapping[str, Mapping[str, str]]:
+    lost = login.trust(login.hosts)
+    asked = [host for host in login.hosts if host not in lost]
+    found, _ = on_each(asked, lambda host: claim_on(host, login.access))
     return found
 
 
-def _make_inventory(spec: ClusterSpec, way: Login, folder: Workspace) -> None:
+def _make_inventory(spec: ClusterSpec, login: Login, folder: Workspace) -> None:
     """Write what a release begins from."""
     narrowed = spec.provider
     assert isinstance(narrowed, Settings)  # noqa: S101 - it was made so
     asked = members.members(spec, narrowed)
     names = [one.name for one in asked]
-    checked = examine(spec, asked, way.access, folder, (), only=names, lost={})
+    checked = examine(spec, asked, login.access, folder, (), only=names, lost={})
     if missing := [name for name in names if name not in checked.facts]:
         raise ProvisionError(
             f"these machines do not answer: {', '.join(missing)}", why=str(checked.errors[0])
@@ -249,9 +253,9 @@ def _make_inventory(spec: ClusterSpec, way: Login, folder: Workspace) -> None:
         narrowed,
         asked,
         checked.facts,
-        {name: way.key_of(name) for name in names},
+        {name: login.key_of(name) for name in names},
         cluster_id=folder.cluster_id(),
-        proxies=way.proxies(names),
+        proxies=login.proxies(names),
         silent={},
     )
     write_atomic(folder.spec, dump_spec(spec))
@@ -309,7 +313,11 @@ def retry_all(
             one.remove()
             continue
         if not ending and (twins := [host for host in members if host.host_key == one.host.host_key]):
-            notes.append(_of_twins(one, twins))
+            names = ", ".join(f"{host.name} ({address_of(host)})" for host in twins)
+            notes.append(
+                f"{one}; it is not tried: {names} has the same host key, so it may be that machine; "
+                f"if it is: `clusterctl node forget {one.host.name}`; if not: `clusterctl down` releases it"
+            )
             continue
         try:
             _release_pending(one, prompts, report)
@@ -336,25 +344,21 @@ def _is_where_it_was(host: Host, one: PendingRelease) -> bool:
     return address_of(host) == one.address or (host.name == one.host.name and one.why != REPLACED)
 
 
-def _of_twins(one: PendingRelease, twins: Iterable[Host]) -> str:
-    names = ", ".join(f"{host.name} ({address_of(host)})" for host in twins)
-    return (
-        f"{one}; it is not tried: {names} has the same host key, so it may be that machine; if it is: "
-        f"`clusterctl node forget {one.host.name}`; if not: `clusterctl down` releases it"
-    )
-
-
 def _release_pending(one: PendingRelease, prompts: Prompts, report: Reporter) -> None:
     """Release it, and verify that."""
     settings, prompts = _settings(one.workspace), _without_keys(prompts)
-    way, cluster_id, name = Login(settings, one.workspace, prompts), one.workspace.cluster_id(), one.host.name
-    if lost := way.trust([name]):
+    login, cluster_id, name = (
+        Login(settings, one.workspace, prompts),
+        one.workspace.cluster_id(),
+        one.host.name,
+    )
+    if lost := login.trust([name]):
         raise lost[name]
-    host = one.host.model_copy(update={"proxy_command": way.proxies([name]).get(name, ())})
+    host = one.host.model_copy(update={"proxy_command": login.proxies([name]).get(name, ())})
     inventory = Inventory.model_validate_json(one.workspace.hosts.read_bytes())
     inventory = inventory.model_copy(update={"hosts": (host,)})
     write_atomic(one.workspace.hosts, inventory.model_dump_json(indent=2))
-    release_all(way, cluster_id, one.workspace, prompts, report=report)
+    release_all(login, cluster_id, one.workspace, prompts, report=report)
     if left := find_leftovers(settings, cluster_id, one.workspace, prompts):
         raise ProvisionError(f"{name} has something of ours", why="; ".join(map(str, left)), host=name)
 

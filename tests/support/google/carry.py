@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from clusterctl.providers.gcp.apply import Owner, apply_plan, explaining
-from clusterctl.providers.gcp.changes import names
+from clusterctl.providers.gcp.apply import Owner, apply_plan, explaining, names
 from clusterctl.providers.gcp.terraform.client import Terraform
 from tests.support.google.terraformed import CLUSTER_ID, PLACE
 

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clusterctl.providers.gcp.apply import Owner, Place, apply_plan, explaining
-from clusterctl.providers.gcp.changes import INSTANCE, host_changes, names
+from clusterctl.providers.gcp.apply import INSTANCE, Owner, Place, apply_plan, explaining, host_changes, names
 from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.providers.gcp.terraform.client import UNKNOWN, Plan, Terraform
 from clusterctl.providers.gcp.terraform.program import Program

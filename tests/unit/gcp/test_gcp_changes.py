@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.providers.base import HostChange
-from clusterctl.providers.gcp.changes import INSTANCE, host_changes, lost, names, other_changes, word_for
+from clusterctl.providers.gcp.apply import INSTANCE, host_changes, lost, names, other_changes, word_for
 from clusterctl.providers.gcp.terraform.client import Action, Plan, ResourceChange
 from clusterctl.providers.gcp.terraform.run import Resource
 from tests.support.google.terraformed import PLACE, Terraformed

@@ -13,7 +13,7 @@ from clusterctl.providers.onprem.access import (
     AccessError,
     access_config,
     explain,
-    hops,
+    jump_hosts,
     on_each,
     raise_failures,
 )
@@ -118,7 +118,7 @@ def test_ssh_reads_what_the_spec_says(tmp_path: Path) -> None:
         said = subprocess.run(["ssh", "-G", "-F", config, host], capture_output=True, text=True, check=True)
         return dict(line.partition(" ")[::2] for line in said.stdout.splitlines())
 
-    first, second = hops(machines.values())
+    first, second = jump_hosts(machines.values())
     gpu1, gpu2 = of("gpu1"), of("gpu2")
     assert (gpu1["hostname"], gpu1["port"], gpu1["user"]) == ("10.0.0.1", "2222", "rocky")
     assert (gpu1["identityfile"], gpu1["hostkeyalias"]) == (str(tmp_path / "a key"), "gpu1")

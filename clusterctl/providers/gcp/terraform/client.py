@@ -16,15 +16,15 @@ from clusterctl.errors import ProvisionError, StalePlanError
 from clusterctl.providers.gcp.terraform.program import FLAG, Program, command_line, find, shared_providers
 from clusterctl.providers.gcp.terraform.run import (
     Diagnostic,
+    Event,
     Progress,
     Resource,
-    blocking_lock,
     errors_in,
     forget_runs,
-    is_stale,
     parse_event,
     printed_errors,
     run,
+    stale_lock,
 )
 from clusterctl.state.workspace import write_atomic
 from clusterctl.util.progress import LineReporter
@@ -90,11 +90,11 @@ class Terraform:
                 detailed_exitcode=FLAG,
                 lock_timeout=_LOCK_TIMEOUT,
             )
+        what = "Terraform could not make a plan"
+        if code not in (0, _CHANGES):
+            raise self.explain(what, found)
         path = self.folder / PLAN_FILE
-        digest = _digest(path) if code in (0, _CHANGES) else ""
-        shown = parse_event(self._captured("show", PLAN_FILE, json=FLAG)[1]) if digest else None
-        if shown is None:
-            raise self.explain("Terraform could not make a plan", found)
+        digest, shown = _digest(path), self._answer(what, "show", PLAN_FILE)
         return Plan(path, digest, read_changes(shown), destroy, outputs_change(shown))
 
     def apply(self, plan: Plan) -> None:
@@ -131,10 +131,7 @@ class Terraform:
 
     def outputs(self) -> Mapping[str, Any]:
         """The values of the outputs by name, without sensitive ones."""
-        code, text, said = self._captured("output", json=FLAG)
-        answer = parse_event(text)
-        if code != 0 or answer is None:
-            raise self.explain("Terraform's outputs can't be read", said)
+        answer = self._answer("Terraform's outputs can't be read", "output")
         return {name: output["value"] for name, output in answer.items() if not output["sensitive"]}
 
     def _applied(self, plan: Plan) -> bool:
@@ -164,25 +161,23 @@ class Terraform:
                 progress.take(event)
 
         began = time.time()
-        ended = run(
+        code, stderr = run(
             self._argv(verb, *words, json=FLAG, **options), self.folder, heard=hear, report=self.report
         )
-        if ended.code in (0, _CHANGES):
-            return ended.code, ()
-        failed = errors_in(found) or printed_errors("".join(other) + ended.stderr, code=ended.code)
+        if code in (0, _CHANGES):
+            return code, ()
+        failed = errors_in(found) or printed_errors("".join(other) + stderr, code=code)
         if self._unlocked(failed, began):
             return self._events(verb, *words, **options)
-        return ended.code, failed
+        return code, failed
 
     def _unlocked(self, failed: tuple[Diagnostic, ...], began: float) -> bool:
         """Whether it failed for a lock that a Terraform of ours left behind, and that is released now."""
-        held = blocking_lock(failed)
-        if held is None or not is_stale(held, self.folder, before=began):
+        if (held := stale_lock(failed, self.folder, before=began)) is None:
             return False
-        self.report(
-            f"releasing the state lock that a Terraform left behind which was killed ({held.created})"
-        )
-        self._printing("the state could not be unlocked", "force-unlock", held.id, force=FLAG)
+        lock_id, created = held
+        self.report(f"releasing the state lock that a Terraform left behind which was killed ({created})")
+        self._printing("the state could not be unlocked", "force-unlock", lock_id, force=FLAG)
         forget_runs(self.folder)
         return True
 
@@ -193,20 +188,20 @@ class Terraform:
         *words: str,
         env: Mapping[str, str] = MappingProxyType({}),
         **options: object,
-    ) -> None:
-        """Run what has no -json; its failure is explained after ``what``."""
+    ) -> str:
+        """Run what tells no events: what it prints; its failure is explained after ``what``."""
         said: list[str] = []
         argv = self._argv(verb, *words, **options)
-        ended = run(argv, self.folder, env=env, heard=said.append, report=self.report)
-        if ended.code != 0:
-            raise self.explain(what, printed_errors("".join(said) + ended.stderr, code=ended.code))
+        code, stderr = run(argv, self.folder, env=env, heard=said.append, report=self.report)
+        if code != 0:
+            raise self.explain(what, printed_errors("".join(said) + stderr, code=code))
+        return "".join(said)
 
-    def _captured(self, verb: str, *words: str, **options: object) -> tuple[int, str, tuple[Diagnostic, ...]]:
-        """Run what only answers: its exit code, its answer, and the errors that it printed if it failed."""
-        answer: list[str] = []
-        ended = run(self._argv(verb, *words, **options), self.folder, heard=answer.append, report=self.report)
-        said = () if ended.code == 0 else printed_errors(ended.stderr, code=ended.code)
-        return ended.code, "".join(answer), said
+    def _answer(self, what: str, verb: str, *words: str) -> Event:
+        """Run what answers in JSON."""
+        if (answer := parse_event(self._printing(what, verb, *words, json=FLAG))) is None:
+            raise self.explain(what, ())
+        return answer
 
     def _argv(self, verb: str, *words: str, **options: object) -> list[str]:
         if self.program is None:

@@ -171,39 +171,22 @@ _SOON: Final = timedelta(seconds=120)  # a run takes its lock within that time
 _KEPT: Final = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Lock:
-    """Who holds a state: ``who`` is user@host."""
-
-    id: str
-    who: str
-    created: datetime
-
-
-def blocking_lock(failed: Iterable[Diagnostic]) -> Lock | None:
-    """The lock that was in the way, if one was."""
-    for diagnostic in failed:
-        fields = dict(_FIELD.findall(diagnostic.detail))
-        if diagnostic.summary == _SUMMARY and {"ID", "Who", "Created"} <= fields.keys():
-            day, clock = fields["Created"].split()[:2]
-            created = datetime.fromisoformat(f"{day}T{clock[:15]}+00:00")  # Go's nanoseconds, UTC
-            return Lock(fields["ID"], fields["Who"], created)
-    return None
-
-
-def is_stale(lock: Lock, folder: Path, *, before: float) -> bool:
-    """Whether a run of ours on this folder and machine took it, which did not come to its end.
+def stale_lock(failed: Iterable[Diagnostic], folder: Path, *, before: float) -> tuple[str, datetime] | None:
+    """Id and time of the lock that was in the way, if a run of ours took it that did not come to its end.
 
     ``before`` (Unix seconds) is when the run began that it was in the way of: some backends name that run's
     own wish for a lock instead of the lock.
     """
     me = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
-    asked = _time(before)
-    return (
-        lock.who == me
-        and lock.created < asked
-        and any(began <= lock.created <= began + _SOON for began in map(_time, _notes(folder)))
-    )
+    for diagnostic in failed:
+        fields = dict(_FIELD.findall(diagnostic.detail))
+        if diagnostic.summary == _SUMMARY and {"ID", "Who", "Created"} <= fields.keys():
+            day, clock = fields["Created"].split()[:2]
+            created = datetime.fromisoformat(f"{day}T{clock[:15]}+00:00")  # Go's nanoseconds, UTC
+            ours = any(began <= created <= began + _SOON for began in map(_time, _notes(folder)))
+            if ours and fields["Who"] == me and created < _time(before):
+                return fields["ID"], created
+    return None
 
 
 def forget_runs(folder: Path) -> None:
@@ -251,14 +234,6 @@ _STDERR_BYTES: Final = 20_000
 _NOT_INHERITED: Final = ("TF_CLI_ARGS", "TF_VAR_", "TF_WORKSPACE", "TF_DATA_DIR", "TF_INPUT", "TF_REATTACH_")
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How Terraform ended: ``stderr`` is the end of what it wrote there."""
-
-    code: int
-    stderr: str
-
-
 def run(
     argv: Sequence[str],
     folder: Path,
@@ -266,13 +241,14 @@ def run(
     heard: Callable[[str], None],
     report: LineReporter,
     env: Mapping[str, str] = MappingProxyType({}),
-) -> Ended:
-    """Run it in ``folder`` to its end. ``heard`` gets the lines of its stdout, in this thread."""
+) -> tuple[int, str]:
+    """Run it in ``folder``: its exit code, the end of its stderr. ``heard`` gets the lines of its stdout."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
     with _alone(folder, report) as lock, recorded(folder), _sink() as stdout, _sink() as stderr:
         process = subprocess.Popen(
             under_subreaper(argv, grace_s=GRACE_S),
             cwd=folder,
-            env=environment(env),
+            env=inherited | {"TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1", "NO_COLOR": "1", **env},
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
@@ -293,13 +269,7 @@ def run(
         for line in lines.rest():
             heard(line)
         tail = os.pread(stderr, _STDERR_BYTES, max(0, os.fstat(stderr).st_size - _STDERR_BYTES))
-        return Ended(process.returncode, tail.decode(errors="replace"))
-
-
-def environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """The caller's variables without what would steer Terraform, and ours."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
-    return {**inherited, "TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1", "NO_COLOR": "1", **ours}
+        return process.returncode, tail.decode(errors="replace")
 
 
 @contextmanager
@@ -309,7 +279,10 @@ def _alone(folder: Path, report: LineReporter) -> Iterator[int]:
     try:
         deadline = time.monotonic() + _LOCK_WAIT_S
         told = False
-        while not _locked(fd):
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             if time.monotonic() > deadline:
                 raise LockedError(
                     "another Terraform is at work on this cluster",
@@ -326,29 +299,15 @@ def _alone(folder: Path, report: LineReporter) -> Iterator[int]:
         os.close(fd)
 
 
-def _locked(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 @contextmanager
 def _sink() -> Iterator[int]:
     """What a program can write to, and go on writing to when we are dead: a broken pipe would end it at once.
 
     In memory, where the kernel has that: what is shown of a plan is not for the disk.
     """
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("terraform", os.MFD_CLOEXEC)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
-    else:
-        with tempfile.TemporaryFile() as file:
-            yield file.fileno()
+    in_memory = hasattr(os, "memfd_create")
+    with os.fdopen(os.memfd_create("terraform"), "wb") if in_memory else tempfile.TemporaryFile() as file:
+        yield file.fileno()
 
 
 class _Lines:
