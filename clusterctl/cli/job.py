@@ -53,10 +53,7 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow the output until the job has ended.")
     ] = False,
-    raw: Annotated[
-        bool,
-        typer.Option("--raw", help="Write the bytes unchanged to files and pipes."),
-    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Write the bytes unchanged to files and pipes.")] = False,
 ) -> None:
     """Print a job's stdout and stderr. Ctrl-C detaches; the job goes on.
 
@@ -205,7 +202,7 @@ def wait_for(
     Raises:
         WaitTimeoutError: ``timeout_s`` has passed.
     """
-    from clusterctl.jobs.watch import wait
+    from clusterctl.jobs.control import wait
 
     with screen.working(f"waiting for job {', '.join(ids)}"), _detaching(screen, ids):
         return wait(session, ids, timeout_s=timeout_s, on_change=_Changes(screen, session))
@@ -215,7 +212,7 @@ def follow_job(
     screen: Screen, session: Session, job_id: str, timeout_s: float | None, *, show: OnOutput
 ) -> tuple[JobInfo, ...]:
     """Show what a job writes until it has ended; raises unless it completed."""
-    from clusterctl.jobs.watch import follow, raise_unless_completed
+    from clusterctl.jobs.control import follow, raise_unless_completed
 
     changes = _Changes(screen, session)
     with _detaching(screen, [job_id]):

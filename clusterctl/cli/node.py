@@ -149,9 +149,7 @@ def replace(screen: Screen, options: Options, names: Names, force: Force = False
     check_names(inventory, there)
     if inventory.controller.name in chosen:
         fix = "take the cluster down, and raise it anew"
-        raise UsageError(
-            f"{inventory.controller.name} leads the cluster: nothing can take its place", fix=fix
-        )
+        raise UsageError(f"{inventory.controller.name} is the controller: it can't be replaced", fix=fix)
     return _join(screen, options, spec, chosen, replaced=there, force=force, **joining)
 
 

@@ -47,8 +47,7 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
     "constraint": Annotated[str | None, typer.Option("--constraint", "-C", help="Node features.")],
     "array": Annotated[str | None, typer.Option("--array", "-a", help="Array of jobs, such as 1-10%2.")],
     "signal": Annotated[
-        str | None,
-        typer.Option(help="Signal sent before the time limit, such as USR1@120 (seconds)."),
+        str | None, typer.Option(help="Signal sent before the time limit, such as USR1@120 (seconds).")
     ],
     "requeue": Annotated[
         bool | None,
@@ -195,11 +194,7 @@ def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> Non
 
 
 def _prepared(
-    screen: Screen,
-    options: Options,
-    spec: ClusterSpec,
-    wanted: Sequence[JobSpec],
-    distribution: Distribution,
+    screen: Screen, options: Options, spec: ClusterSpec, wanted: Sequence[JobSpec], distribution: Distribution
 ) -> list[tuple[JobSpec, Source | None, Environment]]:
     """The jobs with what is sent of their scripts' folders, and the environments that they ask for.
 
@@ -268,7 +263,7 @@ def _once(submitted: Sequence[_Row]) -> Iterator[None]:
 
 def _await(screen: Screen, session: Session, rows: Sequence[_Row], timeout_s: float | None) -> None:
     """Wait for the jobs and show how they ended; raises unless all completed."""
-    from clusterctl.jobs.watch import raise_unless_completed
+    from clusterctl.jobs.control import raise_unless_completed
     from clusterctl.scheduler.models import worst
 
     ended = wait_for(screen, session, [row["job_id"] for row in rows], timeout_s)

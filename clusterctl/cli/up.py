@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt.")]
 NoWait = Annotated[
-    bool,
-    typer.Option("--no-wait", help="Fail immediately if another clusterctl holds the cluster's lock."),
+    bool, typer.Option("--no-wait", help="Fail immediately if another clusterctl holds the cluster's lock.")
 ]
 Limit = Annotated[
     list[str] | None,
@@ -59,8 +58,7 @@ def up(
     screen: Screen,
     options: Options,
     reconfigure: Annotated[
-        bool,
-        typer.Option("--reconfigure", help="Configure every host, drifted or not."),
+        bool, typer.Option("--reconfigure", help="Configure every host, drifted or not.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Cancel jobs that a changed spec has no nodes for.")
@@ -68,9 +66,7 @@ def up(
     bundle: Annotated[
         Path | None,
         typer.Option(
-            "--bundle",
-            metavar="FILE",
-            help="Install on-prem hosts from this bundle, now and in later runs.",
+            "--bundle", metavar="FILE", help="Install on-prem hosts from this bundle, now and in later runs."
         ),
     ] = None,
     no_bundle: Annotated[

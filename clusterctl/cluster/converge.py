@@ -404,10 +404,7 @@ def _unit_words(name: str, mark: str) -> tuple[str, str]:
         return (
             (f"{name} {was} and disabled", "enabled and started")
             if "disabled" in more
-            else (
-                f"{name} {was}",
-                "started",
-            )
+            else (f"{name} {was}", "started")
         )
     if _OUTDATED in more:
         return f"{name} had not read its configuration", "restarted"

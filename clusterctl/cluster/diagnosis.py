@@ -23,6 +23,7 @@ from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Result, Transport
 from clusterctl.transport.ssh import Connections
+from clusterctl.util.parallel import parallel_map
 
 Probe = Callable[[tuple[str, ...]], Result]  # runs the bundled probe, one rank on each of these hosts
 TIMED_OUT = 124  # timeout(1)'s exit code
@@ -62,7 +63,7 @@ def failed(
     if alike:
         failures = tuple(Failure("verify", said, host, "verify") for host in hosts)
     else:
-        failures = _blamed_by_probe(result) or _blamed_by_parts(hosts, inventory, to, probe)
+        failures = _failures_of_probe(result) or _failures_of_parts(hosts, inventory, to, probe)
     if not failures:
         fix = _LET_IN if _DENIED.search(said) else ""
         named = tuple(_named(said, hosts, inventory)) or hosts
@@ -71,7 +72,7 @@ def failed(
     told = (cause if host in cause else f"{host}: {cause}" for cause, host in hosts_of.items())
     fixes = "; ".join(dict.fromkeys(failure.fix for failure in failures if failure.fix))
     return VerifyError(
-        f"the proof job failed on {', '.join(str(f.host) for f in failures)}",
+        f"the verification job failed on {', '.join(str(f.host) for f in failures)}",
         why="; ".join(told),
         fix=f"{fixes or 'correct the cause on these hosts'}, then run `clusterctl up` again",
         failures=failures,
@@ -86,7 +87,7 @@ def _named(said: str, hosts: tuple[str, ...], inventory: Inventory) -> Iterator[
             yield host.name
 
 
-def _blamed_by_probe(result: Result) -> tuple[Failure, ...]:
+def _failures_of_probe(result: Result) -> tuple[Failure, ...]:
     """The hosts of which the probe itself says what is wrong."""
     try:
         found = json.loads(result.stdout)["failures"]
@@ -95,14 +96,18 @@ def _blamed_by_probe(result: Result) -> tuple[Failure, ...]:
         return ()
 
 
-def _blamed_by_parts(
+def _failures_of_parts(
     hosts: tuple[str, ...], inventory: Inventory, to: Connect, probe: Probe
 ) -> tuple[Failure, ...]:
-    def alone(host: str) -> str | None:
-        result = probe((host,))
-        return None if is_right(result, (host,)) else _words(result)
-
-    return cut_off(inventory, hosts, to) or (each_alone(hosts, alone) if len(hosts) > 1 else ())
+    """The hosts that TCP does not join; else those on which even a job of their own fails."""
+    if (found := cut_off(inventory, hosts, to)) or len(hosts) == 1:
+        return found
+    results = zip(hosts, parallel_map(hosts, lambda host: probe((host,))), strict=True)
+    return tuple(
+        Failure("verify", _words(result), host, "verify")
+        for host, result in results
+        if not is_right(result, (host,))
+    )
 
 
 def _words(result: Result) -> str:
@@ -117,7 +122,6 @@ _PROGRAM = (Path(__file__).parent / "remote_pairs.py").read_text(encoding="utf-8
 _PORTS = range(40_000, 60_000)
 _LISTEN_S = 6.0
 _LISTEN_PER_NODE_S = 0.1
-_CONCURRENT = 32
 _SHOWN = 3  # pairs in the failure of one host
 
 Connect = Callable[[str], Transport]
@@ -147,15 +151,6 @@ def _some(causes: Sequence[str]) -> str:
     """Enough of them to go on with: of 64 nodes that reach none, there would be 2,016."""
     more = len(causes) - _SHOWN
     return "; ".join(causes[:_SHOWN]) + (f"; and {more} more such pairs" if more > 0 else "")
-
-
-def each_alone(hosts: Sequence[str], alone: Callable[[str], str | None]) -> tuple[Failure, ...]:
-    """The hosts on which even a job of their own fails. ``alone`` runs it and returns its complaint."""
-    with ThreadPoolExecutor(max_workers=min(_CONCURRENT, len(hosts))) as pool:
-        said = list(pool.map(alone, hosts))
-    return tuple(
-        Failure("verify", cause, host, "verify") for host, cause in zip(hosts, said, strict=True) if cause
-    )
 
 
 def _unreached(inventory: Inventory, hosts: Sequence[str], to: Connect) -> Unreached:
@@ -201,16 +196,10 @@ def checkup(
 
 
 def _with_left(report: DoctorReport, workspace: Workspace, hosts: Collection[str]) -> DoctorReport:
-    """With the machines that the cluster has left behind."""
+    """The report with the pending releases."""
+    about = "the release of {} is pending"
     found = tuple(
-        Finding(
-            one.host.name,
-            "warning",
-            "pending-release",
-            f"the release of {one.address} is pending",
-            one.why,
-            one.fix,
-        )
+        Finding(one.host.name, "warning", "pending-release", about.format(one.address), one.why, one.fix)
         for one in pending_releases(workspace)
         if not hosts or one.host.name in hosts
     )

@@ -11,16 +11,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from clusterctl.cluster.session import ClusterSession
+from clusterctl.cluster.session import ClusterSession, known_inventory, known_spec
 from clusterctl.errors import ClusterctlError, SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostChange, Planned, Size
 from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.models import JobInfo, NodeInfo
-from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
-from clusterctl.spec.models import ClusterSpec, Partition, User
+from clusterctl.scheduler.session import admin_scheduler
+from clusterctl.spec.models import ClusterSpec, Partition
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Host, Inventory
-from clusterctl.state.workspace import Workspace
 
 PATIENCE_S = 5.0
 END_S = 60.0
@@ -68,12 +67,12 @@ def review(session: ClusterSession, planned: Planned, *, force: bool) -> Mapping
         UsageError: it would cancel jobs, or give a user's uid to another; nothing was changed.
     """
     spec, workspace, provider = session.spec, session.workspace, session.provider
-    try:
-        before = inventory_of(workspace)
-    except UsageError:
-        return {}  # not up yet, or not to the end
+    before = known_inventory(workspace)
+    if before is None:
+        return {}
     controller = session.connections.to(before.controller.name)
-    if spec.users != _users_before(workspace):
+    applied = known_spec(workspace)
+    if applied is None or spec.users != applied.users:
         with suppress(TransportError):  # it is down; the role would say it then
             reject_taken_uids(spec, controller.run(["cat", "/etc/passwd"]).stdout)
     change = evaluate(
@@ -260,13 +259,6 @@ def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
             ),
             fix="give each new name a uid that nobody had, or take the cluster down first",
         )
-
-
-def _users_before(workspace: Workspace) -> tuple[User, ...] | None:
-    try:
-        return applied_spec(workspace).users
-    except UsageError:  # nobody knows any more
-        return None
 
 
 def _size(host: Host) -> Size | None:

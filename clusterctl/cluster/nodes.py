@@ -26,7 +26,7 @@ from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import applied_spec, inventory_of
 from clusterctl.spec.base import expand
 from clusterctl.spec.messages import did_you_mean
-from clusterctl.spec.models import ClusterSpec, Partition
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import own_machines
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -47,13 +47,13 @@ class NodeState:
 
 
 def drain(scheduler: Scheduler, names: Sequence[str], reason: str) -> tuple[NodeState, ...]:
-    """Let no more jobs begin on these nodes; those that run go on. How the nodes stand then."""
+    """Drain these nodes; running jobs go on. Their states afterwards."""
     scheduler.drain(names, reason)
     return states(scheduler, names)
 
 
 def resume(scheduler: Scheduler, names: Sequence[str]) -> tuple[NodeState, ...]:
-    """Let jobs begin on these nodes again. How they stand then."""
+    """Resume these nodes. Their states afterwards."""
     marked = [state.node.name for state in states(scheduler, names) if not state.node.usable]
     if marked:  # Slurm refuses to resume what is in service
         scheduler.resume(marked)
@@ -116,7 +116,7 @@ def check_aside(scheduler: Scheduler, names: Sequence[str]) -> None:
 
 
 def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None:
-    """Boot these hosts anew, all at once, and wait until each of them is up again.
+    """Reboot these hosts in parallel, and wait until each of them is up again.
 
     Raises:
         TransportError: some did not answer, or did not come back in time; one failure a host.
@@ -206,15 +206,13 @@ def limited(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> 
                 why="nothing of the cluster is up yet",
                 fix=f"name it, too: --limit {provider.controller},{','.join(limit)}",
             )
-        return _with(spec, {p.name: _chosen(spec.node_names(p), limit) for p in spec.partitions})
+        return _with(spec, {p.name: [n for n in spec.node_names(p) if n in limit] for p in spec.partitions})
     there = {host.name: host.partition for host in before.compute}
-    nodes = {
-        p.name: [
-            *(name for name in spec.node_names(p) if name in limit or there.get(name) == p.name),
-            *(name for name, where in there.items() if _stays(name, where, p, spec, limit)),
-        ]
-        for p in spec.partitions
-    }
+    nodes = {}
+    for p in spec.partitions:
+        named = spec.node_names(p)
+        nodes[p.name] = [name for name in named if name in limit or there.get(name) == p.name]
+        nodes[p.name] += [n for n, was in there.items() if was == p.name and n not in (*limit, *named)]
     return _with(_knowing(spec, applied_spec(workspace), there), nodes)
 
 
@@ -227,8 +225,8 @@ def without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
     provider = own_machines(spec.provider)
     if provider.controller in names:
         raise UsageError(
-            f"{provider.controller} leads the cluster: it can't leave it",
-            fix="take the cluster down, and raise it with another controller",
+            f"{provider.controller} is the controller: it can't be removed",
+            fix="take the cluster down, and create it with another controller",
         )
     left = {p.name: [n for n in spec.node_names(p) if n not in names] for p in spec.partitions}
     if not any(left.values()):
@@ -238,7 +236,7 @@ def without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
 
 
 def concerned(inventory: Inventory, limit: Collection[str]) -> tuple[str, ...]:
-    """The nodes that are to be proven; all if it names none: a sick one elsewhere is not what was asked."""
+    """The nodes to verify; none means all."""
     if not limit:
         return ()
     lead = inventory.controller.name
@@ -247,7 +245,7 @@ def concerned(inventory: Inventory, limit: Collection[str]) -> tuple[str, ...]:
 
 @contextmanager
 def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable[[], None]]:
-    """Let other machines have these names: those that had them are set aside, to be given back.
+    """Let other machines have these names; those that had them get a pending release.
 
     If the body fails before it has called what it gets here, all is as it was.
     """
@@ -261,7 +259,7 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable
     aside = [
         registry.record_pending(host, inventory, spec, workspace, why=pending.REPLACED) for host in there
     ]
-    _know_without(workspace, names)
+    _forget_hosts(workspace, names)
     settled: list[bool] = []
     try:
         yield lambda: settled.append(True)
@@ -274,10 +272,9 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable
 
 
 def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
-    """Know no more of machines that are gone for good, left behind or on the way down with the cluster.
+    """Forget machines that are gone for good: pending releases, or hosts of a cluster that is taken down.
 
-    Of a name that one left behind shares with one of the cluster, it is the one left behind. Gives back
-    which ones it were.
+    Of a name that both have, the pending release is forgotten. Returns the machines in words.
 
     Raises:
         UsageError: one is neither.
@@ -296,7 +293,7 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
     behind = [one for one in left if one.host.name in names]
     others = [name for name in names if name not in {one.host.name for one in behind}]
     if others:
-        _know_without(workspace, others)
+        _forget_hosts(workspace, others)
     pending.forget(behind)
     return (
         *(_was_left(one, members.get(one.host.name)) for one in behind),
@@ -310,7 +307,7 @@ def _was_left(one: PendingRelease, namesake: Host | None) -> str:
 
 
 def check_left(workspace: Workspace, names: Iterable[str]) -> None:
-    """That these are machines that the cluster has left behind.
+    """Check that these machines have a pending release.
 
     Raises:
         UsageError: one is not.
@@ -325,8 +322,8 @@ def check_left(workspace: Workspace, names: Iterable[str]) -> None:
             )
 
 
-def _know_without(workspace: Workspace, names: Collection[str]) -> None:
-    """Know no more what these hosts were, nor their keys."""
+def _forget_hosts(workspace: Workspace, names: Collection[str]) -> None:
+    """Remove these hosts and their keys from the records."""
     for path in (workspace.hosts, workspace.joining):
         try:
             inventory = Inventory.model_validate_json(path.read_bytes())
@@ -351,15 +348,6 @@ def _before(workspace: Workspace) -> Inventory | None:
         return inventory_of(workspace)
     except NotUpError:
         return None
-
-
-def _chosen(names: Iterable[str], limit: Collection[str]) -> list[str]:
-    return [name for name in names if name in limit]
-
-
-def _stays(name: str, where: str | None, p: Partition, spec: ClusterSpec, limit: Collection[str]) -> bool:
-    """Whether a node that the spec does not have there any more stays there all the same."""
-    return where == p.name and name not in limit and name not in spec.node_names(p)
 
 
 def _with(spec: ClusterSpec, nodes: dict[str, list[str]]) -> ClusterSpec:

@@ -15,14 +15,14 @@ from pathlib import Path
 
 from clusterctl.cluster import converge, impact, verify
 from clusterctl.cluster.hardware import NodeConfig
-from clusterctl.cluster.session import ClusterSession
+from clusterctl.cluster.session import ClusterSession, known_inventory, known_spec
 from clusterctl.configure.events import TaskPreview
 from clusterctl.errors import ConfigureError, MachineError, SchedulerError, TransportError, UsageError
 from clusterctl.hosts.probe import probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.jobs.environment import unbuilt
 from clusterctl.providers.base import Planned
-from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
+from clusterctl.scheduler.session import admin_scheduler
 from clusterctl.spec.load import Difference, differences
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
@@ -105,8 +105,9 @@ def plan_changes(session: ClusterSession) -> Plan:
         ProvisionError: the provider can't tell.
     """
     spec, workspace, provider = session.spec, session.workspace, session.provider
-    before = _before(workspace)
-    there = before.provider if before else _provider_asked_before(workspace)
+    before = known_inventory(workspace)
+    applied = known_spec(workspace)  # hosts may be there, though the last `up` left no inventory
+    there = before.provider if before else applied and applied.provider.type
     if there not in (None, spec.provider.type):
         raise UsageError(
             f"cluster {spec.name!r} is up already, under the provider {there}",
@@ -138,33 +139,16 @@ def plan_changes(session: ClusterSession) -> Plan:
     return plan
 
 
-def _before(workspace: Workspace) -> Inventory | None:
-    try:
-        return inventory_of(workspace)
-    except UsageError:
-        return None
-
-
-def _provider_asked_before(workspace: Workspace) -> str | None:
-    """Whose hosts may be there, though the last `up` did not come to an inventory."""
-    try:
-        return applied_spec(workspace).provider.type
-    except UsageError:
-        return None
-
-
 def _settings(spec: ClusterSpec, workspace: Workspace) -> tuple[Difference, ...]:
-    try:
-        return differences(applied_spec(workspace), spec)
-    except UsageError:
-        return (Difference("spec", "nobody knows any more what it was"),)
+    applied = known_spec(workspace)
+    return differences(applied, spec) if applied else (Difference("spec", "the applied spec is not known"),)
 
 
 def _drift(session: ClusterSession, found: Plan) -> Iterator[Drift]:
     """What has drifted on the hosts that stay and run."""
     spec, workspace, connections = session.spec, session.workspace, session.connections
     staying = {host.name for host in found.hosts.hosts if host.action in {"keep", "change"} and not host.off}
-    before = _before(workspace)
+    before = known_inventory(workspace)
     if before is None or before.controller.name not in staying:
         if staying:
             yield Drift(spec.controller_host, "the last `clusterctl up` did not end")
@@ -240,7 +224,7 @@ def _of_check(session: ClusterSession) -> Iterator[str]:
 
 def _of_users(session: ClusterSession, found: Plan) -> Iterator[str]:
     """Why `up` would refuse the users of the spec."""
-    before = _before(session.workspace)
+    before = known_inventory(session.workspace)
     if before is None or not any(one.key.startswith("users") for one in found.settings):
         return
     try:
@@ -258,7 +242,7 @@ def _with_tasks(session: ClusterSession, found: Plan, copy: Workspace) -> Plan:
     On those that are new, everything is: what is there is noted first, and given back by `down`.
     """
     spec, workspace = session.spec, session.workspace
-    before = _before(workspace)
+    before = known_inventory(workspace)
     if before is None or not spec.provider.user_owned:
         return found
     staying = {host.name for host in found.hosts.hosts if host.action in {"keep", "change"} and not host.off}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Concatenate, ParamSpec, TypeVar
 
 from clusterctl.configure import ansible, events, inventory_file
+from clusterctl.errors import UsageError
 from clusterctl.providers import registry
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
-from clusterctl.scheduler.session import applied_spec
+from clusterctl.scheduler.session import applied_spec, inventory_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.state.inventory import Inventory
@@ -133,6 +134,20 @@ class ClusterSession(Run):
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
     """The provider of these settings; ``prompts`` are for machines of the user's own."""
     return registry.provider_of(settings, replace(prompts, restore=_restore))
+
+
+def known_inventory(workspace: Workspace) -> Inventory | None:
+    """The inventory of the last `up`; None where it did not end, or the record is damaged."""
+    with suppress(UsageError):
+        return inventory_of(workspace)
+    return None
+
+
+def known_spec(workspace: Workspace) -> ClusterSpec | None:
+    """The applied spec; None where there is none that can be read."""
+    with suppress(UsageError):
+        return applied_spec(workspace)
+    return None
 
 
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:

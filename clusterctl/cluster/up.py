@@ -235,10 +235,7 @@ def probe(
 
 
 def send_packages(
-    session: ClusterSession,
-    packages: Bundle | None,
-    inventory: Inventory,
-    reports: Mapping[str, HostReport],
+    session: ClusterSession, packages: Bundle | None, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> None:
     """Send the bundle's repository to the hosts that have something to install.
 

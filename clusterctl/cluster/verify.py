@@ -121,10 +121,7 @@ class Standing(Enum):
     SICK = "sick"
 
 
-_AT_SERVICE = {
-    "IDLE": Standing.READY,
-    **dict.fromkeys(("ALLOCATED", "MIXED", "COMPLETING"), Standing.BUSY),
-}
+_AT_SERVICE = {"IDLE": Standing.READY, **dict.fromkeys(("ALLOCATED", "MIXED", "COMPLETING"), Standing.BUSY)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,17 +201,17 @@ def _partitions(
     found: Imported,
 ) -> Iterator[tuple[str, list[str]]]:
     """Every other group of hosts; a host of several belongs to the first."""
-    taken: set[str] = set()
+    placed: set[str] = set()
     for group, hosts in groups.items():
         if group in (*_LEADERS, *_LOGINS):
             continue
-        mine = [host for host in hosts if host not in taken]
-        if left := [host for host in hosts if host in taken]:
+        mine = [host for host in hosts if host not in placed]
+        if left := [host for host in hosts if host in placed]:
             found.notes.append(f"group {group}: {', '.join(left)} stayed in another partition")
         if mine:
-            taken.update(mine)
+            placed.update(mine)
             yield _label(group), mine
-    if not taken:
+    if not placed:
         rest = [host for host in every if host != leader and host not in logins]
         yield "train", rest or [leader]
 

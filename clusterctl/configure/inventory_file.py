@@ -23,7 +23,7 @@ from clusterctl.util.assets import asset, gpu_lock, install_inputs, job_lock, pa
 GPUS_FILE = "gpus.json"  # of the rendered ones: what each node's driver shows
 HEALTH_FILE = "health.json"  # likewise: what each node must have
 SLURMD_FILE = "slurmd.json"  # likewise: a digest of what its slurmd is started with
-BUNDLE_FOLDER = "/var/lib/clusterctl-bundle"  # on a host, while it is installed without a route out
+BUNDLE_FOLDER = "/var/lib/clusterctl-bundle"  # on an air-gapped host, while it is installed
 PYTHON = "/usr/bin/python3"  # the platform's: it alone has the package manager's bindings
 
 _AS_IN_AN_IMAGE = Software()

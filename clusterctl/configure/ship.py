@@ -17,7 +17,7 @@ from clusterctl.transport.base import Transport
 from clusterctl.util.parallel import parallel_map
 from clusterctl.util.progress import HostStep, Reporter
 
-_AT_ONCE: Final = 8
+_MAX_PARALLEL: Final = 8
 _UNPACK_S: Final = 1800.0  # a host says nothing while it unpacks and prepares
 _REPOSITORY: Final = f"{BUNDLE_FOLDER}/repository"
 
@@ -120,7 +120,7 @@ def ship(
             failed[host.name] = exc
         report(HostStep(host.name, "has the packages", len(hosts), failed=host.name in failed))
 
-    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+    with ThreadPoolExecutor(max_workers=_MAX_PARALLEL) as pool:
         list(pool.map(bring, hosts))
     if failed:
         raise _unsent(failed)

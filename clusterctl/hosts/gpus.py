@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from xml.etree.ElementTree import Element, ParseError, fromstring
 
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
@@ -30,7 +31,6 @@ fi
 """Prints what ``parse_gpus`` reads; nothing but its first line where there is no driver."""
 
 _VENDOR_WORDS = frozenset({"nvidia", "tesla", "geforce", "quadro"})
-_TAG = re.compile(r"^\s*<(?P<close>/?)(?P<tag>\w+)(?: id=\"[^\"]*\")?>(?:(?P<text>[^<]*)</)?")
 _FAILED = re.compile(r"^failed: (.*)$", re.MULTILINE)
 _GPU_LINE = re.compile(r"^GPU (\d+):")
 _MIG_LINE = re.compile(r"^\s+MIG (\S+)\s+Device\s+(\d+):\s+\(UUID: (MIG-\S+)\)")
@@ -92,24 +92,6 @@ class Driver:
         return () if alike and not any(gpu.caps for gpu in counted) else tuple(gpu.uuid for gpu in counted)
 
 
-@dataclass(slots=True)
-class _Part:
-    """A MIG device: its number, and of which GPU and compute instance it is."""
-
-    index: int = -1
-    instance: int = -1
-    compute: int = -1
-
-
-@dataclass(slots=True)
-class _Card:
-    name: str = ""
-    uuid: str = ""
-    minor: int | None = None
-    parts: list[_Part] = field(default_factory=list)
-    mig: bool = False
-
-
 def gpu_type(name: str) -> str:
     """The short name of a GPU model: ``NVIDIA A100-SXM4-80GB`` is ``a100``, ``RTX 4090`` is ``rtx-4090``."""
     words = [w for w in re.split(r"[^a-z0-9]+", name.lower()) if w and w not in _VENDOR_WORDS]
@@ -134,16 +116,18 @@ def parse_gpus(sections: Sections) -> tuple[Gpu, ...]:
     cores, links = _near(sections, len(cards))
     found: list[Gpu] = []
     for index, card in enumerate(cards):
-        whole = Gpu(gpu_type(card.name), index, card.minor, (), cores[index], links[index], card.uuid)
-        if not card.mig:
+        name, uuid = (card.findtext(tag, "").strip() for tag in ("product_name", "uuid"))
+        minor = _number(card, "minor_number")
+        whole = Gpu(gpu_type(name), index, minor, (), cores[index], links[index], uuid)
+        if card.findtext("current_mig", "").strip() != "Enabled":
             found.append(whole)
-        for part in card.parts:
-            profile, uuid = profiles.get((index, part.index), ("mig", ""))
-            at = f"gpu{card.minor if card.minor is not None else index}/gi{part.instance}"
-            caps = (minors.get(f"{at}/access"), minors.get(f"{at}/ci{part.compute}/access"))
-            known = tuple(int(cap) for cap in caps if cap is not None)
-            if len(known) == len(caps):
-                found.append(replace(whole, type=profile, caps=known, links="", uuid=uuid))
+        for part in card.findall("mig_device"):
+            profile, uuid = profiles.get((index, _number(part, "index")), ("mig", ""))
+            at = f"gpu{index if minor is None else minor}/gi{_number(part, 'gpu_instance_id')}"
+            opened = (f"{at}/access", f"{at}/ci{_number(part, 'compute_instance_id')}/access")
+            if all(path in minors for path in opened):
+                caps = tuple(int(minors[path]) for path in opened)
+                found.append(replace(whole, type=profile, caps=caps, links="", uuid=uuid))
     return tuple(found)
 
 
@@ -158,47 +142,23 @@ def driver_fault(sections: Sections) -> str:
     return match[1].strip() or "nvidia-smi did not answer" if match else ""
 
 
-def _cards(text: str) -> list[_Card]:
-    cards: list[_Card] = []
-    part: _Part | None = None
-    for line in text.splitlines():
-        match = _TAG.match(line)
-        if match is None:
-            continue
-        tag, said = match["tag"], (match["text"] or "").strip()
-        if tag == "gpu" and not match["close"]:
-            cards.append(_Card())
-        elif tag == "mig_device":
-            part = None if match["close"] else _Part()
-            if part is not None and cards:
-                cards[-1].parts.append(part)
-        elif cards:
-            _note(cards[-1], part, tag, said)
-    return cards
+def _cards(text: str) -> list[Element]:
+    """The driver's cards, from those lines of its XML that GPU_SCRIPT prints: parts are right below cards."""
+    try:
+        return fromstring(f"<all>{text}</all>").findall("gpu")  # noqa: S314 - a DOCTYPE would be refused here
+    except ParseError:
+        return []
 
 
-def _note(card: _Card, part: _Part | None, tag: str, said: str) -> None:
-    """One value; processes have instances too, which are none of a part."""
-    if part is not None and said.isdecimal():
-        if tag == "index":
-            part.index = int(said)
-        elif tag == "gpu_instance_id":
-            part.instance = int(said)
-        elif tag == "compute_instance_id":
-            part.compute = int(said)
-    elif tag == "product_name":
-        card.name = said
-    elif tag == "current_mig":
-        card.mig = said == "Enabled"
-    elif tag == "uuid" and not card.uuid:
-        card.uuid = said
-    elif tag == "minor_number" and said.isdecimal():
-        card.minor = int(said)
+def _number(element: Element, tag: str) -> int | None:
+    """A value that is a number; None for N/A."""
+    text = element.findtext(tag, "").strip()
+    return int(text) if text.isdecimal() else None
 
 
-def _profiles(text: str) -> dict[tuple[int, int], tuple[str, str]]:
+def _profiles(text: str) -> dict[tuple[int, int | None], tuple[str, str]]:
     """(card, MIG device) -> its profile, such as 1g.10gb, and its UUID."""
-    found: dict[tuple[int, int], tuple[str, str]] = {}
+    found: dict[tuple[int, int | None], tuple[str, str]] = {}
     card = -1
     for line in text.splitlines():
         if match := _GPU_LINE.match(line):

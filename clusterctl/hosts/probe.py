@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -28,11 +27,11 @@ from clusterctl.spec import distributions
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Transport
+from clusterctl.transport.base import Transport, remote_program
 from clusterctl.transport.local import write_ssh_files
 from clusterctl.util.progress import HostStep, Reporter
 
-PROGRAM: Final = (Path(__file__).parent / "remote_probe.py").read_bytes()
+PROGRAM: Final = remote_program("clusterctl.hosts.remote_probe").encode()
 # Rocky 8's own Python is nowhere on the PATH. What prints it also says so where there is none.
 _START: Final = (
     "for python in /usr/bin/python3 /usr/libexec/platform-python; do "

@@ -1,13 +1,12 @@
 """Runs on a host, as root: tells what the host is and has. The one probe: standard library only.
 
-    python3 -I -S - REQUEST <THIS_FILE
+    python3 -I -S - REQUEST <THE_PROGRAM
 
 REQUEST and the answer are one JSON object each; ``clusterctl.hosts.probe`` has the types.
 It changes nothing. A checksum is a short text that stays the same as long as nothing has changed.
 Also for Python 3.6: a host that is refused for its age must still be able to say how old it is.
 """
 
-import errno
 import fcntl
 import glob
 import grp
@@ -22,9 +21,11 @@ import struct
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+
+from clusterctl.util.remote_rights import acting, read_regular
 
 ASK_S = 10
 LISTENS = "0A"  # the state's number in /proc/net/tcp
@@ -59,7 +60,6 @@ LEAST_FREE = 16 << 20
 OWNER_ALL = stat.S_IRWXU
 OTHERS_WRITE_OWNER_ALL = stat.S_IRWXU | stat.S_IWGRP | stat.S_IWOTH
 LARGEST = 3
-MOST_BYTES = 16 << 20  # of a file that is read whole
 WALK_S = 5
 PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,InactiveExitTimestampMonotonic"
 
@@ -328,38 +328,10 @@ def file_mark(path: str) -> str:
         return f"{digest(file.read())} {stat.S_IMODE(found.st_mode):o} {found.st_uid}:{found.st_gid}"
 
 
-def read_regular(path: str) -> str:
-    """The content of a regular file of no great size; raises OSError for all else, and never waits."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        data = file.read(MOST_BYTES + 1) if stat.S_ISREG(os.fstat(fd).st_mode) else None
-    if data is None or len(data) > MOST_BYTES:
-        raise OSError(errno.EINVAL, "not a regular file of that size", path)
-    return data.decode(errors="replace")
-
-
-@contextmanager
-def acting(user: pwd.struct_passwd) -> Iterator[None]:
-    """What is done meanwhile is done with an account's rights: root must follow no link of a job's."""
-    if os.geteuid() != 0 or user.pw_uid == 0:
-        yield
-        return
-    groups, gid = os.getgroups(), os.getegid()
-    os.setgroups(os.getgrouplist(user.pw_name, user.pw_gid))
-    os.setegid(user.pw_gid)
-    os.seteuid(user.pw_uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(gid)
-        os.setgroups(groups)
-
-
 def block_mark(path: str, begin: str, end: str) -> str:
     """The lines between two marks; what others wrote around them does not count."""
     try:
-        text = read_regular(path)
+        text = read_regular(path).decode(errors="replace")
     except OSError:
         return MISSING
     _, found, rest = text.partition(f"{begin}\n")
@@ -455,7 +427,7 @@ def key_mark(user: str, home: str, key: str) -> str:
 
 def _keys(home: str) -> List[str]:
     try:
-        return read_regular(f"{home}/.ssh/authorized_keys").splitlines()
+        return read_regular(f"{home}/.ssh/authorized_keys").decode(errors="replace").splitlines()
     except OSError:
         return []
 

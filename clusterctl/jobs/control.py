@@ -1,12 +1,236 @@
-"""List and cancel jobs."""
+"""List and cancel jobs, wait for them, follow one, and report how they ended.
+
+One query is for all that are waited for, ever less often.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
-from clusterctl.scheduler.models import JobInfo
+from clusterctl.errors import (
+    ClusterctlError,
+    Failure,
+    JobCancelledError,
+    JobFailedError,
+    SchedulerError,
+    TransportError,
+    UnreachableError,
+    WaitTimeoutError,
+)
+from clusterctl.jobs.logs import LONGEST_PAUSE_S, JobLogs, LogChunk, OnOutput, folder_of, tail
+from clusterctl.scheduler.base import Clock, backoff
+from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
 from clusterctl.scheduler.session import Session, resolve_submissions
+
+OnChange = Callable[[JobInfo], None]
+
+_APPEAR_S = 30.0  # how long a job may be unknown: sbatch has answered, the accounting has not heard of it yet
+_RECONNECT_S = 60.0
+
+
+class _Watched:
+    """The jobs that are waited for, in the state last seen."""
+
+    def __init__(
+        self, session: Session, ids: Sequence[str], on_change: OnChange, timeout_s: float | None
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._clock = session.scheduler.clock
+        self.deadline = None if timeout_s is None else self._clock.now() + timeout_s
+        self._session = session
+        self._ids = tuple(ids)
+        self._on_change = on_change
+        self._seen: dict[str, JobInfo] = {}
+        self._unknown_until = session.scheduler.clock.now() + _APPEAR_S
+
+    def look(self) -> tuple[JobInfo, ...] | None:
+        """Ask Slurm; the jobs if all have ended, else None. Tells ``on_change`` what is new."""
+        jobs = self._session.scheduler.jobs(self._ids)
+        for job in jobs:
+            before = self._seen.get(job.id)
+            if before is None or _reported(before) != _reported(job):
+                self._on_change(job)
+            self._seen[job.id] = job
+        missing = [i for i in self._ids if not any(i in (job.id, job.whole_id) for job in jobs)]
+        if missing:
+            if self._session.scheduler.clock.now() > self._unknown_until:
+                raise self._session.scheduler.unknown(missing)
+            return None
+        if not all(job.ended for job in jobs):
+            return None
+        self._remember(jobs)
+        return jobs
+
+    @property
+    def seen(self) -> tuple[JobInfo, ...]:
+        """The jobs as they were last seen."""
+        return tuple(self._seen.values())
+
+    def pause(self, seconds: float) -> None:
+        """Sleep so long, or until the deadline.
+
+        Raises:
+            WaitTimeoutError: that has passed; says where the jobs stand.
+        """
+        self.check_deadline()
+        left = seconds if self.deadline is None else min(seconds, self.deadline - self._clock.now())
+        self._clock.sleep(max(0.0, left))
+
+    def check_deadline(self) -> None:
+        """Raises WaitTimeoutError once the deadline has passed."""
+        if self.deadline is None or self._clock.now() < self.deadline:
+            return
+        what = f"job {self._ids[0]} has" if len(self._ids) == 1 else f"jobs {', '.join(self._ids)} have"
+        stand = (f"{j.id} is {j.state.value} ({j.reason or 'no reason given'})" for j in self._seen.values())
+        raise WaitTimeoutError(
+            f"{what} not ended within {self._timeout_s:g} s",
+            why="; ".join(stand),
+            fix=f"it goes on; `clusterctl logs {self._ids[0]} -f` follows it, `clusterctl cancel` ends it",
+        )
+
+    def _remember(self, jobs: Sequence[JobInfo]) -> None:
+        for job_id in dict.fromkeys(job.whole_id for job in jobs):
+            entry = self._session.ledger.find(job_id)
+            if entry is not None and job_id in self._ids:
+                state = worst([job for job in jobs if job.whole_id == job_id]).state.value
+                self._session.ledger.update(entry, state=state)
+
+
+def _reported(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]:
+    """The state that is reported when it changes; other reasons to wait come and go."""
+    return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch
+
+
+def wait(
+    session: Session,
+    ids: Sequence[str],
+    *,
+    timeout_s: float | None = None,
+    on_change: OnChange = lambda _job: None,
+) -> tuple[JobInfo, ...]:
+    """Wait until all jobs have ended; an array's id stands for all its tasks.
+
+    Raises:
+        WaitTimeoutError: ``timeout_s`` has passed; the jobs go on.
+        SchedulerError: one of them is unknown, or the scheduler does not answer.
+    """
+    watched = _Watched(session, ids, on_change, timeout_s)
+    for pause in backoff():
+        jobs = watched.look()
+        if jobs is not None:
+            return jobs
+        watched.pause(pause)
+    raise AssertionError("backoff never ends")
+
+
+def follow(
+    session: Session,
+    job_id: str,
+    *,
+    on_output: OnOutput,
+    timeout_s: float | None = None,
+    on_change: OnChange = lambda _job: None,
+) -> tuple[JobInfo, ...]:
+    """Pass on what a job writes until it has ended, then return it: one JobInfo, or one a task of an array.
+
+    After a broken connection it goes on where it stopped: no output is repeated or left out.
+
+    Raises:
+        WaitTimeoutError: ``timeout_s`` has passed; the job goes on.
+        SchedulerError: the job is unknown, or the scheduler does not answer.
+        UnreachableError: the controller can't be reached for long.
+    """
+    watched = _Watched(session, [job_id], on_change, timeout_s)
+    clock, logs = session.scheduler.clock, JobLogs(session, job_id)
+    broken_since: float | None = None
+    waits = backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
+
+    def told(chunk: LogChunk | None) -> None:
+        nonlocal broken_since, waits
+        broken_since, waits = None, backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
+        if chunk is not None:
+            on_output(chunk)
+
+    while True:
+        try:
+            return _pass_on(logs, watched, told, clock)
+        except UnreachableError:
+            broken_since = broken_since or clock.now()  # it may have been silent for long before
+            if clock.now() >= broken_since + _RECONNECT_S:
+                raise
+            watched.pause(next(waits))
+
+
+def _pass_on(
+    logs: JobLogs, watched: _Watched, told: Callable[[LogChunk | None], None], clock: Clock
+) -> tuple[JobInfo, ...]:
+    """Pass on what a job writes until it has ended."""
+    pauses, due = backoff(longest_s=LONGEST_PAUSE_S), clock.now()
+    with closing(logs.grow(lambda: watched.seen, watched.deadline)) as chunks:
+        for chunk in chunks:
+            told(chunk)
+            if clock.now() >= due:
+                if (jobs := watched.look()) is not None:
+                    for last in logs.new(jobs):
+                        told(last)
+                    return jobs
+                due = clock.now() + next(pauses)
+            watched.check_deadline()
+    raise AssertionError("logs never end")
+
+
+def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
+    """Turn the end of jobs into an error, unless all of them completed.
+
+    Raises:
+        JobFailedError: one failed; says Slurm's state and reason, and the tail of its log.
+        JobCancelledError: none failed, and one was cancelled or ran into its time limit.
+    """
+    bad = [job for job in jobs if job.outcome is not Outcome.COMPLETED]
+    if not bad:
+        return
+    job = worst(bad)
+    cancelled = job.outcome is Outcome.CANCELLED
+    kind = JobCancelledError if cancelled else JobFailedError
+    try:
+        said = tail(session.holders(job.nodes)[0][1], folder_of(session, job.id), job.task)
+        quoted = "\n".join(f"| {line}" for line in said.split("\n"))
+        log = f"its log ends:\n{quoted}" if said else "it wrote nothing"
+    except (SchedulerError, TransportError) as exc:  # how the job ended is what was asked for
+        said, log = "", f"its log can't be read: {exc.what}"
+    how = _how_it_ended(job)
+    more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    raise kind(
+        f"job {job.id} ({job.name}) ended {job.state.value}{more}",
+        why=f"{how}; {log}",
+        fix=_whole_log(job),
+        failures=tuple(_failure(one, kind, said if one is job else "") for one in bad),
+    )
+
+
+def _how_it_ended(job: JobInfo) -> str:
+    parts = [job.state.value if job.prefix else f"Slurm says {job.state.value}"]
+    if job.reason and job.reason not in {"NonZeroExitCode", "JobLaunchFailure"}:
+        parts.append(f"reason {job.reason}")
+    if job.signal:
+        parts.append(f"signal {job.signal}")
+    elif job.exit_code:
+        parts.append(f"exit code {job.exit_code}")
+    if job.nodes:
+        parts.append(f"on {', '.join(job.nodes)}")
+    return ", ".join(parts)
+
+
+def _whole_log(job: JobInfo) -> str:
+    return f"the whole log: clusterctl logs {job.id}"
+
+
+def _failure(job: JobInfo, kind: type[ClusterctlError], said: str) -> Failure:
+    ended = f"job {job.id}: {_how_it_ended(job)}"
+    cause = f"{ended}; its log ends:\n{said}" if said else ended
+    return Failure(kind.code, cause, host=job.nodes[0] if len(job.nodes) == 1 else None, fix=_whole_log(job))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections import deque
-from collections.abc import Callable, Iterator
-from typing import BinaryIO, Final
+from collections.abc import Callable
+from typing import BinaryIO, Final, cast
 
 from clusterctl.errors import CommandError, TransportError, UsageError, printable
 from clusterctl.packages.wheelhouse import Lock, NodePlatform, Requirements, cached_lock, resolve, wheel_path
@@ -14,14 +13,13 @@ from clusterctl.scheduler.script import BASE_ENVIRONMENT, ENVIRONMENTS, PLAIN, E
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.job import JobOptions, JobSpec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.transport.base import BULK, Conversation, Transport, remote_argv
+from clusterctl.transport.base import BULK, Conversation, Outgoing, Transport, lines, remote_argv
 from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.tree import Progress, shown_size
 from clusterctl.util.assets import job_lock
 from clusterctl.util.progress import LineReporter
 
 _LOCK_NAME: Final = "requirements.lock"
-_CHUNK: Final = 1 << 18
 _LOCK: Final = f"{ENVIRONMENTS}/.lock"
 _BUILD_S: Final = 3600.0  # pip says nothing
 _WAIT_S: Final = 1800.0  # for another one's build, which says nothing either
@@ -142,7 +140,8 @@ def build(
     try:
         much = _is_much(transport, environment.lock)
         with transport.converse(argv, bulk=much, silence_s=_BUILD_S) as talk:
-            for answer in _lines(talk):
+            for line in lines(iter(talk.receive, b""), TransportError("a line does not end")):
+                answer = line.decode(errors="replace")
                 if answer == "waiting":
                     report("waiting for another clusterctl that builds an environment")
                 elif answer == "send":
@@ -192,37 +191,21 @@ def _size(lock: Lock) -> int:
     return sum(wheel_path(wheel).stat().st_size for wheel in lock.wheels)
 
 
-def _lines(talk: Conversation) -> Iterator[str]:
-    """What the program says, as soon as a line is whole."""
-    said = b""
-    while chunk := talk.receive():
-        said += chunk
-        *lines, said = said.split(b"\n")
-        yield from (line.decode(errors="replace") for line in lines)
-
-
 def _send(talk: Conversation, lock: Lock, report: LineReporter, progress: Progress) -> None:
     """Send the wheels, and last the lock: without it nothing is installed."""
     paths = [wheel_path(wheel) for wheel in lock.wheels]
     total = _size(lock)
     report(f"sending {len(paths)} wheels, {shown_size(total)}")
-    done = 0
-    for path in paths:
-        with path.open("rb") as file:
-            for size in _send_member(talk, f"wheels/{path.name}", file):
-                done += size
-                progress("wheels", done, total)
-    deque(_send_member(talk, _LOCK_NAME, io.BytesIO(lock.text.encode())), maxlen=0)
-    talk.send(bytes(2 * tarfile.BLOCKSIZE))  # the end of a tar
+    out = Outgoing(talk, lambda sent: progress("wheels", min(sent, total), total))
+    with tarfile.open(mode="w|", fileobj=cast("BinaryIO", out)) as tar:
+        for path in paths:
+            with path.open("rb") as file:
+                tar.addfile(_member(f"wheels/{path.name}", path.stat().st_size), file)
+        tar.addfile(_member(_LOCK_NAME, len(lock.text.encode())), io.BytesIO(lock.text.encode()))
+    out.flush()
 
 
-def _send_member(talk: Conversation, name: str, file: BinaryIO) -> Iterator[int]:
-    """Send a file of a tar; yields how many bytes went, again and again."""
+def _member(name: str, size: int) -> tarfile.TarInfo:
     member = tarfile.TarInfo(name)
-    member.size = file.seek(0, io.SEEK_END)
-    file.seek(0)
-    talk.send(member.tobuf(tarfile.PAX_FORMAT))
-    while chunk := file.read(_CHUNK):
-        talk.send(chunk)
-        yield len(chunk)
-    talk.send(bytes(-member.size % tarfile.BLOCKSIZE))
+    member.size = size
+    return member

@@ -43,7 +43,7 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.put import Sent, send_new_folder, send_to_store
 from clusterctl.transport.remote_receive import NO_REQUIRED
-from clusterctl.transport.tree import Item, Progress, hash_items
+from clusterctl.transport.tree import Progress, hash_items
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.progress import LineReporter
 
@@ -176,10 +176,17 @@ def stage(
     hashes = hash_items(source.files if source is not None else (), progress=progress)
     if source is not None:
         ours = {**ours, SOURCE_FILE: manifest(items, hashes)}
-    content = _Content(items, hashes, f"{JOBS_FOLDER}/{name}", ours)
-    sent = content.send(transport, progress)
+    folder, required = f"{JOBS_FOLDER}/{name}", f"{PAYLOAD_ROOT}/{payload_hash()}/payload"
+
+    def send(to: Transport, progress: Progress = lambda *_: None) -> Sent:
+        try:
+            return send_new_folder(to, items, hashes, folder, ours=ours, required=required, progress=progress)
+        except CommandError as exc:
+            raise (_lacks_programs(to.host, required) if exc.rc == NO_REQUIRED else exc) from exc
+
+    sent = send(transport, progress)
     with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
-        sending = [pool.submit(content.send, other) for other in others]
+        sending = [pool.submit(send, other) for other in others]
     try:
         for one in sending:
             one.result()
@@ -199,37 +206,13 @@ def remove_folder(transports: Sequence[Transport], folder: str) -> None:
             transport.run(["rm", "-rf", "--", folder], check=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """What a job's folder holds, the same on every host that has one."""
-
-    items: Sequence[Item]
-    hashes: Mapping[Path, str]
-    folder: str
-    ours: Mapping[str, bytes]
-
-    def send(self, transport: Transport, progress: Progress = lambda *_: None) -> Sent:
-        """Make it on one host."""
-        required = f"{PAYLOAD_ROOT}/{payload_hash()}/payload"
-        try:
-            return send_new_folder(
-                transport,
-                self.items,
-                self.hashes,
-                self.folder,
-                ours=self.ours,
-                required=required,
-                progress=progress,
-            )
-        except CommandError as exc:
-            if exc.rc != NO_REQUIRED:
-                raise
-            raise UsageError(
-                "the cluster does not have this clusterctl's programs",
-                where=transport.host,
-                why=f"{required} is not there: the cluster was raised by another version, or not to the end",
-                fix="run `clusterctl up` again",
-            ) from exc
+def _lacks_programs(host: str, required: str) -> UsageError:
+    return UsageError(
+        "the cluster does not have this clusterctl's programs",
+        where=host,
+        why=f"{required} is not there: the cluster was raised by another version, or not to the end",
+        fix="run `clusterctl up` again",
+    )
 
 
 def client_facts(

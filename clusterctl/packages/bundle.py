@@ -19,6 +19,7 @@ from typing import IO, Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from clusterctl.errors import BundleError, MachineError, UsageError
+from clusterctl.util.assets import file_sha256
 from clusterctl.util.disk import reason
 
 FORMAT: Final = 1  # of the file and of its manifest; raised when an older clusterctl would misread it
@@ -112,7 +113,12 @@ class Manifest(_Stored):
         try:
             said = _Head.model_validate_json(raw)
             if said.format != FORMAT:
-                raise _of_another_format(said, where)
+                raise BundleError(
+                    f"the bundle has format {said.format}, this clusterctl reads format {FORMAT}",
+                    where=where,
+                    why=f"it was made by clusterctl {said.clusterctl}",
+                    fix="use that version here, or make the bundle anew with this one",
+                )
             return cls.model_validate_json(raw)
         except ValidationError as exc:
             first = exc.errors()[0]
@@ -124,15 +130,6 @@ class Manifest(_Stored):
 class _Head(_Stored):
     format: int
     clusterctl: str = "an unknown version"
-
-
-def _of_another_format(said: _Head, where: str) -> BundleError:
-    return BundleError(
-        f"the bundle has format {said.format}, this clusterctl reads format {FORMAT}",
-        where=where,
-        why=f"it was made by clusterctl {said.clusterctl}",
-        fix="use that version here, or make the bundle anew with this one",
-    )
 
 
 BLOCK: Final = tarfile.BLOCKSIZE
@@ -316,9 +313,7 @@ def header(name: str, size: int) -> bytes:
 def _entry(path: str, source: Path | bytes) -> Entry:
     if isinstance(source, bytes):
         return Entry(path=path, size=len(source), sha256=hashlib.sha256(source).hexdigest())
-    with source.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return Entry(path=path, size=file.tell(), sha256=sha256)
+    return Entry(path=path, size=source.stat().st_size, sha256=file_sha256(source))
 
 
 def _digest_line(digest: str) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from clusterctl.packages.bundle import (
     SYSTEMS,
     WHEELS,
     Bundle,
-    Entry,
     Manifest,
     Place,
     System,
@@ -34,7 +33,6 @@ from clusterctl.packages.os_packages import Nvidia, package_names, upstream_pack
 from clusterctl.packages.wheelhouse import (
     NodePlatform,
     Requirements,
-    Wheel,
     content_hash,
     fill_wheelhouse,
     store_lock,
@@ -148,14 +146,16 @@ def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> It
         path = place.entry.path
         file.seek(place.offset)
         head = file.read(BLOCK)
-        if _begins_another(head, place.entry):
+        info = _parsed(head)
+        is_end = info is None and len(head) == BLOCK and not any(head)
+        if is_end or (info is not None and info.name != path):
             yield from _rearranged(file, places[number:], place.offset, size)
             return
         if place.content + place.entry.size > size:
             left = f" and {len(places) - number - 1} files after it" if number + 1 < len(places) else ""
             yield Fault("truncated", path, f"the bundle ends after {size} bytes, before the end of it{left}")
             return
-        if not _shows(head, place.entry):
+        if head != header(path, place.entry.size):
             yield Fault("corrupted", path, "its header is damaged")
         elif not _is_whole(file, place):
             yield Fault("corrupted", path, "its content is not what the manifest says")
@@ -163,22 +163,11 @@ def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> It
     yield from _after(file, end, size)
 
 
-def _begins_another(head: bytes, entry: Entry) -> bool:
-    """Whether another file, or the end of the bundle, is where a file belongs."""
-    info = _parsed(head)
-    return (len(head) == BLOCK and not any(head)) if info is None else info.name != entry.path
-
-
 def _parsed(raw: bytes) -> tarfile.TarInfo | None:
     try:
         return tarfile.TarInfo.frombuf(raw, "utf-8", "strict")
     except (tarfile.HeaderError, UnicodeDecodeError):
         return None
-
-
-def _shows(raw: bytes, entry: Entry) -> bool:
-    """Whether a header is that of a plain file of this name and size."""
-    return raw == header(entry.path, entry.size)
 
 
 def _is_whole(file: IO[bytes], place: Place) -> bool:
@@ -205,7 +194,7 @@ def _after(file: IO[bytes], end: int, size: int) -> Iterator[Fault]:
 def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, size: int) -> Iterator[Fault]:
     """Files were taken out, put in or renamed: follow the headers, and compare the names."""
     wanted = {place.entry.path: place.entry for place in expected}
-    seen: dict[str, tarfile.TarInfo] = {}
+    seen: set[str] = set()
     while offset < size:
         file.seek(offset)
         raw = file.read(BLOCK)
@@ -217,48 +206,50 @@ def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, size: i
         name = printable(info.name)
         if name not in wanted or name in seen:
             yield Fault("extra", name, "the manifest does not name it")
-        elif not _shows(raw, wanted[name]):
+        elif raw != header(name, wanted[name].size):
             yield Fault("corrupted", name, "it is no plain file of the size that the manifest says")
         elif not _is_whole(file, Place(wanted[name], offset)):
             yield Fault("corrupted", name, "its content is not what the manifest says")
-        seen[name] = info
+        seen.add(name)
         offset += BLOCK + padded(max(0, info.size))
-    yield from _missing(wanted, seen)
-
-
-def _missing(wanted: Mapping[str, Entry], seen: Mapping[str, object]) -> Iterator[Fault]:
-    for path in wanted:
-        if path not in seen:
-            yield Fault("missing", path, "the manifest names it, and it is not there")
+    for path in (path for path in wanted if path not in seen):
+        yield Fault("missing", path, "the manifest names it, and it is not there")
 
 
 def mismatches(bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()) -> tuple[Fault, ...]:
     """The mismatches with this clusterctl, the spec, if there is one, or hosts of these releases."""
     manifest = bundle.manifest
-    found = list(_of_clusterctl(manifest))
-    found += [
-        Fault(
-            "mismatch", release, f"the bundle has no packages for it, only for {', '.join(manifest.systems)}"
-        )
-        for release in releases
-        if release not in manifest.systems
-    ]
+    found = [*_of_clusterctl(manifest)]
+    others = f"the bundle has no packages for it, only for {', '.join(manifest.systems)}"
+    found += [(release, others) for release in releases if release not in manifest.systems]
     for release, system in manifest.systems.items():
-        if releases and release not in releases:
-            continue
-        if lacking := _wanted(release, spec) - set(system.asked):
-            found.append(Fault("mismatch", release, f"lacks the packages {named(sorted(lacking))}"))
-        if system.base != base_digest():
-            found.append(
-                Fault(
-                    "mismatch",
-                    release,
-                    "the wheels of the job environment are from another version of clusterctl",
-                )
-            )
-        found += _of_gpus(release, system, spec)
-        found += _of_requirements(release, system, spec)
-    return tuple(found)
+        if not releases or release in releases:
+            found += [(release, why) for why in _of_system(release, system, spec)]
+    return tuple(Fault("mismatch", what, why) for what, why in found)
+
+
+def _of_clusterctl(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    if manifest.clusterctl != __version__:
+        yield "clusterctl", f"made by version {manifest.clusterctl}, and this is {__version__}"
+    elif manifest.payload != payload_hash():
+        yield PAYLOAD, "it is not the payload of this clusterctl"
+    if manifest.architecture != ARCHITECTURE:
+        yield "architecture", f"for {manifest.architecture}, and the hosts have {ARCHITECTURE}"
+
+
+def _of_system(release: str, system: System, spec: ClusterSpec | None) -> Iterator[str]:
+    if lacking := _wanted(release, spec) - set(system.asked):
+        yield f"lacks the packages {named(sorted(lacking))}"
+    if system.base != base_digest():
+        yield "the wheels of the job environment are from another version of clusterctl"
+    if system.gpu_base not in (None, gpu_digest()):
+        yield "CuPy and CUDA's libraries are from another version of clusterctl"
+    elif spec is not None and asks_for_cupy(spec) and not system.gpu:
+        yield "the spec has GPUs, and the bundle has no CuPy for them"
+    asked = spec.software.python.requirements if spec is not None else None
+    if asked is not None and system.requirements != content_hash((asked,)):
+        has = "other ones" if system.requirements else "none"
+        yield f"{asked} asks for Python packages, and the bundle was made for {has}"
 
 
 def _wanted(release: str, spec: ClusterSpec | None) -> set[str]:
@@ -270,35 +261,6 @@ def _wanted(release: str, spec: ClusterSpec | None) -> set[str]:
     if spec is not None:
         return set(asked_of(distribution, spec.software))
     return set(package_names(distribution)) & set(package_names(distribution, openhpc=True))
-
-
-def _of_clusterctl(manifest: Manifest) -> Iterator[Fault]:
-    if manifest.clusterctl != __version__:
-        yield Fault(
-            "mismatch", "clusterctl", f"made by version {manifest.clusterctl}, and this is {__version__}"
-        )
-    elif manifest.payload != payload_hash():
-        yield Fault("mismatch", PAYLOAD, "it is not the payload of this clusterctl")
-    if manifest.architecture != ARCHITECTURE:
-        yield Fault(
-            "mismatch", "architecture", f"for {manifest.architecture}, and the hosts have {ARCHITECTURE}"
-        )
-
-
-def _of_gpus(release: str, system: System, spec: ClusterSpec | None) -> Iterator[Fault]:
-    if system.gpu_base not in (None, gpu_digest()):
-        yield Fault("mismatch", release, "CuPy and CUDA's libraries are from another version of clusterctl")
-    elif spec is not None and asks_for_cupy(spec) and not system.gpu:
-        yield Fault("mismatch", release, "the spec has GPUs, and the bundle has no CuPy for them")
-
-
-def _of_requirements(release: str, system: System, spec: ClusterSpec | None) -> Iterator[Fault]:
-    asked = spec.software.python.requirements if spec is not None else None
-    if asked is not None and system.requirements != content_hash((asked,)):
-        has = "other ones" if system.requirements else "none"
-        yield Fault(
-            "mismatch", release, f"{asked} asks for Python packages, and the bundle was made for {has}"
-        )
 
 
 class Remembered(BaseModel):
@@ -366,29 +328,20 @@ def use_bundle(file: Path, spec: ClusterSpec, workspace: Workspace, *, report: L
 def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
     for release, system in bundle.manifest.systems.items():
         node = NodePlatform.of(distribution_of(release))
-        fill_wheelhouse(job_lock(), partial(_bring_all, bundle, system.wheels), node)
+        fill_wheelhouse(job_lock(), partial(_copy_wheels, bundle, system.wheels), node)
         if system.gpu:
-            fill_wheelhouse(gpu_lock(), partial(_bring_all, bundle, system.gpu), node)
-        asked = spec.software.python.requirements
-        if asked is not None:
-            text = _text(bundle, lock_path(release))
+            fill_wheelhouse(gpu_lock(), partial(_copy_wheels, bundle, system.gpu), node)
+        if (asked := spec.software.python.requirements) is not None:
+            with temporary_folder() as folder:
+                bundle.copy(lock_path(release), folder / "lock")
+                text = (folder / "lock").read_text()
             store_lock(
                 Requirements((asked,), job_lock(), node=node),
                 text,
-                lambda wheel, to: _bring(bundle, wheel, to),
+                lambda wheel, to: bundle.copy(f"{WHEELS}/{wheel.file}", to),
             )
 
 
-def _bring_all(bundle: Bundle, names: Sequence[str], folder: Path) -> None:
+def _copy_wheels(bundle: Bundle, names: Sequence[str], folder: Path) -> None:
     for name in names:
         bundle.copy(f"{WHEELS}/{name}", folder / name)
-
-
-def _bring(bundle: Bundle, wheel: Wheel, to: Path) -> None:
-    bundle.copy(f"{WHEELS}/{wheel.file}", to)
-
-
-def _text(bundle: Bundle, path: str) -> str:
-    with temporary_folder() as folder:
-        bundle.copy(path, folder / "text")
-        return (folder / "text").read_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,35 +79,23 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
             can't be written to ``out``.
     """
     _check(wanted, out)
-    with temporary_folder() as folder, _cache_lock(report):
+    lock = _cache_folder() / ".lock"
+    with (
+        temporary_folder() as folder,
+        hold(lock, "bundle create", what="the cache of packages", wait_s=WAIT_S, waiting=report),
+    ):
         sources: Sources = {PAYLOAD: pack_payload(folder)}
         systems, versions = {}, {}
         for distribution in wanted.distributions:
+            release = distribution.release
             packed = _packages(wanted, distribution, report)
-            sources |= {
-                f"{system_folder(distribution.release)}/{path}": of for path, of in packed.files.items()
+            sources |= {f"{system_folder(release)}/{path}": of for path, of in packed.files.items()}
+            systems[release], found = _wheels(wanted.spec, distribution, len(packed.versions), report)
+            sources |= found
+            versions[release] = {
+                "packages": [{"name": n, "version": v, "sha256": s} for n, v, s in packed.versions],
+                "wheels": sorted({*systems[release].wheels, *systems[release].gpu, *systems[release].more}),
             }
-            report("downloading the wheels of the job environment")
-            base = sorted(wheelhouse(job_lock(), NodePlatform.of(distribution)).glob("*.whl"))
-            gpu = _gpu_wheels(wanted.spec, NodePlatform.of(distribution), report)
-            more = _more_wheels(wanted.spec, NodePlatform.of(distribution), report)
-            wheels = (*base, *gpu, *more.wheels)
-            sources |= {f"{WHEELS}/{path.name}": path for path in wheels}
-            if more.lock is not None:
-                sources[lock_path(distribution.release)] = more.lock.encode()
-            systems[distribution.release] = System(
-                family=distribution.family,
-                asked=asked_of(distribution, wanted.spec.software),
-                packages=len(packed.versions),
-                python=distribution.python_version,
-                base=base_digest(),
-                gpu_base=gpu_digest() if gpu else None,
-                requirements=more.asked,
-                wheels=_names(base),
-                gpu=_names(gpu),
-                more=_names(more.wheels),
-            )
-            versions[distribution.release] = _versions(packed, wheels)
         sources[LOCK] = (json.dumps(versions, indent=1) + "\n").encode()
         report("packing")
         manifest = Manifest(
@@ -122,6 +109,36 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
         )
         write_bundle(out, manifest, sources)
     return open_bundle(out)
+
+
+def _wheels(
+    spec: ClusterSpec, distribution: Distribution, packages: int, report: LineReporter
+) -> tuple[System, Sources]:
+    """What there is for a distribution with this many packages, and the files of its wheels."""
+    node = NodePlatform.of(distribution)
+    report("downloading the wheels of the job environment")
+    base = sorted(wheelhouse(job_lock(), node).glob("*.whl"))
+    gpu, more, sources = [], [], Sources()
+    if asks_for_cupy(spec):
+        report("downloading CuPy and CUDA's libraries")
+        gpu = sorted(wheelhouse(gpu_lock(), node).glob("*.whl"))
+    if (asked := spec.software.python.requirements) is not None:
+        lock = resolve(Requirements((asked,), job_lock(), node=node), report=report)
+        more = [wheel_path(wheel) for wheel in lock.wheels]
+        sources[lock_path(distribution.release)] = lock.text.encode()
+    system = System(
+        family=distribution.family,
+        asked=asked_of(distribution, spec.software),
+        packages=packages,
+        python=distribution.python_version,
+        base=base_digest(),
+        gpu_base=gpu_digest() if gpu else None,
+        requirements=content_hash((asked,)) if asked is not None else None,
+        wheels=_names(base),
+        gpu=_names(gpu),
+        more=_names(more),
+    )
+    return system, sources | {f"{WHEELS}/{path.name}": path for path in (*base, *gpu, *more)}
 
 
 def _check(wanted: BundleRequest, out: Path) -> None:
@@ -159,42 +176,8 @@ def _packages(wanted: BundleRequest, distribution: Distribution, report: LineRep
     return pack(packer, names_of(distribution, software), report=report)
 
 
-def _gpu_wheels(spec: ClusterSpec, node: NodePlatform, report: LineReporter) -> Sequence[Path]:
-    if not asks_for_cupy(spec):
-        return ()
-    report("downloading CuPy and CUDA's libraries")
-    return sorted(wheelhouse(gpu_lock(), node).glob("*.whl"))
-
-
-@dataclass(frozen=True, slots=True)
-class _More:
-    """What the spec's requirements come to: hash of what they ask, the wheels, and their lock."""
-
-    asked: str | None = None
-    wheels: tuple[Path, ...] = ()
-    lock: str | None = None
-
-
-def _more_wheels(spec: ClusterSpec, node: NodePlatform, report: LineReporter) -> _More:
-    asked = spec.software.python.requirements
-    if asked is None:
-        return _More()
-    lock = resolve(Requirements((asked,), job_lock(), node=node), report=report)
-    return _More(content_hash((asked,)), tuple(map(wheel_path, lock.wheels)), lock.text)
-
-
 def _names(wheels: Sequence[Path]) -> tuple[str, ...]:
     return tuple(sorted(path.name for path in wheels))
-
-
-def _versions(packed: Repository, wheels: Sequence[Path]) -> Mapping[str, object]:
-    packages = [{"name": n, "version": v, "sha256": s} for n, v, s in packed.versions]
-    return {"packages": packages, "wheels": _names(wheels)}
-
-
-def _cache_lock(report: LineReporter) -> AbstractContextManager[None]:
-    lock = _cache_folder() / ".lock"
-    return hold(lock, "bundle create", what="the cache of packages", wait_s=WAIT_S, waiting=report)
 
 
 def _cache_folder(name: str = "") -> Path:

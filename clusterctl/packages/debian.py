@@ -26,6 +26,7 @@ from clusterctl.packages.repository import (
     read_own,
     run,
 )
+from clusterctl.util.assets import file_sha256
 from clusterctl.util.progress import LineReporter
 
 ARCHITECTURES: Final = {"x86_64": "amd64"}
@@ -77,10 +78,9 @@ class _Apt:
         return tuple(record.strip() + "\n" for record in said.split("\n\n") if record.strip())
 
     def _run(self, tool: str, *words: str, what: str) -> str:
+        yes = ["--assume-yes"] if tool == "apt-get" else []
         return run(
-            [tool, "--assume-yes", *self._options(), *words]
-            if tool == "apt-get"
-            else [tool, *self._options(), *words],
+            [tool, *yes, *self._options(), *words],
             what=what,
             fix="check that this machine reaches the archive (apt's own settings for a proxy apply; --from "
             "names another), then run it again: what was downloaded is kept",
@@ -129,16 +129,16 @@ def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporte
     records = apt.records([_asked(file) for file in files if file not in upstream])
     if upstream:
         found = apt.records([str(path) for path in upstream.values()])
-        records += tuple(f"{record}SHA256: {_sha256(_named_in(record))}\n" for record in found)
+        records += tuple(f"{record}SHA256: {file_sha256(_named_in(record))}\n" for record in found)
     return _repository(packer.distribution, records, paths)
 
 
 def _fetched(one: Upstream, folder: Path) -> Path:
     """A package of its makers', from the cache if it is there."""
     path = folder / one.file
-    if not path.is_file() or _sha256(path) != one.sha256:
+    if not path.is_file() or file_sha256(path) != one.sha256:
         path.write_bytes(download(one.url, what=f"the package {path.name}"))
-    if _sha256(path) != one.sha256:
+    if file_sha256(path) != one.sha256:
         path.unlink()
         raise MachineError(f"the package {path.name} is another", where=one.url, why="its SHA-256 is another")
     return path
@@ -153,7 +153,8 @@ def own_sources(path: Path) -> str:
     text = read_own(path)
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if path.suffix == ".sources":
-        wrong = next((f"it has no {field}:" for field in _FIELDS if not _has(field, lines)), None)
+        given = {line.partition(":")[0].lower() for line in lines if ":" in line}
+        wrong = next((f"it has no {field}:" for field in _FIELDS if field.lower() not in given), None)
     else:
         wrong = next((f"apt reads no line like {line!r}" for line in lines if not _LINE.match(line)), None)
     if wrong or not lines:
@@ -164,10 +165,6 @@ def own_sources(path: Path) -> str:
             fix="write it as in /etc/apt/sources.list.d; what is named .sources, in that form",
         )
     return text
-
-
-def _has(field: str, lines: Sequence[str]) -> bool:
-    return any(line.lower().startswith(f"{field.lower()}:") for line in lines)
 
 
 def _sources(packer: RepositoryRequest) -> str:
@@ -214,13 +211,17 @@ def _repository(distribution: str, records: Sequence[str], paths: Mapping[str, P
         raise MachineError(f"the package lists of {distribution} changed meanwhile", fix="run it again")
     packages = "\n".join(sorted(index)).encode()
     files["Packages"] = packages
-    files["Release"] = "".join(_release(distribution, packages)).encode()
+    digest = hashlib.sha256(packages).hexdigest()
+    files["Release"] = (
+        f"Origin: clusterctl\nLabel: clusterctl bundle for {distribution}\nSuite: bundle\n"
+        f"SHA256:\n {digest} {len(packages)} Packages\n"
+    ).encode()
     return Repository(files, tuple(sorted(versions)))
 
 
 def _check(path: Path, fields: Mapping[str, str], distribution: str) -> None:
     """What apt has downloaded it has checked; what lay in the cache may have been damaged since."""
-    if _sha256(path) == fields["SHA256"]:
+    if file_sha256(path) == fields["SHA256"]:
         return
     path.unlink()
     raise MachineError(
@@ -228,16 +229,6 @@ def _check(path: Path, fields: Mapping[str, str], distribution: str) -> None:
         where=str(path),
         fix="run it again",
     )
-
-
-def _release(distribution: str, packages: bytes) -> Iterator[str]:
-    yield f"Origin: clusterctl\nLabel: clusterctl bundle for {distribution}\nSuite: bundle\n"
-    yield f"SHA256:\n {hashlib.sha256(packages).hexdigest()} {len(packages)} Packages\n"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _named_in(record: str) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from clusterctl.state.workspace import write_atomic
@@ -15,20 +14,14 @@ COMPLETE = ".complete"  # last in the tar: where it lies, everything before it d
 
 def pack_payload(folder: Path) -> Path:
     """The tar of the payload in ``folder``; members are `HASH/payload/...` and, last, `HASH/.complete`."""
-    version = payload_hash()
+    root, version = asset("payload"), payload_hash()
+    files = {f"payload/{path.relative_to(root).as_posix()}": path.read_bytes() for path in tree_files(root)}
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as tar:
-        for name, data in (*_files(), (COMPLETE, b"")):
+        for name, data in {**files, COMPLETE: b""}.items():
             member = tarfile.TarInfo(f"{version}/{name}")
-            member.size = len(data)
-            member.mode = 0o644
+            member.size, member.mode = len(data), 0o644
             tar.addfile(member, io.BytesIO(data))
     path = folder / "payload.tar"
     write_atomic(path, raw.getvalue())
     return path
-
-
-def _files() -> Iterator[tuple[str, bytes]]:
-    root = asset("payload")
-    for path in tree_files(root):
-        yield f"payload/{path.relative_to(root).as_posix()}", path.read_bytes()

@@ -7,7 +7,6 @@ repositories, which go into the bundle: the hosts check it once more when they i
 from __future__ import annotations
 
 import configparser
-import hashlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from clusterctl.packages.repository import (
     read_own,
     run,
 )
+from clusterctl.util.assets import file_sha256
 from clusterctl.util.progress import LineReporter
 
 KEYS: Final = "keys"
@@ -84,7 +84,10 @@ class _Dnf:
             "retries": "3",
         }
         argv = ["dnf", "--quiet", "--assumeyes", f"--config={self.folder / 'dnf.conf'}"]
-        argv += [f"--installroot={self.folder / 'root'}", f"--releasever={_major(self.packer.distribution)}"]
+        argv += [
+            f"--installroot={self.folder / 'root'}",
+            f"--releasever={self.packer.distribution.rpartition('-')[2]}",
+        ]
         argv += [f"--setopt={key}={value}" for key, value in settings.items()]
         return run(
             [*argv, *words],
@@ -116,10 +119,6 @@ def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporte
     dnf.download(names)
     _check_signatures(dnf, keys.values(), files)
     return Repository({**_index(dnf, files), **keys}, tuple(_versions(dnf, files)))
-
-
-def _major(distribution: str) -> str:
-    return distribution.rpartition("-")[2]
 
 
 def _repositories(packer: RepositoryRequest) -> tuple[str, tuple[str, ...]]:
@@ -197,5 +196,4 @@ def _index(dnf: _Dnf, files: Sequence[str]) -> Mapping[str, Path | bytes]:
 def _versions(dnf: _Dnf, files: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     for file in files:
         name, version, release = file.removesuffix(".rpm").rpartition(".")[0].rsplit("-", 2)
-        with (dnf.packages / file).open("rb") as opened:
-            yield name, f"{version}-{release}", hashlib.file_digest(opened, "sha256").hexdigest()
+        yield name, f"{version}-{release}", file_sha256(dnf.packages / file)

@@ -5,7 +5,6 @@ So nodes need no internet. The wheels fit the nodes' Python, architecture and gl
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sys
@@ -21,6 +20,7 @@ from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import cache_home, write_atomic
+from clusterctl.util.assets import file_sha256
 from clusterctl.util.disk import reason
 from clusterctl.util.process import Ended, run_heard, temporary_folder
 from clusterctl.util.progress import LineReporter
@@ -118,12 +118,7 @@ class Lock:
 
 def pins(lock: Path) -> dict[str, str]:
     """Normalized name -> version, of a requirements file that pins each."""
-    return dict(_pins(lock.read_text()))
-
-
-def _pins(text: str) -> Iterator[tuple[str, str]]:
-    for found in _PIN.finditer(text):
-        yield canonicalize_name(found[1]), found[2]
+    return {canonicalize_name(name): version for name, version in _PIN.findall(lock.read_text())}
 
 
 def wheelhouse(lock: Path, node: NodePlatform = DEFAULT_PLATFORM) -> Path:
@@ -150,7 +145,11 @@ def fill_wheelhouse(lock: Path, fill: Callable[[Path], None], node: NodePlatform
         with temporary_folder(folder.parent) as partial:
             (partial / "wheels").mkdir()
             fill(partial / "wheels")
-            _publish(partial / "wheels", folder)
+            try:
+                (partial / "wheels").rename(folder)
+            except OSError:
+                if not folder.is_dir():  # else another clusterctl was faster, with the same wheels
+                    raise
     except OSError as exc:
         raise unwritable_cache(folder.parent, exc) from exc
     return folder
@@ -185,14 +184,6 @@ def _download_locked(lock: Path, node: NodePlatform, folder: Path) -> None:
             why=said.stdout.strip()[-1500:],
             fix="check that the package index can be reached (pip's own settings apply), then run it again",
         )
-
-
-def _publish(complete: Path, folder: Path) -> None:
-    try:
-        complete.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # else another clusterctl was faster, with the same wheels
-            raise
 
 
 def wheel_path(wheel: Wheel) -> Path:
@@ -241,40 +232,28 @@ def _contents(file: Path, seen: frozenset[Path], named_in: str = "") -> Iterator
             if "://" not in name:
                 yield from _contents(file.parent / name, seen | {file}, f"{file}:{number}")
         elif (wheel := _local_wheel(line, file.parent)) is not None:
-            yield b"", _hash_of(wheel, f"{file}:{number}")
+            try:
+                yield b"", file_sha256(wheel).encode()
+            except OSError as exc:
+                raise UsageError(
+                    f"the wheel {wheel} can't be read",
+                    where=f"{file}:{number}",
+                    why=exc.strerror or str(exc),
+                    fix="make it readable, or leave the line out",
+                ) from exc
 
 
 def _read(file: Path, named_in: str) -> bytes:
+    what, fix = f"the requirements file {file}", "name a file in pip's requirements format"
     try:
         with file.open("rb") as opened:
             raw = opened.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as exc:  # ValueError: a null byte
-        raise UsageError(
-            f"the requirements file {file} can't be read",
-            where=named_in,
-            why=getattr(exc, "strerror", None) or str(exc),
-            fix="name a file in pip's requirements format",
-        ) from exc
+        why = getattr(exc, "strerror", None) or str(exc)
+        raise UsageError(f"{what} can't be read", where=named_in, why=why, fix=fix) from exc
     if len(raw) > _MAX_BYTES:
-        raise UsageError(
-            f"the requirements file {file} is larger than {_MAX_BYTES >> 20} MiB",
-            where=named_in,
-            fix="name a file in pip's requirements format",
-        )
+        raise UsageError(f"{what} is larger than {_MAX_BYTES >> 20} MiB", where=named_in, fix=fix)
     return raw
-
-
-def _hash_of(wheel: Path, named_in: str) -> bytes:
-    try:
-        with wheel.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").digest()
-    except OSError as exc:
-        raise UsageError(
-            f"the wheel {wheel} can't be read",
-            where=named_in,
-            why=exc.strerror or str(exc),
-            fix="make it readable, or leave the line out",
-        ) from exc
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -450,8 +429,7 @@ def _refuse_sources(files: Sequence[Path], said: Ended, wheels: set[str]) -> Non
 
 def _kept(path: Path) -> Wheel:
     """Move a downloaded wheel to its place in the cache."""
-    with path.open("rb") as file:
-        wheel = Wheel.of(path.name, hashlib.file_digest(file, "sha256").hexdigest())
+    wheel = Wheel.of(path.name, file_sha256(path))
     place = wheel_path(wheel)
     place.parent.mkdir(parents=True, exist_ok=True)
     path.replace(place)

@@ -78,7 +78,20 @@ def _record(
     ended = all(job.ended for job in jobs)
     start, end = min(starts, default=None), max(ends, default=None) if ended else None
     price = node_price(session.spec, head.partition)
-    tasks = tuple(_task(job) for job in jobs)
+    tasks = tuple(
+        TaskRecord(
+            id=job.id,
+            state=job.state.value,
+            reason=job.reason,
+            exit_code=job.exit_code,
+            signal=job.signal,
+            nodes=job.nodes,
+            start_time=job.start_time,
+            end_time=job.end_time,
+        )
+        for job in jobs
+    )
+    shown = head if ended else next(job for job in jobs if not job.ended)
     return RunRecord(
         token=entry.token,
         cluster=session.spec.name,
@@ -88,7 +101,7 @@ def _record(
         user=head.user,
         partition=head.partition,
         account=head.account,
-        state=head.state.value if ended else _goes_on(jobs).state.value,
+        state=shown.state.value,
         final=ended,
         tasks=tasks,
         nodes=tuple(dict.fromkeys(node for job in jobs for node in job.nodes)),
@@ -104,23 +117,6 @@ def _record(
         bytes=manifest.size,
         source=source,
         skipped=manifest.skipped,
-    )
-
-
-def _goes_on(jobs: Sequence[JobInfo]) -> JobInfo:
-    return next(job for job in jobs if not job.ended)
-
-
-def _task(job: JobInfo) -> TaskRecord:
-    return TaskRecord(
-        id=job.id,
-        state=job.state.value,
-        reason=job.reason,
-        exit_code=job.exit_code,
-        signal=job.signal,
-        nodes=job.nodes,
-        start_time=job.start_time,
-        end_time=job.end_time,
     )
 
 

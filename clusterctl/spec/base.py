@@ -118,18 +118,22 @@ class Gpus(Model):
 HERE: Final = "folder"  # in the validation context: the folder that paths are relative to
 
 
+def folder_of(info: ValidationInfo) -> Path:
+    """The folder that the paths of a file are relative to."""
+    here: Path = (info.context or {}).get(HERE, Path())
+    return here
+
+
 def _located(path: Path, info: ValidationInfo) -> Path:
     if not path.name:
         raise ValueError("the name of a file is missing here")
-    here: Path = (info.context or {}).get(HERE, Path())
-    return here / path
+    return folder_of(info) / path
 
 
 def _expanded(text: str, info: ValidationInfo) -> str:
     if not text.strip():
         raise ValueError("the name of a file is missing here")
-    here: Path = (info.context or {}).get(HERE, Path())
-    return str(here / os.path.expanduser(text))  # noqa: PTH111 - it never raises
+    return str(folder_of(info) / os.path.expanduser(text))  # noqa: PTH111 - it never raises
 
 
 FileName = Annotated[

@@ -53,8 +53,7 @@ def distribution_of(name: str) -> Distribution:
     Raises:
         ProvisionError: clusterctl can't configure it.
     """
-    known = _releases()
-    table = _table()
+    table, known = _known()
     for short in (name, name.partition(".")[0]):
         if why := table["refused"].get(short):
             raise _unknown(name, why)
@@ -124,23 +123,19 @@ def _read(os_release: Path) -> Mapping[str, str]:
 
 def releases() -> tuple[Distribution, ...]:
     """All that can be configured."""
-    return tuple(_releases().values())
+    return tuple(_known()[1].values())
 
 
 def supported() -> tuple[str, ...]:
-    """What people call the distributions that can be configured."""
-    return tuple(distribution.title for distribution in _releases().values())
+    """The titles of the distributions that can be configured."""
+    return tuple(distribution.title for distribution in releases())
 
 
 @cache
-def _table() -> Mapping[str, Any]:
-    return tomllib.loads(_TABLE.read_text())
-
-
-@cache
-def _releases() -> Mapping[str, Distribution]:
-    table = _table()
-    return {
+def _known() -> tuple[Mapping[str, Any], Mapping[str, Distribution]]:
+    """The table, and its releases by name."""
+    table = tomllib.loads(_TABLE.read_text())
+    return table, {
         release: Distribution(release, **{**table["families"][values["family"]], **values})
         for release, values in table["releases"].items()
     }

@@ -250,7 +250,13 @@ def data() -> Mapping[str, Any]:
 @cache
 def machines() -> Mapping[str, Machine]:
     """All machine types by name, those of a family from the smallest on."""
-    return {one.name: one for one in (*_series(), *_special(), *_with_gpus())}
+    plain = [
+        (f"{series}-{vcpus}", vcpus, facts["gib"] * vcpus)
+        for series, facts in data()["series"].items()
+        for vcpus in facts["vcpus"]
+    ]
+    plain += [(name, facts["vcpus"], facts["gib"]) for name, facts in data()["special"].items()]
+    return {one.name: one for one in (*(_plain(*one) for one in plain), *_with_gpus())}
 
 
 def machine(name: str) -> Machine | None:
@@ -334,17 +340,6 @@ def _google(gpu: str) -> str:
     return str(data()["gpus"][gpu]["google"])
 
 
-def _series() -> Iterator[Machine]:
-    for series, facts in data()["series"].items():
-        for vcpus in facts["vcpus"]:
-            yield _plain(f"{series}-{vcpus}", vcpus, facts["gib"] * vcpus)
-
-
-def _special() -> Iterator[Machine]:
-    for name, facts in data()["special"].items():
-        yield _plain(name, facts["vcpus"], facts["gib"])
-
-
 def _plain(name: str, vcpus: int, gib: float) -> Machine:
     family = name.partition("-")[0]
     facts = data()["families"][family]
@@ -393,17 +388,9 @@ GPU_IMAGE: Final = Image(
 )
 # Whose images are what they are called: Google's own projects. Anybody else's are looked at once they run.
 _PUBLIC: Final = frozenset(
-    {
-        *("debian-cloud", "ubuntu-os-cloud", "ubuntu-os-accelerator-images", "ubuntu-os-pro-cloud"),
-        *(
-            "rocky-linux-cloud",
-            "rocky-linux-accelerator-cloud",
-            "almalinux-cloud",
-            "rhel-cloud",
-            "centos-cloud",
-        ),
-        *("cloud-hpc-image-public", "deeplearning-platform-release"),
-    }
+    "debian-cloud ubuntu-os-cloud ubuntu-os-accelerator-images ubuntu-os-pro-cloud rocky-linux-cloud "
+    "rocky-linux-accelerator-cloud almalinux-cloud rhel-cloud centos-cloud cloud-hpc-image-public "
+    "deeplearning-platform-release".split()
 )
 _NAMED: Final = re.compile(
     r"(?:^|-)(?P<id>debian|ubuntu|rocky|almalinux|rhel|centos)(?:-[a-z]+)*-(?P<number>\d+)"

@@ -25,9 +25,9 @@ _TAKEN_ADDRESSES: Final = 4  # of every subnetwork: the network, the gateway, on
 _REGION: Final = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _KEY_LOCATION: Final = re.compile(r"/locations/([^/]+)/")
 _DECIDED_ELSEWHERE: Final[Mapping[str, str]] = {
-    "cpus": "remove it; machine_type under provider.partitions decides",
-    "memory": "remove it; machine_type under provider.partitions decides",
-    "disk": "remove it; boot_disk under provider.partitions decides",
+    "cpus": "machine_type",
+    "memory": "machine_type",
+    "disk": "boot_disk",
 }
 
 
@@ -35,7 +35,6 @@ def findings(spec: Raw) -> Iterator[Finding]:
     """Every cross-field fault of a spec for Google Cloud given as plain values."""
     provider = checks.mapping(spec, "provider")
     yield from _partitions(spec)
-    yield from _partition_names(spec)
     yield from _nodes(spec)
     yield from _place(provider)
     yield from _network(spec)
@@ -44,24 +43,24 @@ def findings(spec: Raw) -> Iterator[Finding]:
 
 
 def _partitions(spec: Raw) -> Iterator[Finding]:
+    names = []
     for index, partition in enumerate(checks.entries(spec, "partitions")):
         at = ("partitions", index)
-        for key, hint in _DECIDED_ELSEWHERE.items():
+        for key, decides in _DECIDED_ELSEWHERE.items():
             if partition.get(key) is not None:
+                hint = f"remove it; {decides} under provider.partitions decides"
                 yield Finding((*at, key), f"{key} is for local nodes", hint, at_key=True)
         name = checks.text(partition, "name")
-        if name is not None and name.endswith("-"):
-            message = f"{shown(name)} ends with a dash, which a name on Google Cloud can't"
-            yield Finding((*at, "name"), message)
-
-
-def _partition_names(spec: Raw) -> Iterator[Finding]:
-    names = [name for p in checks.entries(spec, "partitions") if (name := checks.text(p, "name"))]
+        if name:
+            names.append(name)
+            if name.endswith("-"):
+                message = f"{shown(name)} ends with a dash, which a name on Google Cloud can't"
+                yield Finding((*at, "name"), message)
     for name in checks.mapping(spec, "provider", "partitions"):
         if name not in names:
             hint = did_you_mean(name, names) or f"the partitions are {', '.join(names) or 'missing'}"
-            at = ("provider", "partitions", name)
-            yield Finding(at, f"there is no partition {shown(name)}", hint, at_key=True)
+            where = ("provider", "partitions", name)
+            yield Finding(where, f"there is no partition {shown(name)}", hint, at_key=True)
 
 
 def _nodes(spec: Raw) -> Iterator[Finding]:
@@ -74,9 +73,9 @@ def _nodes(spec: Raw) -> Iterator[Finding]:
         said = checks.mapping(provider, "partitions", name)
         where = ("provider", "partitions", name)
         nodes = Nodes(name, where, said, partition.get("gpus"), ("partitions", index, "gpus"))
-        checked = check(nodes)
-        yield from checked.findings
-        if checked.machine and checked.machine.gpu and not said.get("image"):
+        machine, found = _check(nodes)
+        yield from found
+        if machine and machine.gpu and not said.get("image"):
             driver_for = driver_for or name
     yield from _controller(provider)
     if checks.is_on(provider, "secure_boot") and driver_for:
@@ -88,7 +87,7 @@ def _nodes(spec: Raw) -> Iterator[Finding]:
 def _controller(provider: Raw) -> Iterator[Finding]:
     where = ("provider", "controller")
     said = checks.mapping(provider, "controller")
-    yield from check(Nodes("the controller", where, said)).findings
+    yield from _check(Nodes("the controller", where, said))[1]
     if checks.is_on(said, "spot"):
         message = "the controller can't be a spot node: the cluster would be gone with it"
         yield Finding((*where, "spot"), message, "remove spot")
@@ -125,11 +124,12 @@ def _network(spec: Raw) -> Iterator[Finding]:
         (other,) = names.keys() - set(given)
         yield Finding((*at, given[0]), f"{given[0]} needs {other} beside it", f"name the {other} too")
         return
-    default = str(GcpNetwork().cidr)
-    cidr = _cidr(checks.text(network, "cidr") or default)
-    if cidr is None:
+    default = GcpNetwork().cidr
+    try:
+        cidr = IPv4Network(checks.text(network, "cidr") or default)
+    except ValueError:
         return
-    if given and str(cidr) != default:
+    if given and cidr != default:
         yield Finding((*at, "cidr"), "an existing subnetwork has its own addresses", "remove cidr")
     elif not given:
         yield from _addresses(cidr, hosts)
@@ -145,13 +145,6 @@ def _addresses(cidr: IPv4Network, hosts: int) -> Iterator[Finding]:
         )
     elif room < hosts:
         yield Finding(at, f"{cidr} has room for {room} hosts, not for {hosts}", "take a larger network")
-
-
-def _cidr(text: str) -> IPv4Network | None:
-    try:
-        return IPv4Network(text)
-    except ValueError:
-        return None
 
 
 def _storage(provider: Raw) -> Iterator[Finding]:
@@ -214,23 +207,14 @@ class Nodes:
         return (*self.where, "machine_type") if self.said.get("machine_type") else (*self.gpus_at, "type")
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """The machine type of some nodes, where it can be told, and what is wrong with them."""
-
-    machine: Machine | None
-    findings: tuple[Finding, ...]
-
-
-def check(nodes: Nodes) -> Checked:
-    """The machine type that these nodes get, and every fault of theirs."""
-    found = [*_of_any_machine(nodes)]
-    machine = _resolved(nodes)
+def _check(nodes: Nodes) -> tuple[Machine | None, list[Finding]]:
+    """The machine type that these nodes get, where it can be told, and every fault of theirs."""
+    found, machine = [*_of_any_machine(nodes)], _resolved(nodes)
     if isinstance(machine, Finding):
-        return Checked(None, (machine, *found))
+        return None, [machine, *found]
     if machine is not None:
         found += _of_this_machine(nodes, machine)
-    return Checked(machine, tuple(found))
+    return machine, found
 
 
 def _resolved(nodes: Nodes) -> Machine | Finding | None:

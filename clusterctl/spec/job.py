@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from clusterctl.errors import Failure, Problem, SpecError, UsageError
-from clusterctl.spec.base import HERE, FileName, Model, Toggle
+from clusterctl.spec.base import HERE, FileName, Model, Toggle, folder_of
 from clusterctl.spec.messages import Finding, did_you_mean, explain, shown
 from clusterctl.spec.models import PATTERN_TEXTS, SCHEMA_DIALECT, AccountName, PartitionName
 from clusterctl.spec.parse import Filetype, Source, parse, read_source, read_text
@@ -79,9 +79,8 @@ def _image(value: str, info: ValidationInfo) -> str:
     """An image file that is here, as an absolute path; or a path on the cluster as it was written."""
     if "://" in value:
         raise ValueError(f"{shown(value)} is no file: make one of it with `apptainer pull image.sif ...`")
-    here: Path = (info.context or {}).get(HERE, Path())
     try:
-        local = (here / value).expanduser().absolute()
+        local = (folder_of(info) / value).expanduser().absolute()
         if local.is_file():
             return str(local)
     except (OSError, ValueError, RuntimeError):  # a name that no file here can have, or no such user
@@ -120,9 +119,7 @@ Pattern = Annotated[Text, AfterValidator(_pattern)]  # as in a .gitignore file
 
 
 BUNDLED_JOBS = ("train", "eval", "bench", "gemm", "allreduce", "probe")
-REQUEUE_EXIT_CODE: Final = (
-    75  # EX_TEMPFAIL of sysexits.h: the program saved its work and wants to go on with it
-)
+REQUEUE_EXIT_CODE: Final = 75  # EX_TEMPFAIL of sysexits.h: the program saved its work, and goes on with it
 
 JOB_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 CONSTRAINT: Final = r"^[A-Za-z0-9_&|,*()\[\]-]+$"
@@ -275,14 +272,13 @@ def script_language(script: Path) -> ScriptLanguage:
             head = file.read(256)
     except OSError as exc:
         raise UsageError("the script can't be read", where=str(script), why=exc.strerror or str(exc)) from exc
-    if script.suffix in {".sh", ".bash"}:
-        return ScriptLanguage.SHELL
+    shebang = _SHEBANG.match(head)
+    program = shebang[1] if shebang else b""
     if script.suffix == ".py":
         return ScriptLanguage.PYTHON
-    shebang = _SHEBANG.match(head)
-    if shebang and shebang.group(1) in _SHELLS:
+    if script.suffix in {".sh", ".bash"} or program in _SHELLS:
         return ScriptLanguage.SHELL
-    if shebang and shebang.group(1) == b"python":
+    if program == b"python":
         return ScriptLanguage.PYTHON
     raise UsageError(
         "this is neither a shell script nor a Python program",
@@ -345,7 +341,7 @@ def safe_name(script: str) -> str:
 def job_spec(target: str, flags: Mapping[str, object]) -> JobSpec:
     """The job that a `submit` asks for. ``target`` is a bundled job's name, or the path of a script.
 
-    ``flags`` holds what was given, by the names of JobWords' fields; ``model_fields_set`` of the job tells
+    ``flags`` holds what was given, by the names of JobOptions' fields; ``model_fields_set`` of the job tells
     that from defaults.
 
     Raises:
@@ -375,7 +371,12 @@ def job_options(flags: Mapping[str, object]) -> JobOptions:
     try:
         return JobOptions.model_validate(flags, context={HERE: Path.cwd()})
     except ValidationError as exc:
-        raise _flags_error(_explained(exc, flags)) from exc
+        messages = tuple(_explained(exc, flags).values())
+        failures = tuple(Failure(UsageError.code, message) for message in messages)
+        is_one = len(messages) == 1
+        what = messages[0] if is_one else f"{len(messages)} flags are wrong"
+        why = "" if is_one else "\n".join(messages)
+        raise UsageError(what, why=why, failures=failures) from exc
 
 
 def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str, str]:
@@ -385,18 +386,10 @@ def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str,
         field, kind = str(entry["loc"][0]), entry["type"]
         flag = "the arguments after --" if field == "args" else f"--{field.replace('_', '-')}"
         context: dict[str, Any] = dict(entry.get("ctx", {}))
-        context["words"] = JOB_PATTERN_TEXTS.get(context.get("pattern", ""), "")
+        context["pattern_text"] = JOB_PATTERN_TEXTS.get(context.get("pattern", ""), "")
         message = explain(kind, context, flag, shown(flags[field]))
         wrong.setdefault(flag, f"{flag}: {message}" if kind == "value_error" else message)
     return wrong
-
-
-def _flags_error(wrong: Mapping[str, str]) -> UsageError:
-    messages = tuple(wrong.values())
-    failures = tuple(Failure(UsageError.code, message) for message in messages)
-    if len(messages) == 1:
-        return UsageError(messages[0], failures=failures)
-    return UsageError(f"{len(messages)} flags are wrong", why="\n".join(messages), failures=failures)
 
 
 _MAX_NAME = 64
@@ -438,7 +431,7 @@ def _findings(values: Mapping[str, object]) -> Iterator[Finding]:
 JOB_FILE: Final = Filetype(
     name="job file",
     model=JobFile,
-    words={**JOB_PATTERN_TEXTS, _VARIANT: "at most 32 letters, digits, dots, dashes or underscores"},
+    pattern_texts={**JOB_PATTERN_TEXTS, _VARIANT: "at most 32 letters, digits, dots, dashes or underscores"},
     findings=_findings,
     missing="name a file that exists",
     empty="write job: train, or the path of a script",

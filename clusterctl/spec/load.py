@@ -37,7 +37,7 @@ SPEC_NAME: Final = "cluster.yaml"
 SPEC: Final = Filetype(
     name="spec",
     model=ClusterSpec,
-    words=PATTERN_TEXTS,
+    pattern_texts=PATTERN_TEXTS,
     findings=findings,
     missing="name another with -f, or write one with clusterctl init",
     empty="clusterctl init writes one to start from",
@@ -46,7 +46,7 @@ SPEC: Final = Filetype(
 _NAME_LINE: Final = re.compile(rf"""^name:[ \t]+["']?({LABEL[1:-1]})["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
 
 
-def load_spec(path: Path | None, *, caller: CurrentUser | None = None) -> ClusterSpec:
+def load_spec(path: Path | None, *, current_user: CurrentUser | None = None) -> ClusterSpec:
     """The resolved spec of a file, or the built-in default: `local`, with partition `train` of 2 nodes.
 
     Raises:
@@ -57,7 +57,7 @@ def load_spec(path: Path | None, *, caller: CurrentUser | None = None) -> Cluste
         spec = default_spec()
     else:
         spec = parse(read_text(path, SPEC), str(path), SPEC, context={HERE: path.parent.absolute()})
-    return resolve_users(spec, caller or CurrentUser.current())
+    return resolve_users(spec, current_user or CurrentUser.current())
 
 
 def default_spec() -> ClusterSpec:
@@ -148,31 +148,33 @@ class CurrentUser:
             return cls("", uid)
 
 
-def resolve_users(spec: ClusterSpec, caller: CurrentUser) -> ClusterSpec:
+def resolve_users(spec: ClusterSpec, current_user: CurrentUser) -> ClusterSpec:
     """The spec with its caller-dependent default filled in: ``users``.
 
     That is the caller, or `hpc` when the caller is root or can't be an account of the nodes.
     """
     if spec.users:
         return spec
-    return spec.model_copy(update={"users": (_as_user(caller) or FALLBACK_USER,)})
+    return spec.model_copy(update={"users": (_as_user(current_user) or FALLBACK_USER,)})
 
 
-def job_user_notes(spec: ClusterSpec, caller: CurrentUser) -> tuple[str, ...]:
+def job_user_notes(spec: ClusterSpec, current_user: CurrentUser) -> tuple[str, ...]:
     """What the user should know about a resolved spec: that jobs don't run under the caller's own name."""
-    if caller.uid == 0 or _as_user(caller) or spec.users != (FALLBACK_USER,):
+    if current_user.uid == 0 or _as_user(current_user) or spec.users != (FALLBACK_USER,):
         return ()
-    who = f"{caller.name!r} (uid {caller.uid})" if caller.name else f"uid {caller.uid}"
+    who = (
+        f"{current_user.name!r} (uid {current_user.uid})" if current_user.name else f"uid {current_user.uid}"
+    )
     name, uid = FALLBACK_USER.name, FALLBACK_USER.uid
     return (
         f"{who} can't be an account of the nodes: jobs run as {name} (uid {uid}); name others under users",
     )
 
 
-def _as_user(caller: CurrentUser) -> User | None:
+def _as_user(current_user: CurrentUser) -> User | None:
     """The caller as an account of the nodes, if that can be: neither root nor any other odd one can."""
     try:
-        return User(name=caller.name, uid=caller.uid)
+        return User(name=current_user.name, uid=current_user.uid)
     except ValidationError:
         return None
 
@@ -219,11 +221,11 @@ def _compare(key: str, before: Any, after: Any) -> Iterator[Difference]:
     elif isinstance(before, list) and isinstance(after, list):
         yield from _compare_lists(key, before, after)
     elif before is None:
-        yield Difference(key, f"{_words(after)}, where nothing was said")
+        yield Difference(key, f"{_shown_value(after)}, where nothing was said")
     elif after is None:
-        yield Difference(key, f"nothing is said any more, it was {_words(before)}")
+        yield Difference(key, f"nothing is said any more, it was {_shown_value(before)}")
     else:
-        yield Difference(key, f"{_words(after)}, it was {_words(before)}")
+        yield Difference(key, f"{_shown_value(after)}, it was {_shown_value(before)}")
 
 
 def _compare_lists(key: str, before: list[Any], after: list[Any]) -> Iterator[Difference]:
@@ -247,15 +249,15 @@ def _by_name(entries: list[Any]) -> dict[str, Any]:
 def _entry(name: str, value: Any) -> str:
     if not isinstance(value, Mapping):
         return shown(value)
-    more = ", ".join(f"{key} {_words(part)}" for key, part in value.items() if key != "name")
+    more = ", ".join(f"{key} {_shown_value(part)}" for key, part in value.items() if key != "name")
     return f"{name} ({more})" if more else name
 
 
-def _words(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_words(part)}" for key, part in value.items())
+        return ", ".join(f"{key} {_shown_value(part)}" for key, part in value.items())
     if isinstance(value, list):
-        return ", ".join(map(_words, value)) or "empty"
+        return ", ".join(map(_shown_value, value)) or "empty"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

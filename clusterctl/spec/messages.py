@@ -41,7 +41,7 @@ _TEXTS: Final[Mapping[str, str]] = {
     "string_type": "{name} must be text, not {shown}",
     "path_type": "{name} must be text, not {shown}",
     "string_unicode": "{name} must be text in UTF-8",
-    "string_pattern_mismatch": "{name} must be {words}, not {shown}",
+    "string_pattern_mismatch": "{name} must be {pattern_text}, not {shown}",
     "greater_than_equal": "{name} must be at least {ge}, not {shown}",
     "less_than_equal": "{name} must be at most {le}, not {shown}",
     "literal_error": "{name} must be {expected}, not {shown}",
@@ -87,7 +87,7 @@ def explain(kind: str, context: Mapping[str, object], name: str, value: str) -> 
     """A pydantic error in plain words.
 
     ``kind`` and ``context`` are the error's ``type`` and ``ctx``; ``name`` is what the user calls the field,
-    ``value`` what stands there, as ``shown``. Patterns bring their own words in ``context["words"]``.
+    ``value`` what stands there, as ``shown``. ``context["pattern_text"]`` says what a pattern asks for.
     """
     if kind.startswith("int_"):
         return _WHOLE_NUMBER.format(name=name, shown=value)

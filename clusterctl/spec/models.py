@@ -16,6 +16,7 @@ from pydantic import (
     Discriminator,
     Field,
     StringConstraints,
+    ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -323,18 +324,13 @@ class Partition(Model):
         except (TypeError, ValueError):  # the field itself says it
             return {**value, "nodes": 1}
 
-    @field_validator("disk")
+    @field_validator("disk", "memory")
     @classmethod
-    def _room_to_write(cls, value: int | None) -> int | None:
-        if value is not None and value < LEAST_DISK_MIB:
-            raise ValueError(f"a node's disk needs at least {format_size(LEAST_DISK_MIB)}")
-        return value
-
-    @field_validator("memory")
-    @classmethod
-    def _room_to_run(cls, value: int | None) -> int | None:
-        if value is not None and value < LEAST_MEMORY_MIB:
-            raise ValueError(f"a node needs at least {format_size(LEAST_MEMORY_MIB)}")
+    def _large_enough(cls, value: int | None, info: ValidationInfo) -> int | None:
+        is_disk = info.field_name == "disk"
+        what, least = ("a node's disk", LEAST_DISK_MIB) if is_disk else ("a node", LEAST_MEMORY_MIB)
+        if value is not None and value < least:
+            raise ValueError(f"{what} needs at least {format_size(least)}")
         return value
 
     @field_validator("name")

@@ -214,7 +214,10 @@ class OnpremProvider(ProviderSettings):
         """``gpu01: 10.0.0.11`` says the address alone, ``gpu01:`` nothing."""
         if not isinstance(value, Mapping):
             return value
-        return {name: _host(said) for name, said in value.items()}
+        return {
+            name: {"address": said} if isinstance(said, str) else {} if said is None else said
+            for name, said in value.items()
+        }
 
     @property
     def machines(self) -> Mapping[str, OnpremHost]:
@@ -237,7 +240,14 @@ class OnpremProvider(ProviderSettings):
     @classmethod
     def findings(cls, spec: Raw) -> Iterator[Finding]:
         """The cross-field faults of a spec for machines of the user's own."""
-        return findings(spec)
+        provider = checks.mapping(spec, "provider")
+        names = _names(provider)
+        yield from _hosts(provider)
+        yield from _this_machine(provider, names)
+        yield from _roles(provider, names)
+        yield from _partitions(spec, names)
+        yield from _shared(provider)
+        yield from _fabric(spec)
 
     def _each(self, names: str, said: OnpremHost) -> tuple[tuple[str, OnpremHost], ...]:
         every = expand(names)
@@ -280,12 +290,6 @@ def is_this_machine(address: str) -> bool:
     return found.is_loopback or found.is_unspecified
 
 
-def _host(said: object) -> object:
-    if said is None:
-        return {}
-    return {"address": said} if isinstance(said, str) else said
-
-
 _SYSTEM: Final = frozenset(
     {"bin", "boot", "dev", "etc", "lib", "lib64", "proc", "root", "run", "sbin", "sys", "usr"}
 )
@@ -293,18 +297,6 @@ _TOP: Final = frozenset({"home", "media", "mnt", "opt", "srv", "tmp", "var"})  #
 _DECIDED_BY_HARDWARE: Final = ("cpus", "memory", "disk")
 _WAY_THERE: Final = ("user", "port", "key", "jump", "host_key")
 _UNSAID: Final[tuple[object, ...]] = (None, 22, (), [])  # by default, once it is filled in
-
-
-def findings(spec: Raw) -> Iterator[Finding]:
-    """Every cross-field fault of a spec for machines of one's own given as plain values."""
-    provider = checks.mapping(spec, "provider")
-    names = _names(provider)
-    yield from _hosts(provider)
-    yield from _this_machine(provider, names)
-    yield from _roles(provider, names)
-    yield from _partitions(spec, names)
-    yield from _shared(provider)
-    yield from _fabric(spec)
 
 
 def _names(provider: Raw) -> dict[str, str]:
@@ -370,9 +362,8 @@ def _this_machine(provider: Raw, names: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _roles(provider: Raw, names: Mapping[str, str]) -> Iterator[Finding]:
-    login = provider.get("login")
     asked: list[tuple[Loc, object]] = [(("controller",), provider.get("controller"))]
-    asked += [(("login", i), name) for i, name in enumerate(login if isinstance(login, list | tuple) else ())]
+    asked += [(("login", index), name) for index, name in enumerate(checks.items(provider.get("login")))]
     for where, name in asked:
         if isinstance(name, str) and names and name not in names:
             hint = did_you_mean(name, names) or "name it under provider.hosts"

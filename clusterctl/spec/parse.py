@@ -23,7 +23,7 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Filetype(Generic[M]):
-    """``name`` is what messages call it, ``words`` say what each pattern of its model asks for.
+    """``name`` is what messages call it, ``pattern_texts`` say what each pattern of its model asks for.
 
     ``findings`` tells what does not hold between the fields of plain values. Below the keys ``as_text``,
     numbers and booleans are text. ``missing`` helps who has no such file, ``empty`` who has nothing in it.
@@ -31,7 +31,7 @@ class Filetype(Generic[M]):
 
     name: str
     model: type[M]
-    words: Mapping[str, str]
+    pattern_texts: Mapping[str, str]
     findings: Callable[[Mapping[str, object]], Iterable[Finding]]
     missing: str
     empty: str
@@ -41,34 +41,34 @@ class Filetype(Generic[M]):
 MAX_BYTES: Final = 1024 * 1024
 
 
-def parse(text: str, file: str, kind: Filetype[M], *, context: Mapping[str, Any] | None = None) -> M:
+def parse(text: str, file: str, filetype: Filetype[M], *, context: Mapping[str, Any] | None = None) -> M:
     """What a text describes; ``file`` is named in the problems.
 
     Raises:
-        SpecError: the text is no YAML, or not of this kind.
+        SpecError: the text is no YAML, or not of this type.
     """
-    source = read_source(text, file, empty=kind.empty, as_text=kind.as_text)
+    source = read_source(text, file, empty=filetype.empty, as_text=filetype.as_text)
     if not isinstance(source, Source):
-        raise SpecError(file, source, kind=kind.name)
+        raise SpecError(file, source, kind=filetype.name)
     values = source.root.value
     if not isinstance(values, dict):
-        message = f"a {kind.name} is a mapping of keys, not {shown(values)}"
+        message = f"a {filetype.name} is a mapping of keys, not {shown(values)}"
         no_mapping = Problem(file, source.root.line, source.root.column, "spec", message)
-        raise SpecError(file, source.problems or (no_mapping,), kind=kind.name)
+        raise SpecError(file, source.problems or (no_mapping,), kind=filetype.name)
     model: M | None = None
     errors: list[ErrorDetails] = []
     try:
-        model = kind.model.model_validate(values, context=dict(context or {}))
+        model = filetype.model.model_validate(values, context=dict(context or {}))
     except ValidationError as exc:
         errors = exc.errors(include_url=False, include_input=False)
-    problems = (*source.problems, *Places(source, file, values, kind).problems(errors))
+    problems = (*source.problems, *Places(source, file, values, filetype).problems(errors))
     if problems or model is None:
         in_order = sorted(set(problems), key=lambda p: (p.line, p.column, p.key, p.message))
-        raise SpecError(file, tuple(in_order), kind=kind.name)
+        raise SpecError(file, tuple(in_order), kind=filetype.name)
     return model
 
 
-def read_text(path: Path, kind: Filetype[M]) -> str:
+def read_text(path: Path, filetype: Filetype[M]) -> str:
     """The text of a file.
 
     Raises:
@@ -78,22 +78,22 @@ def read_text(path: Path, kind: Filetype[M]) -> str:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError as exc:
-        raise UsageError(f"there is no {kind.name} file {path}", fix=kind.missing) from exc
+        raise UsageError(f"there is no {filetype.name} file {path}", fix=filetype.missing) from exc
     except (OSError, ValueError) as exc:  # ValueError: a path with a null byte
         why = getattr(exc, "strerror", None) or str(exc)
         raise UsageError(
-            f"the {kind.name} file can't be read", where=str(path), why=why, fix="name a readable file"
+            f"the {filetype.name} file can't be read", where=str(path), why=why, fix="name a readable file"
         ) from exc
     if len(raw) > MAX_BYTES:
         raise UsageError(
-            f"the {kind.name} file is larger than 1 MiB", where=str(path), fix="is this the right file?"
+            f"the {filetype.name} file is larger than 1 MiB", where=str(path), fix="is this the right file?"
         )
     try:
         return raw.decode()
     except UnicodeDecodeError as exc:
         line = raw.count(b"\n", 0, exc.start) + 1
         raise UsageError(
-            f"the {kind.name} file is not UTF-8 text",
+            f"the {filetype.name} file is not UTF-8 text",
             where=f"{path}:{line}",
             why=f"byte 0x{raw[exc.start]:02x}",
             fix="save it as UTF-8",
@@ -113,11 +113,13 @@ _HINTS_BY_KIND: Final[Mapping[str, str]] = {
 class Places:
     """The places of one file, for the errors that its values ran into."""
 
-    def __init__(self, source: Source, file: str, values: Mapping[str, object], kind: Filetype[M]) -> None:
+    def __init__(
+        self, source: Source, file: str, values: Mapping[str, object], filetype: Filetype[M]
+    ) -> None:
         self._source = source
         self._file = file
         self._values = values
-        self._kind = kind
+        self._filetype = filetype
 
     def problems(self, errors: Iterable[ErrorDetails]) -> Iterator[Problem]:
         fields = [
@@ -131,7 +133,7 @@ class Places:
             if error["type"] != "missing" or error["loc"] not in misspelt:
                 yield self._field_problem(error)
         said = {e["loc"] for e in fields} | misspelt
-        for finding in self._kind.findings(self._values):
+        for finding in self._filetype.findings(self._values):
             if finding.loc not in said and not self._is_flawed(finding.loc):
                 spot = self._source.spot(finding.loc, at_key=finding.at_key)
                 key = path_text(finding.loc)
@@ -160,7 +162,7 @@ class Places:
             misspelt = next((key for key in item.keys if did_you_mean(key, ("type",))), "") if item else ""
             as_field = "extra_forbidden" if misspelt else "missing"
             return {**error, "loc": (*loc, misspelt or "type"), "type": as_field}
-        if self._kind.model is ClusterSpec and loc[:1] == ("provider",) and loc[1:2]:
+        if self._filetype.model is ClusterSpec and loc[:1] == ("provider",) and loc[1:2]:
             return {**error, "loc": (loc[0], *loc[2:])}
         return error
 
@@ -172,18 +174,24 @@ class Places:
 
     def _known_keys(self, loc: Loc) -> tuple[str, ...]:
         """The keys that the mapping at ``loc`` may have."""
+        here: Any = self._filetype.model
         provider = self._values.get("provider")
-        if self._kind.model is ClusterSpec and loc[:1] == ("provider",) and isinstance(provider, dict):
-            model = PROVIDERS.get(provider.get("type", ""))
-            return _known_keys(model, loc[1:]) if model else ("type",)
-        return _known_keys(self._kind.model, loc)
+        if here is ClusterSpec and loc[:1] == ("provider",) and isinstance(provider, dict):
+            here, loc = PROVIDERS.get(provider.get("type", "")), loc[1:]
+            if here is None:
+                return ("type",)
+        for part in loc:
+            if isinstance(part, str):
+                fields = getattr(here, "model_fields", None)
+                here = _mapping_in(fields[part].annotation if fields else get_args(here)[1])
+        return tuple(here.model_fields)
 
     def _elsewhere(self, loc: Loc) -> str:
         """Where an unknown key is known: at the top level, or with another provider."""
         key = loc[-1]
-        if loc[:-1] and key in self._kind.model.model_fields:
+        if loc[:-1] and key in self._filetype.model.model_fields:
             return f"{key} belongs at the top level"
-        if self._kind.model is not ClusterSpec or loc[:-1] != ("provider",):
+        if self._filetype.model is not ClusterSpec or loc[:-1] != ("provider",):
             return ""
         owners = (name for name, model in PROVIDERS.items() if key in model.model_fields)
         return next((f"remove it; it is for type: {owner}" for owner in owners), "")
@@ -195,7 +203,7 @@ class Places:
         spot = self._source.spot(loc, at_key=is_key or kind == "extra_forbidden")
         context: dict[str, Any] = dict(error.get("ctx", {}))
         if kind == "string_pattern_mismatch":
-            context["words"] = self._kind.words[context["pattern"]]
+            context["pattern_text"] = self._filetype.pattern_texts[context["pattern"]]
         if loc == ("provider", "type"):
             context["expected"] = either(PROVIDER_TYPES)
         value = shown(loc[-1]) if is_key else self._shown(loc)
@@ -236,16 +244,6 @@ def _name(loc: Loc) -> str:
     """What a message calls the field: its key, with the index where it is an entry of a list."""
     start = max((i for i, part in enumerate(loc) if isinstance(part, str)), default=0)
     return path_text(loc[start:])
-
-
-def _known_keys(model: type[BaseModel], loc: Loc) -> tuple[str, ...]:
-    """The keys that the mapping at ``loc`` may have."""
-    here: Any = model
-    for part in loc:
-        if isinstance(part, str):
-            fields = getattr(here, "model_fields", None)
-            here = _mapping_in(fields[part].annotation if fields else get_args(here)[1])
-    return tuple(here.model_fields)
 
 
 def _mapping_in(annotation: Any) -> Any:
@@ -501,10 +499,5 @@ class _Reader:
 
 def path_text(loc: Loc) -> str:
     """A dotted path fit for one line of a message, even where a key is not."""
-    return dotted(tuple(_tame(loc))) or "spec"
-
-
-def _tame(loc: Loc) -> Iterator[str | int]:
-    for part in loc:
-        plain = isinstance(part, int) or (part.isprintable() and len(part) <= 40)  # noqa: PLR2004
-        yield part if plain else shown(part)
+    is_plain = [isinstance(part, int) or (part.isprintable() and len(part) <= 40) for part in loc]  # noqa: PLR2004
+    return dotted(tuple(p if plain else shown(p) for p, plain in zip(loc, is_plain, strict=True))) or "spec"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -15,11 +15,13 @@ from typing import Protocol
 from clusterctl.errors import CommandError, NoAnswerError, TransportError, printable
 
 BULK = 16 << 20  # bytes that are worth a connection of their own
+_PIECE = 1 << 18  # bytes that are sent at once
 LONGEST_LINE = 1 << 20  # bytes of an answer
 ENDED_BY_SIGNAL = -1  # the exit status that stands for it
 SILENCE_S = 120.0  # after which a command that should stream is given up
 
 _ROOT = Path(__file__).parents[2]
+_IMPORTS = re.compile(r"^from clusterctl\..*\n", re.MULTILINE)
 _IMPORT = re.compile(r"^from (clusterctl\.[a-z_.]+) import ", re.MULTILINE)
 
 # Makes modules of (name, text) pairs, under the names they import each other by; calls the last one's main.
@@ -80,6 +82,28 @@ class Conversation(Protocol):
             NoAnswerError: it said no byte for too long, or did not end.
             UnreachableError: the connection broke.
         """
+
+
+class Outgoing:
+    """A conversation as a file that is written to, in large pieces; ``told`` hears how many bytes went."""
+
+    def __init__(self, talk: Conversation, told: Callable[[int], object]) -> None:
+        self._talk, self._told = talk, told
+        self._kept = bytearray()
+        self.sent = 0
+
+    def write(self, data: bytes) -> None:
+        """Send, now or with more."""
+        self._kept += data
+        self.sent += len(data)
+        if len(self._kept) >= _PIECE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what was kept."""
+        self._talk.send(bytes(self._kept))
+        self._kept.clear()
+        self._told(self.sent)
 
 
 class Transport(Protocol):
@@ -194,6 +218,12 @@ def remote_argv(module: str, *arguments: str) -> list[str]:
     account, where a job, or `clusterctl put json.py`, may have left modules.
     """
     return ["python3", "-I", "-c", BOOT, _texts(module), json.dumps(arguments)]
+
+
+def remote_program(module: str) -> str:
+    """A module of ours and those that it imports as one program, for the plain Python of a host."""
+    texts = [text for _, text in json.loads(_texts(module)) if text]
+    return "\n\n".join(_IMPORTS.sub("", text) for text in texts)
 
 
 @cache

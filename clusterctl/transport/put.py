@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, Self, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from clusterctl.errors import CommandError, TransferError, TransportError, printable
-from clusterctl.transport.base import BULK, Conversation, Transport, remote_argv
+from clusterctl.transport.base import BULK, Conversation, Outgoing, Transport, lines, remote_argv
 from clusterctl.transport.remote_content import send_content
 from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.remote_receive import NO_REQUIRED
@@ -23,19 +23,22 @@ from clusterctl.transport.tree import Item, Kind, Progress, hash_items, not_read
 STORE = "clusterctl/store"  # in the job user's home
 _PROGRAM = "clusterctl.transport.remote_receive"
 
-_PIECE = 1 << 18
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of a transfer. ``folder`` is where it went; ``sent_bytes`` had to travel."""
+    """What became of a transfer. ``folder`` is where it went; ``sent_bytes`` had to travel.
+
+    ``at`` is where the store has each file, if only that was filled.
+    """
 
     folder: str
     files: int
     bytes: int
     sent_bytes: int
+    at: tuple[str, ...] = ()
 
 
 def send_into(
@@ -51,8 +54,7 @@ def send_into(
         TransportError: the cluster can't be reached; what has arrived is kept.
     """
     hashes = _hashes(items, progress)
-    answer, sent = _converse(transport, remote_argv(_PROGRAM, "", folder), items, hashes, progress)
-    return Sent(answer.folder, len(hashes), sum(i.size for i in items), sent)
+    return _converse(transport, remote_argv(_PROGRAM, "", folder), items, hashes, progress)
 
 
 def send_new_folder(
@@ -73,8 +75,7 @@ def send_new_folder(
         CommandError: with rc ``NO_REQUIRED``, the required folder is not there.
         TransferError, TransportError, UsageError: see ``send_into``.
     """
-    answer, sent = _converse(transport, _store(folder, required), items, hashes, progress, ours=ours)
-    return Sent(answer.folder, len(hashes), sum(i.size for i in items), sent)
+    return _converse(transport, _store(folder, required), items, hashes, progress, ours=ours)
 
 
 def send_to_store(
@@ -97,23 +98,10 @@ def send_to_store(
             raise not_readable([OSError(0, "it is no ordinary file", str(path))])
         items.append(item)
     hashes = _hashes(items, progress)
-    answer, _ = _converse(transport, _store(""), items, hashes, progress)
-    if len(answer.at) != len(files):
-        raise _not_understood(json.dumps(answer.at).encode(), transport.host)
-    return dict(zip(files, answer.at, strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    folder: str
-    wrong: tuple[Item, ...]
-    at: tuple[str, ...]
-
-    @classmethod
-    def of(cls, items: Sequence[Item], answer: Mapping[str, Any]) -> Self:
-        wrong = tuple(_item(items, index) for index in answer["wrong"])
-        at = tuple(map(str, answer.get("at", ())))
-        return cls(os.fsdecode(base64.b64decode(answer["folder"])), wrong, at)
+    sent = _converse(transport, _store(""), items, hashes, progress)
+    if len(sent.at) != len(files):
+        raise _not_understood(json.dumps(sent.at).encode(), transport.host)
+    return dict(zip(files, sent.at, strict=True))
 
 
 def _store(*arguments: str) -> list[str]:
@@ -132,24 +120,25 @@ def _converse(
     progress: Progress,
     *,
     ours: Mapping[str, bytes] = MappingProxyType({}),
-) -> tuple[_Answer, int]:
-    """Ask what is missing and send it; returns the last answer and the bytes that were sent."""
+) -> Sent:
+    """Ask what is missing, send it, and hear what became of it."""
+    size = sum(item.size for item in items)
     try:
-        with transport.converse(argv, bulk=sum(item.size for item in items) > BULK) as talk:
-            answers = _answers(talk, transport.host)
+        with transport.converse(argv, bulk=size > BULK) as talk:
+            answers = lines(iter(talk.receive, b""), _not_understood(b"a line does not end", transport.host))
             talk.send(b"".join(_request(items, hashes, ours)))
-            missing = _understood(_next(talk, answers), transport.host, partial(_missing, items))
+            missing = _next(talk, answers, transport.host, partial(_missing, items))
             total = sum(item.size - have for item, have in missing)
             _send_content(talk, missing, lambda sent: progress("sending", min(sent, total), total))
-            answer = _understood(_next(talk, answers), transport.host, partial(_Answer.of, items))
+            folder, wrong, at = _next(talk, answers, transport.host, partial(_result, items))
             talk.finish()
     except CommandError as exc:
         if exc.rc == NO_REQUIRED:
             raise
         raise (_held if exc.rc == HELD else _not_written)(transport.host, exc) from exc
-    if answer.wrong:
-        raise _changed(answer.wrong)
-    return answer, total
+    if wrong:
+        raise _changed(wrong)
+    return Sent(folder, len(hashes), size, total, at)
 
 
 def _request(items: Sequence[Item], hashes: Mapping[Path, str], ours: Mapping[str, bytes]) -> Iterator[bytes]:
@@ -175,7 +164,7 @@ def _send_content(
     talk: Conversation, missing: Sequence[tuple[Item, int]], told: Callable[[int], object]
 ) -> None:
     """Each file from where the cluster has it, as long as it was said to be; its hash tells what changed."""
-    out, done = _Outgoing(talk, told), 0
+    out, done = Outgoing(talk, told), 0
     for item, have in missing:
         try:
             fd = os.open(item.origin, os.O_RDONLY | os.O_CLOEXEC)
@@ -198,59 +187,23 @@ class _Unhashed:
     def update(self, data: bytes) -> None: ...
 
 
-class _Outgoing:
-    """A conversation as a file that is written to, in large pieces."""
-
-    def __init__(self, talk: Conversation, told: Callable[[int], object]) -> None:
-        self._talk, self._told = talk, told
-        self._kept = bytearray()
-        self.sent = 0
-
-    def write(self, data: bytes) -> None:
-        self._kept += data
-        self.sent += len(data)
-        if len(self._kept) >= _PIECE:
-            self.flush()
-
-    def flush(self) -> None:
-        self._talk.send(bytes(self._kept))
-        self._kept.clear()
-        self._told(self.sent)
-
-
-def _answers(talk: Conversation, host: str) -> Iterator[dict[str, Any]]:
-    """What the other side says, a JSON object a line.
+def _next(
+    talk: Conversation, answers: Iterator[bytes], host: str, read: Callable[[Mapping[str, Any]], _T]
+) -> _T:
+    """What ``read`` makes of the next answer, a JSON object on a line; signs of life are passed over.
 
     Raises:
-        TransportError: it says something else.
+        TransportError: it is not of the form that is expected.
     """
-    rest = b""
-    while data := talk.receive():
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            yield _object(line, host)
-
-
-def _object(line: bytes, host: str) -> dict[str, Any]:
-    try:
-        answer = json.loads(line)
-        if isinstance(answer, dict):
-            return answer
-    except (ValueError, RecursionError):
-        pass
-    raise _not_understood(line, host)
-
-
-def _understood(answer: Mapping[str, Any], host: str, read: Callable[[Mapping[str, Any]], _T]) -> _T:
-    """What ``read`` makes of an answer.
-
-    Raises:
-        TransportError: the answer is not of the form that is expected.
-    """
-    try:
-        return read(answer)
-    except (LookupError, TypeError, ValueError) as exc:
-        raise _not_understood(json.dumps(answer).encode(), host) from exc
+    for line in answers:
+        try:
+            answer = json.loads(line)
+            if "checked" not in answer:
+                return read(answer)
+        except (LookupError, TypeError, ValueError, RecursionError) as exc:
+            raise _not_understood(line, host) from exc
+    talk.finish()  # says why there is no answer
+    raise TransferError("the cluster ended the transfer without an answer", fix="run it again")
 
 
 def _not_understood(said: bytes, host: str) -> TransportError:
@@ -263,21 +216,20 @@ def _not_understood(said: bytes, host: str) -> TransportError:
     )
 
 
-def _next(talk: Conversation, answers: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """The next answer; signs of life are passed over."""
-    for answer in answers:
-        if "checked" not in answer:
-            return answer
-    talk.finish()  # says why there is no answer
-    raise TransferError("the cluster ended the transfer without an answer", fix="run it again")
-
-
 def _missing(items: Sequence[Item], answer: Mapping[str, Any]) -> list[tuple[Item, int]]:
     """The files that the cluster lacks, and how much of each it has."""
     missing = [(_item(items, index), have) for index, have in answer["send"]]
     if any(not 0 <= have <= item.size for item, have in missing):
         raise ValueError("it has more than there is")
     return missing
+
+
+def _result(
+    items: Sequence[Item], answer: Mapping[str, Any]
+) -> tuple[str, tuple[Item, ...], tuple[str, ...]]:
+    """The folder, the files that did not have the hash that was announced, and where the store has each."""
+    wrong = tuple(_item(items, index) for index in answer["wrong"])
+    return os.fsdecode(base64.b64decode(answer["folder"])), wrong, tuple(map(str, answer.get("at", ())))
 
 
 def _item(items: Sequence[Item], index: int) -> Item:

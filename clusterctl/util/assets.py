@@ -40,6 +40,12 @@ def tree_files(root: Path) -> tuple[Path, ...]:
     return tuple(sorted(path for path in files if not _NOT_CONTENT & set(path.relative_to(root).parts)))
 
 
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def tree_hash(root: Path) -> str:
     """16 hex digits of the relative names and contents below ``root``; the same wherever the tree lies."""
     sha = hashlib.sha256()

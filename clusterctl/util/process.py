@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = ".clusterctl-run-"
-_REAPER = Path(__file__).with_name("subreaper.py")
+_SUBREAPER = Path(__file__).with_name("subreaper.py")
 _MEMORY = Path("/dev/shm")  # noqa: S108 - likewise
 SHORT = Path("/tmp")  # noqa: S108 - for what needs a short path, in private folders
 
@@ -32,7 +32,7 @@ def under_subreaper(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
     """
     if sys.platform != "linux":
         return list(argv)
-    return [sys.executable, "-I", "-S", str(_REAPER), str(os.getpid()), str(grace_s), *argv]
+    return [sys.executable, "-I", "-S", str(_SUBREAPER), str(os.getpid()), str(grace_s), *argv]
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from clusterctl.spec.models import ADMIN_USER
 from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.spec.onprem import is_this_machine
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.base import Transport
+from clusterctl.transport.base import Transport, remote_program
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.transport.target import Target
 from clusterctl.util.process import temporary_folder
@@ -77,7 +77,7 @@ def is_installation(path: str) -> bool:
 
 Root = Callable[[str, Sequence[str], bytes], str]  # runs a command as root on a host
 
-_PROGRAM: Final = (Path(__file__).parent / "remote_account.py").read_text(encoding="utf-8")
+_PROGRAM: Final = remote_program("clusterctl.providers.onprem.remote_account")
 _PYTHON: Final = ("/usr/bin/python3", "-I", "-S")
 _UNIT: Final = "clusterctl-leave"
 _GONE_S: Final = 30.0

@@ -1,6 +1,6 @@
 """Runs on a machine, as root: gives clusterctl its account there, or takes it away again. Python 3.6, alone.
 
-    python3 -I -S - REQUEST <THIS_FILE
+    python3 -I -S - REQUEST <THE_PROGRAM
 
 REQUEST and the answer are one JSON object each. Doing it again changes nothing. What it does is recorded
 before it is done, in CLAIM, which also says whose the machine is.
@@ -12,13 +12,14 @@ import os
 import pwd
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
+
+from clusterctl.util.remote_rights import acting, read_regular
 
 CLAIM = Path("/etc/clusterctl/cluster.json")
 LOCK = "/run/clusterctl-account.lock"
@@ -31,7 +32,6 @@ HOMES = "/home"
 FOREIGN = ("nfs", "nfs4", "autofs", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "9p")
 OWN_HOME = Path("/var/lib/clusterctl-admin")
 SETTLE_S = 1.0
-MOST_BYTES = 16 << 20  # of a file in its home
 # Debian's sshd wants a folder that its service would make.
 GATE_PROGRAM = """\
 #!/bin/sh
@@ -84,24 +84,19 @@ def account(name: str) -> Optional[pwd.struct_passwd]:
         return None
 
 
-def read_regular(path: Path) -> Optional[str]:
-    """The content of a regular file of no great size, None for all else; it never waits."""
+def text_of(path: Path) -> Optional[str]:
+    """The content of a regular file of no great size, None for all else."""
     try:
-        descriptor = os.open(str(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:  # noqa: PTH123
-            data = file.read(MOST_BYTES + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+        return read_regular(str(path)).decode("utf-8", "surrogateescape")
     except OSError:
         return None
-    if data is None or len(data) > MOST_BYTES:
-        return None
-    return data.decode("utf-8", "surrogateescape")
 
 
 def write(path: Path, text: str, mode: int, uid: int = 0, gid: int = 0) -> bool:
     """Write a file whole, unless it is so already; whether it was not."""
     try:
         found = path.stat()
-        if read_regular(path) == text and found.st_mode & 0o7777 == mode and found.st_uid == uid:
+        if text_of(path) == text and found.st_mode & 0o7777 == mode and found.st_uid == uid:
             return False
     except OSError:
         pass
@@ -158,24 +153,6 @@ def join(asked: Dict[str, Any]) -> Dict[str, Any]:
     return {"ok": True, "changed": changed, "allowed": allowed(user)}
 
 
-@contextmanager
-def acting(found: pwd.struct_passwd) -> Iterator[None]:
-    """What is done meanwhile is done with an account's rights: root must follow no link in its home."""
-    if os.geteuid() != 0 or found.pw_uid == 0:
-        yield
-        return
-    groups, gid = os.getgroups(), os.getegid()
-    os.setgroups(os.getgrouplist(found.pw_name, found.pw_gid))
-    os.setegid(found.pw_gid)
-    os.seteuid(found.pw_uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(gid)
-        os.setgroups(groups)
-
-
 def let_in(user: str, key: str) -> bool:
     """Have the key among those that may log in as the account."""
     found = pwd.getpwnam(user)
@@ -187,7 +164,7 @@ def let_in(user: str, key: str) -> bool:
     with acting(found):
         if not folder.is_dir():
             folder.mkdir(mode=0o700)
-        lines = (read_regular(file) or "").splitlines()
+        lines = (text_of(file) or "").splitlines()
         if key in lines:
             return False
         write(file, "\n".join([*lines, key]) + "\n", 0o600, found.pw_uid, found.pw_gid)
@@ -255,7 +232,7 @@ def leave(asked: Dict[str, Any]) -> Dict[str, Any]:
     elif found is not None:
         file = Path(found.pw_dir) / ".ssh/authorized_keys"
         with acting(found):
-            lines = (read_regular(file) or "").splitlines()
+            lines = (text_of(file) or "").splitlines()
             if asked["key"] in lines:
                 kept = "".join(line + "\n" for line in lines if line != asked["key"])
                 write(file, kept, 0o600, found.pw_uid, found.pw_gid)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, TextIO  # noqa: UP035
 
 from clusterctl.transport.remote_open import lock, read_json
+from clusterctl.util.remote_rights import acting
 
 Record = Dict[str, Any]  # noqa: UP006
 
@@ -60,22 +61,9 @@ class User:
         self.registry = Path(self.account.pw_dir, REGISTRY)
 
     @contextmanager
-    def acting(self) -> Iterator[None]:
-        """What is done meanwhile is done with the user's rights."""
-        os.initgroups(self.account.pw_name, self.account.pw_gid)
-        os.setegid(self.account.pw_gid)
-        os.seteuid(self.account.pw_uid)
-        try:
-            yield
-        finally:
-            os.seteuid(0)
-            os.setegid(0)
-            os.initgroups("root", 0)
-
-    @contextmanager
     def alone(self) -> Iterator[None]:
         """One at a time starts jobs, or says that they were lost."""
-        with self.acting():
+        with acting(self.account):
             self.registry.mkdir(parents=True, exist_ok=True)
             held = lock(os.fsencode(self.registry / ".lock"), fcntl.LOCK_EX, ASK_S)  # a job can hold it, too
         try:
@@ -85,7 +73,7 @@ class User:
 
     def jobs(self) -> List[Record]:  # noqa: UP006
         """All jobs there were, by number."""
-        with self.acting():
+        with acting(self.account):
             begun = [name for name in self._names() if os.path.lexists(self.registry / name / "job.json")]
             return [self._job(name) for name in begun]
 
@@ -98,7 +86,7 @@ class User:
 
     def new_name(self) -> str:
         """The name of the next job: that of one whose record was spoilt or removed is not given again."""
-        with self.acting():
+        with acting(self.account):
             return f"m{1 + max((int(name[1:]) for name in self._names()), default=0)}"
 
     def _job(self, name: str) -> Record:
@@ -113,7 +101,7 @@ class User:
 
     def write(self, name: str, file: str, text: str) -> None:
         """A file of a job, whole or not at all."""
-        with self.acting():
+        with acting(self.account):
             folder = self.registry / name
             folder.mkdir(exist_ok=True)
             new = folder / f".{file}.new"
@@ -204,7 +192,7 @@ def settle(user: User, asked: Record) -> Record:
         for job in user.jobs():
             # Asked in this order: a unit that ends has left its word before it is gone.
             if job["id"] in asked["ids"] and job["end"] is None and not is_there(job["id"]):
-                with user.acting():
+                with acting(user.account):
                     told = read(user.registry / job["id"] / "end.json") is not None
                 if not told:
                     end = {"result": LOST, "code": "", "status": "", "time": int(time.time())}

@@ -48,13 +48,19 @@ _START_TIMEOUT_S = 30
 _PROBE_S = 20
 _PROBE_PER_NODE_S = 3  # many local nodes start their ranks on few cores
 _CLEAN_UP_S = 20
-# What Slurm says -> the flag that is wrong, and what ``choices`` calls its values.
+_SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
+_SINFO = ("sinfo", "--noheader")
+# What Slurm says -> the flag that is wrong, and the command that lists what it can be.
 _REFUSALS = (
-    (re.compile("invalid account", re.IGNORECASE), "--account", "account"),
-    (re.compile("invalid partition|partition name", re.IGNORECASE), "--partition", "partition"),
-    (re.compile("invalid qos", re.IGNORECASE), "--qos", "qos"),
-    (re.compile("feature", re.IGNORECASE), "--constraint", "feature"),
-    (re.compile("gres|gpu", re.IGNORECASE), "--gpus", "gres"),
+    (
+        re.compile("invalid account", re.IGNORECASE),
+        "--account",
+        (*_SACCTMGR, "associations", "format=account"),
+    ),
+    (re.compile("invalid partition|partition name", re.IGNORECASE), "--partition", (*_SINFO, "--format=%R")),
+    (re.compile("invalid qos", re.IGNORECASE), "--qos", (*_SACCTMGR, "qos", "format=name")),
+    (re.compile("feature", re.IGNORECASE), "--constraint", (*_SINFO, "--format=%f")),
+    (re.compile("gres|gpu", re.IGNORECASE), "--gpus", (*_SINFO, "--format=%G")),
 )
 _TOO_LARGE = re.compile("node configuration is not available|Node count|More processors|limit", re.IGNORECASE)
 
@@ -220,10 +226,10 @@ class SlurmClient:
 
     def fix_of(self, refusal: str) -> str:
         """What to do about a refusal in Slurm's words, with the valid choices where Slurm can say them."""
-        for pattern, flag, kind in _REFUSALS:
+        for pattern, flag, argv in _REFUSALS:
             if pattern.search(refusal):
                 try:
-                    choices = self.choices(kind)
+                    choices = self._choices(argv)
                 except (SlurmError, TransportError):  # the refusal itself is what matters
                     choices = ()
                 if choices:
@@ -352,17 +358,10 @@ class SlurmClient:
         self.check_id(job_id)
         return self._ask(["sacct", "--json", f"--jobs={job_id}"], env={})
 
-    def choices(self, kind: str) -> tuple[str, ...]:
-        """The accounts, partitions or qos that this user may name, for a message."""
-        argv = {
-            "partition": ["sinfo", "--noheader", "--format=%R"],
-            "account": ["sacctmgr", "--noheader", "--parsable2", "show", "associations", "format=account"],
-            "qos": ["sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name"],
-            "feature": ["sinfo", "--noheader", "--format=%f"],
-            "gres": ["sinfo", "--noheader", "--format=%G"],
-        }[kind]
-        if kind == "account":
-            argv += ["where", f"user={self._ask(['id', '-un']).strip()}"]
+    def _choices(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """The accounts, partitions, qos... that this user may name, for a message."""
+        if "associations" in argv:
+            argv = [*argv, "where", f"user={self._ask(['id', '-un']).strip()}"]
         words = {word.strip() for word in self._ask(argv).split() if word.strip() != "(null)"}
         return tuple(sorted(words))
 

@@ -63,11 +63,13 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
     if not inventory.has_slurm:
         return {}
     nodes = tuple(_node(host, facts) for host in inventory.compute)
-    shares = any(not node.topology for node in nodes)
+    shared_machine = any(not node.topology for node in nodes)
     return {
         "slurm.conf": render(
             "slurm.conf.j2",
-            sections=_without(spec.slurm.extra, _sections(spec, inventory, nodes, shares=shares)),
+            sections=_without(
+                spec.slurm.extra, _sections(spec, inventory, nodes, shared_machine=shared_machine)
+            ),
             nodes=[_line(_node_settings(node)) for node in nodes],
             partitions=[_line(p) for p in _partitions(spec, inventory, nodes)],
             extra=spec.slurm.extra,
@@ -140,7 +142,7 @@ def _node(host: Host, facts: Mapping[str, NodeFacts]) -> Node:
 
 
 def _sections(
-    spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...], *, shares: bool
+    spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...], *, shared_machine: bool
 ) -> dict[str, Settings]:
     controller = inventory.controller
     return {
@@ -172,7 +174,7 @@ def _sections(
             "PriorityWeightAge": "1000",
             "PriorityWeightQOS": "10000",
         },
-        "Running": _running(shares=shares, cgroups=inventory.cgroups)
+        "Running": _running(shared_machine=shared_machine, cgroups=inventory.cgroups)
         | ({"TaskProlog": TASK_PROLOG} if _has_task_prolog(inventory, nodes) else {}),
         "Faults": {
             "ReturnToService": "2",
@@ -180,7 +182,7 @@ def _sections(
             **timeouts(len(nodes)),
             **_health(spec),
         },
-        "Accounting": _accounting(inventory, nodes, shares=shares),
+        "Accounting": _accounting(inventory, nodes, shared_machine=shared_machine),
     }
 
 
@@ -198,15 +200,15 @@ def _health(spec: ClusterSpec) -> Settings:
     }
 
 
-def _running(*, shares: bool, cgroups: bool) -> Settings:
+def _running(*, shared_machine: bool, cgroups: bool) -> Settings:
     common = {
         "MpiDefault": "pmix",
         "KillOnBadExit": "1",
         "PropagateResourceLimitsExcept": "MEMLOCK",
     }
-    if not shares and not cgroups:
+    if not shared_machine and not cgroups:
         return {"ProctrackType": "proctrack/linuxproc", "TaskPlugin": "task/affinity", **common}
-    if not shares:
+    if not shared_machine:
         return {"ProctrackType": "proctrack/cgroup", "TaskPlugin": "task/cgroup,task/affinity", **common}
     # A share's cores are bound to the machine from outside, and its cgroups are not its own: Slurm must not
     # widen the one nor write the other. It counts memory and ends what takes more than it was given.
@@ -218,7 +220,7 @@ def _running(*, shares: bool, cgroups: bool) -> Settings:
     }
 
 
-def _accounting(inventory: Inventory, nodes: tuple[Node, ...], *, shares: bool) -> Settings:
+def _accounting(inventory: Inventory, nodes: tuple[Node, ...], *, shared_machine: bool) -> Settings:
     settings = {
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "AccountingStorageHost": inventory.controller.name,
@@ -228,7 +230,9 @@ def _accounting(inventory: Inventory, nodes: tuple[Node, ...], *, shares: bool) 
         "JobAcctGatherType": "jobacct_gather/linux",
         "JobAcctGatherFrequency": "task=5",
         # Where the kernel sees to memory, Slurm refuses to do it, too.
-        "JobAcctGatherParams": "UsePss" if inventory.cgroups and not shares else "OverMemoryKill,UsePss",
+        "JobAcctGatherParams": "UsePss"
+        if inventory.cgroups and not shared_machine
+        else "OverMemoryKill,UsePss",
     }
     if any(node.gpus for node in nodes):
         settings |= {"AccountingStorageTRES": "gres/gpu", "GresTypes": "gpu"}

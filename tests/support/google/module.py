@@ -31,7 +31,7 @@ VARIABLES = "clusterctl.auto.tfvars.json"
 
 def spec_of(name: str) -> ClusterSpec:
     """One of the specs that tests share."""
-    return load_spec(SPECS / f"{name}.yaml", caller=CurrentUser(name="ada", uid=1001))
+    return load_spec(SPECS / f"{name}.yaml", current_user=CurrentUser(name="ada", uid=1001))
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def test_without_some_nodes(raised: Raise) -> None:
     assert nodes(without(spec(train="gpu[1-2]", big="gpu3"), ["gpu3", "gpu1"])) == {"train": ("gpu2",)}
     with pytest.raises(UsageError, match="no node would be left"):
         without(spec(train="gpu1"), ["gpu1"])
-    with pytest.raises(UsageError, match="ctl leads the cluster"):
+    with pytest.raises(UsageError, match="ctl is the controller"):
         without(spec(train="gpu1"), ["ctl"])
 
 

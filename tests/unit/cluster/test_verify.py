@@ -126,7 +126,7 @@ def test_a_node_that_a_users_job_took_meanwhile_counts_as_busy() -> None:
 
 def test_nodes_that_slurm_never_gives_are_an_error() -> None:
     late = Step((*SRUN, "..."), stderr=TAKEN, rc=1)
-    with pytest.raises(VerifyError, match="proof job failed") as caught:
+    with pytest.raises(VerifyError, match="verification job failed") as caught:
         verify(inventory(), ScriptedTransport([BOTH, late, BOTH, late]))
     assert "busy" in caught.value.why
 
@@ -207,7 +207,7 @@ def test_a_node_that_slurm_gives_up_again_is_an_error_with_its_reason() -> None:
 )
 def test_any_other_answer_is_no_proof(answer: Step) -> None:
     blameless = alone(NAMES[0]), alone(NAMES[1])
-    with pytest.raises(VerifyError, match="proof job failed") as caught:
+    with pytest.raises(VerifyError, match="verification job failed") as caught:
         verify(inventory(), InAnyOrder([BOTH, answer, *blameless]))
     assert [failure.host for failure in caught.value.failures] == list(NAMES)
 

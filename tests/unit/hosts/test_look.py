@@ -120,7 +120,10 @@ def test_a_key_in_a_home_that_another_host_looks_at_is_not_asked_for(tmp_path: P
     assert looked(own)["checksums"]["key root"] == "missing"
 
 
-def test_a_file_system_without_room_is_told_with_its_largest_files(tmp_path: Path) -> None:
+def test_a_file_system_without_room_is_told_with_its_largest_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_probe, "WALK_S", 600)  # however busy this machine is
     (tmp_path / "small").write_bytes(b"x" * 10_000)
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner/large").write_bytes(b"x" * 100_000)

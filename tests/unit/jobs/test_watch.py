@@ -19,8 +19,8 @@ from clusterctl.errors import (
     UsageError,
     WaitTimeoutError,
 )
+from clusterctl.jobs.control import follow, raise_unless_completed, wait
 from clusterctl.jobs.logs import LogChunk, logs, tail
-from clusterctl.jobs.watch import follow, raise_unless_completed, wait
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.models import JobState
 from clusterctl.scheduler.session import Session

@@ -31,7 +31,7 @@ def test_keys_that_are_no_file_are_not_waited_for(tmp_path: Path, made: str) -> 
         os.mkfifo(keys)
     else:
         keys.symlink_to("/dev/zero")
-    assert remote_account.read_regular(keys) is None
+    assert remote_account.text_of(keys) is None
     assert remote_account.write(keys, "a key\n", 0o600, os.getuid(), os.getgid())
     assert keys.read_text() == "a key\n"
 

@@ -112,4 +112,4 @@ def test_any_bytes(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(raw)
     with pytest.raises(UsageError):
-        load_spec(path, caller=CurrentUser("ada", 1001))
+        load_spec(path, current_user=CurrentUser("ada", 1001))

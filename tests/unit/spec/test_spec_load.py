@@ -43,7 +43,7 @@ def problems(text: str) -> list[str]:
 
 
 def test_without_a_file_there_is_the_default() -> None:
-    spec = load_spec(None, caller=ADA)
+    spec = load_spec(None, current_user=ADA)
     assert (spec.name, spec.provider.type) == ("local", "local")
     assert [(p.name, p.nodes) for p in spec.partitions] == [("train", 2)]
     assert spec.job_user == User(name="ada", uid=1001)
@@ -53,7 +53,7 @@ def test_a_file_is_loaded_and_resolved(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(MINIMAL)
     assert find_spec(tmp_path) == path
-    assert load_spec(path, caller=ADA).users == (User(name="ada", uid=1001),)
+    assert load_spec(path, current_user=ADA).users == (User(name="ada", uid=1001),)
 
 
 def test_no_spec_to_find(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_dangling_link_is_found_and_then_missing(tmp_path: Path) -> None:
     path = find_spec(tmp_path)
     assert path is not None
     with pytest.raises(UsageError, match="there is no spec file"):
-        load_spec(path, caller=ADA)
+        load_spec(path, current_user=ADA)
 
 
 def test_all_problems_come_out_in_file_order() -> None:
@@ -153,30 +153,30 @@ def test_a_long_value_is_quoted_in_part() -> None:
 def test_a_byte_order_mark_and_crlf(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + MINIMAL.replace("\n", "\r\n").encode())
-    assert load_spec(path, caller=ADA).name == "demo"
+    assert load_spec(path, current_user=ADA).name == "demo"
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no spec file"):
-        load_spec(tmp_path / "c.yaml", caller=ADA)
+        load_spec(tmp_path / "c.yaml", current_user=ADA)
 
 
 def test_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="can't be read") as caught:
-        load_spec(tmp_path, caller=ADA)
+        load_spec(tmp_path, current_user=ADA)
     assert caught.value.why == "Is a directory"
 
 
 def test_a_path_that_can_be_none() -> None:
     with pytest.raises(UsageError, match="can't be read"):
-        load_spec(Path("a\0b"), caller=ADA)
+        load_spec(Path("a\0b"), current_user=ADA)
 
 
 def test_a_file_that_is_not_text(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(b"version: 1\nname: \xff\n")
     with pytest.raises(UsageError, match="not UTF-8") as caught:
-        load_spec(path, caller=ADA)
+        load_spec(path, current_user=ADA)
     assert (caught.value.where, caught.value.why) == (f"{path}:2", "byte 0xff")
 
 
@@ -184,7 +184,7 @@ def test_a_huge_file(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(MINIMAL.encode() + b"#" * 1024 * 1024)
     with pytest.raises(UsageError, match="larger than 1 MiB"):
-        load_spec(path, caller=ADA)
+        load_spec(path, current_user=ADA)
 
 
 def test_a_pipe_is_read(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_pipe_is_read(tmp_path: Path) -> None:
     os.write(write, MINIMAL.encode())
     os.close(write)
     try:
-        assert load_spec(Path(f"/dev/fd/{read}"), caller=ADA).name == "demo"
+        assert load_spec(Path(f"/dev/fd/{read}"), current_user=ADA).name == "demo"
     finally:
         os.close(read)
 
@@ -308,9 +308,9 @@ def test_what_is_dumped_loads_back(spec: ClusterSpec) -> None:
 def test_a_file_that_the_spec_names_is_relative_to_the_spec(tmp_path: Path) -> None:
     head = "version: 1\nname: demo\npartitions: [{name: train, nodes: 1}]\n"
     (tmp_path / "cluster.yaml").write_text(f"{head}software: {{python: {{requirements: my reqs.txt}}}}\n")
-    spec = load_spec(tmp_path / "cluster.yaml", caller=ADA)
+    spec = load_spec(tmp_path / "cluster.yaml", current_user=ADA)
     assert spec.software.python.requirements == tmp_path / "my reqs.txt"
     elsewhere = tmp_path / "workspace" / "spec.yaml"
     elsewhere.parent.mkdir()
     elsewhere.write_text(dump_spec(spec))
-    assert load_spec(elsewhere, caller=ADA) == spec
+    assert load_spec(elsewhere, current_user=ADA) == spec
