@@ -28,7 +28,7 @@ PAUSE_S = 0.2
 ALIVE_EVERY = 5  # looks
 
 
-def tell(answer: dict[str, str | int]) -> None:
+def emit(answer: dict[str, str | int]) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
@@ -50,7 +50,7 @@ def tell_new(folder: str, name: str, offset: int) -> int:
         if offset < 0:  # the end of it
             offset = max(0, size + offset)
         while data := os.pread(fd, min(CHUNK, size - offset), offset):
-            tell({"log": name, "at": offset, "data": base64.b64encode(data).decode("ascii")})
+            emit({"log": name, "at": offset, "data": base64.b64encode(data).decode("ascii")})
             offset += len(data)
         return offset
     finally:
@@ -59,7 +59,7 @@ def tell_new(folder: str, name: str, offset: int) -> int:
 
 def tell_tail(folder: str, task: str) -> None:
     if not os.path.isdir(folder):  # noqa: PTH112
-        tell({"gone": 1})
+        emit({"gone": 1})
     for stream in ("stderr", "stdout"):
         if tell_new(folder, f"{stream}{f'-{task}' if task else ''}.log", -CHUNK) > 0:
             return
@@ -78,7 +78,7 @@ def main(folder: str, how: str, begun: str, task: str) -> None:
                 names = sorted(entry.name for entry in entries if log.fullmatch(entry.name))[:MOST_LOGS]
         except FileNotFoundError:
             names = []
-            tell({"gone": 1})
+            emit({"gone": 1})
         except OSError:
             names = []
         for name in names:
@@ -86,6 +86,6 @@ def main(folder: str, how: str, begun: str, task: str) -> None:
         if how == "once":
             return
         if looks % ALIVE_EVERY == 0:
-            tell({})
+            emit({})
         looks += 1
         time.sleep(PAUSE_S)

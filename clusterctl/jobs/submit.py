@@ -48,7 +48,7 @@ from clusterctl.util.assets import payload_hash
 from clusterctl.util.progress import LineReporter
 
 JOBS_FOLDER = "clusterctl/jobs"  # in the job user's home
-_AT_ONCE = 8
+_MAX_THREADS = 8
 MAX_DIFF = 1 << 20
 PATIENCE_S = 15.0  # a submission does not wait long for what is good to know
 OUTPUTS_FILE = "outputs.json"
@@ -185,7 +185,7 @@ def stage(
             raise (_lacks_programs(to.host, required) if exc.rc == NO_REQUIRED else exc) from exc
 
     sent = send(transport, progress)
-    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+    with ThreadPoolExecutor(max_workers=_MAX_THREADS) as pool:
         sending = [pool.submit(send, other) for other in others]
     try:
         for one in sending:

@@ -30,7 +30,7 @@ _ROUNDS = 4  # a file that changed while it was read is read again
 _SPARE_BYTES = 16 << 20
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 NODES = b"nodes"  # holds, by host, files whose name another host has used for something else
-_AT_ONCE = 8
+_MAX_THREADS = 8
 Holder = tuple[str, Transport]
 REMOTE_PROGRAM = "clusterctl.runs.remote_files"
 
@@ -120,8 +120,8 @@ def fetch_tree(
     if not fresh or len(files) < len(here):
         keep = {*(file.local for file in files.values()), *manifest.folders}
         _remove_others(tree, {tree / os.fsdecode(local) for local in keep})
-    sums = {file.local: here[file] for file in files.values()}
-    return Manifest(files, manifest.skipped + skipped, sums, manifest.folders)
+    hashes = {file.local: here[file] for file in files.values()}
+    return Manifest(files, manifest.skipped + skipped, hashes, manifest.folders)
 
 
 def sha256_of(path: bytes | Path) -> str:
@@ -275,7 +275,7 @@ def fetch_from(
         return fetch_tree(transport, folder, place, still_changing=still_changing, max_file=max_file)
 
     (work / "nodes").mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+    with ThreadPoolExecutor(max_workers=_MAX_THREADS) as pool:
         found = dict(zip((host for host, _ in holders), pool.map(fetch, holders), strict=True))
     return _as_one(found, work / "nodes", tree)
 
@@ -286,24 +286,24 @@ def _as_one(found: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manifest:
     tree.mkdir(parents=True)
     places = _Names()
     files: dict[bytes, RemoteFile] = {}
-    sums: dict[bytes, str] = {}
+    hashes: dict[bytes, str] = {}
     skipped: dict[tuple[str, str], Skipped] = {}
     for host, manifest in found.items():
         for file in manifest.files.values():
             sha256 = manifest.sha256[file.local]
-            if sums.get(file.local) == sha256:
+            if hashes.get(file.local) == sha256:
                 continue
             local = places.take(file.local, host)
             target = tree / os.fsdecode(local)
             target.parent.mkdir(parents=True, exist_ok=True)
             (nodes / host / os.fsdecode(file.local)).replace(target)
-            files[local], sums[local] = replace(file, local=local), sha256
+            files[local], hashes[local] = replace(file, local=local), sha256
         skipped |= {(one.path, one.reason): one for one in manifest.skipped}
     folders = {folder for manifest in found.values() for folder in manifest.folders}
     empty = tuple(sorted(folder for folder in folders if places.may_be_folder(folder)))
     for folder in empty:
         (tree / os.fsdecode(folder)).mkdir(parents=True, exist_ok=True)
-    return Manifest(files, tuple(skipped.values()), sums, empty)
+    return Manifest(files, tuple(skipped.values()), hashes, empty)
 
 
 class _Names:

@@ -64,7 +64,7 @@ def alive() -> None:
     sys.stdout.flush()
 
 
-def tell(path: bytes, **fields: object) -> None:
+def emit(path: bytes, **fields: object) -> None:
     name = base64.b64encode(path).decode("ascii")
     sys.stdout.write(json.dumps({"path": name, **fields}) + "\n")
 
@@ -105,7 +105,7 @@ class Listing:
         try:
             files, folders = self.names(below)
         except OSError as exc:
-            tell(below or b".", skip=exc.strerror or str(exc))
+            emit(below or b".", skip=exc.strerror or str(exc))
             return True
         if below and not files and not folders:
             return self.empty(below)
@@ -115,7 +115,7 @@ class Listing:
         unwanted = [path for path, wanted in found if wanted is False]
         if told or not below:
             for path in unwanted:
-                tell(path, skip=UNWANTED)
+                emit(path, skip=UNWANTED)
         return told or (False if unwanted else None)
 
     def names(self, below: bytes) -> tuple[list[bytes], list[bytes]]:
@@ -145,7 +145,7 @@ class Listing:
             reason = f"more than {self.most:,} files, or {MOST_BYTES >> 20} MiB of names"
             if below:
                 raise OSError(errno.EFBIG, reason)
-            tell(b".", skip=reason)
+            emit(b".", skip=reason)
             found = [one for one in found if not one[0]]
         else:
             self.entries -= len(found)
@@ -159,15 +159,15 @@ class Listing:
         """Tell of a folder that holds nothing, if it is wanted."""
         if self.globs is not None and not self.is_output(self.globs, path, is_folder=True):
             return None
-        tell(path, folder=1)
+        emit(path, folder=1)
         return True
 
     def below(self, path: bytes, depth: int) -> bool | None:
         """A folder below another: see ``folder``."""
         if self.globs is None and CHECKPOINTS.match(os.path.basename(path)):
-            tell(path, skip="checkpoints stay on the cluster")
+            emit(path, skip="checkpoints stay on the cluster")
         elif depth > DEEPEST:
-            tell(path, skip=f"in more than {DEEPEST} folders")
+            emit(path, skip=f"in more than {DEEPEST} folders")
         else:
             return self.folder(path, depth)
         return True
@@ -197,20 +197,20 @@ class Listing:
             for is_kind, kind in KINDS:
                 if is_kind(mode):
                     link = stat.S_ISLNK(mode) and (0, os.fsdecode(os.readlink(full)))
-                    tell(path, skip=UNCHANGED if link and self.given.get(path) == link else kind)
+                    emit(path, skip=UNCHANGED if link and self.given.get(path) == link else kind)
                     return
             fd = open_file(self.top, path)
         except OSError as exc:
-            tell(path, skip=exc.strerror or str(exc))
+            emit(path, skip=exc.strerror or str(exc))
             return
         try:
             status = os.fstat(fd)
             size, sha256 = self.given.get(path, (0, ""))
             known = LARGE < size <= LARGEST and size == status.st_size
             if known and hash_of(fd, size, self.beat).hexdigest() == sha256:
-                tell(path, skip=UNCHANGED)
+                emit(path, skip=UNCHANGED)
             else:
-                tell(path, size=status.st_size, space=status.st_blocks * BLOCK)
+                emit(path, size=status.st_size, space=status.st_blocks * BLOCK)
         finally:
             os.close(fd)
 
@@ -227,7 +227,7 @@ def is_link_of_a_task(path: bytes, full: bytes) -> bool:
 def main(what: str, folder: str) -> None:
     if what == "list":
         if os.path.islink(folder):  # by the job itself: it leads to what is no run of it
-            tell(b".", skip="a symbolic link in place of the job's folder")
+            emit(b".", skip="a symbolic link in place of the job's folder")
         else:
             Listing(os.fsencode(folder)).folder(b"")
     else:
@@ -282,21 +282,21 @@ class Glob:
 
     def matches(self, names: list[str], *, is_folder: bool) -> bool:
         """Whether it matches the path with these names, or a folder above it."""
-        places = self.passing({0}) - {len(self.parts)}
+        places = self.reachable({0}) - {len(self.parts)}
         for number, name in enumerate(names, 1):
             here = {at for at in places if self.parts[at] is ANY_DEPTH}
             for at in places:
                 part = self.parts[at]
                 if part is not None and part.match(name):
                     here.add(at + 1)
-            places = self.passing(here)
+            places = self.reachable(here)
             if len(self.parts) in places:
                 if number < len(names) or is_folder or not self.folders_only:
                     return True
                 places.discard(len(self.parts))
         return False
 
-    def passing(self, places: set[int]) -> set[int]:
+    def reachable(self, places: set[int]) -> set[int]:
         """The same, and behind each `**` among them, which may stand for nothing."""
         for at, part in enumerate(self.parts):
             if at in places and part is ANY_DEPTH:

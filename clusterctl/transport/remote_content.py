@@ -49,14 +49,14 @@ LONGEST_LINE = 1 << 20
 
 
 class Beat:
-    """Calls ``say`` when about a second went by since the last time, as a sign of life in long work."""
+    """Calls ``report`` when about a second went by since the last time, as a sign of life in long work."""
 
-    def __init__(self, say: Callable[[], object]) -> None:
-        self.say, self.due = say, time.monotonic() + ALIVE_S
+    def __init__(self, report: Callable[[], object]) -> None:
+        self.report, self.due = report, time.monotonic() + ALIVE_S
 
     def __call__(self) -> None:
         if time.monotonic() >= self.due:
-            self.say()
+            self.report()
             self.due = time.monotonic() + ALIVE_S
 
 
@@ -183,7 +183,7 @@ class Incoming:
         if not self.buffer:
             raise TruncatedError
 
-    def pieces(self, size: int) -> Iterator[memoryview]:
+    def chunks(self, size: int) -> Iterator[memoryview]:
         """So many bytes, as they come."""
         while size:
             self.fill()
@@ -205,7 +205,7 @@ class Incoming:
 
     def number(self) -> int:
         """The next eight bytes."""
-        return int(HEADER.unpack(b"".join(self.pieces(HEADER.size)))[0])
+        return int(HEADER.unpack(b"".join(self.chunks(HEADER.size)))[0])
 
     def announced(self, size: int, *, known: bool) -> int:
         """How a file begins: with ``size``, ``UNREADABLE``, or ``SAME`` if its hash was ``known`` here."""
@@ -234,7 +234,7 @@ class Incoming:
             if length < 0:
                 os.lseek(fd, -length, os.SEEK_CUR)
                 arrived(-length)
-            for piece in self.pieces(max(0, length)):
+            for piece in self.chunks(max(0, length)):
                 sha.update(piece)
                 write_all(fd, piece)
                 arrived(len(piece))
@@ -247,7 +247,7 @@ class Incoming:
             pass
         if length != len(STILL) + sha.digest_size:
             raise UnexpectedError
-        return bool(b"".join(self.pieces(length)) == STILL + sha.digest())
+        return bool(b"".join(self.chunks(length)) == STILL + sha.digest())
 
     def end(self) -> None:
         """Wait for the end; nothing may be left."""

@@ -52,7 +52,7 @@ SYNCED = 1 << 20  # bytes from which a file of the store is on disk before it ha
 SYNC_EVERY = 1 << 28
 READ_ONLY = 0o400  # the mode of a file of the store
 SEALED = 1_000_000_000  # its time of change; whole seconds, which is all that some file systems keep
-AT_ONCE = 256  # partial files that are held open
+MAX_OPEN = 256  # partial files that are held open
 SPARE = 16 << 20
 SMALL = 1 << 20  # bytes up to which a file is checked again when it is copied from the store
 NO_REQUIRED = 66
@@ -62,14 +62,14 @@ SWEEP_EVERY_S = 86400
 INCOMPLETE = b".incomplete"
 
 
-def tell(**answer: object) -> None:
+def emit(**answer: object) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
 
 def checking() -> Beat:
     """A sign of life while files are read here: this can take a while."""
-    return Beat(lambda: tell(checked=1))
+    return Beat(lambda: emit(checked=1))
 
 
 def read_entries() -> list[Entry]:
@@ -128,7 +128,7 @@ def find_missing(entries: list[Entry], *, stored: bool) -> tuple[list[int], dict
             continue
         seen.add(entry.final)
         missing.append(index)
-        if entry.partial not in begun and os.path.lexists(entry.partial) and len(begun) < AT_ONCE:
+        if entry.partial not in begun and os.path.lexists(entry.partial) and len(begun) < MAX_OPEN:
             fd = open_partial(entry.partial)
             if fd is not None:
                 begun[entry.partial] = fd
@@ -196,7 +196,7 @@ def receive_all(entries: list[Entry], folder: bytes, *, stored: bool) -> list[in
     """Say what is missing and take it; returns the files that came with another hash."""
     missing, begun, have = find_missing(entries, stored=stored)
     refuse_small_disk(folder, entries, missing, have)
-    tell(send=[[index, have.get(index, 0)] for index in missing])
+    emit(send=[[index, have.get(index, 0)] for index in missing])
     incoming = Incoming(lambda: STDIN.read1(CHUNK), checking())
     wrong = []
     for index in missing:
@@ -227,7 +227,7 @@ def open_store(store: bytes, jobs: bytes, wait_s: float) -> int:
     """Hold the store against a sweep; first sweep it, if that is due and nobody else uses it."""
     make_real_folder(os.path.join(store, b"partial"))
     path, swept = os.path.join(store, b"lock"), os.path.join(store, b"swept")
-    alive = Beat(lambda: tell(checked=0))
+    alive = Beat(lambda: emit(checked=0))
     if is_due(swept):
         held = open_own(path)
         with contextlib.suppress(BlockingIOError):
@@ -381,4 +381,4 @@ def main(store: str, into: str, required: str = "", wait_s: float = LOCK_WAIT_S)
     except (TruncatedError, UnexpectedError):
         sys.exit("the connection ended too soon")
     folder = base64.b64encode(os.path.realpath(place)).decode("ascii")
-    tell(folder=folder, wrong=wrong, at=at)
+    emit(folder=folder, wrong=wrong, at=at)

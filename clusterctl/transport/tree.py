@@ -22,7 +22,7 @@ Progress = Callable[[str, int, int], None]  # (what is done, bytes done, bytes i
 REMEMBERED = 1 << 20  # bytes: smaller files are read as fast as they are looked up
 _SETTLED_NS = 2_000_000_000  # a file this young may change again within the clock's resolution
 _UNUSED_S = 90 * 86400
-_AT_ONCE = min(8, os.cpu_count() or 1)
+_MAX_THREADS = min(8, os.cpu_count() or 1)
 _CHUNK = 1 << 20
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, size INTEGER, mtime_ns INTEGER, "
@@ -178,7 +178,7 @@ def hash_items(
             raise
 
     large = [item.origin for item in files if item.size >= REMEMBERED]
-    with _remembered(large) as known, ThreadPoolExecutor(_AT_ONCE) as pool:
+    with _remembered(large) as known, ThreadPoolExecutor(_MAX_THREADS) as pool:
         try:
             found = dict(zip((item.origin for item in files), pool.map(one, files), strict=True))
         except BaseException:  # the pool waits for its threads: Ctrl-C must reach them

@@ -45,7 +45,9 @@ class Cluster:
     def ssh(self, host: str, command: str, *, user: str = "clusterctl", rc: int | None = 0) -> str:
         """Plain `ssh -F` with the file that clusterctl wrote; the command's stdout."""
         argv = ["ssh", "-F", str(self.workspace / "ssh_config"), "-l", user, host, command]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=120, check=False
+        )
         assert rc is None or done.returncode == rc, f"{command!r} on {host}: {done}"
         return done.stdout
 

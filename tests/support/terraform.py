@@ -46,7 +46,7 @@ def in_state(terraform: Terraform, verb: str, *words: str) -> str:
     assert terraform.program is not None
     said: list[str] = []
     argv = [str(terraform.program.path), "state", verb, *words]
-    run(argv, terraform.folder, heard=said.append, report=lambda _: None)
+    run(argv, terraform.folder, heard=said.append, report=terraform.report)
     return "".join(said)
 
 

@@ -165,7 +165,7 @@ def test_many_at_once_build_it_once(home: Path, resolve: Resolve) -> None:
     assert run(environment, "python -c 'import first; print(first.version)'") == "2.0"
 
 
-@pytest.mark.parametrize("other", ["pipe", "link", "folder"])
+@pytest.mark.parametrize("other", ["pipe", "link", pytest.param("folder", marks=pytest.mark.sweep)])
 def test_what_is_no_file_in_the_place_of_the_lock_is_replaced(
     home: Path, resolve: Resolve, tmp_path: Path, other: str
 ) -> None:
@@ -222,7 +222,14 @@ class Killing(LocalTransport):
             os.killpg(group, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("file", ["wheels/first-*", "requirements.lock", "pyvenv.cfg", "lib/*/*/*.pth"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "wheels/first-*",
+        *(pytest.param(file, marks=pytest.mark.sweep) for file in ("requirements.lock", "pyvenv.cfg")),
+        "lib/*/*/*.pth",
+    ],
+)
 def test_killed_in_the_middle_it_is_built_anew(home: Path, resolve: Resolve, file: str) -> None:
     environment = resolve("first")
     assert environment.lock is not None

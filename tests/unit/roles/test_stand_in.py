@@ -35,7 +35,10 @@ _SHOWN: dict[str, machines.Machine | None] = {
 FORM = "--format=csv,noheader,nounits"
 
 
-@pytest.fixture(scope="module", params=_SHOWN)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=pytest.mark.sweep) if n == "rtx-4070" else n for n in _SHOWN],
+)
 def shown(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """Where an nvidia-smi is first on PATH."""
     machine = _SHOWN[request.param]

@@ -531,7 +531,7 @@ def test_hashing_can_be_interrupted(home, tmp_path):
 
 def test_what_goes_wrong_with_one_file_does_not_wait_for_the_others(home, tmp_path, monkeypatch):
     """It was heard only once the first file was read, hours later."""
-    monkeypatch.setattr(tree, "_AT_ONCE", 2)
+    monkeypatch.setattr(tree, "_MAX_THREADS", 2)
 
     unnamable = replace(sparse(tmp_path / "other", 5), origin=tmp_path / "a\0b")
     with pytest.raises(ValueError, match="null byte"):
