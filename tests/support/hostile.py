@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from tests.support.remains import marked
 
 HOSTILE_NAMES = (
     b"two words",
@@ -21,6 +27,20 @@ HOSTILE_NAMES = (
     b" ",
     b"x" * 255,
 )
+
+
+@contextmanager
+def deep_folder() -> Iterator[Path]:
+    """A temporary folder for a tree that is too deep for pytest to remove.
+
+    pytest ends in a RecursionError where an older run left one in its folder; `make clean-machines` removes
+    this one.
+    """
+    folder = tempfile.mkdtemp(prefix=marked("deep-"))
+    try:
+        yield Path(folder)
+    finally:
+        subprocess.run(["rm", "-rf", "--", folder], check=True)
 
 
 def nest(top: Path, depth: int) -> None:

@@ -26,8 +26,7 @@ from clusterctl.hosts.probe import (
     parse_report,
     reject_full_disks,
 )
-from clusterctl.providers.local.system import delete
-from tests.support.hostile import nest
+from tests.support.hostile import deep_folder, nest
 
 FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
 SYSTEM = {"distribution": "debian-12", "cards": 0}
@@ -120,18 +119,15 @@ def test_a_key_in_a_home_that_another_host_looks_at_is_not_asked_for(tmp_path: P
     assert looked(own)["checksums"]["key root"] == "missing"
 
 
-def test_a_file_system_without_room_is_told_with_its_largest_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_room_is_told_with_its_largest_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_probe, "WALK_S", 600)  # however busy this machine is
-    (tmp_path / "small").write_bytes(b"x" * 10_000)
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner/large").write_bytes(b"x" * 100_000)
-    device = tmp_path.stat().st_dev
-    nest(tmp_path / "deep", 5000)
-    names = [path for _, path in remote_probe.largest(str(tmp_path), device)]
-    assert names == [str(tmp_path / "inner/large"), str(tmp_path / "small")]
-    delete(tmp_path / "deep")
+    with deep_folder() as top:
+        (top / "small").write_bytes(b"x" * 10_000)
+        (top / "inner").mkdir()
+        (top / "inner/large").write_bytes(b"x" * 100_000)
+        nest(top / "deep", 5000)
+        names = [path for _, path in remote_probe.largest(str(top), top.stat().st_dev)]
+        assert names == [str(top / "inner/large"), str(top / "small")]
 
 
 @pytest.mark.parametrize(

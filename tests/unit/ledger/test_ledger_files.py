@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.hostile import nest
+from tests.support.hostile import deep_folder, nest
 
 Ledger = Callable[..., dict[str, Any]]
 PERSON = 54321  # a number of no account's
@@ -309,13 +309,14 @@ def test_what_rpm_kept_of_ours_goes_and_somebodys_stays(ledger: Ledger, etc: Pat
     assert not Path(f"{ours}.rpmsave").exists()
 
 
-def test_a_folder_of_ours_goes_however_deep_it_is(util: Callable[[str], ModuleType], tmp_path: Path) -> None:
+def test_a_folder_of_ours_goes_however_deep_it_is(util: Callable[[str], ModuleType]) -> None:
     """A job whose account is gone left folders deeper than Python's recursion and a path can be."""
-    (tmp_path / "shared" / "a").mkdir(parents=True)
-    (tmp_path / "shared" / "a" / "file").touch()
-    nest(tmp_path / "shared" / "job", 2100)
-    assert util("ledger_paths").remove_tree(str(tmp_path / "shared")) == []
-    assert list(tmp_path.iterdir()) == []
+    with deep_folder() as top:
+        (top / "shared" / "a").mkdir(parents=True)
+        (top / "shared" / "a" / "file").touch()
+        nest(top / "shared" / "job", 2100)
+        assert util("ledger_paths").remove_tree(str(top / "shared")) == []
+        assert list(top.iterdir()) == []
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from clusterctl.providers.local import image, layout, system
 from clusterctl.providers.local.helper import residue
 from clusterctl.providers.local.layout import ClusterState
-from tests.support.hostile import nest
+from tests.support.hostile import deep_folder, nest
 
 
 @pytest.fixture
@@ -80,8 +80,9 @@ def test_an_image_whose_removal_was_ended_is_not_used(tmp_path: Path, ended: pyt
     assert not folder.exists()
 
 
-def test_folders_nested_deeper_than_a_path_can_be_are_removed(tmp_path: Path) -> None:
+def test_folders_nested_deeper_than_a_path_can_be_are_removed() -> None:
     """A job's 1,500 folders, one in the other, ended `down` in a traceback."""
-    nest(tmp_path / "n" / "job", 5000)
-    system.erase(tmp_path / "n")
-    assert list(tmp_path.iterdir()) == []
+    with deep_folder() as top:
+        nest(top / "n" / "job", 5000)
+        system.erase(top / "n")
+        assert list(top.iterdir()) == []
