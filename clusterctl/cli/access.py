@@ -179,7 +179,10 @@ def put(
         typer.Argument(metavar="LOCAL... [REMOTE]", help="Files and folders here, then the folder there."),
     ],
 ) -> None:
-    """Copy files and folders to the cluster, by default to the home folder."""
+    """Copy files and folders to the cluster.
+
+    They go to the home folder, unless the last argument names another.
+    """
     from clusterctl.transport.put import send_into
     from clusterctl.transport.tree import shown_size, walk
 
@@ -214,7 +217,10 @@ def get(
         typer.Argument(metavar="REMOTE... [LOCAL]", help="Files and folders there, then the folder here."),
     ],
 ) -> None:
-    """Copy files and folders from the cluster, by default to this folder."""
+    """Copy files and folders from the cluster.
+
+    They go to this folder, unless the last argument names another.
+    """
     from clusterctl.transport.get import fetch
     from clusterctl.transport.tree import shown_size
 

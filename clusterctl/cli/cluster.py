@@ -71,7 +71,7 @@ def down(
         typer.Option("--project", help="With --orphans: the Google Cloud project, if there is no spec."),
     ] = None,
 ) -> None:
-    """Collect runs, remove the cluster, and verify that nothing is left."""
+    """Collect runs, remove the cluster, and verify the cleanup."""
     from clusterctl.cluster import down as cluster_down
     from clusterctl.cluster.nodes import names_of
     from clusterctl.cluster.session import Run

@@ -66,7 +66,7 @@ def _group(name: str, summary: str) -> typer.Typer:
 
 
 _cache = _group("cache", "The cache of node images.")
-_node = _group("node", "Operate on single nodes; the others and their jobs are not affected.")
+_node = _group("node", "Operate on single nodes, without effect on the others.")
 _bundle = _group("bundle", "Packages and programs for air-gapped hosts, in one file.")
 VERBS: Final[tuple[tuple[typer.Typer, dict[str, Callable[..., int | None]]], ...]] = (
     (app, {"init": spec.init, "validate": spec.validate, "schema": spec.schema, "doctor": spec.doctor}),

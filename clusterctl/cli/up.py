@@ -180,9 +180,10 @@ def plan(
     ] = False,
     ask_become_pass: AskBecomePass = False,
 ) -> int:
-    """Show what `up` would change, the cost, and the jobs that would end.
+    """Show what `up` would change, and what it costs.
 
-    Changes nothing. Compares the spec with the applied spec and with the live hosts.
+    Also names the jobs that would end. Changes nothing. Compares the spec with the applied spec and with the
+    live hosts.
     """
     return show_plan(
         screen, spec_of(screen, options), check=check, diff=diff, ask_become_pass=ask_become_pass

@@ -134,8 +134,8 @@ def _without_slurm(spec: Raw) -> Iterator[Finding]:
     for at, value, message in settings:
         if value:
             yield Finding(at, message, f"remove {at[-1]}{_OR_SLURM}", at_key=True)
-    nodes = {partition.get("hosts") for partition in entries(spec, "partitions")}
-    is_one_host = nodes == {provider.get("controller")}
+    nodes = [partition.get("hosts") for partition in entries(spec, "partitions")]
+    is_one_host = bool(nodes) and all(hosts == provider.get("controller") for hosts in nodes)
     if mapping(provider, "shared").get("kind") == "none" and not is_one_host:
         message = "without Slurm, jobs need a folder that all hosts see"
         yield Finding(("provider", "shared", "kind"), message, f"write kind: nfs{_OR_SLURM}")

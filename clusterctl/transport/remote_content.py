@@ -81,6 +81,14 @@ def hole_at(fd: int, at: int, size: int) -> int:
         return size - at if exc.errno == errno.ENXIO else 0
 
 
+def data_at(fd: int, at: int, size: int) -> int:
+    """How many bytes of a file from there on, up to ``size``, lie before the next hole."""
+    try:
+        return min(os.lseek(fd, at, os.SEEK_HOLE), size) - at
+    except OSError:  # it became shorter meanwhile, or the file system can't tell
+        return size - at
+
+
 def send_content(out: BinaryIO, fd: int, at: int, size: int, sha: Any) -> None:
     """Send a file from ``at`` to ``size``, and hash it.
 
@@ -97,7 +105,7 @@ def send_content(out: BinaryIO, fd: int, at: int, size: int, sha: Any) -> None:
                 beat()
             at += hole
             continue
-        data = os.pread(fd, min(CHUNK, size - at), at) or ZEROS[: size - at]
+        data = os.pread(fd, min(CHUNK, data_at(fd, at, size)), at) or ZEROS[: size - at]
         out.write(HEADER.pack(len(data)))
         out.write(data)
         sha.update(data)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
+from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import OUTPUTS_FILE, outputs_file
 from clusterctl.runs.fetch import fetch_tree
 from clusterctl.spec.job import JobSpec
@@ -102,4 +103,4 @@ def test_a_link_that_is_wanted_is_named_as_one(job_folder, tmp_path):
 
 def test_a_pattern_that_can_not_be_understood():
     with pytest.raises(UsageError, match="--outputs"):
-        outputs_file(JobSpec(name="j", bundled="train", outputs=("a\\",)))
+        source_of(JobSpec(name="j", bundled="train", outputs=("a\\",)))
