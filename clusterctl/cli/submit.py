@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _Row = dict[str, Any]  # of one job, as `-o json` shows it
 
-# Each is a field of JobWords, which says what it may be. The help stands here so that it comes at once.
+# Each is a field of JobOptions, which says what it may be. The help stands here so that it comes at once.
 JOB_FLAGS: Final[Mapping[str, Any]] = {
     "nodes": Annotated[int | None, typer.Option("--nodes", "-N", help="Nodes. Default: 1.")],
     "tasks_per_node": Annotated[

@@ -53,9 +53,9 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """The nodes as they are to be configured: ``views`` are what they show, but for those that wait.
+    """The nodes as they are to be configured: ``reports`` are what they show, but for those that wait.
 
-    ``changes`` says in words what came or went of a host beside what is ``noted`` of it, ``waiting`` why a
+    ``changes`` says in words what came or went of a host since it was ``recorded``, ``waiting`` why a
     host must wait for it.
     """
 
