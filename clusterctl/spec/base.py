@@ -77,6 +77,10 @@ class ProviderSettings(Model):
         """The cross-field faults of a spec with this provider, given as plain values."""
         yield from ()
 
+    def controller_of(self, cluster: str) -> str:
+        """The name of the controller of a cluster with this name."""
+        return f"{cluster}-ctl"
+
     def expected_release(self, spec: ClusterSpec) -> str | None:  # noqa: ARG002
         """The distribution that all hosts will have; None where they have to be probed for it."""
         return None

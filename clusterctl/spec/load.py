@@ -125,7 +125,11 @@ def starter_spec(provider: str) -> str:
         raise UsageError(
             f"there is no provider {shown(provider)}", why=built, fix=did_you_mean(provider, PROVIDER_TYPES)
         )
-    return resources.files("clusterctl.spec").joinpath(f"starter/{provider}.yaml").read_text(encoding="utf-8")
+    folder = resources.files("clusterctl.spec").joinpath("starter")
+    parts = (
+        folder.joinpath(name).read_text(encoding="utf-8") for name in (f"{provider}.yaml", "common.yaml")
+    )
+    return "\n".join(parts)
 
 
 FALLBACK_USER: Final = User(name="hpc", uid=10_000)

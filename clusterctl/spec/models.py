@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from clusterctl.spec.base import GPU_TYPE, URL, FileName, Gpus, Model, Toggle, Url, expand
+from clusterctl.spec.base import GPU_TYPE, URL, FileName, Gpus, Model, ProviderSettings, Toggle, Url, expand
 from clusterctl.spec.checks import Raw, common_findings, mapping
 from clusterctl.spec.gcp import GCP_PATTERN_TEXTS, GcpProvider, Usd
 from clusterctl.spec.local import LocalProvider
@@ -112,7 +112,7 @@ UserAccount = Annotated[AccountName, AfterValidator(_ordinary_account)]
 
 
 Provider = Annotated[LocalProvider | GcpProvider | OnpremProvider, Discriminator("type")]
-PROVIDERS: Final[Mapping[str, type[LocalProvider] | type[GcpProvider] | type[OnpremProvider]]] = {
+PROVIDERS: Final[Mapping[str, type[ProviderSettings]]] = {
     "local": LocalProvider,
     "gcp": GcpProvider,
     "onprem": OnpremProvider,
@@ -422,9 +422,7 @@ class ClusterSpec(Model):
     @property
     def controller_host(self) -> str:
         """Host name of the machine that runs slurmctld, slurmdbd and MariaDB."""
-        if isinstance(self.provider, OnpremProvider):
-            return self.provider.controller
-        return f"{self.name}-ctl"
+        return self.provider.controller_of(self.name)
 
     def node_names(self, partition: Partition) -> tuple[str, ...]:
         """Host names of a partition's nodes."""

@@ -227,6 +227,10 @@ class OnpremProvider(ProviderSettings):
         """
         return {name: host for names, said in self.hosts.items() for name, host in self._each(names, said)}
 
+    def controller_of(self, cluster: str) -> str:  # noqa: ARG002
+        """The host that ``controller`` names."""
+        return self.controller
+
     @property
     def known_network(self) -> IPv4Network | None:
         """The network that the spec names."""
