@@ -171,7 +171,7 @@ def _refuse_contradictions(
 
 def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> None:
     """Show the scripts; where they are several, each below a line with its job's name."""
-    from clusterctl.scheduler.script import script_of
+    from clusterctl.scheduler.batch import script_of
     from clusterctl.scheduler.session import distribution_ahead
     from clusterctl.spec import distributions
     from clusterctl.state.workspace import Workspace
@@ -202,7 +202,8 @@ def _prepared(
     """
     from clusterctl.jobs.environment import environment_of
     from clusterctl.jobs.source import source_of
-    from clusterctl.scheduler.script import script_of, with_gpus
+    from clusterctl.scheduler.batch import script_of
+    from clusterctl.scheduler.script import with_gpus
 
     wanted = [with_gpus(spec, job) for job in wanted]
     for job in wanted:

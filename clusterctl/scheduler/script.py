@@ -1,4 +1,4 @@
-"""The script of a job: what all schedulers' scripts have in common, and which one renders it."""
+"""The script of a job: what the scripts of all schedulers have in common."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.models import JobRequest
 from clusterctl.spec.job import JobSpec, ScriptLanguage, script_language
 from clusterctl.spec.models import ClusterSpec, Partition
 from clusterctl.spec.units import format_duration
-from clusterctl.state.ledger import OUR_RECORDS, JobEntry
-from clusterctl.util.assets import payload_hash
+from clusterctl.state.ledger import OUR_RECORDS
 
 if TYPE_CHECKING:
     from clusterctl.packages.wheelhouse import Lock
@@ -87,35 +85,6 @@ class Environment:
 
 
 PLAIN: Final = Environment()
-
-
-def script_of(spec: ClusterSpec, job: JobSpec, environment: Environment = PLAIN) -> str:
-    """The text of a job's script, for plain sbatch, or for bash without a scheduler.
-
-    Raises:
-        UsageError: the user's script can't be read or can't be run as a job, or its partition can't have it.
-    """
-    if spec.has_slurm:
-        from clusterctl.scheduler.slurm.script import render_script  # noqa: PLC0415 - Slurm's alone
-
-        partition_name(spec, job)
-        return render_script(
-            job, payload_hash=payload_hash(), interval_s=spec.monitoring.interval, environment=environment
-        )
-    from clusterctl.scheduler.mpirun.script import render_mpirun_script  # noqa: PLC0415 - as above
-
-    return render_mpirun_script(spec, job, payload_hash=payload_hash(), environment=environment)
-
-
-def request_of(spec: ClusterSpec, job: JobSpec, entry: JobEntry, script: str) -> JobRequest:
-    """The request to start a job, whose script has that name in its folder."""
-    at = entry.submitted_at
-    request = JobRequest(entry.token, entry.name, entry.remote_dir or "", script, submitted_at=at)
-    if spec.has_slurm:
-        return request  # its script says the rest
-    from clusterctl.scheduler.mpirun.script import with_nodes  # noqa: PLC0415 - mpirun's alone
-
-    return with_nodes(request, spec, job)
 
 
 def partition_name(spec: ClusterSpec, job: JobSpec) -> str | None:

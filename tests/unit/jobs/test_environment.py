@@ -19,7 +19,8 @@ import pytest
 from clusterctl.errors import TransportError, UsageError
 from clusterctl.jobs.environment import build, environment_of, unbuilt
 from clusterctl.jobs.submit import client_facts
-from clusterctl.scheduler.script import ENVIRONMENTS, PLAIN, Environment, script_of
+from clusterctl.scheduler.batch import script_of
+from clusterctl.scheduler.script import ENVIRONMENTS, PLAIN, Environment
 from clusterctl.spec.distributions import DEFAULT, distribution_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
