@@ -30,6 +30,7 @@ FILES = (
     Path.home() / ".ssh/config",
     Path.home() / ".ssh/known_hosts",
 )
+_WORKER = re.compile(r"/pytest-of-[^/]+/pytest-\d+/popen-gw\d+/")
 _OURS = re.compile(r"(?:upperdir=| )(/[^ ,:=]*/clusterctl(?:-labs)?/[^ ,:]*)")
 IP_FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 
@@ -58,7 +59,7 @@ def look(machine: Machine) -> frozenset[str]:
     """
     sources = (
         _processes(machine),
-        _mounts(),
+        _mounts(machine),
         _loops(),
         _groups(),
         _network(),
@@ -175,10 +176,15 @@ def _processes(machine: Machine) -> Iterator[str]:
             yield f"process {proc.name}: {command}" + (f" (in {roots[-1]})" if roots else "")
 
 
-def _mounts() -> Iterator[str]:
+def _mounts(machine: Machine) -> Iterator[str]:
+    """All mounts, but for those in the folders of pytest-xdist's other workers."""
+    mine = _WORKER.search(str(machine.home))
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
         kind, source, options = fields[fields.index("-") + 1 :][:3]
+        theirs = _WORKER.search(fields[4])
+        if mine and theirs and mine[0] != theirs[0]:
+            continue
         yield f"mount {fields[4]}: {kind} {source} {options if kind == 'overlay' else ''}".rstrip()
 
 

@@ -89,6 +89,23 @@ def test_a_mount(machine: Machine, tmp_path: Path) -> None:
     assert f"mount {machine.state}: tmpfs none" in found
 
 
+def test_a_mount_of_another_worker_is_not_this_ones(tmp_path: Path) -> None:
+    """A session that ends meanwhile must not take it for its own."""
+    workers = [tmp_path / "pytest-of-me" / "pytest-1" / f"popen-gw{number}" for number in (0, 1)]
+    machines = [Machine(worker / "home", worker / "state") for worker in workers]
+    for worker in workers:
+        (worker / "home").mkdir(parents=True)
+        (worker / "state").mkdir()
+    before = [look_as_root(machine) for machine in machines]
+    root("mount", "-t", "tmpfs", "none", str(machines[0].state))
+    try:
+        found = [new(machine, seen) for machine, seen in zip(machines, before, strict=True)]
+    finally:
+        root("umount", str(machines[0].state))
+    line = f"mount {machines[0].state}: tmpfs none"
+    assert [line in lines for lines in found] == [True, False]
+
+
 def test_a_machine_folder(machine: Machine) -> None:
     before = look_as_root(machine)
     (machine.state / "0abcde").mkdir()
