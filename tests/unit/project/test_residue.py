@@ -7,6 +7,7 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.remains import marked
 from tests.support.residue import Machine, left_behind, look, look_as_root
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
@@ -89,9 +91,16 @@ def test_a_mount(machine: Machine, tmp_path: Path) -> None:
     assert f"mount {machine.state}: tmpfs none" in found
 
 
-def test_a_mount_of_another_worker_is_not_this_ones(tmp_path: Path) -> None:
+@pytest.fixture
+def elsewhere() -> Iterator[Path]:
+    """A folder that lies in no worker's."""
+    with tempfile.TemporaryDirectory(prefix=marked("workers-")) as folder:
+        yield Path(folder)
+
+
+def test_a_mount_of_another_worker_is_not_this_ones(elsewhere: Path) -> None:
     """A session that ends meanwhile must not take it for its own."""
-    workers = [tmp_path / "pytest-of-me" / "pytest-1" / f"popen-gw{number}" for number in (0, 1)]
+    workers = [elsewhere / "pytest-of-me" / "pytest-1" / f"popen-gw{number}" for number in (0, 1)]
     machines = [Machine(worker / "home", worker / "state") for worker in workers]
     for worker in workers:
         (worker / "home").mkdir(parents=True)
