@@ -106,7 +106,7 @@ class SSHTransport:
         except TimeoutError as exc:
             raise no_answer(self._host, argv, timeout_s) from exc
         finally:
-            channel.close()
+            _close(channel)
             writer.join()
         result = Result(rc, stdout.decode(errors="replace"), said.decode(errors="replace"))
         if check and rc != 0:
@@ -143,7 +143,7 @@ class SSHTransport:
         try:
             yield _Talk(self, channel, argv)
         finally:
-            channel.close()
+            _close(channel)
 
     def close(self) -> None:
         """Close the connection; calling it twice is fine."""
@@ -291,6 +291,12 @@ class SSHTransport:
         )
 
 
+def _close(channel: paramiko.Channel) -> None:
+    """Close a channel, also where the peer, to which paramiko writes that, has gone."""
+    with suppress(OSError, EOFError):
+        channel.close()
+
+
 class _Talk:
     """See ``Conversation``."""
 
@@ -316,7 +322,7 @@ class _Talk:
             raise no_answer(self._transport.host, self._argv, self._channel.gettimeout() or 0) from exc
 
     def finish(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError, EOFError):  # as in `_close`
             self._channel.shutdown_write()
         while self.receive():
             pass
@@ -368,7 +374,7 @@ def _feed(channel: paramiko.Channel, data: bytes | None) -> None:
     if data is None:  # the end of its stdin would end the command
         return
     sent = 0
-    with suppress(OSError):
+    with suppress(OSError, EOFError):
         while sent < len(data) and not channel.closed:
             try:
                 sent += channel.send(data[sent : sent + _CHUNK])

@@ -59,6 +59,19 @@ def test_output_and_exit_status(node):
     assert (result.rc, result.stdout, result.stderr) == (3, "out\n", "err\n")
 
 
+def test_a_host_that_goes_while_a_channel_is_closed_is_no_error(node, monkeypatch):
+    """paramiko writes to the peer when a channel is closed, and raises EOFError where that has gone."""
+    close = paramiko.Channel.close
+
+    def broken(channel):
+        close(channel)
+        raise EOFError
+
+    monkeypatch.setattr(paramiko.Channel, "close", broken)
+    assert node.run(["echo", "all"]).stdout == "all\n"
+    assert b"".join(node.stream(["echo", "of it"])) == b"of it\n"
+
+
 def test_a_failed_command_raises_with_what_it_said(node):
     with pytest.raises(CommandError) as caught:
         node.run(["sh", "-c", "echo no such thing >&2; exit 7"])
