@@ -125,9 +125,9 @@ def test_wait_runs_out_and_the_job_goes_on_then_is_cancelled(cluster: Cluster) -
 
 
 def test_a_job_that_renames_itself_hides_no_other(cluster: Cluster) -> None:
-    # Once the accounting has the job: a job that was quicker has been seen there as `allocation`.
-    ask = "sacct --noheader --jobs=$SLURM_JOB_ID --format=jobid"
-    known = f"until {ask} | grep --quiet .; do sleep 0.2; done\n"
+    # slurmdbd names a job `allocation` where a step's record came first, so the job waits for its own name.
+    ask = "sacct --noheader --jobs=$SLURM_JOB_ID --format=jobname"
+    known = f"until {ask} | grep --quiet rename; do sleep 0.2; done\n"
     rename = f"{known}scontrol update jobid=$SLURM_JOB_ID jobname=$'a\\nb|y\\x1f\\x1e\\x1b[31m\\xff'\n"
     job = cluster.json("submit", script(cluster, "rename.sh", rename), "--wait")["job_id"]
     # A submission that was never answered is looked for among all that the accounting has.
