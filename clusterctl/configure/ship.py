@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from clusterctl.configure.inventory_file import BUNDLE_FOLDER
+from clusterctl.configure.inventory_file import BUNDLE_FOLDER, install_mark
 from clusterctl.errors import CommandError, TransportError
+from clusterctl.hosts.probe import HostReport
 from clusterctl.packages.bundle import Bundle
 from clusterctl.packages.bundle_checks import mismatches, raise_faults, system_folder
 from clusterctl.spec.distributions import Distribution, distribution_of
+from clusterctl.spec.models import Software
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.transport.base import Transport
 from clusterctl.util.parallel import on_each, parallel_map
@@ -76,15 +78,19 @@ touch -- "$digest"
 
 
 def lacking(
-    inventory: Inventory, mark: str, to: Callable[[str], Transport], *, with_cards: Collection[str] = ()
+    inventory: Inventory,
+    software: Software,
+    reports: Mapping[str, HostReport],
+    to: Callable[[str], Transport],
 ) -> tuple[Host, ...]:
-    """The hosts that are not installed to the end; ``mark`` names what is to be.
-
-    On those ``with_cards`` something is installed for these, too.
+    """The hosts that are not installed to the end. On those with cards something is installed for these, too.
 
     Raises:
         TransportError: a host can't be asked.
     """
+    mark = install_mark(inventory, software)
+    counted = inventory.compute if software.nvidia.installs else ()
+    with_cards = {host.name for host in counted if reports[host.name].cards}
 
     def lacks(host: Host) -> bool:
         argv = ["sh", "-c", _LOOK, "sh", *_marks(host, mark, with_cards=host.name in with_cards)]
