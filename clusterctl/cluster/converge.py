@@ -17,12 +17,11 @@ from clusterctl.cluster.hardware import (
     Hardware,
     NodeConfig,
     as_registered,
-    at_work,
     fetch_gpu_wheels,
     gpus_file,
     hardware,
-    keep_free,
     node_config,
+    nodes_with_jobs,
     steady,
 )
 from clusterctl.cluster.session import ClusterSession, Repair
@@ -91,7 +90,9 @@ def converge(
     slurm = admin_scheduler(inventory, session.connections, patience_s=_PATIENCE_S)
     recorded = _settled(_read(workspace, without=provisioned.made), slurm)
     reports = _installed(session, inventory, reports, limit)
-    nodes = node_config(spec, inventory, reports, recorded.hardware, partial(keep_free, slurm), limit=limit)
+    nodes = node_config(
+        spec, inventory, reports, recorded.hardware, partial(nodes_with_jobs, slurm, drain=True), limit=limit
+    )
     notes = (*nodes.notes, *fetch_gpu_wheels(spec, inventory, workspace, nodes.reports, session.report))
     inputs, files = _inputs(spec, inventory, workspace, nodes.reports)
     for name, content in files.items():
@@ -222,7 +223,9 @@ def pending_changes(
     """The changes of hardware that ``converge`` would take up, and those that would wait."""
     slurm = admin_scheduler(inventory, session.connections, patience_s=_PATIENCE_S)
     recorded = _settled(_read(session.workspace, without=()), slurm)
-    return node_config(session.spec, inventory, reports, recorded.hardware, partial(at_work, slurm))
+    return node_config(
+        session.spec, inventory, reports, recorded.hardware, partial(nodes_with_jobs, slurm, drain=False)
+    )
 
 
 def _settled(recorded: Configured, slurm: Scheduler) -> Configured:

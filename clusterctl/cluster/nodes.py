@@ -70,6 +70,35 @@ def states(scheduler: Scheduler, names: Collection[str]) -> tuple[NodeState, ...
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """All nodes and active jobs, as they were once the nodes in ``drained`` took no new ones."""
+
+    nodes: Mapping[str, NodeInfo]
+    jobs: tuple[JobInfo, ...]
+    drained: tuple[str, ...] = ()
+
+
+def reserve(scheduler: Scheduler, names: Collection[str], reason: str) -> Reserved:
+    """Drain those of these nodes that are in service, then look which jobs are at work.
+
+    Raises:
+        SchedulerError: it did not answer; nothing stays drained.
+        TransportError: the same.
+    """
+    nodes = {node.name: node for node in scheduler.nodes()}
+    drained = tuple(sorted(name for name in names if name in nodes and nodes[name].usable))
+    try:
+        if drained:
+            scheduler.drain(drained, reason)
+        return Reserved(nodes, active_jobs(scheduler), drained)
+    except (SchedulerError, TransportError):
+        if drained:
+            with suppress(SchedulerError, TransportError):
+                scheduler.resume(drained)
+        raise
+
+
 def wait_idle(
     scheduler: Scheduler,
     names: Sequence[str],

@@ -124,14 +124,7 @@ def plan_changes(session: ClusterSession) -> Plan:
     if before is None:
         plan = Plan(hosts)
     else:
-        affected = impact.preview(
-            spec,
-            before,
-            provider.sizes(spec),
-            admin_scheduler(before, session.connections, patience_s=PATIENCE_S),
-            hosts=hosts.changes,
-            alive=lambda: provider.alive(before.cluster_id),
-        )
+        affected = impact.impact_of(session, before, hosts)
         if affected.keep:
             hosts = provider.plan(spec, workspace, keep=affected.keep, report=session.report)
         plan = Plan(hosts, affected, _settings(spec, workspace))
