@@ -259,14 +259,6 @@ def without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
     return _with(spec.model_copy(update={"provider": provider.model_copy(update={"login": fewer})}), left)
 
 
-def concerned(inventory: Inventory, limit: Collection[str]) -> tuple[str, ...]:
-    """The nodes to verify; none means all."""
-    if not limit:
-        return ()
-    lead = inventory.controller.name
-    return (lead, *(host.name for host in inventory.compute if host.name in limit and host.name != lead))
-
-
 @contextmanager
 def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable[[], None]]:
     """Let other machines have these names; those that had them get a pending release.
