@@ -10,20 +10,20 @@ import hashlib
 import re
 import subprocess
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UnreachableError
-from clusterctl.providers.base import Confirm, OfferedKey, failed_hosts
+from clusterctl.providers.base import Confirm, OfferedKey
 from clusterctl.providers.pending import host_port
 from clusterctl.spec.onprem import OnpremHost
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.target import paramiko
-from clusterctl.util.parallel import parallel_map
+from clusterctl.util.parallel import on_each
 from clusterctl.util.process import run, temporary_folder
 from clusterctl.util.tables import Rule, first_rule, table
 
@@ -146,21 +146,6 @@ def explain(stderr: str, *, host: str, user: str, address: str) -> AccessError |
 
 
 ANSWER_S: Final = 120.0
-T = TypeVar("T")
-
-
-def on_each(hosts: Sequence[str], ask: Callable[[str], T]) -> tuple[dict[str, T], dict[str, ClusterctlError]]:
-    """What every host answered, and how some failed; all are asked at once, and none stops the others."""
-
-    def answer(host: str) -> T | ClusterctlError:
-        try:
-            return ask(host)
-        except ClusterctlError as exc:
-            return exc
-
-    answers = dict(zip(hosts, parallel_map(hosts, answer), strict=True))
-    failed = {host: one for host, one in answers.items() if isinstance(one, ClusterctlError)}
-    return {host: one for host, one in answers.items() if not isinstance(one, ClusterctlError)}, failed
 
 
 def raise_failures(failed: Mapping[str, ClusterctlError], *, what: str, then: str) -> None:
@@ -171,7 +156,7 @@ def raise_failures(failed: Mapping[str, ClusterctlError], *, what: str, then: st
             for host, exc in failed.items()
             for failure in exc.failures
         ]
-        raise failed_hosts(failures, what=what, then=then)
+        raise ProvisionError.of_hosts(f"{what}: {{hosts}}", failures, then=then)
 
 
 USERS_OWN: Final = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))

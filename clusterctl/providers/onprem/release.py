@@ -21,7 +21,7 @@ from clusterctl.providers.base import (
     inventory_as_raised,
     refuse_unknown_keys,
 )
-from clusterctl.providers.onprem.access import on_each, raise_failures, ssh_host
+from clusterctl.providers.onprem.access import raise_failures, ssh_host
 from clusterctl.providers.onprem.login import (
     Claim,
     Login,
@@ -40,6 +40,7 @@ from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.local import write_ssh_files
+from clusterctl.util.parallel import on_each
 from clusterctl.util.progress import HostStep, Reporter
 
 CLAIM: Final = "/etc/clusterctl/cluster.json"
@@ -112,7 +113,7 @@ def release_removed(
     refused = {host: exc for host, exc in failed.items() if host not in absent}
     raise_failures({**refused, **more}, what=NOT_RELEASED, then=_THEN_UP)
     return {
-        host: "it does not answer" if isinstance(exc, UnreachableError) else exc.failures[0].cause
+        host: "it does not answer" if isinstance(exc, UnreachableError) else exc.cause
         for host, exc in absent.items()
     }
 
@@ -135,7 +136,7 @@ def find_leftovers(
         asked = [host for host in hosts if host not in lost]
         seen, failed = on_each(asked, lambda host: _left_on(host, login, cluster_id))
     found = [Leftover(f"{host}: {what}") for host, lines in seen.items() for what in lines]
-    unseen = {host: exc.failures[0].cause for host, exc in {**lost, **failed}.items()}
+    unseen = {host: exc.cause for host, exc in {**lost, **failed}.items()}
     return (*found, *(Leftover(f"{host}: it can't be checked: {why}") for host, why in unseen.items()))
 
 

@@ -125,9 +125,7 @@ class MpirunClient:
             if faults
         )
         if failures:
-            names = ", ".join(str(failure.host) for failure in failures)
-            why = "; ".join(f"{failure.host}: {failure.cause}" for failure in failures)
-            raise UnhealthyError(f"no job is started on {names}", why=why, fix=_REPAIR, failures=failures)
+            raise UnhealthyError.of_hosts("no job is started on {hosts}", failures)
 
     def _faults(self, node: str) -> str:
         looked = self.to(node).run(["sudo", "-n", HEALTH_PROGRAM], timeout_s=_HEALTH_S, check=False)

@@ -13,13 +13,13 @@ from clusterctl.providers.onprem.access import (
     AccessError,
     access_config,
     explain,
-    on_each,
     raise_failures,
     ssh_hosts,
 )
 from clusterctl.providers.onprem.login import Login
 from clusterctl.spec.onprem import OnpremHost
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.parallel import on_each
 
 PASSWORD = 'it\'s "a" $secret'  # noqa: S105
 

@@ -12,10 +12,10 @@ from pathlib import Path
 ASKS = """
 import sys
 from pathlib import Path
-from clusterctl.providers.onprem.access import on_each
 from clusterctl.providers.onprem.login import Login
 from clusterctl.spec.onprem import OnpremHost
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.parallel import on_each
 hosts = ["a", "b"]
 login = Login({host: OnpremHost(user="rocky") for host in hosts}, Workspace(Path(sys.argv[1])))
 on_each(hosts, lambda host: login.run(host, ["true"]))
