@@ -62,10 +62,14 @@ class ClusterctlError(Exception):
         self._failures = failures
 
     @property
+    def cause(self) -> str:
+        """What happened and why, for the message of another error."""
+        return f"{self.what}: {self.why}" if self.why else self.what
+
+    @property
     def failures(self) -> tuple[Failure, ...]:
         """The failures behind this error, at least one."""
-        cause = f"{self.what}: {self.why}" if self.why else self.what
-        own = Failure(self.code, cause, self.host, self.phase, self.fix, self.retryable)
+        own = Failure(self.code, self.cause, self.host, self.phase, self.fix, self.retryable)
         found = self._failures or (own,)
         return tuple(replace(f, retryable=False) for f in found) if self.had_side_effects else found
 

@@ -77,7 +77,7 @@ def common(hosts: Mapping[str, str]) -> Distribution:
         try:
             found[host] = distribution_of(name)
         except ProvisionError as exc:
-            failures.append(Failure(exc.code, f"{exc.what}: {exc.why}", host, fix=exc.fix))
+            failures.append(Failure(exc.code, exc.cause, host, fix=exc.fix))
     if not failures:
         first, *others = found.items()
         failures = [_differs(host, has, first) for host, has in others if has != first[1]]

@@ -30,7 +30,6 @@ from clusterctl.providers.onprem.login import (
     check_sudo,
     create_account,
     is_installation,
-    one_line,
     remove_account,
     workspace_for,
 )
@@ -122,7 +121,7 @@ def release_removed(
     refused = {host: exc for host, exc in failed.items() if host not in absent}
     raise_failures({**refused, **more}, what=NOT_RELEASED, then=_THEN_UP)
     return {
-        host: "it does not answer" if isinstance(exc, UnreachableError) else one_line(exc)
+        host: "it does not answer" if isinstance(exc, UnreachableError) else exc.cause
         for host, exc in absent.items()
     }
 
@@ -146,7 +145,7 @@ def find_leftovers(
         asked = [host for host in hosts if host not in lost]
         seen, failed = on_each(asked, lambda host: _left_on(host, login.access, cluster_id))
     found = [Leftover(f"{host}: {what}") for host, lines in seen.items() for what in lines]
-    unseen = [Leftover(f"{h}: it can't be checked: {one_line(e)}") for h, e in {**lost, **failed}.items()]
+    unseen = [Leftover(f"{h}: it can't be checked: {e.cause}") for h, e in {**lost, **failed}.items()]
     return (*found, *unseen)
 
 
