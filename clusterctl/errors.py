@@ -10,10 +10,10 @@ a job that `submit` waited for 4 to 6.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,30 @@ class ClusterctlError(Exception):
         self.had_side_effects = False
         self._failures = failures
 
+    @classmethod
+    def of_hosts(cls, what: str, failures: Iterable[Failure], *, fix: str = "", then: str = "") -> Self:
+        """One error of several hosts: their names replace ``{hosts}`` in ``what``, and each cause has a line.
+
+        ``fix`` replaces the failures' own, ``then`` is said after them.
+        """
+        failures = tuple(failures)
+        hosts = ", ".join(dict.fromkeys(str(failure.host) for failure in failures))
+        fixes = dict.fromkeys([*([fix] if fix else [failure.fix for failure in failures]), then])
+        return cls(
+            what.replace("{hosts}", hosts),
+            why="\n".join(f"{failure.host}: {failure.cause}" for failure in failures),
+            fix="\n".join(filter(None, fixes)),
+            failures=failures,
+        )
+
     @property
     def cause(self) -> str:
-        """What happened and why, for the message of another error."""
+        """What happened and why, in one text."""
         return f"{self.what}: {self.why}" if self.why else self.what
+
+    def on(self, host: str, phase: str) -> Failure:
+        """This error as the failure of a host."""
+        return Failure(self.code, self.why or self.what, host, phase, self.fix, self.retryable)
 
     @property
     def failures(self) -> tuple[Failure, ...]:

@@ -23,7 +23,7 @@ from clusterctl.providers.base import (
     refuse_unknown_keys,
 )
 from clusterctl.providers.onprem import members
-from clusterctl.providers.onprem.access import Access, on_each, raise_failures
+from clusterctl.providers.onprem.access import Access, raise_failures
 from clusterctl.providers.onprem.login import (
     Claim,
     Login,
@@ -49,6 +49,7 @@ from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.local import write_ssh_files
+from clusterctl.util.parallel import on_each
 from clusterctl.util.progress import HostStep, Reporter
 
 CLAIM: Final = "/etc/clusterctl/cluster.json"
