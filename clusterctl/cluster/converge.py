@@ -26,7 +26,7 @@ from clusterctl.cluster.hardware import (
     steady,
 )
 from clusterctl.cluster.session import ClusterSession, Repair
-from clusterctl.configure import ansible, events, inventory_file
+from clusterctl.configure import ansible, events, inventory_file, ship
 from clusterctl.errors import Failure, SchedulerError, TransportError
 from clusterctl.hosts.probe import Checksums, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
@@ -179,31 +179,28 @@ def _installed(
     """The reports, with what only slurmd can tell of a node: it is installed first where it is missing.
 
     So is a driver where it does not show all cards: Slurm is told of those that it shows, and they get CuPy.
+    Whatever other hosts lack is installed in the same run.
     """
-    silent = [
-        host.name
-        for host in inventory.compute
-        if needs_facts(inventory, host) and reports[host.name].facts is None
-    ]
-    first = set(silent)
-    driver = session.spec.software.nvidia.has_driver
-    if driver and (silent or stale(session.spec, inventory, session.workspace, reports)):
-        first |= {
-            host.name
-            for host in inventory.compute
-            if (not limit or host.name in limit)
-            and reports[host.name].cards > reports[host.name].driver.cards
-        }
-    if not first:
+    spec, workspace = session.spec, session.workspace
+    known = [(host, reports[host.name]) for host in inventory.compute]
+    asked = {host.name for host, seen in known if needs_facts(inventory, host) and seen.facts is None}
+    if spec.software.nvidia.has_driver and (asked or stale(spec, inventory, workspace, reports)):
+        hidden = {host.name for host, seen in known if seen.cards > seen.driver.cards}
+        asked |= hidden & set(limit) if limit else hidden
+    if not asked:
         return reports
-    inventory_file.write_inventory(session.spec, inventory, session.workspace)
+    others = (
+        () if inventory.baked else ship.lacking(inventory, spec.software, reports, session.connections.to)
+    )
+    chosen = asked | {h.name for h in others if not limit or h.is_controller or h.name in limit}
+    inventory_file.write_inventory(spec, inventory, workspace)
     ansible.install_on_hosts(
         inventory,
-        session.workspace,
-        limit=sorted(first),
-        progress=lambda task: session.report(_step(task, inventory, first)),
+        workspace,
+        limit=sorted(chosen),
+        progress=lambda task: session.report(_step(task, inventory, chosen)),
     )
-    return {**reports, **_probe(session, inventory, first)}
+    return {**reports, **_probe(session, inventory, asked)}
 
 
 def stale(

@@ -194,7 +194,7 @@ def stays_up(exc: ClusterctlError, discarded: Sequence[str] = ()) -> CollectErro
     return CollectError(
         "the cluster stays up: runs that are not home yet can't be collected",
         where=exc.where,
-        why=f"{whose}{exc.what}: {exc.why}" if exc.why else f"{whose}{exc.what}",
+        why=f"{whose}{exc.cause}",
         fix=f"{remedy}; or give these runs up: {options}",
         failures=exc.failures if jobs else (),
     )

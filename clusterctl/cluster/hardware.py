@@ -280,13 +280,9 @@ def reject_missing_gpus(
     Raises:
         VerifyError: some don't; one failure a host. All else was done, and the others are at work.
     """
-    failures = tuple(_missing(spec, inventory, views, limit, {one.host: one for one in needs}))
-    if failures:
-        raise VerifyError(
-            f"GPUs are missing on {', '.join(str(one.host) for one in failures)}",
-            why="; ".join(f"{one.host}: {one.cause}" for one in failures),
-            fix=f"{failures[0].fix}; the other nodes are at work",
-            failures=failures,
+    if failures := [*_missing(spec, inventory, views, limit, {one.host: one for one in needs})]:
+        raise VerifyError.of_hosts(
+            "GPUs are missing on {hosts}", failures, then="the other nodes are at work"
         )
 
 

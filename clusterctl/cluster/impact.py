@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from clusterctl.cluster.session import ClusterSession, known_inventory, known_spec
-from clusterctl.errors import ClusterctlError, SchedulerError, TransportError, UsageError
+from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostChange, Planned, Size
 from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.models import JobInfo, NodeInfo
@@ -105,7 +105,7 @@ def preview(
         nodes = {node.name: node for node in scheduler.nodes()}
         active = active_jobs(scheduler)
     except (SchedulerError, TransportError) as exc:
-        return Impact(unknown=_message(exc) if isinstance(exc, SchedulerError) or alive() else "")
+        return Impact(unknown=exc.cause if isinstance(exc, SchedulerError) or alive() else "")
     affected = tuple(plan.affected(active, nodes))
     return Impact(plan.kept({node for job in active for node in job.nodes}), affected)
 
@@ -156,7 +156,7 @@ def evaluate(
         if going:
             with suppress(TransportError):
                 scheduler.resume(going)
-        raise _unknown_impact(_message(exc)) from exc
+        raise _unknown_impact(exc.cause) from exc
     affected = tuple(plan.affected(active, nodes))
     if affected and not force:
         if going:
@@ -274,10 +274,6 @@ def _words(size: Size) -> str:
 def _stop(host: HostChange) -> str:
     how = "is made anew" if host.action == "replace" else "is restarted"
     return f"{host.name} {how}" + (f": {host.why}" if host.why else "")
-
-
-def _message(exc: ClusterctlError) -> str:
-    return f"{exc.what}: {exc.why}" if exc.why else exc.what
 
 
 def _would_end(affected: Sequence[AffectedJob]) -> UsageError:

@@ -122,14 +122,9 @@ def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None
         TransportError: some did not answer, or did not come back in time; one failure a host.
     """
     back = dict(zip(hosts, parallel_map([*hosts.values()], lambda to: _boot(to, timeout_s)), strict=True))
-    failures = tuple(Failure("reboot", why, host, "reboot") for host, why in back.items() if why)
-    if failures:
-        raise TransportError(
-            f"{', '.join(str(failure.host) for failure in failures)} did not come back",
-            why="; ".join(f"{failure.host}: {failure.cause}" for failure in failures),
-            fix="look at its console; once it answers, `clusterctl up` puts it back into service",
-            failures=failures,
-        )
+    if failures := [Failure("reboot", why, host, "reboot") for host, why in back.items() if why]:
+        fix = "look at its console; once it answers, `clusterctl up` puts it back into service"
+        raise TransportError.of_hosts("{hosts} did not come back", failures, fix=fix)
 
 
 def _boot(host: Transport, timeout_s: float) -> str:

@@ -17,7 +17,7 @@ from clusterctl.cluster.nodes import limited, replacing
 from clusterctl.cluster.plan import Plan, plan_changes
 from clusterctl.cluster.session import ClusterSession, Phase, Repair, write_inventory
 from clusterctl.cluster.verify import Verification, verify
-from clusterctl.configure import ansible, inventory_file, ship
+from clusterctl.configure import ansible, ship
 from clusterctl.errors import UsageError
 from clusterctl.hosts.probe import HostReport, probe_hosts, reject_full_disks, with_distributions
 from clusterctl.hosts.roles import probe_requests
@@ -243,11 +243,8 @@ def send_packages(
         BundleError: the bundle is gone, or has nothing for some host's distribution.
         TransportError: it could not be sent to some hosts.
     """
-    software, to = session.spec.software, session.connections.to
-    counted = inventory.compute if software.nvidia.installs else ()
-    with_cards = [host.name for host in counted if reports[host.name].cards]
-    mark = inventory_file.install_mark(inventory, software)
-    hosts = ship.lacking(inventory, mark, to, with_cards=with_cards)
+    to = session.connections.to
+    hosts = ship.lacking(inventory, session.spec.software, reports, to)
     if hosts and packages is None:
         raise missing_bundle(session.workspace)
     sent = ship.ship(packages, hosts, to, report=session.report) if packages and hosts else ()

@@ -160,12 +160,8 @@ def settle(
             # slurmctld may still be starting
             sick = (Failure("verify", exc.why or exc.what, inventory.controller.name, "verify"),)
         if time.monotonic() > deadline:
-            raise VerifyError(
-                "the cluster did not become ready",
-                why="; ".join(f"{f.host}: {f.cause}" for f in sick),
-                fix="look at `sudo journalctl -u slurmd` there (`clusterctl ssh HOST`), then run `up` again",
-                failures=sick,
-            )
+            fix = "look at `sudo journalctl -u slurmd` there (`clusterctl ssh HOST`), then run `up` again"
+            raise VerifyError.of_hosts("the cluster did not become ready", sick, fix=fix)
         time.sleep(_PAUSE_S)
 
 

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import TaggedScalar
 
 from clusterctl.hosts.roles import cluster_roles
-from clusterctl.packages.payload import pack_payload
+from clusterctl.packages.bundle import PAYLOAD, payload_tar
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ADMIN_USER, ClusterSpec, Software
 from clusterctl.spec.onprem import is_this_machine
@@ -33,7 +33,7 @@ Variables = dict[str, Any]
 
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
     """Write the Ansible inventory, and the payload that it names. Only paths stand in it, no secrets."""
-    pack_payload(workspace.rendered)
+    write_atomic(workspace.rendered / PAYLOAD, payload_tar())
     write_atomic(workspace.inventory, inventory_text(spec, inventory, workspace))
 
 
@@ -108,7 +108,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         **_repositories(spec),
         "openmpi_network": inventory.network,
         "openmpi_yield_when_idle": inventory.oversubscribed,
-        "job_env_payload_src": literal(str(workspace.rendered / "payload.tar")),
+        "job_env_payload_src": literal(str(workspace.rendered / PAYLOAD)),
         "job_env_payload_hash": payload_hash(),
         "job_env_task_prolog": inventory.has_job_environment,
         "job_env_network": inventory.network,

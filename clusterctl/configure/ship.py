@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import tarfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from clusterctl.configure.inventory_file import BUNDLE_FOLDER
-from clusterctl.errors import ClusterctlError, CommandError, Failure, TransportError
-from clusterctl.packages.bundle import Bundle, header
+from clusterctl.configure.inventory_file import BUNDLE_FOLDER, install_mark
+from clusterctl.errors import CommandError, TransportError
+from clusterctl.hosts.probe import HostReport
+from clusterctl.packages.bundle import Bundle
 from clusterctl.packages.bundle_checks import mismatches, raise_faults, system_folder
 from clusterctl.spec.distributions import Distribution, distribution_of
+from clusterctl.spec.models import Software
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.transport.base import Transport
-from clusterctl.util.parallel import parallel_map
+from clusterctl.util.parallel import on_each, parallel_map
 from clusterctl.util.progress import HostStep, Reporter
 
 _MAX_PARALLEL: Final = 8
@@ -78,15 +78,19 @@ touch -- "$digest"
 
 
 def lacking(
-    inventory: Inventory, mark: str, to: Callable[[str], Transport], *, with_cards: Collection[str] = ()
+    inventory: Inventory,
+    software: Software,
+    reports: Mapping[str, HostReport],
+    to: Callable[[str], Transport],
 ) -> tuple[Host, ...]:
-    """The hosts that are not installed to the end; ``mark`` names what is to be.
-
-    On those ``with_cards`` something is installed for these, too.
+    """The hosts that are not installed to the end. On those with cards something is installed for these, too.
 
     Raises:
         TransportError: a host can't be asked.
     """
+    mark = install_mark(inventory, software)
+    counted = inventory.compute if software.nvidia.installs else ()
+    with_cards = {host.name for host in counted if reports[host.name].cards}
 
     def lacks(host: Host) -> bool:
         argv = ["sh", "-c", _LOOK, "sh", *_marks(host, mark, with_cards=host.name in with_cards)]
@@ -109,22 +113,27 @@ def ship(
     """
     releases = {distribution_of(host.distribution).release for host in hosts}
     raise_faults(bundle.file, mismatches(bundle, None, sorted(releases)))
-    failed: dict[str, ClusterctlError] = {}
-    sent: list[str] = []
+    by_name = {host.name: host for host in hosts}
 
-    def bring(host: Host) -> None:
+    def bring(name: str) -> bool:
+        failed = True
         try:
-            if _bring(bundle, host, to(host.name)):
-                sent.append(host.name)
-        except ClusterctlError as exc:
-            failed[host.name] = exc
-        report(HostStep(host.name, "has the packages", len(hosts), failed=host.name in failed))
+            was_sent = _bring(bundle, by_name[name], to(name))
+            failed = False
+        finally:
+            report(HostStep(name, "has the packages", len(hosts), failed=failed))
+        return was_sent
 
-    with ThreadPoolExecutor(max_workers=_MAX_PARALLEL) as pool:
-        list(pool.map(bring, hosts))
+    sent, failed = on_each(by_name, bring, most=_MAX_PARALLEL)
     if failed:
-        raise _unsent(failed)
-    return tuple(sorted(sent))
+        full = any(isinstance(exc, CommandError) and "No space" in exc.why for exc in failed.values())
+        first = "make room in /var/lib there" if full else "see what `clusterctl ssh HOST` says"
+        raise TransportError.of_hosts(
+            "the packages could not be brought to {hosts}",
+            [exc.on(host, "bundle") for host, exc in failed.items()],
+            fix=f"{first}, then run `clusterctl up` again",
+        )
+    return tuple(sorted(name for name, was_sent in sent.items() if was_sent))
 
 
 def _bring(bundle: Bundle, host: Host, transport: Transport) -> bool:
@@ -161,23 +170,8 @@ def _tar(bundle: Bundle, distribution: Distribution) -> Iterator[bytes]:
     folder = system_folder(distribution.release)
     keys = sorted(path for path in bundle.places if path.startswith(f"{folder}/keys/"))
     urls = " ".join(f"file://{_REPOSITORY}/keys/{key.rpartition('/')[2]}" for key in keys)
-    for name, text in _FILES[distribution.family].items():
-        raw = text.format(keys=urls).encode() if name.endswith(".repo") else text.encode()
-        yield header(name, len(raw)) + raw + bytes(-len(raw) % tarfile.BLOCKSIZE)
-    yield from bundle.stream(folder, as_folder="repository")
-
-
-def _unsent(failed: Mapping[str, ClusterctlError]) -> TransportError:
-    failures = tuple(
-        Failure(exc.code, exc.why or exc.what, name, "bundle", exc.fix, exc.retryable)
-        for name, exc in failed.items()
-    )
-    full = any(isinstance(exc, CommandError) and "No space" in exc.why for exc in failed.values())
-    return TransportError(
-        f"the packages could not be brought to {', '.join(failed)}",
-        why="; ".join(f"{failure.host}: {failure.cause}" for failure in failures),
-        fix="make room in /var/lib there, then run `clusterctl up` again"
-        if full
-        else "see what `clusterctl ssh HOST` says, then run `clusterctl up` again",
-        failures=failures,
-    )
+    files = {
+        name: (text.format(keys=urls) if name.endswith(".repo") else text).encode()
+        for name, text in _FILES[distribution.family].items()
+    }
+    return bundle.stream(folder, as_folder="repository", after=files)

@@ -297,18 +297,6 @@ Confirm = Callable[[Sequence[OfferedKey]], None]  # returns if all of them are r
 Restore = Callable[[Inventory, Collection[str], Workspace, Reporter], Mapping[str, tuple[str, ...]]]
 
 
-def failed_hosts(failures: Sequence[Failure], *, what: str, then: str) -> ProvisionError:
-    """One error of several hosts: the cause on each, and what to do about it."""
-    hosts = ", ".join(dict.fromkeys(str(failure.host) for failure in failures))
-    fixes = dict.fromkeys(failure.fix for failure in failures if failure.fix)
-    return ProvisionError(
-        f"{what}: {hosts}",
-        why="\n".join(f"{failure.host}: {failure.cause}" for failure in failures),
-        fix="\n".join([*fixes, then]),
-        failures=tuple(failures),
-    )
-
-
 def refuse_unknown_keys(offered: Sequence[OfferedKey]) -> None:
     """Refuse all unknown keys, for verbs that change nothing.
 
@@ -316,7 +304,7 @@ def refuse_unknown_keys(offered: Sequence[OfferedKey]) -> None:
         ProvisionError: one failure a key.
     """
     then = "`clusterctl up` shows them and asks"
-    raise failed_hosts([one.failure for one in offered], what="unknown host keys", then=then)
+    raise ProvisionError.of_hosts("unknown host keys: {hosts}", [one.failure for one in offered], then=then)
 
 
 @dataclass(frozen=True, slots=True)

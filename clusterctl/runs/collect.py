@@ -262,6 +262,6 @@ def _fetched(
         raise CollectError(
             f"the files of job {entry.job_id} can't be read",
             where=f"{folder} on the cluster",
-            why=f"{exc.what}: {exc.why}" if exc.why else exc.what,
+            why=exc.cause,
             fix="look at the folder with `clusterctl ssh`, then collect again; what has arrived is kept",
         ) from exc

@@ -128,7 +128,7 @@ class GcpProvider(Provider):
             except LockedError:
                 raise
             except ProvisionError as exc:  # what it left is found and removed without it
-                report(f"{exc.what}: {exc.why}")
+                report(exc.cause)
         self._remove_found(cluster_id, report)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:

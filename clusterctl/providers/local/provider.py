@@ -100,7 +100,7 @@ class LocalProvider(Provider):
             except MachineError as exc:  # to see a plan takes no right
                 disks = {host.name: host.disk_mib for host in hosts.values()}
                 found = Existing(nodes=disks, running=frozenset(disks))
-                notes += (f"the nodes are taken to be as `up` left them: {exc.what}: {exc.why}",)
+                notes += (f"the nodes are taken to be as `up` left them: {exc.cause}",)
         if found.state is not None:
             notes += found.state.kept(self._settings.subnet, image_keys(self._settings.mirror)[1])
         return Planned(compare(spec, shares, found, hosts), notes=notes)

@@ -15,12 +15,12 @@ import shutil
 import socket
 import subprocess
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from pydantic import TypeAdapter
 
@@ -32,7 +32,7 @@ from clusterctl.errors import (
     ProvisionError,
     UnreachableError,
 )
-from clusterctl.providers.base import Confirm, OfferedKey, failed_hosts
+from clusterctl.providers.base import Confirm, OfferedKey
 from clusterctl.providers.pending import host_port
 from clusterctl.spec.base import Model
 from clusterctl.spec.onprem import OnpremHost
@@ -40,7 +40,7 @@ from clusterctl.state.journal import digest
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.base import shown
 from clusterctl.transport.target import ProxySocket, paramiko
-from clusterctl.util.parallel import parallel_map
+from clusterctl.util.parallel import on_each
 from clusterctl.util.process import under_subreaper
 
 CONNECT_S: Final = 15  # each of the jumps takes its time
@@ -177,8 +177,6 @@ _SSH_FAILED: Final = 255
 # Their messages are read: they must be English. Credentials that sudo remembers would change what it reads.
 _SUDO: Final = ("env", "LC_ALL=C", "sudo", "-k")
 
-T = TypeVar("T")
-
 
 class Access:
     """The machines of a spec as their owner reaches them, by the ``access_config`` that was written."""
@@ -257,20 +255,6 @@ def _run(words: Sequence[str], stdin: bytes, timeout_s: float) -> tuple[int, byt
         return process.returncode, stdout, stderr
 
 
-def on_each(hosts: Sequence[str], ask: Callable[[str], T]) -> tuple[dict[str, T], dict[str, ClusterctlError]]:
-    """What every host answered, and how some failed; all are asked at once, and none stops the others."""
-
-    def answer(host: str) -> T | ClusterctlError:
-        try:
-            return ask(host)
-        except ClusterctlError as exc:
-            return exc
-
-    answers = dict(zip(hosts, parallel_map(hosts, answer), strict=True))
-    failed = {host: one for host, one in answers.items() if isinstance(one, ClusterctlError)}
-    return {host: one for host, one in answers.items() if not isinstance(one, ClusterctlError)}, failed
-
-
 def raise_failures(failed: Mapping[str, ClusterctlError], *, what: str, then: str) -> None:
     """Raise what went wrong on some hosts as one error, with one failure each."""
     if failed:
@@ -279,7 +263,7 @@ def raise_failures(failed: Mapping[str, ClusterctlError], *, what: str, then: st
             for host, exc in failed.items()
             for failure in exc.failures
         ]
-        raise failed_hosts(failures, what=what, then=then)
+        raise ProvisionError.of_hosts(f"{what}: {{hosts}}", failures, then=then)
 
 
 USERS_OWN: Final = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))

@@ -167,11 +167,6 @@ def _answer(host: str, said: str) -> Any:
     raise ProvisionError(f"{host} gave no usable answer", why=said[:500], host=host)
 
 
-def one_line(exc: ClusterctlError) -> str:
-    """An error in one line."""
-    return f"{exc.what}: {exc.why}" if exc.why else exc.what
-
-
 class Login:
     """What it needs lies in the workspace, and is written anew when this is made."""
 

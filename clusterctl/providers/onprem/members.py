@@ -11,13 +11,12 @@ from fnmatch import fnmatchcase
 from ipaddress import IPv4Interface, IPv4Network
 from typing import Any, Final
 
-from clusterctl.errors import ClusterctlError, Failure, UnreachableError
+from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UnreachableError
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.hosts.roles import role_files, role_packages
-from clusterctl.providers.base import failed_hosts
-from clusterctl.providers.onprem.access import NO_LOGIN, Access, jump_host_of, on_each
+from clusterctl.providers.onprem.access import NO_LOGIN, Access, jump_host_of
 from clusterctl.providers.onprem.login import ANSWER_S, Root, check_sudo, connect
 from clusterctl.spec.distributions import common, distribution_of
 from clusterctl.spec.models import ClusterSpec
@@ -26,6 +25,7 @@ from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
+from clusterctl.util.parallel import on_each
 
 ALL_PARTITION: Final = "all"
 _NO_PLACE: Final = "network"
@@ -160,7 +160,8 @@ def _network(leader: Member, facts: HostFacts) -> IPv4Network:
         f"it is not clear on which network the cluster is: {leader.address} is no address of its own ({has})"
     )
     fix = "write provider.network, such as 10.0.0.0/24"
-    raise failed_hosts([Failure(_NO_PLACE, cause, leader.name, "plan", fix)], what="no network", then=_THEN)
+    failure = Failure(_NO_PLACE, cause, leader.name, "plan", fix)
+    raise ProvisionError.of_hosts("no network: {hosts}", [failure], then=_THEN)
 
 
 def _places(
@@ -180,7 +181,7 @@ def _places(
         fix = "write provider.network: the network that all of them are on"
         failures.append(Failure(_NO_PLACE, cause, one.name, "plan", fix))
     if failures:
-        raise failed_hosts(failures, what="not on the cluster's network", then=_THEN)
+        raise ProvisionError.of_hosts("not on the cluster's network: {hosts}", failures, then=_THEN)
     return found
 
 

@@ -18,12 +18,11 @@ from clusterctl.providers.base import (
     Provider,
     Provisioned,
     Sizes,
-    failed_hosts,
     hosts_as_raised,
     inventory_as_raised,
 )
 from clusterctl.providers.onprem import members, release
-from clusterctl.providers.onprem.access import on_each, raise_failures
+from clusterctl.providers.onprem.access import raise_failures
 from clusterctl.providers.onprem.login import Login, create_account, workspace_for
 from clusterctl.providers.onprem.members import (
     Member,
@@ -40,6 +39,7 @@ from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.local import write_ssh_files
+from clusterctl.util.parallel import on_each
 from clusterctl.util.progress import HostStep, Reporter
 
 _THEN: Final = "nothing was changed; correct it, then run the same command again"
@@ -145,7 +145,7 @@ class OnpremProvider(Provider):
             self._prompts.note(note)
         failed += [one.failure for one in pending_releases(workspace)]
         if failed:
-            raise failed_hosts(failed, what=release.NOT_RELEASED, then=release.THEN)
+            raise ProvisionError.of_hosts(f"{release.NOT_RELEASED}: {{hosts}}", failed, then=release.THEN)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
         return release.find_leftovers(self._settings, cluster_id, self._workspace, self._prompts)
@@ -230,7 +230,7 @@ def _refuse(
         fix = "see that it is switched on, and that no firewall is in between"
         found.append(Failure(ClusterctlError.code, cause, leader, "plan", fix))
     if found:
-        raise failed_hosts(found, what="these machines can't be used", then=_THEN)
+        raise ProvisionError.of_hosts("these machines can't be used: {hosts}", found, then=_THEN)
 
 
 def _access_before(workspace: Workspace) -> Settings | None:

@@ -23,14 +23,13 @@ from clusterctl.providers.base import (
     refuse_unknown_keys,
 )
 from clusterctl.providers.onprem import members
-from clusterctl.providers.onprem.access import Access, on_each, raise_failures
+from clusterctl.providers.onprem.access import Access, raise_failures
 from clusterctl.providers.onprem.login import (
     Claim,
     Login,
     check_sudo,
     create_account,
     is_installation,
-    one_line,
     remove_account,
     workspace_for,
 )
@@ -50,6 +49,7 @@ from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.local import write_ssh_files
+from clusterctl.util.parallel import on_each
 from clusterctl.util.progress import HostStep, Reporter
 
 CLAIM: Final = "/etc/clusterctl/cluster.json"
@@ -122,7 +122,7 @@ def release_removed(
     refused = {host: exc for host, exc in failed.items() if host not in absent}
     raise_failures({**refused, **more}, what=NOT_RELEASED, then=_THEN_UP)
     return {
-        host: "it does not answer" if isinstance(exc, UnreachableError) else one_line(exc)
+        host: "it does not answer" if isinstance(exc, UnreachableError) else exc.cause
         for host, exc in absent.items()
     }
 
@@ -146,7 +146,7 @@ def find_leftovers(
         asked = [host for host in hosts if host not in lost]
         seen, failed = on_each(asked, lambda host: _left_on(host, login.access, cluster_id))
     found = [Leftover(f"{host}: {what}") for host, lines in seen.items() for what in lines]
-    unseen = [Leftover(f"{h}: it can't be checked: {one_line(e)}") for h, e in {**lost, **failed}.items()]
+    unseen = [Leftover(f"{h}: it can't be checked: {e.cause}") for h, e in {**lost, **failed}.items()]
     return (*found, *unseen)
 
 

@@ -14,10 +14,10 @@ from clusterctl.providers.onprem.access import (
     access_config,
     explain,
     jump_hosts,
-    on_each,
     raise_failures,
 )
 from clusterctl.spec.onprem import OnpremHost
+from clusterctl.util.parallel import on_each
 
 PASSWORD = 'it\'s "a" $secret'  # noqa: S105
 

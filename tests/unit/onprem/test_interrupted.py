@@ -11,8 +11,9 @@ from pathlib import Path
 
 ASKS = """
 from pathlib import Path
-from clusterctl.providers.onprem.access import Access, on_each
+from clusterctl.providers.onprem.access import Access
 from clusterctl.spec.onprem import OnpremHost
+from clusterctl.util.parallel import on_each
 hosts = ["a", "b"]
 access = Access({host: OnpremHost(user="rocky") for host in hosts}, Path("config"), password=None)
 on_each(hosts, lambda host: access.run(host, ["true"]))
