@@ -283,7 +283,8 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable
         if not settled:
             for path, content in before.items():
                 write_atomic(path, content)
-            pending.forget(aside)
+            for one in aside:
+                one.remove()
         raise
 
 
@@ -310,7 +311,8 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
     others = [name for name in names if name not in {one.host.name for one in behind}]
     if others:
         _forget_hosts(workspace, others)
-    pending.forget(behind)
+    for one in behind:
+        one.remove()
     return (
         *(_was_left(one, members.get(one.host.name)) for one in behind),
         *(f"{name}, of the cluster" for name in others),

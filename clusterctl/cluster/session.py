@@ -152,8 +152,12 @@ def known_spec(workspace: Workspace) -> ClusterSpec | None:
 
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
     """Put the inventory where ordinary tools find it: `ssh -F`, `ansible-playbook -i`."""
-    write_ssh_files(inventory, workspace)
     inventory_file.write_inventory(spec, inventory, workspace)
+    _record(inventory, workspace)
+
+
+def _record(inventory: Inventory, workspace: Workspace) -> None:
+    write_ssh_files(inventory, workspace)
     write_atomic(workspace.hosts, inventory.model_dump_json(indent=2) + "\n")
     workspace.joining.unlink(missing_ok=True)  # all of it stands there now
 
@@ -162,7 +166,8 @@ def _restore(
     inventory: Inventory, hosts: Collection[str], workspace: Workspace, report: Reporter
 ) -> Mapping[str, tuple[str, ...]]:
     """Have Ansible put back what was on these; what was left on each, and why."""
-    write_inventory(applied_spec(workspace), inventory, workspace)
+    inventory_file.write_restore_inventory(inventory, workspace)
+    _record(inventory, workspace)
 
     def progress(task: events.TaskProgress) -> None:
         report(HostStep(task.host, task.what, len(hosts), task.status, task.failed))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from clusterctl.configure.inventory_file import BUNDLE_FOLDER, install_mark
 from clusterctl.errors import CommandError, TransportError
 from clusterctl.hosts.probe import HostReport
-from clusterctl.packages.bundle import Bundle, header
+from clusterctl.packages.bundle import Bundle
 from clusterctl.packages.bundle_checks import mismatches, raise_faults, system_folder
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.models import Software
@@ -171,7 +170,8 @@ def _tar(bundle: Bundle, distribution: Distribution) -> Iterator[bytes]:
     folder = system_folder(distribution.release)
     keys = sorted(path for path in bundle.places if path.startswith(f"{folder}/keys/"))
     urls = " ".join(f"file://{_REPOSITORY}/keys/{key.rpartition('/')[2]}" for key in keys)
-    for name, text in _FILES[distribution.family].items():
-        raw = text.format(keys=urls).encode() if name.endswith(".repo") else text.encode()
-        yield header(name, len(raw)) + raw + bytes(-len(raw) % tarfile.BLOCKSIZE)
-    yield from bundle.stream(folder, as_folder="repository")
+    files = {
+        name: (text.format(keys=urls) if name.endswith(".repo") else text).encode()
+        for name, text in _FILES[distribution.family].items()
+    }
+    return bundle.stream(folder, as_folder="repository", after=files)

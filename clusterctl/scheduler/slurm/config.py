@@ -105,7 +105,7 @@ def timeouts(nodes: int) -> Settings:
         "BatchStartTimeout": "60",  # the prologue's pause counts
         "AuthInfo": f"cred_expire={min(10 + grown, 120)}",
         "KillWait": "5",
-        "SchedulerParameters": "sched_interval=5,bf_interval=5",
+        "SchedulerParameters": "batch_sched_delay=0,sched_interval=5,bf_interval=5",  # a job starts at once
         "TreeWidth": str(max(2, min(nodes, _TREE_WIDTH))),
     }
 

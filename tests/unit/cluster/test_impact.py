@@ -11,7 +11,7 @@ from clusterctl.errors import ClusterctlError, SlurmError, UnreachableError, Usa
 from clusterctl.providers.base import HostChange, Size
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.slurm.client import SlurmClient
-from clusterctl.scheduler.slurm.parse import SQUEUE_FIELDS
+from clusterctl.scheduler.slurm.parse import SQUEUE
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from tests.support.scripted import ScriptedTransport, Step
@@ -59,7 +59,7 @@ def squeue(*jobs: tuple[int, str, str]) -> Step:
     """Jobs as (id, partition, node); without a node it waits."""
     rows = []
     for number, partition, node in jobs:
-        row = dict.fromkeys(SQUEUE_FIELDS, "0") | {
+        row = dict.fromkeys(SQUEUE.fields, "0") | {
             "JobID": str(number), "ArrayJobID": str(number), "ArrayTaskID": "N/A", "Name": "long",
             "UserName": "ada", "Partition": partition, "State": "RUNNING" if node else "PENDING",
             "NodeList": node,
