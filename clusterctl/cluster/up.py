@@ -7,6 +7,7 @@ Killed anywhere and run again, `up` converges: every phase looks at the world an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from clusterctl.cluster.hardware import fetch_wheels
 from clusterctl.cluster.impact import reject, review
 from clusterctl.cluster.nodes import limited, replacing
 from clusterctl.cluster.plan import Plan, plan_changes
-from clusterctl.cluster.session import ClusterSession, Phase, Repair, write_inventory
+from clusterctl.cluster.session import ClusterSession, Drift, Phase, write_inventory
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import ansible, ship
 from clusterctl.errors import UsageError
@@ -66,7 +67,7 @@ class UpResult:
     verification: Verification
     phases: tuple[Phase, ...]
     notes: tuple[str, ...]
-    repairs: tuple[Repair, ...] = ()
+    repairs: tuple[Drift, ...] = ()
 
 
 def up(session: ClusterSession, options: UpOptions) -> UpResult:
@@ -213,9 +214,9 @@ def provision(session: ClusterSession, plan: Plan, keep: Mapping[str, Size]) -> 
     return replace(made, inventory=inventory)
 
 
-def started(made: Provisioned) -> list[Repair]:
+def started(made: Provisioned) -> list[Drift]:
     """The hosts that were powered off."""
-    return [Repair(host, "was powered off", "started") for host in made.started]
+    return [Drift(host, "was powered off", "started") for host in made.started]
 
 
 def probe(
@@ -254,9 +255,7 @@ def send_packages(
 def build_environment(session: ClusterSession, environment: Environment, inventory: Inventory) -> None:
     """Build the environment of the spec's requirements on the cluster, unless it is there."""
     user = session.spec.job_user.name
-    transport = SSHTransport(inventory.controller.name, session.workspace.ssh_config, user=user)
-    try:
-        built = build(transport, environment, report=session.report)
-    finally:
-        transport.close()
+    controller = SSHTransport(inventory.controller.name, session.workspace.ssh_config, user=user)
+    with closing(controller):
+        built = build(controller, environment, report=session.report)
     session.note = "built" if built else "unchanged"
