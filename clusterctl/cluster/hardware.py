@@ -14,13 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from clusterctl.errors import ClusterctlError, Failure, SchedulerError, TransportError, VerifyError
+from clusterctl.cluster.nodes import reserve
+from clusterctl.errors import Failure, SchedulerError, TransportError, VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
-from clusterctl.scheduler.base import Scheduler, active_jobs
-from clusterctl.scheduler.models import JobInfo, NodeInfo
+from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.models import NodeInfo
 from clusterctl.scheduler.slurm.config import gres, needs_facts, promised_mib
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
@@ -325,50 +326,26 @@ def _said(driver: Driver) -> str:
 REASON: Final = "clusterctl: its hardware changes"
 
 
-def at_work(scheduler: Scheduler, hosts: Collection[str]) -> dict[str, str]:
-    """Those of the hosts on which jobs are at work that a change would end, or may be, in words."""
-    if not scheduler.manages_nodes:
-        return {}
-    try:
-        return _named(hosts, active_jobs(scheduler))
-    except (SchedulerError, TransportError) as exc:
-        return _unknown(hosts, exc)
+def nodes_with_jobs(scheduler: Scheduler, hosts: Collection[str], *, drain: bool) -> dict[str, str]:
+    """Those of the hosts on which jobs are at work that a change would end, or may be, in words.
 
-
-def keep_free(scheduler: Scheduler, hosts: Collection[str]) -> dict[str, str]:
-    """As ``at_work``, and on the others no job begins until `up` resumes them, which it does to prove them.
-
-    They are drained before the question, those at work put back after it. What nobody could use anyway
-    keeps the reason that it has.
+    ``drain``: on the others no job begins until `up` resumes them, which it does to verify them. What nobody
+    could use anyway keeps the reason that it has.
     """
     if not scheduler.manages_nodes:
         return {}
-    drained: list[str] = []
     try:
-        drained = sorted(node.name for node in scheduler.nodes() if node.name in hosts and node.usable)
-        if drained:
-            scheduler.drain(drained, REASON)
-        found = _named(hosts, active_jobs(scheduler))
+        found = reserve(scheduler, hosts if drain else (), REASON)
     except (SchedulerError, TransportError) as exc:
-        found = _unknown(hosts, exc)
-    if back := [host for host in drained if host in found]:
-        with suppress(TransportError):  # proving them will do it
+        why = f"Slurm does not say which jobs are at work there ({exc.why or exc.what})"
+        return dict.fromkeys(hosts, f"{why}; run `clusterctl up` again once it does")
+    jobs = {host: [job.id for job in found.jobs if host in job.nodes] for host in sorted(hosts)}
+    if back := [host for host in found.drained if jobs[host]]:
+        with suppress(TransportError):  # verifying them will do it
             scheduler.resume(back)
-    return found
-
-
-def _named(hosts: Collection[str], active: Iterable[JobInfo]) -> dict[str, str]:
-    known = tuple(active)
-    found: dict[str, str] = {}
-    for host in sorted(hosts):
-        if ids := [job.id for job in known if host in job.nodes]:
-            which = f"job {ids[0]} is" if len(ids) == 1 else f"jobs {', '.join(ids)} are"
-            found[host] = (
-                f"{which} at work there, which Slurm would end; run `clusterctl up` again afterwards"
-            )
-    return found
-
-
-def _unknown(hosts: Collection[str], exc: ClusterctlError) -> dict[str, str]:
-    why = f"Slurm does not say which jobs are at work there ({exc.why or exc.what})"
-    return dict.fromkeys(hosts, f"{why}; run `clusterctl up` again once it does")
+    then = "at work there, which Slurm would end; run `clusterctl up` again afterwards"
+    return {
+        host: f"job{'s' * (len(ids) > 1)} {', '.join(ids)} {'are' if len(ids) > 1 else 'is'} {then}"
+        for host, ids in jobs.items()
+        if ids
+    }

@@ -70,6 +70,35 @@ def states(scheduler: Scheduler, names: Collection[str]) -> tuple[NodeState, ...
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """All nodes and active jobs, as they were once the nodes in ``drained`` took no new ones."""
+
+    nodes: Mapping[str, NodeInfo]
+    jobs: tuple[JobInfo, ...]
+    drained: tuple[str, ...] = ()
+
+
+def reserve(scheduler: Scheduler, names: Collection[str], reason: str) -> Reserved:
+    """Drain those of these nodes that are in service, then look which jobs are at work.
+
+    Raises:
+        SchedulerError: it did not answer; nothing stays drained.
+        TransportError: the same.
+    """
+    nodes = {node.name: node for node in scheduler.nodes()}
+    drained = tuple(sorted(name for name in names if name in nodes and nodes[name].usable))
+    try:
+        if drained:
+            scheduler.drain(drained, reason)
+        return Reserved(nodes, active_jobs(scheduler), drained)
+    except (SchedulerError, TransportError):
+        if drained:
+            with suppress(SchedulerError, TransportError):
+                scheduler.resume(drained)
+        raise
+
+
 def wait_idle(
     scheduler: Scheduler,
     names: Sequence[str],
@@ -230,14 +259,6 @@ def without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
     return _with(spec.model_copy(update={"provider": provider.model_copy(update={"login": fewer})}), left)
 
 
-def concerned(inventory: Inventory, limit: Collection[str]) -> tuple[str, ...]:
-    """The nodes to verify; none means all."""
-    if not limit:
-        return ()
-    lead = inventory.controller.name
-    return (lead, *(host.name for host in inventory.compute if host.name in limit and host.name != lead))
-
-
 @contextmanager
 def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable[[], None]]:
     """Let other machines have these names; those that had them get a pending release.
@@ -262,7 +283,8 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable
         if not settled:
             for path, content in before.items():
                 write_atomic(path, content)
-            pending.forget(aside)
+            for one in aside:
+                one.remove()
         raise
 
 
@@ -289,7 +311,8 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
     others = [name for name in names if name not in {one.host.name for one in behind}]
     if others:
         _forget_hosts(workspace, others)
-    pending.forget(behind)
+    for one in behind:
+        one.remove()
     return (
         *(_was_left(one, members.get(one.host.name)) for one in behind),
         *(f"{name}, of the cluster" for name in others),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from clusterctl.cluster import converge, impact, verify
 from clusterctl.cluster.hardware import NodeConfig
-from clusterctl.cluster.session import ClusterSession, known_inventory, known_spec
+from clusterctl.cluster.session import ClusterSession, Drift, known_inventory, known_spec
 from clusterctl.configure.events import TaskProgress
 from clusterctl.errors import ConfigureError, MachineError, SchedulerError, TransportError, UsageError
 from clusterctl.hosts.probe import probe_hosts
@@ -37,17 +37,6 @@ _HEAVY = ".terraform"  # plugins of a hundred megabytes; linked
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
-    """Something that is not as it should be, and that `up` repairs, or fails on."""
-
-    host: str
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.host}: {self.what}"
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """What `up` would do. ``notes`` change nothing; the user should know them all the same.
 
@@ -63,7 +52,7 @@ class Plan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether `up` would change nothing."""
+        """Whether `up` would change nothing; it repairs all drift, or fails on it."""
         return not (self.hosts.changes or self.hosts.other or self.settings or self.drift)
 
     @property
@@ -124,14 +113,7 @@ def plan_changes(session: ClusterSession) -> Plan:
     if before is None:
         plan = Plan(hosts)
     else:
-        affected = impact.preview(
-            spec,
-            before,
-            provider.sizes(spec),
-            admin_scheduler(before, session.connections, patience_s=PATIENCE_S),
-            hosts=hosts.changes,
-            alive=lambda: provider.alive(before.cluster_id),
-        )
+        affected = impact.impact_of(session, before, hosts)
         if affected.keep:
             hosts = provider.plan(spec, workspace, keep=affected.keep, report=session.report)
         plan = Plan(hosts, affected, _settings(spec, workspace))
@@ -164,8 +146,7 @@ def _drift(session: ClusterSession, found: Plan) -> Iterator[Drift]:
         for failure in exc.failures:
             yield Drift(failure.host or controller, f"it does not answer: {failure.cause}")
         return
-    for host, what in converge.drift_of(workspace, views):
-        yield Drift(host, what)
+    yield from converge.drift_of(workspace, views)
     for host, view in views.items():
         for disk in view.full:
             yield Drift(host, f"{disk}; `up` will not go on before there is room")

@@ -15,7 +15,7 @@ from clusterctl.cluster.hardware import fetch_wheels
 from clusterctl.cluster.impact import reject, review
 from clusterctl.cluster.nodes import limited, replacing
 from clusterctl.cluster.plan import Plan, plan_changes
-from clusterctl.cluster.session import ClusterSession, Phase, Repair, write_inventory
+from clusterctl.cluster.session import ClusterSession, Drift, Phase, write_inventory
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import ansible, ship
 from clusterctl.errors import UsageError
@@ -66,7 +66,7 @@ class UpResult:
     verification: Verification
     phases: tuple[Phase, ...]
     notes: tuple[str, ...]
-    repairs: tuple[Repair, ...] = ()
+    repairs: tuple[Drift, ...] = ()
 
 
 def up(session: ClusterSession, options: UpOptions) -> UpResult:
@@ -213,9 +213,9 @@ def provision(session: ClusterSession, plan: Plan, keep: Mapping[str, Size]) -> 
     return replace(made, inventory=inventory)
 
 
-def started(made: Provisioned) -> list[Repair]:
+def started(made: Provisioned) -> list[Drift]:
     """The hosts that were powered off."""
-    return [Repair(host, "was powered off", "started") for host in made.started]
+    return [Drift(host, "was powered off", "started") for host in made.started]
 
 
 def probe(

@@ -155,7 +155,7 @@ def test_a_node_that_a_person_drained_is_left_and_named() -> None:
     states = sinfo("noisy disk", "ada", d_train_1="idle+drain", d_train_2="idle")
     proof = verify(inventory(), ScriptedTransport([states, srun(NAMES[1])]))
     assert proof.probed == NAMES[1:]
-    assert [str(node) for node in proof.aside] == ["d-train-1: drained by ada: noisy disk"]
+    assert proof.drained == {"d-train-1": "drained by ada: noisy disk"}
     assert not proof.resumed
 
 
