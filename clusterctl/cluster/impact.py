@@ -66,15 +66,10 @@ def review(session: ClusterSession, planned: Planned, *, force: bool) -> Mapping
     Raises:
         UsageError: it would cancel jobs, or give a user's uid to another; nothing was changed.
     """
-    spec = session.spec
     before = known_inventory(session.workspace)
     if before is None:
         return {}
-    controller = session.connections.to(before.controller.name)
-    applied = known_spec(session.workspace)
-    if applied is None or spec.users != applied.users:
-        with suppress(TransportError):  # it is down; the role would say it then
-            reject_taken_uids(spec, controller.run(["cat", "/etc/passwd"]).stdout)
+    reject_changed_users(session, before)
     impact = impact_of(session, before, planned, drain=True)
     session.notes += settle(impact, admin_scheduler(before, session.connections), force=force)
     return impact.keep
@@ -232,6 +227,19 @@ class _Plan:
             if name in at_work and size != then:
                 keep[name] = size
         return keep
+
+
+def reject_changed_users(session: ClusterSession, before: Inventory) -> None:
+    """Check the users of a changed spec against the controller, if it answers: else the role says it.
+
+    Raises:
+        UsageError: a uid of the spec is another account's there.
+    """
+    applied = known_spec(session.workspace)
+    if applied is None or session.spec.users != applied.users:
+        with suppress(TransportError):
+            accounts = session.connections.to(before.controller.name).run(["cat", "/etc/passwd"])
+            reject_taken_uids(session.spec, accounts.stdout)
 
 
 def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:

@@ -7,6 +7,7 @@ Killed anywhere and run again, `up` converges: every phase looks at the world an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -254,9 +255,7 @@ def send_packages(
 def build_environment(session: ClusterSession, environment: Environment, inventory: Inventory) -> None:
     """Build the environment of the spec's requirements on the cluster, unless it is there."""
     user = session.spec.job_user.name
-    transport = SSHTransport(inventory.controller.name, session.workspace.ssh_config, user=user)
-    try:
-        built = build(transport, environment, report=session.report)
-    finally:
-        transport.close()
+    controller = SSHTransport(inventory.controller.name, session.workspace.ssh_config, user=user)
+    with closing(controller):
+        built = build(controller, environment, report=session.report)
     session.note = "built" if built else "unchanged"
