@@ -37,15 +37,15 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
-    """Something of a host that was not as it should be: ``what`` it was, and the ``action`` taken."""
+class Drift:
+    """Something of a host that is not as it should be; or ``what`` it was, and the ``action`` taken."""
 
     host: str
     what: str
-    action: str
+    action: str = ""
 
     def __str__(self) -> str:
-        return f"{self.host}: {self.what}: {self.action}"
+        return ": ".join(filter(None, (self.host, self.what, self.action)))
 
 
 def ignore(*_: object) -> None:
@@ -63,11 +63,11 @@ class Run:
 
     workspace: Workspace
     reporter: PhaseReporter = ignore
-    on_repair: Callable[[Repair], None] = ignore
+    on_repair: Callable[[Drift], None] = ignore
     wait_s: float = WAIT_S
     phases: list[Phase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    repairs: list[Repair] = field(default_factory=list)
+    repairs: list[Drift] = field(default_factory=list)
     note: str = ""
     verb: str = ""
     _current: str = ""
@@ -100,7 +100,7 @@ class Run:
         """Report that the cluster's lock, or its disk, is waited for."""
         self.reporter(WAITING, message)
 
-    def repaired(self, repairs: Iterable[Repair]) -> None:
+    def repaired(self, repairs: Iterable[Drift]) -> None:
         """Report repairs at once: they are made, whatever becomes of the phases to come."""
         for repair in repairs:
             self.repairs.append(repair)
@@ -172,4 +172,4 @@ def _restore(
     def progress(task: events.TaskProgress) -> None:
         report(HostStep(task.host, task.what, len(hosts), task.status, task.failed))
 
-    return ansible.restore(inventory, workspace, limit=hosts, progress=progress)
+    return ansible.run("restore", inventory, workspace, limit=hosts, progress=progress).notes

@@ -7,13 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from pydantic import ValidationError
 
 from clusterctl.errors import Failure, HostKeyError, ProvisionError
-from clusterctl.spec.distributions import DEFAULT
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Host, Inventory
@@ -24,19 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.hosts.checks import DoctorReport
 
 
-@dataclass(frozen=True, slots=True)
-class BakeTarget:
-    """An image under construction that answers SSH; ``install.yml`` is run on it."""
-
-    address: str
-    port: int
-    user: str
-    key: Path
-    known_hosts: Path
-    distribution: str = DEFAULT
-
-
-Bake = Callable[[BakeTarget], None]
+Bake = Callable[[Host], None]  # runs ``install.yml`` on an image under construction that answers SSH
 
 
 @dataclass(frozen=True, slots=True)

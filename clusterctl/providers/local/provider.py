@@ -13,7 +13,6 @@ from typing import Any
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.providers.base import (
     Bake,
-    BakeTarget,
     HostChange,
     Leftover,
     Planned,
@@ -37,11 +36,11 @@ from clusterctl.providers.local.layout import (
 )
 from clusterctl.spec import distributions
 from clusterctl.spec.local import LocalProvider as Settings
-from clusterctl.spec.models import ADMIN_USER, LEAST_MEMORY_MIB, ClusterSpec, User
+from clusterctl.spec.models import LEAST_MEMORY_MIB, ClusterSpec, User
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest
-from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import install_inputs
 from clusterctl.util.progress import Reporter
 
@@ -74,13 +73,15 @@ class LocalProvider(Provider):
             return  # its nodes stay what they were made from
 
         def ready(answer: dict[str, Any]) -> None:
-            known_hosts = workspace.root / "known_hosts.bake"
-            write_atomic(known_hosts, f"[127.0.0.1]:{answer['port']} {answer['host_key']}\n")
-            image = ("127.0.0.1", answer["port"], ADMIN_USER, workspace.key, known_hosts)
-            try:
-                bake(BakeTarget(*image, distributions.of_local_nodes()))
-            finally:
-                known_hosts.unlink()
+            image = Host(
+                name="image",
+                address="127.0.0.1",
+                port=answer["port"],
+                roles=(CONTROLLER, COMPUTE),
+                host_key=answer["host_key"],
+                distribution=distributions.of_local_nodes(),
+            )
+            bake(image)
 
         request = _image(self._settings, workspace).model_dump(mode="json")
         client.call("bake", request, report=report, ready=ready)
