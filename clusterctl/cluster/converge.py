@@ -144,7 +144,7 @@ def _converge_some(
     chosen = tuple(host.name for host in inventory.hosts if host.name in limit or host.is_controller)
     others = tuple(h.name for h in inventory.hosts if h.name not in chosen and h.name in recorded.marks)
     _write(workspace, recorded.model_copy(update={"inputs": "", "tried": has}))
-    told = ansible.introduce(inventory, workspace, limit=others) if others else None
+    told = ansible.run("introduce", inventory, workspace, limit=others) if others else None
     recap = _configure(session, inventory, chosen)
     session.note = f"{recap}; {told.changed if told else 0} changed on others"
     admin_scheduler(inventory, session.connections).reconfigure()
@@ -153,7 +153,8 @@ def _converge_some(
 
 def _configure(session: ClusterSession, inventory: Inventory, hosts: Collection[str]) -> events.Recap:
     """Run the configure half of every role on these hosts; none: all."""
-    return ansible.configure(
+    return ansible.run(
+        "configure",
         inventory,
         session.workspace,
         limit=hosts,
@@ -195,7 +196,8 @@ def _installed(
     )
     chosen = asked | {h.name for h in others if not limit or h.is_controller or h.name in limit}
     inventory_file.write_inventory(spec, inventory, workspace)
-    ansible.install_on_hosts(
+    ansible.run(
+        "install_first",
         inventory,
         workspace,
         limit=sorted(chosen),
@@ -241,7 +243,7 @@ def _settled(recorded: Configured, slurm: Scheduler) -> Configured:
 
 def preview(
     spec: ClusterSpec, inventory: Inventory, copy: Workspace, views: Mapping[str, HostReport]
-) -> tuple[tuple[events.TaskPreview, ...], tuple[Failure, ...]]:
+) -> tuple[tuple[events.TaskProgress, ...], tuple[Failure, ...]]:
     """What ``converge`` would change on these hosts, task by task, and where that can't be told.
 
     ``copy`` is a copy of the workspace, to write in.
