@@ -134,8 +134,9 @@ def _configure(
 
     ``others`` only learn which hosts belong to the cluster now.
     """
-    introduced = ansible.introduce(inventory, session.workspace, limit=others) if others else None
-    recap = ansible.configure(
+    introduced = ansible.run("introduce", inventory, session.workspace, limit=others) if others else None
+    recap = ansible.run(
+        "configure",
         inventory,
         session.workspace,
         limit=hosts,
@@ -177,7 +178,8 @@ def _installed(
     )
     chosen = asked | {h.name for h in others if not limit or h.is_controller or h.name in limit}
     inventory_file.write_inventory(spec, inventory, workspace)
-    ansible.install_on_hosts(
+    ansible.run(
+        "install_first",
         inventory,
         workspace,
         limit=sorted(chosen),
@@ -223,7 +225,7 @@ def _with_registered_hardware(recorded: Configured, slurm: Scheduler) -> Configu
 
 def preview(
     spec: ClusterSpec, inventory: Inventory, copy: Workspace, views: Mapping[str, HostReport]
-) -> tuple[tuple[events.TaskPreview, ...], tuple[Failure, ...]]:
+) -> tuple[tuple[events.TaskProgress, ...], tuple[Failure, ...]]:
     """What ``converge`` would change on these hosts, task by task, and where that can't be told.
 
     ``copy`` is a copy of the workspace, to write in.

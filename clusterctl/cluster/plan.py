@@ -15,7 +15,7 @@ from pathlib import Path
 
 from clusterctl.cluster import converge, impact, verify
 from clusterctl.cluster.session import ClusterSession, Drift, known_inventory, known_spec
-from clusterctl.configure.events import TaskPreview
+from clusterctl.configure.events import TaskProgress
 from clusterctl.errors import ConfigureError, MachineError, SchedulerError, TransportError, UsageError
 from clusterctl.hosts.probe import probe_hosts
 from clusterctl.hosts.roles import probe_requests
@@ -46,7 +46,7 @@ class Plan:
     settings: tuple[Difference, ...] = ()
     drift: tuple[Drift, ...] = ()
     notes: tuple[str, ...] = ()
-    tasks: tuple[TaskPreview, ...] = ()
+    tasks: tuple[TaskProgress, ...] = ()
 
     @property
     def is_empty(self) -> bool:

@@ -164,4 +164,4 @@ def _restore(
     def progress(task: events.TaskProgress) -> None:
         report(HostStep(task.host, task.what, len(hosts), task.status, task.failed))
 
-    return ansible.restore(inventory, workspace, limit=hosts, progress=progress)
+    return ansible.run("restore", inventory, workspace, limit=hosts, progress=progress).notes

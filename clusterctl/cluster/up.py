@@ -26,13 +26,13 @@ from clusterctl.jobs.environment import build, environment_of
 from clusterctl.packages.bundle import Bundle
 from clusterctl.packages.bundle_checks import cluster_bundle, forget, missing_bundle, use_bundle
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
-from clusterctl.providers.base import BakeTarget, Provisioned, Size
+from clusterctl.providers.base import Provisioned, Size
 from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.scheduler.session import distribution_ahead
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.util.assets import job_lock
@@ -158,13 +158,13 @@ def resolve_environment(session: ClusterSession, distribution: Distribution) -> 
 def prepare_image(session: ClusterSession) -> None:
     """Bake the image of the nodes, where the provider has one to bake."""
 
-    def bake(target: BakeTarget) -> None:
+    def bake(image: Host) -> None:
         session.report("downloading the wheels of the job environment")
         lock = job_lock()
-        wheels = wheelhouse(lock, NodePlatform.of(distribution_of(target.distribution)))
+        wheels = wheelhouse(lock, NodePlatform.of(distribution_of(image.distribution)))
         session.report("installing Slurm, Open MPI and the job environment")
-        ansible.install(
-            target,
+        ansible.install_image(
+            image,
             wheels=wheels,
             lock=lock,
             workspace=session.workspace,
