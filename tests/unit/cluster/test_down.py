@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.cluster import down_orphans
+from clusterctl.cli.down import down_orphans
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
