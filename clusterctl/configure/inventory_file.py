@@ -39,6 +39,23 @@ def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspac
 
 def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> str:
     """The Ansible inventory."""
+    variables = {
+        "clusterctl_baked": inventory.baked,
+        "clusterctl_scheduler": inventory.scheduler,
+        "clusterctl_install_mark": install_mark(inventory, spec.software),
+        **role_variables(spec, inventory, workspace),
+    }
+    return _text(inventory, workspace, variables)
+
+
+def write_restore_inventory(inventory: Inventory, workspace: Workspace) -> None:
+    """Write the Ansible inventory of hosts that are released: what `restore.yml` reads, without a spec."""
+    cluster = {"shared_storage_cluster_id": inventory.cluster_id}
+    variables = {**cluster, "clusterctl_keeps": inventory.traits.user_owned}
+    write_atomic(workspace.inventory, _text(inventory, workspace, variables))
+
+
+def _text(inventory: Inventory, workspace: Workspace, variables: Variables) -> str:
     hosts = {host.name: _host_variables(host) for host in inventory.hosts}
     document = {
         "all": {
@@ -46,10 +63,7 @@ def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
                 **connection_variables(workspace.ssh_config),
                 # By itself Ansible would share a connection with another cluster's host of the same name.
                 "ansible_control_path": f"%(directory)s/{inventory.cluster_id}-%%C",
-                "clusterctl_baked": inventory.baked,
-                "clusterctl_scheduler": inventory.scheduler,
-                "clusterctl_install_mark": install_mark(inventory, spec.software),
-                **role_variables(spec, inventory, workspace),
+                **variables,
             },
             "children": {
                 group: {"hosts": {h.name: hosts[h.name] for h in inventory.hosts if group in h.roles}}
