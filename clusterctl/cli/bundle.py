@@ -68,8 +68,8 @@ def create(
 
 def verify(screen: Screen, options: Options, path: BundleFile, system: Systems = None) -> None:
     """Verify the checksums of a bundle, and that it matches this clusterctl and the spec."""
-    from clusterctl.packages.bundle import open_bundle
-    from clusterctl.packages.bundle_checks import damages, mismatches, raise_faults
+    from clusterctl.packages.bundle import damages, open_bundle
+    from clusterctl.packages.bundle_checks import mismatches, raise_faults
 
     opened = open_bundle(path)
     releases = [one.release for one in _named(system or ())]

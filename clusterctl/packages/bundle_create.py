@@ -36,9 +36,9 @@ from clusterctl.packages.repository import Repository, RepositoryRequest
 from clusterctl.packages.wheelhouse import (
     NodePlatform,
     Requirements,
+    cache_of_downloads,
     content_hash,
     resolve,
-    unwritable_cache,
     wheel_path,
     wheelhouse,
 )
@@ -46,7 +46,6 @@ from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.lock import WAIT_S, hold
-from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import gpu_lock, job_lock, payload_hash
 from clusterctl.util.progress import LineReporter
 
@@ -173,10 +172,7 @@ def _cache_folder(name: str = "") -> Path:
     Raises:
         MachineError: it can't be written.
     """
-    folder = cache_home() / "bundle" / name
-    try:
+    with cache_of_downloads(f"bundle/{name}") as folder:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):  # one that is there may not be ours
             return folder
-    except OSError as exc:
-        raise unwritable_cache(folder, exc) from exc
