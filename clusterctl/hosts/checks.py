@@ -309,20 +309,13 @@ def _twins(seen: Mapping[str, Examined]) -> Iterator[Finding]:
 def _names(seen: Mapping[str, Examined], expected: Mapping[str, Expected]) -> Iterator[Finding]:
     """Names that lead elsewhere than the spec says. Those that lead nowhere are put into /etc/hosts."""
     for host, one in seen.items():
-        wrong = [
-            (name, found)
-            for name, found in one.facts.resolved.items()
-            if found and expected[name].address not in found and _is_elsewhere(name, host, found)
-        ]
-        for name, found in wrong:
-            why = f"{name} is {', '.join(found)} there, and {expected[name].address} in the spec"
-            fix = "correct /etc/hosts there, the name server, or the spec"
-            yield Finding(host, "warning", "name", "a name resolves to another address", why, fix)
-
-
-def _is_elsewhere(name: str, host: str, found: Sequence[str]) -> bool:
-    """A host's own name may be a loopback address: Debian has it so."""
-    return not (name == host and all(address.startswith(_LOOPBACK) for address in found))
+        for name, found in one.facts.resolved.items():
+            # A host's own name may be a loopback address: Debian has it so.
+            own = name == host and all(address.startswith(_LOOPBACK) for address in found)
+            if found and expected[name].address not in found and not own:
+                why = f"{name} is {', '.join(found)} there, and {expected[name].address} in the spec"
+                fix = "correct /etc/hosts there, the name server, or the spec"
+                yield Finding(host, "warning", "name", "a name resolves to another address", why, fix)
 
 
 # Runs a command as root on a host, with bytes on its standard input; its standard output.

@@ -9,27 +9,6 @@ from xml.etree.ElementTree import Element, ParseError, fromstring
 
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
-GPU_SCRIPT = r"""
-echo @gpus
-if command -v nvidia-smi >/dev/null 2>&1; then
-    if said=$(timeout 30 nvidia-smi --query --xml-format 2>&1); then
-        printf '%s\n' "$said" | grep -E -e '<(gpu id|product_name|current_mig|uuid|minor_number)|</gpu>' \
-            -e '</?mig_device>|<(index|gpu_instance_id|compute_instance_id)>'
-    else
-        printf 'failed: %s\n' "$said" | head -n 1
-    fi
-    echo @mig
-    timeout 30 nvidia-smi --list-gpus 2>/dev/null
-    echo @minors
-    cat /proc/driver/nvidia-caps/mig-minors 2>/dev/null
-    echo @links
-    timeout 30 nvidia-smi topo --matrix 2>/dev/null
-    echo @cores
-    lscpu --parse=CPU,SOCKET,CORE 2>/dev/null
-fi
-"""
-"""Prints what ``Driver.read`` reads; nothing but its first line where there is no driver."""
-
 _VENDOR_WORDS = frozenset({"nvidia", "tesla", "geforce", "quadro"})
 _FAILED = re.compile(r"^failed: (.*)$", re.MULTILINE)
 _GPU_LINE = re.compile(r"^GPU (\d+):")
@@ -83,7 +62,7 @@ class Driver:
 
     @classmethod
     def read(cls, sections: Sections) -> Driver:
-        """From the sections that ``GPU_SCRIPT`` printed."""
+        """From the sections that data/node.sh printed."""
         cards = _cards(sections.get("gpus", ""))
         failed = _FAILED.search(sections.get("gpus", ""))
         fault = failed[1].strip() or "nvidia-smi did not answer" if failed else ""
@@ -139,7 +118,7 @@ def _gpus(cards: Sequence[Element], sections: Sections) -> tuple[Gpu, ...]:
 
 
 def _cards(text: str) -> list[Element]:
-    """The driver's cards, from those lines of its XML that GPU_SCRIPT prints: parts are right below cards."""
+    """The driver's cards, from its XML's lines that data/node.sh prints: parts are right below cards."""
     try:
         return fromstring(f"<all>{text}</all>").findall("gpu")  # noqa: S314 - a DOCTYPE would be refused here
     except ParseError:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -22,7 +23,7 @@ from clusterctl.errors import (
     TransportError,
     UnreachableError,
 )
-from clusterctl.hosts.gpus import GPU_SCRIPT, Driver, Gpu
+from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.spec import distributions
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
@@ -244,18 +245,7 @@ def parse_report(text: str) -> HostReport:
     return HostReport(facts, node.checksums, full, node.system.release, driver, node.cards, host)
 
 
-_NODE_SCRIPT = r"""
-PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin"
-echo @node
-if command -v slurmd >/dev/null 2>&1; then slurmd -C; else echo absent; fi
-"""
-_MPI_SCRIPT = r"""
-echo @mpi
-for plugin in /usr/lib64/slurm/mpi_*.so /usr/lib/*/slurm*/mpi_*.so; do
-    if [ -e "$plugin" ]; then basename "$plugin" .so; fi
-done
-"""
-NODE_ARGV = ("sh", "-c", _NODE_SCRIPT + GPU_SCRIPT + _MPI_SCRIPT)
+NODE_ARGV = ("sh", "-c", Path(__file__).with_name("data").joinpath("node.sh").read_text())
 
 _SECTION = re.compile(r"^@(\w+)$", re.MULTILINE)
 _PAIR = re.compile(r"(\w+)=(\S+)")

@@ -128,7 +128,12 @@ class Manifest(_Stored):
             first = exc.errors()[0]
             place = ".".join(map(str, first["loc"]))
             why = f"{MANIFEST}: {place + ': ' if place else ''}{first['msg']}"
-            raise BundleError("this is not a bundle of clusterctl's", where=where, why=why) from exc
+            raise _no_bundle(where, why) from exc
+
+
+def _no_bundle(where: str, why: str) -> BundleError:
+    fix = "copy the bundle here again, or create it again with `clusterctl bundle create`"
+    return BundleError("this is not a bundle of clusterctl's", where=where, why=why, fix=fix)
 
 
 class _Head(_Stored):
@@ -449,12 +454,7 @@ def _first(file: IO[bytes], name: str, longest: int, path: Path) -> bytes:
         raw = file.read(padded(size))
         if len(raw) == padded(size) and not any(raw[size:]):
             return raw[:size]
-    raise BundleError(
-        "this is not a bundle of clusterctl's",
-        where=str(path),
-        why=f"{name} is not whole where it belongs",
-        fix="copy the bundle here again, or create it again with `clusterctl bundle create`",
-    )
+    raise _no_bundle(str(path), f"{name} is not whole where it belongs")
 
 
 def named(paths: Sequence[str], most: int = 5) -> str:

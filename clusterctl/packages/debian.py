@@ -53,7 +53,10 @@ def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporte
     records = _records(show(*(_asked(file) for file in paths if file not in upstream)))
     if upstream:
         found = _records(show(*map(str, upstream.values())))
-        records += [f"{record}SHA256: {file_sha256(_named_in(record))}\n" for record in found]
+        records += [
+            f"{record}SHA256: {file_sha256(Path(dict(_FIELD.findall(record))['Filename']))}\n"
+            for record in found
+        ]
     return _repository(title, records, paths)
 
 
@@ -197,8 +200,3 @@ def _check(path: Path, fields: Mapping[str, str], distribution: str) -> None:
         where=str(path),
         fix="run it again",
     )
-
-
-def _named_in(record: str) -> Path:
-    """The file that apt says a record is of."""
-    return Path(dict(_FIELD.findall(record))["Filename"])
