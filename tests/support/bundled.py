@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+import clusterctl.packages
 from clusterctl.packages.bundle import FORMAT
 from clusterctl.packages.bundle_checks import base_digest
 from clusterctl.packages.bundle_create import BundleRequest, create
@@ -22,7 +23,7 @@ from clusterctl.util.assets import payload_hash, tree_hash
 
 DEBIAN: Final = distribution_of("debian-12")
 _KEPT_S: Final = 24 * 3600
-_CODE: Final = Path(__file__).resolve().parents[2] / "clusterctl" / "packages" / "bundle"
+_CODE: Final = Path(clusterctl.packages.__file__).parent
 
 
 def unconnected(cache: Path) -> dict[str, str]:
