@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +27,7 @@ from clusterctl.cli.up import NoWait, Yes, phase_dicts, unfinished
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.cluster.down import Orphan
+    from clusterctl.providers.base import Leftover
     from clusterctl.spec.models import ClusterSpec, Provider
     from clusterctl.transport.base import Transport
 
@@ -209,15 +210,16 @@ def down_orphans(
 ) -> None:
     """Find them, show what there is with its cost, ask, and remove it all."""
     from clusterctl.cluster import down as cluster_down
-    from clusterctl.cluster.session import Run
+    from clusterctl.cluster.session import provider_of
     from clusterctl.providers.pending import pending_releases
     from clusterctl.state.workspace import Workspace
 
     settings, name = _where(screen, options, project)
-    asking = prompts_for(screen, ask_password=ask_become_pass)
+    provider = provider_of(settings, prompts_for(screen, ask_password=ask_become_pass))
     with screen.working("looking"):
-        found = cluster_down.orphans(settings, name, asking)
-    answer = {"cluster": name, "provider": settings.type, "orphans": [asdict(one) for one in found]}
+        found = cluster_down.find_orphans(provider, Workspace.of(name))
+    orphans = [{"cluster_id": key, "left": [asdict(one) for one in left]} for key, left in found.items()]
+    answer = {"cluster": name, "provider": settings.type, "orphans": orphans}
     for one in pending_releases(Workspace.of(name)):  # of a cluster that has a workspace
         screen.note(f"note: {one}", f"  {one.fix}")
     if not found:
@@ -225,12 +227,12 @@ def down_orphans(
         screen.result(answer, f"cluster {name!r} has no orphans{here}")
         return
     screen.note(*_lines(found))
-    which = ", ".join(one.cluster_id for one in found)
+    which = ", ".join(found)
     screen.confirm(f"remove all of this ({which})? It may be somebody else's", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
-    run = Run(workspace=Workspace.of(name), reporter=phases)
     with phases.shown():
-        cluster_down.down_orphans(run, settings, found, asking)
+        for cluster_id in found:
+            cluster_down.remove_cluster(provider, cluster_id, None, partial(phases, "destroy"))
     screen.result(answer, f"cluster {name!r} ({which}) is down; cleanup verified")
 
 
@@ -251,12 +253,12 @@ def _where(screen: Screen, options: Options, project: str | None) -> tuple[Provi
     return whole_project(project), options.cluster
 
 
-def _lines(found: Sequence[Orphan]) -> list[str]:
+def _lines(found: Mapping[str, tuple[Leftover, ...]]) -> list[str]:
     lines = []
-    for orphan in found:
-        cost = sum(one.usd_per_hour or 0 for one in orphan.left)
-        lines.append(f"cluster {orphan.cluster_id}" + (f", {cost:.2f} USD an hour:" if cost else ":"))
-        lines += [f"  {one}" for one in orphan.left]
+    for cluster_id, left in found.items():
+        cost = sum(one.usd_per_hour or 0 for one in left)
+        lines.append(f"cluster {cluster_id}" + (f", {cost:.2f} USD an hour:" if cost else ":"))
+        lines += [f"  {one}" for one in left]
     return lines
 
 

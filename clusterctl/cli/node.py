@@ -229,9 +229,7 @@ def reboot(
                 "nodes without Slurm cannot be drained, so a job could start on them",
                 fix="reboot them yourself while no job runs, then run `clusterctl up`",
             )
-        ours = [state.node.name for state in nodes.states(scheduler, chosen) if state.node.usable]
-        if ours:
-            nodes.drain(scheduler, ours, _BOOTS)
+        nodes.reserve(scheduler, chosen, _BOOTS)
         nodes.wait_idle(
             scheduler,
             chosen,

@@ -263,10 +263,9 @@ def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
         worker = workspace.worker()
         if worker is None or exc.had_side_effects:
             raise
-        said = f"{exc.what}: {exc.why}" if exc.why else exc.what
         raise LockedError(
             f"cluster {workspace.root.name!r} is locked",
-            why=f"{worker}; until then: {said}",
+            why=f"{worker}; until then: {exc.cause}",
             fix="wait until it is done",
         ) from exc
 

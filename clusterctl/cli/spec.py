@@ -100,7 +100,7 @@ def validate(
         try:
             content_hash((asked,))
         except UsageError as exc:
-            screen.note(f"note: `up` refuses this: {exc.what}: {exc.why}")
+            screen.note(f"note: `up` refuses this: {exc.cause}")
     if not live:
         screen.result(found, *lines)
         return 0

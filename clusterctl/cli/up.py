@@ -24,7 +24,7 @@ from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
     from clusterctl.cluster.plan import Plan
-    from clusterctl.cluster.session import Phase, Repair
+    from clusterctl.cluster.session import Drift, Phase
     from clusterctl.cluster.up import UpOptions
     from clusterctl.providers.base import HostChange, Planned, Prompts
     from clusterctl.spec.models import ClusterSpec
@@ -126,7 +126,7 @@ def bring_up(
     phases = Phases(screen, verbose=options.verbose)
     screen.known = {"repaired": []}
 
-    def on_repair(repair: Repair) -> None:
+    def on_repair(repair: Drift) -> None:
         screen.known["repaired"].append(asdict(repair))
         screen.note(f"repaired: {repair}")
 
@@ -149,7 +149,7 @@ def bring_up(
         "ready": True,
         "nodes": [host.name for host in done.inventory.compute],
         "probed": done.verification.probed,
-        "not_probed": [*done.verification.busy, *(node.host for node in done.verification.aside)],
+        "not_probed": [*done.verification.busy, *done.verification.drained],
         "phases": phase_dicts(done.phases),
         "notes": done.notes,
         **screen.known,
@@ -265,32 +265,19 @@ def as_dict(spec: ClusterSpec, found: Plan) -> dict[str, Any]:
         "affected_jobs_unknown": found.jobs.unknown,
         "cost": _cost_dict(found.hosts),
         "notes": found.notes,
-        "tasks": [{"host": one.host, "task": one.task, "diff": one.diff} for one in found.tasks],
+        "tasks": [{"host": one.host, "task": one.what, "diff": one.diff} for one in found.tasks],
     }
 
 
 def _changes(found: Plan) -> Iterator[dict[str, Any]]:
-    for host in found.hosts.changes:
-        yield _change("host", host.name, host.action, host.what, host.why, host.usd_per_hour)
-    for what in found.hosts.other:
-        yield _change("other", "", "change", what)
-    for setting in found.settings:
-        yield _change("setting", setting.key, "change", setting.what)
-    for drift in found.drift:
-        yield _change("drift", drift.host, "repair", drift.what)
-
-
-def _change(
-    kind: str, name: str, action: str, what: str, why: str = "", usd_per_hour: float | None = None
-) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "name": name,
-        "action": action,
-        "what": what,
-        "why": why,
-        "usd_per_hour": usd_per_hour,
-    }
+    rows = [
+        *(("host", one.name, one.action, one.what, one.why, one.usd_per_hour) for one in found.hosts.changes),
+        *(("other", "", "change", what, "", None) for what in found.hosts.other),
+        *(("setting", one.key, "change", one.what, "", None) for one in found.settings),
+        *(("drift", one.host, "repair", one.what, "", None) for one in found.drift),
+    ]
+    for row in rows:
+        yield dict(zip(("kind", "name", "action", "what", "why", "usd_per_hour"), row, strict=True))
 
 
 def _cost_dict(planned: Planned) -> dict[str, Any] | None:

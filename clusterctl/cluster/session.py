@@ -37,15 +37,15 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
-    """Something of a host that was not as it should be: ``what`` it was, and the ``action`` taken."""
+class Drift:
+    """Something of a host that is not as it should be; or ``what`` it was, and the ``action`` taken."""
 
     host: str
     what: str
-    action: str
+    action: str = ""
 
     def __str__(self) -> str:
-        return f"{self.host}: {self.what}: {self.action}"
+        return ": ".join(filter(None, (self.host, self.what, self.action)))
 
 
 def ignore(*_: object) -> None:
@@ -63,11 +63,11 @@ class Run:
 
     workspace: Workspace
     reporter: PhaseReporter = ignore
-    on_repair: Callable[[Repair], None] = ignore
+    on_repair: Callable[[Drift], None] = ignore
     wait_s: float = WAIT_S
     phases: list[Phase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    repairs: list[Repair] = field(default_factory=list)
+    repairs: list[Drift] = field(default_factory=list)
     note: str = ""
     verb: str = ""
     _current: str = ""
@@ -100,7 +100,7 @@ class Run:
         """Report that the cluster's lock, or its disk, is waited for."""
         self.reporter(WAITING, message)
 
-    def repaired(self, repairs: Iterable[Repair]) -> None:
+    def repaired(self, repairs: Iterable[Drift]) -> None:
         """Report repairs at once: they are made, whatever becomes of the phases to come."""
         for repair in repairs:
             self.repairs.append(repair)
@@ -152,8 +152,12 @@ def known_spec(workspace: Workspace) -> ClusterSpec | None:
 
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
     """Put the inventory where ordinary tools find it: `ssh -F`, `ansible-playbook -i`."""
-    write_ssh_files(inventory, workspace)
     inventory_file.write_inventory(spec, inventory, workspace)
+    _record(inventory, workspace)
+
+
+def _record(inventory: Inventory, workspace: Workspace) -> None:
+    write_ssh_files(inventory, workspace)
     write_atomic(workspace.hosts, inventory.model_dump_json(indent=2) + "\n")
     workspace.joining.unlink(missing_ok=True)  # all of it stands there now
 
@@ -162,9 +166,10 @@ def _restore(
     inventory: Inventory, hosts: Collection[str], workspace: Workspace, report: Reporter
 ) -> Mapping[str, tuple[str, ...]]:
     """Have Ansible put back what was on these; what was left on each, and why."""
-    write_inventory(applied_spec(workspace), inventory, workspace)
+    inventory_file.write_restore_inventory(inventory, workspace)
+    _record(inventory, workspace)
 
     def progress(task: events.TaskProgress) -> None:
         report(HostStep(task.host, task.what, len(hosts), task.status, task.failed))
 
-    return ansible.restore(inventory, workspace, limit=hosts, progress=progress)
+    return ansible.run("restore", inventory, workspace, limit=hosts, progress=progress).notes

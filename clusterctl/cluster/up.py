@@ -7,6 +7,7 @@ Killed anywhere and run again, `up` converges: every phase looks at the world an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,9 +16,9 @@ from clusterctl.cluster.hardware import fetch_wheels
 from clusterctl.cluster.impact import reject, review
 from clusterctl.cluster.nodes import limited, replacing
 from clusterctl.cluster.plan import Plan, plan_changes
-from clusterctl.cluster.session import ClusterSession, Phase, Repair, write_inventory
+from clusterctl.cluster.session import ClusterSession, Drift, Phase, write_inventory
 from clusterctl.cluster.verify import Verification, verify
-from clusterctl.configure import ansible, inventory_file, ship
+from clusterctl.configure import ansible, ship
 from clusterctl.errors import UsageError
 from clusterctl.hosts.probe import HostReport, probe_hosts, reject_full_disks, with_distributions
 from clusterctl.hosts.roles import probe_requests
@@ -25,13 +26,13 @@ from clusterctl.jobs.environment import build, environment_of
 from clusterctl.packages.bundle import Bundle
 from clusterctl.packages.bundle_checks import cluster_bundle, forget, missing_bundle, use_bundle
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
-from clusterctl.providers.base import BakeTarget, Provisioned, Size
+from clusterctl.providers.base import Provisioned, Size
 from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.scheduler.session import distribution_ahead
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.util.assets import job_lock
@@ -66,7 +67,7 @@ class UpResult:
     verification: Verification
     phases: tuple[Phase, ...]
     notes: tuple[str, ...]
-    repairs: tuple[Repair, ...] = ()
+    repairs: tuple[Drift, ...] = ()
 
 
 def up(session: ClusterSession, options: UpOptions) -> UpResult:
@@ -177,13 +178,13 @@ def resolve_environment(session: ClusterSession, distribution: Distribution) -> 
 def prepare_image(session: ClusterSession) -> None:
     """Bake the image of the nodes, where the provider has one to bake."""
 
-    def bake(target: BakeTarget) -> None:
+    def bake(image: Host) -> None:
         session.report("downloading the wheels of the job environment")
         lock = job_lock()
-        wheels = wheelhouse(lock, NodePlatform.of(distribution_of(target.distribution)))
+        wheels = wheelhouse(lock, NodePlatform.of(distribution_of(image.distribution)))
         session.report("installing Slurm, Open MPI and the job environment")
-        ansible.install(
-            target,
+        ansible.install_image(
+            image,
             wheels=wheels,
             lock=lock,
             workspace=session.workspace,
@@ -213,9 +214,9 @@ def provision(session: ClusterSession, plan: Plan, keep: Mapping[str, Size]) -> 
     return replace(made, inventory=inventory)
 
 
-def started(made: Provisioned) -> list[Repair]:
+def started(made: Provisioned) -> list[Drift]:
     """The hosts that were powered off."""
-    return [Repair(host, "was powered off", "started") for host in made.started]
+    return [Drift(host, "was powered off", "started") for host in made.started]
 
 
 def probe(
@@ -243,11 +244,8 @@ def send_packages(
         BundleError: the bundle is gone, or has nothing for some host's distribution.
         TransportError: it could not be sent to some hosts.
     """
-    software, to = session.spec.software, session.connections.to
-    counted = inventory.compute if software.nvidia.installs else ()
-    with_cards = [host.name for host in counted if reports[host.name].cards]
-    mark = inventory_file.install_mark(inventory, software)
-    hosts = ship.lacking(inventory, mark, to, with_cards=with_cards)
+    to = session.connections.to
+    hosts = ship.lacking(inventory, session.spec.software, reports, to)
     if hosts and packages is None:
         raise missing_bundle(session.workspace)
     sent = ship.ship(packages, hosts, to, report=session.report) if packages and hosts else ()
@@ -257,9 +255,7 @@ def send_packages(
 def build_environment(session: ClusterSession, environment: Environment, inventory: Inventory) -> None:
     """Build the environment of the spec's requirements on the cluster, unless it is there."""
     user = session.spec.job_user.name
-    transport = SSHTransport(inventory.controller.name, session.workspace.ssh_config, user=user)
-    try:
-        built = build(transport, environment, report=session.report)
-    finally:
-        transport.close()
+    controller = SSHTransport(inventory.controller.name, session.workspace.ssh_config, user=user)
+    with closing(controller):
+        built = build(controller, environment, report=session.report)
     session.note = "built" if built else "unchanged"

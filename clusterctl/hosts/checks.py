@@ -16,7 +16,7 @@ from clusterctl.hosts.roles import role_files, role_packages, role_ports, role_u
 from clusterctl.spec.distributions import distribution_of, releases
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_duration, format_size
-from clusterctl.util.parallel import parallel_map
+from clusterctl.util.parallel import on_each
 
 Level = Literal["error", "warning"]
 
@@ -353,11 +353,8 @@ def examine(
     One that can't be reached is a finding, like all else.
     """
     hosts = [host for host in expected if not only or host in only]
-    answers = dict(zip(hosts, parallel_map(hosts, lambda host: _look(host, request, root)), strict=True))
-    silent = [
-        _unreached(host, answer) for host, answer in answers.items() if isinstance(answer, ClusterctlError)
-    ]
-    seen = {host: answer for host, answer in answers.items() if isinstance(answer, Examined)}
+    seen, failed = on_each(hosts, lambda host: _look(host, request, root))
+    silent = [_unreached(host, error) for host, error in failed.items()]
     found = check_hosts(seen, expected, leader=leader)
     return DoctorReport((*silent, *found), {host: one.facts for host, one in seen.items()})
 
@@ -367,15 +364,12 @@ def failures(findings: Sequence[Finding], *, phase: str) -> tuple[Failure, ...]:
     return tuple(Failure(f.code, f"{f.what}: {f.why}", f.host, phase, f.fix) for f in findings)
 
 
-def _look(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined | ClusterctlError:
+def _look(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined:
     begun = time.time()
-    try:
-        text = root(host, request.argv(), PROGRAM)
-        facts = parse_report(text).host
-        if facts is None:
-            raise TransportError("the host gave no usable answer", why=text[:500])
-    except ClusterctlError as exc:
-        return exc
+    text = root(host, request.argv(), PROGRAM)
+    facts = parse_report(text).host
+    if facts is None:
+        raise TransportError("the host gave no usable answer", why=text[:500])
     ended = time.time()
     # Its clock was read between the two; what lies in between is not skew.
     skew_s = facts.time - min(max(facts.time, begun), ended)

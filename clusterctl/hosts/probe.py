@@ -367,7 +367,11 @@ def probe_hosts(
     answers = {name: future.result() for name, future in asking.items()}
     failed = {name: a for name, a in answers.items() if isinstance(a, ClusterctlError)}
     if failed:
-        raise _unreached(failed, of=len(answers))
+        raise TransportError.of_hosts(
+            f"{len(failed)} of {len(answers)} hosts can't be reached",
+            [exc.on(host, "reach") for host, exc in failed.items()],
+            fix="see what `clusterctl ssh HOST` says, then run `clusterctl up` again",
+        )
     return {name: view for name, view in answers.items() if isinstance(view, HostReport)}
 
 
@@ -383,12 +387,8 @@ def reject_full_disks(views: Mapping[str, HostReport]) -> None:
         for disk in view.full
     )
     if failures:
-        raise ConfigureError(
-            f"no room left on {', '.join(dict.fromkeys(str(f.host) for f in failures))}",
-            why="; ".join(f"{f.host}: {f.cause}" for f in failures),
-            fix="remove what is not needed there (`clusterctl ssh HOST`), then run `clusterctl up` again",
-            failures=failures,
-        )
+        fix = "remove what is not needed there (`clusterctl ssh HOST`), then run `clusterctl up` again"
+        raise ConfigureError.of_hosts("no room left on {hosts}", failures, fix=fix)
 
 
 def _ask(
@@ -403,19 +403,6 @@ def _ask(
                 return exc
         except ClusterctlError as exc:
             return exc
-
-
-def _unreached(failed: Mapping[str, ClusterctlError], *, of: int) -> TransportError:
-    failures = tuple(
-        Failure(exc.code, exc.why or exc.what, name, "reach", exc.fix, exc.retryable)
-        for name, exc in failed.items()
-    )
-    return TransportError(
-        f"{len(failed)} of {of} hosts can't be reached",
-        why="; ".join(f"{f.host}: {f.cause}" for f in failures),
-        fix="see what `clusterctl ssh HOST` says, then run `clusterctl up` again",
-        failures=failures,
-    )
 
 
 _DISTRIBUTION = ProbeRequest(space=())

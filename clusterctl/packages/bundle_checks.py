@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tarfile
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +18,8 @@ from clusterctl import __version__
 from clusterctl.errors import BundleError, Failure, ProvisionError, printable
 from clusterctl.packages.bundle import (
     BLOCK,
+    END,
+    MOST_BYTES,
     PAYLOAD,
     SYSTEMS,
     WHEELS,
@@ -29,7 +33,7 @@ from clusterctl.packages.bundle import (
     open_bundle,
     padded,
 )
-from clusterctl.packages.os_packages import Nvidia, package_names, upstream_packages
+from clusterctl.packages.os_packages import asked_packages, package_names
 from clusterctl.packages.wheelhouse import (
     NodePlatform,
     Requirements,
@@ -37,7 +41,7 @@ from clusterctl.packages.wheelhouse import (
     fill_wheelhouse,
     store_lock,
 )
-from clusterctl.spec.distributions import Distribution, distribution_of
+from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec, Software
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.journal import digest
@@ -47,14 +51,9 @@ from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import LineReporter
 
 
-def base_digest() -> str:
-    """Names what is in the lock of the job environment."""
-    return digest(job_lock().read_bytes())
-
-
-def gpu_digest() -> str:
-    """Names what nodes with GPUs have beside that."""
-    return digest(gpu_lock().read_bytes())
+def lock_digest(lock: Path) -> str:
+    """Names what is in a lock: the job environment's, or that of what nodes with GPUs have beside it."""
+    return digest(lock.read_bytes())
 
 
 def asks_for_cupy(spec: ClusterSpec) -> bool:
@@ -70,28 +69,6 @@ def lock_path(release: str) -> str:
 def system_folder(release: str) -> str:
     """Where the repository of a release lies in a bundle."""
     return f"{SYSTEMS}/{release}"
-
-
-def names_of(distribution: Distribution, software: Software) -> tuple[str, ...]:
-    """The packages that a spec's software comes to."""
-    return package_names(
-        distribution,
-        openhpc=software.slurm == "openhpc",
-        apptainer=software.apptainer,
-        nvidia=nvidia_of(software),
-    )
-
-
-def nvidia_of(software: Software) -> Nvidia:
-    """What is asked of NVIDIA's packages."""
-    asked = software.nvidia
-    return Nvidia(asked.parts, asked.branch or "", asked.toolkit or "")
-
-
-def asked_of(distribution: Distribution, software: Software) -> tuple[str, ...]:
-    """What a bundle must hold for hosts of a distribution: packages by name, and the files of upstream's."""
-    upstream = upstream_packages(distribution, apptainer=software.apptainer)
-    return (*names_of(distribution, software), *(one.file for one in upstream))
 
 
 Kind = Literal["corrupted", "missing", "extra", "truncated", "mismatch"]
@@ -149,7 +126,7 @@ def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> It
         info = _parsed(head)
         is_end = info is None and len(head) == BLOCK and not any(head)
         if is_end or (info is not None and info.name != path):
-            yield from _rearranged(file, places[number:], place.offset, size)
+            yield from _rearranged(file, places[number:], place.offset, path)
             return
         if place.content + place.entry.size > size:
             left = f" and {len(places) - number - 1} files after it" if number + 1 < len(places) else ""
@@ -160,7 +137,9 @@ def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> It
         elif not _is_whole(file, place):
             yield Fault("corrupted", path, "its content is not what the manifest says")
     end = places[-1].end if places else begin
-    yield from _after(file, end, size)
+    file.seek(end)
+    if file.read(len(END) + 1) != END:
+        yield from _rearranged(file, (), end, "the end of the bundle")
 
 
 def _parsed(raw: bytes) -> tarfile.TarInfo | None:
@@ -179,41 +158,20 @@ def _is_whole(file: IO[bytes], place: Place) -> bool:
     )
 
 
-def _after(file: IO[bytes], end: int, size: int) -> Iterator[Fault]:
-    """What follows the last file: a tar's end, and nothing else."""
-    file.seek(end)
-    raw = file.read(3 * BLOCK)
-    info = _parsed(raw[:BLOCK])
-    if info is not None:
-        yield Fault("extra", printable(info.name), "the manifest does not name it")
-    elif raw != bytes(2 * BLOCK):
-        why = f"{2 * BLOCK} zero bytes belong there, and {size - end} follow the last file"
-        yield Fault("corrupted", "the end of the bundle", why)
-
-
-def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, size: int) -> Iterator[Fault]:
-    """Files were taken out, put in or renamed: follow the headers, and compare the names."""
-    wanted = {place.entry.path: place.entry for place in expected}
-    seen: set[str] = set()
-    while offset < size:
-        file.seek(offset)
-        raw = file.read(BLOCK)
-        info = _parsed(raw)
-        if info is None:
-            if any(raw):
-                yield Fault("corrupted", f"byte {offset}", "there is no header where one belongs")
-            break
-        name = printable(info.name)
-        if name not in wanted or name in seen:
-            yield Fault("extra", name, "the manifest does not name it")
-        elif raw != header(name, wanted[name].size):
-            yield Fault("corrupted", name, "it is no plain file of the size that the manifest says")
-        elif not _is_whole(file, Place(wanted[name], offset)):
-            yield Fault("corrupted", name, "its content is not what the manifest says")
-        seen.add(name)
-        offset += BLOCK + padded(max(0, info.size))
-    for path in (path for path in wanted if path not in seen):
+def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, here: str) -> Iterator[Fault]:
+    """Files were taken out, put in, renamed or moved: follow the headers, and compare the names."""
+    found: Counter[str] = Counter()
+    file.seek(offset)
+    while (info := _parsed(file.read(BLOCK))) is not None:
+        found[printable(info.name)] += 1
+        file.seek(padded(min(max(0, info.size), MOST_BYTES)), os.SEEK_CUR)
+    wanted = Counter(place.entry.path for place in expected)
+    for name in found - wanted:
+        yield Fault("extra", name, "the manifest does not name it")
+    for path in wanted - found:
         yield Fault("missing", path, "the manifest names it, and it is not there")
+    if found == wanted:
+        yield Fault("corrupted", here, "something else lies where it belongs")
 
 
 def mismatches(bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()) -> tuple[Fault, ...]:
@@ -240,9 +198,9 @@ def _of_clusterctl(manifest: Manifest) -> Iterator[tuple[str, str]]:
 def _of_system(release: str, system: System, spec: ClusterSpec | None) -> Iterator[str]:
     if lacking := _wanted(release, spec) - set(system.asked):
         yield f"lacks the packages {named(sorted(lacking))}"
-    if system.base != base_digest():
+    if system.base != lock_digest(job_lock()):
         yield "the wheels of the job environment are from another version of clusterctl"
-    if system.gpu_base not in (None, gpu_digest()):
+    if system.gpu_base not in (None, lock_digest(gpu_lock())):
         yield "CuPy and CUDA's libraries are from another version of clusterctl"
     elif spec is not None and asks_for_cupy(spec) and not system.gpu:
         yield "the spec has GPUs, and the bundle has no CuPy for them"
@@ -259,8 +217,8 @@ def _wanted(release: str, spec: ClusterSpec | None) -> set[str]:
     except ProvisionError:  # no host of it can be configured, so nothing is wanted
         return set()
     if spec is not None:
-        return set(asked_of(distribution, spec.software))
-    return set(package_names(distribution)) & set(package_names(distribution, openhpc=True))
+        return set(asked_packages(distribution, spec.software))
+    return set(package_names(distribution)) & set(package_names(distribution, Software(slurm="openhpc")))
 
 
 class Remembered(BaseModel):

@@ -130,7 +130,7 @@ def _with_accounting(
     except SchedulerError as exc:
         if exc.retryable:
             raise
-        lacks = Skipped(path=_ACCOUNTING, reason=printable(f"{exc.what}: {exc.why}"))
+        lacks = Skipped(path=_ACCOUNTING, reason=printable(exc.cause))
         return replace(manifest, skipped=(*manifest.skipped, lacks))
     if accounting is not None:
         (tree / _ACCOUNTING).write_text(accounting, encoding="utf-8")

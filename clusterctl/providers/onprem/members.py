@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Interface, IPv4Network
-from typing import Any, Final
+from typing import Final
 
-from clusterctl.errors import ClusterctlError, Failure, UnreachableError
+from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UnreachableError
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.hosts.roles import role_files, role_packages
-from clusterctl.providers.base import failed_hosts
-from clusterctl.providers.onprem.access import NO_LOGIN, Access, jump_host_of, on_each
-from clusterctl.providers.onprem.login import ANSWER_S, Root, check_sudo, connect
+from clusterctl.providers.onprem.access import NO_LOGIN, ssh_host
+from clusterctl.providers.onprem.login import ANSWER_S, Login, Root, check_sudo, connect
 from clusterctl.spec.distributions import common, distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremHost
@@ -26,8 +25,8 @@ from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
+from clusterctl.util.parallel import on_each
 
-ALL_PARTITION: Final = "all"
 _NO_PLACE: Final = "network"
 _HERE: Final = "127.0.0.1"  # whatever other addresses this machine has, now or tomorrow
 _THEN: Final = "then run the same command again"
@@ -103,13 +102,13 @@ def distribution(facts: HostFacts) -> str:
 
 
 def _host(one: Member, facts: HostFacts, place: str, key: str, proxy: tuple[str, ...]) -> Host:
-    address = (one.machine.address or one.name).strip("[]")
+    to = ssh_host(one.name, one.machine)
     hostname = facts.system.hostname.partition(".")[0]
     return Host(
         name=one.name,
         address=place,
-        ssh_address=address if address != place else None,
-        port=one.machine.port or 22,
+        ssh_address=to.host if to.host != place else None,
+        port=to.port,
         roles=one.roles,
         partition=one.partition,
         host_key=key,
@@ -136,14 +135,11 @@ def _resolved(machine: OnpremHost, name: str) -> str:
     """The machine's address, looked up if it is a name; behind a jump host it may be known there alone."""
     if machine.is_here:
         return _HERE
-    address = (machine.address or name).strip("[]")
-    if jump_host_of(machine) is None:
-        try:
-            found = socket.getaddrinfo(address, None, socket.AF_INET, socket.SOCK_STREAM)
-        except OSError:
-            return address  # ssh will say it
-        return str(found[0][4][0])
-    return address
+    to = ssh_host(name, machine)
+    if to.before is None:
+        with suppress(OSError):  # ssh will say it
+            return str(socket.getaddrinfo(to.host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+    return to.host
 
 
 def _network(leader: Member, facts: HostFacts) -> IPv4Network:
@@ -160,7 +156,8 @@ def _network(leader: Member, facts: HostFacts) -> IPv4Network:
         f"it is not clear on which network the cluster is: {leader.address} is no address of its own ({has})"
     )
     fix = "write provider.network, such as 10.0.0.0/24"
-    raise failed_hosts([Failure(_NO_PLACE, cause, leader.name, "plan", fix)], what="no network", then=_THEN)
+    failure = Failure(_NO_PLACE, cause, leader.name, "plan", fix)
+    raise ProvisionError.of_hosts("no network: {hosts}", [failure], then=_THEN)
 
 
 def _places(
@@ -180,7 +177,7 @@ def _places(
         fix = "write provider.network: the network that all of them are on"
         failures.append(Failure(_NO_PLACE, cause, one.name, "plan", fix))
     if failures:
-        raise failed_hosts(failures, what="not on the cluster's network", then=_THEN)
+        raise ProvisionError.of_hosts("not on the cluster's network: {hosts}", failures, then=_THEN)
     return found
 
 
@@ -196,12 +193,19 @@ def admin_login(workspace: Workspace) -> Callable[[str], Transport]:
     return lambda host: connect(host, workspace.ssh_config)
 
 
+def log_in(
+    hosts: Sequence[str], workspace: Workspace
+) -> tuple[Collection[str], Mapping[str, ClusterctlError]]:
+    """The hosts that let our account in, and to root; and how the others did not."""
+    return on_each(hosts, lambda host: check_sudo(admin_login(workspace)(host)))
+
+
 def joined_members(
     asked: Sequence[Member], before: Mapping[str, Host], workspace: Workspace
 ) -> tuple[Mapping[str, Host], Mapping[str, Host]]:
     """Of the machines that were ours: those that let our account in, and those that do not answer at all."""
     same = [one.name for one in asked if one.name in before and _is_where_it_was(one, before[one.name])]
-    found, failed = on_each(same, lambda host: check_sudo(admin_login(workspace)(host)))
+    found, failed = log_in(same, workspace)
     silent = {host: before[host] for host, exc in failed.items() if isinstance(exc, UnreachableError)}
     return {host: before[host] for host in found}, silent
 
@@ -209,7 +213,7 @@ def joined_members(
 def examine(
     spec: ClusterSpec,
     asked: Sequence[Member],
-    access: Access,
+    login: Login,
     workspace: Workspace,
     ours: Collection[str],
     *,
@@ -223,7 +227,7 @@ def examine(
     every = expected(spec, asked, installed=ours)
     wanted = {one.name: every[one.name] for one in asked if one.name in only and one.name not in lost}
     with ExitStack() as stack:
-        root = _root_commands(access, workspace, ours, stack)
+        root = _root_commands(login, workspace, ours, stack)
         report = checks.examine(host_facts_request(spec, asked), wanted, root, leader=asked[0].name)
     unseen = [
         Finding(host, "error", failure.code, NO_LOGIN, failure.cause, failure.fix)
@@ -254,15 +258,15 @@ def parse_claim(text: str) -> Mapping[str, str]:
 
 
 def _is_where_it_was(one: Member, host: Host) -> bool:
-    address = (one.machine.address or one.name).strip("[]")
-    same_key = one.machine.host_key in (None, host.host_key)
-    return same_key and (host.ssh_address or host.address, host.port) == (address, one.machine.port or 22)
+    to = ssh_host(one.name, one.machine)
+    same_key = to.host_key in (None, host.host_key)
+    return same_key and (host.ssh_address or host.address, host.port) == (to.host, to.port)
 
 
-def _root_commands(access: Access, workspace: Workspace, ours: Collection[str], stack: ExitStack) -> Root:
+def _root_commands(login: Login, workspace: Workspace, ours: Collection[str], stack: ExitStack) -> Root:
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
         if host not in ours:
-            return access.root(host, argv, stdin)
+            return login.root(host, argv, stdin)
         transport = connect(host, workspace.ssh_config)
         stack.callback(transport.close)
         return transport.run(("sudo", "-n", *argv), stdin=stdin, timeout_s=ANSWER_S).stdout
@@ -291,16 +295,3 @@ def _preview_of(spec: ClusterSpec, one: Member, facts: HostFacts) -> Iterator[st
     patterns = role_files(spec, one.roles)
     if theirs := [file for file in facts.files if any(fnmatchcase(file, pattern) for pattern in patterns)]:
         yield f"may be changed, kept aside, and put back by `down`: {', '.join(theirs)}"
-
-
-def spec_of_machines(settings: Settings, machines: Mapping[str, OnpremHost], name: str) -> ClusterSpec:
-    """A spec of these machines alone; which part each of them had is not needed to release it."""
-    names = list(machines)
-    hosts = {host: one.model_dump() for host, one in machines.items()}
-    provider: dict[str, Any] = {"type": settings.type, "controller": names[0], "hosts": hosts}
-    provider |= {"shared": settings.shared.model_dump(), "network": settings.network}
-    partition = {"name": ALL_PARTITION, "hosts": ",".join(names)}
-    user = {"name": "nobody-else", "uid": 60000}
-    return ClusterSpec.model_validate(
-        {"version": 1, "name": name, "provider": provider, "partitions": [partition], "users": [user]}
-    )

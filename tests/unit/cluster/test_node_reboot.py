@@ -172,7 +172,7 @@ def test_nodes_are_put_back_by_the_up_that_follows_and_no_other_clusterctl_is_at
     assert booted() == 0
     assert [machine.boot for machine in booted.machines.values()] == [2, 2, 2]
     # What is OUT is resumed once it is configured.
-    assert booted.raised == [{"a": Standing.OUT, "b": Standing.ASIDE, "c": Standing.OUT}]
+    assert booted.raised == [{"a": Standing.OUT, "b": Standing.DRAINED, "c": Standing.OUT}]
 
 
 def test_nothing_is_booted_if_somebody_has_put_a_node_back(booted: Booted) -> None:
