@@ -20,7 +20,7 @@ from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import admin_scheduler
 from clusterctl.spec.models import ClusterSpec, Partition
 from clusterctl.spec.units import format_size
-from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.inventory import Inventory
 
 PATIENCE_S = 5.0
 END_S = 60.0
@@ -43,7 +43,10 @@ class Impact:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know of it."""
-        return tuple(f"{name} keeps {_words(size)} while jobs run there" for name, size in self.keep.items())
+        return tuple(
+            f"{name} keeps {' and '.join(size.parts[:2])} while jobs run there"
+            for name, size in self.keep.items()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,7 @@ class _Plan:
         resized = {
             host.name: (size, sizes[host.name])
             for host in before.compute
-            if host.name in sizes and (size := _size(host)) and size != sizes[host.name]
+            if host.name in sizes and (size := Size.of(host)) and size != sizes[host.name]
         }
         gone = frozenset(host.name for host in before.compute if host.name not in partitions)
         gone |= {host.name for host in hosts if host.released and host.action == "replace"}
@@ -262,16 +265,6 @@ def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
             ),
             fix="give each new name a uid that nobody had, or take the cluster down first",
         )
-
-
-def _size(host: Host) -> Size | None:
-    if host.cpus is None or host.memory_mib is None:
-        return None
-    return Size(host.cpus, host.memory_mib, host.disk_mib)
-
-
-def _words(size: Size) -> str:
-    return f"{size.cpus} CPU{'s' if size.cpus > 1 else ''} and {format_size(size.memory_mib)} of memory"
 
 
 def _stop(host: HostChange) -> str:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from clusterctl.errors import Failure, HostKeyError, ProvisionError
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Reporter
@@ -31,6 +32,23 @@ class Size:
     cpus: int
     memory_mib: int
     disk_mib: int | None = None  # None: no limit of its own
+
+    @classmethod
+    def of(cls, host: Host | None) -> Size | None:
+        """That of a host whose provider decides it."""
+        if host is None or host.cpus is None or host.memory_mib is None:
+            return None
+        return cls(host.cpus, host.memory_mib, host.disk_mib)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """``2 CPUs`` and ``4GiB of memory``, and its disk."""
+        cpus = f"{self.cpus} CPU{'s' if self.cpus > 1 else ''}"
+        disk = () if self.disk_mib is None else (f"{format_size(self.disk_mib)} of disk",)
+        return (cpus, f"{format_size(self.memory_mib)} of memory", *disk)
+
+    def __str__(self) -> str:
+        return ", ".join(self.parts)
 
 
 Sizes = Mapping[str, Size]  # by host

@@ -331,7 +331,7 @@ def machine_of(spec: ClusterSpec, partition: Partition) -> Machine:
     """The machine type of a partition's nodes, with its GPUs. The spec's provider must be Google Cloud."""
     gpus = partition.gpus
     known = Gpus(type=gpu_type(gpus.type) or gpus.type, count=gpus.count) if gpus else None
-    name = _settings(spec).nodes_of(partition.name).machine_type
+    name = settings_of(spec).nodes_of(partition.name).machine_type
     if name is None:
         return default_machine(known)
     named = machines()[name]
@@ -340,7 +340,7 @@ def machine_of(spec: ClusterSpec, partition: Partition) -> Machine:
 
 def controller_machine(spec: ClusterSpec) -> Machine:
     """The machine type of the controller. The spec's provider must be Google Cloud."""
-    return machines()[_settings(spec).controller.machine_type or PLAIN]
+    return machines()[settings_of(spec).controller.machine_type or PLAIN]
 
 
 def boot_disk_type(one: Machine, disk: GcpDisk) -> str:
@@ -353,7 +353,8 @@ def extra_disk_type(one: Machine, disk: GcpDisk) -> str:
     return disk.type or one.extra_disks[0]
 
 
-def _settings(spec: ClusterSpec) -> GcpProvider:
+def settings_of(spec: ClusterSpec) -> GcpProvider:
+    """What a spec whose provider is Google Cloud says of it."""
     if spec.provider.type != "gcp":
         raise ValueError("only Google Cloud has machine types")
     return spec.provider

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
-from ruamel.yaml import YAML
 
 from clusterctl.errors import Failure
 
@@ -26,10 +25,11 @@ def table(path: Path, kind: type[T]) -> T:
 
 @cache
 def _read(path: Path, kind: Any) -> Any:
-    toml = path.suffix == ".toml"
-    return TypeAdapter(kind).validate_python(
-        tomllib.loads(path.read_text()) if toml else YAML(typ="safe").load(path)
-    )
+    if path.suffix == ".toml":
+        return TypeAdapter(kind).validate_python(tomllib.loads(path.read_text()))
+    from ruamel.yaml import YAML  # noqa: PLC0415 - slow, and root's helper has no use for it
+
+    return TypeAdapter(kind).validate_python(YAML(typ="safe").load(path))
 
 
 class Rule(BaseModel):

@@ -141,7 +141,7 @@ def test_a_file_system_without_room_is_told_with_its_largest_files(monkeypatch: 
         (top / "small").write_bytes(b"x" * 10_000)
         (top / "inner").mkdir()
         (top / "inner/large").write_bytes(b"x" * 100_000)
-        nest(top / "deep", 5000)
+        nest(top / "deep")
         names = [path for _, path in remote_probe.largest(str(top), top.stat().st_dev)]
         assert names == [str(top / "inner/large"), str(top / "small")]
 
