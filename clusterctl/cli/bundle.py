@@ -10,8 +10,8 @@ import typer
 from clusterctl.cli.options import Options, spec_of, workspace_of
 from clusterctl.cli.output import Screen
 from clusterctl.errors import NotUpError, ProvisionError, UsageError
-from clusterctl.packages.bundle import Bundle, open_bundle
-from clusterctl.packages.bundle_checks import damages, mismatches, raise_faults
+from clusterctl.packages.bundle import Bundle, damages, open_bundle
+from clusterctl.packages.bundle_checks import mismatches, raise_faults
 from clusterctl.scheduler.session import inventory_of
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import find_spec
