@@ -36,6 +36,7 @@ from clusterctl.errors import (
 
 if TYPE_CHECKING:
     from clusterctl.providers.base import OfferedKey, Prompts
+    from clusterctl.scheduler.session import Session
     from clusterctl.spec.models import ClusterSpec
     from clusterctl.state.workspace import Workspace
 
@@ -118,7 +119,6 @@ def root(
 
 def verb(
     function: Callable[..., int | None],
-    *,
     long_file: bool = False,
     flags: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[..., None]:
@@ -268,6 +268,20 @@ def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
             why=f"{worker}; until then: {exc.cause}",
             fix="wait until it is done",
         ) from exc
+
+
+@contextmanager
+def open_session(screen: Screen, options: Options) -> Iterator[Session]:
+    """A connection to the controller as the job user."""
+    from clusterctl.scheduler.session import applied_spec, inventory_of, session
+
+    workspace = workspace_of(screen, options)
+    with naming_lock_holder(workspace):
+        inventory_of(workspace)  # it is up
+        with session(applied_spec(workspace), workspace) as opened:
+            yield opened
+        if refusal := opened.ledger.refusal:
+            screen.note(f"note: {refusal.what} ({refusal.why}): what became of jobs is asked anew next time")
 
 
 def _file(screen: Screen, options: Options) -> Path | None:

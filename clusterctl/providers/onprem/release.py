@@ -14,6 +14,7 @@ from clusterctl.errors import (
     ProvisionError,
     UnreachableError,
 )
+from clusterctl.hosts.checks import CLAIM
 from clusterctl.providers.base import (
     Leftover,
     Prompts,
@@ -43,7 +44,6 @@ from clusterctl.transport.local import write_ssh_files
 from clusterctl.util.parallel import on_each
 from clusterctl.util.progress import HostStep, Reporter
 
-CLAIM: Final = "/etc/clusterctl/cluster.json"
 NOT_RELEASED: Final = "could not be released"
 THEN: Final = (
     "then run `clusterctl down` again: what is done stays done; one that is gone for good: --forget HOST"
