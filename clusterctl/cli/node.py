@@ -251,7 +251,7 @@ def reboot(
 
 def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
     """That these nodes can be booted, and jobs be kept from beginning there."""
-    from clusterctl.spec.onprem import is_this_machine
+    from clusterctl.spec.hosts import is_this_machine
 
     if inventory.traits.shares_kernel:
         raise UsageError(

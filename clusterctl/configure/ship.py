@@ -11,8 +11,8 @@ from clusterctl.errors import CommandError, TransportError
 from clusterctl.hosts.probe import HostReport
 from clusterctl.packages.bundle import Bundle, header
 from clusterctl.packages.bundle_checks import mismatches, raise_faults, system_folder
+from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution, distribution_of
-from clusterctl.spec.models import Software
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.transport.base import Transport
 from clusterctl.util.parallel import on_each, parallel_map

@@ -37,8 +37,9 @@ from clusterctl.packages.wheelhouse import (
     fill_wheelhouse,
     store_lock,
 )
+from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution, distribution_of
-from clusterctl.spec.models import ClusterSpec, Software
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic

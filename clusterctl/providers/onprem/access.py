@@ -35,7 +35,7 @@ from clusterctl.errors import (
 from clusterctl.providers.base import Confirm, OfferedKey
 from clusterctl.providers.pending import host_port
 from clusterctl.spec.base import Model
-from clusterctl.spec.onprem import OnpremHost
+from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.base import shown

@@ -28,9 +28,9 @@ from clusterctl.errors import (
 )
 from clusterctl.providers.base import OfferedKey, Prompts
 from clusterctl.providers.onprem.access import Access, AccessError, HostKeys, access_config, jump_host_of
-from clusterctl.spec.models import ADMIN_USER
+from clusterctl.spec.common import ADMIN_USER
+from clusterctl.spec.hosts import is_this_machine
 from clusterctl.spec.onprem import OnpremProvider as Settings
-from clusterctl.spec.onprem import is_this_machine
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Transport, remote_program
 from clusterctl.transport.ssh import SSHTransport

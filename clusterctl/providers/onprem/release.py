@@ -41,9 +41,10 @@ from clusterctl.providers.onprem.members import (
     spec_of_machines,
 )
 from clusterctl.providers.pending import FOLDER, REPLACED, PendingRelease, address_of, pending_releases
+from clusterctl.spec.common import ADMIN_USER
+from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.spec.load import dump_spec, load_spec
-from clusterctl.spec.models import ADMIN_USER, ClusterSpec
-from clusterctl.spec.onprem import OnpremHost, is_this_machine
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest

@@ -16,7 +16,7 @@ from clusterctl.providers.onprem.access import (
     jump_hosts,
     raise_failures,
 )
-from clusterctl.spec.onprem import OnpremHost
+from clusterctl.spec.hosts import OnpremHost
 from clusterctl.util.parallel import on_each
 
 PASSWORD = 'it\'s "a" $secret'  # noqa: S105

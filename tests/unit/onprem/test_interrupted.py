@@ -12,7 +12,7 @@ from pathlib import Path
 ASKS = """
 from pathlib import Path
 from clusterctl.providers.onprem.access import Access
-from clusterctl.spec.onprem import OnpremHost
+from clusterctl.spec.hosts import OnpremHost
 from clusterctl.util.parallel import on_each
 hosts = ["a", "b"]
 access = Access({host: OnpremHost(user="rocky") for host in hosts}, Path("config"), password=None)

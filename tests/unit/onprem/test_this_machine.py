@@ -11,7 +11,7 @@ from clusterctl.errors import TransportError, UnreachableError
 from clusterctl.providers.onprem import login
 from clusterctl.providers.onprem.access import Access
 from clusterctl.providers.onprem.login import check_this_machine, connect, is_installation
-from clusterctl.spec.onprem import OnpremHost
+from clusterctl.spec.hosts import OnpremHost
 
 CONFIG = """\
 Host desk
