@@ -2,80 +2,30 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from clusterctl.configure.inventory_file import BUNDLE_FOLDER, install_mark
 from clusterctl.errors import CommandError, TransportError
 from clusterctl.hosts.probe import HostReport
-from clusterctl.packages.bundle import Bundle, header
+from clusterctl.packages.bundle import Bundle
 from clusterctl.packages.bundle_checks import mismatches, raise_faults, system_folder
 from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.transport.base import Transport
+from clusterctl.util.assets import asset, render, tree_files
 from clusterctl.util.parallel import on_each, parallel_map
 from clusterctl.util.progress import HostStep, Reporter
 
 _MAX_PARALLEL: Final = 8
 _UNPACK_S: Final = 1800.0  # a host says nothing while it unpacks and prepares
-_REPOSITORY: Final = f"{BUNDLE_FOLDER}/repository"
-
-# What apt and dnf are told in place of the host's own settings of repositories. The indexes were made of
-# signed ones when the bundle was packed; packages of rpm bear signatures of their own.
-_FILES: Final[Mapping[str, Mapping[str, str]]] = {
-    "Debian": {
-        "apt.conf": f"""\
-Dir::Etc::SourceList "{BUNDLE_FOLDER}/bundle.list";
-Dir::Etc::SourceParts "/dev/null";
-Dir::State::Lists "{BUNDLE_FOLDER}/lists";
-Dir::Cache::pkgcache "";
-Dir::Cache::srcpkgcache "";
-APT::Sandbox::User "root";
-APT::Default-Release "";
-""",
-        "bundle.list": f"deb [trusted=yes] file:{_REPOSITORY} ./\n",
-        "prepare": f"mkdir -p lists/partial\nAPT_CONFIG={BUNDLE_FOLDER}/apt.conf apt-get --quiet=2 update\n",
-    },
-    "RedHat": {
-        "dnf.conf": f"""\
-[main]
-reposdir={BUNDLE_FOLDER}/repos
-cachedir={BUNDLE_FOLDER}/cache
-gpgcheck=1
-""",
-        "repos/bundle.repo": f"""\
-[clusterctl-bundle]
-name=clusterctl bundle
-baseurl=file://{_REPOSITORY}
-gpgcheck=1
-gpgkey={{keys}}
-module_hotfixes=1
-""",
-        "prepare": "",
-    },
-}
+# Below it, by family, what apt and dnf are told in place of the host's own settings of repositories. The
+# indexes were made of signed ones when the bundle was packed; packages of rpm bear signatures of their own.
+_TEMPLATES: Final = "bundle"
 
 # Which of the files that tell of a finished install are there.
 _LOOK: Final = 'for mark; do [ ! -e "$mark" ] || echo there; done'
-
-# Answers `there`, or `send` and then takes a tar.
-_RECEIVE: Final = """\
-set -eu
-umask 077
-folder=$1 digest=$2
-if [ -e "$folder/$digest" ]; then echo there; exit; fi
-rm -rf -- "$folder" "$folder".??????
-new=$(mktemp -d -- "$folder.XXXXXX")
-trap 'rm -rf -- "$new"' EXIT
-echo send
-tar -xf - -C "$new" --no-same-owner --no-same-permissions
-mv -- "$new" "$folder"
-cd -- "$folder"
-sh -eu prepare >&2
-touch -- "$digest"
-"""
 
 
 def lacking(
@@ -139,7 +89,7 @@ def ship(
 
 def _bring(bundle: Bundle, host: Host, transport: Transport) -> bool:
     """Whether it had to be sent."""
-    argv = ["sudo", "-n", "sh", "-c", _RECEIVE, "sh", BUNDLE_FOLDER, bundle.digest]
+    argv = ["sudo", "-n", "sh", "-c", render(f"{_TEMPLATES}/receive.sh"), "sh", BUNDLE_FOLDER, bundle.digest]
     with transport.converse(argv, bulk=True, silence_s=_UNPACK_S) as talk:
         answer = _line(talk.receive)
         if answer == "send":
@@ -169,9 +119,12 @@ def _line(receive: Callable[[], bytes]) -> str:
 def _tar(bundle: Bundle, distribution: Distribution) -> Iterator[bytes]:
     """The repository as it lies in the bundle, and before it what points apt or dnf at it."""
     folder = system_folder(distribution.release)
-    keys = sorted(path for path in bundle.places if path.startswith(f"{folder}/keys/"))
-    urls = " ".join(f"file://{_REPOSITORY}/keys/{key.rpartition('/')[2]}" for key in keys)
-    for name, text in _FILES[distribution.family].items():
-        raw = text.format(keys=urls).encode() if name.endswith(".repo") else text.encode()
-        yield header(name, len(raw)) + raw + bytes(-len(raw) % tarfile.BLOCKSIZE)
-    yield from bundle.stream(folder, as_folder="repository")
+    paths = sorted(path for path in bundle.places if path.startswith(f"{folder}/keys/"))
+    keys = " ".join(f"file://{BUNDLE_FOLDER}/repository/keys/{path.rpartition('/')[2]}" for path in paths)
+    root = asset("templates") / _TEMPLATES / distribution.family
+    names = [path.relative_to(root.parents[1]).as_posix() for path in tree_files(root)]
+    files = {
+        name.split("/", 2)[2].removesuffix(".j2"): render(name, folder=BUNDLE_FOLDER, keys=keys).encode()
+        for name in names
+    }
+    return bundle.stream(folder, as_folder="repository", after=files)

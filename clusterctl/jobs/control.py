@@ -19,8 +19,8 @@ from clusterctl.errors import (
     UnreachableError,
     WaitTimeoutError,
 )
-from clusterctl.jobs.logs import LONGEST_PAUSE_S, JobLogs, LogChunk, OnOutput, folder_of, tail
-from clusterctl.scheduler.base import Clock, backoff
+from clusterctl.jobs.logs import LONGEST_PAUSE_S, JobLogs, OnOutput, folder_of, tail
+from clusterctl.scheduler.base import backoff
 from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
 from clusterctl.scheduler.session import Session, resolve_submissions
 
@@ -146,39 +146,26 @@ def follow(
     clock, logs = session.scheduler.clock, JobLogs(session, job_id)
     broken_since: float | None = None
     waits = backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
-
-    def told(chunk: LogChunk | None) -> None:
-        nonlocal broken_since, waits
-        broken_since, waits = None, backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
-        if chunk is not None:
-            on_output(chunk)
-
     while True:
+        looks, due = backoff(longest_s=LONGEST_PAUSE_S), clock.now()
         try:
-            return _pass_on(logs, watched, told, clock)
+            with closing(logs.grow(lambda: watched.seen, watched.deadline)) as chunks:
+                for chunk in chunks:
+                    broken_since, waits = None, backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
+                    if chunk is not None:
+                        on_output(chunk)
+                    if clock.now() >= due:
+                        if (jobs := watched.look()) is not None:
+                            for last in logs.new(jobs):
+                                on_output(last)
+                            return jobs
+                        due = clock.now() + next(looks)
+                    watched.check_deadline()
         except UnreachableError:
             broken_since = broken_since or clock.now()  # it may have been silent for long before
             if clock.now() >= broken_since + _RECONNECT_S:
                 raise
             watched.pause(next(waits))
-
-
-def _pass_on(
-    logs: JobLogs, watched: _Watched, told: Callable[[LogChunk | None], None], clock: Clock
-) -> tuple[JobInfo, ...]:
-    """Pass on what a job writes until it has ended."""
-    pauses, due = backoff(longest_s=LONGEST_PAUSE_S), clock.now()
-    with closing(logs.grow(lambda: watched.seen, watched.deadline)) as chunks:
-        for chunk in chunks:
-            told(chunk)
-            if clock.now() >= due:
-                if (jobs := watched.look()) is not None:
-                    for last in logs.new(jobs):
-                        told(last)
-                    return jobs
-                due = clock.now() + next(pauses)
-            watched.check_deadline()
-    raise AssertionError("logs never end")
 
 
 def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:

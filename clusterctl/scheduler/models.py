@@ -82,6 +82,12 @@ _OUTCOMES = {
 }
 
 
+_SHOWN = tuple(
+    "job_id name user partition account qos state reason exit_code signal nodes "
+    "submit_time start_time end_time work_dir".split()
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobInfo:
     """One job, or one task of a job array.
@@ -113,23 +119,8 @@ class JobInfo:
 
     def as_dict(self) -> dict[str, Any]:
         """A job as `-o json` shows it; times are Unix seconds."""
-        return {
-            "job_id": self.id,
-            "name": self.name,
-            "user": self.user,
-            "partition": self.partition,
-            "account": self.account,
-            "qos": self.qos,
-            "state": self.state.value,
-            "reason": self.reason,
-            "exit_code": self.exit_code,
-            "signal": self.signal,
-            "nodes": list(self.nodes),
-            "submit_time": self.submit_time,
-            "start_time": self.start_time,
-            "end_time": self.end_time,
-            "work_dir": self.work_dir,
-        }
+        shown = {name: getattr(self, name) for name in _SHOWN}
+        return {**shown, "job_id": self.id, "state": self.state.value, "nodes": list(self.nodes)}
 
     @property
     def id(self) -> str:

@@ -160,7 +160,7 @@ def machine_of(spec: Cluster, partition: Partition) -> Machine:
     """The machine type of a partition's nodes, with its GPUs. The spec's provider must be Google Cloud."""
     gpus = partition.gpus
     known = Gpus(type=gpu_type(gpus.type) or gpus.type, count=gpus.count) if gpus else None
-    name = _settings(spec).nodes_of(partition.name).machine_type
+    name = settings_of(spec).nodes_of(partition.name).machine_type
     if name is None:
         return default_machine(known)
     named = machines()[name]
@@ -169,10 +169,11 @@ def machine_of(spec: Cluster, partition: Partition) -> Machine:
 
 def controller_machine(spec: Cluster) -> Machine:
     """The machine type of the controller. The spec's provider must be Google Cloud."""
-    return machines()[_settings(spec).controller.machine_type or PLAIN]
+    return machines()[settings_of(spec).controller.machine_type or PLAIN]
 
 
-def _settings(spec: Cluster) -> GcpProvider:
+def settings_of(spec: Cluster) -> GcpProvider:
+    """What a spec whose provider is Google Cloud says of it."""
     if not isinstance(spec.provider, GcpProvider):
         raise ValueError("only Google Cloud has machine types")
     return spec.provider

@@ -51,9 +51,7 @@ def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
         monkeypatch.setattr(converge, "probe_hosts", probe_hosts)
         hosts = tuple(host for host in inventory.hosts if host.name in lacking)
         monkeypatch.setattr(converge.ship, "lacking", lambda *_: hosts)
-        monkeypatch.setattr(
-            converge.ansible, "install_on_hosts", lambda *_, limit, **__: LIMITS.append(limit)
-        )
+        monkeypatch.setattr(converge.ansible, "run", lambda *_, limit, **__: LIMITS.append(limit))
         session = session_of(SPEC, workspace)
         with session.connections:
             return {**_installed(session, inventory, views, limit)}
