@@ -127,7 +127,7 @@ class _Arrival:
     """One file on its way."""
 
     entry: Entry
-    known: str  # the hash of what is in its place, if that may be the file
+    known: str = ""  # the hash of what is in its place, if that may be the file
     fd: int | None = None  # its partial file, open and locked
     have: int = 0  # bytes that are in that
 
@@ -171,14 +171,15 @@ class Download:
             TransferError: the disk is too small, or another one fetches the same to the same place.
         """
         folder.mkdir(parents=True, exist_ok=True)
+        fresh = not any(folder.iterdir())
         for entry in entries:
             # A partial file is the beginning of the very file that is there now.
             key = b"%s\0%d\0%d" % (entry.path, entry.size, entry.mtime_ns)
             place_below(os.fsencode(folder), entry, hashlib.sha256(key).hexdigest())
-            make_place(entry, follow=False, replace=replace)
+            if not fresh or entry.kind != Kind.FILE:
+                make_place(entry, follow=False, replace=replace)
         files = [entry for entry in entries if entry.kind == Kind.FILE]
-        hashes = hash_items([item for entry in files if (item := _here(entry))], progress=progress)
-        arrivals = [_begun(entry, hashes.get(Path(os.fsdecode(entry.final)), "")) for entry in files]
+        arrivals = [_Arrival(entry) for entry in files] if fresh else _begun(files, progress)
         _refuse_small_disk(folder, arrivals, room)
         self._talk.send(b"".join(map(_wanted, arrivals)) + b"\n")
         arrived = self._receive_all(arrivals, progress)
@@ -220,12 +221,17 @@ class Download:
         return ""
 
 
-def _begun(entry: Entry, known: str) -> _Arrival:
-    """The file, with what an earlier transfer has left of it."""
-    if known or not os.path.lexists(entry.partial):
-        return _Arrival(entry, known)
-    fd = _open_partial(entry)
-    return _Arrival(entry, known, fd, min(os.fstat(fd).st_size, entry.size))
+def _begun(files: Sequence[Entry], progress: Progress) -> list[_Arrival]:
+    """The files, with what is here of them already."""
+    arrivals = []
+    hashes = hash_items([item for entry in files if (item := _here(entry))], progress=progress)
+    for entry in files:
+        arrival = _Arrival(entry, hashes.get(Path(os.fsdecode(entry.final)), ""))
+        if not arrival.known and os.path.lexists(entry.partial):
+            arrival.fd = _open_partial(entry)
+            arrival.have = min(os.fstat(arrival.fd).st_size, entry.size)
+        arrivals.append(arrival)
+    return arrivals
 
 
 def _wanted(arrival: _Arrival) -> bytes:
