@@ -10,10 +10,10 @@ a job that `submit` waited for 4 to 6.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,35 @@ class ClusterctlError(Exception):
         self.had_side_effects = False
         self._failures = failures
 
+    @classmethod
+    def of_hosts(cls, what: str, failures: Iterable[Failure], *, fix: str = "", then: str = "") -> Self:
+        """One error of several hosts: their names replace ``{hosts}`` in ``what``, and each cause has a line.
+
+        ``fix`` replaces the failures' own, ``then`` is said after them.
+        """
+        failures = tuple(failures)
+        hosts = ", ".join(dict.fromkeys(str(failure.host) for failure in failures))
+        fixes = dict.fromkeys([*([fix] if fix else [failure.fix for failure in failures]), then])
+        return cls(
+            what.replace("{hosts}", hosts),
+            why="\n".join(f"{failure.host}: {failure.cause}" for failure in failures),
+            fix="\n".join(filter(None, fixes)),
+            failures=failures,
+        )
+
+    @property
+    def cause(self) -> str:
+        """What happened and why, in one text."""
+        return f"{self.what}: {self.why}" if self.why else self.what
+
+    def on(self, host: str, phase: str) -> Failure:
+        """This error as the failure of a host."""
+        return Failure(self.code, self.why or self.what, host, phase, self.fix, self.retryable)
+
     @property
     def failures(self) -> tuple[Failure, ...]:
         """The failures behind this error, at least one."""
-        cause = f"{self.what}: {self.why}" if self.why else self.what
-        own = Failure(self.code, cause, self.host, self.phase, self.fix, self.retryable)
+        own = Failure(self.code, self.cause, self.host, self.phase, self.fix, self.retryable)
         found = self._failures or (own,)
         return tuple(replace(f, retryable=False) for f in found) if self.had_side_effects else found
 

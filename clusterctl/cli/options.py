@@ -36,6 +36,7 @@ from clusterctl.errors import (
 
 if TYPE_CHECKING:
     from clusterctl.providers.base import OfferedKey, Prompts
+    from clusterctl.scheduler.session import Session
     from clusterctl.spec.models import ClusterSpec
     from clusterctl.state.workspace import Workspace
 
@@ -118,7 +119,6 @@ def root(
 
 def verb(
     function: Callable[..., int | None],
-    *,
     long_file: bool = False,
     flags: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[..., None]:
@@ -263,12 +263,25 @@ def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
         worker = workspace.worker()
         if worker is None or exc.had_side_effects:
             raise
-        said = f"{exc.what}: {exc.why}" if exc.why else exc.what
         raise LockedError(
             f"cluster {workspace.root.name!r} is locked",
-            why=f"{worker}; until then: {said}",
+            why=f"{worker}; until then: {exc.cause}",
             fix="wait until it is done",
         ) from exc
+
+
+@contextmanager
+def open_session(screen: Screen, options: Options) -> Iterator[Session]:
+    """A connection to the controller as the job user."""
+    from clusterctl.scheduler.session import applied_spec, inventory_of, session
+
+    workspace = workspace_of(screen, options)
+    with naming_lock_holder(workspace):
+        inventory_of(workspace)  # it is up
+        with session(applied_spec(workspace), workspace) as opened:
+            yield opened
+        if refusal := opened.ledger.refusal:
+            screen.note(f"note: {refusal.what} ({refusal.why}): what became of jobs is asked anew next time")
 
 
 def _file(screen: Screen, options: Options) -> Path | None:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
+from ClusterShell.NodeSet import NodeSet
 
 from clusterctl.cli.options import (
     AcceptHostKey,
@@ -20,14 +21,18 @@ from clusterctl.cli.options import (
     spec_of,
 )
 from clusterctl.cli.output import Phases, Screen, shown_phase
+from clusterctl.cluster import plan as planning
+from clusterctl.cluster import up as cluster_up
+from clusterctl.cluster.nodes import names_of
+from clusterctl.cluster.plan import Plan
+from clusterctl.cluster.session import ClusterSession, Drift, Phase, provider_of
+from clusterctl.cluster.up import UpOptions
 from clusterctl.errors import UsageError
-
-if TYPE_CHECKING:
-    from clusterctl.cluster.plan import Plan
-    from clusterctl.cluster.session import Phase, Repair
-    from clusterctl.cluster.up import UpOptions
-    from clusterctl.providers.base import HostChange, Planned, Prompts
-    from clusterctl.spec.models import ClusterSpec
+from clusterctl.providers.base import HostChange, Planned, Prompts
+from clusterctl.spec.load import CurrentUser, job_user_notes
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state import lock
+from clusterctl.state.workspace import Workspace
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt.")]
 NoWait = Annotated[
@@ -85,10 +90,6 @@ def up(
 
     Prompts before it removes hosts or creates billed resources. Without a terminal, removing needs --yes.
     """
-    from clusterctl.cluster.nodes import names_of
-    from clusterctl.cluster.up import UpOptions
-    from clusterctl.spec.load import CurrentUser, job_user_notes
-
     if bundle is not None and no_bundle:
         raise UsageError("--bundle and --no-bundle exclude each other", fix="use one of them")
     spec = spec_of(screen, options)
@@ -118,15 +119,10 @@ def bring_up(
     no_wait: bool = False,
 ) -> int:
     """Have the cluster of this spec up, or the hosts that ``wanted`` limits it to, and show how it went."""
-    from clusterctl.cluster import up as cluster_up
-    from clusterctl.cluster.session import ClusterSession, provider_of
-    from clusterctl.state import lock
-    from clusterctl.state.workspace import Workspace
-
     phases = Phases(screen, verbose=options.verbose)
     screen.known = {"repaired": []}
 
-    def on_repair(repair: Repair) -> None:
+    def on_repair(repair: Drift) -> None:
         screen.known["repaired"].append(asdict(repair))
         screen.note(f"repaired: {repair}")
 
@@ -149,7 +145,7 @@ def bring_up(
         "ready": True,
         "nodes": [host.name for host in done.inventory.compute],
         "probed": done.verification.probed,
-        "not_probed": [*done.verification.busy, *(node.host for node in done.verification.aside)],
+        "not_probed": [*done.verification.busy, *done.verification.drained],
         "phases": phase_dicts(done.phases),
         "notes": done.notes,
         **screen.known,
@@ -199,10 +195,6 @@ def show_plan(
     ask_become_pass: bool = False,
 ) -> int:
     """Plan and show it; the exit code."""
-    from clusterctl.cluster import plan as planning
-    from clusterctl.cluster.session import ClusterSession, provider_of
-    from clusterctl.state.workspace import Workspace
-
     provider = provider_of(spec.provider, read_only_prompts(ask_password=ask_become_pass))
     session = ClusterSession(spec=spec, workspace=Workspace.of(spec.name), provider=provider)
     with screen.working("looking"):
@@ -265,32 +257,19 @@ def as_dict(spec: ClusterSpec, found: Plan) -> dict[str, Any]:
         "affected_jobs_unknown": found.jobs.unknown,
         "cost": _cost_dict(found.hosts),
         "notes": found.notes,
-        "tasks": [{"host": one.host, "task": one.task, "diff": one.diff} for one in found.tasks],
+        "tasks": [{"host": one.host, "task": one.what, "diff": one.diff} for one in found.tasks],
     }
 
 
 def _changes(found: Plan) -> Iterator[dict[str, Any]]:
-    for host in found.hosts.changes:
-        yield _change("host", host.name, host.action, host.what, host.why, host.usd_per_hour)
-    for what in found.hosts.other:
-        yield _change("other", "", "change", what)
-    for setting in found.settings:
-        yield _change("setting", setting.key, "change", setting.what)
-    for drift in found.drift:
-        yield _change("drift", drift.host, "repair", drift.what)
-
-
-def _change(
-    kind: str, name: str, action: str, what: str, why: str = "", usd_per_hour: float | None = None
-) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "name": name,
-        "action": action,
-        "what": what,
-        "why": why,
-        "usd_per_hour": usd_per_hour,
-    }
+    rows = [
+        *(("host", one.name, one.action, one.what, one.why, one.usd_per_hour) for one in found.hosts.changes),
+        *(("other", "", "change", what, "", None) for what in found.hosts.other),
+        *(("setting", one.key, "change", one.what, "", None) for one in found.settings),
+        *(("drift", one.host, "repair", one.what, "", None) for one in found.drift),
+    ]
+    for row in rows:
+        yield dict(zip(("kind", "name", "action", "what", "why", "usd_per_hour"), row, strict=True))
 
 
 def _cost_dict(planned: Planned) -> dict[str, Any] | None:
@@ -371,8 +350,6 @@ def _money(per_hour: float) -> str:
 
 
 def _folded(names: list[str]) -> str:
-    from ClusterShell.NodeSet import NodeSet
-
     return str(NodeSet.fromlist(names))
 
 

@@ -7,7 +7,7 @@ long as both are the same, Ansible need not run.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,16 +17,15 @@ from clusterctl.cluster.hardware import (
     Hardware,
     NodeConfig,
     as_registered,
-    at_work,
     fetch_gpu_wheels,
     gpus_file,
     hardware,
-    keep_free,
     node_config,
+    nodes_with_jobs,
     steady,
 )
-from clusterctl.cluster.session import ClusterSession, Repair
-from clusterctl.configure import ansible, events, inventory_file
+from clusterctl.cluster.session import ClusterSession, Drift
+from clusterctl.configure import ansible, events, inventory_file, ship
 from clusterctl.errors import Failure, SchedulerError, TransportError
 from clusterctl.hosts.probe import Checksums, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
@@ -42,7 +41,7 @@ from clusterctl.util.assets import asset, tree_hash
 from clusterctl.util.progress import HostStep
 
 _PATIENCE_S = 5.0  # for Slurm to tell of its jobs
-_SOME = "some hosts"  # were configured last, and nothing is known of what the others would need
+_SOME = "some hosts"  # were configured last: the next `up` of the whole cluster looks at all of them
 
 _MISSING = "missing"
 _OUTDATED = "outdated"
@@ -89,85 +88,70 @@ def converge(
     """
     spec, workspace, inventory = session.spec, session.workspace, provisioned.inventory
     slurm = admin_scheduler(inventory, session.connections, patience_s=_PATIENCE_S)
-    recorded = _settled(_read(workspace, without=provisioned.made), slurm)
+    recorded = _with_registered_hardware(_read(workspace, without=provisioned.made), slurm)
     reports = _installed(session, inventory, reports, limit)
-    nodes = node_config(spec, inventory, reports, recorded.hardware, partial(keep_free, slurm), limit=limit)
+    nodes = node_config(
+        spec, inventory, reports, recorded.hardware, partial(nodes_with_jobs, slurm, drain=True), limit=limit
+    )
     notes = (*nodes.notes, *fetch_gpu_wheels(spec, inventory, workspace, nodes.reports, session.report))
-    inputs, files = _inputs(spec, inventory, workspace, nodes.reports)
-    for name, content in files.items():
-        write_atomic(workspace.rendered / name, content)
-    inventory_file.write_inventory(spec, inventory, workspace)
+    inputs = _render(spec, inventory, workspace, nodes.reports)
     before = {host: report.checksums for host, report in reports.items()}
     has = hardware(spec, inventory, nodes.reports)
-    if limit:
-        seen = _converge_some(session, inventory, recorded, has, limit)
-        marks = before | {host: report.checksums for host, report in seen.items()}
-        # Not what all of them were configured for: the next `up` of the whole cluster looks at them anew.
-        _write(workspace, Configured(inputs=_SOME, marks=marks, hardware=has))
-        session.repaired(_taken_up(nodes))
-        return Converged(inventory, {**reports, **seen}, notes)
-
     drifting = hosts_with_drift(recorded.marks, before)
     everything = anew or recorded.inputs != inputs
-    if not everything and not drifting:
+    if not (limit or everything or drifting):
         session.note = f"unchanged: {len(reports)} hosts checked"
         return Converged(inventory, reports, notes)
-    if everything:
+
+    if limit or everything:
         _write(workspace, recorded.model_copy(update={"inputs": "", "tried": has}))
+    chosen = [host.name for host in inventory.hosts if host.name in limit or host.is_controller]
+    hosts = chosen if limit else () if everything else drifting
+    others = [host for host in recorded.marks if host in before and host not in chosen] if limit else ()
     controller = inventory.controller.name
     slurm_drifted = touches_slurm(drifted(recorded.marks.get(controller, {}), before[controller]))
-    hosts = () if everything else drifting
-    session.note = str(_configure(session, inventory, hosts))
-    if slurm_drifted or (everything and recorded.marks):
-        # Other nodes' slurmd were not restarted for what concerns one alone.
-        admin_scheduler(inventory, session.connections).reconfigure()
-    seen = _probe(session, inventory, hosts)
+    # Other nodes' slurmd are not restarted for what concerns one alone.
+    reconfigures = bool(limit) or slurm_drifted or (everything and bool(recorded.marks))
+    seen = _configure(session, inventory, hosts, others, reconfigures=reconfigures)
     after = before | {host: report.checksums for host, report in seen.items()}
-    _write(workspace, Configured(inputs=inputs, marks=after, hardware=has))
-    if recorded.inputs:  # else nothing is known of how the hosts were left
-        session.repaired(_taken_up(nodes))
-        for host in sorted(before.keys() & recorded.marks.keys()):
+    _write(workspace, Configured(inputs=_SOME if limit else inputs, marks=after, hardware=has))
+    if limit or recorded.inputs:  # else nothing is known of how the hosts were left
+        session.repaired(Drift(host, change, "configured") for host, change in nodes.taken_up.items())
+        for host in sorted(before.keys() & recorded.marks.keys()) if not limit else ():
             session.repaired(repairs_of(host, recorded.marks[host], before[host], after[host]))
     return Converged(inventory, {**reports, **seen}, notes)
 
 
-def _converge_some(
+def _configure(
     session: ClusterSession,
     inventory: Inventory,
-    recorded: Configured,
-    has: Mapping[str, Hardware],
-    limit: Collection[str],
+    hosts: Collection[str],
+    others: Collection[str],
+    *,
+    reconfigures: bool,
 ) -> Mapping[str, HostReport]:
-    """Configure these hosts and the controller, and tell the others which hosts belong to the cluster now."""
-    workspace = session.workspace
-    chosen = tuple(host.name for host in inventory.hosts if host.name in limit or host.is_controller)
-    others = tuple(h.name for h in inventory.hosts if h.name not in chosen and h.name in recorded.marks)
-    _write(workspace, recorded.model_copy(update={"inputs": "", "tried": has}))
-    told = ansible.introduce(inventory, workspace, limit=others) if others else None
-    recap = _configure(session, inventory, chosen)
-    session.note = f"{recap}; {told.changed if told else 0} changed on others"
-    admin_scheduler(inventory, session.connections).reconfigure()
-    return _probe(session, inventory, (*chosen, *others))
+    """Run the configure half of every role on these hosts, none: all; then probe them.
 
-
-def _configure(session: ClusterSession, inventory: Inventory, hosts: Collection[str]) -> events.Recap:
-    """Run the configure half of every role on these hosts; none: all."""
-    return ansible.configure(
+    ``others`` only learn which hosts belong to the cluster now.
+    """
+    introduced = ansible.run("introduce", inventory, session.workspace, limit=others) if others else None
+    recap = ansible.run(
+        "configure",
         inventory,
         session.workspace,
         limit=hosts,
         progress=lambda task: session.report(_step(task, inventory, hosts)),
     )
+    session.note = f"{recap}; {introduced.changed} changed on others" if introduced else str(recap)
+    if reconfigures:
+        admin_scheduler(inventory, session.connections).reconfigure()
+    return _probe(session, inventory, (*hosts, *others))
 
 
 def _probe(session: ClusterSession, inventory: Inventory, hosts: Collection[str]) -> dict[str, HostReport]:
     """Probe these hosts; none: all."""
     asked = probe_requests(session.spec, inventory, session.workspace)
     return dict(probe_hosts({host: asked[host] for host in hosts or asked}, session.connections.to))
-
-
-def _taken_up(nodes: NodeConfig) -> tuple[Repair, ...]:
-    return tuple(Repair(host, change, "configured") for host, change in nodes.taken_up.items())
 
 
 def _installed(
@@ -179,31 +163,29 @@ def _installed(
     """The reports, with what only slurmd can tell of a node: it is installed first where it is missing.
 
     So is a driver where it does not show all cards: Slurm is told of those that it shows, and they get CuPy.
+    Whatever other hosts lack is installed in the same run.
     """
-    silent = [
-        host.name
-        for host in inventory.compute
-        if needs_facts(inventory, host) and reports[host.name].facts is None
-    ]
-    first = set(silent)
-    driver = session.spec.software.nvidia.has_driver
-    if driver and (silent or stale(session.spec, inventory, session.workspace, reports)):
-        first |= {
-            host.name
-            for host in inventory.compute
-            if (not limit or host.name in limit)
-            and reports[host.name].cards > reports[host.name].driver.cards
-        }
-    if not first:
+    spec, workspace = session.spec, session.workspace
+    known = [(host, reports[host.name]) for host in inventory.compute]
+    asked = {host.name for host, seen in known if needs_facts(inventory, host) and seen.facts is None}
+    if spec.software.nvidia.has_driver and (asked or stale(spec, inventory, workspace, reports)):
+        hidden = {host.name for host, seen in known if seen.cards > seen.driver.cards}
+        asked |= hidden & set(limit) if limit else hidden
+    if not asked:
         return reports
-    inventory_file.write_inventory(session.spec, inventory, session.workspace)
-    ansible.install_on_hosts(
-        inventory,
-        session.workspace,
-        limit=sorted(first),
-        progress=lambda task: session.report(_step(task, inventory, first)),
+    others = (
+        () if inventory.baked else ship.lacking(inventory, spec.software, reports, session.connections.to)
     )
-    return {**reports, **_probe(session, inventory, first)}
+    chosen = asked | {h.name for h in others if not limit or h.is_controller or h.name in limit}
+    inventory_file.write_inventory(spec, inventory, workspace)
+    ansible.run(
+        "install_first",
+        inventory,
+        workspace,
+        limit=sorted(chosen),
+        progress=lambda task: session.report(_step(task, inventory, chosen)),
+    )
+    return {**reports, **_probe(session, inventory, asked)}
 
 
 def stale(
@@ -224,11 +206,13 @@ def pending_changes(
 ) -> NodeConfig:
     """The changes of hardware that ``converge`` would take up, and those that would wait."""
     slurm = admin_scheduler(inventory, session.connections, patience_s=_PATIENCE_S)
-    recorded = _settled(_read(session.workspace, without=()), slurm)
-    return node_config(session.spec, inventory, reports, recorded.hardware, partial(at_work, slurm))
+    recorded = _with_registered_hardware(_read(session.workspace, without=()), slurm)
+    return node_config(
+        session.spec, inventory, reports, recorded.hardware, partial(nodes_with_jobs, slurm, drain=False)
+    )
 
 
-def _settled(recorded: Configured, slurm: Scheduler) -> Configured:
+def _with_registered_hardware(recorded: Configured, slurm: Scheduler) -> Configured:
     """With the hardware that Slurm knows of, where the last `up` did not end."""
     if not recorded.tried:
         return recorded
@@ -241,7 +225,7 @@ def _settled(recorded: Configured, slurm: Scheduler) -> Configured:
 
 def preview(
     spec: ClusterSpec, inventory: Inventory, copy: Workspace, views: Mapping[str, HostReport]
-) -> tuple[tuple[events.TaskPreview, ...], tuple[Failure, ...]]:
+) -> tuple[tuple[events.TaskProgress, ...], tuple[Failure, ...]]:
     """What ``converge`` would change on these hosts, task by task, and where that can't be told.
 
     ``copy`` is a copy of the workspace, to write in.
@@ -249,25 +233,20 @@ def preview(
     Raises:
         ConfigureError: Ansible itself could not run.
     """
-    _, files = _inputs(spec, inventory, copy, views)
-    for name, content in files.items():
-        write_atomic(copy.rendered / name, content)
-    inventory_file.write_inventory(spec, inventory, copy)
+    _render(spec, inventory, copy, views)
     return ansible.preview(inventory, copy, limit=tuple(views))
 
 
-def drift_of(workspace: Workspace, views: Mapping[str, HostReport]) -> tuple[tuple[str, str], ...]:
-    """What has drifted on these hosts since they were configured: (host, what)."""
-    recorded = _read(workspace, without=())
-    return tuple(
-        (host, what) for host, view in views.items() for what in _drift(host, recorded, view.checksums)
-    )
-
-
-def _drift(host: str, recorded: Configured, now: Checksums) -> tuple[str, ...]:
-    if host not in recorded.marks:
-        return ("it is not configured yet",)
-    return drift_found(recorded.marks[host], now)
+def drift_of(workspace: Workspace, views: Mapping[str, HostReport]) -> Iterator[Drift]:
+    """What has drifted on these hosts since they were configured."""
+    recorded = _read(workspace, without=()).marks
+    for host, view in views.items():
+        if host not in recorded:
+            yield Drift(host, "it is not configured yet")
+            continue
+        known = _known(recorded[host], view.checksums)
+        for key in _worth_a_word(known, view.checksums):
+            yield Drift(host, _words(key, view.checksums[key])[0])
 
 
 def _step(progress: events.TaskProgress, inventory: Inventory, limit: Collection[str]) -> HostStep:
@@ -307,16 +286,30 @@ def _inputs(
     return digest(tree_hash(asset("ansible")), variables, *secrets, cards, *made), files
 
 
+def _render(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Mapping[str, HostReport]
+) -> str:
+    """Write what Ansible ships; the digest of ``_inputs``."""
+    inputs, files = _inputs(spec, inventory, workspace, views)
+    for name, content in files.items():
+        write_atomic(workspace.rendered / name, content)
+    inventory_file.write_inventory(spec, inventory, workspace)
+    return inputs
+
+
 def _read(workspace: Workspace, *, without: Collection[str]) -> Configured:
     """What was recorded, but for hosts that have been made anew since."""
     try:
         recorded = Configured.model_validate_json(workspace.configured.read_bytes())
     except (FileNotFoundError, ValidationError):
         return Configured()
-    marks = {host: mark for host, mark in recorded.marks.items() if host not in without}
-    has = {host: what for host, what in recorded.hardware.items() if host not in without}
-    tried = {host: what for host, what in recorded.tried.items() if host not in without}
-    return Configured(inputs=recorded.inputs, marks=marks, hardware=has, tried=tried)
+    by_host = {"marks": recorded.marks, "hardware": recorded.hardware, "tried": recorded.tried}
+    return recorded.model_copy(
+        update={
+            name: {host: one for host, one in values.items() if host not in without}
+            for name, values in by_host.items()
+        }
+    )
 
 
 def _write(workspace: Workspace, recorded: Configured) -> None:
@@ -330,32 +323,27 @@ def drifted(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
     )
 
 
-def repairs_of(host: str, recorded: Checksums, before: Checksums, after: Checksums) -> tuple[Repair, ...]:
-    """What was not right ``before`` and has changed since. What is new to us cannot have drifted."""
+def repairs_of(host: str, recorded: Checksums, before: Checksums, after: Checksums) -> list[Drift]:
+    """What was not right ``before`` and has changed since."""
     changed = [key for key in _known(recorded, before) if after.get(key) != before[key]]
-    return tuple(Repair(host, *_words(key, before[key])) for key in _named(changed, before))
-
-
-def drift_found(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
-    """What is not right on a host, in words. What is new to us can't have drifted."""
-    return tuple(_words(key, now[key])[0] for key in _named(_known(recorded, now), now))
+    return [Drift(host, *_words(key, before[key])) for key in _worth_a_word(changed, before)]
 
 
 def _known(recorded: Checksums, now: Checksums) -> list[str]:
+    """The marks that drifted. What is new to us cannot have."""
     return [key for key in drifted(recorded, now) if key in recorded and now[key] != _UNKNOWN]
 
 
-def _named(keys: Sequence[str], marks: Checksums) -> list[str]:
-    """Those of the keys that are worth a word beside the others."""
-    return [key for key in keys if not _follows(key, marks, keys)]
-
-
-def _follows(key: str, before: Checksums, changed: Iterable[str]) -> bool:
-    """Whether a mark is only a consequence of another one, and not worth a word beside it."""
-    kind, _, name = key.partition(" ")
-    if kind == "home":
-        return before.get(f"user {name}") == _MISSING
-    return before[key].endswith(_OUTDATED) and any(other != key for other in changed)
+def _worth_a_word(keys: Sequence[str], marks: Checksums) -> Iterator[str]:
+    """Those that are not only the consequence of another one."""
+    for key in keys:
+        kind, _, name = key.partition(" ")
+        if kind == "home":
+            follows = marks.get(f"user {name}") == _MISSING
+        else:
+            follows = marks[key].endswith(_OUTDATED) and len(keys) > 1
+        if not follows:
+            yield key
 
 
 def hosts_with_drift(recorded: Mapping[str, Checksums], now: Mapping[str, Checksums]) -> tuple[str, ...]:
@@ -374,38 +362,31 @@ def _is_fine(key: str, mark: str) -> bool:
     return mark == _FINE.get(key.partition(" ")[0], mark) and mark != _MISSING
 
 
+# What is told of a mark that is not right, and what configuring did about it.
+_UNIT_WORDS = {
+    "masked": ("was masked", "unmasked and started"),
+    "stopped": ("was stopped", "started"),
+    "failed": ("had failed", "started"),
+    _OUTDATED: ("had not read its configuration", "restarted"),
+}
+_MARK_WORDS = {
+    "user": ("the account {} was changed", "put back"),
+    "key": ("the cluster's key of user {} was missing", "put back"),
+    "home": ("the home of user {} was not theirs alone", "put right"),
+    "accounting": ("accounts or users in the accounting were changed", "put back"),
+}
+
+
 def _words(key: str, mark: str) -> tuple[str, str]:
-    """What is told of a mark that is not right, and what configuring did about it."""
     kind, _, name = key.partition(" ")
     if kind == "unit":
-        return _unit_words(name, mark)
-    how = "was missing" if mark == _MISSING else "was changed"
-    match kind:
-        case "user":
-            return f"the account {name} {how}", "put back"
-        case "key":
-            return f"the cluster's key of user {name} was missing", "put back"
-        case "home":
-            return f"the home of user {name} " + (
-                how if mark == _MISSING else "was not theirs alone"
-            ), "put right"
-        case "accounting":
-            return "accounts or users in the accounting were changed", "put back"
-        case _:
-            return f"{name} {how}", "put back"
-
-
-def _unit_words(name: str, mark: str) -> tuple[str, str]:
-    state, *more = mark.split()
-    if state == "masked":
-        return f"{name} was masked", "unmasked and started"
-    if state in ("stopped", "failed"):
-        was = "was stopped" if state == "stopped" else "had failed"
-        return (
-            (f"{name} {was} and disabled", "enabled and started")
-            if "disabled" in more
-            else (f"{name} {was}", "started")
-        )
-    if _OUTDATED in more:
-        return f"{name} had not read its configuration", "restarted"
-    return f"{name} was disabled", "enabled"
+        states = mark.split()
+        state = next((one for one in _UNIT_WORDS if one in states), "")
+        was, action = _UNIT_WORDS.get(state, ("was disabled", "enabled"))
+        if state in ("stopped", "failed") and "disabled" in states:
+            return f"{name} {was} and disabled", f"enabled and {action}"
+        return f"{name} {was}", action
+    was, action = _MARK_WORDS.get(kind, ("{} was changed", "put back"))
+    if mark == _MISSING and kind != "accounting":
+        was = f"{was.partition(' was ')[0]} was missing"
+    return was.format(name), action

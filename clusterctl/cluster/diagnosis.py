@@ -7,9 +7,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import Failure, NotUpError, TransportError, VerifyError
@@ -21,7 +19,7 @@ from clusterctl.scheduler.session import inventory_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Result, Transport
+from clusterctl.transport.base import Result, Transport, remote_argv
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.parallel import parallel_map
 
@@ -118,7 +116,6 @@ def _words(result: Result) -> str:
     return said or f"it ended with exit code {result.rc} and said nothing"
 
 
-_PROGRAM = (Path(__file__).parent / "remote_pairs.py").read_text(encoding="utf-8")
 _PORTS = range(40_000, 60_000)
 _LISTEN_S = 6.0
 _LISTEN_PER_NODE_S = 0.1
@@ -161,14 +158,13 @@ def _unreached(inventory: Inventory, hosts: Sequence[str], to: Connect) -> Unrea
     def ask(name: str) -> Mapping[str, str]:
         peers = {other: address for other, address in addresses.items() if other != name}
         request = json.dumps({"port": port, "seconds": seconds, "peers": peers})
-        argv = ["/usr/bin/python3", "-I", "-S", "-c", _PROGRAM, request]
+        argv = remote_argv("clusterctl.cluster.remote_pairs", request)
         try:
             return dict(json.loads(to(name).run(argv, timeout_s=seconds + 30).stdout))
         except (TransportError, ValueError):  # what it can't say, the others see
             return {}
 
-    with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
-        return dict(zip(hosts, pool.map(ask, hosts), strict=True))
+    return dict(zip(hosts, parallel_map(hosts, ask, most=len(hosts)), strict=True))
 
 
 _TIMEOUT_S = 60.0

@@ -35,14 +35,6 @@ from clusterctl.util.progress import Reporter
 
 
 @dataclass(frozen=True, slots=True)
-class Orphan:
-    """A cluster that no workspace here knows any more, and what there is of it."""
-
-    cluster_id: str
-    left: tuple[Leftover, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class DownOptions:
     """How `down` goes about it.
 
@@ -87,7 +79,7 @@ def down(run: Run, options: DownOptions) -> DownResult:
         sweep()
         discarded = to_discard(workspace, options.discard, everything=options.discard_runs)
         if not workspace.root.is_dir():
-            return _down_orphaned(run)
+            return _down_without_workspace(run)
         with _writable(run):
             result = take_down(run, options, discarded)
         workspace.remove()
@@ -129,11 +121,7 @@ def _writable(run: Run) -> Iterator[None]:
 
 
 def collect_runs(run: Run, out: Path | None, discarded: Collection[JobEntry] = ()) -> tuple[RunRecord, ...]:
-    """Collect the runs that were not collected yet, but for those that are discarded.
-
-    Raises:
-        CollectError: a run could not be collected; all others were.
-    """
+    """Collect the runs that were not collected yet, but for those that are discarded."""
     ids = [entry.job_id for entry in discarded if entry.job_id]
     try:
         found = collect_all(applied_spec(run.workspace), run.workspace, out=out, discard=ids)
@@ -149,17 +137,28 @@ def discard_runs(run: Run, discarded: Collection[JobEntry]) -> None:
 
 
 def destroy(run: Run, provider: Provider, *, looked: bool, orphans: bool) -> None:
-    """Remove the cluster, and orphans of its name: an `up` that created no hosts took their name.
-
-    Raises:
-        LeftoversError: something of one is still there.
-    """
+    """Remove the cluster, and orphans of its name: an `up` that created no hosts took their name."""
     workspace = run.workspace
     if looked:
         remove_cluster(provider, workspace.cluster_id(), workspace, run.report)
     if orphans and not workspace.hosts.exists():
-        for orphan in find_orphans(provider, workspace.root.name, known=workspace.known_id()):
-            remove_cluster(provider, orphan.cluster_id, None, run.report)
+        for cluster_id in find_orphans(provider, workspace):
+            remove_cluster(provider, cluster_id, None, run.report)
+
+
+def _down_without_workspace(run: Run) -> DownResult:
+    """Remove local clusters whose workspace is missing."""
+    provider, name = provider_of(DEFAULT_PROVIDER), run.workspace.root.name
+    found = find_orphans(provider, run.workspace)
+    if not found:
+        raise NotUpError(
+            f"there is no cluster {name!r}",
+            fix="name another with --cluster (`clusterctl list` shows them); one on Google Cloud or "
+            "on machines of your own whose workspace is missing is found with --orphans",
+        )
+    for cluster_id in found:
+        remove_cluster(provider, cluster_id, None, partial(run.reporter, "destroy"))
+    return DownResult()
 
 
 def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) -> tuple[JobEntry, ...]:
@@ -184,26 +183,27 @@ def stays_up(exc: ClusterctlError, discarded: Sequence[str] = ()) -> CollectErro
     """The error of a `down` that could not collect: which jobs' runs, why, and how to give up these alone,
     beside those that are ``discarded`` already.
     """
-    jobs = exc.jobs if isinstance(exc, CollectError) else ()
+    jobs: tuple[str, ...] = ()
+    remedy = "converge it with `clusterctl up`, then take it down"
+    if isinstance(exc, CollectError):
+        jobs, remedy = exc.jobs, exc.fix
     whose = f"job {jobs[0]}: " if len(jobs) == 1 else ""
     given_up = (*discarded, *jobs) if jobs else ()
     options = " ".join(f"--discard-run {job_id}" for job_id in given_up) or "--discard-runs"
-    remedy = (
-        exc.fix if isinstance(exc, CollectError) else "converge it with `clusterctl up`, then take it down"
-    )
     return CollectError(
         "the cluster stays up: runs that are not home yet can't be collected",
         where=exc.where,
-        why=f"{whose}{exc.what}: {exc.why}" if exc.why else f"{whose}{exc.what}",
+        why=f"{whose}{exc.cause}",
         fix=f"{remedy}; or give these runs up: {options}",
         failures=exc.failures if jobs else (),
     )
 
 
-def find_orphans(provider: Provider, name: str, *, known: str | None) -> tuple[Orphan, ...]:
-    """The clusters of that name that the provider has, but for the one whose id is ``known``."""
-    ids = (cluster_id for cluster_id in provider.orphans(name) if cluster_id != known)
-    return tuple(Orphan(cluster_id, provider.leftovers(cluster_id)) for cluster_id in ids)
+def find_orphans(provider: Provider, workspace: Workspace) -> dict[str, tuple[Leftover, ...]]:
+    """The clusters of the workspace's name that it does not know: their ids, and what there is of each."""
+    known = workspace.known_id()
+    ids = (cluster_id for cluster_id in provider.orphans(workspace.root.name) if cluster_id != known)
+    return {cluster_id: provider.leftovers(cluster_id) for cluster_id in ids}
 
 
 def remove_cluster(
@@ -227,21 +227,13 @@ def remove_cluster(
 
 
 def _settings(workspace: Workspace) -> ProviderSettings:
-    """The provider of the cluster as it was raised. Of a local one, that may be damaged or missing.
-
-    Raises:
-        UsageError: it can't be read, and what Terraform has made would be forgotten.
-    """
+    """The provider of the cluster as it was raised. Of a local one, that may be damaged or missing."""
     try:
         return applied_spec(workspace).provider
     except UsageError:
-        states = [*workspace.terraform.glob("*.tfstate*")]
-        if (
-            states
-            or is_of_own_machines(workspace)
-            or (workspace.terraform.is_dir() and (workspace.spec.exists() or workspace.hosts.exists()))
-        ):
-            raise
+        made = workspace.terraform.is_dir() and (workspace.spec.exists() or workspace.hosts.exists())
+        if made or is_of_own_machines(workspace) or any(workspace.terraform.glob("*.tfstate*")):
+            raise  # what Terraform has made would be forgotten
         return DEFAULT_PROVIDER  # the spec is written before anything is made at Google
 
 
@@ -263,35 +255,3 @@ def _has_taken_none(workspace: Workspace) -> bool:
     return is_of_own_machines(workspace) and not (
         workspace.joining.exists() or workspace.hosts.exists() or pending_releases(workspace)
     )
-
-
-def orphans(settings: ProviderSettings, name: str, prompts: Prompts = NO_PROMPTS) -> tuple[Orphan, ...]:
-    """The clusters of that name that have no workspace here, found by looking at them."""
-    return find_orphans(provider_of(settings, prompts), name, known=Workspace.of(name).known_id())
-
-
-def down_orphans(
-    run: Run, settings: ProviderSettings, found: Sequence[Orphan], prompts: Prompts = NO_PROMPTS
-) -> None:
-    """Remove orphans, and verify that nothing of them is left.
-
-    Raises:
-        LeftoversError: something of one is still there.
-    """
-    provider = provider_of(settings, prompts)
-    for orphan in found:
-        remove_cluster(provider, orphan.cluster_id, None, partial(run.reporter, "destroy"))
-
-
-def _down_orphaned(run: Run) -> DownResult:
-    """Remove local clusters whose workspace is missing."""
-    name = run.workspace.root.name
-    found = orphans(DEFAULT_PROVIDER, name)
-    if not found:
-        raise NotUpError(
-            f"there is no cluster {name!r}",
-            fix="name another with --cluster (`clusterctl list` shows them); one on Google Cloud or "
-            "on machines of your own whose workspace is missing is found with --orphans",
-        )
-    down_orphans(run, DEFAULT_PROVIDER, found)
-    return DownResult()

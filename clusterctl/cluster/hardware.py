@@ -14,13 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from clusterctl.errors import ClusterctlError, Failure, SchedulerError, TransportError, VerifyError
+from clusterctl.cluster.nodes import reserve
+from clusterctl.errors import Failure, SchedulerError, TransportError, VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
-from clusterctl.scheduler.base import Scheduler, active_jobs
-from clusterctl.scheduler.models import JobInfo, NodeInfo
+from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.models import NodeInfo
 from clusterctl.scheduler.slurm.config import gres, needs_facts, promised_mib
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
@@ -32,6 +33,7 @@ from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import Reporter
 
 _SAME_MEMORY: Final = 0.01  # the kernel's figure moves by some MiB from boot to boot
+REASON: Final = "clusterctl: its hardware changes"
 _NEAR: Final = re.compile(r"\([^)]*\)")
 
 Views = Mapping[str, HostReport]
@@ -118,7 +120,11 @@ def node_config(
     if not changes:
         return NodeConfig(views)
     # Cards on the bus whose driver fails have not gone: the node keeps its GPUs until it answers again.
-    mute = [host for host in changes if _is_mute(views[host]) and recorded[host].driver.cards]
+    mute = [
+        host
+        for host in changes
+        if views[host].driver.fault and views[host].cards and recorded[host].driver.cards
+    ]
     changes |= dict.fromkeys(mute, "its driver does not answer")
     waiting = {host: f"it stays as it was; nvidia-smi says: {views[host].driver.fault}" for host in mute}
     beyond = [host for host in changes if limit and host not in limit]
@@ -143,12 +149,29 @@ def as_registered(
 
 def steady(views: Views, recorded: Mapping[str, Hardware]) -> Views:
     """The views, with memory as it was recorded where it is the same but for what the kernel takes."""
-    return {host: _steady(view, recorded.get(host, Hardware())) for host, view in views.items()}
+    found = dict(views)
+    for host, view in views.items():
+        had = recorded[host].facts if host in recorded else None
+        if (
+            had
+            and view.facts
+            and abs(view.facts.memory_mib - had.memory_mib) <= _SAME_MEMORY * had.memory_mib
+        ):
+            found[host] = replace(view, facts=replace(view.facts, memory_mib=had.memory_mib))
+    return found
 
 
 def as_recorded(views: Views, recorded: Mapping[str, Hardware], hosts: Collection[str]) -> Views:
     """The views, with the hardware of these hosts as it was recorded."""
-    return {**views, **{host: _as_recorded(views[host], recorded[host]) for host in hosts}}
+    found = dict(views)
+    for host in hosts:
+        had, facts = recorded[host], views[host].facts
+        if had.facts:
+            facts = replace(had.facts, mpi=facts.mpi) if facts else had.facts
+        elif facts:
+            facts = replace(facts, gpus=had.driver.gpus)
+        found[host] = replace(views[host], facts=facts, driver=had.driver, cards=had.cards)
+    return found
 
 
 def _is_registered(has: Hardware, node: NodeInfo) -> bool:
@@ -157,25 +180,6 @@ def _is_registered(has: Hardware, node: NodeInfo) -> bool:
         return False
     told = (node.cpus, node.memory_mib)
     return has.facts is None or told == (has.facts.cpus, promised_mib(has.facts))
-
-
-def _is_mute(view: HostReport) -> bool:
-    """Whether there are cards, and a driver that does not tell of them."""
-    return bool(view.driver.fault and view.cards)
-
-
-def _steady(view: HostReport, had: Hardware) -> HostReport:
-    if view.facts is None or had.facts is None:
-        return view
-    memory_mib = had.facts.memory_mib
-    same = abs(view.facts.memory_mib - memory_mib) <= _SAME_MEMORY * memory_mib
-    return replace(view, facts=replace(view.facts, memory_mib=memory_mib)) if same else view
-
-
-def _as_recorded(view: HostReport, had: Hardware) -> HostReport:
-    facts = replace(had.facts, mpi=view.facts.mpi) if had.facts and view.facts else had.facts
-    facts = facts or (view.facts and replace(view.facts, gpus=had.driver.gpus))
-    return replace(view, facts=facts, driver=had.driver, cards=had.cards)
 
 
 def _ends_jobs(had: Hardware, has: Hardware) -> bool:
@@ -191,7 +195,8 @@ def _words(had: Hardware, has: Hardware) -> Iterator[str]:
     """What came or went."""
     before, after = gres(had.driver.gpus), gres(has.driver.gpus)
     shown = has.driver.cards - had.driver.cards
-    cards = _counted(shown or has.cards - had.cards)
+    more = shown or has.cards - had.cards
+    cards = f"{abs(more)} card{'s' * (abs(more) > 1)} {'more' if more > 0 else 'fewer'}" if more else ""
     if before != after:
         yield f"{cards or 'other GPUs'}: gres {after or 'none'} (was {before or 'none'})"
     elif cards:
@@ -205,13 +210,6 @@ def _words(had: Hardware, has: Hardware) -> Iterator[str]:
             yield f"{format_size(has.facts.memory_mib)} of memory (was {format_size(had.facts.memory_mib)})"
 
 
-def _counted(more: int) -> str:
-    """``1 card more``, ``2 cards fewer``."""
-    if not more:
-        return ""
-    return f"{abs(more)} card{'s' if abs(more) > 1 else ''} {'more' if more > 0 else 'fewer'}"
-
-
 def _cores(facts: NodeFacts) -> tuple[int, ...]:
     return (facts.cpus, facts.boards, facts.sockets, facts.cores_per_socket, facts.threads_per_core)
 
@@ -219,10 +217,8 @@ def _cores(facts: NodeFacts) -> tuple[int, ...]:
 def gpus_file(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Views) -> str:
     """JSON: compute host -> whether it gets CuPy; the UUIDs of GPUs that Slurm and CUDA count differently."""
     cupy = spec.software.cupy and _can_bring(inventory, workspace)
-    shown = {host.name: views[host.name].driver for host in inventory.compute if host.name in views}
-    of_each = {
-        host: {"cupy": cupy and driver.cards > 0, "uuids": driver.uuids} for host, driver in shown.items()
-    }
+    drivers = {host.name: views[host.name].driver for host in inventory.compute if host.name in views}
+    of_each = {name: {"cupy": cupy and had.cards > 0, "uuids": had.uuids} for name, had in drivers.items()}
     return json.dumps(of_each, indent=1, sort_keys=True) + "\n"
 
 
@@ -280,99 +276,57 @@ def reject_missing_gpus(
     Raises:
         VerifyError: some don't; one failure a host. All else was done, and the others are at work.
     """
-    failures = tuple(_missing(spec, inventory, views, limit, {one.host: one for one in needs}))
-    if failures:
-        raise VerifyError(
-            f"GPUs are missing on {', '.join(str(one.host) for one in failures)}",
-            why="; ".join(f"{one.host}: {one.cause}" for one in failures),
-            fix=f"{failures[0].fix}; the other nodes are at work",
-            failures=failures,
-        )
-
-
-def _missing(
-    spec: ClusterSpec,
-    inventory: Inventory,
-    views: Views,
-    limit: Collection[str],
-    needs: Mapping[str | None, Finding],
-) -> Iterator[Failure]:
+    known = {one.host: one for one in needs}
     wanted = {partition.name: partition.gpus for partition in spec.partitions}
+    failures = []
     for host in inventory.compute:
         gpus = wanted.get(host.partition or "")
         if gpus is None or host.name not in views or (limit and host.name not in limit):
             continue
         driver = views[host.name].driver
         if driver.cards < gpus.count:
-            known = needs.get(host.name)
-            said, fix = (known.why, known.fix) if known else (_said(driver), _FIXES[bool(driver.cards)])
-            cause = f"partition {host.partition} has gpus: {gpus.count} x {gpus.type}, and {said}"
-            yield Failure("gpus-missing", cause, host.name, "verify", fix)
+            why, fix = _why_missing(driver)
+            if found := known.get(host.name):
+                why, fix = found.why, found.fix
+            cause = f"partition {host.partition} has gpus: {gpus.count} x {gpus.type}, and {why}"
+            failures.append(Failure("gpus-missing", cause, host.name, "verify", fix))
+    if failures:
+        then = "the other nodes are at work"
+        raise VerifyError.of_hosts("GPUs are missing on {hosts}", failures, then=then)
 
 
-_FIXES = {
-    False: "see that NVIDIA's driver runs there (`clusterctl ssh HOST -- nvidia-smi`), then run "
-    "`clusterctl up` again",
-    True: "look for a lost card (`clusterctl ssh HOST -- sudo dmesg | grep -i xid`) or correct gpus in the "
-    "spec, then run `clusterctl up` again",
-}
-
-
-def _said(driver: Driver) -> str:
+def _why_missing(driver: Driver) -> tuple[str, str]:
+    """Why it shows too few, and what to do."""
+    why = "there is no nvidia-smi there that shows any"
+    fix = "see that NVIDIA's driver runs there (`clusterctl ssh HOST -- nvidia-smi`)"
+    if driver.cards:
+        why, lost = f"nvidia-smi shows {driver.cards}", "clusterctl ssh HOST -- sudo dmesg | grep -i xid"
+        fix = f"look for a lost card (`{lost}`) or correct gpus in the spec"
     if driver.fault:
-        return f"nvidia-smi says: {driver.fault}"
-    if not driver.cards:
-        return "there is no nvidia-smi there that shows any"
-    return f"nvidia-smi shows {driver.cards}"
+        why = f"nvidia-smi says: {driver.fault}"
+    return why, f"{fix}, then run `clusterctl up` again"
 
 
-REASON: Final = "clusterctl: its hardware changes"
+def nodes_with_jobs(scheduler: Scheduler, hosts: Collection[str], *, drain: bool) -> dict[str, str]:
+    """Those of the hosts on which jobs are at work that a change would end, or may be, in words.
 
-
-def at_work(scheduler: Scheduler, hosts: Collection[str]) -> dict[str, str]:
-    """Those of the hosts on which jobs are at work that a change would end, or may be, in words."""
-    if not scheduler.manages_nodes:
-        return {}
-    try:
-        return _named(hosts, active_jobs(scheduler))
-    except (SchedulerError, TransportError) as exc:
-        return _unknown(hosts, exc)
-
-
-def keep_free(scheduler: Scheduler, hosts: Collection[str]) -> dict[str, str]:
-    """As ``at_work``, and on the others no job begins until `up` resumes them, which it does to prove them.
-
-    They are drained before the question, those at work put back after it. What nobody could use anyway
-    keeps the reason that it has.
+    ``drain``: on the others no job begins until `up` resumes them, which it does to verify them. What nobody
+    could use anyway keeps the reason that it has.
     """
     if not scheduler.manages_nodes:
         return {}
-    drained: list[str] = []
     try:
-        drained = sorted(node.name for node in scheduler.nodes() if node.name in hosts and node.usable)
-        if drained:
-            scheduler.drain(drained, REASON)
-        found = _named(hosts, active_jobs(scheduler))
+        found = reserve(scheduler, hosts if drain else (), REASON)
     except (SchedulerError, TransportError) as exc:
-        found = _unknown(hosts, exc)
-    if back := [host for host in drained if host in found]:
-        with suppress(TransportError):  # proving them will do it
+        why = f"Slurm does not say which jobs are at work there ({exc.why or exc.what})"
+        return dict.fromkeys(hosts, f"{why}; run `clusterctl up` again once it does")
+    jobs = {host: [job.id for job in found.jobs if host in job.nodes] for host in sorted(hosts)}
+    if back := [host for host in found.drained if jobs[host]]:
+        with suppress(TransportError):  # verifying them will do it
             scheduler.resume(back)
-    return found
-
-
-def _named(hosts: Collection[str], active: Iterable[JobInfo]) -> dict[str, str]:
-    known = tuple(active)
-    found: dict[str, str] = {}
-    for host in sorted(hosts):
-        if ids := [job.id for job in known if host in job.nodes]:
-            which = f"job {ids[0]} is" if len(ids) == 1 else f"jobs {', '.join(ids)} are"
-            found[host] = (
-                f"{which} at work there, which Slurm would end; run `clusterctl up` again afterwards"
-            )
-    return found
-
-
-def _unknown(hosts: Collection[str], exc: ClusterctlError) -> dict[str, str]:
-    why = f"Slurm does not say which jobs are at work there ({exc.why or exc.what})"
-    return dict.fromkeys(hosts, f"{why}; run `clusterctl up` again once it does")
+    then = "at work there, which Slurm would end; run `clusterctl up` again afterwards"
+    return {
+        host: f"job{'s' * (len(ids) > 1)} {', '.join(ids)} {'are' if len(ids) > 1 else 'is'} {then}"
+        for host, ids in jobs.items()
+        if ids
+    }

@@ -11,15 +11,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from clusterctl.cluster.nodes import reserve
 from clusterctl.cluster.session import ClusterSession, known_inventory, known_spec
-from clusterctl.errors import ClusterctlError, SchedulerError, TransportError, UsageError
+from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostChange, Planned, Size
 from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import admin_scheduler
 from clusterctl.spec.models import ClusterSpec, Partition
 from clusterctl.spec.units import format_size
-from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.inventory import Inventory
 
 PATIENCE_S = 5.0
 END_S = 60.0
@@ -29,21 +30,23 @@ _PAUSE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Impact:
-    """What a change does to jobs: those that it would end, those that were ended, nodes that keep their size.
+    """What a change does to jobs: those that it would end, and the nodes that keep their size.
 
-    ``unknown`` says why that is not known.
+    ``unknown`` says why that is not known, ``drained`` which nodes were drained to find it out.
     """
 
     keep: Mapping[str, Size] = field(default_factory=dict)
     affected: tuple[AffectedJob, ...] = ()
-    ended: tuple[AffectedJob, ...] = ()
     unknown: str = ""
+    drained: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know of it."""
-        keeping = (f"{name} keeps {_words(size)} while jobs run there" for name, size in self.keep.items())
-        return (*(f"ended {job}" for job in self.ended), *keeping)
+        return tuple(
+            f"{name} keeps {' and '.join(size.parts[:2])} while jobs run there"
+            for name, size in self.keep.items()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,60 +69,27 @@ def review(session: ClusterSession, planned: Planned, *, force: bool) -> Mapping
     Raises:
         UsageError: it would cancel jobs, or give a user's uid to another; nothing was changed.
     """
-    spec, workspace, provider = session.spec, session.workspace, session.provider
-    before = known_inventory(workspace)
+    before = known_inventory(session.workspace)
     if before is None:
         return {}
-    controller = session.connections.to(before.controller.name)
-    applied = known_spec(workspace)
-    if applied is None or spec.users != applied.users:
-        with suppress(TransportError):  # it is down; the role would say it then
-            reject_taken_uids(spec, controller.run(["cat", "/etc/passwd"]).stdout)
-    change = evaluate(
+    reject_changed_users(session, before)
+    impact = impact_of(session, before, planned, drain=True)
+    session.notes += settle(impact, admin_scheduler(before, session.connections), force=force)
+    return impact.keep
+
+
+def impact_of(session: ClusterSession, before: Inventory, planned: Planned, *, drain: bool = False) -> Impact:
+    """``evaluate`` of a session."""
+    spec, provider = session.spec, session.provider
+    return evaluate(
         spec,
         before,
         provider.sizes(spec),
         admin_scheduler(before, session.connections, patience_s=PATIENCE_S),
         hosts=planned.changes,
-        alive=lambda: provider.alive(workspace.cluster_id()),
-        force=force,
+        alive=lambda: provider.alive(before.cluster_id),
+        drain=drain,
     )
-    session.notes += change.notes
-    return change.keep
-
-
-def preview(
-    spec: ClusterSpec,
-    before: Inventory,
-    sizes: Mapping[str, Size],
-    scheduler: Scheduler,
-    *,
-    hosts: Sequence[HostChange] = (),
-    alive: Callable[[], bool],
-) -> Impact:
-    """What ``evaluate`` would find, by looking alone: no node is drained, no job ended."""
-    plan = _Plan.of(spec, before, sizes, hosts)
-    if not plan.concerns_jobs:
-        return Impact()
-    try:
-        nodes = {node.name: node for node in scheduler.nodes()}
-        active = active_jobs(scheduler)
-    except (SchedulerError, TransportError) as exc:
-        return Impact(unknown=_message(exc) if isinstance(exc, SchedulerError) or alive() else "")
-    affected = tuple(plan.affected(active, nodes))
-    return Impact(plan.kept({node for job in active for node in job.nodes}), affected)
-
-
-def reject(impact: Impact) -> None:
-    """Reject a change that would cancel jobs.
-
-    Raises:
-        UsageError: it would end jobs, or nobody can tell.
-    """
-    if impact.unknown:
-        raise _unknown_impact(impact.unknown)
-    if impact.affected:
-        raise _would_end(impact.affected)
 
 
 def evaluate(
@@ -130,42 +100,58 @@ def evaluate(
     *,
     hosts: Sequence[HostChange] = (),
     alive: Callable[[], bool],
-    force: bool,
+    drain: bool = False,
 ) -> Impact:
-    """Look at the change from the hosts of ``before`` to the spec; ``force`` ends what is in its way.
+    """What the change from the hosts of ``before`` to the spec means for jobs.
 
     ``hosts``: what the provider would do to some of them. ``alive``: whether any host runs, asked where the
-    controller says nothing: nodes may be at work then.
-
-    Raises:
-        UsageError: it would end jobs, or nobody can tell; nothing was changed.
+    controller says nothing: nodes may be at work then. ``drain``: let no job start on nodes that leave.
     """
     plan = _Plan.of(spec, before, sizes, hosts)
     if not plan.concerns_jobs:
         return Impact()
-    going: list[str] = []
     try:
-        nodes = {node.name: node for node in scheduler.nodes()}
-        going = sorted(name for name in plan.gone if name in nodes and nodes[name].usable)
-        if going:
-            scheduler.drain(going, REASON)  # no job may start there while we look
-        active = active_jobs(scheduler)
-    except (SchedulerError, TransportError) as exc:
-        if force or not (isinstance(exc, SchedulerError) or alive()):  # what lies still has no jobs to spare
-            return Impact()
-        if going:
-            with suppress(TransportError):
-                scheduler.resume(going)
-        raise _unknown_impact(_message(exc)) from exc
-    affected = tuple(plan.affected(active, nodes))
-    if affected and not force:
-        if going:
-            scheduler.resume(going)
-        raise _would_end(affected)
-    _end(affected, scheduler)
-    ended = {job.job.id for job in affected}
-    keep = plan.kept({node for job in active if job.id not in ended for node in job.nodes})
-    return Impact(keep, ended=affected)
+        found = reserve(scheduler, plan.gone if drain else (), REASON)
+    except (SchedulerError, TransportError) as exc:  # what lies still has no jobs to spare
+        return Impact(unknown=exc.cause if isinstance(exc, SchedulerError) or alive() else "")
+    affected = tuple(plan.affected(found.jobs, found.nodes))
+    ending = {one.job.id for one in affected}
+    keep = plan.kept({node for job in found.jobs if job.id not in ending for node in job.nodes})
+    return Impact(keep, affected, drained=found.drained)
+
+
+def settle(impact: Impact, scheduler: Scheduler, *, force: bool) -> tuple[str, ...]:
+    """Reject a change that would cancel jobs, or under ``force`` cancel them; what the user should know."""
+    if force:
+        _end(impact.affected, scheduler)
+        return (*(f"ended {job}" for job in impact.affected), *impact.notes)
+    if impact.affected and impact.drained:
+        scheduler.resume(impact.drained)
+    reject(impact)
+    return impact.notes
+
+
+def reject(impact: Impact) -> None:
+    """Reject a change that would cancel jobs.
+
+    Raises:
+        UsageError: it would end jobs, or nobody can tell.
+    """
+    if impact.unknown:
+        raise UsageError(
+            "the jobs that this change would end are not known",
+            why=impact.unknown,
+            fix="run `clusterctl up` with the spec as it was, which repairs the cluster; or go ahead: "
+            "--force",
+        )
+    if impact.affected:
+        count = len(impact.affected)
+        raise UsageError(
+            f"this change would end {count} job{'s' if count > 1 else ''}",
+            why="; ".join(map(str, impact.affected)),
+            fix="wait until they have ended, or end them: `clusterctl cancel`, or `up --force` ends them "
+            "for you",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +175,7 @@ class _Plan:
         resized = {
             host.name: (size, sizes[host.name])
             for host in before.compute
-            if host.name in sizes and (size := _size(host)) and size != sizes[host.name]
+            if host.name in sizes and (size := Size.of(host)) and size != sizes[host.name]
         }
         gone = frozenset(host.name for host in before.compute if host.name not in partitions)
         gone |= {host.name for host in hosts if host.released and host.action == "replace"}
@@ -239,6 +225,15 @@ class _Plan:
         return keep
 
 
+def reject_changed_users(session: ClusterSession, before: Inventory) -> None:
+    """``reject_taken_uids``, of changed users and where the controller answers; else their role says it."""
+    applied = known_spec(session.workspace)
+    if applied is None or session.spec.users != applied.users:
+        with suppress(TransportError):
+            accounts = session.connections.to(before.controller.name).run(["cat", "/etc/passwd"])
+            reject_taken_uids(session.spec, accounts.stdout)
+
+
 def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
     """An account's number belongs to its files: it can't pass to another name while the hosts live.
 
@@ -261,39 +256,9 @@ def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
         )
 
 
-def _size(host: Host) -> Size | None:
-    if host.cpus is None or host.memory_mib is None:
-        return None
-    return Size(host.cpus, host.memory_mib, host.disk_mib)
-
-
-def _words(size: Size) -> str:
-    return f"{size.cpus} CPU{'s' if size.cpus > 1 else ''} and {format_size(size.memory_mib)} of memory"
-
-
 def _stop(host: HostChange) -> str:
     how = "is made anew" if host.action == "replace" else "is restarted"
     return f"{host.name} {how}" + (f": {host.why}" if host.why else "")
-
-
-def _message(exc: ClusterctlError) -> str:
-    return f"{exc.what}: {exc.why}" if exc.why else exc.what
-
-
-def _would_end(affected: Sequence[AffectedJob]) -> UsageError:
-    return UsageError(
-        f"this change would end {len(affected)} job{'s' if len(affected) > 1 else ''}",
-        why="; ".join(map(str, affected)),
-        fix="wait until they have ended, or end them: `clusterctl cancel`, or `up --force` ends them for you",
-    )
-
-
-def _unknown_impact(why: str) -> UsageError:
-    return UsageError(
-        "the jobs that this change would end are not known",
-        why=why,
-        fix="run `clusterctl up` with the spec as it was, which repairs the cluster; or go ahead: --force",
-    )
 
 
 def _end(affected: Sequence[AffectedJob], scheduler: Scheduler) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,7 +13,6 @@ from pydantic import ValidationError
 
 from clusterctl.errors import (
     Failure,
-    NotUpError,
     SchedulerError,
     TransportError,
     UsageError,
@@ -70,6 +70,33 @@ def states(scheduler: Scheduler, names: Collection[str]) -> tuple[NodeState, ...
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """All nodes and active jobs, as they were once the nodes in ``drained`` took no new ones."""
+
+    nodes: Mapping[str, NodeInfo]
+    jobs: tuple[JobInfo, ...]
+    drained: tuple[str, ...] = ()
+
+
+def reserve(scheduler: Scheduler, names: Collection[str], reason: str) -> Reserved:
+    """Drain those of these nodes that are in service, then look which jobs are at work.
+
+    If the scheduler does not answer, none stays drained.
+    """
+    nodes = {node.name: node for node in scheduler.nodes()}
+    drained = tuple(sorted(name for name in names if name in nodes and nodes[name].usable))
+    try:
+        if drained:
+            scheduler.drain(drained, reason)
+        return Reserved(nodes, active_jobs(scheduler), drained)
+    except (SchedulerError, TransportError):
+        if drained:
+            with suppress(SchedulerError, TransportError):
+                scheduler.resume(drained)
+        raise
+
+
 def wait_idle(
     scheduler: Scheduler,
     names: Sequence[str],
@@ -122,14 +149,9 @@ def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None
         TransportError: some did not answer, or did not come back in time; one failure a host.
     """
     back = dict(zip(hosts, parallel_map([*hosts.values()], lambda to: _boot(to, timeout_s)), strict=True))
-    failures = tuple(Failure("reboot", why, host, "reboot") for host, why in back.items() if why)
-    if failures:
-        raise TransportError(
-            f"{', '.join(str(failure.host) for failure in failures)} did not come back",
-            why="; ".join(f"{failure.host}: {failure.cause}" for failure in failures),
-            fix="look at its console; once it answers, `clusterctl up` puts it back into service",
-            failures=failures,
-        )
+    if failures := [Failure("reboot", why, host, "reboot") for host, why in back.items() if why]:
+        fix = "look at its console; once it answers, `clusterctl up` puts it back into service"
+        raise TransportError.of_hosts("{hosts} did not come back", failures, fix=fix)
 
 
 def _boot(host: Transport, timeout_s: float) -> str:
@@ -155,6 +177,14 @@ def _boot(host: Transport, timeout_s: float) -> str:
     raise AssertionError("the pauses never end")
 
 
+def reject_unknown(names: Iterable[str], known: Collection[str], what: str, otherwise: str = "") -> None:
+    """That all of these are known. ``otherwise`` is what to do where none of the known is near."""
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known) or otherwise or f"known are {', '.join(sorted(known)) or 'none'}"
+            raise UsageError(f"{what} {name!r}", fix=hint)
+
+
 def check_names(inventory: Inventory, names: Sequence[str]) -> None:
     """That all of them are nodes of the cluster.
 
@@ -162,10 +192,7 @@ def check_names(inventory: Inventory, names: Sequence[str]) -> None:
         UsageError: one is not.
     """
     known = [host.name for host in inventory.compute]
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known) or f"its nodes are {', '.join(known)}"
-            raise UsageError(f"the cluster has no node {name!r}", fix=hint)
+    reject_unknown(names, known, "the cluster has no node", f"its nodes are {', '.join(known)}")
 
 
 def names_of(ranges: Iterable[str]) -> tuple[str, ...]:
@@ -193,27 +220,27 @@ def limited(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> 
     if not limit:
         return spec
     provider = own_machines(spec.provider)
-    known = (*provider.machines, *(name for p in spec.partitions for name in spec.node_names(p)))
-    if strange := [name for name in limit if name not in known]:
-        hint = did_you_mean(strange[0], known) or "name it under provider.hosts, and in a partition"
-        raise UsageError(f"the spec has no host {', '.join(strange)}", where="--limit", fix=hint)
-    before = _before(workspace)
-    if before is None:
-        if provider.controller not in limit:
-            raise UsageError(
-                f"the controller, {provider.controller}, comes first",
-                where="--limit",
-                why="nothing of the cluster is up yet",
-                fix=f"name it, too: --limit {provider.controller},{','.join(limit)}",
-            )
-        return _with(spec, {p.name: [n for n in spec.node_names(p) if n in limit] for p in spec.partitions})
-    there = {host.name: host.partition for host in before.compute}
+    named = {p.name: spec.node_names(p) for p in spec.partitions}
+    known = (*provider.machines, *itertools.chain(*named.values()))
+    reject_unknown(limit, known, "the spec has no host", "name it under provider.hosts, and in a partition")
+    there: dict[str, str | None] = {}
+    if workspace.hosts.exists():
+        there = {host.name: host.partition for host in inventory_of(workspace).compute}
+        was = applied_spec(workspace).provider.machines  # the spec may no longer name some that stay
+        gone = {name: was[name] for name in there if name in was and name not in provider.machines}
+        provider = provider.model_copy(update={"hosts": {**provider.hosts, **gone}})
+    elif provider.controller not in limit:
+        raise UsageError(
+            f"the controller, {provider.controller}, comes first",
+            where="--limit",
+            why="nothing of the cluster is up yet",
+            fix=f"name it, too: --limit {provider.controller},{','.join(limit)}",
+        )
     nodes = {}
-    for p in spec.partitions:
-        named = spec.node_names(p)
-        nodes[p.name] = [name for name in named if name in limit or there.get(name) == p.name]
-        nodes[p.name] += [n for n, was in there.items() if was == p.name and n not in (*limit, *named)]
-    return _with(_knowing(spec, applied_spec(workspace), there), nodes)
+    for partition, names in named.items():
+        stay = [name for name, was in there.items() if was == partition and name not in (*limit, *names)]
+        nodes[partition] = [name for name in names if name in limit or there.get(name) == partition] + stay
+    return _with(spec.model_copy(update={"provider": provider}), nodes)
 
 
 def without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
@@ -233,14 +260,6 @@ def without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
         raise UsageError("no node would be left", fix="take the whole cluster down: `clusterctl down`")
     fewer = tuple(name for name in provider.login if name not in names)
     return _with(spec.model_copy(update={"provider": provider.model_copy(update={"login": fewer})}), left)
-
-
-def concerned(inventory: Inventory, limit: Collection[str]) -> tuple[str, ...]:
-    """The nodes to verify; none means all."""
-    if not limit:
-        return ()
-    lead = inventory.controller.name
-    return (lead, *(host.name for host in inventory.compute if host.name in limit and host.name != lead))
 
 
 @contextmanager
@@ -267,7 +286,8 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable
         if not settled:
             for path, content in before.items():
                 write_atomic(path, content)
-            pending.forget(aside)
+            for one in aside:
+                one.remove()
         raise
 
 
@@ -286,15 +306,13 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
     known = {*members, *(one.host.name for one in left)}
     if workspace.spec.exists():
         known |= set(applied_spec(workspace).provider.machines)  # the same command may come again
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, sorted(known)) or f"known are {', '.join(sorted(known)) or 'none'}"
-            raise UsageError(f"nothing is known of a machine {name!r}", fix=hint)
+    reject_unknown(names, known, "nothing is known of a machine")
     behind = [one for one in left if one.host.name in names]
     others = [name for name in names if name not in {one.host.name for one in behind}]
     if others:
         _forget_hosts(workspace, others)
-    pending.forget(behind)
+    for one in behind:
+        one.remove()
     return (
         *(_was_left(one, members.get(one.host.name)) for one in behind),
         *(f"{name}, of the cluster" for name in others),
@@ -312,14 +330,12 @@ def check_left(workspace: Workspace, names: Iterable[str]) -> None:
     Raises:
         UsageError: one is not.
     """
-    left = sorted({one.host.name for one in pending_releases(workspace)})
-    for name in names:
-        if name not in left:
-            raise UsageError(
-                f"{name!r} is no machine with a pending release",
-                why=f"those are: {', '.join(left) or 'none'}",
-                fix="one of the cluster leaves it by `clusterctl node remove`, or `clusterctl down --forget`",
-            )
+    left = {one.host.name for one in pending_releases(workspace)}
+    fix = (
+        f"those are: {', '.join(sorted(left)) or 'none'}; one of the cluster leaves it by "
+        "`clusterctl node remove`, or `clusterctl down --forget`"
+    )
+    reject_unknown(names, left, "there is no machine with a pending release", fix)
 
 
 def _forget_hosts(workspace: Workspace, names: Collection[str]) -> None:
@@ -343,13 +359,6 @@ def _forget_hosts(workspace: Workspace, names: Collection[str]) -> None:
             write_atomic(file, "".join(line for line in lines if line.partition(" ")[0] not in names))
 
 
-def _before(workspace: Workspace) -> Inventory | None:
-    try:
-        return inventory_of(workspace)
-    except NotUpError:
-        return None
-
-
 def _with(spec: ClusterSpec, nodes: dict[str, list[str]]) -> ClusterSpec:
     """The spec with these nodes in its partitions; one without any goes."""
     partitions = tuple(
@@ -360,12 +369,3 @@ def _with(spec: ClusterSpec, nodes: dict[str, list[str]]) -> ClusterSpec:
     if not partitions:
         raise UsageError("none of these hosts is a node", where="--limit", fix="name one of a partition, too")
     return spec.model_copy(update={"partitions": partitions})
-
-
-def _knowing(spec: ClusterSpec, raised: ClusterSpec, there: Collection[str]) -> ClusterSpec:
-    """The spec with the machines that it no longer names, and that stay."""
-    provider = own_machines(spec.provider)
-    was = raised.provider.machines
-    gone = {name: was[name] for name in there if name not in provider.machines and name in was}
-    hosts = {**provider.hosts, **gone}
-    return spec.model_copy(update={"provider": provider.model_copy(update={"hosts": hosts})})

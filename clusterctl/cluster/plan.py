@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl.cluster import converge, impact, verify
-from clusterctl.cluster.hardware import NodeConfig
-from clusterctl.cluster.session import ClusterSession, known_inventory, known_spec
-from clusterctl.configure.events import TaskPreview
+from clusterctl.cluster.session import ClusterSession, Drift, known_inventory, known_spec
+from clusterctl.configure.events import TaskProgress
 from clusterctl.errors import ConfigureError, MachineError, SchedulerError, TransportError, UsageError
 from clusterctl.hosts.probe import probe_hosts
 from clusterctl.hosts.roles import probe_requests
@@ -24,27 +23,15 @@ from clusterctl.jobs.environment import unbuilt
 from clusterctl.providers.base import Planned
 from clusterctl.scheduler.session import admin_scheduler
 from clusterctl.spec.load import Difference, differences
-from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.ssh import Connections, SSHTransport
+from clusterctl.transport.ssh import SSHTransport
 from clusterctl.util.process import temporary_folder
 
 PATIENCE_S = 5.0  # for hosts and Slurm to answer
 _WORDS = {"make": "made", "change": "changed", "replace": "made anew", "remove": "removed"}
 _NOT_COPIED = ("logs", "rendered", "id_ed25519", "munge.key")
 _HEAVY = ".terraform"  # plugins of a hundred megabytes; linked
-
-
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """Something that is not as it should be, and that `up` repairs, or fails on."""
-
-    host: str
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.host}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +46,17 @@ class Plan:
     settings: tuple[Difference, ...] = ()
     drift: tuple[Drift, ...] = ()
     notes: tuple[str, ...] = ()
-    tasks: tuple[TaskPreview, ...] = ()
+    tasks: tuple[TaskProgress, ...] = ()
 
     @property
     def is_empty(self) -> bool:
-        """Whether `up` would change nothing."""
+        """Whether `up` would change nothing; it repairs all drift, or fails on it."""
         return not (self.hosts.changes or self.hosts.other or self.settings or self.drift)
+
+    @property
+    def staying(self) -> set[str]:
+        """The hosts that run, and stay."""
+        return {host.name for host in self.hosts.hosts if host.action in {"keep", "change"} and not host.off}
 
     @property
     def summary(self) -> str:
@@ -83,6 +75,7 @@ def preview(session: ClusterSession) -> Plan:
         MachineError: this machine can't do it.
         ProvisionError: the provider can't tell.
     """
+    before = known_inventory(session.workspace)
     with copied(session.workspace, without=_NOT_COPIED) as copy, session.connections:
         planning = replace(session, workspace=copy)  # where the provider writes
         planning.connections = session.connections
@@ -90,10 +83,11 @@ def preview(session: ClusterSession) -> Plan:
         notes = [*found.hosts.notes, *found.jobs.notes]
         if worker := session.workspace.worker():
             notes.append(f"{worker}: what it does may change this")
-        notes += _of_check(session)
-        notes += _of_users(session, found)
-        found = replace(found, drift=tuple(_drift(session, found)), notes=tuple(notes))
-        return found if found.is_empty else _with_tasks(session, found, copy)
+        notes += _refusals(session, before)
+        found = replace(found, drift=tuple(_drift(session, found, before)), notes=tuple(notes))
+        if before is None or found.is_empty or not session.spec.provider.user_owned:
+            return found
+        return _with_tasks(session, found, before, copy)
 
 
 def plan_changes(session: ClusterSession) -> Plan:
@@ -101,161 +95,106 @@ def plan_changes(session: ClusterSession) -> Plan:
 
     Raises:
         UsageError: the cluster is up under another provider.
-        MachineError: this machine can't do it.
-        ProvisionError: the provider can't tell.
     """
     spec, workspace, provider = session.spec, session.workspace, session.provider
     before = known_inventory(workspace)
     applied = known_spec(workspace)  # hosts may be there, though the last `up` left no inventory
     there = before.provider if before else applied and applied.provider.type
+    differs = where = ""
     if there not in (None, spec.provider.type):
-        raise UsageError(
-            f"cluster {spec.name!r} is up already, under the provider {there}",
-            where="provider.type",
-            fix="take it down first, or give the new cluster another name",
-        )
-    if before and before.scheduler != spec.scheduler:
-        raise UsageError(
-            f"cluster {spec.name!r} is up already, with `scheduler: {before.scheduler}`",
-            where="scheduler",
-            fix="take it down first, or give the new cluster another name",
-        )
+        differs, where = f"under the provider {there}", "provider.type"
+    elif before and before.scheduler != spec.scheduler:
+        differs, where = f"with `scheduler: {before.scheduler}`", "scheduler"
+    if differs:
+        fix = "take it down first, or give the new cluster another name"
+        raise UsageError(f"cluster {spec.name!r} is up already, {differs}", where=where, fix=fix)
     hosts = provider.plan(spec, workspace, keep={}, report=session.report)
     if before is None:
         plan = Plan(hosts)
     else:
-        affected = impact.preview(
-            spec,
-            before,
-            provider.sizes(spec),
-            admin_scheduler(before, session.connections, patience_s=PATIENCE_S),
-            hosts=hosts.changes,
-            alive=lambda: provider.alive(before.cluster_id),
-        )
+        affected = impact.impact_of(session, before, hosts)
         if affected.keep:
             hosts = provider.plan(spec, workspace, keep=affected.keep, report=session.report)
-        plan = Plan(hosts, affected, _settings(spec, workspace))
+        no_spec = (Difference("spec", "the applied spec is not known"),)
+        plan = Plan(hosts, affected, differences(applied, spec) if applied else no_spec)
     session.note = plan.summary
     return plan
 
 
-def _settings(spec: ClusterSpec, workspace: Workspace) -> tuple[Difference, ...]:
-    applied = known_spec(workspace)
-    return differences(applied, spec) if applied else (Difference("spec", "the applied spec is not known"),)
-
-
-def _drift(session: ClusterSession, found: Plan) -> Iterator[Drift]:
+def _drift(session: ClusterSession, found: Plan, before: Inventory | None) -> Iterator[Drift]:
     """What has drifted on the hosts that stay and run."""
-    spec, workspace, connections = session.spec, session.workspace, session.connections
-    staying = {host.name for host in found.hosts.hosts if host.action in {"keep", "change"} and not host.off}
-    before = known_inventory(workspace)
+    spec, workspace, staying = session.spec, session.workspace, found.staying
     if before is None or before.controller.name not in staying:
         if staying:
             yield Drift(spec.controller_host, "the last `clusterctl up` did not end")
         return
-    controller = before.controller.name
     session.report("probing the hosts")
-    asked = probe_requests(spec, before, workspace)
+    asked = {h: one for h, one in probe_requests(spec, before, workspace).items() if h in staying}
     try:
-        views = probe_hosts(
-            {host: asked[host] for host in asked if host in staying}, connections.to, timeout_s=PATIENCE_S
-        )
+        reports = probe_hosts(asked, session.connections.to, timeout_s=PATIENCE_S)
     except TransportError as exc:
         for failure in exc.failures:
-            yield Drift(failure.host or controller, f"it does not answer: {failure.cause}")
+            host = failure.host or before.controller.name
+            yield Drift(host, f"it does not answer: {failure.cause}")
         return
-    for host, what in converge.drift_of(workspace, views):
-        yield Drift(host, what)
-    for host, view in views.items():
-        for disk in view.full:
+    yield from converge.drift_of(workspace, reports)
+    for host, report in reports.items():
+        for disk in report.full:
             yield Drift(host, f"{disk}; `up` will not go on before there is room")
-    nodes = converge.pending_changes(session, before, views)
-    yield from _of_hardware(nodes)
-    alike = nodes.unchanged
-    if (
-        not found.hosts.changes
-        and not found.settings
-        and (why := converge.stale(spec, before, workspace, alike))
-    ):
-        yield Drift("all hosts", f"configured anew: {why}")
-    yield from _of_nodes(staying, before, connections)
-    yield from _of_environment(session, before)
-
-
-def _of_hardware(nodes: NodeConfig) -> Iterator[Drift]:
-    """What came or went of it, and what must wait."""
+    nodes = converge.pending_changes(session, before, reports)
     for host, what in nodes.changes.items():
         yield Drift(host, f"{what}: {nodes.waiting[host]}" if host in nodes.waiting else what)
+    is_alike = not (found.hosts.changes or found.settings)
+    if is_alike and (why := converge.stale(spec, before, workspace, nodes.unchanged)):
+        yield Drift("all hosts", f"configured anew: {why}")
+    yield from _drift_of_services(session, before, staying)
 
 
-def _of_nodes(staying: set[str], before: Inventory, connections: Connections) -> Iterator[Drift]:
+def _drift_of_services(session: ClusterSession, before: Inventory, staying: set[str]) -> Iterator[Drift]:
+    """What Slurm says of its nodes, and whether the environment of the spec's requirements is there."""
+    spec, controller = session.spec, before.controller.name
     try:
-        nodes = admin_scheduler(before, connections, patience_s=PATIENCE_S).nodes()
+        nodes = admin_scheduler(before, session.connections, patience_s=PATIENCE_S).nodes()
+        for host, what in verify.unusable(node for node in nodes if node.name in staying):
+            yield Drift(host, what)
     except (SchedulerError, TransportError) as exc:
-        yield Drift(before.controller.name, f"Slurm does not answer: {exc.why or exc.what}")
-        return
-    for host, what in verify.unusable(node for node in nodes if node.name in staying):
-        yield Drift(host, what)
-
-
-def _of_environment(session: ClusterSession, inventory: Inventory) -> Iterator[Drift]:
-    spec = session.spec
+        yield Drift(controller, f"Slurm does not answer: {exc.why or exc.what}")
     if spec.software.python.requirements is None:
         return
-    controller = inventory.controller.name
-    transport = SSHTransport(controller, session.workspace.ssh_config, user=spec.job_user.name)
-    try:
-        what = unbuilt(spec, inventory.distribution, lambda: transport)
-    except TransportError as exc:
-        what = f"it can't be looked at: {exc.why or exc.what}"
-    finally:
-        transport.close()
-    if what:
-        yield Drift(controller, f"the Python environment of the spec: {what}")
+    with closing(SSHTransport(controller, session.workspace.ssh_config, user=spec.job_user.name)) as to:
+        try:
+            lacks = unbuilt(spec, before.distribution, lambda: to)
+        except TransportError as exc:
+            lacks = f"it can't be looked at: {exc.why or exc.what}"
+    if lacks:
+        yield Drift(controller, f"the Python environment of the spec: {lacks}")
 
 
-def _of_check(session: ClusterSession) -> Iterator[str]:
-    """Why `up` would refuse the spec, or this machine, at once."""
+def _refusals(session: ClusterSession, before: Inventory | None) -> Iterator[str]:
+    """Why `up` would refuse the spec, its users, or this machine, at once."""
     try:
         session.provider.check(session.spec)
+        if before is not None:
+            impact.reject_changed_users(session, before)
     except (MachineError, UsageError) as exc:
         yield f"`up` refuses this: {exc.what}; {exc.why}; {exc.fix}"
 
 
-def _of_users(session: ClusterSession, found: Plan) -> Iterator[str]:
-    """Why `up` would refuse the users of the spec."""
-    before = known_inventory(session.workspace)
-    if before is None or not any(one.key.startswith("users") for one in found.settings):
-        return
-    try:
-        accounts = session.connections.to(before.controller.name).run(["cat", "/etc/passwd"]).stdout
-        impact.reject_taken_uids(session.spec, accounts)
-    except TransportError:
-        return  # it lies still; the look at the hosts says so
-    except UsageError as exc:
-        yield f"`up` refuses this: {exc.what}; {exc.why}"
-
-
-def _with_tasks(session: ClusterSession, found: Plan, copy: Workspace) -> Plan:
+def _with_tasks(session: ClusterSession, found: Plan, before: Inventory, copy: Workspace) -> Plan:
     """The plan, with what configuring would change on hosts of somebody's own that are part of it already.
 
     On those that are new, everything is: what is there is noted first, and given back by `down`.
     """
     spec, workspace = session.spec, session.workspace
-    before = known_inventory(workspace)
-    if before is None or not spec.provider.user_owned:
-        return found
-    staying = {host.name for host in found.hosts.hosts if host.action in {"keep", "change"} and not host.off}
-    if away := [host.name for host in before.hosts if host.name not in staying]:
+    if away := [host.name for host in before.hosts if host.name not in found.staying]:
         return replace(found, notes=(*found.notes, f"no look ahead, task by task, without {', '.join(away)}"))
     session.report("running Ansible in check mode")
     for secret in (workspace.munge_key, workspace.key):
         (copy.root / secret.name).symlink_to(secret)
     try:
-        views = probe_hosts(
-            probe_requests(spec, before, workspace), session.connections.to, timeout_s=PATIENCE_S
-        )
-        nodes = converge.pending_changes(session, before, views)
+        asked = probe_requests(spec, before, workspace)
+        reports = probe_hosts(asked, session.connections.to, timeout_s=PATIENCE_S)
+        nodes = converge.pending_changes(session, before, reports)
         tasks, failures = converge.preview(spec, before, copy, nodes.reports)
     except (ConfigureError, TransportError) as exc:
         return replace(found, notes=(*found.notes, f"what tasks would change can't be told: {exc.what}"))

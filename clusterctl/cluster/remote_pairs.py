@@ -1,8 +1,7 @@
 """Runs on every node at once: which of the others does a TCP connection reach? Standard library, Python 3.9.
 
-    python3 -I -S -c THIS_FILE '{"port": 41234, "seconds": 6, "peers": {"d-train-2": "10.0.0.4"}}'
-
-It listens for the others, connects to each of them, and prints for each one that was not reached why.
+It is asked '{"port": 41234, "seconds": 6, "peers": {"d-train-2": "10.0.0.4"}}', listens for the others,
+connects to each of them, and prints for each one that was not reached why.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ def reach(address: str, port: int, deadline: float) -> str | None:
         time.sleep(PAUSE_S)
 
 
-def main() -> None:
-    asked = json.loads(sys.argv[1])
+def main(request: str) -> None:
+    asked = json.loads(request)
     end = time.monotonic() + asked["seconds"]
     server = socket.create_server(("0.0.0.0", asked["port"]), backlog=256)  # noqa: S104
     threading.Thread(target=answer, args=(server,), daemon=True).start()
@@ -69,7 +68,3 @@ def main() -> None:
         unreached = {name: future.result() for name, future in asking.items()}
     time.sleep(max(0.0, end - time.monotonic()))  # slower ones may still want to reach us
     json.dump({name: why for name, why in unreached.items() if why}, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()

@@ -37,15 +37,15 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
-    """Something of a host that was not as it should be: ``what`` it was, and the ``action`` taken."""
+class Drift:
+    """Something of a host that is not as it should be; or ``what`` it was, and the ``action`` taken."""
 
     host: str
     what: str
-    action: str
+    action: str = ""
 
     def __str__(self) -> str:
-        return f"{self.host}: {self.what}: {self.action}"
+        return ": ".join(filter(None, (self.host, self.what, self.action)))
 
 
 def ignore(*_: object) -> None:
@@ -63,11 +63,10 @@ class Run:
 
     workspace: Workspace
     reporter: PhaseReporter = ignore
-    on_repair: Callable[[Repair], None] = ignore
+    on_repair: Callable[[Drift], None] = ignore
     wait_s: float = WAIT_S
     phases: list[Phase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    repairs: list[Repair] = field(default_factory=list)
     note: str = ""
     verb: str = ""
     _current: str = ""
@@ -76,21 +75,15 @@ class Run:
         """Run a function as a phase; its name is the phase's in the journal."""
         self._current, self.note = function.__name__, ""
         self.reporter(self._current, "")
-        with Journal(self.workspace.journal).phase(self.verb, self._current, inputs=self.inputs) as step:
+        spec = self.workspace.spec
+        inputs = digest(spec.read_bytes()) if spec.exists() else ""
+        with Journal(self.workspace.journal).phase(self.verb, self._current, inputs=inputs) as step:
             try:
                 result = function(self, *args, **kwargs)
             finally:
                 step.note = self.note
         self.phases.append(Phase(self._current, step.seconds, step.note))
         return result
-
-    @property
-    def inputs(self) -> str:
-        """A digest of the spec that the phases work on."""
-        try:
-            return digest(self.workspace.spec.read_bytes())
-        except FileNotFoundError:
-            return ""
 
     def report(self, message: str | HostStep) -> None:
         """Report what the current phase is doing."""
@@ -100,10 +93,9 @@ class Run:
         """Report that the cluster's lock, or its disk, is waited for."""
         self.reporter(WAITING, message)
 
-    def repaired(self, repairs: Iterable[Repair]) -> None:
+    def repaired(self, repairs: Iterable[Drift]) -> None:
         """Report repairs at once: they are made, whatever becomes of the phases to come."""
         for repair in repairs:
-            self.repairs.append(repair)
             self.on_repair(repair)
 
 
@@ -152,8 +144,12 @@ def known_spec(workspace: Workspace) -> ClusterSpec | None:
 
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
     """Put the inventory where ordinary tools find it: `ssh -F`, `ansible-playbook -i`."""
-    write_ssh_files(inventory, workspace)
     inventory_file.write_inventory(spec, inventory, workspace)
+    _record(inventory, workspace)
+
+
+def _record(inventory: Inventory, workspace: Workspace) -> None:
+    write_ssh_files(inventory, workspace)
     write_atomic(workspace.hosts, inventory.model_dump_json(indent=2) + "\n")
     workspace.joining.unlink(missing_ok=True)  # all of it stands there now
 
@@ -162,9 +158,10 @@ def _restore(
     inventory: Inventory, hosts: Collection[str], workspace: Workspace, report: Reporter
 ) -> Mapping[str, tuple[str, ...]]:
     """Have Ansible put back what was on these; what was left on each, and why."""
-    write_inventory(applied_spec(workspace), inventory, workspace)
+    inventory_file.write_restore_inventory(inventory, workspace)
+    _record(inventory, workspace)
 
     def progress(task: events.TaskProgress) -> None:
         report(HostStep(task.host, task.what, len(hosts), task.status, task.failed))
 
-    return ansible.restore(inventory, workspace, limit=hosts, progress=progress)
+    return ansible.run("restore", inventory, workspace, limit=hosts, progress=progress).notes

@@ -7,6 +7,7 @@ Killed anywhere and run again, `up` converges: every phase looks at the world an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,9 +16,9 @@ from clusterctl.cluster.hardware import fetch_wheels
 from clusterctl.cluster.impact import reject, review
 from clusterctl.cluster.nodes import limited, replacing
 from clusterctl.cluster.plan import Plan, plan_changes
-from clusterctl.cluster.session import ClusterSession, Phase, Repair, write_inventory
+from clusterctl.cluster.session import ClusterSession, Drift, Phase, write_inventory
 from clusterctl.cluster.verify import Verification, verify
-from clusterctl.configure import ansible, inventory_file, ship
+from clusterctl.configure import ansible, ship
 from clusterctl.errors import UsageError
 from clusterctl.hosts.probe import HostReport, probe_hosts, reject_full_disks, with_distributions
 from clusterctl.hosts.roles import probe_requests
@@ -25,13 +26,13 @@ from clusterctl.jobs.environment import build, environment_of
 from clusterctl.packages.bundle import Bundle
 from clusterctl.packages.bundle_checks import cluster_bundle, forget, missing_bundle, use_bundle
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
-from clusterctl.providers.base import BakeTarget, Provisioned, Size
+from clusterctl.providers.base import Provisioned, Size
 from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.scheduler.session import distribution_ahead
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.util.assets import job_lock
@@ -66,7 +67,6 @@ class UpResult:
     verification: Verification
     phases: tuple[Phase, ...]
     notes: tuple[str, ...]
-    repairs: tuple[Repair, ...] = ()
 
 
 def up(session: ClusterSession, options: UpOptions) -> UpResult:
@@ -87,7 +87,9 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
         session.workspace.create_secrets()
 
         plan = session.phase(plan_changes)
-        approve(plan, options)
+        if not options.force:
+            reject(plan.jobs)
+        options.approve(plan)
         keep = review(session, plan.hosts, force=options.force)
         commit_replacement()
         write_atomic(session.workspace.spec, dump_spec(session.spec))
@@ -104,20 +106,7 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
         if environment.lock is not None:
             session.phase(build_environment, environment, inventory)
         verification = session.phase(verify, converged, options.limit)
-    return UpResult(
-        inventory, verification, tuple(session.phases), tuple(session.notes), tuple(session.repairs)
-    )
-
-
-def approve(plan: Plan, options: UpOptions) -> None:
-    """Have the plan approved, unless jobs are in its way.
-
-    Raises:
-        UsageError: it would cancel jobs, or it was not approved.
-    """
-    if not options.force:
-        reject(plan.jobs)
-    options.approve(plan)
+    return UpResult(inventory, verification, tuple(session.phases), tuple(session.notes))
 
 
 def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
@@ -133,11 +122,7 @@ def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
 
 
 def bundle_file(session: ClusterSession, options: UpOptions) -> Path | None:
-    """The bundle that is given, or that the cluster was installed from.
-
-    Raises:
-        UsageError: the provider's hosts are not installed from bundles.
-    """
+    """The bundle that is given, or that the cluster was installed from."""
     if options.bundle is not None:
         reject_bundles(session.spec, fix="leave --bundle out")
         return options.bundle
@@ -148,11 +133,7 @@ def bundle_file(session: ClusterSession, options: UpOptions) -> Path | None:
 
 
 def open_bundle(session: ClusterSession, file: Path) -> Bundle:
-    """Check a bundle against the spec.
-
-    Raises:
-        BundleError: it is damaged, or not for this spec.
-    """
+    """Check a bundle against the spec."""
     opened = use_bundle(file, session.spec, session.workspace, report=session.report)
     session.note = f"{file.name}, for {', '.join(opened.manifest.systems)}"
     return opened
@@ -177,13 +158,13 @@ def resolve_environment(session: ClusterSession, distribution: Distribution) -> 
 def prepare_image(session: ClusterSession) -> None:
     """Bake the image of the nodes, where the provider has one to bake."""
 
-    def bake(target: BakeTarget) -> None:
+    def bake(image: Host) -> None:
         session.report("downloading the wheels of the job environment")
         lock = job_lock()
-        wheels = wheelhouse(lock, NodePlatform.of(distribution_of(target.distribution)))
+        wheels = wheelhouse(lock, NodePlatform.of(distribution_of(image.distribution)))
         session.report("installing Slurm, Open MPI and the job environment")
-        ansible.install(
-            target,
+        ansible.install_image(
+            image,
             wheels=wheels,
             lock=lock,
             workspace=session.workspace,
@@ -213,9 +194,9 @@ def provision(session: ClusterSession, plan: Plan, keep: Mapping[str, Size]) -> 
     return replace(made, inventory=inventory)
 
 
-def started(made: Provisioned) -> list[Repair]:
+def started(made: Provisioned) -> list[Drift]:
     """The hosts that were powered off."""
-    return [Repair(host, "was powered off", "started") for host in made.started]
+    return [Drift(host, "was powered off", "started") for host in made.started]
 
 
 def probe(
@@ -243,11 +224,8 @@ def send_packages(
         BundleError: the bundle is gone, or has nothing for some host's distribution.
         TransportError: it could not be sent to some hosts.
     """
-    software, to = session.spec.software, session.connections.to
-    counted = inventory.compute if software.nvidia.installs else ()
-    with_cards = [host.name for host in counted if reports[host.name].cards]
-    mark = inventory_file.install_mark(inventory, software)
-    hosts = ship.lacking(inventory, mark, to, with_cards=with_cards)
+    to = session.connections.to
+    hosts = ship.lacking(inventory, session.spec.software, reports, to)
     if hosts and packages is None:
         raise missing_bundle(session.workspace)
     sent = ship.ship(packages, hosts, to, report=session.report) if packages and hosts else ()
@@ -257,9 +235,7 @@ def send_packages(
 def build_environment(session: ClusterSession, environment: Environment, inventory: Inventory) -> None:
     """Build the environment of the spec's requirements on the cluster, unless it is there."""
     user = session.spec.job_user.name
-    transport = SSHTransport(inventory.controller.name, session.workspace.ssh_config, user=user)
-    try:
-        built = build(transport, environment, report=session.report)
-    finally:
-        transport.close()
+    controller = SSHTransport(inventory.controller.name, session.workspace.ssh_config, user=user)
+    with closing(controller):
+        built = build(controller, environment, report=session.report)
     session.note = "built" if built else "unchanged"

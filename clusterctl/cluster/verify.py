@@ -1,7 +1,7 @@
-"""The proof that a cluster works: exact node states, then an MPI job across every node, its answer checked.
+"""The verification of a cluster: exact node states, then an MPI job across every node, its answer checked.
 
 The job runs in a hidden partition of its own, so it never waits behind users' jobs. Nodes that are busy with
-users' jobs are taken at their slurmd's word and named as not probed; so are those that a person set aside.
+users' jobs are taken at their slurmd's word and named as not probed; so are those that a person drained.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from functools import partial
 from clusterctl.cluster.converge import Converged
 from clusterctl.cluster.diagnosis import Connect, driver_findings, failed, is_right
 from clusterctl.cluster.hardware import REASON, reject_missing_gpus
-from clusterctl.cluster.nodes import concerned
-from clusterctl.cluster.session import ClusterSession, Repair
+from clusterctl.cluster.session import ClusterSession, Drift
 from clusterctl.errors import (
     CommandError,
     Failure,
@@ -40,14 +39,14 @@ _TAKEN = "Requested nodes are busy"  # srun's words when --immediate has run out
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """``probed`` hosts ran the job together; ``busy`` ones run users' jobs, ``aside`` ones a person drained.
+    """``probed`` hosts ran the job together, ``busy`` ones run users' jobs; why others did not: ``drained``.
 
     ``resumed`` has the nodes that Slurm had taken out of service, with the state they were in.
     """
 
     probed: tuple[str, ...]
     busy: tuple[str, ...] = ()
-    aside: tuple[Aside, ...] = ()
+    drained: Mapping[str, str] = field(default_factory=dict)
     resumed: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -64,7 +63,7 @@ def run_verification(
     scheduler = scheduler_of(inventory, to)
     probe = partial(scheduler.probe, payload=f"/opt/clusterctl/payload/{payload_hash()}")
     for tries_left in (1, 0):
-        found = _settled(inventory, scheduler, to, timeout_s=timeout_s, only=only)
+        found = _ready_nodes(inventory, scheduler, to, timeout_s=timeout_s, only=only)
         if not found.probed:
             return found
         result = probe(found.probed)
@@ -77,34 +76,29 @@ def run_verification(
     raise AssertionError("the last try returns")
 
 
-def _settled(
+def _ready_nodes(
     inventory: Inventory, scheduler: Scheduler, to: Connect, *, timeout_s: float, only: Collection[str]
 ) -> Verification:
     """The nodes that can run the job, and those that run others."""
     if not scheduler.manages_nodes:
         busy = _busy(inventory, scheduler)
         return Verification(tuple(host.name for host in inventory.compute if host.name not in busy), busy)
-    found = settle(inventory, scheduler, timeout_s=timeout_s, only=only)
-    if _look_again(found.aside, to):
-        found = settle(inventory, scheduler, timeout_s=timeout_s, only=only)
+    found = wait_until_ready(inventory, scheduler, timeout_s=timeout_s, only=only)
+    # What their health check drained looks at itself now; one that is well is resumed by it.
+    argv = ["sudo", "-n", HEALTH_PROGRAM]
+    unwell = [host for host, why in found.drained.items() if HEALTH_REASON in why]
+    looks = [to(host).run(argv, timeout_s=HEALTH_S, check=False) for host in unwell]
+    if any(look.rc == 0 for look in looks):
+        found = wait_until_ready(inventory, scheduler, timeout_s=timeout_s, only=only)
     return found
-
-
-def _look_again(aside: Iterable[Aside], to: Connect) -> bool:
-    """Have nodes that their health check drained look at themselves now; whether one is well, and resumed."""
-    drained = [one.host for one in aside if HEALTH_REASON in one.reason]
-    looks = [
-        to(host).run(["sudo", "-n", HEALTH_PROGRAM], timeout_s=HEALTH_S, check=False) for host in drained
-    ]
-    return any(look.rc == 0 for look in looks)
 
 
 _PAUSE_S = 0.2
 _DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL"})
 _RESERVED = frozenset({"MAINT", "RESERVED"})
 _SLURM = "slurm"  # the account of slurmctld
-_OURS = "clusterctl: "  # how the reasons begin that clusterctl gives
-# slurmd gives its reasons as root, whom a person may be too: these are its words.
+# How the reasons begin that clusterctl gives, and slurmd: as root, whom a person may be, too.
+_OUR_WORDS = "clusterctl: "
 _SLURMDS_WORDS = (
     *("Kill task failed", "Prolog error", "Epilog error", "batch job complete failure", "Low ", "gres/"),
     *("Not responding", "Node unexpectedly rebooted", "Duplicate jobid"),
@@ -112,146 +106,106 @@ _SLURMDS_WORDS = (
 
 
 class Standing(Enum):
-    """What a node's state means for the proof."""
+    """What a node's state means for the verification."""
 
     READY = "ready"
     BUSY = "busy"
-    ASIDE = "aside"
-    OUT = "out"  # of service by Slurm's own will, and it answers
-    SICK = "sick"
+    DRAINED = "drained by a person, or reserved: their choice, so `up` leaves it"
+    OUT = "taken out of service by Slurm, though it answers"
+    FAILED = "failed"
 
 
 _AT_SERVICE = {"IDLE": Standing.READY, **dict.fromkeys(("ALLOCATED", "MIXED", "COMPLETING"), Standing.BUSY)}
 
 
-@dataclass(frozen=True, slots=True)
-class Aside:
-    """A node that a person took out of service: their choice, so `up` leaves it."""
-
-    host: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.host}: {self.reason}"
-
-
-def settle(
+def wait_until_ready(
     inventory: Inventory, slurm: Scheduler, *, timeout_s: float, only: Collection[str] = ()
 ) -> Verification:
-    """Wait until every node of the inventory is idle, at work, or set aside; resume what Slurm gave up.
+    """Wait until every node of the inventory is idle, busy, or drained; resume what Slurm gave up.
 
     ``only`` names those to look at; none: all.
 
     Raises:
         VerifyError: some are not in time; names hosts and Slurm's reasons.
     """
-    expected = {host.name for host in inventory.compute}
     deadline = time.monotonic() + timeout_s
     resumed: dict[str, str] = {}
     while True:
         try:
-            nodes = {node.name: node for node in slurm.nodes()}
-            _resume([node for node in nodes.values() if not only or node.name in only], resumed, slurm)
-            sick = tuple(f for f in _sick(expected, nodes) if not only or f.host in only)
-            if not sick:
-                names = [host.name for host in inventory.compute if not only or host.name in only]
-                return _sorted([nodes[name] for name in names], resumed)
-        except (SlurmError, CommandError, UnreachableError) as exc:
-            # slurmctld may still be starting
-            sick = (Failure("verify", exc.why or exc.what, inventory.controller.name, "verify"),)
-        if time.monotonic() > deadline:
-            raise VerifyError(
-                "the cluster did not become ready",
-                why="; ".join(f"{f.host}: {f.cause}" for f in sick),
-                fix="look at `sudo journalctl -u slurmd` there (`clusterctl ssh HOST`), then run `up` again",
-                failures=sick,
+            nodes = {node.name: node for node in slurm.nodes() if not only or node.name in only}
+            names = [host.name for host in inventory.compute if not only or host.name in only]
+            found = by_standing(nodes[name] for name in names if name in nodes)
+            for node in found[Standing.OUT]:
+                if node.name not in resumed:  # once: what it takes out again has a cause that lasts
+                    slurm.resume([node.name])
+                    resumed[node.name] = _says(node)
+            wrong = dict(unusable(nodes.values()))
+            wrong |= dict.fromkeys(set(names) - set(nodes), "Slurm does not know this node")
+            wrong |= dict.fromkeys(set(nodes) - set(names), "Slurm still has a node that is gone")
+        except (SlurmError, CommandError, UnreachableError) as exc:  # slurmctld may still be starting
+            wrong = {inventory.controller.name: exc.why or exc.what}
+        if not wrong:
+            return Verification(
+                probed=tuple(node.name for node in found[Standing.READY]),
+                busy=tuple(node.name for node in found[Standing.BUSY]),
+                drained={node.name: _why_drained(node) for node in found[Standing.DRAINED]},
+                resumed=resumed,
             )
+        if time.monotonic() > deadline:
+            failures = [Failure("verify", why, host, "verify") for host, why in sorted(wrong.items())]
+            fix = "look at `sudo journalctl -u slurmd` there (`clusterctl ssh HOST`), then run `up` again"
+            raise VerifyError.of_hosts("the cluster did not become ready", failures, fix=fix)
         time.sleep(_PAUSE_S)
 
 
 def standing(node: NodeInfo) -> Standing:
-    """What the state of a node means for the proof."""
+    """What the state of a node means for the verification."""
     states = {node.state, *node.flags}
-    if _is_reserved(node):
-        return Standing.ASIDE
-    if states & _DRAINED:
-        if not _slurms_own(node):
-            return Standing.ASIDE
-        return Standing.SICK if "NOT_RESPONDING" in states else Standing.OUT
-    if node.state == "DOWN" and "NOT_RESPONDING" not in states:
+    is_drained = bool(states & _DRAINED)
+    by_slurm = node.reason_by == _SLURM or node.reason.startswith((_OUR_WORDS, *_SLURMDS_WORDS))
+    if states & _RESERVED or (is_drained and not by_slurm):
+        return Standing.DRAINED
+    if (is_drained or node.state == "DOWN") and "NOT_RESPONDING" not in states:
         return Standing.OUT
-    if node.usable and node.state in _AT_SERVICE:
-        return _AT_SERVICE[node.state]
-    return Standing.SICK
+    return _AT_SERVICE.get(node.state, Standing.FAILED) if node.usable else Standing.FAILED
+
+
+def by_standing(nodes: Iterable[NodeInfo]) -> dict[Standing, list[NodeInfo]]:
+    """The nodes of each standing."""
+    found: dict[Standing, list[NodeInfo]] = {one: [] for one in Standing}
+    for node in nodes:
+        found[standing(node)].append(node)
+    return found
 
 
 def unusable(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...]:
     """The nodes that Slurm gives no jobs, though no person wants it so, each with what Slurm says."""
-    out = (Standing.OUT, Standing.SICK)
+    out = (Standing.OUT, Standing.FAILED)
     return tuple((node.name, f"Slurm says {_says(node)}") for node in nodes if standing(node) in out)
 
 
 def out_of_service(nodes: Collection[NodeInfo]) -> tuple[str, ...]:
     """For who waits for nodes on which no job begins: each with its reason, then what puts them back."""
     given_up = unusable(nodes)
-    aside = [node for node in nodes if standing(node) is Standing.ASIDE]
-    unwell = [node for node in aside if node.reason.startswith(HEALTH_REASON)]
-    drained = [node.name for node in aside if node not in unwell and not _is_reserved(node)]
+    drained = by_standing(nodes)[Standing.DRAINED]
+    unwell = [node for node in drained if node.reason.startswith(HEALTH_REASON)]
+    by_person = [node.name for node in drained if node not in unwell and not _is_reserved(node)]
     lines = [f"{name}: {why}" for name, why in given_up]
-    lines += [f"{node.name}: {_why_aside(node)}" for node in aside]
+    lines += [f"{node.name}: {_why_drained(node)}" for node in drained]
     if given_up:
         lines.append("`clusterctl up` puts back what Slurm took out itself")
     if unwell:
         lines.append("what the health check drained comes back by itself once it is well")
-    if drained:
-        lines.append(f"`clusterctl node resume {' '.join(drained)}` puts back what a person drained")
+    if by_person:
+        lines.append(f"`clusterctl node resume {' '.join(by_person)}` puts back what a person drained")
     return tuple(lines)
-
-
-def _slurms_own(node: NodeInfo) -> bool:
-    return node.reason_by == _SLURM or node.reason.startswith((_OURS, *_SLURMDS_WORDS))
-
-
-def _resume(nodes: Iterable[NodeInfo], resumed: dict[str, str], slurm: Scheduler) -> None:
-    """Put back what Slurm took out of service, once each: what it takes out again has a cause that lasts."""
-    for node in nodes:
-        if standing(node) is Standing.OUT and node.name not in resumed:
-            slurm.resume([node.name])
-            resumed[node.name] = _says(node)
-
-
-def _sick(expected: set[str], nodes: Mapping[str, NodeInfo]) -> tuple[Failure, ...]:
-    failures = []
-    for name in sorted(expected | set(nodes)):
-        node = nodes.get(name)
-        if node is None:
-            failures.append(Failure("verify", "Slurm does not know this node", name, "verify"))
-        elif name not in expected:
-            failures.append(Failure("verify", "Slurm still has a node that is gone", name, "verify"))
-        elif standing(node) in (Standing.SICK, Standing.OUT):
-            failures.append(Failure("verify", f"Slurm says {_says(node)}", name, "verify"))
-    return tuple(failures)
 
 
 def _says(node: NodeInfo) -> str:
     return "+".join((node.state, *node.flags)) + (f": {node.reason}" if node.reason else "")
 
 
-def _sorted(nodes: list[NodeInfo], resumed: dict[str, str]) -> Verification:
-    """Every node, by what can be done with it."""
-
-    def those(wanted: Standing) -> list[NodeInfo]:
-        return [node for node in nodes if standing(node) is wanted]
-
-    return Verification(
-        probed=tuple(node.name for node in those(Standing.READY)),
-        busy=tuple(node.name for node in those(Standing.BUSY)),
-        aside=tuple(Aside(node.name, _why_aside(node)) for node in those(Standing.ASIDE)),
-        resumed=resumed,
-    )
-
-
-def _why_aside(node: NodeInfo) -> str:
+def _why_drained(node: NodeInfo) -> str:
     if _is_reserved(node):
         return "reserved"
     return f"drained by {node.reason_by or 'somebody'}: {node.reason or 'no reason given'}"
@@ -262,11 +216,10 @@ def _is_reserved(node: NodeInfo) -> bool:
 
 
 def _busy(inventory: Inventory, scheduler: Scheduler) -> tuple[str, ...]:
-    controller = inventory.controller.name
     try:
         jobs = scheduler.own_jobs()
     except (SchedulerError, TransportError) as exc:
-        failure = Failure("verify", exc.why or exc.what, controller, "verify")
+        failure = Failure("verify", exc.why or exc.what, inventory.controller.name, "verify")
         raise VerifyError("the running jobs are not known", why=failure.cause, failures=(failure,)) from exc
     at_work = {node for job in jobs if not job.ended for node in job.nodes}
     return tuple(host.name for host in inventory.compute if host.name in at_work)
@@ -279,20 +232,19 @@ def verify(session: ClusterSession, converged: Converged, limit: Collection[str]
         VerifyError: the job failed, or hosts show fewer GPUs than they should; names hosts and causes.
     """
     inventory, to = converged.inventory, session.connections.to
-    verification = run_verification(inventory, to, only=concerned(inventory, limit))
-    given_up = ((host, was) for host, was in verification.resumed.items() if REASON not in was)
-    session.repaired(Repair(host, f"was {was}", "resumed") for host, was in given_up)
+    lead = inventory.controller.name
+    others = (host.name for host in inventory.compute if host.name in limit and host.name != lead)
+    found = run_verification(inventory, to, only=(lead, *others) if limit else ())
+    given_up = ((host, was) for host, was in found.resumed.items() if REASON not in was)
+    session.repaired(Drift(host, f"was {was}", "resumed") for host, was in given_up)
     released = scheduler_of(inventory, to).release_held_jobs()
-    session.repaired(Repair(f"job {job}", "was held after a failed launch", "released") for job in released)
-    session.note = f"MPI across {len(verification.probed)} of {len(inventory.compute)} nodes"
-    session.notes += (*converged.notes, *_unprobed(verification))
+    session.repaired(Drift(f"job {job}", "was held after a failed launch", "released") for job in released)
+    session.note = f"MPI across {len(found.probed)} of {len(inventory.compute)} nodes"
+    session.notes += converged.notes
+    if found.busy:
+        session.notes.append(f"not probed, busy with jobs: {', '.join(found.busy)}")
+    session.notes += [f"not probed, and left as it is: {host}: {why}" for host, why in found.drained.items()]
     needs = driver_findings(session.spec, inventory, session.connections)
     session.notes += [note for note in map(str, needs) if note not in session.notes]
     reject_missing_gpus(session.spec, inventory, converged.reports, limit, needs=needs)
-    return verification
-
-
-def _unprobed(proof: Verification) -> tuple[str, ...]:
-    """What to say of nodes that the proof left out."""
-    busy = (f"not probed, busy with jobs: {', '.join(proof.busy)}",) if proof.busy else ()
-    return (*busy, *(f"not probed, and left as it is: {node}" for node in proof.aside))
+    return found

@@ -19,29 +19,12 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Literal
 
-from clusterctl.configure.events import (
-    Event,
-    Recap,
-    TaskPreview,
-    TaskProgress,
-    failures_of,
-    notes_of,
-    progress_of,
-    recap_of,
-    task_preview_of,
-)
-from clusterctl.configure.inventory_file import (
-    connection_variables,
-    distribution_variables,
-    install_mark,
-    job_packages,
-    to_yaml,
-)
+from clusterctl.configure import events, inventory_file
+from clusterctl.configure.events import Event, Recap, Status, TaskProgress
 from clusterctl.errors import ConfigureError, Failure
-from clusterctl.spec.distributions import distribution_of
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Inventory, ssh_options
+from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import asset
 from clusterctl.util.disk import writing
@@ -74,12 +57,7 @@ class PlaybookRun:
     check: bool = False  # look alone, and say what would change
 
 
-def run_playbook(
-    run: PlaybookRun,
-    progress: Callable[[TaskProgress], None],
-    *,
-    preview: Callable[[TaskPreview], None] = lambda _: None,
-) -> Recap:
+def run_playbook(run: PlaybookRun, progress: Callable[[TaskProgress], None]) -> Recap:
     """Run it to its end; ``progress`` is called in this thread. An interrupt ends Ansible first.
 
     Raises:
@@ -91,14 +69,14 @@ def run_playbook(
         temporary_folder(socket_home(tempfile.gettempdir())) as sockets,
     ):
         config = _config(run, private, sockets)
-        events = _Events(run.log, progress, preview)
+        collected = _Collected(run.log, progress)
         try:
-            rc = _drive(config, events)
+            rc = _drive(config, collected)
         finally:
-            events.close()
-    if rc == 0 and events.recap is not None:
-        return replace(events.recap, notes=events.notes)
-    raise _error(run, events, rc)
+            collected.close()
+    if rc == 0 and collected.recap is not None:
+        return replace(collected.recap, notes=collected.notes)
+    raise _error(run, collected, rc)
 
 
 def socket_home(temporary: str) -> Path:
@@ -115,18 +93,15 @@ def new_log(folder: Path) -> Path:
     return folder / f"ansible-{time.strftime('%Y%m%dT%H%M%S')}.log"
 
 
-class _Events:
+class _Collected:
     """Takes events in the caller's thread: writes the log, tells progress, keeps failures and the recap."""
 
-    def __init__(
-        self, log: Path, progress: Callable[[TaskProgress], None], preview: Callable[[TaskPreview], None]
-    ) -> None:
+    def __init__(self, log: Path, progress: Callable[[TaskProgress], None]) -> None:
         self.log = log
         with writing(log):
             fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._file = os.fdopen(fd, "ab", buffering=0)  # else what a full disk did not take is tried again
         self._progress = progress
-        self._preview = preview
         self.failed: list[Event] = []
         self.recap: Recap | None = None
         self.notes: dict[str, tuple[str, ...]] = {}
@@ -140,20 +115,18 @@ class _Events:
                 self._file.write(f"{text}\n".encode(errors="replace"))
         if event["event"] in ("runner_on_failed", "runner_on_unreachable"):
             self.failed.append(event)
-        if notes := notes_of(event):
+        if notes := events.notes_of(event):
             host = event["event_data"]["host"]
             self.notes[host] = (*self.notes.get(host, ()), *notes)
-        self.recap = recap_of(event) or self.recap
-        if told := progress_of(event):
+        self.recap = events.recap_of(event) or self.recap
+        if told := events.progress_of(event):
             self._progress(told)
-        if pending := task_preview_of(event):
-            self._preview(pending)
 
     def close(self) -> None:
         self._file.close()
 
 
-def _drive(config: _Config, events: _Events) -> int:
+def _drive(config: _Config, collected: _Collected) -> int:
     """Run Ansible in a thread and take its events here: an interrupt reaches us, not the runner."""
     from ansible_runner.exceptions import AnsibleRunnerException  # noqa: PLC0415
     from ansible_runner.runner import Runner  # noqa: PLC0415
@@ -179,10 +152,10 @@ def _drive(config: _Config, events: _Events) -> int:
     thread = threading.Thread(target=work, name="ansible", daemon=True)
     thread.start()
     try:
-        while (event := _next(inbox, events)) is not None:
-            events.take(event)
+        while (event := _next(inbox, collected)) is not None:
+            collected.take(event)
     finally:
-        _end(thread, events.pid)
+        _end(thread, collected.pid)
         cancelled.set()  # kills what is left of Ansible's process group
         thread.join()
     if failure:
@@ -190,7 +163,7 @@ def _drive(config: _Config, events: _Events) -> int:
     return -1 if runner.rc is None else int(runner.rc)  # None: a signal ended it
 
 
-def _next(inbox: queue.SimpleQueue[Event | None], events: _Events) -> Event | None:
+def _next(inbox: queue.SimpleQueue[Event | None], collected: _Collected) -> Event | None:
     """The next event; None at the end.
 
     Raises:
@@ -201,8 +174,8 @@ def _next(inbox: queue.SimpleQueue[Event | None], events: _Events) -> Event | No
         try:
             return inbox.get(timeout=LOOK_EVERY_S)
         except queue.Empty:
-            if watchdog.hopeless(events.pid):
-                raise _lost(events) from None
+            if watchdog.hopeless(collected.pid):
+                raise _lost(collected) from None
 
 
 def _end(thread: threading.Thread, pid: int | None) -> None:
@@ -265,16 +238,16 @@ def _environment(private: Path) -> Mapping[str, str]:
     }
 
 
-def _lost(events: _Events) -> ConfigureError:
+def _lost(collected: _Collected) -> ConfigureError:
     what = "Ansible lost the process through which it reaches the hosts"
     why = "it was killed, perhaps for want of memory on this machine"
-    fix = f"run `clusterctl up` again, which goes on from here; the whole output is in {events.log}"
+    fix = f"run `clusterctl up` again, which goes on from here; the whole output is in {collected.log}"
     failure = Failure("configure", f"{what}: {why}", phase="configure", fix=fix, retryable=True)
     return ConfigureError(what, why=why, fix=fix, failures=(failure,))
 
 
-def _error(run: PlaybookRun, events: _Events, rc: int) -> ConfigureError:
-    failures = failures_of(events.failed)
+def _error(run: PlaybookRun, collected: _Collected, rc: int) -> ConfigureError:
+    failures = events.failures_of(collected.failed)
     if not failures:
         lines = run.log.read_text(errors="replace").splitlines()
         return ConfigureError(
@@ -325,130 +298,73 @@ def _dead_eldest(parent: int) -> int | None:
     return eldest if eldest is not None and born[eldest][1] == "Z" else None
 
 
-class Image(Protocol):
-    """An image under construction that answers SSH. ``known_hosts`` has its key under `[address]:port`."""
-
-    @property
-    def address(self) -> str: ...
-    @property
-    def port(self) -> int: ...
-    @property
-    def user(self) -> str: ...
-    @property
-    def key(self) -> Path: ...
-    @property
-    def known_hosts(self) -> Path: ...
-    @property
-    def distribution(self) -> str: ...
+Verb = Literal["configure", "install_first", "introduce", "restore", "seal"]
+_SEALED: Final = ("configure", "install_first")
 
 
-def configure(
+def run(
+    verb: Verb,
     inventory: Inventory,
     workspace: Workspace,
     *,
     limit: Collection[str] = (),
-    progress: Callable[[TaskProgress], None],
+    progress: Callable[[TaskProgress], None] = lambda _: None,
 ) -> Recap:
-    """Configure every host of the cluster, or those that ``limit`` names; doing it again changes nothing.
+    """Run a playbook on every host of the cluster, or those that ``limit`` names; again, it changes nothing.
 
-    The Ansible inventory must be written, and Slurm's files lie in ``workspace.rendered``. A limit is sound
-    only where nothing but these hosts has changed since all were configured: they may need what others hold.
+    - configure: everything. The Ansible inventory must be written, and Slurm's files lie in
+      ``workspace.rendered``. A limit is sound only where nothing but these hosts has changed since all were
+      configured: they may need what others hold.
+    - install_first: the install half of every role, as configure does first where nothing is baked.
+    - introduce: which hosts belong to the cluster: names, addresses, the firewall; nothing is restarted.
+    - restore: release hosts as they were before they were configured; the notes say what was left, and why.
+      One that is released already, or was never configured, is left alone.
+    - seal: note what was done to hosts of the user's, after a failure; later changes may be theirs.
 
     Raises:
         ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
     """
-    return _run(_configuring(inventory), inventory, workspace, limit, progress, seal=True)
-
-
-def restore(
-    inventory: Inventory,
-    workspace: Workspace,
-    *,
-    limit: Collection[str] = (),
-    progress: Callable[[TaskProgress], None],
-) -> Mapping[str, tuple[str, ...]]:
-    """Release hosts as they were before their first ``configure``; what was left on each, and why.
-
-    One that is released already, or was never configured, is left alone.
-
-    Raises:
-        ConfigureError: tasks failed; one failure a host. The others are released.
-    """
-    return _run("restore.yml", inventory, workspace, limit, progress).notes
+    try:
+        return run_playbook(_playbook_run(verb, inventory, workspace, limit), progress)
+    except ConfigureError:
+        if verb in _SEALED and inventory.traits.user_owned:
+            with suppress(ConfigureError):
+                run("seal", inventory, workspace, limit=limit)
+        raise
 
 
 def preview(
     inventory: Inventory, workspace: Workspace, *, limit: Collection[str]
-) -> tuple[tuple[TaskPreview, ...], tuple[Failure, ...]]:
-    """What ``configure`` would change on these hosts, by Ansible's check mode; and where that can't be told.
+) -> tuple[tuple[TaskProgress, ...], tuple[Failure, ...]]:
+    """What configuring would change on these hosts, by Ansible's check mode; and where that can't be told.
 
     Raises:
         ConfigureError: Ansible itself could not run.
     """
-    run = PlaybookRun(
-        _configuring(inventory), workspace.inventory, len(limit), new_log(workspace.logs), tuple(limit)
-    )
-    found: list[TaskPreview] = []
+    found: list[TaskProgress] = []
     try:
-        run_playbook(replace(run, check=True), lambda _: None, preview=found.append)
+        run_playbook(
+            replace(_playbook_run("configure", inventory, workspace, limit), check=True), found.append
+        )
     except ConfigureError as exc:
         if not exc.failures:
             raise
-        return tuple(found), exc.failures
-    return tuple(found), ()
+        failures = exc.failures
+    else:
+        failures = ()
+    return tuple(task for task in found if task.status is Status.CHANGED), failures
 
 
-def introduce(inventory: Inventory, workspace: Workspace, *, limit: Collection[str]) -> Recap:
-    """Tell these hosts who belongs to the cluster: names, addresses, the firewall; nothing is restarted.
-
-    Raises:
-        ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
-    """
-    return _run("introduce.yml", inventory, workspace, limit)
-
-
-def install_on_hosts(
-    inventory: Inventory,
-    workspace: Workspace,
-    *,
-    limit: Collection[str] = (),
-    progress: Callable[[TaskProgress], None],
-) -> Recap:
-    """Run the install half of every role on the hosts, as ``configure`` does first where nothing is baked.
-
-    Raises:
-        ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
-    """
-    return _run("install_first.yml", inventory, workspace, limit, progress, seal=True)
-
-
-def _configuring(inventory: Inventory) -> str:
-    return "configure.yml" if inventory.baked else "site.yml"
-
-
-def _run(
-    playbook: str,
-    inventory: Inventory,
-    workspace: Workspace,
-    limit: Collection[str],
-    progress: Callable[[TaskProgress], None] = lambda _: None,
-    *,
-    seal: bool = False,
-) -> Recap:
-    """Run it. ``seal``: on failure note what it did to hosts of the user's; later changes may be theirs."""
+def _playbook_run(
+    verb: Verb, inventory: Inventory, workspace: Workspace, limit: Collection[str]
+) -> PlaybookRun:
+    playbook = "site" if verb == "configure" and not inventory.baked else verb
     hosts = len(limit or inventory.hosts)
-    run = PlaybookRun(playbook, workspace.inventory, hosts, new_log(workspace.logs), tuple(limit))
-    try:
-        return run_playbook(run, progress)
-    except ConfigureError:
-        if seal and inventory.traits.user_owned:
-            with suppress(ConfigureError):
-                _run("seal.yml", inventory, workspace, limit)
-        raise
+    return PlaybookRun(f"{playbook}.yml", workspace.inventory, hosts, new_log(workspace.logs), tuple(limit))
 
 
-def install(
-    image: Image, *, wheels: Path, lock: Path, workspace: Workspace, progress: Callable[[TaskProgress], None]
+def install_image(
+    image: Host, *, wheels: Path, lock: Path, workspace: Workspace, progress: Callable[[TaskProgress], None]
 ) -> Recap:
     """Run the install half of every role on an image that has a route to its mirror. No service is started.
 
@@ -457,31 +373,24 @@ def install(
     Raises:
         ConfigureError: a task failed. The whole output is in ``workspace.logs``.
     """
+    place = dict.fromkeys(("cluster", "cluster_id", "provider", "network", "shared"), "")
+    alone = Inventory(hosts=(image,), baked=False, **place)
     with temporary_folder() as folder:
-        ssh_config = folder / "ssh_config"
-        write_atomic(ssh_config, _ssh_config(image))
+        ssh_config, known_hosts = folder / "ssh_config", folder / "known_hosts"
+        write_atomic(known_hosts, alone.known_hosts())
+        write_atomic(ssh_config, alone.ssh_config(key=workspace.key, known_hosts=known_hosts))
         document = {
             "all": {
                 "vars": {
-                    **connection_variables(ssh_config),
-                    "clusterctl_install_mark": install_mark(),
+                    **inventory_file.connection_variables(ssh_config),
+                    "clusterctl_install_mark": inventory_file.install_mark(),
                     "clusterctl_image": True,
-                    **distribution_variables(distribution_of(image.distribution)),
-                    **job_packages(wheels, lock),
+                    **inventory_file.distribution_variables(alone.distribution),
+                    **inventory_file.job_packages(wheels, lock),
                 },
-                "children": {CONTROLLER: {"hosts": {"image": {}}}, COMPUTE: {"hosts": {"image": {}}}},
+                "children": {group: {"hosts": {image.name: {}}} for group in image.roles},
             }
         }
         inventory = folder / "inventory.yml"
-        write_atomic(inventory, to_yaml(document))
-        run = PlaybookRun("install.yml", inventory, 1, new_log(workspace.logs))
-        return run_playbook(run, progress)
-
-
-def _ssh_config(image: Image) -> str:
-    return (
-        "Host image\n"
-        f"    HostName {image.address}\n"
-        f"    Port {image.port}\n"
-        f"    User {image.user}\n" + ssh_options(key=image.key, known_hosts=image.known_hosts)
-    )
+        write_atomic(inventory, inventory_file.to_yaml(document))
+        return run_playbook(PlaybookRun("install.yml", inventory, 1, new_log(workspace.logs)), progress)

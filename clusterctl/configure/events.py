@@ -30,6 +30,7 @@ class TaskProgress:
     """A task ended on a host. ``role`` is empty for tasks outside of roles.
 
     ``group`` is the inventory's word for the hosts that its play is for, such as ``controller:compute``.
+    ``diff`` is a unified one of what check mode would change; of secrets there is none.
     """
 
     play: str
@@ -38,6 +39,7 @@ class TaskProgress:
     host: str
     status: Status
     group: str = "all"
+    diff: str = ""
 
     @property
     def what(self) -> str:
@@ -50,50 +52,32 @@ class TaskProgress:
         return self.status in {Status.FAILED, Status.UNREACHABLE}
 
     def __str__(self) -> str:
-        return f"{self.host}: {self.what}: {self.status}"
-
-
-@dataclass(frozen=True, slots=True)
-class HostRecap:
-    """How many tasks ended how on one host."""
-
-    ok: int
-    changed: int
-    failed: int
-    unreachable: int
+        return f"{self.host}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True)
 class Recap:
-    """The end of a run that went well. ``notes``: what modules want the user to know, by host."""
+    """The end of a run that went well: how many tasks there were, and changed something, on which host.
 
-    hosts: Mapping[str, HostRecap]
+    ``notes``: what modules want the user to know, by host.
+    """
+
+    ok: Mapping[str, int]
+    changed: int
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    @property
-    def changed(self) -> int:
-        """Tasks that changed something, over all hosts."""
-        return sum(host.changed for host in self.hosts.values())
-
     def __str__(self) -> str:
-        tasks = sum(host.ok for host in self.hosts.values())
-        return f"{tasks} tasks on {len(self.hosts)} hosts, {self.changed} changed"
-
-
-_STATUS_OF_EVENT = {
-    "runner_on_ok": Status.OK,
-    "runner_on_failed": Status.FAILED,
-    "runner_on_unreachable": Status.UNREACHABLE,
-}
+        return f"{sum(self.ok.values())} tasks on {len(self.ok)} hosts, {self.changed} changed"
 
 
 def progress_of(event: Event) -> TaskProgress | None:
     """The progress that an event of ansible-runner means, or None."""
-    status = _STATUS_OF_EVENT.get(event["event"])
+    ended = event["event"].removeprefix("runner_on_")
     data = event.get("event_data", {})
-    if status is None or data.get("ignore_errors"):
+    if ended not in ("ok", "failed", "unreachable") or data.get("ignore_errors"):
         return None
-    if status is Status.OK and data.get("res", {}).get("changed"):
+    status, result = Status(ended), data.get("res", {})
+    if status is Status.OK and result.get("changed"):
         status = Status.CHANGED
     return TaskProgress(
         data.get("play", ""),
@@ -102,6 +86,7 @@ def progress_of(event: Event) -> TaskProgress | None:
         data["host"],
         status,
         data.get("play_pattern", "all"),
+        "\n".join(_diffs(result)) if status is Status.CHANGED else "",
     )
 
 
@@ -110,17 +95,7 @@ def recap_of(event: Event) -> Recap | None:
     if event["event"] != "playbook_on_stats":
         return None
     data = event["event_data"]
-    return Recap(
-        {
-            host: HostRecap(
-                ok=data["ok"].get(host, 0),
-                changed=data["changed"].get(host, 0),
-                failed=data["failures"].get(host, 0),
-                unreachable=data["dark"].get(host, 0),
-            )
-            for host in sorted(data["processed"])
-        }
-    )
+    return Recap({host: data["ok"].get(host, 0) for host in data["processed"]}, sum(data["changed"].values()))
 
 
 def notes_of(event: Event) -> tuple[str, ...]:
@@ -135,7 +110,7 @@ def failures_of(events: Iterable[Event]) -> tuple[Failure, ...]:
     found: dict[str, Failure] = {}
     for event in events:
         progress = progress_of(event)
-        if progress is None or progress.status not in (Status.FAILED, Status.UNREACHABLE):
+        if progress is None or not progress.failed:
             continue
         unreachable = progress.status is Status.UNREACHABLE
         failure = Failure(
@@ -165,27 +140,6 @@ def _cause(result: Mapping[str, Any]) -> str:
 
 
 _MOST_LINES = 200  # of one difference
-
-
-@dataclass(frozen=True, slots=True)
-class TaskPreview:
-    """A task that would change a host. ``diff`` is a unified one; of secrets there is none."""
-
-    host: str
-    task: str
-    diff: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.host}: {self.task}"
-
-
-def task_preview_of(event: Event) -> TaskPreview | None:
-    """What an event of a run in check mode means, or None."""
-    progress = progress_of(event)
-    if progress is None or progress.status is not Status.CHANGED:
-        return None
-    result = event["event_data"].get("res", {})
-    return TaskPreview(progress.host, progress.what, "\n".join(_diffs(result)))
 
 
 def _diffs(result: Mapping[str, Any]) -> Iterator[str]:

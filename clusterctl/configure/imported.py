@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,6 @@ from clusterctl.util.process import run, temporary_folder
 
 _LEADERS: Final = ("controller", "slurmctld", "slurm_controller", "head", "headnode", "master", "manager")
 _LOGINS: Final = ("login", "logins", "submit", "frontend")
-_NO_GROUPS: Final = ("all", "ungrouped", "_meta")
 _TIMEOUT_S: Final = 120
 _JUMP: Final = re.compile(r"ProxyJump[= ](\S+)", re.IGNORECASE)
 _PROXY: Final = re.compile(r"ProxyCommand[= ]\"?'?ssh\b.*-W\s+\S+(.*)", re.IGNORECASE)
@@ -50,21 +49,12 @@ _HEAD: Final = """\
 Variables = Mapping[str, Any]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Imported:
     """The text of a spec, and what of the inventory did not come along."""
 
-    text: str = ""
-    notes: list[str] = field(default_factory=list)
-    _of_hosts: dict[str, list[str]] = field(default_factory=dict)  # note -> the hosts that it is about
-
-    def note(self, host: str, text: str) -> None:
-        """Say something of a host, which may be true of others, too."""
-        self._of_hosts.setdefault(text, []).append(_name(host))
-
-    def fold(self) -> None:
-        """Add what was said of hosts to the notes, each once."""
-        self.notes += [f"{NodeSet.fromlist(hosts)}: {text}" for text, hosts in self._of_hosts.items()]
+    text: str
+    notes: list[str]
 
 
 def spec_of_inventory(source: Path) -> Imported:
@@ -73,43 +63,152 @@ def spec_of_inventory(source: Path) -> Imported:
     Raises:
         UsageError: Ansible can't read it, or no spec can be made of it.
     """
-    said = _listed(source)
-    found = Imported()
-    variables: dict[str, Variables] = said.get("_meta", {}).get("hostvars", {})
-    every = _hosts(said, variables, source, found)
-    groups = {
-        name: hosts
-        for name, one in said.items()
-        if name not in _NO_GROUPS and (hosts := [host for host in one.get("hosts", ()) if host in every])
-    }
-    names = _names(every, source)
-    leader = next((h for group in _LEADERS for h in groups.get(group, ())), every[0])
-    logins = [host for group in _LOGINS for host in groups.get(group, ())]
-    if not any(group in groups for group in _LEADERS):
-        found.notes.append(f"no group is called controller: {names[leader]} leads")
-    partitions = dict(_partitions(groups, every, leader, logins, found))
-    document = {
-        "version": 1,
-        "name": _label(source.stem) or "cluster",
-        "provider": {
-            "type": "onprem",
-            "controller": names[leader],
-            **({"login": [names[host] for host in dict.fromkeys(logins)]} if logins else {}),
-            **_machines(every, names, variables, found),
-        },
-        "partitions": [
-            {"name": name, "hosts": str(NodeSet.fromlist([names[host] for host in hosts]))}
-            for name, hosts in partitions.items()
-        ],
-    }
-    found.text = _HEAD.format(source=source.name) + _yaml(document)
+    read = _Inventory(source)
+    text = _HEAD.format(source=source.name) + _yaml(read.document())
     try:
-        parse_spec(found.text, "")
+        parse_spec(text, "")
     except SpecError as exc:
         why = "\n       ".join(map(_wrong, exc.problems))
-        raise UsageError("no spec can be made of it", where=str(source), why=why, fix="correct it") from exc
-    found.fold()
-    return found
+        raise read.error("no spec can be made of it", why) from exc
+    of_hosts = [f"{NodeSet.fromlist(hosts)}: {note}" for note, hosts in read.notes_of_hosts.items()]
+    return Imported(text, read.notes + of_hosts)
+
+
+class _Inventory:
+    """An inventory of the user's: the hosts that SSH leads to, and this machine."""
+
+    def __init__(self, source: Path) -> None:
+        said = _listed(source)
+        self.source = source
+        self.notes: list[str] = []
+        self.notes_of_hosts: dict[str, list[str]] = {}  # note -> the hosts that it is about
+        self.variables: dict[str, Variables] = said.pop("_meta", {}).get("hostvars", {})
+        alone = said.pop("ungrouped", {}).get("hosts", ())
+        said.pop("all", None)
+        listed = {name: one.get("hosts", ()) for name, one in said.items()}
+        named = dict.fromkeys(host for hosts in (*listed.values(), alone) for host in hosts)
+        if not named:
+            raise self.error("the inventory names no hosts", fix="see `ansible-inventory --list`")
+        self.connections = {host: self._connection(host) for host in named}
+        self.hosts = self._reachable()
+        self.groups = {
+            name: kept for name, hosts in listed.items() if (kept := [h for h in hosts if h in self.hosts])
+        }
+        self.names = {host: _name(host) for host in self.hosts}
+        twice = [name for name, count in Counter(self.names.values()).items() if count > 1]
+        if twice:
+            raise self.error(f"hosts of one name: {', '.join(twice)}", fix="give them names that differ")
+
+    def error(self, what: str, why: str = "", fix: str = "correct it") -> UsageError:
+        return UsageError(what, where=str(self.source), why=why, fix=fix)
+
+    def note(self, host: str, text: str) -> None:
+        """Say something of a host, which may be true of others, too."""
+        self.notes_of_hosts.setdefault(text, []).append(_name(host))
+
+    def document(self) -> dict[str, Any]:
+        """The spec."""
+        leader = next((h for group in _LEADERS for h in self.groups.get(group, ())), self.hosts[0])
+        logins = list(dict.fromkeys(host for group in _LOGINS for host in self.groups.get(group, ())))
+        if not any(group in self.groups for group in _LEADERS):
+            self.notes.append(f"no group is called controller: {self.names[leader]} leads")
+        return {
+            "version": 1,
+            "name": _label(self.source.stem) or "cluster",
+            "provider": {
+                "type": "onprem",
+                "controller": self.names[leader],
+                **({"login": [self.names[host] for host in logins]} if logins else {}),
+                **self._machines(),
+            },
+            "partitions": [
+                {"name": name, "hosts": str(NodeSet.fromlist([self.names[host] for host in hosts]))}
+                for name, hosts in self._partitions(leader, logins)
+            ],
+        }
+
+    def _reachable(self) -> tuple[str, ...]:
+        others = {host: way for host, way in self.connections.items() if way not in (*_SSH, _LOCAL)}
+        if len(others) == len(self.connections):
+            why = f"ansible_connection is {', '.join(dict.fromkeys(others.values()))}"
+            raise self.error("SSH leads to no host of the inventory", why, "name such hosts")
+        for host, way in others.items():
+            self.note(host, f"is left out: ansible_connection is {way}, not ssh")
+        return tuple(host for host in self.connections if host not in others)
+
+    def _connection(self, host: str) -> str:
+        """What Ansible reaches a host by."""
+        said = str(self._plain(host, "ansible_connection") or "ssh")
+        return said.removeprefix("ansible.builtin.").removeprefix("ansible.legacy.")
+
+    def _partitions(self, leader: str, logins: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+        """Every other group of hosts; a host of several belongs to the first."""
+        placed: set[str] = set()
+        for group, hosts in self.groups.items():
+            if group in (*_LEADERS, *_LOGINS):
+                continue
+            mine = [host for host in hosts if host not in placed]
+            if left := [host for host in hosts if host in placed]:
+                self.notes.append(f"group {group}: {', '.join(left)} stayed in another partition")
+            if mine:
+                placed.update(mine)
+                yield _label(group), mine
+        if not placed:
+            yield "train", [host for host in self.hosts if host not in (leader, *logins)] or [leader]
+
+    def _machines(self) -> dict[str, Any]:
+        """`access` with what most hosts have in common, and `hosts` with the rest."""
+        here = [host for host in self.hosts if self.connections[host] == _LOCAL]
+        alone = len(here) == len(self.hosts)
+        said = {host: {} if alone else self._access(host) for host in self.hosts}
+        common: dict[str, Any] = {}
+        for key in ("user", "port", "key", "jump", "become"):
+            (value, count), *_ = Counter(json.dumps(one.get(key)) for one in said.values()).most_common()
+            if value != "null" and count == len(self.hosts):
+                common[key] = json.loads(value)
+        hosts = {}
+        for host, name in self.names.items():
+            own = {key: value for key, value in said[host].items() if common.get(key) != value}
+            address = self.variables.get(host, {}).get("ansible_host") or (host if host != name else None)
+            if host in here and alone:
+                address = "localhost"
+            elif host in here:
+                self.note(host, "is this machine: the others need its address on their network")
+            hosts[name] = {**({"address": str(address)} if address else {}), **own}
+        return {**({"access": common} if common else {}), "hosts": hosts}
+
+    def _access(self, host: str) -> dict[str, Any]:
+        """How Ansible reaches a host, in the words of the spec."""
+        variables = self.variables.get(host, {})
+        user = self._plain(host, "ansible_user", "ansible_ssh_user")
+        port = self._plain(host, "ansible_port", "ansible_ssh_port")
+        key = self._plain(host, "ansible_ssh_private_key_file", "ansible_private_key_file")
+        jump, others = _jump(" ".join(str(self._plain(host, name) or "") for name in _ARGUMENTS))
+        if others:
+            self.note(host, f"arguments of ssh do not come along: {' '.join(others)}")
+        if any(one in variables for one in _SECRETS):
+            self.note(host, "passwords do not come along: keys log in, and sudo's is asked for by -K")
+        if variables.get("ansible_become_method", "sudo") != "sudo":
+            self.note(host, f"becomes root by {variables['ansible_become_method']}; only sudo is known")
+        said = {
+            "user": str(user or ""),
+            "port": int(port) if port and str(port).isdigit() else None,
+            "key": str(key or ""),
+            "jump": jump,
+            "become": "none" if user == "root" else "",
+        }
+        return {name: value for name, value in said.items() if value not in (None, "", [])}
+
+    def _plain(self, host: str, *keys: str) -> Any:
+        """The first of these variables; one that Ansible would still have to work out does not come along."""
+        for key in keys:
+            if (value := self.variables.get(host, {}).get(key)) in (None, ""):
+                continue
+            if "{{" in str(value):
+                self.note(host, f"{key} is a template: {value}")
+                continue
+            return value
+        return None
 
 
 def _wrong(problem: Problem) -> str:
@@ -146,132 +245,10 @@ def _listed(source: Path) -> dict[str, Any]:
     return found
 
 
-def _hosts(
-    said: Mapping[str, Any], variables: Mapping[str, Variables], source: Path, found: Imported
-) -> tuple[str, ...]:
-    """The inventory's hosts that SSH leads to, and this machine."""
-    groups = [one.get("hosts", ()) for name, one in said.items() if name not in _NO_GROUPS]
-    named = dict.fromkeys(
-        host for hosts in (*groups, said.get("ungrouped", {}).get("hosts", ())) for host in hosts
-    )
-    if not named:
-        raise UsageError(
-            "the inventory names no hosts", where=str(source), fix="see `ansible-inventory --list`"
-        )
-    ways = {host: _connection(host, variables, found) for host in named}
-    others = {host: way for host, way in ways.items() if way not in (*_SSH, _LOCAL)}
-    if len(others) == len(named):
-        why = f"ansible_connection is {', '.join(dict.fromkeys(others.values()))}"
-        raise UsageError(
-            "SSH leads to no host of the inventory", where=str(source), why=why, fix="name such hosts"
-        )
-    for host, way in others.items():
-        found.note(host, f"is left out: ansible_connection is {way}, not ssh")
-    return tuple(host for host in named if host not in others)
-
-
-def _connection(host: str, variables: Mapping[str, Variables], found: Imported) -> str:
-    """What Ansible reaches a host by."""
-    said = _plain(host, variables.get(host, {}), found, "ansible_connection") or "ssh"
-    return str(said).removeprefix("ansible.builtin.").removeprefix("ansible.legacy.")
-
-
 def _name(host: str) -> str:
     """An inventory's host in the spec: the first label, in lower case, where it is a domain name."""
     plain = host if re.fullmatch(r"[0-9.]+|.*:.*", host) else host.partition(".")[0]
     return re.sub(r"[^a-z0-9-]", "-", plain.lower()).strip("-")
-
-
-def _names(hosts: Sequence[str], source: Path) -> Mapping[str, str]:
-    """Inventory's host -> its name in the spec."""
-    found = {host: _name(host) for host in hosts}
-    twice = [name for name, count in Counter(found.values()).items() if count > 1]
-    if twice:
-        raise UsageError(
-            f"hosts of one name: {', '.join(twice)}", where=str(source), fix="give them names that differ"
-        )
-    return found
-
-
-def _partitions(
-    groups: Mapping[str, list[str]],
-    every: Sequence[str],
-    leader: str,
-    logins: Sequence[str],
-    found: Imported,
-) -> Iterator[tuple[str, list[str]]]:
-    """Every other group of hosts; a host of several belongs to the first."""
-    placed: set[str] = set()
-    for group, hosts in groups.items():
-        if group in (*_LEADERS, *_LOGINS):
-            continue
-        mine = [host for host in hosts if host not in placed]
-        if left := [host for host in hosts if host in placed]:
-            found.notes.append(f"group {group}: {', '.join(left)} stayed in another partition")
-        if mine:
-            placed.update(mine)
-            yield _label(group), mine
-    if not placed:
-        rest = [host for host in every if host != leader and host not in logins]
-        yield "train", rest or [leader]
-
-
-def _machines(
-    every: Sequence[str], names: Mapping[str, str], variables: Mapping[str, Variables], found: Imported
-) -> dict[str, Any]:
-    """`access` with what most hosts have in common, and `hosts` with the rest."""
-    here = [host for host in every if _connection(host, variables, Imported()) == _LOCAL]
-    alone = here == list(every)
-    said = {h: {} if alone else _access(h, variables.get(h, {}), found) for h in every}
-    common: dict[str, Any] = {}
-    for key in ("user", "port", "key", "jump", "become"):
-        (value, count), *_ = Counter(json.dumps(one.get(key)) for one in said.values()).most_common()
-        if value != "null" and count == len(every):
-            common[key] = json.loads(value)
-    hosts = {}
-    for host in every:
-        own = {key: value for key, value in said[host].items() if common.get(key) != value}
-        address = variables.get(host, {}).get("ansible_host") or (host if host != names[host] else None)
-        if host in here and alone:
-            address = "localhost"
-        elif host in here:
-            found.note(host, "is this machine: the others need its address on their network")
-        hosts[names[host]] = {**({"address": str(address)} if address else {}), **own}
-    return {**({"access": common} if common else {}), "hosts": hosts}
-
-
-def _access(host: str, variables: Variables, found: Imported) -> dict[str, Any]:
-    """How Ansible reaches a host, in the words of the spec."""
-    user = _plain(host, variables, found, "ansible_user", "ansible_ssh_user")
-    port = _plain(host, variables, found, "ansible_port", "ansible_ssh_port")
-    key = _plain(host, variables, found, "ansible_ssh_private_key_file", "ansible_private_key_file")
-    said = (_plain(host, variables, found, name) for name in _ARGUMENTS)
-    jump, others = _jump(" ".join(str(one) for one in said if one))
-    if others:
-        found.note(host, f"arguments of ssh do not come along: {' '.join(others)}")
-    if any(one in variables for one in _SECRETS):
-        found.note(host, "passwords do not come along: keys log in, and sudo's is asked for by -K")
-    if variables.get("ansible_become_method", "sudo") != "sudo":
-        found.note(host, f"becomes root by {variables['ansible_become_method']}; only sudo is known")
-    return {
-        **({"user": str(user)} if user else {}),
-        **({"port": int(port)} if port and str(port).isdigit() else {}),
-        **({"key": str(key)} if key else {}),
-        **({"jump": jump} if jump else {}),
-        **({"become": "none"} if user == "root" else {}),
-    }
-
-
-def _plain(host: str, variables: Variables, found: Imported, *keys: str) -> Any:
-    """The first of these variables; one that Ansible would still have to work out does not come along."""
-    for key in keys:
-        if (value := variables.get(key)) in (None, ""):
-            continue
-        if "{{" in str(value):
-            found.note(host, f"{key} is a template: {value}")
-            continue
-        return value
-    return None
 
 
 def _jump(arguments: str) -> tuple[list[str], list[str]]:

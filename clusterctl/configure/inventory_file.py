@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import TaggedScalar
 
 from clusterctl.hosts.roles import cluster_roles
-from clusterctl.packages.payload import pack_payload
+from clusterctl.packages.bundle import PAYLOAD, payload_tar
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ADMIN_USER, ClusterSpec, Software
 from clusterctl.spec.onprem import is_this_machine
@@ -33,12 +33,29 @@ Variables = dict[str, Any]
 
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
     """Write the Ansible inventory, and the payload that it names. Only paths stand in it, no secrets."""
-    pack_payload(workspace.rendered)
+    write_atomic(workspace.rendered / PAYLOAD, payload_tar())
     write_atomic(workspace.inventory, inventory_text(spec, inventory, workspace))
 
 
 def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> str:
     """The Ansible inventory."""
+    variables = {
+        "clusterctl_baked": inventory.baked,
+        "clusterctl_scheduler": inventory.scheduler,
+        "clusterctl_install_mark": install_mark(inventory, spec.software),
+        **role_variables(spec, inventory, workspace),
+    }
+    return _text(inventory, workspace, variables)
+
+
+def write_restore_inventory(inventory: Inventory, workspace: Workspace) -> None:
+    """Write the Ansible inventory of hosts that are released: what `restore.yml` reads, without a spec."""
+    cluster = {"shared_storage_cluster_id": inventory.cluster_id}
+    variables = {**cluster, "clusterctl_keeps": inventory.traits.user_owned}
+    write_atomic(workspace.inventory, _text(inventory, workspace, variables))
+
+
+def _text(inventory: Inventory, workspace: Workspace, variables: Variables) -> str:
     hosts = {host.name: _host_variables(host) for host in inventory.hosts}
     document = {
         "all": {
@@ -46,10 +63,7 @@ def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
                 **connection_variables(workspace.ssh_config),
                 # By itself Ansible would share a connection with another cluster's host of the same name.
                 "ansible_control_path": f"%(directory)s/{inventory.cluster_id}-%%C",
-                "clusterctl_baked": inventory.baked,
-                "clusterctl_scheduler": inventory.scheduler,
-                "clusterctl_install_mark": install_mark(inventory, spec.software),
-                **role_variables(spec, inventory, workspace),
+                **variables,
             },
             "children": {
                 group: {"hosts": {h.name: hosts[h.name] for h in inventory.hosts if group in h.roles}}
@@ -108,7 +122,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         **_repositories(spec),
         "openmpi_network": inventory.network,
         "openmpi_yield_when_idle": inventory.oversubscribed,
-        "job_env_payload_src": literal(str(workspace.rendered / "payload.tar")),
+        "job_env_payload_src": literal(str(workspace.rendered / PAYLOAD)),
         "job_env_payload_hash": payload_hash(),
         "job_env_task_prolog": inventory.has_job_environment,
         "job_env_network": inventory.network,

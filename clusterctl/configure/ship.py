@@ -2,91 +2,46 @@
 
 from __future__ import annotations
 
-import tarfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from clusterctl.configure.inventory_file import BUNDLE_FOLDER
-from clusterctl.errors import ClusterctlError, CommandError, Failure, TransportError
-from clusterctl.packages.bundle import Bundle, header
+from clusterctl.configure.inventory_file import BUNDLE_FOLDER, install_mark
+from clusterctl.errors import CommandError, TransportError
+from clusterctl.hosts.probe import HostReport
+from clusterctl.packages.bundle import Bundle
 from clusterctl.packages.bundle_checks import mismatches, raise_faults, system_folder
 from clusterctl.spec.distributions import Distribution, distribution_of
+from clusterctl.spec.models import Software
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.transport.base import Transport
-from clusterctl.util.parallel import parallel_map
+from clusterctl.util.assets import asset, render, tree_files
+from clusterctl.util.parallel import on_each, parallel_map
 from clusterctl.util.progress import HostStep, Reporter
 
 _MAX_PARALLEL: Final = 8
 _UNPACK_S: Final = 1800.0  # a host says nothing while it unpacks and prepares
-_REPOSITORY: Final = f"{BUNDLE_FOLDER}/repository"
-
-# What apt and dnf are told in place of the host's own settings of repositories. The indexes were made of
-# signed ones when the bundle was packed; packages of rpm bear signatures of their own.
-_FILES: Final[Mapping[str, Mapping[str, str]]] = {
-    "Debian": {
-        "apt.conf": f"""\
-Dir::Etc::SourceList "{BUNDLE_FOLDER}/bundle.list";
-Dir::Etc::SourceParts "/dev/null";
-Dir::State::Lists "{BUNDLE_FOLDER}/lists";
-Dir::Cache::pkgcache "";
-Dir::Cache::srcpkgcache "";
-APT::Sandbox::User "root";
-APT::Default-Release "";
-""",
-        "bundle.list": f"deb [trusted=yes] file:{_REPOSITORY} ./\n",
-        "prepare": f"mkdir -p lists/partial\nAPT_CONFIG={BUNDLE_FOLDER}/apt.conf apt-get --quiet=2 update\n",
-    },
-    "RedHat": {
-        "dnf.conf": f"""\
-[main]
-reposdir={BUNDLE_FOLDER}/repos
-cachedir={BUNDLE_FOLDER}/cache
-gpgcheck=1
-""",
-        "repos/bundle.repo": f"""\
-[clusterctl-bundle]
-name=clusterctl bundle
-baseurl=file://{_REPOSITORY}
-gpgcheck=1
-gpgkey={{keys}}
-module_hotfixes=1
-""",
-        "prepare": "",
-    },
-}
+# Below it, by family, what apt and dnf are told in place of the host's own settings of repositories. The
+# indexes were made of signed ones when the bundle was packed; packages of rpm bear signatures of their own.
+_TEMPLATES: Final = "bundle"
 
 # Which of the files that tell of a finished install are there.
 _LOOK: Final = 'for mark; do [ ! -e "$mark" ] || echo there; done'
 
-# Answers `there`, or `send` and then takes a tar.
-_RECEIVE: Final = """\
-set -eu
-umask 077
-folder=$1 digest=$2
-if [ -e "$folder/$digest" ]; then echo there; exit; fi
-rm -rf -- "$folder" "$folder".??????
-new=$(mktemp -d -- "$folder.XXXXXX")
-trap 'rm -rf -- "$new"' EXIT
-echo send
-tar -xf - -C "$new" --no-same-owner --no-same-permissions
-mv -- "$new" "$folder"
-cd -- "$folder"
-sh -eu prepare >&2
-touch -- "$digest"
-"""
-
 
 def lacking(
-    inventory: Inventory, mark: str, to: Callable[[str], Transport], *, with_cards: Collection[str] = ()
+    inventory: Inventory,
+    software: Software,
+    reports: Mapping[str, HostReport],
+    to: Callable[[str], Transport],
 ) -> tuple[Host, ...]:
-    """The hosts that are not installed to the end; ``mark`` names what is to be.
-
-    On those ``with_cards`` something is installed for these, too.
+    """The hosts that are not installed to the end. On those with cards something is installed for these, too.
 
     Raises:
         TransportError: a host can't be asked.
     """
+    mark = install_mark(inventory, software)
+    counted = inventory.compute if software.nvidia.installs else ()
+    with_cards = {host.name for host in counted if reports[host.name].cards}
 
     def lacks(host: Host) -> bool:
         argv = ["sh", "-c", _LOOK, "sh", *_marks(host, mark, with_cards=host.name in with_cards)]
@@ -109,27 +64,32 @@ def ship(
     """
     releases = {distribution_of(host.distribution).release for host in hosts}
     raise_faults(bundle.file, mismatches(bundle, None, sorted(releases)))
-    failed: dict[str, ClusterctlError] = {}
-    sent: list[str] = []
+    by_name = {host.name: host for host in hosts}
 
-    def bring(host: Host) -> None:
+    def bring(name: str) -> bool:
+        failed = True
         try:
-            if _bring(bundle, host, to(host.name)):
-                sent.append(host.name)
-        except ClusterctlError as exc:
-            failed[host.name] = exc
-        report(HostStep(host.name, "has the packages", len(hosts), failed=host.name in failed))
+            was_sent = _bring(bundle, by_name[name], to(name))
+            failed = False
+        finally:
+            report(HostStep(name, "has the packages", len(hosts), failed=failed))
+        return was_sent
 
-    with ThreadPoolExecutor(max_workers=_MAX_PARALLEL) as pool:
-        list(pool.map(bring, hosts))
+    sent, failed = on_each(by_name, bring, most=_MAX_PARALLEL)
     if failed:
-        raise _unsent(failed)
-    return tuple(sorted(sent))
+        full = any(isinstance(exc, CommandError) and "No space" in exc.why for exc in failed.values())
+        first = "make room in /var/lib there" if full else "see what `clusterctl ssh HOST` says"
+        raise TransportError.of_hosts(
+            "the packages could not be brought to {hosts}",
+            [exc.on(host, "bundle") for host, exc in failed.items()],
+            fix=f"{first}, then run `clusterctl up` again",
+        )
+    return tuple(sorted(name for name, was_sent in sent.items() if was_sent))
 
 
 def _bring(bundle: Bundle, host: Host, transport: Transport) -> bool:
     """Whether it had to be sent."""
-    argv = ["sudo", "-n", "sh", "-c", _RECEIVE, "sh", BUNDLE_FOLDER, bundle.digest]
+    argv = ["sudo", "-n", "sh", "-c", render(f"{_TEMPLATES}/receive.sh"), "sh", BUNDLE_FOLDER, bundle.digest]
     with transport.converse(argv, bulk=True, silence_s=_UNPACK_S) as talk:
         answer = _line(talk.receive)
         if answer == "send":
@@ -159,25 +119,12 @@ def _line(receive: Callable[[], bytes]) -> str:
 def _tar(bundle: Bundle, distribution: Distribution) -> Iterator[bytes]:
     """The repository as it lies in the bundle, and before it what points apt or dnf at it."""
     folder = system_folder(distribution.release)
-    keys = sorted(path for path in bundle.places if path.startswith(f"{folder}/keys/"))
-    urls = " ".join(f"file://{_REPOSITORY}/keys/{key.rpartition('/')[2]}" for key in keys)
-    for name, text in _FILES[distribution.family].items():
-        raw = text.format(keys=urls).encode() if name.endswith(".repo") else text.encode()
-        yield header(name, len(raw)) + raw + bytes(-len(raw) % tarfile.BLOCKSIZE)
-    yield from bundle.stream(folder, as_folder="repository")
-
-
-def _unsent(failed: Mapping[str, ClusterctlError]) -> TransportError:
-    failures = tuple(
-        Failure(exc.code, exc.why or exc.what, name, "bundle", exc.fix, exc.retryable)
-        for name, exc in failed.items()
-    )
-    full = any(isinstance(exc, CommandError) and "No space" in exc.why for exc in failed.values())
-    return TransportError(
-        f"the packages could not be brought to {', '.join(failed)}",
-        why="; ".join(f"{failure.host}: {failure.cause}" for failure in failures),
-        fix="make room in /var/lib there, then run `clusterctl up` again"
-        if full
-        else "see what `clusterctl ssh HOST` says, then run `clusterctl up` again",
-        failures=failures,
-    )
+    paths = sorted(path for path in bundle.places if path.startswith(f"{folder}/keys/"))
+    keys = " ".join(f"file://{BUNDLE_FOLDER}/repository/keys/{path.rpartition('/')[2]}" for path in paths)
+    root = asset("templates") / _TEMPLATES / distribution.family
+    names = [path.relative_to(root.parents[1]).as_posix() for path in tree_files(root)]
+    files = {
+        name.split("/", 2)[2].removesuffix(".j2"): render(name, folder=BUNDLE_FOLDER, keys=keys).encode()
+        for name in names
+    }
+    return bundle.stream(folder, as_folder="repository", after=files)

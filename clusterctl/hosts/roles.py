@@ -40,8 +40,7 @@ def role_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Distrib
     touches = _applied(spec, roles)
     named = [name for one in touches.values() for name in _listed(one, "packages")]
     usual = [role for role, one in touches.items() if "packages" not in one]
-    found = packages_of(usual, distribution, openhpc=spec.software.slurm == "openhpc")
-    return tuple(sorted({*found, *named}))
+    return tuple(sorted({*packages_of(usual, distribution, spec.software), *named}))
 
 
 def role_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from collections.abc import Callable
-from typing import BinaryIO, Final, cast
+from typing import Final
 
 from clusterctl.errors import CommandError, TransportError, UsageError, printable
 from clusterctl.packages.wheelhouse import Lock, NodePlatform, Requirements, cached_lock, resolve, wheel_path
@@ -13,10 +11,12 @@ from clusterctl.scheduler.script import BASE_ENVIRONMENT, ENVIRONMENTS, PLAIN, E
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.job import JobOptions, JobSpec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.transport.base import BULK, Conversation, Outgoing, Transport, lines, remote_argv
+from clusterctl.transport.base import Transport, lines, remote_argv
+from clusterctl.transport.put import send_to_store
 from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.tree import Progress, shown_size
 from clusterctl.util.assets import job_lock
+from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import LineReporter
 
 _LOCK_NAME: Final = "requirements.lock"
@@ -24,19 +24,19 @@ _LOCK: Final = f"{ENVIRONMENTS}/.lock"
 _BUILD_S: Final = 3600.0  # pip says nothing
 _WAIT_S: Final = 1800.0  # for another one's build, which says nothing either
 
-# Answers `there`, or `send` and then takes a tar. A folder in the making has a name of its own; the name that
-# jobs use is a link, made when all is done. One lock for all, so that what killed builds left can be removed.
+# Reads lines `NAME FILE` up to an empty one: wheels in the store, and last the lock, without which nothing is
+# installed. A folder in the making has a name of its own; the name that jobs use is a link, made when all is
+# done. One lock for all, so that what killed builds left can be removed.
 _BUILD: Final = f"""\
 set -eu
 umask 077
 key=$1 base=$2 wait_s=$3
 mkdir -p -- "$HOME/{ENVIRONMENTS}"
 cd -- "$HOME/{ENVIRONMENTS}"
-if [ -e "$key" ]; then echo there; exit; fi
 if [ -L .lock ] || {{ [ -e .lock ] && [ ! -f .lock ]; }}; then rm -rf -- .lock; fi
 exec 9<>.lock
 flock --nonblock 9 || {{ echo waiting; flock --timeout "$wait_s" 9 || exit {HELD}; }}
-if [ -e "$key" ]; then echo there; exit; fi
+[ ! -e "$key" ] || exit 0
 for old in .*.??????; do
     name=${{old#.}}
     name=${{name%.*}}
@@ -44,8 +44,10 @@ for old in .*.??????; do
 done
 new=$(mktemp -d -- ".$key.XXXXXX")
 trap 'rm -rf -- "$new"' EXIT
-echo send
-tar -xf - -C "$new" --no-same-owner
+echo building
+mkdir -- "$new/wheels"
+while read -r name file && [ -n "$name" ]; do ln -s -- "$file" "$new/wheels/$name"; done
+cp -- "$new/wheels/{_LOCK_NAME}" "$new"
 "$base/bin/python" -m venv --without-pip "$new"
 site=$("$new/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 below=$("$base/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -133,23 +135,20 @@ def build(
     Raises:
         TransportError: it can't be built, or the connection broke.
     """
-    if environment.lock is None:
+    if environment.lock is None or _is_there(transport, environment.lock):
         return False
+    sent = _send(transport, environment.lock, report, progress)
     argv = ["sh", "-c", _BUILD, "sh", environment.lock.key, base, f"{wait_s:g}"]
     built = False
     try:
-        much = _is_much(transport, environment.lock)
-        with transport.converse(argv, bulk=much, silence_s=_BUILD_S) as talk:
+        with transport.converse(argv, silence_s=_BUILD_S) as talk:
+            talk.send(sent)
             for line in lines(iter(talk.receive, b""), TransportError("a line does not end")):
-                answer = line.decode(errors="replace")
-                if answer == "waiting":
+                if line == b"waiting":
                     report("waiting for another clusterctl that builds an environment")
-                elif answer == "send":
-                    _send(talk, environment.lock, report, progress)
+                elif line == b"building":
                     report("building the environment")
                     built = True
-                if answer in {"send", "there"}:
-                    break
             talk.finish()
     except CommandError as exc:
         if exc.rc == HELD:
@@ -175,37 +174,17 @@ def _held(transport: Transport, wait_s: float) -> TransportError:
     )
 
 
-def _is_much(transport: Transport, lock: Lock) -> bool:
-    """Whether wheels will travel that are worth a connection of their own."""
-    if _size(lock) <= BULK:
-        return False
-    return not _is_there(transport, lock)
-
-
 def _is_there(transport: Transport, lock: Lock) -> bool:
     argv = ["sh", "-c", f'[ -e "$HOME/{ENVIRONMENTS}/$1" ]', "sh", lock.key]
     return transport.run(argv, check=False).rc == 0
 
 
-def _size(lock: Lock) -> int:
-    return sum(wheel_path(wheel).stat().st_size for wheel in lock.wheels)
-
-
-def _send(talk: Conversation, lock: Lock, report: LineReporter, progress: Progress) -> None:
-    """Send the wheels, and last the lock: without it nothing is installed."""
-    paths = [wheel_path(wheel) for wheel in lock.wheels]
-    total = _size(lock)
-    report(f"sending {len(paths)} wheels, {shown_size(total)}")
-    out = Outgoing(talk, lambda sent: progress("wheels", min(sent, total), total))
-    with tarfile.open(mode="w|", fileobj=cast("BinaryIO", out)) as tar:
-        for path in paths:
-            with path.open("rb") as file:
-                tar.addfile(_member(f"wheels/{path.name}", path.stat().st_size), file)
-        tar.addfile(_member(_LOCK_NAME, len(lock.text.encode())), io.BytesIO(lock.text.encode()))
-    out.flush()
-
-
-def _member(name: str, size: int) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(name)
-    member.size = size
-    return member
+def _send(transport: Transport, lock: Lock, report: LineReporter, progress: Progress) -> bytes:
+    """Have the wheels and the lock in the store; what the build reads of them."""
+    wheels = [wheel_path(wheel) for wheel in lock.wheels]
+    report(f"sending {len(wheels)} wheels, {shown_size(sum(path.stat().st_size for path in wheels))}")
+    with temporary_folder() as folder:
+        text = folder / _LOCK_NAME
+        text.write_text(lock.text)
+        there = send_to_store(transport, [*wheels, text], progress=progress)
+    return "".join([*(f"{path.name} {at}\n" for path, at in there.items()), "\n"]).encode()

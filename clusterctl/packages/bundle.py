@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import re
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import IO, Annotated, Final
+from typing import IO, Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from clusterctl.errors import BundleError, MachineError, UsageError
-from clusterctl.util.assets import file_sha256
+from clusterctl.errors import BundleError, MachineError, UsageError, printable
+from clusterctl.util.assets import asset, file_sha256, payload_hash, tree_files
 from clusterctl.util.disk import reason
 
 FORMAT: Final = 1  # of the file and of its manifest; raised when an older clusterctl would misread it
@@ -124,7 +128,12 @@ class Manifest(_Stored):
             first = exc.errors()[0]
             place = ".".join(map(str, first["loc"]))
             why = f"{MANIFEST}: {place + ': ' if place else ''}{first['msg']}"
-            raise BundleError("this is not a bundle of clusterctl's", where=where, why=why) from exc
+            raise _no_bundle(where, why) from exc
+
+
+def _no_bundle(where: str, why: str) -> BundleError:
+    fix = "copy the bundle here again, or create it again with `clusterctl bundle create`"
+    return BundleError("this is not a bundle of clusterctl's", where=where, why=why, fix=fix)
 
 
 class _Head(_Stored):
@@ -135,7 +144,7 @@ class _Head(_Stored):
 BLOCK: Final = tarfile.BLOCKSIZE
 CHUNK: Final = 1 << 20
 _LONGEST_MANIFEST: Final = 32 << 20
-_END: Final = bytes(2 * BLOCK)
+END: Final = bytes(2 * BLOCK)  # of a tar
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +165,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle whose manifest is whole. Its other files are as they are: see ``verify``."""
+    """A bundle whose manifest is whole. Its other files are as they are: see ``damages``."""
 
     file: Path
     manifest: Manifest
@@ -172,16 +181,15 @@ class Bundle:
             offset = place.end
         return found
 
-    def stream(self, folder: str, *, as_folder: str) -> Iterator[bytes]:
-        """A tar of what lies below a folder, as another one; what is in it was checked before."""
+    def stream(self, folder: str, *, as_folder: str, after: Mapping[str, bytes]) -> Iterator[bytes]:
+        """A tar of files, and of what lies below a folder, as another one; that was checked before."""
         with self.file.open("rb") as file:
-            for path, place in self.places.items():
-                if path.startswith(f"{folder}/"):
-                    size = place.entry.size
-                    yield header(as_folder + path.removeprefix(folder), size)
-                    yield from content(file, place)
-                    yield bytes(-size % BLOCK)
-        yield _END
+            below = (
+                (as_folder + path.removeprefix(folder), place.entry.size, content(file, place))
+                for path, place in self.places.items()
+                if path.startswith(f"{folder}/")
+            )
+            yield from tar(chain(in_memory(after), below))
 
     def copy(self, path: str, to: Path) -> None:
         """Put a file of the bundle somewhere, checked.
@@ -190,16 +198,15 @@ class Bundle:
             BundleError: it is not what the manifest says.
         """
         place = self.places[path]
-        sha = hashlib.sha256()
-        with self.file.open("rb") as file, to.open("wb") as out:
-            for chunk in content(file, place):
-                sha.update(chunk)
-                out.write(chunk)
-        if sha.hexdigest() != place.entry.sha256:
+        damaged = BundleError(
+            f"{path} in the bundle is damaged", where=str(self.file), fix="copy the bundle here again"
+        )
+        try:
+            with self.file.open("rb") as file, to.open("wb") as out:
+                out.writelines(_checked(content(file, place), place.entry, damaged))
+        except BundleError:
             to.unlink()
-            raise BundleError(
-                f"{path} in the bundle is damaged", where=str(self.file), fix="copy the bundle here again"
-            )
+            raise
 
 
 def padded(size: int) -> int:
@@ -245,6 +252,86 @@ def open_bundle(file: Path) -> Bundle:
     return Bundle(file.absolute(), Manifest.read(raw, where), digest, begin)
 
 
+Kind = Literal["corrupted", "missing", "extra", "truncated", "mismatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault of a bundle; ``what`` is the file concerned, or what does not match."""
+
+    kind: Kind
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.what}: {self.why}"
+
+
+def damages(bundle: Bundle) -> tuple[Fault, ...]:
+    """The faults of the bundle's content against its manifest; the whole file is read."""
+    size = bundle.file.stat().st_size
+    places = tuple(bundle.places.values())
+    with bundle.file.open("rb") as file:
+        return tuple(_walk(file, places, size, bundle.begin))
+
+
+def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> Iterator[Fault]:
+    """Look at each file where it belongs. Where another one lies there, find out which ones there are."""
+    for number, place in enumerate(places):
+        path = place.entry.path
+        file.seek(place.offset)
+        head = file.read(BLOCK)
+        info = _parsed(head)
+        is_end = info is None and len(head) == BLOCK and not any(head)
+        if is_end or (info is not None and info.name != path):
+            yield from _rearranged(file, places[number:], place.offset, path)
+            return
+        if place.content + place.entry.size > size:
+            left = f" and {len(places) - number - 1} files after it" if number + 1 < len(places) else ""
+            yield Fault("truncated", path, f"the bundle ends after {size} bytes, before the end of it{left}")
+            return
+        if head != header(path, place.entry.size):
+            yield Fault("corrupted", path, "its header is damaged")
+        elif not _is_whole(file, place):
+            yield Fault("corrupted", path, "its content is not what the manifest says")
+    end = places[-1].end if places else begin
+    file.seek(end)
+    if file.read(len(END) + 1) != END:
+        yield from _rearranged(file, (), end, "the end of the bundle")
+
+
+def _parsed(raw: bytes) -> tarfile.TarInfo | None:
+    try:
+        return tarfile.TarInfo.frombuf(raw, "utf-8", "strict")
+    except (tarfile.HeaderError, UnicodeDecodeError):
+        return None
+
+
+def _is_whole(file: IO[bytes], place: Place) -> bool:
+    sha = hashlib.sha256()
+    for chunk in content(file, place):
+        sha.update(chunk)
+    return sha.hexdigest() == place.entry.sha256 and not any(
+        file.read(padded(place.entry.size) - place.entry.size)
+    )
+
+
+def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, here: str) -> Iterator[Fault]:
+    """Files were taken out, put in, renamed or moved: follow the headers, and compare the names."""
+    found: Counter[str] = Counter()
+    file.seek(offset)
+    while (info := _parsed(file.read(BLOCK))) is not None:
+        found[printable(info.name)] += 1
+        file.seek(padded(min(max(0, info.size), MOST_BYTES)), os.SEEK_CUR)
+    wanted = Counter(place.entry.path for place in expected)
+    for name in found - wanted:
+        yield Fault("extra", name, "the manifest does not name it")
+    for path in wanted - found:
+        yield Fault("missing", path, "the manifest names it, and it is not there")
+    if found == wanted:
+        yield Fault("corrupted", here, "something else lies where it belongs")
+
+
 def check_target(target: Path) -> None:
     """That a bundle can be written there, as far as can be told ahead.
 
@@ -273,16 +360,13 @@ def write_bundle(target: Path, manifest: Manifest, sources: Mapping[str, Path | 
         BundleError: a source is not what the manifest says any more.
     """
     raw = manifest.text.encode()
-    digest = hashlib.sha256(raw).hexdigest()
+    first = {MANIFEST: raw, DIGEST: _digest_line(hashlib.sha256(raw).hexdigest())}
+    entries = ((one.path, one.size, _read(one, sources[one.path])) for one in manifest.files)
     try:
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
             partial = Path(file.name)
             try:
-                _write(file, MANIFEST, raw)
-                _write(file, DIGEST, _digest_line(digest))
-                for entry in manifest.files:
-                    _write_entry(file, entry, sources[entry.path])
-                file.write(_END)
+                file.writelines(tar(chain(in_memory(first), entries)))
                 file.flush()
                 partial.chmod(0o644)
                 partial.replace(target)
@@ -303,6 +387,20 @@ def entries_of(sources: Mapping[str, Path | bytes]) -> tuple[Entry, ...]:
     return tuple(_entry(path, sources[path]) for path in sorted(sources))
 
 
+def tar(files: Iterable[tuple[str, int, Iterable[bytes]]]) -> Iterator[bytes]:
+    """A tar of plain files, each a name, a size and its content: the same bytes for the same files."""
+    for name, size, chunks in files:
+        yield header(name, size)
+        yield from chunks
+        yield bytes(-size % BLOCK)
+    yield END
+
+
+def in_memory(files: Mapping[str, bytes]) -> Iterator[tuple[str, int, Iterable[bytes]]]:
+    """Files for ``tar``."""
+    return ((name, len(raw), [raw]) for name, raw in files.items())
+
+
 def header(name: str, size: int) -> bytes:
     """The header of a plain file, the same wherever and whenever it is made."""
     info = tarfile.TarInfo(name)
@@ -320,23 +418,24 @@ def _digest_line(digest: str) -> bytes:
     return f"{digest}  {MANIFEST}\n".encode()
 
 
-def _write(out: IO[bytes], name: str, raw: bytes) -> None:
-    out.write(header(name, len(raw)) + raw + bytes(-len(raw) % BLOCK))
-
-
-def _write_entry(out: IO[bytes], entry: Entry, source: Path | bytes) -> None:
+def _read(entry: Entry, source: Path | bytes) -> Iterator[bytes]:
+    """The content of a source, which must be what it was when the manifest was made."""
     if isinstance(source, bytes):
-        _write(out, entry.path, source)
+        yield source
         return
-    sha = hashlib.sha256()
-    out.write(header(entry.path, entry.size))
     with source.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            sha.update(chunk)
-            out.write(chunk)
+        changed = BundleError(f"{source} changed while it was packed", fix="run it again")
+        yield from _checked(iter(partial(file.read, CHUNK), b""), entry, changed)
+
+
+def _checked(chunks: Iterable[bytes], entry: Entry, error: BundleError) -> Iterator[bytes]:
+    """Pass them on; raise the error at the end if they are not what the manifest says."""
+    sha = hashlib.sha256()
+    for chunk in chunks:
+        sha.update(chunk)
+        yield chunk
     if sha.hexdigest() != entry.sha256:
-        raise BundleError(f"{source} changed while it was packed", fix="run it again")
-    out.write(bytes(-entry.size % BLOCK))
+        raise error
 
 
 def _first(file: IO[bytes], name: str, longest: int, path: Path) -> bytes:
@@ -355,15 +454,21 @@ def _first(file: IO[bytes], name: str, longest: int, path: Path) -> bytes:
         raw = file.read(padded(size))
         if len(raw) == padded(size) and not any(raw[size:]):
             return raw[:size]
-    raise BundleError(
-        "this is not a bundle of clusterctl's",
-        where=str(path),
-        why=f"{name} is not whole where it belongs",
-        fix="copy the bundle here again, or create it again with `clusterctl bundle create`",
-    )
+    raise _no_bundle(str(path), f"{name} is not whole where it belongs")
 
 
 def named(paths: Sequence[str], most: int = 5) -> str:
     """Some paths for a message."""
     more = f" and {len(paths) - most} more" if len(paths) > most else ""
     return ", ".join(paths[:most]) + more
+
+
+def payload_tar() -> bytes:
+    """The payload for the nodes to unpack: `HASH/payload/...` and, last, `HASH/.complete`.
+
+    Where that one lies, everything before it does.
+    """
+    root, version = asset("payload"), payload_hash()
+    files = {f"payload/{path.relative_to(root).as_posix()}": path.read_bytes() for path in tree_files(root)}
+    files[".complete"] = b""
+    return b"".join(tar(in_memory({f"{version}/{name}": raw for name, raw in files.items()})))

@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
-import tarfile
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clusterctl import __version__
-from clusterctl.errors import BundleError, Failure, ProvisionError, printable
+from clusterctl.errors import BundleError, Failure, ProvisionError
 from clusterctl.packages.bundle import (
-    BLOCK,
     PAYLOAD,
     SYSTEMS,
     WHEELS,
     Bundle,
+    Fault,
     Manifest,
-    Place,
     System,
-    content,
-    header,
+    damages,
     named,
     open_bundle,
-    padded,
 )
-from clusterctl.packages.os_packages import Nvidia, package_names, upstream_packages
+from clusterctl.packages.os_packages import asked_packages, package_names
 from clusterctl.packages.wheelhouse import (
     NodePlatform,
     Requirements,
     content_hash,
-    fill_wheelhouse,
     store_lock,
+    wheelhouse,
 )
-from clusterctl.spec.distributions import Distribution, distribution_of
+from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec, Software
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.journal import digest
@@ -47,14 +40,9 @@ from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import LineReporter
 
 
-def base_digest() -> str:
-    """Names what is in the lock of the job environment."""
-    return digest(job_lock().read_bytes())
-
-
-def gpu_digest() -> str:
-    """Names what nodes with GPUs have beside that."""
-    return digest(gpu_lock().read_bytes())
+def lock_digest(lock: Path) -> str:
+    """Names what is in a lock: the job environment's, or that of what nodes with GPUs have beside it."""
+    return digest(lock.read_bytes())
 
 
 def asks_for_cupy(spec: ClusterSpec) -> bool:
@@ -70,51 +58,6 @@ def lock_path(release: str) -> str:
 def system_folder(release: str) -> str:
     """Where the repository of a release lies in a bundle."""
     return f"{SYSTEMS}/{release}"
-
-
-def names_of(distribution: Distribution, software: Software) -> tuple[str, ...]:
-    """The packages that a spec's software comes to."""
-    return package_names(
-        distribution,
-        openhpc=software.slurm == "openhpc",
-        apptainer=software.apptainer,
-        nvidia=nvidia_of(software),
-    )
-
-
-def nvidia_of(software: Software) -> Nvidia:
-    """What is asked of NVIDIA's packages."""
-    asked = software.nvidia
-    return Nvidia(asked.parts, asked.branch or "", asked.toolkit or "")
-
-
-def asked_of(distribution: Distribution, software: Software) -> tuple[str, ...]:
-    """What a bundle must hold for hosts of a distribution: packages by name, and the files of upstream's."""
-    upstream = upstream_packages(distribution, apptainer=software.apptainer)
-    return (*names_of(distribution, software), *(one.file for one in upstream))
-
-
-Kind = Literal["corrupted", "missing", "extra", "truncated", "mismatch"]
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault of a bundle; ``what`` is the file concerned, or what does not match."""
-
-    kind: Kind
-    what: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.what}: {self.why}"
-
-
-def damages(bundle: Bundle) -> tuple[Fault, ...]:
-    """The faults of the bundle's content against its manifest; the whole file is read."""
-    size = bundle.file.stat().st_size
-    places = tuple(bundle.places.values())
-    with bundle.file.open("rb") as file:
-        return tuple(_walk(file, places, size, bundle.begin))
 
 
 def raise_faults(file: Path, wrong: Sequence[Fault]) -> None:
@@ -138,82 +81,6 @@ def raise_faults(file: Path, wrong: Sequence[Fault]) -> None:
         fix=fix,
         failures=tuple(Failure(BundleError.code, str(one), fix=fix) for one in wrong),
     )
-
-
-def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> Iterator[Fault]:
-    """Look at each file where it belongs. Where another one lies there, find out which ones there are."""
-    for number, place in enumerate(places):
-        path = place.entry.path
-        file.seek(place.offset)
-        head = file.read(BLOCK)
-        info = _parsed(head)
-        is_end = info is None and len(head) == BLOCK and not any(head)
-        if is_end or (info is not None and info.name != path):
-            yield from _rearranged(file, places[number:], place.offset, size)
-            return
-        if place.content + place.entry.size > size:
-            left = f" and {len(places) - number - 1} files after it" if number + 1 < len(places) else ""
-            yield Fault("truncated", path, f"the bundle ends after {size} bytes, before the end of it{left}")
-            return
-        if head != header(path, place.entry.size):
-            yield Fault("corrupted", path, "its header is damaged")
-        elif not _is_whole(file, place):
-            yield Fault("corrupted", path, "its content is not what the manifest says")
-    end = places[-1].end if places else begin
-    yield from _after(file, end, size)
-
-
-def _parsed(raw: bytes) -> tarfile.TarInfo | None:
-    try:
-        return tarfile.TarInfo.frombuf(raw, "utf-8", "strict")
-    except (tarfile.HeaderError, UnicodeDecodeError):
-        return None
-
-
-def _is_whole(file: IO[bytes], place: Place) -> bool:
-    sha = hashlib.sha256()
-    for chunk in content(file, place):
-        sha.update(chunk)
-    return sha.hexdigest() == place.entry.sha256 and not any(
-        file.read(padded(place.entry.size) - place.entry.size)
-    )
-
-
-def _after(file: IO[bytes], end: int, size: int) -> Iterator[Fault]:
-    """What follows the last file: a tar's end, and nothing else."""
-    file.seek(end)
-    raw = file.read(3 * BLOCK)
-    info = _parsed(raw[:BLOCK])
-    if info is not None:
-        yield Fault("extra", printable(info.name), "the manifest does not name it")
-    elif raw != bytes(2 * BLOCK):
-        why = f"{2 * BLOCK} zero bytes belong there, and {size - end} follow the last file"
-        yield Fault("corrupted", "the end of the bundle", why)
-
-
-def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, size: int) -> Iterator[Fault]:
-    """Files were taken out, put in or renamed: follow the headers, and compare the names."""
-    wanted = {place.entry.path: place.entry for place in expected}
-    seen: set[str] = set()
-    while offset < size:
-        file.seek(offset)
-        raw = file.read(BLOCK)
-        info = _parsed(raw)
-        if info is None:
-            if any(raw):
-                yield Fault("corrupted", f"byte {offset}", "there is no header where one belongs")
-            break
-        name = printable(info.name)
-        if name not in wanted or name in seen:
-            yield Fault("extra", name, "the manifest does not name it")
-        elif raw != header(name, wanted[name].size):
-            yield Fault("corrupted", name, "it is no plain file of the size that the manifest says")
-        elif not _is_whole(file, Place(wanted[name], offset)):
-            yield Fault("corrupted", name, "its content is not what the manifest says")
-        seen.add(name)
-        offset += BLOCK + padded(max(0, info.size))
-    for path in (path for path in wanted if path not in seen):
-        yield Fault("missing", path, "the manifest names it, and it is not there")
 
 
 def mismatches(bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()) -> tuple[Fault, ...]:
@@ -240,9 +107,9 @@ def _of_clusterctl(manifest: Manifest) -> Iterator[tuple[str, str]]:
 def _of_system(release: str, system: System, spec: ClusterSpec | None) -> Iterator[str]:
     if lacking := _wanted(release, spec) - set(system.asked):
         yield f"lacks the packages {named(sorted(lacking))}"
-    if system.base != base_digest():
+    if system.base != lock_digest(job_lock()):
         yield "the wheels of the job environment are from another version of clusterctl"
-    if system.gpu_base not in (None, gpu_digest()):
+    if system.gpu_base not in (None, lock_digest(gpu_lock())):
         yield "CuPy and CUDA's libraries are from another version of clusterctl"
     elif spec is not None and asks_for_cupy(spec) and not system.gpu:
         yield "the spec has GPUs, and the bundle has no CuPy for them"
@@ -259,8 +126,8 @@ def _wanted(release: str, spec: ClusterSpec | None) -> set[str]:
     except ProvisionError:  # no host of it can be configured, so nothing is wanted
         return set()
     if spec is not None:
-        return set(asked_of(distribution, spec.software))
-    return set(package_names(distribution)) & set(package_names(distribution, openhpc=True))
+        return set(asked_packages(distribution, spec.software))
+    return set(package_names(distribution)) & set(package_names(distribution, Software(slurm="openhpc")))
 
 
 class Remembered(BaseModel):
@@ -328,9 +195,9 @@ def use_bundle(file: Path, spec: ClusterSpec, workspace: Workspace, *, report: L
 def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
     for release, system in bundle.manifest.systems.items():
         node = NodePlatform.of(distribution_of(release))
-        fill_wheelhouse(job_lock(), partial(_copy_wheels, bundle, system.wheels), node)
+        wheelhouse(job_lock(), node, partial(_copy_wheels, bundle, system.wheels))
         if system.gpu:
-            fill_wheelhouse(gpu_lock(), partial(_copy_wheels, bundle, system.gpu), node)
+            wheelhouse(gpu_lock(), node, partial(_copy_wheels, bundle, system.gpu))
         if (asked := spec.software.python.requirements) is not None:
             with temporary_folder() as folder:
                 bundle.copy(lock_path(release), folder / "lock")

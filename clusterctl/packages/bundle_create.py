@@ -10,39 +10,22 @@ from pathlib import Path
 
 from clusterctl import __version__
 from clusterctl.errors import UsageError
-from clusterctl.packages import debian, redhat
-from clusterctl.packages.bundle import (
-    FORMAT,
-    LOCK,
-    PAYLOAD,
-    WHEELS,
-    Bundle,
-    Manifest,
-    System,
-    check_target,
-    entries_of,
-    open_bundle,
-    write_bundle,
-)
+from clusterctl.packages import bundle, debian, redhat
+from clusterctl.packages.bundle import PAYLOAD, WHEELS, Bundle, System
 from clusterctl.packages.bundle_checks import (
-    asked_of,
     asks_for_cupy,
-    base_digest,
-    gpu_digest,
+    lock_digest,
     lock_path,
-    names_of,
-    nvidia_of,
     system_folder,
 )
-from clusterctl.packages.os_packages import nvidia_stream, upstream_packages
-from clusterctl.packages.payload import pack_payload
+from clusterctl.packages.os_packages import asked_packages, package_names, upstream_packages
 from clusterctl.packages.repository import Repository, RepositoryRequest
 from clusterctl.packages.wheelhouse import (
     NodePlatform,
     Requirements,
+    cache_of_downloads,
     content_hash,
     resolve,
-    unwritable_cache,
     wheel_path,
     wheelhouse,
 )
@@ -50,9 +33,7 @@ from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.lock import WAIT_S, hold
-from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import gpu_lock, job_lock, payload_hash
-from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import LineReporter
 
 Sources = dict[str, Path | bytes]
@@ -80,11 +61,8 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
     """
     _check(wanted, out)
     lock = _cache_folder() / ".lock"
-    with (
-        temporary_folder() as folder,
-        hold(lock, "bundle create", what="the cache of packages", wait_s=WAIT_S, waiting=report),
-    ):
-        sources: Sources = {PAYLOAD: pack_payload(folder)}
+    with hold(lock, "bundle create", what="the cache of packages", wait_s=WAIT_S, waiting=report):
+        sources: Sources = {PAYLOAD: bundle.payload_tar()}
         systems, versions = {}, {}
         for distribution in wanted.distributions:
             release = distribution.release
@@ -96,19 +74,19 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
                 "packages": [{"name": n, "version": v, "sha256": s} for n, v, s in packed.versions],
                 "wheels": sorted({*systems[release].wheels, *systems[release].gpu, *systems[release].more}),
             }
-        sources[LOCK] = (json.dumps(versions, indent=1) + "\n").encode()
+        sources[bundle.LOCK] = (json.dumps(versions, indent=1) + "\n").encode()
         report("packing")
-        manifest = Manifest(
-            format=FORMAT,
+        manifest = bundle.Manifest(
+            format=bundle.FORMAT,
             clusterctl=__version__,
             cluster=wanted.spec.name,
             architecture=ARCHITECTURE,
             payload=payload_hash(),
             systems=systems,
-            files=entries_of(sources),
+            files=bundle.entries_of(sources),
         )
-        write_bundle(out, manifest, sources)
-    return open_bundle(out)
+        bundle.write_bundle(out, manifest, sources)
+    return bundle.open_bundle(out)
 
 
 def _wheels(
@@ -128,11 +106,11 @@ def _wheels(
         sources[lock_path(distribution.release)] = lock.text.encode()
     system = System(
         family=distribution.family,
-        asked=asked_of(distribution, spec.software),
+        asked=asked_packages(distribution, spec.software),
         packages=packages,
         python=distribution.python_version,
-        base=base_digest(),
-        gpu_base=gpu_digest() if gpu else None,
+        base=lock_digest(job_lock()),
+        gpu_base=lock_digest(gpu_lock()) if gpu else None,
         requirements=content_hash((asked,)) if asked is not None else None,
         wheels=_names(base),
         gpu=_names(gpu),
@@ -154,26 +132,21 @@ def _check(wanted: BundleRequest, out: Path) -> None:
             )
     if (asked := wanted.spec.software.python.requirements) is not None:
         content_hash((asked,))
-    check_target(out)
+    bundle.check_target(out)
 
 
 def _packages(wanted: BundleRequest, distribution: Distribution, report: LineReporter) -> Repository:
-    folder = _cache_folder(f"{distribution.release}-{ARCHITECTURE}")
-    archive = wanted.archives.get(distribution.release)
-    software = wanted.spec.software
+    release, software = distribution.release, wanted.spec.software
     packer = RepositoryRequest(
-        distribution.release,
-        ARCHITECTURE,
-        folder,
-        archive,
-        openhpc=software.slurm == "openhpc",
-        upstream=upstream_packages(distribution, apptainer=software.apptainer),
-        nvidia=software.nvidia.installs,
-        stream=nvidia_stream(distribution, nvidia_of(software)),
-        called=wanted.called.get(distribution.release, ""),
+        distribution,
+        _cache_folder(f"{release}-{ARCHITECTURE}"),
+        wanted.archives.get(release),
+        software,
+        upstream_packages(distribution, software),
+        wanted.called.get(release, ""),
     )
     pack = {"Debian": debian.pack, "RedHat": redhat.pack}[distribution.family]
-    return pack(packer, names_of(distribution, software), report=report)
+    return pack(packer, package_names(distribution, software), report=report)
 
 
 def _names(wheels: Sequence[Path]) -> tuple[str, ...]:
@@ -186,10 +159,7 @@ def _cache_folder(name: str = "") -> Path:
     Raises:
         MachineError: it can't be written.
     """
-    folder = cache_home() / "bundle" / name
-    try:
+    with cache_of_downloads(f"bundle/{name}") as folder:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):  # one that is there may not be ours
             return folder
-    except OSError as exc:
-        raise unwritable_cache(folder, exc) from exc

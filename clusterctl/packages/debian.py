@@ -9,23 +9,17 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from clusterctl.errors import MachineError, UsageError
+from clusterctl.errors import MachineError
+from clusterctl.packages import repository
 from clusterctl.packages.os_packages import Upstream
-from clusterctl.packages.repository import (
-    Repository,
-    RepositoryRequest,
-    archive_of,
-    download,
-    need,
-    read_own,
-    run,
-)
+from clusterctl.packages.repository import Repository, RepositoryRequest
+from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util.assets import file_sha256
 from clusterctl.util.progress import LineReporter
 
@@ -36,78 +30,6 @@ _FILE: Final = re.compile(r"^'([^']+)' (\S+\.deb) \d+ ", re.MULTILINE)
 _FIELD: Final = re.compile(r"^(Package|Version|Architecture|Filename|Size|SHA256): (.*)$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Apt:
-    """apt with all of its state in one folder, for one distribution."""
-
-    distribution: str
-    architecture: str
-    folder: Path
-    sources: str
-    form: str = ".list"  # or ".sources"
-
-    def prepare(self) -> None:
-        """Write its configuration and fetch the signed indexes."""
-        for name in ("state/lists/partial", "cache/archives/partial", "none/partial"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
-        (self.folder / "status").write_text("")
-        (self.folder / f"archive{self.form}").write_text(self.sources)
-        self._run("apt-get", "update", what=f"reading the package lists of {self.distribution}")
-
-    def resolve(self, names: Sequence[str]) -> Mapping[str, str]:
-        """The files of these packages and of all that they need, as apt calls them, and where they are."""
-        what = f"finding what the packages of {self.distribution} need"
-        nothing = f"Dir::Cache::archives={self.folder / 'none'}"  # else it names only what is yet to come
-        said = self._run("apt-get", "install", "--print-uris", "--quiet=2", "-o", nothing, *names, what=what)
-        return {name: uri for uri, name in sorted(_FILE.findall(said), key=itemgetter(1))}
-
-    def download(self, names: Sequence[str], files: Mapping[str, str]) -> Mapping[str, Path]:
-        """File name -> file; what is there from before is kept, what was cut is gone on with."""
-        what = f"downloading the packages of {self.distribution}"
-        self._run("apt-get", "install", "--download-only", "--quiet=2", *names, what=what)
-        return {file: self._place(file, uri) for file, uri in files.items()}
-
-    def _place(self, file: str, uri: str) -> Path:
-        """What lies on this machine, apt takes where it is."""
-        here = uri.startswith("file:")
-        return Path(unquote(uri.removeprefix("file:"))) if here else self.folder / "cache/archives" / file
-
-    def records(self, packages: Sequence[str]) -> tuple[str, ...]:
-        """What the signed index says of each package, given as `name:arch=version`."""
-        said = self._run("apt-cache", "show", "--quiet=2", *packages, what="reading the package lists")
-        return tuple(record.strip() + "\n" for record in said.split("\n\n") if record.strip())
-
-    def _run(self, tool: str, *words: str, what: str) -> str:
-        yes = ["--assume-yes"] if tool == "apt-get" else []
-        return run(
-            [tool, *yes, *self._options(), *words],
-            what=what,
-            fix="check that this machine reaches the archive (apt's own settings for a proxy apply; --from "
-            "names another), then run it again: what was downloaded is kept",
-        )
-
-    def _options(self) -> list[str]:
-        settings = {
-            "Dir::State": self.folder / "state",
-            "Dir::State::status": self.folder / "status",
-            "Dir::Cache": self.folder / "cache",
-            "Dir::Etc::SourceList": self.folder / f"archive{self.form}",
-            "Dir::Etc::SourceParts": "/dev/null",
-            "Dir::Etc::Preferences": "/dev/null",
-            "Dir::Etc::PreferencesParts": "/dev/null",
-            "APT::Default-Release": "",
-            "APT::Architecture": self.architecture,
-            "APT::Architectures": self.architecture,
-            "APT::Install-Recommends": "false",
-            "APT::Keep-Downloaded-Packages": "true",
-            "APT::Get::AllowUnauthenticated": "false",
-            "Acquire::AllowInsecureRepositories": "false",
-            "Acquire::Languages": "none",
-            "Acquire::Retries": "3",
-        }
-        return [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
-
-
 def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporter) -> Repository:
     """The packages of these names with all that they need, as a repository for apt.
 
@@ -115,29 +37,84 @@ def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporte
         MachineError: apt or the archive's keyring is missing, or the archive can't be reached.
         UsageError: no archive of this distribution is known.
     """
-    need("apt-get", of=packer.distribution, fix="make this bundle on a machine with Debian or Ubuntu")
-    sources = _sources(packer) if packer.archive is None else own_sources(packer.archive)
-    form = packer.archive.suffix if packer.archive else ".list"
-    apt = _Apt(packer.distribution, ARCHITECTURES[packer.architecture], packer.folder, sources, form)
-    report(f"{packer.distribution}: reading the package lists")
-    apt.prepare()
-    upstream = {path.name: path for path in (_fetched(one, packer.folder) for one in packer.upstream)}
-    names = (*names, *map(str, upstream.values()))
-    files = apt.resolve(names)
-    report(f"{packer.distribution}: downloading {len(files)} packages")
-    paths = apt.download(names, files)
-    records = apt.records([_asked(file) for file in files if file not in upstream])
+    title, folder = packer.title, packer.folder
+    repository.need("apt-get", of=title, fix="make this bundle on a machine with Debian or Ubuntu")
+    apt = partial(_apt, _prepare(packer))
+    report(f"{title}: reading the package lists")
+    apt("apt-get", "update", what=f"reading the package lists of {title}")
+    upstream = {path.name: path for path in (_fetched(one, folder) for one in packer.upstream)}
+    install = ("apt-get", "install", "--quiet=2", *names, *map(str, upstream.values()))
+    nothing = f"Dir::Cache::archives={folder / 'none'}"  # else it names only what is yet to come
+    said = apt(*install, "--print-uris", "-o", nothing, what=f"finding what the packages of {title} need")
+    paths = {name: _place(name, uri, folder) for uri, name in sorted(_FILE.findall(said), key=itemgetter(1))}
+    report(f"{title}: downloading {len(paths)} packages")
+    apt(*install, "--download-only", what=f"downloading the packages of {title}")
+    show = partial(apt, "apt-cache", "show", "--quiet=2", what="reading the package lists")
+    records = _records(show(*(_asked(file) for file in paths if file not in upstream)))
     if upstream:
-        found = apt.records([str(path) for path in upstream.values()])
-        records += tuple(f"{record}SHA256: {file_sha256(_named_in(record))}\n" for record in found)
-    return _repository(packer.distribution, records, paths)
+        found = _records(show(*map(str, upstream.values())))
+        records += [
+            f"{record}SHA256: {file_sha256(Path(dict(_FIELD.findall(record))['Filename']))}\n"
+            for record in found
+        ]
+    return _repository(title, records, paths)
+
+
+def _prepare(packer: RepositoryRequest) -> Mapping[str, object]:
+    """apt's settings for one distribution, with all of its state in one folder."""
+    folder, architecture = packer.folder, ARCHITECTURES[ARCHITECTURE]
+    for name in ("state/lists/partial", "cache/archives/partial", "none/partial"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "status").write_text("")
+    sources = folder / f"archive{packer.archive.suffix if packer.archive else '.list'}"
+    sources.write_text(own_sources(packer.archive) if packer.archive else _sources(packer))
+    return {
+        "Dir::State": folder / "state",
+        "Dir::State::status": folder / "status",
+        "Dir::Cache": folder / "cache",
+        "Dir::Etc::SourceList": sources,
+        "Dir::Etc::SourceParts": "/dev/null",
+        "Dir::Etc::Preferences": "/dev/null",
+        "Dir::Etc::PreferencesParts": "/dev/null",
+        "APT::Default-Release": "",
+        "APT::Architecture": architecture,
+        "APT::Architectures": architecture,
+        "APT::Install-Recommends": "false",
+        "APT::Keep-Downloaded-Packages": "true",
+        "APT::Get::AllowUnauthenticated": "false",
+        "Acquire::AllowInsecureRepositories": "false",
+        "Acquire::Languages": "none",
+        "Acquire::Retries": "3",
+    }
+
+
+def _apt(settings: Mapping[str, object], tool: str, *words: str, what: str) -> str:
+    yes = ["--assume-yes"] if tool == "apt-get" else []
+    options = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
+    return repository.run(
+        [tool, *yes, *options, *words],
+        what=what,
+        fix="check that this machine reaches the archive (apt's own settings for a proxy apply; --from "
+        "names another), then run it again: what was downloaded is kept",
+    )
+
+
+def _place(file: str, uri: str, folder: Path) -> Path:
+    """What lies on this machine, apt takes where it is; what is in the cache already is kept."""
+    here = uri.startswith("file:")
+    return Path(unquote(uri.removeprefix("file:"))) if here else folder / "cache/archives" / file
+
+
+def _records(said: str) -> list[str]:
+    """What the signed index says of each package."""
+    return [record.strip() + "\n" for record in said.split("\n\n") if record.strip()]
 
 
 def _fetched(one: Upstream, folder: Path) -> Path:
     """A package of its makers', from the cache if it is there."""
     path = folder / one.file
     if not path.is_file() or file_sha256(path) != one.sha256:
-        path.write_bytes(download(one.url, what=f"the package {path.name}"))
+        path.write_bytes(repository.download(one.url, what=f"the package {path.name}"))
     if file_sha256(path) != one.sha256:
         path.unlink()
         raise MachineError(f"the package {path.name} is another", where=one.url, why="its SHA-256 is another")
@@ -150,7 +127,7 @@ def own_sources(path: Path) -> str:
     Raises:
         UsageError: it is none.
     """
-    text = read_own(path)
+    text = repository.read_own(path)
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if path.suffix == ".sources":
         given = {line.partition(":")[0].lower() for line in lines if ":" in line}
@@ -158,20 +135,14 @@ def own_sources(path: Path) -> str:
     else:
         wrong = next((f"apt reads no line like {line!r}" for line in lines if not _LINE.match(line)), None)
     if wrong or not lines:
-        raise UsageError(
-            "the file of repositories is not a list of apt sources",
-            where=str(path),
-            why=wrong or "it names none",
-            fix="write it as in /etc/apt/sources.list.d; what is named .sources, in that form",
-        )
+        fix = "write it as in /etc/apt/sources.list.d; what is named .sources, in that form"
+        raise repository.not_repositories(path, "is not a list of apt sources", wrong or "it names none", fix)
     return text
 
 
 def _sources(packer: RepositoryRequest) -> str:
     """The archives of the distribution, as apt reads them."""
-    archive = archive_of(packer.distribution)
-    archives = [archive, archive["nvidia"]] if packer.nvidia else [archive]
-    return "".join(line for one in archives for line in _lines(one, packer.distribution))
+    return "".join(line for one in packer.sources for line in _lines(one, packer.title))
 
 
 def _lines(archive: Mapping[str, Any], distribution: str) -> Iterator[str]:
@@ -229,8 +200,3 @@ def _check(path: Path, fields: Mapping[str, str], distribution: str) -> None:
         where=str(path),
         fix="run it again",
     )
-
-
-def _named_in(record: str) -> Path:
-    """The file that apt says a record is of."""
-    return Path(dict(_FIELD.findall(record))["Filename"])

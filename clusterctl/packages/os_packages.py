@@ -12,8 +12,10 @@ from ruamel.yaml import YAML
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.spec.distributions import Distribution
+from clusterctl.spec.models import Nvidia, Software
 from clusterctl.util.assets import asset
 
+PLAIN: Final = Software()
 _SUFFIX: Final = "_packages"
 _OPENHPC: Final = "_openhpc"  # what takes their place where Slurm is OpenHPC's
 _APPTAINER: Final = "apptainer"  # the role
@@ -39,48 +41,38 @@ class Upstream:
         return self.url.rpartition("/")[2]
 
 
-@dataclass(frozen=True, slots=True)
-class Nvidia:
-    """What of the role cuda is asked for: its parts, and what takes a placeholder's place in their names."""
-
-    parts: tuple[str, ...] = ()
-    branch: str = ""
-    toolkit: str = ""
-
-
-NO_NVIDIA: Final = Nvidia()
-
-
-def package_names(
-    distribution: Distribution, *, openhpc: bool = False, apptainer: bool = False, nvidia: Nvidia = NO_NVIDIA
-) -> tuple[str, ...]:
+def package_names(distribution: Distribution, software: Software = PLAIN) -> tuple[str, ...]:
     """What the roles ask for on a host of this distribution, whichever of its roles it has.
-
-    ``openhpc``: with the Slurm of OpenHPC; ``apptainer``: with Apptainer; ``nvidia``: what of NVIDIA's.
 
     Raises:
         ClusterctlError: a role's data can't be read without Ansible.
     """
-    unwanted = _AT_GOOGLE if apptainer else {*_AT_GOOGLE, _APPTAINER}
+    unwanted = _AT_GOOGLE if software.apptainer else {*_AT_GOOGLE, _APPTAINER}
     roles = {folder.parent.name for folder in _roles().glob("*/vars")} - unwanted
-    found = {*_OF_MODULES[distribution.family], *packages_of(roles, distribution, openhpc=openhpc)}
-    return tuple(sorted(found.union(_of_nvidia(nvidia, distribution))))
+    found = {*_OF_MODULES[distribution.family], *packages_of(roles, distribution, software)}
+    return tuple(sorted(found.union(_of_nvidia(software.nvidia, distribution))))
 
 
-def packages_of(
-    roles: Iterable[str], distribution: Distribution, *, openhpc: bool = False
-) -> tuple[str, ...]:
+def asked_packages(distribution: Distribution, software: Software) -> tuple[str, ...]:
+    """What a bundle must hold for hosts of a distribution: packages by name, and the files of upstream's."""
+    upstream = upstream_packages(distribution, software)
+    return (*package_names(distribution, software), *(one.file for one in upstream))
+
+
+def packages_of(roles: Iterable[str], distribution: Distribution, software: Software) -> tuple[str, ...]:
     """What these roles of Ansible's ask for on a host of this distribution.
 
     Raises:
         ClusterctlError: a role's data can't be read without Ansible.
     """
     folders = [_roles() / role / "vars" for role in roles]
+    openhpc = software.slurm == "openhpc"
     return tuple(sorted({name for one in folders for name in _names(one, distribution, openhpc=openhpc)}))
 
 
-def nvidia_stream(distribution: Distribution, nvidia: Nvidia) -> str | None:
+def nvidia_stream(distribution: Distribution, software: Software) -> str | None:
     """The stream of the module that the driver is in, where dnf has one and a driver is asked for."""
+    nvidia = software.nvidia
     values = _variables(_roles() / _CUDA_ROLE / "vars", distribution)
     kinds = [kind for kind in values.get("cuda_streams", ()) if kind in nvidia.parts]
     if not kinds or not values["cuda_has_streams"]:
@@ -92,9 +84,10 @@ def nvidia_stream(distribution: Distribution, nvidia: Nvidia) -> str | None:
 def _of_nvidia(nvidia: Nvidia, distribution: Distribution) -> Iterator[str]:
     """What hosts with its cards get, as the role cuda fills in the names; none that only a host can tell."""
     values = _variables(_roles() / _CUDA_ROLE / "vars", distribution)
+    toolkit = nvidia.toolkit or ""
     form = values["cuda_branch_form"].replace("%s", nvidia.branch) if nvidia.branch else ""
-    cuda = nvidia.toolkit.partition(".")[0] or _CUDA
-    filled = {"@branch@": form, "@toolkit@": nvidia.toolkit.replace(".", "-"), "@cuda@": cuda}
+    cuda = toolkit.partition(".")[0] or _CUDA
+    filled = {"@branch@": form, "@toolkit@": toolkit.replace(".", "-"), "@cuda@": cuda}
     for name in (name for part in nvidia.parts for name in values["cuda_names"][part]):
         for placeholder, value in filled.items():
             name = name.replace(placeholder, value)  # noqa: PLW2901
@@ -102,9 +95,9 @@ def _of_nvidia(nvidia: Nvidia, distribution: Distribution) -> Iterator[str]:
             yield name
 
 
-def upstream_packages(distribution: Distribution, *, apptainer: bool) -> tuple[Upstream, ...]:
+def upstream_packages(distribution: Distribution, software: Software) -> tuple[Upstream, ...]:
     """What the roles fetch from its makers on a host of this distribution."""
-    said = _variables(_roles() / _APPTAINER / "vars", distribution) if apptainer else {}
+    said = _variables(_roles() / _APPTAINER / "vars", distribution) if software.apptainer else {}
     return (Upstream(said["apptainer_url"], said["apptainer_sha256"]),) if "apptainer_url" in said else ()
 
 

@@ -14,23 +14,10 @@ from typing import Any
 import requests
 
 from clusterctl.errors import MachineError, UsageError
-from clusterctl.packages.os_packages import Upstream
+from clusterctl.packages.os_packages import PLAIN, Upstream
+from clusterctl.spec.distributions import Distribution
+from clusterctl.spec.models import Software
 from clusterctl.util import process
-
-
-def archive_of(distribution: str) -> Mapping[str, Any]:
-    """What the table says of a distribution.
-
-    Raises:
-        UsageError: it is not in the table.
-    """
-    known = tomllib.loads(resources.files("clusterctl.packages").joinpath("data/archives.toml").read_text())
-    if distribution not in known:
-        raise UsageError(
-            f"no archive of packages is known for {distribution}",
-            fix=f"bundles can be made for {', '.join(known)}",
-        )
-    return dict(known[distribution])
 
 
 def read_own(path: Path) -> str:
@@ -42,44 +29,55 @@ def read_own(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as exc:
-        raise UsageError(
-            "the file of repositories can't be read",
-            where=str(path),
-            why=getattr(exc, "strerror", None) or str(exc),
-            fix="name a file as in /etc/apt/sources.list.d or /etc/yum.repos.d",
-        ) from exc
+        why = getattr(exc, "strerror", None) or str(exc)
+        fix = "name a file as in /etc/apt/sources.list.d or /etc/yum.repos.d"
+        raise not_repositories(path, "can't be read", why, fix) from exc
+
+
+def not_repositories(path: Path, what: str, why: str, fix: str) -> UsageError:
+    """The error for a file of the user's that does not name repositories."""
+    return UsageError(f"the file of repositories {what}", where=str(path), why=why, fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
 class RepositoryRequest:
-    """The distribution (`id-version`) to pack for, and the folder that keeps downloads.
+    """What to pack for, and the folder that keeps downloads.
 
     ``called``: the distribution's name in messages, where that is another.
 
     ``archive`` names the repositories to take packages from, instead of the distribution's public ones, to
-    which ``openhpc`` and ``nvidia`` add theirs. ``upstream``: packages that no repository has. ``stream``:
-    that of the module with NVIDIA's driver, where dnf has one.
+    which ``software`` may add OpenHPC's and NVIDIA's. ``upstream``: packages that no repository has.
     """
 
-    distribution: str
-    architecture: str
+    distribution: Distribution
     folder: Path
     archive: Path | None = None
-    openhpc: bool = False
+    software: Software = PLAIN
     upstream: tuple[Upstream, ...] = ()
-    nvidia: bool = False
-    stream: str | None = None
     called: str = ""
 
     @property
     def title(self) -> str:
         """What to call the distribution."""
-        return self.called or self.distribution
+        return self.called or self.distribution.release
 
     @property
-    def added(self) -> tuple[str, ...]:
-        """What is added to the distribution's repositories, by the names in the table of them."""
-        return (*(["openhpc"] if self.openhpc else []), *(["nvidia"] if self.nvidia else []))
+    def sources(self) -> tuple[Mapping[str, Any], ...]:
+        """Where packages come from, as the table says it: the distribution's, and what the software adds.
+
+        Raises:
+            UsageError: the distribution is not in the table.
+        """
+        known = tomllib.loads(
+            resources.files("clusterctl.packages").joinpath("data/archives.toml").read_text()
+        )
+        if (archive := known.get(self.distribution.release)) is None:
+            raise UsageError(
+                f"no archive of packages is known for {self.title}",
+                fix=f"bundles can be made for {', '.join(known)}",
+            )
+        added = {"openhpc": self.software.slurm == "openhpc", "nvidia": self.software.nvidia.installs}
+        return (archive, *(archive[name] for name, is_asked in added.items() if is_asked and name in archive))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from pydantic import ValidationError
 
 from clusterctl.errors import Failure, HostKeyError, ProvisionError
-from clusterctl.spec.distributions import DEFAULT
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Reporter
@@ -23,19 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.hosts.checks import DoctorReport
 
 
-@dataclass(frozen=True, slots=True)
-class BakeTarget:
-    """An image under construction that answers SSH; ``install.yml`` is run on it."""
-
-    address: str
-    port: int
-    user: str
-    key: Path
-    known_hosts: Path
-    distribution: str = DEFAULT
-
-
-Bake = Callable[[BakeTarget], None]
+Bake = Callable[[Host], None]  # runs ``install.yml`` on an image under construction that answers SSH
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +32,23 @@ class Size:
     cpus: int
     memory_mib: int
     disk_mib: int | None = None  # None: no limit of its own
+
+    @classmethod
+    def of(cls, host: Host | None) -> Size | None:
+        """That of a host whose provider decides it."""
+        if host is None or host.cpus is None or host.memory_mib is None:
+            return None
+        return cls(host.cpus, host.memory_mib, host.disk_mib)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """``2 CPUs`` and ``4GiB of memory``, and its disk."""
+        cpus = f"{self.cpus} CPU{'s' if self.cpus > 1 else ''}"
+        disk = () if self.disk_mib is None else (f"{format_size(self.disk_mib)} of disk",)
+        return (cpus, f"{format_size(self.memory_mib)} of memory", *disk)
+
+    def __str__(self) -> str:
+        return ", ".join(self.parts)
 
 
 Sizes = Mapping[str, Size]  # by host
@@ -297,18 +301,6 @@ Confirm = Callable[[Sequence[OfferedKey]], None]  # returns if all of them are r
 Restore = Callable[[Inventory, Collection[str], Workspace, Reporter], Mapping[str, tuple[str, ...]]]
 
 
-def failed_hosts(failures: Sequence[Failure], *, what: str, then: str) -> ProvisionError:
-    """One error of several hosts: the cause on each, and what to do about it."""
-    hosts = ", ".join(dict.fromkeys(str(failure.host) for failure in failures))
-    fixes = dict.fromkeys(failure.fix for failure in failures if failure.fix)
-    return ProvisionError(
-        f"{what}: {hosts}",
-        why="\n".join(f"{failure.host}: {failure.cause}" for failure in failures),
-        fix="\n".join([*fixes, then]),
-        failures=tuple(failures),
-    )
-
-
 def refuse_unknown_keys(offered: Sequence[OfferedKey]) -> None:
     """Refuse all unknown keys, for verbs that change nothing.
 
@@ -316,7 +308,7 @@ def refuse_unknown_keys(offered: Sequence[OfferedKey]) -> None:
         ProvisionError: one failure a key.
     """
     then = "`clusterctl up` shows them and asks"
-    raise failed_hosts([one.failure for one in offered], what="unknown host keys", then=then)
+    raise ProvisionError.of_hosts("unknown host keys: {hosts}", [one.failure for one in offered], then=then)
 
 
 @dataclass(frozen=True, slots=True)

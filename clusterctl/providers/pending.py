@@ -1,14 +1,13 @@
 """Pending releases: machines that left a cluster before they could be released to their owner.
 
 Each has a small workspace of its own inside the cluster's: its host entry, how to log in, the admin key. By
-that it is released later, once it answers again.
+that it is released later, once it answers again; no spec is needed.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from clusterctl.errors import Failure
+from clusterctl.spec.onprem import OnpremHost
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 
@@ -28,10 +28,14 @@ _FIX: Final = "have {name} answer; or, if it is gone for good: `clusterctl down 
 
 @dataclass(frozen=True, slots=True)
 class PendingRelease:
-    """One machine: its workspace, ``since`` when it is due (Unix time), and ``why`` it was not released."""
+    """One machine: its workspace, ``since`` when it is due (Unix time), and ``why`` it was not released.
+
+    ``machine`` says how its owner logs in.
+    """
 
     workspace: Workspace
     host: Host
+    machine: OnpremHost
     since: float
     why: str
 
@@ -69,7 +73,8 @@ class PendingRelease:
 
     def save(self) -> PendingRelease:
         """Write its note; from here on it counts."""
-        note = json.dumps({"since": self.since, "why": self.why})
+        machine = self.machine.model_dump(mode="json")
+        note = json.dumps({"since": self.since, "why": self.why, "machine": machine})
         write_atomic(self.workspace.root / _NOTE, f"{note}\n")
         return self
 
@@ -90,14 +95,9 @@ def pending_releases(workspace: Workspace) -> tuple[PendingRelease, ...]:
         with suppress(FileNotFoundError, ValidationError, ValueError, KeyError):
             said = json.loads(note.read_bytes())
             host = Inventory.model_validate_json(one.hosts.read_bytes()).hosts[0]
-            found.append(PendingRelease(one, host, float(said["since"]), str(said["why"])))
+            machine = OnpremHost.model_validate(said["machine"])
+            found.append(PendingRelease(one, host, machine, float(said["since"]), str(said["why"])))
     return tuple(found)
-
-
-def forget(machines: Iterable[PendingRelease]) -> None:
-    """Forget these machines; what is ours on them stays there."""
-    for one in machines:
-        one.remove()
 
 
 def address_of(host: Host) -> str:

@@ -85,10 +85,7 @@ def _not_home(failed: Mapping[str, ClusterctlError], others: int) -> CollectErro
     if isinstance(first, CollectError) and not more and not others:
         error = first
     else:
-        said = {
-            job_id: f"job {job_id}: {exc.what}" + (f": {exc.why}" if exc.why else "")
-            for job_id, exc in failed.items()
-        }
+        said = {job_id: f"job {job_id}: {exc.cause}" for job_id, exc in failed.items()}
         error = CollectError(
             f"{len(failed)} of {len(failed) + others} runs could not be brought home",
             why="; ".join(said.values()),
@@ -262,6 +259,6 @@ def _fetched(
         raise CollectError(
             f"the files of job {entry.job_id} can't be read",
             where=f"{folder} on the cluster",
-            why=f"{exc.what}: {exc.why}" if exc.why else exc.what,
+            why=exc.cause,
             fix="look at the folder with `clusterctl ssh`, then collect again; what has arrived is kept",
         ) from exc

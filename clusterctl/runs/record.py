@@ -79,19 +79,7 @@ def _record(
     ended = all(job.ended for job in jobs)
     start, end = min(starts, default=None), max(ends, default=None) if ended else None
     price = node_price(session.spec, head.partition)
-    tasks = tuple(
-        TaskRecord(
-            id=job.id,
-            state=job.state.value,
-            reason=job.reason,
-            exit_code=job.exit_code,
-            signal=job.signal,
-            nodes=job.nodes,
-            start_time=job.start_time,
-            end_time=job.end_time,
-        )
-        for job in jobs
-    )
+    tasks = tuple(TaskRecord.model_validate(job, from_attributes=True) for job in jobs)
     shown = head if ended else next(job for job in jobs if not job.ended)
     return RunRecord(
         token=entry.token,
@@ -131,7 +119,7 @@ def _with_accounting(
     except SchedulerError as exc:
         if exc.retryable:
             raise
-        lacks = Skipped(path=_ACCOUNTING, reason=printable(f"{exc.what}: {exc.why}"))
+        lacks = Skipped(path=_ACCOUNTING, reason=printable(exc.cause))
         return replace(manifest, skipped=(*manifest.skipped, lacks))
     if accounting is not None:
         (tree / _ACCOUNTING).write_text(accounting, encoding="utf-8")

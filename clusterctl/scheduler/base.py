@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from clusterctl.errors import SchedulerError
+from clusterctl.errors import ClusterctlError, SchedulerError
 from clusterctl.scheduler.models import JobInfo, JobRequest, NodeInfo
 from clusterctl.transport.base import Result, Transport
+
+_T = TypeVar("_T")
 
 
 def backoff(first_s: float = 0.2, factor: float = 1.4, longest_s: float = 15.0) -> Iterator[float]:
@@ -26,6 +28,19 @@ class Clock:
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+
+
+def patiently(clock: Clock, patience_s: float, ask: Callable[[], _T]) -> _T:
+    """What ``ask`` returns; it is called again, within bounds, while its error says that this may help."""
+    give_up = clock.now() + patience_s
+    for pause in backoff(first_s=0.5, longest_s=5.0):
+        try:
+            return ask()
+        except ClusterctlError as exc:
+            if not exc.retryable or clock.now() + pause > give_up:
+                raise
+        clock.sleep(pause)
+    raise AssertionError("backoff never ends")
 
 
 class Scheduler(Protocol):

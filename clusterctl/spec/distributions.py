@@ -77,17 +77,12 @@ def common(hosts: Mapping[str, str]) -> Distribution:
         try:
             found[host] = distribution_of(name)
         except ProvisionError as exc:
-            failures.append(Failure(exc.code, f"{exc.what}: {exc.why}", host, fix=exc.fix))
+            failures.append(Failure(exc.code, exc.cause, host, fix=exc.fix))
     if not failures:
         first, *others = found.items()
         failures = [_differs(host, has, first) for host, has in others if has != first[1]]
     if failures:
-        raise ProvisionError(
-            f"{', '.join(str(failure.host) for failure in failures)} can't be part of this cluster",
-            why="; ".join(f"{failure.host}: {failure.cause}" for failure in failures),
-            fix=failures[0].fix,
-            failures=tuple(failures),
-        )
+        raise ProvisionError.of_hosts("{hosts} can't be part of this cluster", failures)
     return first[1]
 
 

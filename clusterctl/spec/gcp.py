@@ -250,13 +250,36 @@ def data() -> Mapping[str, Any]:
 @cache
 def machines() -> Mapping[str, Machine]:
     """All machine types by name, those of a family from the smallest on."""
-    plain = [
-        (f"{series}-{vcpus}", vcpus, facts["gib"] * vcpus)
+    rows: dict[str, Mapping[str, Any]] = {
+        f"{series}-{vcpus}": {"vcpus": vcpus, "gib": facts["gib"] * vcpus}
         for series, facts in data()["series"].items()
         for vcpus in facts["vcpus"]
-    ]
-    plain += [(name, facts["vcpus"], facts["gib"]) for name, facts in data()["special"].items()]
-    return {one.name: one for one in (*(_plain(*one) for one in plain), *_with_gpus())}
+    }
+    rows |= data()["special"] | data()["with_gpus"]
+    return {name: _machine(name, row) for name, row in rows.items()}
+
+
+def _machine(name: str, row: Mapping[str, Any]) -> Machine:
+    """A machine type, of what its row and its family say."""
+    family, vcpus = name.partition("-")[0], row["vcpus"]
+    facts = {**data()["families"][family], **row}
+    steps = facts.get("local_ssds_up_to", ())
+    return Machine(
+        name,
+        family,
+        vcpus,
+        int(facts["gib"] * GIB_MIB),
+        gpu=Gpus(type=row["gpu"], count=row["count"]) if "gpu" in row else None,
+        accelerator=_google(row["gpu"]) if "gpu" in row else None,
+        compact_placement=facts.get("compact_placement", False),
+        tier_1=vcpus >= facts.get("tier_1_from", vcpus + 1),
+        gvnic_only=facts.get("gvnic_only", False),
+        local_ssds=tuple(facts.get("local_ssds") or next((n for most, n in steps if vcpus <= most), ())),
+        bundled_ssds=facts.get("bundled_ssds", 0),
+        boot_disks=tuple(facts["boot_disks"]),
+        extra_disks=tuple(facts.get("extra_disks", facts["boot_disks"])),
+        only=tuple(facts.get("only", ())),
+    )
 
 
 def machine(name: str) -> Machine | None:
@@ -308,7 +331,7 @@ def machine_of(spec: ClusterSpec, partition: Partition) -> Machine:
     """The machine type of a partition's nodes, with its GPUs. The spec's provider must be Google Cloud."""
     gpus = partition.gpus
     known = Gpus(type=gpu_type(gpus.type) or gpus.type, count=gpus.count) if gpus else None
-    name = _settings(spec).nodes_of(partition.name).machine_type
+    name = settings_of(spec).nodes_of(partition.name).machine_type
     if name is None:
         return default_machine(known)
     named = machines()[name]
@@ -317,7 +340,7 @@ def machine_of(spec: ClusterSpec, partition: Partition) -> Machine:
 
 def controller_machine(spec: ClusterSpec) -> Machine:
     """The machine type of the controller. The spec's provider must be Google Cloud."""
-    return machines()[_settings(spec).controller.machine_type or PLAIN]
+    return machines()[settings_of(spec).controller.machine_type or PLAIN]
 
 
 def boot_disk_type(one: Machine, disk: GcpDisk) -> str:
@@ -330,7 +353,8 @@ def extra_disk_type(one: Machine, disk: GcpDisk) -> str:
     return disk.type or one.extra_disks[0]
 
 
-def _settings(spec: ClusterSpec) -> GcpProvider:
+def settings_of(spec: ClusterSpec) -> GcpProvider:
+    """What a spec whose provider is Google Cloud says of it."""
     if spec.provider.type != "gcp":
         raise ValueError("only Google Cloud has machine types")
     return spec.provider
@@ -338,48 +362,6 @@ def _settings(spec: ClusterSpec) -> GcpProvider:
 
 def _google(gpu: str) -> str:
     return str(data()["gpus"][gpu]["google"])
-
-
-def _plain(name: str, vcpus: int, gib: float) -> Machine:
-    family = name.partition("-")[0]
-    facts = data()["families"][family]
-    allowed = next((s["counts"] for s in facts.get("local_ssds", ()) if vcpus <= s["up_to"]), ())
-    return Machine(
-        name,
-        family,
-        vcpus,
-        int(gib * GIB_MIB),
-        tier_1=vcpus >= facts.get("tier_1_from", vcpus + 1),
-        local_ssds=tuple(allowed),
-        **_of_family(facts),
-    )
-
-
-def _with_gpus() -> Iterator[Machine]:
-    for name, facts in data()["with_gpus"].items():
-        family = name.partition("-")[0]
-        disks = {"boot_disks": facts["disks"]} if "disks" in facts else {}
-        yield Machine(
-            name,
-            family,
-            facts["vcpus"],
-            int(facts["gib"] * GIB_MIB),
-            gpu=Gpus(type=facts["gpu"], count=facts["count"]),
-            accelerator=_google(facts["gpu"]),
-            local_ssds=tuple(facts.get("local_ssds", ())),
-            bundled_ssds=facts.get("bundled_ssds", 0),
-            only=tuple(facts.get("only", ())),
-            **_of_family({**data()["families"][family], **disks}),
-        )
-
-
-def _of_family(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "compact_placement": facts.get("compact_placement", False),
-        "gvnic_only": facts.get("gvnic_only", False),
-        "boot_disks": tuple(facts["boot_disks"]),
-        "extra_disks": tuple(facts.get("extra_disks", facts["boot_disks"])),
-    }
 
 
 PLAIN_IMAGE: Final = Image(project="rocky-linux-cloud", family="rocky-linux-9-optimized-gcp")

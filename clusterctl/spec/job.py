@@ -501,8 +501,7 @@ def _named(path: Path, where: tuple[str, ...], target: str | None, said: Mapping
         if not isinstance(source, Source):  # it was changed meanwhile
             raise
         spot = source.spot(where)
-        why = f"{exc.what}: {exc.why}" if exc.why else exc.what
-        problem = Problem(str(path), spot.line, spot.column, ".".join(where), why, exc.fix)
+        problem = Problem(str(path), spot.line, spot.column, ".".join(where), exc.cause, exc.fix)
         raise SpecError(str(path), (problem,), kind=JOB_FILE.name) from exc
 
 

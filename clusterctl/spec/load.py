@@ -216,38 +216,36 @@ def _settings(spec: ClusterSpec) -> dict[str, Any]:
 
 
 def _compare(key: str, before: Any, after: Any) -> Iterator[Difference]:
-    if before == after:
-        return
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        for name in (*before, *(name for name in after if name not in before)):
-            path = f"{key}.{name}" if key else name
-            yield from _compare(path, before.get(name), after.get(name))
-    elif isinstance(before, list) and isinstance(after, list):
-        yield from _compare_lists(key, before, after)
-    elif before is None:
-        yield Difference(key, f"{_shown_value(after)}, where nothing was said")
-    elif after is None:
-        yield Difference(key, f"nothing is said any more, it was {_shown_value(before)}")
-    else:
-        yield Difference(key, f"{_shown_value(after)}, it was {_shown_value(before)}")
-
-
-def _compare_lists(key: str, before: list[Any], after: list[Any]) -> Iterator[Difference]:
     was, will = _by_name(before), _by_name(after)
-    for name, value in was.items():
-        if name not in will:
-            yield Difference(key, f"{_entry(name, value)} is removed")
-        elif isinstance(value, Mapping):
-            yield from _compare(f"{key}.{name}", value, will[name])
-    for name, value in will.items():
-        if name not in was:
-            yield Difference(key, f"{_entry(name, value)} is added")
+    if was is None or will is None:
+        yield from _compare_values(key, before, after)
+        return
+    is_list = isinstance(before, list)
+    for name in (*was, *(name for name in will if name not in was)):
+        if is_list and (name in was) != (name in will):
+            what = "removed" if name in was else "added"
+            yield Difference(key, f"{_entry(name, was.get(name, will.get(name)))} is {what}")
+        else:
+            yield from _compare(f"{key}.{name}" if key else name, was.get(name), will.get(name))
     if key.rpartition(".")[2] in _FIRST_COUNTS and [*was][:1] != [*will][:1]:
         yield Difference(key, f"the first is {next(iter(will))}")
 
 
-def _by_name(entries: list[Any]) -> dict[str, Any]:
-    return {str(one.get("name")) if isinstance(one, Mapping) else str(one): one for one in entries}
+def _compare_values(key: str, before: Any, after: Any) -> Iterator[Difference]:
+    was, will = _shown_value(before), _shown_value(after)
+    if before is None and after is not None:
+        yield Difference(key, f"{will}, where nothing was said")
+    elif before != after:
+        yield Difference(
+            key, f"nothing is said any more, it was {was}" if after is None else f"{will}, it was {was}"
+        )
+
+
+def _by_name(value: Any) -> Mapping[str, Any] | None:
+    """The parts of a mapping or a list by name; None of all else."""
+    if isinstance(value, list):
+        return {str(one.get("name")) if isinstance(one, Mapping) else str(one): one for one in value}
+    return value if isinstance(value, Mapping) else None
 
 
 def _entry(name: str, value: Any) -> str:

@@ -129,27 +129,17 @@ def _duration_in_range(text: str, days: int, hours: int, minutes: int, seconds: 
     return total
 
 
-SizeMib = Annotated[
-    int,
-    BeforeValidator(parse_size_mib),
-    PlainSerializer(format_size, return_type=str),
-    WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN, "examples": ["50GiB"]}),
-]
-DurationS = Annotated[
-    int,
-    BeforeValidator(parse_duration_s),
-    PlainSerializer(format_duration, return_type=str),
-    WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN, "examples": ["1h30m"]}),
-]
-JobMemoryMib = Annotated[
-    int,
-    BeforeValidator(parse_slurm_memory_mib),
-    PlainSerializer(format_size, return_type=str),
-    WithJsonSchema({"type": ["string", "integer"], "minimum": 1, "examples": ["4GiB"]}),
-]
-JobTimeS = Annotated[
-    int,
-    BeforeValidator(parse_slurm_time_s),
-    PlainSerializer(format_duration, return_type=str),
-    WithJsonSchema({"type": ["string", "integer"], "minimum": 1, "examples": ["1h30m"]}),
-]
+_SIZE_TEXT = PlainSerializer(format_size, return_type=str)
+_DURATION_TEXT = PlainSerializer(format_duration, return_type=str)
+
+
+def _schema(example: str, **what: object) -> WithJsonSchema:
+    return WithJsonSchema({**(what or {"type": ["string", "integer"], "minimum": 1}), "examples": [example]})
+
+
+_SIZE_SCHEMA = _schema("50GiB", type="string", pattern=SIZE_PATTERN)
+_DURATION_SCHEMA = _schema("1h30m", type="string", pattern=DURATION_PATTERN)
+SizeMib = Annotated[int, BeforeValidator(parse_size_mib), _SIZE_TEXT, _SIZE_SCHEMA]
+DurationS = Annotated[int, BeforeValidator(parse_duration_s), _DURATION_TEXT, _DURATION_SCHEMA]
+JobMemoryMib = Annotated[int, BeforeValidator(parse_slurm_memory_mib), _SIZE_TEXT, _schema("4GiB")]
+JobTimeS = Annotated[int, BeforeValidator(parse_slurm_time_s), _DURATION_TEXT, _schema("1h30m")]

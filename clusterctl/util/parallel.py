@@ -1,11 +1,13 @@
-"""A parallel map in threads. Ctrl-C does not wait for calls that hang."""
+"""Calls in parallel threads. Ctrl-C does not wait for those that hang."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
+
+from clusterctl.errors import ClusterctlError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -13,7 +15,24 @@ R = TypeVar("R")
 _MAX_THREADS: Final = 32
 
 
-def parallel_map(items: Sequence[T], function: Callable[[T], R]) -> list[R]:
+def on_each(
+    hosts: Iterable[str], ask: Callable[[str], R], *, most: int = _MAX_THREADS
+) -> tuple[dict[str, R], dict[str, ClusterctlError]]:
+    """What every host answered, and how some failed: at most ``most`` at once, and none stops the others."""
+
+    def answer(host: str) -> R | ClusterctlError:
+        try:
+            return ask(host)
+        except ClusterctlError as exc:
+            return exc
+
+    names = list(hosts)
+    answers = dict(zip(names, parallel_map(names, answer, most=most), strict=True))
+    failed = {host: one for host, one in answers.items() if isinstance(one, ClusterctlError)}
+    return {host: one for host, one in answers.items() if not isinstance(one, ClusterctlError)}, failed
+
+
+def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = _MAX_THREADS) -> list[R]:
     """The results of the calls in their order. The first exception is raised, and no further call starts.
 
     concurrent.futures would wait for its threads, also when the interpreter exits.
@@ -35,7 +54,7 @@ def parallel_map(items: Sequence[T], function: Callable[[T], R]) -> list[R]:
             except BaseException as exc:  # raised again in the caller
                 done.put((number, None, exc))
 
-    for _ in range(min(_MAX_THREADS, len(items))):
+    for _ in range(min(most, len(items))):
         threading.Thread(target=work, daemon=True).start()
     results: dict[int, R | None] = {}
     try:

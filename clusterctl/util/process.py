@@ -52,7 +52,7 @@ class Ended:
 def run(
     argv: Sequence[str],
     *,
-    stdin: str = "",
+    stdin: str | bytes = "",
     env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
 ) -> Ended:
@@ -62,13 +62,14 @@ def run(
         OSError: there is no such program.
         TimeoutExpired: it took too long, and was ended with all its descendants.
     """
+    given = stdin.encode() if isinstance(stdin, str) else stdin
     with _started(argv, env, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
-            stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+            stdout, stderr = process.communicate(given, timeout=timeout_s)
         except subprocess.TimeoutExpired:
             process.terminate()
             raise
-        return Ended(process.returncode, stdout, stderr)
+        return Ended(process.returncode, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
 
 
 def run_heard(
@@ -86,9 +87,9 @@ def run_heard(
     said = []
     with _started(argv, env, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, cwd=cwd) as process:
         try:
-            for line in process.stdout or ():
-                said.append(line)
-                heard(line.rstrip("\n"))
+            for raw in process.stdout or ():
+                said.append(line := raw.decode(errors="replace"))
+                heard(line.rstrip("\r\n"))
         except BaseException:
             process.kill()
             raise
@@ -97,7 +98,7 @@ def run_heard(
 
 def _started(
     argv: Sequence[str], env: Mapping[str, str] | None, *, stdin: int, stderr: int, cwd: Path | None = None
-) -> subprocess.Popen[str]:
+) -> subprocess.Popen[bytes]:
     if shutil.which(argv[0]) is None:  # the subreaper could only say it in words
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
     return subprocess.Popen(
@@ -105,8 +106,6 @@ def _started(
         stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=stderr,
-        text=True,
-        errors="replace",
         env=env,
         cwd=cwd,
     )

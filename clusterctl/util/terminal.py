@@ -9,7 +9,7 @@ clipboard, move the cursor, or hide and forge what stands on the screen. They be
 - newlines and tabs;
 - colors: SGR sequences, ``ESC [ ... m``. They end with the log;
 - carriage returns, with which progress bars draw their line anew. They reach no further than their own line,
-  and ``cli/show.py`` writes nothing of ours to a line that a log has begun.
+  and ``cli/output.py`` writes nothing of ours to a line that a log has begun.
 """
 
 from __future__ import annotations

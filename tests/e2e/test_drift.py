@@ -117,38 +117,31 @@ def see_that_root_was_led_nowhere(cluster: Cluster) -> None:
     assert cluster.ssh(leader, "id -un", user=cluster.user).strip() == cluster.user
 
 
-def test_a_configuration_that_was_edited_and_read_is_put_back_everywhere(one: Cluster) -> None:
-    """So is a key whose folder leads elsewhere."""
-    leader, shown = ctl(one), "scontrol show config | grep ^SlurmdTimeout"
+def test_an_edited_configuration_and_nodes_without_power_come_back_in_one_up(one: Cluster) -> None:
+    """Which runs all roles on demand. So does a key whose folder leads elsewhere."""
+    leader, second, third = ctl(one), node(one, 2), node(one, 3)
+    shown = "scontrol show config | grep ^SlurmdTimeout"
     key = spoil_ssh_folder(one, "mv .ssh .away; ln -s /etc .ssh")
     was = one.ssh(leader, shown)
     one.ssh(leader, "sudo sed -i s/^SlurmdTimeout=.*/SlurmdTimeout=77/ /etc/slurm/slurm.conf")
     one.ssh(leader, "scontrol reconfigure")
     assert "77 sec" in one.ssh(leader, shown)
-    one.ssh(node(one, 2), "sudo systemctl stop slurmd")
-    assert mended(one.json("up")) >= {
-        f"{leader}: /etc/slurm/slurm.conf was changed: put back",
-        f"{node(one, 2)}: slurmd was stopped: started",
-        key,
-    }
-    see_that_root_was_led_nowhere(one)
-    assert one.ssh(leader, shown) == was
-    for number in (1, 2, 3):
-        assert "77" not in one.ssh(node(one, number), "sudo grep -r ^SlurmdTimeout /run/slurmd/conf-cache")
-
-
-def test_nodes_without_power_are_started_in_the_same_up_which_runs_all_roles_on_demand(one: Cluster) -> None:
-    second, third = node(one, 2), node(one, 3)
     one.ssh(second, f"sudo usermod -c drifted {one.user}; sudo gpasswd -a {one.user} games")
-    key = spoil_ssh_folder(one, "cd .ssh; rm authorized_keys; mkfifo authorized_keys")
     one.ssh(third, "sudo systemctl poweroff --force --force", rc=None)
     one.ssh(second, "sudo systemctl poweroff", rc=None)  # it is still on its way down when `up` looks
     answer = one.json("up", "--reconfigure")
-    assert {key, *(f"{host}: was powered off: started" for host in (second, third))} <= mended(answer)
+    assert mended(answer) >= {
+        f"{leader}: /etc/slurm/slurm.conf was changed: put back",
+        *(f"{host}: was powered off: started" for host in (second, third)),
+        key,
+    }
     assert answer["probed"] == [second, third]
     configure = next(phase for phase in answer["phases"] if phase["phase"] == "converge")
     assert "tasks on 4 hosts" in configure["note"]
     see_that_root_was_led_nowhere(one)
+    assert one.ssh(leader, shown) == was
+    for number in (1, 2, 3):
+        assert "77" not in one.ssh(node(one, number), "sudo grep -r ^SlurmdTimeout /run/slurmd/conf-cache")
 
 
 def test_what_a_person_drained_stays_and_what_slurm_drained_is_resumed(one: Cluster) -> None:

@@ -21,13 +21,12 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from clusterctl.cluster.session import ClusterSession
-from clusterctl.cluster.up import prepare_image
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.spec.local import LocalProvider as LocalSettings
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace, cache_home
+from tests.support.cluster import provision, shell
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
@@ -101,10 +100,6 @@ class Gcp:
         return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
-def silent(_: object) -> None:
-    return None
-
-
 @pytest.fixture(scope="module")
 def machines(cluster_name: str, clusterctl_home: Path) -> Iterator[tuple[Workspace, Inventory]]:
     """The controller and the nodes, booted and not configured, known by their keys."""
@@ -112,21 +107,14 @@ def machines(cluster_name: str, clusterctl_home: Path) -> Iterator[tuple[Workspa
         {"version": 1, "name": cluster_name, "partitions": [{"name": "train", "nodes": MOST_NODES}]}
     )
     workspace = Workspace(clusterctl_home / ".machines" / cluster_name)  # so that what they leave is seen
-    workspace.create()
-    workspace.create_secrets()
-    provider = LocalProvider(LocalSettings())
-    prepare_image(ClusterSession(spec=spec, workspace=workspace, provider=provider))
     try:
-        inventory = provider.apply(spec, workspace, keep={}, report=silent).inventory
-        workspace.known_hosts.write_text(inventory.known_hosts())
-        workspace.ssh_config.write_text(
-            inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
-        )
-        for node in (f"{cluster_name}-train-1", f"{cluster_name}-train-3"):
-            furnish(partial(shell, workspace, node), L4)
+        inventory = provision(spec, workspace)
+        for number in (1, 2):
+            furnish(partial(shell, workspace, f"{cluster_name}-train-{number}"), L4)
         yield workspace, inventory
     finally:
-        provider.destroy(workspace.cluster_id(), workspace=workspace, report=silent)
+        local = LocalProvider(LocalSettings())
+        local.destroy(workspace.cluster_id(), workspace=workspace, report=lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +124,7 @@ def gcp(
     clusterctl_home: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Gcp]:
-    """Two of the nodes as a cluster, one of which lacked NVIDIA's driver at the first `up`."""
+    """All machines as a cluster; the last node lacks NVIDIA's driver, until it leaves."""
     beneath, inventory = machines
     folder = tmp_path_factory.mktemp("google")
     cloud = GoogleCloud(folder, started=True)
@@ -156,27 +144,18 @@ def gcp(
             "HOME": os.environ.get("HOME", "/"),
             "XDG_CACHE_HOME": str(cache_home().parent),
         }
-        runner = Clusterctl(clusterctl_home, tmp_path_factory.mktemp("cwd"), environ)
+        runner = Clusterctl(clusterctl_home, tmp_path_factory.mktemp("cwd"), environ, forked=True)
         cluster = Gcp(cluster_name, runner, cloud, google, str(IPv4Network(inventory.network)), {})
         settle_in(cluster.workspace, beneath)
-        cluster.ask_for(2)
+        cluster.ask_for(MOST_NODES)
         try:
             cluster.unfurnished.update(cluster.json("up", "--yes", rc=1))
-            furnish(partial(shell, beneath, f"{cluster_name}-train-2"), L4)
-            runner("-f", cluster.spec, "up", "--yes")
             yield cluster
         finally:
             google.faults.clear()
             if cluster.workspace.is_dir():
                 runner("-f", cluster.spec, "down", "--yes", "--discard-runs", rc=None)
     assert not google.violations
-
-
-def shell(workspace: Workspace, node: str, command: str) -> None:
-    """Run a command on a machine, before it belongs to a cluster."""
-    argv = ["ssh", "-o", "ConnectionAttempts=30", "-F", str(workspace.ssh_config), node, command]  # it boots
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def settle_in(workspace: Path, beneath: Workspace) -> None:
@@ -191,19 +170,33 @@ def settle_in(workspace: Path, beneath: Workspace) -> None:
 def test_its_instances_are_made_once(gcp: Gcp) -> None:
     made = [name for _, kind, name in gcp.cloud.done("create") if kind == "google_compute_instance"]
     assert sorted(made) == sorted(gcp.cloud.instances)
-    assert sorted(gcp.cloud.instances) == [f"{gcp.name}-ctl", f"{gcp.name}-train-1", f"{gcp.name}-train-2"]
-    said = gcp.json("status")
-    assert said["ready"]
-    assert said["provider"] == "gcp"
+    nodes = [f"{gcp.name}-train-{number}" for number in range(1, MOST_NODES + 1)]
+    assert sorted(gcp.cloud.instances) == [f"{gcp.name}-ctl", *nodes]
 
 
 def test_a_node_without_the_gpus_of_its_partition_was_named(gcp: Gcp) -> None:
     (failure,) = gcp.unfurnished["failures"]
-    assert (failure["code"], failure["host"]) == ("gpus-missing", f"{gcp.name}-train-2")
+    assert (failure["code"], failure["host"]) == ("gpus-missing", f"{gcp.name}-train-{MOST_NODES}")
     assert failure["cause"] == (
         "partition train has gpus: 1 x nvidia-l4, and there is no nvidia-smi there that shows any"
     )
     assert "clusterctl up" in failure["fix"]
+
+
+def resized(gcp: Gcp, nodes: int) -> list[tuple[str, str, str]]:
+    """What `up` did to the cloud for another number of nodes."""
+    gcp.cloud.forget_log()
+    gcp.ask_for(nodes)
+    gcp.json("up", "--yes")
+    assert len(gcp.json("status")["nodes"]) == nodes
+    return list(gcp.cloud.done("create", "update", "delete"))
+
+
+def test_fewer_nodes_touch_only_those(gcp: Gcp) -> None:
+    assert resized(gcp, 2) == [("delete", "google_compute_instance", f"{gcp.name}-train-3")]
+    said = gcp.json("status")
+    assert said["ready"]
+    assert said["provider"] == "gcp"
 
 
 def test_plain_ssh_goes_through_the_tunnel(gcp: Gcp) -> None:
@@ -254,24 +247,12 @@ def of_job(gcp: Gcp, script: Path, *options: str) -> list[str]:
     return (Path(run["dir"]) / "stdout.log").read_text().splitlines()
 
 
-def resized(gcp: Gcp, nodes: int) -> list[tuple[str, str, str]]:
-    """What `up` did to the cloud for another number of nodes."""
-    gcp.cloud.forget_log()
-    gcp.ask_for(nodes)
-    gcp.json("up", "--yes")
-    assert len(gcp.json("status")["nodes"]) == nodes
-    return list(gcp.cloud.done("create", "update", "delete"))
-
-
 @pytest.mark.sweep  # a node more on a live cluster: test_drift.py; what Terraform does then: tests/unit/gcp
-def test_more_nodes_touch_only_those(gcp: Gcp) -> None:
+def test_more_nodes_touch_only_those(gcp: Gcp, machines: tuple[Workspace, Inventory]) -> None:
     third = f"{gcp.name}-train-3"
+    furnish(partial(shell, machines[0], third), L4)
     for nodes, change in ((3, "create"), (2, "delete")):
         assert resized(gcp, nodes) == [(change, "google_compute_instance", third)]
-
-
-def test_fewer_nodes_touch_only_those(gcp: Gcp) -> None:
-    assert resized(gcp, 1) == [("delete", "google_compute_instance", f"{gcp.name}-train-2")]
 
 
 def test_down_names_what_it_leaves_with_its_cost_and_ends_clean(gcp: Gcp) -> None:

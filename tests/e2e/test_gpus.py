@@ -37,12 +37,10 @@ print(f"{MPI.COMM_WORLD.rank} {os.environ['CUDA_VISIBLE_DEVICES']}\\n", end="", 
 
 @pytest.fixture(scope="module")
 def gpus(cluster_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster whose nodes got two T4 and an H100 in two parts after it was raised, and `up` again."""
+    """A cluster whose nodes have two T4 and an H100 in two parts."""
     folder = tmp_path_factory.mktemp("gpus")
-    with raised(cluster_name, _SPEC.format(name=cluster_name), folder / "home", folder) as cluster:
-        furnish(partial(cluster.ssh, _node(cluster)), _two_t4())
-        furnish(partial(cluster.ssh, f"{cluster.name}-parts-1"), {"gpus": [_CUT]})
-        cluster("up", "--yes")
+    cards = {f"{cluster_name}-train-1": _two_t4(), f"{cluster_name}-parts-1": {"gpus": [_CUT]}}
+    with raised(cluster_name, _SPEC.format(name=cluster_name), folder / "home", folder, cards) as cluster:
         yield cluster
 
 

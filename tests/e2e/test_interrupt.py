@@ -66,3 +66,14 @@ def test_up_goes_on_from_there(clusterctl: Clusterctl, spec: Path) -> None:
     """No lock is held by the dead, and the half-made cluster becomes whole."""
     assert clusterctl("-o", "json", "up").json["ready"]
     assert clusterctl("-o", "json", "status").json["ready"]
+
+
+def test_a_down_that_was_killed_is_finished_by_the_next(clusterctl: Clusterctl, spec: Path) -> None:
+    victim = Victim(clusterctl, "down", "--yes")
+    victim.until_phase("destroy")
+    ended = victim.hit("kill")
+    assert ended.code == -signal.SIGKILL, ended
+    assert "Traceback" not in ended.stderr
+    ran = clusterctl("down", "--yes", rc=None)
+    assert ran.rc == 0 or "there is no cluster" in ran.stderr, ran
+    assert eventually_none(clusterctl.home) == []

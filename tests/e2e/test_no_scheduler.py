@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.cluster import Cluster, raised, records
 from tests.support.nvidia import machines
-from tests.support.nvidia.furnish import becomes, furnish
+from tests.support.nvidia.furnish import becomes
 
 SPEC = """\
 version: 1
@@ -53,10 +53,11 @@ SLURMS = ("slurmctld", "slurmd", "slurmdbd", "munge", "mariadb")
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes, up and proven by mpirun."""
+    """Two nodes, the second with a card, up and proven by mpirun."""
     name = f"m{secrets.token_hex(3)}"
     home, cwd = tmp_path_factory.mktemp("plain home"), tmp_path_factory.mktemp("plain cwd")
-    with raised(name, SPEC.format(name=name), home, cwd) as one:
+    cards = {f"{name}-train-2": machines.rtx_4070()}
+    with raised(name, SPEC.format(name=name), home, cwd, cards) as one:
         (cwd / "work").mkdir()
         yield one
 
@@ -142,8 +143,6 @@ def test_two_nodes_train_and_the_run_comes_home(plain: Cluster) -> None:
 def test_a_sick_node_gets_no_job_until_it_is_well(plain: Cluster, script: Any) -> None:
     path, sick = script("says.sh", "#!/bin/bash\necho here\n"), nodes(plain)[1]
     sh = partial(plain.ssh, sick)
-    furnish(sh, machines.rtx_4070())
-    plain("up", "--yes")
     becomes(sh, machines.hot())
     refused = plain("-o", "json", "submit", path, "--nodes", "2", rc=1)
     (failure,) = refused.json["failures"]

@@ -126,7 +126,7 @@ def file(machines: Lab, cluster_name: str, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def rocky(file: Path, before: dict[str, str], cluster_name: str, clusterctl_home: Path) -> Iterator[Cluster]:
     """The cluster, up."""
-    runner = Clusterctl(clusterctl_home, file.parent)
+    runner = Clusterctl(clusterctl_home, file.parent, forked=True)
     try:
         up = runner("-o", "json", "-f", file, "up", "--yes")
         yield Cluster(cluster_name, file, runner, up.json)
@@ -137,7 +137,7 @@ def rocky(file: Path, before: dict[str, str], cluster_name: str, clusterctl_home
 def test_a_machine_whose_dnf_is_at_work_is_told_by_pid_and_command(
     machines: Lab, file: Path, clusterctl_home: Path
 ) -> None:
-    runner, host = Clusterctl(clusterctl_home, file.parent), machines.host("node2").inside
+    runner, host = Clusterctl(clusterctl_home, file.parent, forked=True), machines.host("node2").inside
     pid = host.sh(BUSY_DNF).strip()
     findings = runner("-o", "json", "-f", file, "doctor", rc=1).json["findings"]
     (found,) = (finding for finding in findings if finding["level"] == "error")

@@ -91,7 +91,7 @@ def sick(clusterctl_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     boxes = [Box("lead"), *(Box(name) for name in EXPECTED if name not in ("nosudo", "full"))]
     boxes += [Box("nosudo", sudo="none"), Box("full", disk_mib=DISK_MIB)]
     with lab("debian", boxes, internet=True) as one:
-        yield Sick(one, Clusterctl(clusterctl_home, tmp_path_factory.mktemp("cwd")))
+        yield Sick(one, Clusterctl(clusterctl_home, tmp_path_factory.mktemp("cwd"), forked=True))
 
 
 def errors(findings: list[dict[str, Any]]) -> dict[str, list[str]]:

@@ -79,6 +79,10 @@ def test_a_training_whose_time_is_over_goes_on_to_the_same_weights(cluster: Clus
         assert time.monotonic() < deadline, "the job does not start"
         time.sleep(0.2)
     cluster.ssh(f"{cluster.name}-ctl", f"sudo scancel --batch --signal=USR1 {job}")  # as Slurm does in time
+    while cluster.json("jobs", job)["jobs"][0]["state"] != "PENDING":
+        assert time.monotonic() < deadline, "the job does not end"
+    # Slurm starts a job again some seconds later: the nodes are free for the same training in one go.
+    whole = cluster.json("submit", "train", "--nodes", "2", "--", *flags)["job_id"]
     cluster("logs", job, "--follow", timeout_s=120)
     run = cluster.run_of(job)
     assert json.loads((run / "run.json").read_text())["state"] == "COMPLETED"
@@ -92,7 +96,7 @@ def test_a_training_whose_time_is_over_goes_on_to_the_same_weights(cluster: Clus
     said = json.loads((cluster.run_of(judged) / "stdout.log").read_text().splitlines()[-1])
     assert said["accuracy"] == records(run / "metrics.jsonl")[-1]["accuracy"]
 
-    whole = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *flags)["job_id"]
+    cluster("logs", whole, "--follow", timeout_s=120)
     assert results(cluster.run_of(whole)) == results(run)
 
 

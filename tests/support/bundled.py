@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.packages.bundle import FORMAT
-from clusterctl.packages.bundle_checks import base_digest
+from clusterctl.packages.bundle_checks import lock_digest
 from clusterctl.packages.bundle_create import BundleRequest, create
 from clusterctl.packages.os_packages import package_names
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import default_spec
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import cache_home
-from clusterctl.util.assets import payload_hash, tree_hash
+from clusterctl.util.assets import job_lock, payload_hash, tree_hash
 
 DEBIAN: Final = distribution_of("debian-12")
 _KEPT_S: Final = 24 * 3600
-_CODE: Final = Path(__file__).resolve().parents[2] / "clusterctl" / "packages" / "bundle"
+_CODE: Final = Path(__file__).resolve().parents[2] / "clusterctl" / "packages"
 
 
 def unconnected(cache: Path) -> dict[str, str]:
@@ -32,7 +32,7 @@ def unconnected(cache: Path) -> dict[str, str]:
 
 def debian_bundle() -> Path:
     """The bundle of the spec that has no requirements; it may be raised with any spec like that."""
-    parts = (str(FORMAT), base_digest(), payload_hash(), tree_hash(_CODE), *package_names(DEBIAN))
+    parts = (str(FORMAT), lock_digest(job_lock()), payload_hash(), tree_hash(_CODE), *package_names(DEBIAN))
     path = cache_home() / "test-bundles" / f"{digest(*parts)}.tar"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,11 +14,11 @@ from clusterctl.packages.bundle import (
     entries_of,
     write_bundle,
 )
-from clusterctl.packages.bundle_checks import base_digest, lock_path
+from clusterctl.packages.bundle_checks import lock_digest, lock_path
 from clusterctl.packages.os_packages import package_names
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.inventory import ARCHITECTURE
-from clusterctl.util.assets import payload_hash
+from clusterctl.util.assets import job_lock, payload_hash
 
 RELEASE = "debian-12"
 FILES: dict[str, bytes] = {
@@ -39,7 +39,7 @@ def system(**other: object) -> System:
         "asked": asked,
         "packages": 2,
         "python": "3.11",
-        "base": base_digest(),
+        "base": lock_digest(job_lock()),
         "wheels": ("numpy-2.0-py3-none-any.whl",),
     }
     return System.model_validate(values | other)

@@ -5,14 +5,25 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ruamel.yaml import YAML
 
+from clusterctl.cluster.session import ClusterSession
+from clusterctl.cluster.up import prepare_image
+from clusterctl.providers.local.provider import LocalProvider
+from clusterctl.spec.local import LocalProvider as LocalSettings
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace
+from tests.support.nvidia.furnish import furnish
+from tests.support.nvidia.machines import Machine
 from tests.support.residue import nothing_left
 from tests.support.verbs import Clusterctl, Ran
 
@@ -77,15 +88,45 @@ class Cluster:
 
 
 @contextmanager
-def raised(name: str, spec: str, home: Path, cwd: Path) -> Iterator[Cluster]:
-    """Raise a cluster of a spec's text, and take it down again: nothing of it may be left."""
-    file, runner = cwd / f"{name}.yaml", Clusterctl(home, cwd)
+def raised(
+    name: str, spec: str, home: Path, cwd: Path, cards: Mapping[str, Machine] = MappingProxyType({})
+) -> Iterator[Cluster]:
+    """Raise a cluster of a spec's text, and take it down again: nothing of it may be left.
+
+    Nodes that are to have ``cards`` are booted and get them before `up` configures anything.
+    """
+    file, runner = cwd / f"{name}.yaml", Clusterctl(home, cwd, forked=True)
     file.write_text(spec)
     with nothing_left(home):
         try:
+            if cards:
+                provision(ClusterSpec.model_validate(YAML(typ="safe").load(spec)), Workspace(home / name))
+                for node, machine in cards.items():
+                    furnish(partial(shell, Workspace(home / name), node), machine)
             yield Cluster(name, file, runner, runner("-o", "json", "-f", file, "up").json)
         finally:
             runner("-f", file, "down", "--yes", "--discard-runs", rc=None)
+
+
+def provision(spec: ClusterSpec, workspace: Workspace) -> Inventory:
+    """Boot the machines of a local cluster, as `up` does before it configures them."""
+    workspace.create()
+    workspace.create_secrets()
+    provider = LocalProvider(LocalSettings())
+    prepare_image(ClusterSession(spec=spec, workspace=workspace, provider=provider))
+    inventory = provider.apply(spec, workspace, keep={}, report=lambda _: None).inventory
+    workspace.known_hosts.write_text(inventory.known_hosts())
+    workspace.ssh_config.write_text(
+        inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
+    )
+    return inventory
+
+
+def shell(workspace: Workspace, node: str, command: str) -> None:
+    """Run a command on a machine that was provisioned."""
+    argv = ["ssh", "-o", "ConnectionAttempts=30", "-F", str(workspace.ssh_config), node, command]  # it boots
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def records(path: Path) -> list[dict[str, Any]]:

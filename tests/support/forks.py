@@ -7,13 +7,17 @@ for the same imports and YAML files, and hundreds of tests have one.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -21,7 +25,9 @@ from pathlib import Path
 
 from clusterctl.util.assets import asset
 
+TIMED_OUT = 1000  # no exit code of a process
 _OUTPUTS = ("stdout", "stderr")
+_PATIENCE_S = 20  # for a verb that is interrupted
 
 
 def ansible(
@@ -35,10 +41,13 @@ def ansible(
 
 
 def clusterctl(
-    argv: Sequence[str], *, cwd: Path, environ: Mapping[str, str], stdin: str
+    argv: Sequence[str], *, cwd: Path, environ: Mapping[str, str], stdin: str, timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run a verb in a process session of its own; ``environ`` is its whole environment."""
-    return _server("clusterctl").run(list(argv), cwd, environ, stdin)
+    """Run a verb in a process session of its own; ``environ`` is its whole environment.
+
+    A verb that has not ended in time is interrupted, and has the exit code ``TIMED_OUT``.
+    """
+    return _server("clusterctl").run(list(argv), cwd, environ, stdin, timeout_s)
 
 
 def payload(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -72,12 +81,17 @@ class _Server:
         )
 
     def run(
-        self, argv: list[str], cwd: Path, environ: Mapping[str, str], stdin: str = ""
+        self,
+        argv: list[str],
+        cwd: Path,
+        environ: Mapping[str, str],
+        stdin: str = "",
+        timeout_s: float | None = None,
     ) -> subprocess.CompletedProcess[str]:
         assert self._process.stdin
         assert self._process.stdout
         (self._folder / "stdin").write_text(stdin)
-        request = {"argv": argv, "cwd": str(cwd), "environ": dict(environ)}
+        request = {"argv": argv, "cwd": str(cwd), "environ": dict(environ), "timeout_s": timeout_s}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         code = int(self._process.stdout.readline())
@@ -117,10 +131,10 @@ def _prepare_ansible() -> Callable[[], object]:
 
 
 def _prepare_clusterctl() -> Callable[[], object]:
-    for folder in ("cli", "cluster", "jobs", "runs", "spec", "state"):
-        for path in sorted((asset("ansible").parent / "clusterctl" / folder).glob("*.py")):
-            if not path.stem.startswith("remote_"):
-                importlib.import_module(f"clusterctl.{folder}.{path.stem}".removesuffix(".__init__"))
+    root = asset("ansible").parent
+    for path in sorted((root / "clusterctl").rglob("*.py")):
+        if not path.stem.startswith(("remote_", "__")):
+            importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
     return importlib.import_module("clusterctl.__main__").main  # type: ignore[no-any-return]
 
 
@@ -132,16 +146,29 @@ def _prepare_payload() -> Callable[[], object]:
     return lambda: sys.exit(payload.main(sys.argv[1:]))
 
 
+def _end_of(child: int, timeout_s: float | None) -> int:
+    """The exit code of a child in a session of its own, or ``TIMED_OUT``."""
+    watched, late = os.pidfd_open(child), False
+    for sign, patience_s in ((signal.SIGINT, timeout_s), (signal.SIGKILL, _PATIENCE_S)):
+        if select.select([watched], [], [], patience_s)[0]:
+            break
+        late = True
+        os.killpg(child, sign)
+    os.close(watched)
+    _, status = os.waitpid(child, 0)
+    return TIMED_OUT if late else os.waitstatus_to_exitcode(status)
+
+
 def _serve(program: str, folder: Path) -> None:
     prepare = {"ansible": _prepare_ansible, "clusterctl": _prepare_clusterctl, "payload": _prepare_payload}
     main = prepare[program]()
+    gc.freeze()  # else each child looks at, and so copies, all that was imported
     answers = os.fdopen(os.dup(1), "w")
     while line := sys.stdin.readline():
         child = os.fork()
         if child == 0:
             break
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+        print(_end_of(child, json.loads(line)["timeout_s"]), file=answers, flush=True)
     else:
         return
     request = json.loads(line)
@@ -156,7 +183,17 @@ def _serve(program: str, folder: Path) -> None:
     os.environ.clear()
     os.environ.update(request["environ"])
     sys.argv = request["argv"]
-    main()
+    code: object = 1
+    try:
+        main()
+    except SystemExit as exc:
+        code = exc.code
+    except BaseException:
+        traceback.print_exc()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))  # Python's own end looks at all of it
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def raised(
     before = {host.name: state(lab, host.name) for host in lab.hosts}
     spec = cwd / f"{name}.yaml"
     spec.write_text(text)
-    runner = Clusterctl(home, cwd, environ)
+    runner = Clusterctl(home, cwd, environ, forked=True)
     try:
         yield Cluster(name, spec, runner, up(runner, spec, *more, password=password).json)
     finally:

@@ -40,6 +40,7 @@ class Call:
     argv: tuple[str, ...]
     stdin: bytes | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 0.0
 
 
 class ScriptedTransport:
@@ -65,12 +66,12 @@ class ScriptedTransport:
         argv: Sequence[str],
         *,
         stdin: bytes | None = None,
-        timeout_s: float = 60.0,  # noqa: ARG002  # a script answers at once
+        timeout_s: float = 60.0,
         check: bool = True,
         env: Mapping[str, str] | None = None,
     ) -> Result:
         """Answer with the next step; see ``Transport.run``."""
-        step = self._next(Call(tuple(argv), stdin, dict(env or {})))
+        step = self._next(Call(tuple(argv), stdin, dict(env or {}), timeout_s))
         stdout = _bytes_of(step, argv).decode(errors="replace")
         if check and step.rc != 0:
             raise CommandError(f"`{shown(argv)}` failed", rc=step.rc, stderr=step.stderr, host=self._host)

@@ -47,7 +47,7 @@ class Clusterctl:
     environ: Mapping[str, str] = field(default_factory=dict)
     script: Path = SCRIPT
     forked: bool = False
-    """Without the start of a program, as forks.py says; a call then has the time limit of its test."""
+    """Without the start of a program, as forks.py says."""
 
     def __call__(
         self,
@@ -92,8 +92,11 @@ class Clusterctl:
 
     def _run(self, words: tuple[str, ...], cwd: Path, stdin: str, timeout_s: float) -> Ran:
         if self.forked and self.script == SCRIPT:
-            done = forks.clusterctl(words, cwd=cwd, environ=self._environ(), stdin=stdin)
-            return Ran(words, done.returncode, done.stdout, done.stderr)
+            environ = self._environ()
+            done = forks.clusterctl(words, cwd=cwd, environ=environ, stdin=stdin, timeout_s=timeout_s)
+            ran = Ran(words, done.returncode, done.stdout, done.stderr)
+            assert ran.rc != forks.TIMED_OUT, f"no end within {timeout_s} s\n{ran}"
+            return ran
         process = self._start(words, cwd)
         try:
             stdout, stderr = process.communicate(stdin, timeout=timeout_s)

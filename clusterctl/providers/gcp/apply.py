@@ -13,15 +13,11 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
-
-from pydantic import TypeAdapter
-from ruamel.yaml import YAML
 
 from clusterctl.errors import Failure, ProvisionError, TerraformError, UsageError
 from clusterctl.providers.base import Action, HostChange
@@ -31,10 +27,12 @@ from clusterctl.providers.gcp.terraform.client import Action as TerraformAction
 from clusterctl.providers.gcp.terraform.client import Plan, ResourceChange, Terraform
 from clusterctl.providers.gcp.terraform.run import Diagnostic, Resource, first_of
 from clusterctl.spec import gcp
-from clusterctl.spec.base import Model
+from clusterctl.util import tables
 from clusterctl.util.progress import LineReporter
+from clusterctl.util.tables import first_rule, table
 
 WAITS_S: Final = (5, 10, 20, 40, 60, 60)
+_DATA: Final = Path(__file__).with_name("data")
 _LAYERS: Final = 12  # of what depends on each other, taken over one after the other
 _IN_USE: Final = "in-use"
 _NAMES: Final = ("name", "account_id", "role_id")
@@ -128,7 +126,6 @@ def _there(plan: Plan, types: tuple[str, ...] = ("google_",)) -> Iterator[Mappin
 
 Explain = Callable[[str, tuple[Diagnostic, ...]], TerraformError]
 
-_RULES: Final = Path(__file__).parent / "data" / "diagnoses.yaml"
 _NODE: Final = re.compile(r'^module\.nodes\.module\.node\["([^"]+)"\]\.')
 _CONTROLLER: Final = "module.controller."
 _UNKNOWN: Final = "terraform"
@@ -158,21 +155,10 @@ class Place:
         return self.controller if address.startswith(_CONTROLLER) else None
 
 
-class Rule(Model):
-    """One entry of diagnoses.yaml."""
+class Rule(tables.Rule):
+    """One entry of diagnoses.yaml. ``transient``: it goes away by itself, and is waited for."""
 
-    code: str
-    match: Sequence[str]
-    cause: str
-    fix: str
     transient: bool = False
-    later: bool = False
-
-    def groups(self, text: str) -> Mapping[str, str] | None:
-        """What the patterns that are found name, the first one's words first; None if none is found."""
-        found = [match for pattern in self.match if (match := re.search(pattern, text))]
-        named = [group for match in reversed(found) for group in match.groupdict().items()]
-        return {name: value for name, value in named if value} if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +170,9 @@ class Finding:
     import_id: str = ""
 
 
-@cache
 def rules() -> tuple[Rule, ...]:
     """The rules, in their order."""
-    return TypeAdapter(tuple[Rule, ...]).validate_python(YAML(typ="safe").load(_RULES))
+    return table(_DATA / "diagnoses.yaml", tuple[Rule, ...])
 
 
 def explaining(place: Place) -> Explain:
@@ -214,18 +199,17 @@ def explaining(place: Place) -> Explain:
 
 def diagnose(diagnostic: Diagnostic, place: Place) -> Finding:
     """The meaning of one; what no rule knows is shown whole."""
-    text = " ".join(diagnostic.text.split())
     host = place.host_of(diagnostic.address)
-    for rule in rules():
-        if (groups := rule.groups(text)) is not None:
-            words = _Words({"project": place.project, "zone": place.zone, "region": place.region, **groups})
-            cause, fix = rule.cause.format_map(words), rule.fix.format_map(words)
-            transient = rule.transient or (rule.code == "api-off" and place.enables_apis)
-            failure = Failure(rule.code, cause, host, "provision", fix, transient or rule.later)
-            return Finding(failure, transient, _import_id(groups, place) if rule.code == _TAKEN else "")
-    where = f" ({diagnostic.address})" if diagnostic.address else ""
-    fix = "look up what Google's provider says; what was made stays, and the next run goes on from there"
-    return Finding(Failure(_UNKNOWN, f"{diagnostic.text.strip()}{where}", host, "provision", fix))
+    if (found := first_rule(rules(), " ".join(diagnostic.text.split()))) is None:
+        where = f" ({diagnostic.address})" if diagnostic.address else ""
+        fix = "look up what Google's provider says; what was made stays, and the next run goes on from there"
+        return Finding(Failure(_UNKNOWN, f"{diagnostic.text.strip()}{where}", host, "provision", fix))
+    rule, groups = found
+    words = {"project": place.project, "zone": place.zone, "region": place.region, **groups}
+    transient = rule.transient or (rule.code == "api-off" and place.enables_apis)
+    failure = rule.failure(words, host=host, phase="provision")
+    failure = replace(failure, retryable=transient or rule.retryable)
+    return Finding(failure, transient, _import_id(groups, place) if rule.code == _TAKEN else "")
 
 
 def _import_id(groups: Mapping[str, str], place: Place) -> str:
@@ -235,21 +219,6 @@ def _import_id(groups: Mapping[str, str], place: Place) -> str:
     if "role" in groups:
         return f"{groups['role_in']}/roles/{groups['role']}"
     return groups.get("taken", "")
-
-
-class _Words(dict[str, "_Word"]):
-    """The values of `{name}` and `{name:what to say where it is not known}`."""
-
-    def __init__(self, known: Mapping[str, str]) -> None:
-        super().__init__({name: _Word(value) for name, value in known.items()})
-
-    def __missing__(self, name: str) -> _Word:
-        return _Word("")
-
-
-class _Word(str):
-    def __format__(self, otherwise: str) -> str:
-        return str(self) or otherwise
 
 
 def _causes(failures: Iterable[Failure]) -> list[str]:
@@ -262,7 +231,6 @@ def _causes(failures: Iterable[Failure]) -> list[str]:
 
 INSTANCE: Final = "google_compute_instance"
 _SHAPE: Final = "terraform_data.shape"
-_WORDS: Final = Path(__file__).parent / "data" / "resources.yaml"
 _ACTIONS: Final[Mapping[TerraformAction, Action]] = {
     "create": "make",
     "update": "change",
@@ -293,20 +261,17 @@ def other_changes(plan: Plan) -> tuple[str, ...]:
     """What is done to all else, in few words: `make a network, 2 service accounts`."""
     lines = []
     for action, verb in _VERBS.items():
-        found = Counter(
-            word
-            for change in plan.real_changes
-            if change.action == action and change.type != INSTANCE and (word := word_for(change.type))
-        )
-        if found:
-            lines.append(f"{verb} {', '.join(_counted(word, count) for word, count in found.items())}")
+        changes = (change for change in plan.real_changes if change.action == action)
+        found = Counter(change.type for change in changes if change.type != INSTANCE)
+        if words := [words_for(kind, count) for kind, count in found.items() if words_for(kind)]:
+            lines.append(f"{verb} {', '.join(words)}")
     return tuple(lines)
 
 
 def lost(plan: Plan) -> tuple[str, ...]:
     """What holds files, is no host, and goes or is made anew: `a Filestore instance (demo-shared)`."""
     gone = (c for c in plan.changes if c.type in _HOLDING and c.action in ("delete", "replace"))
-    return tuple(f"{word_for(change.type)} ({(change.before or {}).get('name')})" for change in gone)
+    return tuple(f"{words_for(change.type)} ({(change.before or {}).get('name')})" for change in gone)
 
 
 def names(place: Place) -> Callable[[Resource], str]:
@@ -316,22 +281,18 @@ def names(place: Place) -> Callable[[Resource], str]:
         host = place.host_of(resource.address)
         if resource.type == INSTANCE and host:
             return host
-        word = word_for(resource.type)
+        word = words_for(resource.type)
         of = host or (resource.key if isinstance(resource.key, str) else "")
         return f"{word} ({of})" if word and of else word
 
     return name
 
 
-@cache
-def _words() -> Mapping[str, str]:
-    words: Mapping[str, str] = YAML(typ="safe").load(_WORDS)
-    return words
-
-
-def word_for(kind: str) -> str:
-    """What a person calls a type of resource."""
-    return _words().get(kind, kind.removeprefix("google_").replace("_", " "))
+def words_for(kind: str, count: int = 1) -> str:
+    """What a person calls so many of a type of resource; "" where it is not worth a word."""
+    plain = kind.removeprefix("google_").replace("_", " ")
+    one, many = table(_DATA / "resources.yaml", dict[str, tuple[str, str]]).get(kind, (plain, f"{plain}s"))
+    return one if count == 1 else f"{count} {many}"
 
 
 def _host(
@@ -395,16 +356,3 @@ def _list(attributes: Iterable[str]) -> str:
     words = list(dict.fromkeys(name.replace("_", " ") for name in attributes))
     several = len(words) > 1 or (words[-1:] and words[-1].endswith("s"))
     return f"{' and '.join(words)} change{'' if several else 's'}" if words else ""
-
-
-def _counted(word: str, count: int) -> str:
-    """`2 service accounts`."""
-    if count == 1:
-        return word
-    noun = word.removeprefix("an ").removeprefix("a ")
-    head, of, tail = noun.partition(" of ")
-    return f"{count} {_plural(head)}{of}{tail}"
-
-
-def _plural(noun: str) -> str:
-    return f"{noun[:-1]}ies" if noun.endswith("cy") else f"{noun}es" if noun.endswith("ss") else f"{noun}s"

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 from pydantic import Field
-from ruamel.yaml import YAML
 
 from clusterctl.spec import gcp
 from clusterctl.spec.base import Model
-from clusterctl.spec.gcp import GcpProvider
 from clusterctl.spec.models import ClusterSpec, Partition
 from clusterctl.spec.units import GIB_MIB
+from clusterctl.util.tables import table as read_table
 
 HOURS_A_MONTH: Final = 730.0  # as Google counts
 LOCAL_SSD_GIB: Final = 375
@@ -58,12 +56,9 @@ class Table(Model):
     address: Usd
 
 
-@cache
 def table() -> Table:
     """The built-in table."""
-    text = (files("clusterctl.providers.gcp") / "data" / "prices.yaml").read_text()
-    document: dict[str, Any] = YAML(typ="safe", pure=True).load(text)
-    return Table.model_validate({**document, "date": str(document["date"])})
+    return read_table(Path(__file__).with_name("data") / "prices.yaml", Table)
 
 
 def caveat(region: str) -> str:
@@ -141,7 +136,7 @@ def host_price(spec: ClusterSpec) -> Callable[[Attributes], float | None]:
 
     A partition's `price_per_hour` comes first, then `provider.prices`, then the built-in table.
     """
-    own = spec.provider.prices if isinstance(spec.provider, GcpProvider) else {}
+    own = gcp.settings_of(spec).prices
     said = {p.name: p.price_per_hour for p in spec.partitions if p.price_per_hour is not None}
 
     def price(instance: Attributes) -> float | None:
@@ -155,16 +150,15 @@ def host_price(spec: ClusterSpec) -> Callable[[Attributes], float | None]:
 
 def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
     """What the machine, the GPUs and the disks of a partition's node cost."""
-    if not isinstance(spec.provider, GcpProvider):
-        return None
-    nodes, machine = spec.provider.nodes_of(partition.name), gcp.machine_of(spec, partition)
+    settings, machine = gcp.settings_of(spec), gcp.machine_of(spec, partition)
+    nodes = settings.nodes_of(partition.name)
     added = machine.gpu if machine.guest_accelerator else None
     gpus = {str(machine.accelerator): added.count} if added else {}
     extra = ((gcp.extra_disk_type(machine, disk), disk.size) for disk in nodes.extra_disks)
     disks = ((gcp.boot_disk_type(machine, nodes.boot_disk), nodes.boot_disk.size), *extra)
     return total(
         [
-            of_machine(machine.name, gpus, spot=nodes.spot, own=spec.provider.prices),
+            of_machine(machine.name, gpus, spot=nodes.spot, own=settings.prices),
             of_local_ssds(nodes.local_ssds, spot=nodes.spot),
             *(of_disk(kind, mib / GIB_MIB) for kind, mib in disks),
         ]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from clusterctl.errors import ApiOffError, CloudError, Failure, ProvisionError
 from clusterctl.providers.base import Leftover
@@ -39,7 +40,8 @@ WAIT_S = 600.0
 _LOOK_EVERY_S = 2.0
 _ID = "[0-9a-f]{6}"
 _CLUSTER = "[a-z][a-z0-9-]*"
-Scope = Literal["zone", "region", "global"]
+_ROWS = {"file": "instances", "iam": "accounts"}
+_PLACE = re.compile(r"/(?:zones|regions|locations)/([^/]+)/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,26 +92,26 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
+    """What one list of an API has; what is ``named`` can't carry labels."""
+
     word: str
-    collection: str
-    scope: Scope
-    labelled: bool
+    service: str
+    path: str
+    named: bool = False
 
 
-_COMPUTE: Final = (
-    _Kind("instance", "instances", "zone", labelled=True),
-    _Kind("disk", "disks", "zone", labelled=True),
-    _Kind("address", "addresses", "region", labelled=True),
-    _Kind("placement policy", "resourcePolicies", "region", labelled=False),
-    _Kind("firewall rule", "firewalls", "global", labelled=False),
-    _Kind("router", "routers", "region", labelled=False),
-    _Kind("subnetwork", "subnetworks", "region", labelled=False),
-    _Kind("network", "networks", "global", labelled=False),
-)
-# In the order in which they can be deleted.
-_ORDER: Final = (
-    *("instance", "disk", "shared folder", "address", "placement policy", "firewall rule"),
-    *("router", "subnetwork", "network", "service account", "bucket"),
+_KINDS: Final = (  # in the order in which they can be deleted
+    _Kind("instance", "compute", "aggregated/instances"),
+    _Kind("disk", "compute", "aggregated/disks"),
+    _Kind("shared folder", "file", "locations/-/instances"),
+    _Kind("address", "compute", "aggregated/addresses"),
+    _Kind("placement policy", "compute", "aggregated/resourcePolicies", named=True),
+    _Kind("firewall rule", "compute", "global/firewalls", named=True),
+    _Kind("router", "compute", "aggregated/routers", named=True),
+    _Kind("subnetwork", "compute", "aggregated/subnetworks", named=True),
+    _Kind("network", "compute", "global/networks", named=True),
+    _Kind("service account", "iam", "serviceAccounts"),
+    _Kind("bucket", "storage", "b"),
 )
 
 
@@ -132,10 +134,9 @@ def remove_resources(
     """Delete what was found; what is gone already is fine. One kind after the other, each waited for."""
     going = [one for one in found if not one.kept]
     failures: list[Failure] = []
-    for kind in _ORDER:
-        stage = [one for one in going if one.kind == kind]
-        if stage:
-            report(f"deleting {len(stage)} x {kind}")
+    for kind in _KINDS:
+        if stage := [one for one in going if one.kind == kind.word]:
+            report(f"deleting {len(stage)} x {kind.word}")
             failures += _delete(api, stage, api.clock.now() + timeout_s)
     if failures:
         raise ProvisionError(
@@ -186,61 +187,44 @@ def _is_done(operation: Json) -> bool:
 
 def _look(api: Api, wanted: _Wanted) -> list[Found]:
     """Everything that is wanted, in the order in which it can be deleted."""
-    found = [one for kind in _COMPUTE for one in _compute(api, kind, wanted)]
-    found += [*_filestores(api, wanted), *_accounts(api, wanted), *_buckets(api, wanted)]
-    return sorted(found, key=lambda one: (_ORDER.index(one.kind), one.name))
+    return [one for kind in _KINDS for one in sorted(_of_kind(api, kind, wanted), key=lambda one: one.name)]
 
 
-def _compute(api: Api, kind: _Kind, wanted: _Wanted) -> Iterator[Found]:
-    where = "global" if kind.scope == "global" else "aggregated"
-    search = f"labels.{wanted.label}={wanted.value}" if kind.labelled else f'name eq "{wanted.search}"'
-    path = f"projects/{api.project}/{where}/{kind.collection}"
-    for row in _rows(api, "compute", path, kind.collection, filter=search):
+def _of_kind(api: Api, kind: _Kind, wanted: _Wanted) -> Iterator[Found]:
+    for folder, row in _rows(api, kind, wanted):
         # Looked at again here: a filter that Google reads in another way must not cost a stranger's disk.
-        if not wanted.is_on(row) or not (kind.labelled or wanted.names(row["name"])):
+        if not wanted.is_on(row) or (kind.named and not wanted.names(row["name"])):
             continue
-        place = str(row.get(kind.scope, "")).rpartition("/")[2]
-        scope = f"{kind.scope}s/{place}" if place else "global"
-        its_path = f"projects/{api.project}/{scope}/{kind.collection}/{row['name']}"
-        yield _found(kind.word, row, row["name"], "compute", its_path, where=place)
+        path = f"{folder}{row['name']}"
+        holds = kind.service == "storage" and api.get("storage", f"{path}/o", maxResults="1").get("items")
+        yield Found(
+            kind=kind.word,
+            name=path.rpartition("/")[2].partition("@")[0],
+            where=place[1] if (place := _PLACE.search(path)) else "",
+            service=kind.service,
+            path=path,
+            cluster_id=read_labels(row).get(ID_LABEL, ""),
+            usd_per_hour=costs.of_row(kind.word, row),
+            kept="it holds something" if holds else "",
+        )
 
 
-def _filestores(api: Api, wanted: _Wanted) -> Iterator[Found]:
-    for row in _rows(api, "file", f"projects/{api.project}/locations/-/instances", "instances"):
-        if wanted.is_on(row):
-            _, _, _, place, _, name = row["name"].split("/")
-            yield _found("shared folder", row, name, "file", row["name"], where=place)
-
-
-def _accounts(api: Api, wanted: _Wanted) -> Iterator[Found]:
-    for row in _rows(api, "iam", f"projects/{api.project}/serviceAccounts", "accounts"):
-        if wanted.is_on(row):
-            name = str(row["email"]).partition("@")[0]
-            yield _found("service account", row, name, "iam", row["name"])
-
-
-def _buckets(api: Api, wanted: _Wanted) -> Iterator[Found]:
-    for row in _rows(api, "storage", "b", "items", project=api.project):
-        if wanted.is_on(row):
-            holds = api.get("storage", f"b/{row['name']}/o", maxResults="1").get("items")
-            kept = "it holds something" if holds else ""
-            yield _found("bucket", row, row["name"], "storage", f"b/{row['name']}", kept=kept)
-
-
-def _found(
-    kind: str, row: Json, name: str, service: str, path: str, *, where: str = "", kept: str = ""
-) -> Found:
-    cluster_id = read_labels(row).get(ID_LABEL, "")
-    return Found(kind, name, where, service, path, cluster_id, costs.of_row(kind, row), kept)
-
-
-def _rows(api: Api, service: str, path: str, key: str, **query: str) -> Iterator[Json]:
-    """The rows of all pages; none where the API is off, for then there is nothing."""
-    try:
-        for page in api.pages(service, path, **query):
-            items: Any = page.get(key, page.get("items", ()))
-            if isinstance(items, dict):  # an aggregated list: scope -> its rows
-                items = [row for scope in items.values() for row in scope.get(key, ())]
-            yield from items
-    except ApiOffError:
-        return
+def _rows(api: Api, kind: _Kind, wanted: _Wanted) -> Iterator[tuple[str, Json]]:
+    """The rows of all pages, and what is before their names in their paths; none where the API is off."""
+    project, collection = f"projects/{api.project}", kind.path.rpartition("/")[2]
+    with suppress(ApiOffError):  # then there is nothing
+        if kind.service == "storage":
+            pages = api.pages("storage", kind.path, project=api.project)
+            yield from (("b/", row) for page in pages for row in page.get("items", ()))
+        elif kind.service != "compute":  # there a name is a path
+            pages, key = api.pages(kind.service, f"{project}/{kind.path}"), _ROWS[kind.service]
+            yield from (("", row) for page in pages for row in page.get(key, ()))
+        else:
+            search = f'name eq "{wanted.search}"' if kind.named else f"labels.{wanted.label}={wanted.value}"
+            for page in api.pages("compute", f"{project}/{kind.path}", filter=search):
+                items: Any = page.get("items", ())
+                scopes = items if isinstance(items, dict) else {"global": {collection: items}}
+                for scope, found in scopes.items():  # an aggregated list, or one of what is global
+                    yield from (
+                        (f"{project}/{scope}/{collection}/", row) for row in found.get(collection, ())
+                    )

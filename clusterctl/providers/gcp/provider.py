@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from importlib.resources import files
 from ipaddress import IPv4Network
+from pathlib import Path
 from typing import Any, Final
-
-from ruamel.yaml import YAML
 
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError
 from clusterctl.providers.base import Leftover, Planned, Provider, Provisioned, Sizes, hosts_as_raised
@@ -40,6 +37,7 @@ from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, Sha
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Reporter
+from clusterctl.util.tables import table
 
 SHARED: Final = "/shared"
 
@@ -128,7 +126,7 @@ class GcpProvider(Provider):
             except LockedError:
                 raise
             except ProvisionError as exc:  # what it left is found and removed without it
-                report(f"{exc.what}: {exc.why}")
+                report(exc.cause)
         self._remove_found(cluster_id, report)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
@@ -249,7 +247,5 @@ def network_note(machine: Machine) -> str | None:
     return f"{family}: jobs talk over gVNIC's sockets; {said} (docs/gcp.md)" if said else None
 
 
-@cache
 def _jobs_data() -> _JobsData:
-    text = (files("clusterctl.providers.gcp") / "data" / "jobs.yaml").read_text("utf-8")
-    return _JobsData.model_validate(YAML(typ="safe").load(text))
+    return table(Path(__file__).with_name("data") / "jobs.yaml", _JobsData)

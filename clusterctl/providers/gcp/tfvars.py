@@ -28,26 +28,18 @@ Variables = dict[str, Any]
 
 def variables(spec: ClusterSpec, cluster_id: str, public_key: str) -> Variables:
     """The variables of the root module, as JSON has them. The spec's provider is Google Cloud."""
-    settings = settings_of(spec)
+    settings = gcp.settings_of(spec)
     share = settings.filestore
+    common = {"project", "zone", "labels", "enable_apis", "kms_key", "secure_boot", "bucket"}
+    network = {"network": {"cidr", "network", "subnetwork"}}
     return {
-        "project": settings.project,
+        **settings.model_dump(mode="json", include={**dict.fromkeys(common, True), **network}),
         "region": settings.region_name,
-        "zone": settings.zone,
         "cluster": spec.name,
         "cluster_id": cluster_id,
-        "labels": dict(settings.labels),
         "admin_user": ADMIN_USER,
         "admin_public_key": public_key.strip(),
-        "enable_apis": settings.enable_apis,
         "services": services(settings),
-        "network": {
-            "cidr": str(settings.network.cidr),
-            "network": settings.network.network,
-            "subnetwork": settings.network.subnetwork,
-        },
-        "kms_key": settings.kms_key,
-        "secure_boot": settings.secure_boot,
         "auto_down": settings.auto_down is not None,
         "hosts": _hosts(spec, settings, cluster_id),
         "placements": [
@@ -56,15 +48,7 @@ def variables(spec: ClusterSpec, cluster_id: str, public_key: str) -> Variables:
             if settings.nodes_of(partition.name).compact_placement
         ],
         "filestore": share and {"tier": share.tier, "capacity_gib": share.capacity // GIB_MIB},
-        "bucket": settings.bucket and settings.bucket.model_dump(mode="json"),
     }
-
-
-def settings_of(spec: ClusterSpec) -> GcpProvider:
-    """What a spec whose provider is Google Cloud says of it."""
-    if not isinstance(spec.provider, GcpProvider):
-        raise TypeError(f"the provider of {spec.name} is {spec.provider.type}")
-    return spec.provider
 
 
 def services(settings: GcpProvider) -> list[str]:
@@ -84,34 +68,28 @@ def placement(spec: ClusterSpec, cluster_id: str, partition: Partition) -> str:
 
 def _hosts(spec: ClusterSpec, settings: GcpProvider, cluster_id: str) -> dict[str, Variables]:
     controller = _host(settings.controller, gcp.controller_machine(spec))
-    hosts = {spec.controller_host: {"role": "controller", "partition": None, **controller, "placement": None}}
+    hosts: dict[str, Variables] = {spec.controller_host: {"role": "controller", **controller}}
     for partition in spec.partitions:
         nodes = settings.nodes_of(partition.name)
         policy = placement(spec, cluster_id, partition) if nodes.compact_placement else None
-        host = {
-            "role": "compute",
-            "partition": partition.name,
-            **_host(nodes, gcp.machine_of(spec, partition)),
-        }
-        hosts |= {name: {**host, "placement": policy} for name in spec.node_names(partition)}
+        host = _host(nodes, gcp.machine_of(spec, partition))
+        host |= {"role": "compute", "partition": partition.name, "placement": policy}
+        hosts |= dict.fromkeys(spec.node_names(partition), host)
     return hosts
 
 
 def _host(nodes: GcpNodes, machine: Machine) -> Variables:
     added = machine.gpu if machine.guest_accelerator else None
+    asked = {"local_ssds", "spot", "termination_action", "tier_1", "reservation"}
     return {
+        **nodes.model_dump(mode="json", include=asked),
         "machine_type": machine.name,
         "image": image_of(nodes, machine).model_dump(mode="json"),
         "boot_disk": _disk(nodes.boot_disk, gcp.boot_disk_type(machine, nodes.boot_disk)),
         "extra_disks": [_disk(disk, gcp.extra_disk_type(machine, disk)) for disk in nodes.extra_disks],
-        "local_ssds": nodes.local_ssds,
         "guest_accelerator": {"type": machine.accelerator, "count": added.count} if added else None,
         "has_gpu": machine.gpu is not None,
-        "spot": nodes.spot,
-        "termination_action": nodes.termination_action,
         "nic_type": "GVNIC" if nodes.gvnic or machine.gvnic_only else "VIRTIO_NET",
-        "tier_1": nodes.tier_1,
-        "reservation": nodes.reservation,
     }
 
 

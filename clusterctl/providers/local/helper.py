@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -285,11 +285,6 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def alive(request: dict[str, Any]) -> dict[str, Any]:
-    """The machines of a cluster that run."""
-    return {"machines": _machines_of(ClusterQuery.model_validate(request).id, machine.alive())}
-
-
 def _machines_of(cluster_id: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(f"c{cluster_id}-")]
 
@@ -297,19 +292,14 @@ def _machines_of(cluster_id: str, names: Iterable[str]) -> list[str]:
 def existing(request: dict[str, Any]) -> dict[str, Any]:
     """What there is of a cluster."""
     cluster_id = ClusterQuery.model_validate(request).id
-    try:
+    found = Existing(machines=tuple(_machines_of(cluster_id, machine.alive())))
+    with suppress(FileNotFoundError):
         state = ClusterState.model_validate_json(state_file(cluster_id).read_bytes())
-    except FileNotFoundError:
-        return {}
-    folders = sorted((cluster_dir(cluster_id) / "nodes").glob("[!.]*"))  # hidden: being removed
-    machines = machine.alive()
-    found = Existing(
-        state=state,
-        nodes={folder.name: system.disk_mib(folder) for folder in folders},
-        running=frozenset(
-            name for name, number in state.numbers.items() if machine_name(cluster_id, number) in machines
-        ),
-    )
+        folders = sorted((cluster_dir(cluster_id) / "nodes").glob("[!.]*"))  # hidden: being removed
+        numbers = {machine_name(cluster_id, number): name for name, number in state.numbers.items()}
+        disks = {folder.name: system.disk_mib(folder) for folder in folders}
+        running = frozenset(numbers[name] for name in found.machines if name in numbers)
+        found = found.model_copy(update={"state": state, "nodes": disks, "running": running})
     return found.model_dump(mode="json")
 
 
@@ -339,7 +329,6 @@ VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "bake": bake,
     "up": up,
     "down": down,
-    "alive": alive,
     "existing": existing,
     "look": look,
     "clusters": clusters,

@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from pydantic import BaseModel
+
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.local import machine, system
 from clusterctl.providers.local.layout import (
@@ -35,20 +37,24 @@ from clusterctl.providers.local.system import TOOL_ENV, run
 from clusterctl.spec import distributions
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.lock import hold
+from clusterctl.util.tables import table
 
 SUITE = "bookworm"
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
-BASE_PACKAGES = (
-    *("ca-certificates", "dbus", "iproute2", "openssh-server", "python3", "python3-apt", "sudo", "systemd"),
-    "systemd-sysv",
-)
+
+
+class Base(BaseModel):
+    """What the base of an image has: a table of images.toml."""
+
+    packages: tuple[str, ...]
+    masked: tuple[str, ...]
+    enabled: tuple[str, ...]
+    units: dict[str, str] = {}
+
+
+_BASES = table(Path(__file__).with_name("data") / "images.toml", dict[str, Base])
+DEBIAN, REDHAT = _BASES["debian"], _BASES["redhat"]
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-# Timers and helpers of a full machine that only cost a node its boot time.
-_MASKED = (
-    *("apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer"),
-    *("e2scrub_reap.service", "fstrim.timer", "console-getty.service", "systemd-firstboot.service"),
-    "systemd-networkd-wait-online.service",
-)
 _BAKE = "clusterctl-bake-"  # how the machine is called that an image is baked in
 _RETRIES = "Acquire::Retries 3"
 _BAKE_TIMEOUT_S = 10.0
@@ -63,8 +69,8 @@ _OWN_PROCESSES = (
 def base_inputs() -> tuple[str, ...]:
     """What decides how the base looks, besides the mirror: hashed into its key."""
     if release := distributions.redhat_release():
-        return ("base v1", release, platform.machine(), *DNF_PACKAGES, *DNF_MASKED)
-    return ("base v2", SUITE, platform.machine(), *BASE_PACKAGES, *_MASKED)
+        return ("base v1", release, platform.machine(), *REDHAT.packages, *REDHAT.masked)
+    return ("base v2", SUITE, platform.machine(), *DEBIAN.packages, *DEBIAN.masked)
 
 
 def image_dir(key: str) -> Path:
@@ -126,12 +132,12 @@ def build_base(request: BakeRequest, report: Callable[[str], None]) -> Path:
     try:
         if own:
             dnf_install(root, own, through=_OWN_PROCESSES)
-            _furnish(root, masked=DNF_MASKED, enabled=(NETWORK_UNIT, "sshd.service"))
+            _furnish(root, REDHAT)
         else:
-            debootstrap(root, request.mirror, BASE_PACKAGES)
+            debootstrap(root, request.mirror, DEBIAN.packages)
             lists = root / "var/lib/apt/lists"
             os.utime(lists, (0, 0))  # emptied by mmdebstrap, so not as fresh as they look
-            _furnish(root, masked=_MASKED, enabled=("systemd-networkd.service", "ssh.service"))
+            _furnish(root, DEBIAN)
         building.rename(final)
     finally:
         if building.exists():
@@ -170,7 +176,7 @@ def apt_proxy() -> str:
     return run(argv, what="reading apt's proxy").strip()
 
 
-def _furnish(root: Path, *, masked: Sequence[str], enabled: Sequence[str]) -> None:
+def _furnish(root: Path, base: Base) -> None:
     """The admin user with sudo, and nothing that only slows a node's boot."""
     chroot = ["chroot", str(root)]
     ids = ["--uid", str(ADMIN_ID), "--gid", str(ADMIN_ID)]
@@ -190,13 +196,13 @@ def _furnish(root: Path, *, masked: Sequence[str], enabled: Sequence[str]) -> No
         key.unlink()
     (root / "etc/machine-id").write_text("")
     units = root / "etc/systemd/system"
-    for unit in masked:
+    for unit in base.masked:
         (units / unit).symlink_to("/dev/null")
     # A clean power-off should not wait 90 s for a job's processes.
     conf = root / "etc/systemd/system.conf.d"
     conf.mkdir(parents=True, exist_ok=True)
     (conf / "clusterctl.conf").write_text("[Manager]\nDefaultTimeoutStopSec=5s\n")
-    run([*chroot, "systemctl", "enable", *enabled], what="enabling the network")
+    run([*chroot, "systemctl", "enable", *base.enabled], what="enabling the network")
 
 
 @contextmanager
@@ -311,35 +317,10 @@ def prune() -> tuple[CachedImage, ...]:
     return tuple(removed + stale)
 
 
-DNF_PACKAGES: Final = (
-    *("ca-certificates", "dbus", "dnf", "iproute", "openssh-server", "procps-ng", "python3", "shadow-utils"),
-    *("sudo", "systemd", "util-linux"),
-)
-DNF_MASKED: Final = (
-    *("console-getty.service", "dnf-makecache.timer", "fstrim.timer", "systemd-firstboot.service"),
-)
 # What decides where packages come from; the image has the same as this machine.
 _REPOSITORIES: Final = ("etc/dnf/vars", "etc/pki/rpm-gpg", "etc/yum.repos.d")
 _DNF_CONF: Final = "etc/dnf/dnf.conf"
 HOST_ROOT: Final = Path("/")
-# systemd-networkd is no part of the distribution: this puts into force what is written for it.
-NETWORK_UNIT: Final = "clusterctl-network.service"
-_NETWORK_UNIT_TEXT: Final = """\
-[Unit]
-Description=The address that clusterctl gave this node
-Wants=network.target
-Before=network.target sshd.service
-
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-ExecStart=/usr/sbin/ip link set host0 up
-ExecStart=/bin/sh -c 'exec /usr/sbin/ip address replace "$$(sed -n s/^Address=//p \
-/etc/systemd/network/10-host0.network)" dev host0'
-
-[Install]
-WantedBy=multi-user.target
-"""
 
 
 def dnf_install(root: Path, name: str, *, through: tuple[str, ...] = ()) -> None:
@@ -353,7 +334,7 @@ def dnf_install(root: Path, name: str, *, through: tuple[str, ...] = ()) -> None
     argv += [f"--config=/{_DNF_CONF}", "--setopt=reposdir=/etc/yum.repos.d", "--setopt=varsdir=/etc/dnf/vars"]
     argv += ["--setopt=install_weak_deps=False", "--setopt=tsflags=nodocs", "--setopt=keepcache=False"]
     run(
-        [*through, *argv, "install", says_so, *DNF_PACKAGES],
+        [*through, *argv, "install", says_so, *REDHAT.packages],
         what="building the base image",
         where="dnf, with the repositories of this machine",
         fix="check that `dnf makecache` works here, then run it again",
@@ -363,4 +344,5 @@ def dnf_install(root: Path, name: str, *, through: tuple[str, ...] = ()) -> None
             shutil.copytree(HOST_ROOT / folder, root / folder, dirs_exist_ok=True)
     shutil.copy(HOST_ROOT / _DNF_CONF, root / _DNF_CONF)
     shutil.rmtree(root / "var/cache/dnf", ignore_errors=True)
-    (root / "etc/systemd/system" / NETWORK_UNIT).write_text(_NETWORK_UNIT_TEXT)
+    for unit, text in REDHAT.units.items():
+        (root / "etc/systemd/system" / unit).write_text(text)

@@ -125,11 +125,15 @@ class ClusterState(BaseModel):
 
 
 class Existing(_Message):
-    """What this machine has of a cluster: its nodes with the sizes of their disks, and those that run."""
+    """What this machine has of a cluster: its nodes with the sizes of their disks, and those that run.
+
+    ``machines`` are all that run, known as nodes or not.
+    """
 
     state: ClusterState | None = None
     nodes: dict[HostName, int | None] = Field(default_factory=dict)
     running: frozenset[HostName] = frozenset()
+    machines: tuple[str, ...] = ()
 
 
 class MadeNode(_Message):

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import pwd
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.providers.base import (
     Bake,
-    BakeTarget,
     HostChange,
     Leftover,
     Planned,
@@ -32,15 +31,16 @@ from clusterctl.providers.local.layout import (
     ClusterState,
     Existing,
     MadeCluster,
+    MadeNode,
     Node,
 )
 from clusterctl.spec import distributions
 from clusterctl.spec.local import LocalProvider as Settings
-from clusterctl.spec.models import ADMIN_USER, LEAST_MEMORY_MIB, ClusterSpec, User
+from clusterctl.spec.models import LEAST_MEMORY_MIB, ClusterSpec, User
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest
-from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import install_inputs
 from clusterctl.util.progress import Reporter
 
@@ -73,41 +73,40 @@ class LocalProvider(Provider):
             return  # its nodes stay what they were made from
 
         def ready(answer: dict[str, Any]) -> None:
-            known_hosts = workspace.root / "known_hosts.bake"
-            write_atomic(known_hosts, f"[127.0.0.1]:{answer['port']} {answer['host_key']}\n")
-            image = ("127.0.0.1", answer["port"], ADMIN_USER, workspace.key, known_hosts)
-            try:
-                bake(BakeTarget(*image, distributions.of_local_nodes()))
-            finally:
-                known_hosts.unlink()
+            image = Host(
+                name="image",
+                address="127.0.0.1",
+                port=answer["port"],
+                roles=(CONTROLLER, COMPUTE),
+                host_key=answer["host_key"],
+                distribution=distributions.of_local_nodes(),
+            )
+            bake(image)
 
         request = _image(self._settings, workspace).model_dump(mode="json")
         client.call("bake", request, report=report, ready=ready)
 
     def sizes(self, spec: ClusterSpec) -> Sizes:
-        shares, _ = divide(spec, Hardware.here())
-        return {share.host: share.size for share in shares}
+        return {share.host: share.size for share in divide(spec, Hardware.here())[0]}
 
     def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:
         client.refuse_other_machines(sys.platform)
-        shares, notes = divide(spec, Hardware.here(), keep)
-        notes += same_uids(spec.users, account_name)
+        shares, notes = _shares(spec, keep)
         hosts = hosts_as_raised(workspace)
         found = Existing()
         if cluster_id := workspace.known_id():
             try:
-                found = Existing.model_validate(client.call("existing", {"id": cluster_id}, report=report))
+                found = _existing(cluster_id, report)
             except MachineError as exc:  # to see a plan takes no right
                 disks = {host.name: host.disk_mib for host in hosts.values()}
                 found = Existing(nodes=disks, running=frozenset(disks))
-                notes += (f"the nodes are taken to be as `up` left them: {exc.what}: {exc.why}",)
+                notes += (f"the nodes are taken to be as `up` left them: {exc.cause}",)
         if found.state is not None:
             notes += found.state.kept(self._settings.subnet, image_keys(self._settings.mirror)[1])
         return Planned(compare(spec, shares, found, hosts), notes=notes)
 
     def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:
-        shares, notes = divide(spec, Hardware.here(), keep)
-        notes += same_uids(spec.users, account_name)
+        shares, notes = _shares(spec, keep)
         image = _image(self._settings, workspace)
         request = ClusterRequest(
             id=workspace.cluster_id(),
@@ -119,7 +118,7 @@ class LocalProvider(Provider):
             subnet=self._settings.subnet,
             nodes=(
                 Node(name=spec.controller_host),
-                *(Node(name=share.host, cores=share.cores, disk_mib=share.disk_mib) for share in shares),
+                *(Node(name=one.host, cores=one.cores, disk_mib=one.size.disk_mib) for one in shares),
             ),
         )
         report(f"starting {len(request.nodes)} machines")
@@ -131,7 +130,7 @@ class LocalProvider(Provider):
         return Provisioned(inventory, notes + made.notes + _unused_gpus() + removed, new, started)
 
     def alive(self, cluster_id: str) -> bool:
-        return bool(client.call("alive", {"id": cluster_id}, report=_silent)["machines"])
+        return bool(_existing(cluster_id, _silent).machines)
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:  # noqa: ARG002
         client.call("down", {"id": cluster_id}, report=report)
@@ -142,6 +141,10 @@ class LocalProvider(Provider):
     def orphans(self, name: str) -> tuple[str, ...]:
         mine = (c for c in clusters() if c.name == name and c.owner == os.getuid())
         return tuple(c.id for c in mine if is_orphan(c))
+
+
+def _existing(cluster_id: str, report: Reporter) -> Existing:
+    return Existing.model_validate(client.call("existing", {"id": cluster_id}, report=report))
 
 
 def same_uids(users: Iterable[User], name_of: Callable[[int], str | None]) -> tuple[str, ...]:
@@ -202,33 +205,30 @@ def _silent(_: object) -> None:
     return None
 
 
-def _inventory(spec: ClusterSpec, cluster_id: str, nodes: tuple[Share, ...], made: MadeCluster) -> Inventory:
-    share_of = {share.host: share for share in nodes}
-    hosts = []
-    for node in made.nodes:
-        share = share_of.get(node.name)
-        hosts.append(
-            Host(
-                name=node.name,
-                address=node.address,
-                roles=(COMPUTE if share else CONTROLLER,),
-                partition=share.partition if share else None,
-                host_key=node.host_key,
-                distribution=distributions.of_local_nodes(),
-                cpus=share.cpus if share else None,
-                memory_mib=share.memory_mib if share else None,
-                disk_mib=share.disk_mib if share else None,
-            )
-        )
+def _inventory(spec: ClusterSpec, cluster_id: str, shares: tuple[Share, ...], made: MadeCluster) -> Inventory:
+    share_of = {share.host: share for share in shares}
     return Inventory(
         cluster=spec.name,
         cluster_id=cluster_id,
         provider=spec.provider.type,
-        hosts=tuple(hosts),
+        hosts=tuple(_host(node, share_of.get(node.name)) for node in made.nodes),
         network=str(made.subnet),
         shared="/shared",
-        oversubscribed=is_oversubscribed(nodes),
+        oversubscribed=is_oversubscribed(shares),
         baked=True,
+    )
+
+
+def _host(node: MadeNode, share: Share | None) -> Host:
+    """A compute node, or the controller, which has no share."""
+    return Host(
+        name=node.name,
+        address=node.address,
+        roles=(COMPUTE if share else CONTROLLER,),
+        partition=share.partition if share else None,
+        host_key=node.host_key,
+        distribution=distributions.of_local_nodes(),
+        **(asdict(share.size) if share else {}),
     )
 
 
@@ -261,50 +261,31 @@ def _change(
     name: str, share: Share | None, price: float | None, found: Existing, host: Host | None
 ) -> HostChange:
     """What becomes of a node, or of the controller, which has no share."""
-    size = share and share.size
-    what = _words(size) if size else "the controller"
+    size, was = share and share.size, Size.of(host)
+    what = str(size) if size else "the controller"
     if name not in found.nodes:
         return HostChange(name, "make", what, usd_per_hour=price)
     if size and found.nodes[name] != size.disk_mib:
         return HostChange(name, "replace", what, _disks(found.nodes[name], size.disk_mib), price)
     off = name not in found.running
-    why = [*(["it is off"] if off else []), *(_differences(host, size) if size else ())]
+    why = ["it is off"] if off else []
+    if size and was:
+        pairs = zip(was.parts[:2], size.parts, strict=False)  # another disk has replaced it
+        why += [f"{before} until now" for before, now in pairs if before != now]
     return HostChange(name, "change" if why else "keep", what, "; ".join(why), price, off=off)
 
 
 def _gone(name: str, prices: Mapping[str, float | None], host: Host | None) -> HostChange:
     what, why = "a node", "the spec has no place for it"
-    if host is None or host.cpus is None or host.memory_mib is None:
+    if host is None or (size := Size.of(host)) is None:
         return HostChange(name, "remove", what, why)
-    what = _words(Size(host.cpus, host.memory_mib, host.disk_mib))
-    return HostChange(name, "remove", what, why, prices.get(host.partition or ""))
-
-
-def _differences(host: Host | None, size: Size) -> Iterator[str]:
-    if host is None or host.cpus is None or host.memory_mib is None:
-        return
-    if host.cpus != size.cpus:
-        yield f"{_cpus(host.cpus)} until now"
-    if host.memory_mib != size.memory_mib:
-        yield f"{format_size(host.memory_mib)} of memory until now"
+    return HostChange(name, "remove", str(size), why, prices.get(host.partition or ""))
 
 
 def _disks(now: int | None, then: int | None) -> str:
     if now is None:
         return "it has no disk of its own until now"
     return f"{format_size(now)} of disk until now" if then else "it has a disk of its own until now"
-
-
-def _cpus(count: int) -> str:
-    return f"{count} CPU{'s' if count > 1 else ''}"
-
-
-def _words(size: Size) -> str:
-    """``2 CPUs, 4GiB of memory``."""
-    parts = [_cpus(size.cpus), f"{format_size(size.memory_mib)} of memory"]
-    if size.disk_mib is not None:
-        parts.append(f"{format_size(size.disk_mib)} of disk")
-    return ", ".join(parts)
 
 
 _RESERVE_MIB = 1024  # for this machine itself and the controller's daemons
@@ -317,14 +298,7 @@ class Share:
     host: str
     partition: str
     cores: tuple[int, ...]
-    cpus: int
-    memory_mib: int
-    disk_mib: int | None
-
-    @property
-    def size(self) -> Size:
-        """Its part of this machine."""
-        return Size(self.cpus, self.memory_mib, self.disk_mib)
+    size: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,24 +335,31 @@ def divide(
             cores = {hardware.cores[(cursor + i) % len(hardware.cores)] for i in range(cpus)}
             cursor += cpus
             memory = kept.memory_mib if kept else partition.memory or memory_each
-            nodes.append(Share(host, partition.name, tuple(sorted(cores)), cpus, memory, partition.disk))
+            size = Size(cpus, memory, partition.disk)
+            nodes.append(Share(host, partition.name, tuple(sorted(cores)), size))
     return tuple(nodes), _notes(tuple(nodes), hardware)
+
+
+def _shares(spec: ClusterSpec, keep: Sizes) -> tuple[tuple[Share, ...], tuple[str, ...]]:
+    """The shares of this very machine, and all that is to be said of them."""
+    shares, notes = divide(spec, Hardware.here(), keep)
+    return shares, notes + same_uids(spec.users, account_name)
 
 
 def is_oversubscribed(nodes: Sequence[Share]) -> bool:
     """Whether some core is in the share of more than one node."""
-    return sum(share.cpus for share in nodes) > len({core for share in nodes for core in share.cores})
+    return sum(share.size.cpus for share in nodes) > len({core for share in nodes for core in share.cores})
 
 
 def _notes(nodes: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:
     notes = []
-    cpus = sum(share.cpus for share in nodes)
+    cpus = sum(share.size.cpus for share in nodes)
     if cpus > len(hardware.cores):
         notes.append(
             f"oversubscribed: the nodes have {cpus} cores together, this machine has {len(hardware.cores)}; "
             "they share them, so timings mean little"
         )
-    memory = sum(share.memory_mib for share in nodes)
+    memory = sum(share.size.memory_mib for share in nodes)
     if memory > hardware.memory_mib:
         notes.append(
             f"oversubscribed: the nodes have {format_size(memory)} of memory together, "

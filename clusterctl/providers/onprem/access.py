@@ -6,98 +6,84 @@ standard input, and nowhere else.
 
 from __future__ import annotations
 
-import errno
-import getpass
-import os
+import hashlib
 import re
-import shlex
-import shutil
-import socket
 import subprocess
-import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from base64 import b64decode, b64encode
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
-from pydantic import TypeAdapter
-
-from clusterctl.errors import (
-    ClusterctlError,
-    CommandError,
-    Failure,
-    MachineError,
-    ProvisionError,
-    UnreachableError,
-)
-from clusterctl.providers.base import Confirm, OfferedKey, failed_hosts
+from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UnreachableError
+from clusterctl.providers.base import Confirm, OfferedKey
 from clusterctl.providers.pending import host_port
-from clusterctl.spec.base import Model
 from clusterctl.spec.onprem import OnpremHost
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import write_atomic
-from clusterctl.transport.base import shown
-from clusterctl.transport.target import ProxySocket, paramiko
-from clusterctl.util.parallel import parallel_map
-from clusterctl.util.process import under_subreaper
+from clusterctl.transport.target import paramiko
+from clusterctl.util.parallel import on_each
+from clusterctl.util.process import run, temporary_folder
+from clusterctl.util.tables import Rule, first_rule, table
 
 CONNECT_S: Final = 15  # each of the jumps takes its time
 _JUMP: Final = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>[^:]+)(?::(?P<port>\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
-class JumpHost:
-    """A machine that others are reached through; ``before`` is the one that itself is reached through."""
+class SshHost:
+    """A machine that ssh goes to: one of the spec, or one on the way (``before``) to it.
 
-    user: str | None
+    ``alias`` is its name in the ssh_config, ``title`` that in messages and in known_hosts.
+    """
+
+    alias: str
+    title: str
     host: str
     port: int
+    user: str | None
     key: str | None
-    before: JumpHost | None = None
+    before: SshHost | None = None
+    host_key: str | None = None
 
     @property
-    def alias(self) -> str:
-        """Its name in the ssh_config; the same as long as the path to it is."""
-        return f"jump-{digest(repr(self))[:8]}"
+    def path(self) -> tuple[SshHost, ...]:
+        """The hops up to this one, the first one first."""
+        return (*(self.before.path if self.before else ()), self)
 
     @property
-    def title(self) -> str:
-        """Its name in messages and in known_hosts."""
+    def where(self) -> str:
+        """Its address and port."""
         return host_port(self.host, self.port)
 
-    @property
-    def path(self) -> Iterator[JumpHost]:
-        """The hops up to this one, the first one first."""
-        if self.before is not None:
-            yield from self.before.path
-        yield self
 
-
-def jump_host_of(machine: OnpremHost) -> JumpHost | None:
-    """The machine that leads to this one; None where it is reached directly."""
-    jump: JumpHost | None = None
+def ssh_host(name: str, machine: OnpremHost) -> SshHost:
+    """A machine of the spec, with those on the way to it; their aliases stay as long as the way does."""
+    before: SshHost | None = None
     for text in machine.jump or ():
         match = _JUMP.fullmatch(text)
         assert match is not None  # noqa: S101 - the spec's pattern
-        jump = JumpHost(match["user"], match["host"], int(match["port"] or 22), machine.key, jump)
-    return jump
+        title = host_port(match["host"], int(match["port"] or 22))
+        behind = before.alias if before else ""
+        alias = f"jump-{digest(match['user'] or '', title, machine.key or '', behind)[:8]}"
+        port = int(match["port"] or 22)
+        before = SshHost(alias, title, match["host"], port, match["user"], machine.key, before)
+    address = (machine.address or name).strip("[]")
+    port = machine.port or 22
+    return SshHost(name, name, address, port, machine.user, machine.key, before, machine.host_key)
 
 
-def jump_hosts(machines: Iterable[OnpremHost]) -> tuple[JumpHost, ...]:
-    """Every machine on the way to these, each once, the nearest ones first."""
-    last = (jump_host_of(machine) for machine in machines)
-    found = dict.fromkeys(jump for one in last if one is not None for jump in one.path)
-    return tuple(sorted(found, key=lambda jump: len(tuple(jump.path))))
+def ssh_hosts(machines: Mapping[str, OnpremHost]) -> tuple[SshHost, ...]:
+    """These machines after all those on the way to them, each once, the nearest ones first."""
+    ends = [ssh_host(name, machine) for name, machine in machines.items()]
+    jumps = dict.fromkeys(jump for end in ends for jump in end.path[:-1])
+    return (*sorted(jumps, key=lambda jump: len(jump.path)), *ends)
 
 
 def access_config(machines: Mapping[str, OnpremHost], trusted_hosts: Path) -> str:
     """How the user's own account reaches every machine, and those on the way."""
-    blocks = [_block(jump.alias, jump.title, jump) for jump in jump_hosts(machines.values())]
-    for name, one in machines.items():
-        machine = JumpHost(one.user, one.address or name, one.port or 22, one.key, jump_host_of(one))
-        blocks.append(_block(name, name, machine))
+    blocks = [_block(one) for one in ssh_hosts(machines)]
     common = (
         "Host *\n"
         "    BatchMode yes\n"
@@ -115,160 +101,51 @@ def access_config(machines: Mapping[str, OnpremHost], trusted_hosts: Path) -> st
     return head + "\n".join([*blocks, common])
 
 
-def _block(alias: str, title: str, machine: JumpHost) -> str:
-    lines = [f"HostName {machine.host.strip('[]')}", f"Port {machine.port}", f"HostKeyAlias {title}"]
-    lines += [f"User {machine.user}"] if machine.user else []
-    if machine.key:
-        lines += [f'IdentityFile "{machine.key.replace("%", "%%")}"', "IdentitiesOnly yes"]
-    lines += [f"ProxyJump {machine.before.alias}"] if machine.before else []
-    return f"Host {alias}\n" + "".join(f"    {line}\n" for line in lines)
+def _block(one: SshHost) -> str:
+    lines = [f"HostName {one.host}", f"Port {one.port}", f"HostKeyAlias {one.title}"]
+    lines += [f"User {one.user}"] if one.user else []
+    if one.key:
+        lines += [f'IdentityFile "{one.key.replace("%", "%%")}"', "IdentitiesOnly yes"]
+    lines += [f"ProxyJump {one.before.alias}"] if one.before else []
+    return f"Host {one.alias}\n" + "".join(f"    {line}\n" for line in lines)
 
 
-_RULES: Final = Path(__file__).with_name("data") / "refusals.toml"
+_RULES: Final = Path(__file__).with_name("data") / "refusals.yaml"
 NO_LOGIN: Final = "login failed"
 _OFFERED: Final = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
-
-
-class Rule(Model):
-    """One entry of refusals.toml."""
-
-    code: str
-    match: str
-    cause: str
-    fix: str
-    retryable: bool = False
 
 
 class AccessError(ProvisionError):
     """A machine does not let its owner in, or not to root."""
 
-    def __init__(self, host: str, code: str, cause: str, fix: str, *, retryable: bool = False) -> None:
-        failure = Failure(code, cause, host, "access", fix, retryable)
-        super().__init__(NO_LOGIN, why=cause, fix=fix, host=host, failures=(failure,))
-        self.refusal = code
+    def __init__(self, failure: Failure) -> None:
+        why, fix = failure.cause, failure.fix
+        super().__init__(NO_LOGIN, why=why, fix=fix, host=failure.host, failures=(failure,))
+        self.refusal = failure.code
 
-
-@cache
-def rules() -> tuple[Rule, ...]:
-    """The rules, in their order."""
-    return TypeAdapter(tuple[Rule, ...]).validate_python(tomllib.loads(_RULES.read_text())["rule"])
+    @classmethod
+    def of(cls, host: str, code: str, cause: str, fix: str) -> AccessError:
+        """The error of one host."""
+        return cls(Failure(code, cause, host, "access", fix))
 
 
 def explain(stderr: str, *, host: str, user: str, address: str) -> AccessError | None:
     """What ssh or sudo means by that; None where no rule knows it."""
-    lines = [line for line in stderr.splitlines() if line.strip()]
+    if (found := first_rule(table(_RULES, tuple[Rule, ...]), stderr)) is None:
+        return None
+    rule, groups = found
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     offered = _OFFERED.search(stderr)
-    words: Mapping[str, str] = {
-        "host": host,
+    words = {
         "user": user,
         "address": address,
-        "said": lines[-1].strip() if lines else "",
+        "said": lines[-1],
         "offered": offered[0] if offered else "another",
     }
-    for rule in rules():
-        if re.search(rule.match, stderr):
-            cause, fix = rule.cause.format(**words), rule.fix.format(**words)
-            return AccessError(host, rule.code, cause, fix, retryable=rule.retryable)
-    return None
+    return AccessError(rule.failure({**words, **groups}, host=host, phase="access"))
 
 
 ANSWER_S: Final = 120.0
-_SSH_FAILED: Final = 255
-# Their messages are read: they must be English. Credentials that sudo remembers would change what it reads.
-_SUDO: Final = ("env", "LC_ALL=C", "sudo", "-k")
-
-T = TypeVar("T")
-
-
-class Access:
-    """The machines of a spec as their owner reaches them, by the ``access_config`` that was written."""
-
-    def __init__(self, machines: Mapping[str, OnpremHost], config: Path, *, password: str | None) -> None:
-        self._machines = machines
-        self._config = config
-        self._password = password
-        self._asks: dict[str, bool] = {}  # whether sudo wants the password, once that is known
-
-    def run(self, host: str, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = ANSWER_S) -> str:
-        """Run a command as the user; its standard output."""
-        ssh = ("ssh", "-F", str(self._config), "-T", "--", host)
-        words = [*(("sh", "-c") if self.is_here(host) else ssh), shlex.join(argv)]
-        try:
-            rc, stdout, said = _run(words, stdin, timeout_s)
-        except subprocess.TimeoutExpired as exc:
-            what = f"{host}: no answer from `{shown(argv)}` within {timeout_s:g} s"
-            raise UnreachableError(what, host=host, fix="look at the host's load") from exc
-        except OSError as exc:
-            raise MachineError("missing tool: ssh", why=str(exc), fix="install OpenSSH's client") from exc
-        if rc == 0:
-            return stdout.decode(errors="replace")
-        stderr = said.decode(errors="replace")
-        if rc == _SSH_FAILED or "sudo" in argv:
-            machine = self._machines[host]
-            user, address = (
-                machine.user or getpass.getuser(),
-                host_port(machine.address or host, machine.port or 22),
-            )
-            if (known := explain(stderr, host=host, user=user, address=address)) is not None:
-                raise known
-        what = f"`{shown(argv)}` failed with exit status {rc}"
-        raise CommandError(what, rc=rc, stderr=stderr, where=host, host=host)
-
-    def root(self, host: str, argv: Sequence[str], stdin: bytes = b"") -> str:
-        """Run a command as root; its standard output. Errors as of ``run``."""
-        if self._machines[host].become == "none":
-            return self.run(host, argv, stdin)
-        if self._wants_password(host):
-            password = f"{self._password}\n".encode()
-            return self.run(host, (*_SUDO, "-S", "-p", "", "--", *argv), password + stdin)
-        return self.run(host, (*_SUDO, "-n", "--", *argv), stdin)
-
-    def is_here(self, host: str) -> bool:
-        """Whether that is the machine that clusterctl runs on."""
-        return self._machines[host].is_here
-
-    def _wants_password(self, host: str) -> bool:
-        """Whether sudo asks for one there. A wrong one is tried once, with nothing behind it."""
-        if host in self._asks:
-            return self._asks[host]
-        asks = False
-        try:
-            self.run(host, (*_SUDO, "-n", "true"))
-        except AccessError as exc:
-            if exc.refusal != "sudo-password" or self._password is None:
-                raise
-            self.run(host, (*_SUDO, "-S", "-p", "", "true"), f"{self._password}\n".encode())
-            asks = True
-        self._asks[host] = asks
-        return asks
-
-
-def _run(words: Sequence[str], stdin: bytes, timeout_s: float) -> tuple[int, bytes, bytes]:
-    """Run a program that ends with us: its exit status, and what it said."""
-    if shutil.which(words[0]) is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), words[0])
-    pipe = subprocess.PIPE
-    with subprocess.Popen(under_subreaper(words), stdin=pipe, stdout=pipe, stderr=pipe) as process:
-        try:
-            stdout, stderr = process.communicate(stdin, timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            raise
-        return process.returncode, stdout, stderr
-
-
-def on_each(hosts: Sequence[str], ask: Callable[[str], T]) -> tuple[dict[str, T], dict[str, ClusterctlError]]:
-    """What every host answered, and how some failed; all are asked at once, and none stops the others."""
-
-    def answer(host: str) -> T | ClusterctlError:
-        try:
-            return ask(host)
-        except ClusterctlError as exc:
-            return exc
-
-    answers = dict(zip(hosts, parallel_map(hosts, answer), strict=True))
-    failed = {host: one for host, one in answers.items() if isinstance(one, ClusterctlError)}
-    return {host: one for host, one in answers.items() if not isinstance(one, ClusterctlError)}, failed
 
 
 def raise_failures(failed: Mapping[str, ClusterctlError], *, what: str, then: str) -> None:
@@ -279,7 +156,7 @@ def raise_failures(failed: Mapping[str, ClusterctlError], *, what: str, then: st
             for host, exc in failed.items()
             for failure in exc.failures
         ]
-        raise failed_hosts(failures, what=what, then=then)
+        raise ProvisionError.of_hosts(f"{what}: {{hosts}}", failures, then=then)
 
 
 USERS_OWN: Final = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
@@ -290,23 +167,6 @@ _KINDS: Final = (
     "ecdsa-sha2-nistp521",
     "ssh-rsa",
 )
-_ANSWER_S: Final = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Peer:
-    """A machine whose key is needed, and how to get to it. ``title`` is also its HostKeyAlias."""
-
-    title: str
-    address: str
-    port: int
-    through: JumpHost | None
-    host_key: str | None = None
-
-    @property
-    def path(self) -> tuple[JumpHost, ...]:
-        """The machines on the way to it, the first one first."""
-        return tuple(self.through.path) if self.through else ()
 
 
 class HostKeys:
@@ -328,26 +188,19 @@ class HostKeys:
 
         What ``confirm`` raises ends it: nothing that was shown is kept then.
         """
-        nearest = [_Peer(h.title, h.host, h.port, h.before) for h in jump_hosts(machines.values())]
-        asked = [
-            _Peer(name, one.address or name, one.port or 22, jump_host_of(one), one.host_key)
-            for name, one in machines.items()
-        ]
+        peers = ssh_hosts(machines)
         lost: dict[str, ClusterctlError] = {}
-        distances = {peer: len(peer.path) for peer in (*nearest, *asked)}
-        for distance in sorted(set(distances.values())):  # each round is reached through machines before it
-            peers = [peer for peer, far in distances.items() if far == distance]
-            cut_off = {
-                peer.title: lost[jump.title]
-                for peer in peers
-                for jump in reversed(peer.path)
-                if jump.title in lost
+        for distance in sorted({len(peer.path) for peer in peers}):  # each round is reached through the last
+            there = [peer for peer in peers if len(peer.path) == distance]
+            lost |= {
+                peer.title: lost[peer.before.title]
+                for peer in there
+                if peer.before and peer.before.title in lost
             }
-            lost |= cut_off
-            lost |= self._round([peer for peer in peers if peer.title not in cut_off], confirm)
+            lost |= self._round([peer for peer in there if peer.title not in lost], confirm)
         return {name: lost[name] for name in machines if name in lost}
 
-    def _round(self, peers: Sequence[_Peer], confirm: Confirm) -> Mapping[str, ClusterctlError]:
+    def _round(self, peers: Sequence[SshHost], confirm: Confirm) -> Mapping[str, ClusterctlError]:
         """Trust machines whose way is trusted already."""
         for peer in peers:
             if known := peer.host_key or self._keys.get(peer.title) or _users_own(peer):
@@ -376,67 +229,38 @@ def _read(file: Path) -> dict[str, str]:
     return {}
 
 
-def _users_own(peer: _Peer, files: Sequence[Path] = USERS_OWN) -> str | None:
+def _users_own(peer: SshHost, files: Sequence[Path] = USERS_OWN) -> str | None:
     """The key that the user's own ssh knows under its address."""
     for file in files:
         known = paramiko.HostKeys()
         with suppress(OSError, RuntimeError):
             known.load(str(file.expanduser()))
-        keys = known.lookup(host_port(peer.address.strip("[]"), peer.port))
+        keys = known.lookup(peer.where)
         for kind in _KINDS:
             if keys is not None and kind in keys:
                 return f"{kind} {keys[kind].get_base64()}"
     return None
 
 
-def _offered(peer: _Peer, config: Path) -> OfferedKey:
-    """Ask a machine for its key; nobody logs in."""
-    address = peer.address.strip("[]")
-    try:
-        sock = _connected(address, peer, config)
-    except socket.gaierror as exc:
-        raise _unknown(peer, exc) from exc
-    except OSError as exc:
-        raise _silent(peer, exc.strerror or str(exc)) from exc
-    try:
-        with closing(sock), closing(paramiko.Transport(sock)) as transport:  # type: ignore[arg-type]
-            transport.banner_timeout = _ANSWER_S
-            transport.start_client(timeout=_ANSWER_S)
-            key = transport.get_remote_server_key()
-    except (paramiko.SSHException, OSError, EOFError) as exc:
-        said = sock.said() if isinstance(sock, ProxySocket) else ""
-        raise _silent(peer, said or str(exc)) from exc
-    where = host_port(address, peer.port)
-    return OfferedKey(peer.title, where, f"{key.get_name()} {key.get_base64()}", key.fingerprint)
-
-
-def _connected(address: str, peer: _Peer, config: Path) -> socket.socket | ProxySocket:
-    if peer.through is None:
-        return socket.create_connection((address, peer.port), timeout=CONNECT_S)
-    argv = ["ssh", "-F", str(config), "-W", f"[{address}]:{peer.port}", peer.through.alias]
-    proxy = ProxySocket(shlex.join(argv))
-    proxy.settimeout(_ANSWER_S)
-    return proxy
-
-
-def _unknown(peer: _Peer, exc: socket.gaierror) -> ClusterctlError:
-    """Its name leads nowhere from here."""
-    cause = f"this machine does not know the name {peer.address}: {exc.strerror}"
-    fix = "write an address that leads there into the spec (address: 10.0.0.11), or have the name known here"
-    retryable = exc.errno == socket.EAI_AGAIN  # a name server that does not answer now
-    return _unreachable(peer, cause, fix, retryable=retryable)
-
-
-def _silent(peer: _Peer, said: str) -> ClusterctlError:
-    """Why a machine did not show its key: in ssh's words, if those of the way to it are known."""
-    user = next((jump.user for jump in peer.path if jump.user), "you")
-    where = host_port(peer.address, peer.port)
-    if peer.path and (known := explain(said, host=peer.title, user=user, address=where)):
-        return known
-    fix = "see that it is switched on, that sshd runs, and that no firewall is in between"
-    return _unreachable(peer, f"no SSH server at {where}: {said}", fix, retryable=True)
-
-
-def _unreachable(peer: _Peer, cause: str, fix: str, *, retryable: bool) -> UnreachableError:
-    failure = Failure(UnreachableError.code, cause, peer.title, "access", fix, retryable)
-    return UnreachableError(f"{peer.title}: {cause}", host=peer.title, fix=fix, failures=(failure,))
+def _offered(peer: SshHost, config: Path) -> OfferedKey:
+    """Ask a machine for its key; nobody logs in. Those on the way must show the keys that are trusted."""
+    with temporary_folder() as folder:
+        shown = folder / "known_hosts"
+        options = ("StrictHostKeyChecking=accept-new", f'UserKnownHostsFile="{shown}"', "HashKnownHosts=no",
+                   "PreferredAuthentications=none")  # fmt: skip
+        words = ("ssh", "-F", str(config), *(f"-o{option}" for option in options), "--", peer.alias, "true")
+        try:
+            stderr = run(words, timeout_s=ANSWER_S).stderr
+        except subprocess.TimeoutExpired:
+            stderr = f"it timed out after {ANSWER_S:g} s"
+        key = _read(shown).get(peer.title)
+    if key is not None:
+        sha = hashlib.sha256(b64decode(key.split()[1])).digest()
+        return OfferedKey(peer.title, peer.where, key, f"SHA256:{b64encode(sha).decode().rstrip('=')}")
+    user = next((one.user for one in peer.path if one.user), "you")
+    raise explain(stderr, host=peer.title, user=user, address=peer.where) or UnreachableError(
+        f"no SSH server at {peer.where}",
+        why=stderr.strip(),
+        fix="see that it is switched on, that sshd runs, and that no firewall is in between",
+        host=peer.title,
+    )

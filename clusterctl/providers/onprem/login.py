@@ -7,34 +7,38 @@ starts it, as root, and a line of sudoers lets the owner run just that. remote_a
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from clusterctl.errors import (
     ClusterctlError,
     CommandError,
+    MachineError,
     ProvisionError,
     TransportError,
     UnreachableError,
     UsageError,
 )
-from clusterctl.providers.base import OfferedKey, Prompts
-from clusterctl.providers.onprem.access import Access, AccessError, HostKeys, access_config, jump_host_of
+from clusterctl.providers.base import NO_PROMPTS, OfferedKey, Prompts
+from clusterctl.providers.onprem.access import AccessError, HostKeys, access_config, explain, ssh_host
 from clusterctl.spec.models import ADMIN_USER
-from clusterctl.spec.onprem import OnpremProvider as Settings
-from clusterctl.spec.onprem import is_this_machine
+from clusterctl.spec.onprem import OnpremHost, is_this_machine
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.base import Transport, remote_program
+from clusterctl.transport.base import Transport, remote_program, shown
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.transport.target import Target
+from clusterctl.util import process
 from clusterctl.util.process import temporary_folder
 
 GATE: Final = Path("/etc/clusterctl/sshd")
@@ -50,13 +54,13 @@ def check_this_machine(host: str) -> AccessError | None:
     if _JOBS in (one := Path(sys.prefix).resolve(), *one.parents):
         cause = f"clusterctl itself is installed in {one}, and nodes have the environment of jobs in {_JOBS}"
         fix = "install clusterctl elsewhere: pipx, or a virtual environment in your home"
-        return AccessError(host, "own-place", cause, fix)
+        return AccessError.of(host, "own-place", cause, fix)
     if shutil.which("sshd", path=_PLACES) is None:
         cause = (
             "there is no sshd: clusterctl talks with its account here through one that it starts by itself"
         )
         fix = "install the package openssh-server; no service of it needs to run, and no port to be open"
-        return AccessError(host, "no-sshd", cause, fix)
+        return AccessError.of(host, "no-sshd", cause, fix)
     return None
 
 
@@ -107,9 +111,12 @@ class Claim:
 def create_account(host: str, root: Root, claim: Claim, login: Callable[[str], Transport]) -> None:
     """Make the account on a host, and log in as it; doing it again changes nothing."""
     said = root(host, (*_PYTHON, "-", claim.request("join", host)), _PROGRAM.encode())
-    answer = _answer(host, said)
-    if not answer["ok"]:
-        raise AccessError(host, str(answer["code"]), str(answer["cause"]), str(answer["fix"]))
+    try:
+        answer = json.loads(said)
+        if not answer["ok"]:
+            raise AccessError.of(host, str(answer["code"]), str(answer["cause"]), str(answer["fix"]))
+    except (ValueError, KeyError, TypeError) as exc:
+        raise ProvisionError(f"{host} gave no usable answer", why=said[:500], host=host) from exc
     try:
         check_sudo(login(host))
     except UnreachableError:
@@ -117,12 +124,12 @@ def create_account(host: str, root: Root, claim: Claim, login: Callable[[str], T
     except CommandError as exc:  # it is in
         cause = f"{ADMIN_USER} may not become root there: {exc.why or exc.what}"
         fix = "see that /etc/sudoers includes /etc/sudoers.d, and that nothing later takes the right away"
-        raise AccessError(host, "no-sudo", cause, fix) from exc
+        raise AccessError.of(host, "no-sudo", cause, fix) from exc
     except TransportError as exc:
         allowed = "; ".join(answer.get("allowed", ()))
         cause = f"sshd there does not let {ADMIN_USER} in: {allowed or exc.why or exc.what}"
         fix = f"let {ADMIN_USER} in: AllowUsers or AllowGroups of sshd_config, or /etc/security/access.conf"
-        raise AccessError(host, "login-refused", cause, fix) from exc
+        raise AccessError.of(host, "login-refused", cause, fix) from exc
 
 
 def check_sudo(transport: Transport) -> None:
@@ -141,7 +148,7 @@ def remove_account(host: str, claim: Claim, login: Callable[[str], Transport]) -
         if time.monotonic() > deadline:
             cause = f"the account {ADMIN_USER} is still there"
             fix = f"see `journalctl -u {_UNIT}` there; userdel --remove --force {ADMIN_USER}"
-            raise AccessError(host, "account", cause, fix)
+            raise AccessError.of(host, "account", cause, fix)
         time.sleep(_PAUSE_S)
 
 
@@ -157,39 +164,84 @@ def _lets_in(host: str, login: Callable[[str], Transport]) -> bool:
     return True
 
 
-def _answer(host: str, said: str) -> Any:
-    try:
-        answer = json.loads(said)
-        if isinstance(answer["ok"], bool):
-            return answer
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise ProvisionError(f"{host} gave no usable answer", why=said[:500], host=host)
-
-
-def one_line(exc: ClusterctlError) -> str:
-    """An error in one line."""
-    return f"{exc.what}: {exc.why}" if exc.why else exc.what
+OWNER_ANSWER_S: Final = 120.0
+_SSH_FAILED: Final = 255
+# Their messages are read: they must be English. Credentials that sudo remembers would change what it reads.
+_SUDO: Final = ("env", "LC_ALL=C", "sudo", "-k")
 
 
 class Login:
-    """What it needs lies in the workspace, and is written anew when this is made."""
+    """The machines as their owner logs in to them. Its ssh_config is written when this is made."""
 
-    def __init__(self, settings: Settings, workspace: Workspace, prompts: Prompts) -> None:
-        self._machines = settings.machines
+    def __init__(
+        self, machines: Mapping[str, OnpremHost], workspace: Workspace, prompts: Prompts = NO_PROMPTS
+    ) -> None:
+        self._machines = machines
         self._workspace = workspace
         self._config = workspace.access_config
         self._prompts = prompts
-        write_atomic(self._config, access_config(self._machines, workspace.trusted_hosts))
+        self._password = prompts.password
+        self._asks: dict[str, bool] = {}  # whether sudo wants the password, once that is known
+        write_atomic(self._config, access_config(machines, workspace.trusted_hosts))
         if prompts.accepted:
             workspace.confirmed.touch(mode=0o600)
         self._keys = HostKeys(workspace.trusted_hosts, self._config, accepted=prompts.accepted)
-        self.access = Access(self._machines, self._config, password=prompts.password)
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """Every machine that it leads to."""
         return tuple(self._machines)
+
+    def run(
+        self, host: str, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = OWNER_ANSWER_S
+    ) -> str:
+        """Run a command as the user; its standard output."""
+        ssh = ("ssh", "-F", str(self._config), "-T", "--", host)
+        words = [*(("sh", "-c") if self.is_here(host) else ssh), shlex.join(argv)]
+        try:
+            done = process.run(words, stdin=stdin, timeout_s=timeout_s)
+        except subprocess.TimeoutExpired as exc:
+            what = f"{host}: no answer from `{shown(argv)}` within {timeout_s:g} s"
+            raise UnreachableError(what, host=host, fix="look at the host's load") from exc
+        except OSError as exc:
+            raise MachineError("missing tool: ssh", why=str(exc), fix="install OpenSSH's client") from exc
+        if done.rc == 0:
+            return done.stdout
+        if done.rc == _SSH_FAILED or "sudo" in argv:
+            to = ssh_host(host, self._machines[host])
+            known = explain(done.stderr, host=host, user=to.user or getpass.getuser(), address=to.where)
+            if known is not None:
+                raise known
+        what = f"`{shown(argv)}` failed with exit status {done.rc}"
+        raise CommandError(what, rc=done.rc, stderr=done.stderr, where=host, host=host)
+
+    def root(self, host: str, argv: Sequence[str], stdin: bytes = b"") -> str:
+        """Run a command as root; its standard output. Errors as of ``run``."""
+        if self._machines[host].become == "none":
+            return self.run(host, argv, stdin)
+        if self._wants_password(host):
+            password = f"{self._password}\n".encode()
+            return self.run(host, (*_SUDO, "-S", "-p", "", "--", *argv), password + stdin)
+        return self.run(host, (*_SUDO, "-n", "--", *argv), stdin)
+
+    def is_here(self, host: str) -> bool:
+        """Whether that is the machine that clusterctl runs on."""
+        return self._machines[host].is_here
+
+    def _wants_password(self, host: str) -> bool:
+        """Whether sudo asks for one there. A wrong one is tried once, with nothing behind it."""
+        if host in self._asks:
+            return self._asks[host]
+        asks = False
+        try:
+            self.run(host, (*_SUDO, "-n", "true"))
+        except AccessError as exc:
+            if exc.refusal != "sudo-password" or self._password is None:
+                raise
+            self.run(host, (*_SUDO, "-S", "-p", "", "true"), f"{self._password}\n".encode())
+            asks = True
+        self._asks[host] = asks
+        return asks
 
     def check_keys(self, hosts: Sequence[str]) -> None:
         """Refuse hosts whose key, where the spec names one, is not here; an agent needs the public half."""
@@ -204,7 +256,7 @@ class Login:
 
     def trust(self, hosts: Sequence[str]) -> Mapping[str, ClusterctlError]:
         """Have the keys of these; those that did not show one, and why. See ``HostKeys.trust``."""
-        here = [name for name in hosts if self._machines[name].is_here]
+        here = [name for name in hosts if self.is_here(name)]
         lost: dict[str, ClusterctlError] = {}
         lost |= {name: exc for name in here if (exc := check_this_machine(name)) is not None}
         if there := {name: self._machines[name] for name in hosts if name not in here}:
@@ -217,11 +269,11 @@ class Login:
 
     def key_of(self, host: str) -> str:
         """A machine's trusted key. This machine's is ours: none but our own sshd shows it."""
-        return self._workspace.draw_host_key() if self._machines[host].is_here else self._keys.key_of(host)
+        return self._workspace.draw_host_key() if self.is_here(host) else self._keys.key_of(host)
 
     def claim(self, cluster_id: str, cluster: str) -> Claim:
         """What these machines are told of the cluster that they become part of."""
-        here = any(machine.is_here for machine in self._machines.values())
+        here = any(map(self.is_here, self.hosts))
         owner = {"uid": os.getuid(), "host_key": str(self._workspace.host_key)} if here else None
         return Claim(cluster_id, cluster, self._workspace.public_key.read_text().strip(), owner)
 
@@ -229,12 +281,11 @@ class Login:
         """The programs that lead to those that are behind others, and to this machine; `%p` is the port."""
         found: dict[str, tuple[str, ...]] = {}
         for name in hosts:
-            machine = self._machines[name]
-            if machine.is_here:
+            to = ssh_host(name, self._machines[name])
+            if self.is_here(name):
                 found[name] = PROXY
-            elif jump := jump_host_of(machine):
-                address = (machine.address or name).strip("[]")
-                found[name] = ("ssh", "-F", str(self._config), "-W", f"[{address}]:%p", jump.alias)
+            elif to.before:
+                found[name] = ("ssh", "-F", str(self._config), "-W", f"[{to.host}]:%p", to.before.alias)
         return found
 
 

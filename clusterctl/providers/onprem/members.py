@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Interface, IPv4Network
-from typing import Any, Final
+from typing import Final
 
-from clusterctl.errors import ClusterctlError, Failure, UnreachableError
+from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UnreachableError
 from clusterctl.hosts import checks
-from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request
+from clusterctl.hosts.checks import CLAIM, DoctorReport, Finding, expected, host_facts_request
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.hosts.roles import role_files, role_packages
-from clusterctl.providers.base import failed_hosts
-from clusterctl.providers.onprem.access import NO_LOGIN, Access, jump_host_of, on_each
-from clusterctl.providers.onprem.login import ANSWER_S, Root, check_sudo, connect
+from clusterctl.providers.onprem.access import NO_LOGIN, ssh_host
+from clusterctl.providers.onprem.login import ANSWER_S, Login, Root, check_sudo, connect
 from clusterctl.spec.distributions import common, distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremHost
@@ -26,8 +25,8 @@ from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
+from clusterctl.util.parallel import on_each
 
-ALL_PARTITION: Final = "all"
 _NO_PLACE: Final = "network"
 _HERE: Final = "127.0.0.1"  # whatever other addresses this machine has, now or tomorrow
 _THEN: Final = "then run the same command again"
@@ -74,7 +73,7 @@ def inventory(
     """The cluster that these machines become. ``keys`` are their host keys, ``proxies`` lead to those that
     have no route from here; ``silent`` ones do not answer, and are taken as they were known last.
     """
-    releases = {name: distribution(one) for name, one in facts.items()}
+    releases = {name: one.system.release for name, one in facts.items()}
     releases |= {name: host.distribution for name, host in silent.items()}
     common({one.name: releases[one.name] for one in asked})
     network = settings.network or _network(asked[0], facts[asked[0].name])
@@ -97,23 +96,18 @@ def inventory(
     )
 
 
-def distribution(facts: HostFacts) -> str:
-    """What it is called in the table of distributions."""
-    return f"{facts.system.id}-{facts.system.version}"
-
-
 def _host(one: Member, facts: HostFacts, place: str, key: str, proxy: tuple[str, ...]) -> Host:
-    address = (one.machine.address or one.name).strip("[]")
+    to = ssh_host(one.name, one.machine)
     hostname = facts.system.hostname.partition(".")[0]
     return Host(
         name=one.name,
         address=place,
-        ssh_address=address if address != place else None,
-        port=one.machine.port or 22,
+        ssh_address=to.host if to.host != place else None,
+        port=to.port,
         roles=one.roles,
         partition=one.partition,
         host_key=key,
-        distribution=distribution(facts),
+        distribution=facts.system.release,
         cgroups=facts.cgroups,
         hostname=hostname if hostname != one.name else None,
         proxy_command=proxy,
@@ -136,14 +130,11 @@ def _resolved(machine: OnpremHost, name: str) -> str:
     """The machine's address, looked up if it is a name; behind a jump host it may be known there alone."""
     if machine.is_here:
         return _HERE
-    address = (machine.address or name).strip("[]")
-    if jump_host_of(machine) is None:
-        try:
-            found = socket.getaddrinfo(address, None, socket.AF_INET, socket.SOCK_STREAM)
-        except OSError:
-            return address  # ssh will say it
-        return str(found[0][4][0])
-    return address
+    to = ssh_host(name, machine)
+    if to.before is None:
+        with suppress(OSError):  # ssh will say it
+            return str(socket.getaddrinfo(to.host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+    return to.host
 
 
 def _network(leader: Member, facts: HostFacts) -> IPv4Network:
@@ -160,7 +151,8 @@ def _network(leader: Member, facts: HostFacts) -> IPv4Network:
         f"it is not clear on which network the cluster is: {leader.address} is no address of its own ({has})"
     )
     fix = "write provider.network, such as 10.0.0.0/24"
-    raise failed_hosts([Failure(_NO_PLACE, cause, leader.name, "plan", fix)], what="no network", then=_THEN)
+    failure = Failure(_NO_PLACE, cause, leader.name, "plan", fix)
+    raise ProvisionError.of_hosts("no network: {hosts}", [failure], then=_THEN)
 
 
 def _places(
@@ -180,7 +172,7 @@ def _places(
         fix = "write provider.network: the network that all of them are on"
         failures.append(Failure(_NO_PLACE, cause, one.name, "plan", fix))
     if failures:
-        raise failed_hosts(failures, what="not on the cluster's network", then=_THEN)
+        raise ProvisionError.of_hosts("not on the cluster's network: {hosts}", failures, then=_THEN)
     return found
 
 
@@ -196,12 +188,19 @@ def admin_login(workspace: Workspace) -> Callable[[str], Transport]:
     return lambda host: connect(host, workspace.ssh_config)
 
 
+def log_in(
+    hosts: Sequence[str], workspace: Workspace
+) -> tuple[Collection[str], Mapping[str, ClusterctlError]]:
+    """The hosts that let our account in, and to root; and how the others did not."""
+    return on_each(hosts, lambda host: check_sudo(admin_login(workspace)(host)))
+
+
 def joined_members(
     asked: Sequence[Member], before: Mapping[str, Host], workspace: Workspace
 ) -> tuple[Mapping[str, Host], Mapping[str, Host]]:
     """Of the machines that were ours: those that let our account in, and those that do not answer at all."""
     same = [one.name for one in asked if one.name in before and _is_where_it_was(one, before[one.name])]
-    found, failed = on_each(same, lambda host: check_sudo(admin_login(workspace)(host)))
+    found, failed = log_in(same, workspace)
     silent = {host: before[host] for host, exc in failed.items() if isinstance(exc, UnreachableError)}
     return {host: before[host] for host in found}, silent
 
@@ -209,7 +208,7 @@ def joined_members(
 def examine(
     spec: ClusterSpec,
     asked: Sequence[Member],
-    access: Access,
+    login: Login,
     workspace: Workspace,
     ours: Collection[str],
     *,
@@ -223,7 +222,7 @@ def examine(
     every = expected(spec, asked, installed=ours)
     wanted = {one.name: every[one.name] for one in asked if one.name in only and one.name not in lost}
     with ExitStack() as stack:
-        root = _root_commands(access, workspace, ours, stack)
+        root = _root_commands(login, workspace, ours, stack)
         report = checks.examine(host_facts_request(spec, asked), wanted, root, leader=asked[0].name)
     unseen = [
         Finding(host, "error", failure.code, NO_LOGIN, failure.cause, failure.fix)
@@ -237,7 +236,7 @@ def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Fin
     """The machines that belong to other clusters."""
     found = []
     for host, one in facts.items():
-        claim = parse_claim(one.claim)
+        claim = parse_claim(one.texts.get(CLAIM, ""))
         if claim.get("id", cluster_id) != cluster_id:
             why = f"it belongs to cluster {claim.get('name')!r} ({claim['id']})"
             found.append(Finding(host, "error", "claimed", "it is taken", why, _FIX_CLAIMED))
@@ -254,15 +253,15 @@ def parse_claim(text: str) -> Mapping[str, str]:
 
 
 def _is_where_it_was(one: Member, host: Host) -> bool:
-    address = (one.machine.address or one.name).strip("[]")
-    same_key = one.machine.host_key in (None, host.host_key)
-    return same_key and (host.ssh_address or host.address, host.port) == (address, one.machine.port or 22)
+    to = ssh_host(one.name, one.machine)
+    same_key = to.host_key in (None, host.host_key)
+    return same_key and (host.ssh_address or host.address, host.port) == (to.host, to.port)
 
 
-def _root_commands(access: Access, workspace: Workspace, ours: Collection[str], stack: ExitStack) -> Root:
+def _root_commands(login: Login, workspace: Workspace, ours: Collection[str], stack: ExitStack) -> Root:
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
         if host not in ours:
-            return access.root(host, argv, stdin)
+            return login.root(host, argv, stdin)
         transport = connect(host, workspace.ssh_config)
         stack.callback(transport.close)
         return transport.run(("sudo", "-n", *argv), stdin=stdin, timeout_s=ANSWER_S).stdout
@@ -283,7 +282,7 @@ def preview(
 
 
 def _preview_of(spec: ClusterSpec, one: Member, facts: HostFacts) -> Iterator[str]:
-    packages = role_packages(spec, one.roles, distribution_of(distribution(facts)))
+    packages = role_packages(spec, one.roles, distribution_of(facts.system.release))
     if missing := [name for name in packages if name not in facts.packages]:
         yield f"to be installed, with what they need: {', '.join(missing)}"
     if missing := [user.name for user in spec.users if user.name not in facts.accounts]:
@@ -291,16 +290,3 @@ def _preview_of(spec: ClusterSpec, one: Member, facts: HostFacts) -> Iterator[st
     patterns = role_files(spec, one.roles)
     if theirs := [file for file in facts.files if any(fnmatchcase(file, pattern) for pattern in patterns)]:
         yield f"may be changed, kept aside, and put back by `down`: {', '.join(theirs)}"
-
-
-def spec_of_machines(settings: Settings, machines: Mapping[str, OnpremHost], name: str) -> ClusterSpec:
-    """A spec of these machines alone; which part each of them had is not needed to release it."""
-    names = list(machines)
-    hosts = {host: one.model_dump() for host, one in machines.items()}
-    provider: dict[str, Any] = {"type": settings.type, "controller": names[0], "hosts": hosts}
-    provider |= {"shared": settings.shared.model_dump(), "network": settings.network}
-    partition = {"name": ALL_PARTITION, "hosts": ",".join(names)}
-    user = {"name": "nobody-else", "uid": 60000}
-    return ClusterSpec.model_validate(
-        {"version": 1, "name": name, "provider": provider, "partitions": [partition], "users": [user]}
-    )

@@ -18,12 +18,11 @@ from clusterctl.providers.base import (
     Provider,
     Provisioned,
     Sizes,
-    failed_hosts,
     hosts_as_raised,
     inventory_as_raised,
 )
 from clusterctl.providers.onprem import members, release
-from clusterctl.providers.onprem.access import on_each, raise_failures
+from clusterctl.providers.onprem.access import raise_failures
 from clusterctl.providers.onprem.login import Login, create_account, workspace_for
 from clusterctl.providers.onprem.members import (
     Member,
@@ -40,6 +39,7 @@ from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.local import write_ssh_files
+from clusterctl.util.parallel import on_each
 from clusterctl.util.progress import HostStep, Reporter
 
 _THEN: Final = "nothing was changed; correct it, then run the same command again"
@@ -69,9 +69,7 @@ class OnpremProvider(Provider):
         self._workspace: Workspace | None = None
         self._tried: tuple[str, ...] | None = None  # what trying the pending releases again came to
 
-    def check(self, spec: ClusterSpec) -> None:
-        if spec.provider.type != self._settings.type:
-            raise UsageError("the spec is of another provider", where="provider.type")
+    def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
         if shutil.which("ssh") is None:
             raise MachineError(
                 "missing tool: ssh", why="it leads to your machines", fix="install OpenSSH's client"
@@ -84,10 +82,10 @@ class OnpremProvider(Provider):
         reject_unknown_hosts(hosts, asked)
         chosen = [one for one in asked if not hosts or one.name in hosts]
         with workspace_for(workspace) as folder:
-            login = Login(self._settings, folder, self._prompts)
+            login = Login(self._settings.machines, folder, self._prompts)
             only = [one.name for one in chosen]
             login.check_keys(only)
-            report = examine(spec, asked, login.access, folder, (), only=only, lost=login.trust(only))
+            report = examine(spec, asked, login, folder, (), only=only, lost=login.trust(only))
         return replace(
             report, findings=(*report.findings, *claim_findings(report.facts, workspace.known_id() or ""))
         )
@@ -134,7 +132,7 @@ class OnpremProvider(Provider):
             release.release_orphan(self._settings, cluster_id, self._prompts, report=report)
             return
         self._workspace = workspace
-        login = Login(self._settings, workspace, self._prompts)
+        login = Login(self._settings.machines, workspace, self._prompts)
         failed: list[Failure] = []
         try:
             release.release_all(login, cluster_id, workspace, self._prompts, report=report)
@@ -145,13 +143,13 @@ class OnpremProvider(Provider):
             self._prompts.note(note)
         failed += [one.failure for one in pending_releases(workspace)]
         if failed:
-            raise failed_hosts(failed, what=release.NOT_RELEASED, then=release.THEN)
+            raise ProvisionError.of_hosts(f"{release.NOT_RELEASED}: {{hosts}}", failed, then=release.THEN)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
-        return release.find_leftovers(self._settings, cluster_id, self._workspace, self._prompts)
+        return release.find_leftovers(self._settings.machines, cluster_id, self._workspace, self._prompts)
 
     def orphans(self, name: str) -> tuple[str, ...]:
-        return release.find_orphans(self._settings, name, self._prompts)
+        return release.find_orphans(self._settings.machines, name, self._prompts)
 
     def _look(self, spec: ClusterSpec, workspace: Workspace, report: Reporter) -> _Found:
         """See what the machines are and what they can become."""
@@ -161,10 +159,10 @@ class OnpremProvider(Provider):
         report(f"looking at {len(asked)} machines")
         ours, silent = joined_members(asked, before, workspace)
         new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
-        login = Login(self._settings, workspace, self._prompts)
+        login = Login(self._settings.machines, workspace, self._prompts)
         login.check_keys(new)
         there = [one.name for one in asked if one.name not in silent]
-        checked = examine(spec, asked, login.access, workspace, ours, only=there, lost=login.trust(new))
+        checked = examine(spec, asked, login, workspace, ours, only=there, lost=login.trust(new))
         _refuse(checked, asked, new, workspace, silent)
         keys = {name: host.host_key for name, host in ours.items()} | {
             name: login.key_of(name) for name in new
@@ -191,12 +189,12 @@ class OnpremProvider(Provider):
         inventory = found.inventory
         write_atomic(workspace.joining, inventory.model_dump_json(indent=2) + "\n")
         write_ssh_files(inventory, workspace)
-        login = Login(self._settings, workspace, self._prompts)
+        login = Login(self._settings.machines, workspace, self._prompts)
         claim = login.claim(inventory.cluster_id, inventory.cluster)
 
         def one(host: str) -> None:
             try:
-                create_account(host, login.access.root, claim, admin_login(workspace))
+                create_account(host, login.root, claim, admin_login(workspace))
             except ClusterctlError:
                 report(HostStep(host, "our account", len(joining), "failed", failed=True))
                 raise
@@ -230,7 +228,7 @@ def _refuse(
         fix = "see that it is switched on, and that no firewall is in between"
         found.append(Failure(ClusterctlError.code, cause, leader, "plan", fix))
     if found:
-        raise failed_hosts(found, what="these machines can't be used", then=_THEN)
+        raise ProvisionError.of_hosts("these machines can't be used: {hosts}", found, then=_THEN)
 
 
 def _access_before(workspace: Workspace) -> Settings | None:

@@ -13,8 +13,8 @@ from clusterctl.errors import (
     ConfigureError,
     ProvisionError,
     UnreachableError,
-    UsageError,
 )
+from clusterctl.hosts.checks import CLAIM
 from clusterctl.providers.base import (
     Leftover,
     Prompts,
@@ -22,37 +22,28 @@ from clusterctl.providers.base import (
     inventory_as_raised,
     refuse_unknown_keys,
 )
-from clusterctl.providers.onprem import members
-from clusterctl.providers.onprem.access import Access, on_each, raise_failures
+from clusterctl.providers.onprem.access import raise_failures, ssh_host
 from clusterctl.providers.onprem.login import (
     Claim,
     Login,
     check_sudo,
     create_account,
     is_installation,
-    one_line,
     remove_account,
     workspace_for,
 )
-from clusterctl.providers.onprem.members import (
-    ALL_PARTITION,
-    admin_login,
-    examine,
-    parse_claim,
-    spec_of_machines,
-)
+from clusterctl.providers.onprem.members import admin_login, log_in, parse_claim
 from clusterctl.providers.pending import FOLDER, REPLACED, PendingRelease, address_of, pending_releases
-from clusterctl.spec.load import dump_spec, load_spec
-from clusterctl.spec.models import ADMIN_USER, ClusterSpec
+from clusterctl.spec.models import ADMIN_USER
 from clusterctl.spec.onprem import OnpremHost, is_this_machine
 from clusterctl.spec.onprem import OnpremProvider as Settings
-from clusterctl.state.inventory import CONTROLLER, Host, Inventory
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.local import write_ssh_files
+from clusterctl.util.parallel import on_each
 from clusterctl.util.progress import HostStep, Reporter
 
-CLAIM: Final = "/etc/clusterctl/cluster.json"
 NOT_RELEASED: Final = "could not be released"
 THEN: Final = (
     "then run `clusterctl down` again: what is done stays done; one that is gone for good: --forget HOST"
@@ -80,7 +71,7 @@ def release_all(
     write_ssh_files(inventory, workspace)
     claim = login.claim(cluster_id, inventory.cluster)
     report(f"looking at {len(names)} machines")
-    ours, failed = on_each(names, lambda host: _is_ours(host, login.access, claim, workspace))
+    ours, failed = on_each(names, lambda host: _is_ours(host, login, claim, workspace))
     mine = [host for host, is_ours in ours.items() if is_ours]
     done, more = _release(mine, inventory, claim, workspace, prompts, report=report)
     for host in done:
@@ -115,68 +106,67 @@ def release_removed(
     report(f"releasing {', '.join(going)}")
     write_ssh_files(before, workspace)
     claim = Claim(before.cluster_id, before.cluster, workspace.public_key.read_text().strip())
-    there, failed = on_each(going, lambda host: check_sudo(admin_login(workspace)(host)))
+    there, failed = log_in(going, workspace)
     # A machine that an interrupted run released lets us in no more: nothing may wait for it.
     absent = {host: exc for host, exc in failed.items() if not isinstance(exc, CommandError)}
     _, more = _release(list(there), before, claim, workspace, prompts, report=report)
     refused = {host: exc for host, exc in failed.items() if host not in absent}
     raise_failures({**refused, **more}, what=NOT_RELEASED, then=_THEN_UP)
     return {
-        host: "it does not answer" if isinstance(exc, UnreachableError) else one_line(exc)
+        host: "it does not answer" if isinstance(exc, UnreachableError) else exc.cause
         for host, exc in absent.items()
     }
 
 
 def any_alive(workspace: Workspace) -> bool:
     """Whether any machine of the cluster answers, whatever it says."""
-    hosts = list(hosts_as_raised(workspace))
-    there, failed = on_each(hosts, lambda host: check_sudo(admin_login(workspace)(host)))
+    there, failed = log_in(list(hosts_as_raised(workspace)), workspace)
     return bool(there) or not all(isinstance(exc, UnreachableError) for exc in failed.values())
 
 
 def find_leftovers(
-    settings: Settings, cluster_id: str, workspace: Workspace | None, prompts: Prompts
+    machines: Mapping[str, OnpremHost], cluster_id: str, workspace: Workspace | None, prompts: Prompts
 ) -> tuple[Leftover, ...]:
     """What an ordinary user sees of us on the machines, by their owner's access."""
     with workspace_for(workspace) as folder:
-        login = Login(settings, folder, prompts)
+        login = Login(machines, folder, prompts)
         hosts = list(hosts_as_raised(folder)) or list(login.hosts)
         hosts = [host for host in hosts if host in login.hosts]
         lost = login.trust(hosts)
         asked = [host for host in hosts if host not in lost]
-        seen, failed = on_each(asked, lambda host: _left_on(host, login.access, cluster_id))
+        seen, failed = on_each(asked, lambda host: _left_on(host, login, cluster_id))
     found = [Leftover(f"{host}: {what}") for host, lines in seen.items() for what in lines]
-    unseen = [Leftover(f"{h}: it can't be checked: {one_line(e)}") for h, e in {**lost, **failed}.items()]
-    return (*found, *unseen)
+    unseen = {host: exc.cause for host, exc in {**lost, **failed}.items()}
+    return (*found, *(Leftover(f"{host}: it can't be checked: {why}") for host, why in unseen.items()))
 
 
-def _left_on(host: str, access: Access, cluster_id: str) -> Sequence[str]:
+def _left_on(host: str, login: Login, cluster_id: str) -> Sequence[str]:
     """What is there of us, unless another cluster has the machine by now."""
-    claim = claim_on(host, access)
+    claim = claim_on(host, login)
     if claim and claim.get("id") != cluster_id:
         return ()
-    lines = access.run(host, ("sh", "-c", _LOOK)).splitlines()
-    return [line for line in lines if not (access.is_here(host) and is_installation(line))]
+    lines = login.run(host, ("sh", "-c", _LOOK)).splitlines()
+    return [line for line in lines if not (login.is_here(host) and is_installation(line))]
 
 
-def claim_on(host: str, access: Access) -> Mapping[str, str]:
+def claim_on(host: str, login: Login) -> Mapping[str, str]:
     """Whose the machine is, as it says itself; empty if it is nobody's."""
     try:
-        return parse_claim(access.run(host, ("cat", CLAIM)))
+        return parse_claim(login.run(host, ("cat", CLAIM)))
     except CommandError:
         return {}
 
 
-def _is_ours(host: str, access: Access, claim: Claim, workspace: Workspace) -> bool:
+def _is_ours(host: str, login: Login, claim: Claim, workspace: Workspace) -> bool:
     """Whether there is something to release, with our account able to do it."""
     try:
         check_sudo(admin_login(workspace)(host))
     except UnreachableError:
         raise
     except ClusterctlError:
-        if claim_on(host, access).get("id") != claim.cluster_id:
+        if claim_on(host, login).get("id") != claim.cluster_id:
             return False  # it has been released, or never was ours
-        create_account(host, access.root, claim, admin_login(workspace))
+        create_account(host, login.root, claim, admin_login(workspace))
     return True
 
 
@@ -202,65 +192,59 @@ def _restored(
     return {}
 
 
-def find_orphans(settings: Settings, name: str, prompts: Prompts) -> tuple[str, ...]:
+def find_orphans(machines: Mapping[str, OnpremHost], name: str, prompts: Prompts) -> tuple[str, ...]:
     """Ids of the clusters of that name that the machines say they belong to."""
     with workspace_for(None) as folder:
-        found = _claims(Login(settings, folder, prompts))
+        found = _claims(Login(machines, folder, prompts))
     return tuple(dict.fromkeys(c["id"] for c in found.values() if c.get("name") == name and "id" in c))
 
 
 def release_orphan(settings: Settings, cluster_id: str, prompts: Prompts, *, report: Reporter) -> None:
     """Release the machines that say that they belong to it."""
     with workspace_for(None) as folder:
-        login = Login(settings, folder, prompts)
+        login = Login(settings.machines, folder, prompts)
         mine = {host: c for host, c in _claims(login).items() if c.get("id") == cluster_id}
         if not mine:
             return
         folder.create_secrets()
-        write_atomic(folder.root / "id", f"{cluster_id}\n")
-        name = next(iter(mine.values())).get("name", "")
-        machines = {host: one for host, one in settings.machines.items() if host in mine}
-        _make_inventory(members.spec_of_machines(settings, machines, name), login, folder)
-        claim = login.claim(cluster_id, name)
+        inventory = Inventory(
+            cluster=next(iter(mine.values())).get("name", ""),
+            cluster_id=cluster_id,
+            provider=settings.type,
+            hosts=tuple(_claimed_host(host, settings, login) for host in mine),
+            network="",
+            shared=settings.shared.path,
+            baked=False,
+        )
+        write_atomic(folder.joining, inventory.model_dump_json())
+        write_ssh_files(inventory, folder)
+        claim = login.claim(cluster_id, inventory.cluster)
         _, failed = on_each(
-            list(mine), lambda host: create_account(host, login.access.root, claim, admin_login(folder))
+            list(mine), lambda host: create_account(host, login.root, claim, admin_login(folder))
         )
         if len(failed) == len(mine):
             raise ProvisionError("none of its machines lets us in", why=str(next(iter(failed.values()))))
         release_all(login, cluster_id, folder, prompts, report=report)
 
 
+def _claimed_host(name: str, settings: Settings, login: Login) -> Host:
+    """A host of which no more is known than how to reach it, and whether the others wait for it."""
+    to = ssh_host(name, settings.machines[name])
+    return Host(
+        name=name,
+        address=to.host,
+        port=to.port,
+        roles=(CONTROLLER if name == settings.controller else COMPUTE,),
+        host_key=login.key_of(name),
+        proxy_command=login.proxies([name]).get(name, ()),
+    )
+
+
 def _claims(login: Login) -> Mapping[str, Mapping[str, str]]:
     lost = login.trust(login.hosts)
     asked = [host for host in login.hosts if host not in lost]
-    found, _ = on_each(asked, lambda host: claim_on(host, login.access))
+    found, _ = on_each(asked, lambda host: claim_on(host, login))
     return found
-
-
-def _make_inventory(spec: ClusterSpec, login: Login, folder: Workspace) -> None:
-    """Write what a release begins from."""
-    narrowed = spec.provider
-    assert isinstance(narrowed, Settings)  # noqa: S101 - it was made so
-    asked = members.members(spec, narrowed)
-    names = [one.name for one in asked]
-    checked = examine(spec, asked, login.access, folder, (), only=names, lost={})
-    if missing := [name for name in names if name not in checked.facts]:
-        raise ProvisionError(
-            f"these machines do not answer: {', '.join(missing)}", why=str(checked.errors[0])
-        )
-    made = members.inventory(
-        spec,
-        narrowed,
-        asked,
-        checked.facts,
-        {name: login.key_of(name) for name in names},
-        cluster_id=folder.cluster_id(),
-        proxies=login.proxies(names),
-        silent={},
-    )
-    write_atomic(folder.spec, dump_spec(spec))
-    write_atomic(folder.joining, made.model_dump_json())
-    write_ssh_files(made, folder)
 
 
 _OURS: Final = "the account clusterctl, what the cluster brought, and the notes by which that is undone"
@@ -272,25 +256,21 @@ def record_pending(
     """Record a machine of ``inventory`` as a pending release; ``settings`` say how to log in."""
     one = Workspace(workspace.root / FOLDER / f"{host.name}-{digest(address_of(host), host.host_key)[:8]}")
     one.create()
-    for path in (workspace.key, workspace.public_key, workspace.munge_key, workspace.root / "id"):
+    for path in (workspace.key, workspace.public_key, workspace.root / "id"):
         write_atomic(one.root / path.name, path.read_bytes())
     trusted = workspace.trusted_hosts.read_text() if workspace.trusted_hosts.exists() else ""
     others = [line for line in trusted.splitlines() if line.partition(" ")[0] != host.name]
     write_atomic(one.trusted_hosts, "\n".join([*others, f"{host.name} {host.host_key}", ""]))
-    alone = {host.name: _machine(host, settings)}
-    write_atomic(one.spec, dump_spec(spec_of_machines(settings, alone, inventory.cluster)))
-    roles = tuple(dict.fromkeys((CONTROLLER, *host.roles)))  # some host has to lead
-    partition = ALL_PARTITION if host.is_compute else None
-    host = host.model_copy(update={"roles": roles, "partition": partition})
     write_atomic(one.hosts, inventory.model_copy(update={"hosts": (host,)}).model_dump_json(indent=2))
-    return PendingRelease(one, host, time.time(), why).save()  # last: from here on it counts
+    machine = _machine(host, settings)
+    return PendingRelease(one, host, machine, time.time(), why).save()  # last: from here on it counts
 
 
 def _machine(host: Host, settings: Settings) -> OnpremHost:
     """How its owner gets in: as the spec said, or as it says of all, if it names the machine no more."""
     address = host.ssh_address or host.address
     said = settings.machines.get(host.name)
-    if said is not None and (said.address or host.name).strip("[]") == address:
+    if said is not None and ssh_host(host.name, said).host == address:
         return said
     if is_this_machine(address):  # nobody logs in to it
         return OnpremHost(address=address)
@@ -346,12 +326,8 @@ def _is_where_it_was(host: Host, one: PendingRelease) -> bool:
 
 def _release_pending(one: PendingRelease, prompts: Prompts, report: Reporter) -> None:
     """Release it, and verify that."""
-    settings, prompts = _settings(one.workspace), _without_keys(prompts)
-    login, cluster_id, name = (
-        Login(settings, one.workspace, prompts),
-        one.workspace.cluster_id(),
-        one.host.name,
-    )
+    name, cluster_id, prompts = one.host.name, one.workspace.cluster_id(), _without_keys(prompts)
+    login = Login({name: one.machine}, one.workspace, prompts)
     if lost := login.trust([name]):
         raise lost[name]
     host = one.host.model_copy(update={"proxy_command": login.proxies([name]).get(name, ())})
@@ -359,15 +335,13 @@ def _release_pending(one: PendingRelease, prompts: Prompts, report: Reporter) ->
     inventory = inventory.model_copy(update={"hosts": (host,)})
     write_atomic(one.workspace.hosts, inventory.model_dump_json(indent=2))
     release_all(login, cluster_id, one.workspace, prompts, report=report)
-    if left := find_leftovers(settings, cluster_id, one.workspace, prompts):
+    if left := _left_of(one, prompts):
         raise ProvisionError(f"{name} has something of ours", why="; ".join(map(str, left)), host=name)
 
 
-def _settings(workspace: Workspace) -> Settings:
-    provider = load_spec(workspace.spec).provider
-    if isinstance(provider, Settings):
-        return provider
-    raise UsageError("the note of a pending release is damaged", where=str(workspace.spec))
+def _left_of(one: PendingRelease, prompts: Prompts) -> tuple[Leftover, ...]:
+    machines = {one.host.name: one.machine}
+    return find_leftovers(machines, one.workspace.cluster_id(), one.workspace, prompts)
 
 
 def _without_keys(prompts: Prompts) -> Prompts:
@@ -381,9 +355,7 @@ def _why(one: PendingRelease, exc: ClusterctlError, prompts: Prompts) -> str:
         return f"it does not answer; there are {_OURS}"
     cause = "; ".join(dict.fromkeys(failure.cause for failure in exc.failures))
     try:
-        seen = find_leftovers(
-            _settings(one.workspace), one.workspace.cluster_id(), one.workspace, _without_keys(prompts)
-        )
+        seen = _left_of(one, _without_keys(prompts))
     except ClusterctlError:
         seen = ()
     return f"{cause}; there are {', '.join(map(str, seen)) or _OURS}"

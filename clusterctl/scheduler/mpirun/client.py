@@ -7,7 +7,7 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.scheduler.base import Clock, backoff, probe_argv
+from clusterctl.scheduler.base import Clock, patiently, probe_argv
 from clusterctl.scheduler.models import JobInfo, JobRequest, JobState, NodeInfo
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory
@@ -63,25 +63,21 @@ class MpirunClient:
     _away: dict[str, float] = field(default_factory=dict)  # host -> when it did not answer
 
     def check_id(self, text: str) -> None:
-        """Raises UsageError unless ``text`` is a job id such as ``m12``."""
         if not JOB_ID.fullmatch(text):
             raise UsageError(
                 f"{text!r} is not a job id", fix="give one such as m1: there is no scheduler here"
             )
 
     def unknown(self, ids: Sequence[str]) -> SchedulerError:
-        """The error for unknown job ids."""
         what = f"there is no job {ids[0]}" if len(ids) == 1 else f"there are no jobs {', '.join(ids)}"
         return SchedulerError(what, fix="`clusterctl jobs` lists the jobs there are")
 
     def submit(self, request: JobRequest) -> str:
-        """Start a job on its first node and return its id.
+        """Start a job on its first node; see ``Scheduler.submit``.
 
         Raises:
             BusyError: another job runs.
             UnhealthyError: a node failed its health check; one failure a node.
-            SchedulerError: the node could not start it.
-            AnswerLostError: it may have been started.
         """
         first = request.nodes[0]
         try:
@@ -101,12 +97,8 @@ class MpirunClient:
     def _start(self, first: str, request: JobRequest) -> str:
         self.reject_if_busy()  # and a job that was lost blocks no other one from now on
         self._reject_unhealthy(request.nodes)
-        start = {
-            "do": "submit",
-            "job": _record(request),
-            "script": request.script,
-            "limit_s": request.limit_s,
-        }
+        noted = {name: getattr(request, name) for name in ("token", "name", "folder", "partition", "nodes")}
+        start = {"do": "submit", "job": noted, "script": request.script, "limit_s": request.limit_s}
         answer = self._ask_once(first, start)
         if "busy" in answer:
             raise _busy(job_info(answer["busy"], self.user))
@@ -125,33 +117,23 @@ class MpirunClient:
             if faults
         )
         if failures:
-            names = ", ".join(str(failure.host) for failure in failures)
-            why = "; ".join(f"{failure.host}: {failure.cause}" for failure in failures)
-            raise UnhealthyError(f"no job is started on {names}", why=why, fix=_REPAIR, failures=failures)
+            raise UnhealthyError.of_hosts("no job is started on {hosts}", failures)
 
     def _faults(self, node: str) -> str:
         looked = self.to(node).run(["sudo", "-n", HEALTH_PROGRAM], timeout_s=_HEALTH_S, check=False)
         return "; ".join(looked.stdout.splitlines()) if looked.rc == 1 else ""
 
     def reject_if_busy(self) -> None:
-        """Raises BusyError if a job runs."""
         for job in self.own_jobs():
             if not job.ended and job.nodes:
                 raise _busy(job)
 
     def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-        """The jobs of these ids, without those that are not known.
-
-        Raises:
-            UsageError: an id is not one.
-            TransportError: the controller can't be reached.
-        """
         for job_id in ids:
             self.check_id(job_id)
         return tuple(job for job in self.own_jobs() if job.id in ids) if ids else ()
 
     def own_jobs(self) -> tuple[JobInfo, ...]:
-        """All jobs there were."""
         said = self._ask(self.inventory.controller.name, {"do": "list"})["jobs"]
         found = {job.id: job for job in (job_info(one, self.user) for one in said)}
         for job in [job for job in found.values() if not job.ended and job.nodes]:
@@ -159,7 +141,6 @@ class MpirunClient:
         return tuple(found.values())
 
     def all_jobs(self) -> tuple[JobInfo, ...]:
-        """All jobs there were: only one account's can be."""
         return self.own_jobs()
 
     def by_comment(self, comment: str, submitted_at: float) -> JobInfo | None:  # noqa: ARG002
@@ -167,12 +148,7 @@ class MpirunClient:
         return next((job for job in self.own_jobs() if job.comment == comment), None)
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """End jobs: they get SIGTERM, and what is left of them SIGKILL.
-
-        Raises:
-            UnreachableError: the first node of one can't be reached.
-            SchedulerError: it is not known where one runs.
-        """
+        """They get SIGTERM, and what is left of them SIGKILL."""
         for job in self.jobs(ids):
             if not job.nodes:
                 raise SchedulerError(f"it is not known where job {job.id} runs", why=job.reason)
@@ -182,7 +158,6 @@ class MpirunClient:
         """There is no accounting that keeps a comment."""
 
     def nodes(self) -> tuple[NodeInfo, ...]:
-        """All nodes: idle, allocated to a job, or down where one does not answer."""
         active = [job for job in self.own_jobs() if not job.ended]
         at_work = {node for job in active for node in job.nodes}
         hosts = self.inventory.compute
@@ -195,7 +170,6 @@ class MpirunClient:
         """Nothing was drained."""
 
     def probe(self, hosts: tuple[str, ...], payload: str) -> Result:
-        """Run the probe by mpirun from the first of these hosts."""
         limit_s = _PROBE_S + _PROBE_PER_NODE_S * len(hosts)
         argv = [
             *("sudo", "-n", "-H", "-u", self.user, "timeout", "--kill-after=5", str(limit_s)),
@@ -219,13 +193,11 @@ class MpirunClient:
     def reconfigure(self) -> None:
         """There are no daemons."""
 
-    def accounting(self, job_id: str) -> None:  # noqa: ARG002
+    def accounting(self, job_id: str) -> None:
         """There is none."""
-        return
 
     def version(self) -> None:
         """There is no program that has one."""
-        return
 
     def _settled(self, job: JobInfo) -> JobInfo:
         """A job that was not said to have ended, as its first node knows it."""
@@ -263,15 +235,7 @@ class MpirunClient:
 
     def _ask(self, host: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """What a host answers; while it is briefly away it is asked again."""
-        give_up = self.clock.now() + self.patience_s
-        for pause in backoff(first_s=0.5, longest_s=5.0):
-            try:
-                return self._ask_once(host, request)
-            except UnreachableError:
-                if self.clock.now() + pause > give_up:
-                    raise
-            self.clock.sleep(pause)
-        raise AssertionError("backoff never ends")
+        return patiently(self.clock, self.patience_s, lambda: self._ask_once(host, request))
 
     def _ask_once(self, host: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         asked = json.dumps({"user": self.user, **request})
@@ -284,12 +248,6 @@ class MpirunClient:
             raise SchedulerError(
                 "a host gave no usable list of its jobs", where=host, why=said[:500]
             ) from exc
-
-
-def _record(request: JobRequest) -> dict[str, Any]:
-    """What is written down of a job."""
-    unneeded = {"script", "limit_s", "submitted_at"}
-    return {key: value for key, value in asdict(request).items() if key not in unneeded}
 
 
 def _busy(job: JobInfo) -> BusyError:

@@ -16,12 +16,13 @@ from clusterctl.errors import (
     AnswerLostError,
     ClusterctlError,
     CommandError,
+    NoAnswerError,
     SlurmError,
     TransportError,
     UnreachableError,
     UsageError,
 )
-from clusterctl.scheduler.base import Clock, backoff, probe_argv
+from clusterctl.scheduler.base import Clock, backoff, patiently, probe_argv
 from clusterctl.scheduler.models import JobInfo, JobRequest, NodeInfo
 from clusterctl.scheduler.slurm import parse
 from clusterctl.spec.distributions import JOB_PROFILE
@@ -48,6 +49,14 @@ _START_TIMEOUT_S = 30
 _PROBE_S = 20
 _PROBE_PER_NODE_S = 3  # many local nodes start their ranks on few cores
 _CLEAN_UP_S = 20
+_SOON_S = 5.0  # more than a slurmctld at work needs for an answer
+# sbatch itself would try for a MessageTimeout to reach a slurmctld that is stopped.
+_SBATCH = """\
+scontrol ping | grep -q " is UP" || {
+    echo "sbatch: error: Unable to contact slurm controller (connect failure)" >&2
+    exit 1
+}
+cd -- "$1" && shift && exec sbatch "$@\""""
 _SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
 _SINFO = ("sinfo", "--noheader")
 # What Slurm says -> the flag that is wrong, and the command that lists what it can be.
@@ -84,44 +93,32 @@ class SlurmClient:
         self.transport = transport
         self.clock = clock or Clock()
         self._patience_s = patience_s
+        self._in_doubt = False  # a command got no answer
 
     def check_id(self, text: str) -> None:
-        """Raises UsageError unless ``text`` is a job id such as ``12`` or ``12_3``."""
         if not _JOB_ID.fullmatch(text):
             raise UsageError(
                 f"{text!r} is not a job id", fix="give a number such as 12, or 12_3 for an array's task"
             )
 
     def unknown(self, ids: Sequence[str]) -> SlurmError:
-        """The error for ids that Slurm does not know."""
         what = f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(ids)}"
         return SlurmError(f"Slurm does not know {what}", fix="`clusterctl jobs` lists the jobs there are")
 
     def version(self) -> str:
-        """Slurm's version, such as ``22.05.8``."""
         return parse.parse_version(self._ask(["sinfo", "--version"]))
 
     def is_there(self) -> bool:
-        """Whether slurmctld takes connections; other commands take a MessageTimeout to say it does not."""
+        """Whether slurmctld takes connections."""
         return " is UP" in self.transport.run(["scontrol", "ping"], check=False).stdout
 
     def nodes(self) -> tuple[NodeInfo, ...]:
-        """All nodes that this user may see.
-
-        Raises:
-            SlurmError: Slurm did not answer, or not as expected.
-        """
-        separator = parse.new_separator()
-        return parse.parse_sinfo(self._ask(parse.sinfo(separator)), separator)
+        return parse.SINFO.ask(self._ask)
 
     def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-        """The jobs of these ids, in one query for all; then one to the accounting for those not found.
+        """One query for all, then one to the accounting for those not found; see ``Scheduler.jobs``.
 
-        An id of an array stands for all its tasks. Jobs that Slurm does not know are left out.
-
-        Raises:
-            UsageError: an id is not one.
-            SlurmError: Slurm did not answer, or not as expected.
+        An id of an array stands for all its tasks.
         """
         for job_id in ids:
             self.check_id(job_id)
@@ -139,15 +136,12 @@ class SlurmClient:
         return _sorted(found)
 
     def own_jobs(self) -> tuple[JobInfo, ...]:
-        """The jobs of this user that Slurm holds in memory: waiting, running and lately ended."""
         return _sorted(self._queued("--me"))
 
     def all_jobs(self) -> tuple[JobInfo, ...]:
-        """The jobs of all users that Slurm holds in memory, as far as this user may see them."""
         return _sorted(self._queued())
 
     def by_comment(self, comment: str, submitted_at: float) -> JobInfo | None:
-        """The job of this user with exactly this comment; ``submitted_at``: Unix seconds, by our clock."""
         for job in self.own_jobs():
             if job.comment == comment:
                 return job
@@ -159,13 +153,7 @@ class SlurmClient:
         """A job that can't start yet waits in the queue."""
 
     def submit(self, request: JobRequest) -> str:
-        """Hand a job over; a second time only where Slurm can't have had the first request.
-
-        Raises:
-            AnswerLostError: it may have been taken.
-            UnreachableError: slurmctld does not answer; the job was not submitted.
-            SlurmError: it was refused.
-        """
+        """Hand a job over; a second time only where Slurm can't have had the first request."""
         # An appended log survives a requeue; by hand, a second sbatch in the folder starts its logs anew.
         options = (f"--comment={request.comment}", f"--chdir={request.folder}", "--open-mode=append")
         for tries_left in (1, 0):
@@ -248,8 +236,9 @@ class SlurmClient:
             UnreachableError: no answer from sbatch, which may be going on.
             AnswerLostError: it went well, and did not say a job's id.
         """
-        argv = ["sh", "-c", 'cd -- "$1" && shift && exec sbatch "$@"', "sh", folder]
-        result = self.transport.run([*argv, "--parsable", *options, "--", script], check=False)
+        result = self.transport.run(
+            ["sh", "-c", _SBATCH, "sh", folder, "--parsable", *options, "--", script], check=False
+        )
         if result.rc != 0:
             if _AWAY.search(result.stderr):
                 raise SlurmAwayError("Slurm's controller did not answer sbatch", why=result.stderr.strip())
@@ -262,41 +251,20 @@ class SlurmClient:
         return job_id
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """Cancel jobs for good. Slurm says nothing about ids that it does not know; ask ``jobs`` first.
-
-        A program that is told to end may save its work and ask to be run again, so that is forbidden first.
-
-        Raises:
-            SlurmError: Slurm refused.
-        """
+        """A program that is told to end may save its work and ask to be run again: forbid that first."""
         for job_id in ids:
             self.check_id(job_id)
         self._ask(["scontrol", "update", f"jobid={','.join(ids)}", "requeue=0"], nothing=_ENDED_MEANWHILE)
         self._ask(["scancel", *ids])
 
     def annotate(self, job_id: str, text: str) -> None:
-        """Set a job's admin comment; the transport's user is an admin.
-
-        Raises:
-            TransportError: Slurm refused, or can't be reached.
-        """
         self.transport.run(["scontrol", "update", f"jobid={job_id}", f"admincomment={text}"])
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
-        """Drain these nodes; the transport's user is an admin.
-
-        Raises:
-            TransportError: Slurm refused, or can't be reached.
-        """
         argv = ["scontrol", "update", f"nodename={','.join(nodes)}", "state=drain", f"reason={reason}"]
         self.transport.run(argv)
 
     def resume(self, nodes: Sequence[str]) -> None:
-        """Resume drained nodes; the transport's user is an admin.
-
-        Raises:
-            TransportError: Slurm refused, or can't be reached.
-        """
         self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"])
 
     def probe(self, hosts: tuple[str, ...], payload: str) -> Result:
@@ -329,12 +297,6 @@ class SlurmClient:
         return self.transport.run(argv, timeout_s=patience_s + 30, check=False)
 
     def release_held_jobs(self) -> tuple[str, ...]:
-        """Let jobs that a node failed to launch wait for nodes again; the transport's user is an admin.
-
-        Raises:
-            SlurmError: Slurm did not answer, or not as expected.
-            UnreachableError: the controller can't be reached.
-        """
         held = (job.id for job in self.all_jobs() if job.failed_to_launch)
         return tuple(job_id for job_id in held if self._release(job_id))
 
@@ -346,15 +308,9 @@ class SlurmClient:
         return True
 
     def reconfigure(self) -> None:
-        """Have slurmctld and all slurmd read their configuration; the transport's user is an admin.
-
-        Raises:
-            TransportError: Slurm refused, or can't be reached.
-        """
         self.transport.run(["scontrol", "reconfigure"])
 
     def accounting(self, job_id: str) -> str:
-        """What ``sacct --json`` says about a job, as it is."""
         self.check_id(job_id)
         return self._ask(["sacct", "--json", f"--jobs={job_id}"], env={})
 
@@ -366,13 +322,10 @@ class SlurmClient:
         return tuple(sorted(words))
 
     def _queued(self, *options: str, nothing: re.Pattern[str] | None = None) -> tuple[JobInfo, ...]:
-        separator = parse.new_separator()
-        text = self._ask([*parse.squeue(separator), *options], nothing=nothing)
-        return parse.parse_squeue(text, separator)
+        return parse.SQUEUE.ask(lambda argv: self._ask([*argv, *options], nothing=nothing))
 
     def _accounted(self, *options: str) -> tuple[JobInfo, ...]:
-        separator = parse.new_separator()
-        return parse.parse_sacct(self._ask([*parse.sacct(separator), *options]), separator)
+        return parse.SACCT.ask(lambda argv: self._ask([*argv, *options]))
 
     def _ask(
         self,
@@ -382,25 +335,36 @@ class SlurmClient:
         env: Mapping[str, str] | None = None,
     ) -> str:
         """The stdout of a command that only reads; "" if it failed with words like ``nothing``."""
-        environment = parse.ENVIRONMENT if env is None else env
-        give_up = self.clock.now() + self._patience_s
-        for pause in backoff(first_s=0.5, longest_s=5.0):
-            try:
-                result = self.transport.run(argv, check=False, env=environment)
-            except UnreachableError:
-                if self.clock.now() + pause > give_up:
-                    raise
-            else:
-                if result.rc == 0:
-                    return result.stdout
-                if nothing is not None and nothing.search(result.stderr):
-                    return ""
-                if not _AWAY.search(result.stderr):
-                    raise _failed(argv[0], result)
-                if self.clock.now() + pause > give_up:
-                    raise _away(argv[0], result.stderr, self._patience_s)
-            self.clock.sleep(pause)
-        raise AssertionError("backoff never ends")
+
+        def ask() -> str:
+            result = self._run(argv, parse.ENVIRONMENT if env is None else env)
+            if result.rc == 0:
+                return result.stdout
+            if nothing is not None and nothing.search(result.stderr):
+                return ""
+            if _AWAY.search(result.stderr):
+                raise self._away_error(argv[0], result.stderr.strip()[-2000:])
+            raise _failed(argv[0], result)
+
+        return patiently(self.clock, self._patience_s, ask)
+
+    def _run(self, argv: Sequence[str], env: Mapping[str, str]) -> Result:
+        """Run a command. Slurm's take a MessageTimeout to say that slurmctld is stopped; a ping does not."""
+        if not self._in_doubt:
+            with suppress(NoAnswerError):
+                return self.transport.run(argv, check=False, env=env, timeout_s=_SOON_S)
+            self._in_doubt = True
+        if not self.is_there():
+            raise self._away_error(argv[0], "slurmctld takes no connections")
+        self._in_doubt = False
+        return self.transport.run(argv, check=False, env=env)
+
+    def _away_error(self, command: str, why: str) -> SlurmAwayError:
+        return SlurmAwayError(
+            f"Slurm's controller has not answered {command} for {self._patience_s:g} s",
+            why=why,
+            fix="`clusterctl up` starts slurmctld and slurmdbd again; running jobs go on",
+        )
 
 
 def _sorted(jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
@@ -428,11 +392,3 @@ def _failed(command: str, result: Result) -> SlurmError:
     error = SlurmError(f"{command} failed with exit status {result.rc}", why=why)
     error.__cause__ = CommandError(command, rc=result.rc, stderr=result.stderr)
     return error
-
-
-def _away(command: str, stderr: str, patience_s: float) -> SlurmAwayError:
-    return SlurmAwayError(
-        f"Slurm's controller has not answered {command} for {patience_s:g} s",
-        why=stderr.strip()[-2000:],
-        fix="`clusterctl up` starts slurmctld and slurmdbd again; running jobs go on",
-    )

@@ -28,9 +28,6 @@ from clusterctl.util.assets import render
 
 TASK_PROLOG = "/opt/clusterctl/task-prolog"  # of the role job_env
 CONTROLLER_PROLOG = "/opt/clusterctl/prolog-slurmctld"  # of the role slurmctld
-LOG_DIR = "/var/log/slurm"
-STATE_DIR = "/var/lib/slurm/slurmctld"
-SPOOL_DIR = "/run/slurmd"  # in memory: a node that lost power must not find credentials of dead jobs
 
 # The kernel's figure moves by some MiB from boot to boot, and a node with less than promised is drained.
 _MEMORY_PROMISED = 0.98
@@ -63,24 +60,17 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
     if not inventory.has_slurm:
         return {}
     nodes = tuple(_node(host, facts) for host in inventory.compute)
-    shared_machine = any(not node.topology for node in nodes)
+    gpus = [_line(settings) for node in nodes for settings in _gres_settings(node)]
+    switches = [
+        f"SwitchName={name} " + (f"Nodes={one.hosts}" if one.hosts else f"Switches={one.switches}")
+        for name, one in spec.provider.switches.items()
+    ]
     return {
-        "slurm.conf": render(
-            "slurm.conf.j2",
-            sections=_without(
-                spec.slurm.extra, _sections(spec, inventory, nodes, shared_machine=shared_machine)
-            ),
-            nodes=[_line(_node_settings(node)) for node in nodes],
-            partitions=[_line(p) for p in _partitions(spec, inventory, nodes)],
-            extra=spec.slurm.extra,
-        ),
-        "gres.conf": render("gres.conf.j2", lines=[_line(s) for node in nodes for s in _gres_settings(node)]),
-        "cgroup.conf": render(
-            "cgroup.conf.j2",
-            settings=_cgroup_settings() if inventory.constrains_devices else {},
-        ),
-        "topology.conf": topology_text(spec),
-        "slurmdbd.conf": render("slurmdbd.conf.j2", settings=_slurmdbd_settings(inventory)),
+        "slurm.conf": _with_extra(_slurm_conf(spec, inventory, nodes), spec.slurm.extra),
+        "gres.conf": render("gres.conf.j2", lines=gpus),
+        "cgroup.conf": render("cgroup.conf.j2", constrains_devices=inventory.constrains_devices),
+        "topology.conf": render("topology.conf.j2", lines=switches),  # without any, Slurm does not read it
+        "slurmdbd.conf": render("slurmdbd.conf.j2", host=inventory.controller.own_name, port=SLURMDBD_PORT),
     }
 
 
@@ -105,7 +95,7 @@ def timeouts(nodes: int) -> Settings:
         "BatchStartTimeout": "60",  # the prologue's pause counts
         "AuthInfo": f"cred_expire={min(10 + grown, 120)}",
         "KillWait": "5",
-        "SchedulerParameters": "sched_interval=5,bf_interval=5",
+        "SchedulerParameters": "batch_sched_delay=0,sched_interval=5,bf_interval=5",  # a job starts at once
         "TreeWidth": str(max(2, min(nodes, _TREE_WIDTH))),
     }
 
@@ -141,49 +131,38 @@ def _node(host: Host, facts: Mapping[str, NodeFacts]) -> Node:
     return Node(host, known.cpus, promised_mib(known), topology, known.gpus)
 
 
-def _sections(
-    spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...], *, shared_machine: bool
-) -> dict[str, Settings]:
-    controller = inventory.controller
-    return {
-        "Who is who": {
-            "ClusterName": spec.name,
-            "SlurmctldHost": f"{controller.own_name}({controller.address})",
-            "SlurmctldPort": str(SLURMCTLD_PORT),
-            "SlurmdPort": str(SLURMD_PORT),
-            "SrunPortRange": SRUN_PORTS,
-            "SlurmUser": "slurm",
-            "SlurmdUser": "root",
-            "AuthType": "auth/munge",
-            "SlurmctldParameters": "enable_configless",
-        },
-        "Files": {
-            "StateSaveLocation": STATE_DIR,
-            "SlurmdSpoolDir": SPOOL_DIR,
-            "SlurmctldPidFile": "/run/slurmctld.pid",
-            "SlurmdPidFile": "/run/slurmd.pid",
-            "SlurmctldLogFile": f"{LOG_DIR}/slurmctld.log",
-            "SlurmdLogFile": f"{LOG_DIR}/slurmd.log",
-        },
-        "Scheduling": {
-            "SelectType": "select/cons_tres",
-            "SelectTypeParameters": "CR_Core_Memory",
-            **topology_settings(spec),
-            "EnforcePartLimits": "ALL",  # refuse at once what could never run
-            "PriorityType": "priority/multifactor",
-            "PriorityWeightAge": "1000",
-            "PriorityWeightQOS": "10000",
-        },
-        "Running": _running(shared_machine=shared_machine, cgroups=inventory.cgroups)
-        | ({"TaskProlog": TASK_PROLOG} if _has_task_prolog(inventory, nodes) else {}),
-        "Faults": {
-            "ReturnToService": "2",
-            "PrologSlurmctld": CONTROLLER_PROLOG,
-            **timeouts(len(nodes)),
-            **_health(spec),
-        },
-        "Accounting": _accounting(inventory, nodes, shared_machine=shared_machine),
-    }
+def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]) -> str:
+    has_shares = any(not node.topology for node in nodes)
+    return render(
+        "slurm.conf.j2",
+        cluster=spec.name,
+        controller=inventory.controller,
+        slurmctld_port=SLURMCTLD_PORT,
+        slurmd_port=SLURMD_PORT,
+        slurmdbd_port=SLURMDBD_PORT,
+        srun_ports=SRUN_PORTS,
+        switches=spec.provider.switches,
+        tasks=_line(_tasks(has_shares=has_shares, cgroups=inventory.cgroups), "\n"),
+        task_prolog=TASK_PROLOG if _has_task_prolog(inventory, nodes) else None,
+        prolog=CONTROLLER_PROLOG,
+        timeouts=_line(timeouts(len(nodes)), "\n"),
+        health=HEALTH_PROGRAM,
+        health_interval=spec.monitoring.health.interval,
+        # Where the kernel sees to memory, Slurm refuses to do it, too.
+        gather="UsePss" if inventory.cgroups and not has_shares else "OverMemoryKill,UsePss",
+        gpus=any(node.gpus for node in nodes),
+        nodes="\n".join(_line(_node_settings(node)) for node in nodes),
+        partitions="\n".join(_line(settings) for settings in _partitions(spec, inventory, nodes)),
+    )
+
+
+def _with_extra(text: str, extra: tuple[str, ...]) -> str:
+    """The user's lines at the end. Ours step back where they set the same key: twice would be an error."""
+    if not extra:
+        return text
+    taken = {match.group(1).lower() for line in extra if (match := re.match(r"\s*(\w+)", line))}
+    ours = (line for line in text.splitlines() if line.partition("=")[0].lower() not in taken)
+    return "\n".join([*ours, "", "# slurm.extra of the spec", *extra, ""])
 
 
 def _has_task_prolog(inventory: Inventory, nodes: Iterable[Node]) -> bool:
@@ -192,51 +171,17 @@ def _has_task_prolog(inventory: Inventory, nodes: Iterable[Node]) -> bool:
     return inventory.has_job_environment or counted_otherwise
 
 
-def _health(spec: ClusterSpec) -> Settings:
-    return {
-        "HealthCheckProgram": HEALTH_PROGRAM,
-        "HealthCheckInterval": str(spec.monitoring.health.interval),
-        "HealthCheckNodeState": "ANY,CYCLE",
-    }
-
-
-def _running(*, shared_machine: bool, cgroups: bool) -> Settings:
-    common = {
-        "MpiDefault": "pmix",
-        "KillOnBadExit": "1",
-        "PropagateResourceLimitsExcept": "MEMLOCK",
-    }
-    if not shared_machine and not cgroups:
-        return {"ProctrackType": "proctrack/linuxproc", "TaskPlugin": "task/affinity", **common}
-    if not shared_machine:
-        return {"ProctrackType": "proctrack/cgroup", "TaskPlugin": "task/cgroup,task/affinity", **common}
-    # A share's cores are bound to the machine from outside, and its cgroups are not its own: Slurm must not
-    # widen the one nor write the other. It counts memory and ends what takes more than it was given.
-    return {
-        "SlurmdParameters": "config_overrides",
-        "ProctrackType": "proctrack/linuxproc",
-        "TaskPlugin": "task/none",
-        **common,
-    }
-
-
-def _accounting(inventory: Inventory, nodes: tuple[Node, ...], *, shared_machine: bool) -> Settings:
-    settings = {
-        "AccountingStorageType": "accounting_storage/slurmdbd",
-        "AccountingStorageHost": inventory.controller.name,
-        "AccountingStoragePort": str(SLURMDBD_PORT),
-        "AccountingStorageEnforce": "associations,limits,qos",
-        "AccountingStoreFlags": "job_comment",  # the token that finds a job whose submission was cut off
-        "JobAcctGatherType": "jobacct_gather/linux",
-        "JobAcctGatherFrequency": "task=5",
-        # Where the kernel sees to memory, Slurm refuses to do it, too.
-        "JobAcctGatherParams": "UsePss"
-        if inventory.cgroups and not shared_machine
-        else "OverMemoryKill,UsePss",
-    }
-    if any(node.gpus for node in nodes):
-        settings |= {"AccountingStorageTRES": "gres/gpu", "GresTypes": "gpu"}
-    return settings
+def _tasks(*, has_shares: bool, cgroups: bool) -> Settings:
+    """Who tracks the processes of tasks and binds them to cores."""
+    if has_shares:
+        # A share's cores are bound to the machine from outside, and its cgroups are not its own: Slurm must
+        # not widen the one nor write the other. It counts memory and ends what takes more than it was given.
+        parameters, tracks, binds = {"SlurmdParameters": "config_overrides"}, "linuxproc", "task/none"
+    elif cgroups:
+        parameters, tracks, binds = {}, "cgroup", "task/cgroup,task/affinity"
+    else:
+        parameters, tracks, binds = {}, "linuxproc", "task/affinity"
+    return {**parameters, "ProctrackType": f"proctrack/{tracks}", "TaskPlugin": binds}
 
 
 def _node_settings(node: Node) -> Settings:
@@ -292,55 +237,8 @@ def _gres_settings(node: Node) -> Iterable[Settings]:
         yield {"NodeName": node.host.name, "Name": "gpu", "Type": gpu.type, **files, **near, **links}
 
 
-def _cgroup_settings() -> Settings:
-    return {
-        "CgroupPlugin": "autodetect",
-        "ConstrainCores": "yes",
-        "ConstrainRAMSpace": "yes",
-        "ConstrainDevices": "yes",
-    }
-
-
-def _slurmdbd_settings(inventory: Inventory) -> Settings:
-    return {
-        "AuthType": "auth/munge",
-        "DbdHost": inventory.controller.own_name,
-        "DbdPort": str(SLURMDBD_PORT),
-        "SlurmUser": "slurm",
-        "StorageType": "accounting_storage/mysql",
-        "StorageHost": "localhost",  # over the socket, which proves that we are slurm; hence no password
-        "StorageUser": "slurm",
-        "StorageLoc": "slurm_acct_db",
-        "LogFile": f"{LOG_DIR}/slurmdbd.log",
-        "PidFile": "/run/slurmdbd.pid",
-    }
-
-
-def _without(extra: tuple[str, ...], sections: dict[str, Settings]) -> dict[str, Settings]:
-    """Our default steps back where the user sets the same key: twice in the file would be an error."""
-    taken = {match.group(1).lower() for line in extra if (match := re.match(r"\s*(\w+)", line))}
-    return {
-        title: {key: value for key, value in settings.items() if key.lower() not in taken}
-        for title, settings in sections.items()
-    }
-
-
-def _line(settings: Settings) -> str:
-    return " ".join(f"{key}={value}" for key, value in settings.items())
-
-
-def topology_text(spec: ClusterSpec) -> str:
-    """topology.conf; without lines where no switches are declared, and then Slurm does not read it."""
-    lines = [
-        f"SwitchName={name} " + (f"Nodes={one.hosts}" if one.hosts else f"Switches={one.switches}")
-        for name, one in spec.provider.switches.items()
-    ]
-    return render("topology.conf.j2", lines=lines)
-
-
-def topology_settings(spec: ClusterSpec) -> dict[str, str]:
-    """What slurm.conf says of it."""
-    return {"TopologyPlugin": "topology/tree"} if spec.provider.switches else {}
+def _line(settings: Settings, separator: str = " ") -> str:
+    return separator.join(f"{key}={value}" for key, value in settings.items())
 
 
 HEALTH_REASON: Final = "clusterctl health:"

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Final, Generic, TypeVar
 
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
@@ -21,80 +22,48 @@ from clusterctl.scheduler.models import JobInfo, JobState, NodeInfo
 
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
-SQUEUE_FIELDS = (
-    "JobID ArrayJobID ArrayTaskID Name UserName Partition Account QOS State Reason exit_code NodeList "
-    "SubmitTime StartTime EndTime WorkDir Comment RestartCnt"
-).split()
-SACCT_FIELDS = (
-    "JobID JobIDRaw JobName User Partition Account QOS State Reason ExitCode NodeList Submit Start End "
-    "WorkDir Comment"
-).split()
-SINFO_FIELDS = "NodeList Partition StateComplete StateLong Reason CPUs Memory Gres User AllocMem".split()
-
 _SACCT_ID = re.compile(r"(?P<job>\d+)(?:_(?:(?P<task>\d+)|\[(?P<tasks>[^\]]*)\]))?", re.ASCII)
 _NUMBER = re.compile(r"\d+", re.ASCII)
+_T = TypeVar("_T", JobInfo, NodeInfo)
 
 
-def new_separator() -> str:
-    """What is to follow each field of one command's output; it has no digit first, which would be a width."""
-    return f"|{secrets.token_hex(16)}|"
+@dataclass(frozen=True, slots=True)
+class Query(Generic[_T]):
+    """A command that only reads, the fields that it is asked for, and what they are read as."""
 
+    argv: tuple[str, ...]
+    fields: tuple[str, ...]
+    read: Callable[[Iterator[_Record]], Iterator[_T]]
 
-def squeue(separator: str) -> list[str]:
-    """The command that ``parse_squeue`` reads."""
-    return ["squeue", "--noheader", "--array", "--states=all", _long_format(SQUEUE_FIELDS, separator)]
+    def ask(self, run: Callable[[list[str]], str]) -> tuple[_T, ...]:
+        """What Slurm answers; ``run`` gets the command and returns its output.
 
+        Raises:
+            SlurmError: the output was cut short, or is another command's.
+        """
+        separator = f"|{secrets.token_hex(16)}|"  # a digit first would be a width
+        return self.parse(run(self.command(separator)), separator)
 
-def sacct(separator: str) -> list[str]:
-    """The command that ``parse_sacct`` reads."""
-    argv = ["sacct", "--noheader", "--allocations", "--parsable"]
-    return [*argv, f"--delimiter={separator}", "--format=" + ",".join(SACCT_FIELDS)]
+    def command(self, separator: str) -> list[str]:
+        """The command whose fields are unpadded, in their full length, each followed by the separator."""
+        if self.argv[0] == "sacct":
+            return [*self.argv, f"--delimiter={separator}", f"--format={','.join(self.fields)}"]
+        return [*self.argv, "--Format=" + ",".join(f"{field}:{separator}" for field in self.fields)]
 
+    def parse(self, text: str, separator: str) -> tuple[_T, ...]:
+        """What the command said; see ``ask``."""
+        *values, rest = text.split(separator)
+        if rest.strip() or len(values) % len(self.fields):
+            raise _odd(self.argv[0], text)
+        return tuple(self.read(self._records(values)))
 
-def sinfo(separator: str) -> list[str]:
-    """The command that ``parse_sinfo`` reads."""
-    return ["sinfo", "--noheader", "--Node", _long_format(SINFO_FIELDS, separator)]
-
-
-def _long_format(fields: Sequence[str], separator: str) -> str:
-    """Each field unpadded, in its full length."""
-    return "--Format=" + ",".join(f"{field}:{separator}" for field in fields)
-
-
-def parse_squeue(text: str, separator: str) -> tuple[JobInfo, ...]:
-    """The jobs that ``squeue`` names.
-
-    Raises:
-        SlurmError: the output was cut short, or is another command's.
-    """
-    return tuple(_queued(record) for record in _records(text, separator, SQUEUE_FIELDS, "squeue"))
-
-
-def parse_sacct(text: str, separator: str) -> tuple[JobInfo, ...]:
-    """The jobs that ``sacct`` names.
-
-    Tasks of an array that never started are one record there; here each has its own.
-
-    Raises:
-        SlurmError: the output was cut short, or is another command's.
-    """
-    records = _records(text, separator, SACCT_FIELDS, "sacct")
-    return tuple(job for record in records for job in _accounted(record))
-
-
-def parse_sinfo(text: str, separator: str) -> tuple[NodeInfo, ...]:
-    """The nodes that ``sinfo`` names; sinfo has a record for each node and partition.
-
-    Raises:
-        SlurmError: the output was cut short, or is another command's.
-    """
-    nodes: dict[str, NodeInfo] = {}
-    for record in _records(text, separator, SINFO_FIELDS, "sinfo"):
-        node = _node(record)
-        if known := nodes.get(node.name):
-            node = replace(known, partitions=known.partitions + node.partitions)
-        nodes[node.name] = node
-    return tuple(nodes.values())
+    def _records(self, values: list[str]) -> Iterator[_Record]:
+        count = len(self.fields)
+        for start in range(0, len(values), count):
+            first, *others = values[start : start + count]
+            # The record before this one ended with a newline; ids and nodes' names hold none.
+            fields = zip(self.fields, [first.rpartition("\n")[2], *others], strict=True)
+            yield _Record(dict(fields), self.argv[0])
 
 
 def parse_version(text: str) -> str:
@@ -159,17 +128,6 @@ class _Record:
         if not self.unclear:
             return self.text("Reason")
         return f"clusterctl does not understand what {self._command} says: {', '.join(self.unclear)}"
-
-
-def _records(text: str, separator: str, names: Sequence[str], command: str) -> Iterator[_Record]:
-    *values, rest = text.split(separator)
-    if rest.strip() or len(values) % len(names):
-        raise _odd(command, text)
-    for start in range(0, len(values), len(names)):
-        first, *others = values[start : start + len(names)]
-        # The record before this one ended with a newline; ids and nodes' names hold none.
-        fields = zip(names, [first.rpartition("\n")[2], *others], strict=True)
-        yield _Record(dict(fields), command)
 
 
 def _queued(record: _Record) -> JobInfo:
@@ -263,6 +221,45 @@ def _node(record: _Record) -> NodeInfo:
         reason_by=record["User"],
         allocated_mib=record.time("AllocMem") or 0,
     )
+
+
+def _nodes(records: Iterator[_Record]) -> Iterator[NodeInfo]:
+    """sinfo has a record for each node and partition."""
+    nodes: dict[str, NodeInfo] = {}
+    for record in records:
+        node = _node(record)
+        if known := nodes.get(node.name):
+            node = replace(known, partitions=known.partitions + node.partitions)
+        nodes[node.name] = node
+    yield from nodes.values()
+
+
+SQUEUE: Final = Query(
+    ("squeue", "--noheader", "--array", "--states=all"),
+    (
+        *("JobID", "ArrayJobID", "ArrayTaskID", "Name", "UserName", "Partition", "Account", "QOS", "State"),
+        *("Reason", "exit_code", "NodeList", "SubmitTime", "StartTime", "EndTime", "WorkDir", "Comment"),
+        "RestartCnt",
+    ),
+    lambda records: map(_queued, records),
+)
+# Tasks of an array that never started are one record there; here each has its own.
+SACCT: Final = Query(
+    ("sacct", "--noheader", "--allocations", "--parsable"),
+    (
+        *("JobID", "JobIDRaw", "JobName", "User", "Partition", "Account", "QOS", "State", "Reason"),
+        *("ExitCode", "NodeList", "Submit", "Start", "End", "WorkDir", "Comment"),
+    ),
+    lambda records: chain.from_iterable(map(_accounted, records)),
+)
+SINFO: Final = Query(
+    ("sinfo", "--noheader", "--Node"),
+    (
+        *("NodeList", "Partition", "StateComplete", "StateLong", "Reason", "CPUs", "Memory", "Gres"),
+        *("User", "AllocMem"),
+    ),
+    _nodes,
+)
 
 
 def _odd(command: str, what: str) -> SlurmError:

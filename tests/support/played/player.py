@@ -74,7 +74,7 @@ def sbatch(argv: list[str], state: dict[str, Any]) -> None:
         job |= {"state": "RUNNING", "start": int(time.time())}
         log = {name: str(Path.cwd() / asked[name]) for name in ("output", "error")}
         job["pid"] = subprocess.Popen(
-            [sys.executable, __file__, "run", job_id, str(script), log["output"], log["error"]],
+            [sys.executable, "-I", "-S", __file__, "run", job_id, str(script), log["output"], log["error"]],
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -199,8 +199,10 @@ def main(command: str, argv: list[str]) -> None:
     with opened() as state:
         calls = state.setdefault("calls", {})
         calls[command] = calls.get(command, 0) + 1
-        if is_away := state.get("away", 0) > 0:
-            state["away"] -= 1
+        is_away = state.get("away", 0) > 0
+        if command == "scontrol" and "away_words" in state:  # it takes connections
+            is_away = False
+        state["away"] = state.get("away", 0) - is_away
         if command == "scontrol":
             say(f"Slurmctld(primary) at ctl is {'DOWN' if is_away else 'UP'}\n")
             rc = int(is_away)

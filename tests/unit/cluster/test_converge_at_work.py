@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-
-from clusterctl.cluster.hardware import at_work, keep_free
-from clusterctl.scheduler.base import Clock, Scheduler
+from clusterctl.cluster.hardware import nodes_with_jobs
+from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.slurm.client import SlurmClient
 from tests.support.gpu_nodes import ONE, TWO
 from tests.support.scripted import ScriptedTransport, Step
@@ -15,12 +13,12 @@ AT_WORK = "job 7 is at work there, which Slurm would end; run `clusterctl up` ag
 REFUSED = Step(("squeue", "..."), stderr="slurm_load_jobs error: refused", rc=1)
 
 
-def asked(question: Callable[[Scheduler, Collection[str]], dict[str, str]], *steps: Step) -> dict[str, str]:
+def asked(*steps: Step, drain: bool = True) -> dict[str, str]:
     """What it says of both nodes; every command is in ``steps``."""
     transport = ScriptedTransport(steps)
     slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
     try:
-        return question(slurm, {ONE, TWO})
+        return nodes_with_jobs(slurm, {ONE, TWO}, drain=drain)
     finally:
         assert transport.left == ()
 
@@ -36,19 +34,19 @@ def resume(*nodes: str) -> Step:
 
 def test_no_job_begins_where_none_is_at_work_and_the_other_is_put_back_at_once() -> None:
     steps = sinfo(TWO, ONE), drain(ONE, TWO), squeue((7, "train", TWO)), resume(TWO)
-    assert asked(keep_free, *steps) == {TWO: AT_WORK}
+    assert asked(*steps) == {TWO: AT_WORK}
 
 
 def test_what_a_person_drained_keeps_that_reason() -> None:
-    assert asked(keep_free, sinfo(ONE, TWO, state="drained"), squeue((7, "train", ONE))) == {ONE: AT_WORK}
+    assert asked(sinfo(ONE, TWO, state="drained"), squeue((7, "train", ONE))) == {ONE: AT_WORK}
 
 
 def test_where_slurm_does_not_answer_nothing_is_risked() -> None:
-    found = asked(keep_free, sinfo(ONE, TWO), drain(ONE, TWO), REFUSED, resume(ONE, TWO))
+    found = asked(sinfo(ONE, TWO), drain(ONE, TWO), REFUSED, resume(ONE, TWO))
     assert sorted(found) == [ONE, TWO]
     assert "Slurm does not say which jobs are at work there (slurm_load_jobs error: refused)" in found[ONE]
 
 
 def test_a_look_ahead_drains_nothing() -> None:
-    assert asked(at_work, squeue((7, "train", TWO))) == {TWO: AT_WORK}
-    assert sorted(asked(at_work, REFUSED)) == [ONE, TWO]
+    assert asked(sinfo(ONE, TWO), squeue((7, "train", TWO)), drain=False) == {TWO: AT_WORK}
+    assert sorted(asked(sinfo(ONE, TWO), REFUSED, drain=False)) == [ONE, TWO]

@@ -23,6 +23,7 @@ from tests.unit.cluster.test_converge_hardware import SPEC, WAS, shows
 
 LACKS = shows(cards=1)
 Install = Callable[..., dict[str, HostReport]]
+LIMITS: list[list[str]] = []  # of each installation
 
 
 @pytest.fixture
@@ -36,15 +37,21 @@ def workspace(tmp_path: Path) -> Workspace:
 @pytest.fixture
 def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
     """The views after it; Ansible and the look stand aside, and every driver that is installed works."""
+    LIMITS.clear()
 
     def run(
-        inventory: Inventory, views: dict[str, HostReport], limit: tuple[str, ...] = ()
+        inventory: Inventory,
+        views: dict[str, HostReport],
+        limit: tuple[str, ...] = (),
+        lacking: tuple[str, ...] = (),
     ) -> dict[str, HostReport]:
         def probe_hosts(asked: dict[str, ProbeRequest], _: Any) -> dict[str, HostReport]:
             return dict.fromkeys(asked, WAS)
 
         monkeypatch.setattr(converge, "probe_hosts", probe_hosts)
-        monkeypatch.setattr(converge.ansible, "install_on_hosts", lambda *_, **__: None)
+        hosts = tuple(host for host in inventory.hosts if host.name in lacking)
+        monkeypatch.setattr(converge.ship, "lacking", lambda *_: hosts)
+        monkeypatch.setattr(converge.ansible, "run", lambda *_, limit, **__: LIMITS.append(limit))
         session = session_of(SPEC, workspace)
         with session.connections:
             return {**_installed(session, inventory, views, limit)}
@@ -86,3 +93,15 @@ def test_a_card_that_was_put_in_is_a_change_and_one_that_waits_for_a_reboot_is_n
 def test_a_host_beyond_the_limit_is_left_alone(installed: Install) -> None:
     views = installed(INVENTORY, {CTL: HostReport(None, {}), ONE: LACKS, TWO: LACKS}, limit=(ONE,))
     assert (views[ONE], views[TWO]) == (WAS, LACKS)
+
+
+def test_all_that_lack_the_installation_get_it_in_one_run(installed: Install) -> None:
+    new, ctl = replace(WAS, facts=None), HostReport(None, {})
+    lacking = (CTL, ONE, TWO)
+    views = installed(INVENTORY, {CTL: ctl, ONE: new, TWO: new}, lacking=lacking)
+    assert (views[CTL], views[ONE], views[TWO]) == (ctl, WAS, WAS)
+    installed(INVENTORY, {CTL: ctl, ONE: new, TWO: WAS}, lacking=lacking, limit=(ONE,))
+    installed(INVENTORY, {CTL: ctl, ONE: new, TWO: WAS}, lacking=(ONE,))
+    installed(INVENTORY, {CTL: ctl, ONE: WAS, TWO: WAS}, lacking=(CTL,))  # site.yml does it, nobody waits
+    installed(INVENTORY.model_copy(update={"baked": True}), {CTL: ctl, ONE: new, TWO: WAS}, lacking=lacking)
+    assert LIMITS == [[ONE, TWO, CTL], [ONE, CTL], [ONE], [ONE]]

@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster import hardware as hardware_module
-from clusterctl.cluster.hardware import Hardware, NodeConfig, as_registered, hardware, node_config
+from clusterctl.cluster.hardware import (
+    Hardware,
+    NodeConfig,
+    as_registered,
+    hardware,
+    node_config,
+    nodes_with_jobs,
+)
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.scheduler.models import NodeInfo
@@ -120,8 +126,9 @@ def test_without_slurm_nothing_ends_a_job() -> None:
     bare = INVENTORY.model_copy(update={"scheduler": "none"})
     noted = hardware(SPEC, bare, {ONE: WAS})
     mpirun = MpirunClient(bare, "ada", ScriptedTransport([]), lambda _: ScriptedTransport([]))
-    for ask in (hardware_module.at_work, hardware_module.keep_free):
-        found = node_config(SPEC, bare, {ONE: shows("t4", "t4")}, noted, partial(ask, mpirun))
+    for drain in (False, True):
+        ask = partial(nodes_with_jobs, mpirun, drain=drain)
+        found = node_config(SPEC, bare, {ONE: shows("t4", "t4")}, noted, ask)
         assert found.changes
         assert found.waiting == {}
 

@@ -51,7 +51,7 @@ def fails(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Fails:
         slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
         monkeypatch.setattr(converge, "admin_scheduler", lambda *_, **__: slurm)
         monkeypatch.setattr(converge, "fetch_gpu_wheels", lambda *_: ())
-        monkeypatch.setattr(converge.ansible, "configure", fail)
+        monkeypatch.setattr(converge.ansible, "run", fail)
         views = {CTL: HostReport(None, {}), ONE: now, TWO: WAS}
         session = session_of(SPEC, workspace)
         with session.connections, pytest.raises(ConfigureError):

@@ -8,6 +8,7 @@ import pytest
 
 from clusterctl.cluster import converge
 from clusterctl.cluster.converge import Configured, _inputs, _write
+from clusterctl.cluster.session import Drift
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
@@ -56,17 +57,17 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def test_what_is_as_it_was_left_needs_nothing(workspace: Workspace) -> None:
     assert converge.stale(spec(), INVENTORY, workspace, views()) == ""
-    assert converge.drift_of(workspace, views()) == ()
+    assert not [*converge.drift_of(workspace, views())]
 
 
 def test_a_host_that_drifted_is_named(workspace: Workspace) -> None:
-    assert converge.drift_of(workspace, views(munge="stopped")) == ((ONE, "munge was stopped"),)
+    assert [*converge.drift_of(workspace, views(munge="stopped"))] == [Drift(ONE, "munge was stopped")]
 
 
 def test_a_host_that_was_never_configured_is_named(workspace: Workspace) -> None:
     noted = Configured.model_validate_json(workspace.configured.read_bytes())
     _write(workspace, Configured(inputs=noted.inputs, marks={CTL: FINE}))
-    assert converge.drift_of(workspace, views()) == ((ONE, "it is not configured yet"),)
+    assert [*converge.drift_of(workspace, views())] == [Drift(ONE, "it is not configured yet")]
 
 
 def test_another_spec_other_hardware_and_a_torn_up_concern_all_hosts(workspace: Workspace) -> None:
@@ -85,5 +86,5 @@ def test_to_look_writes_nothing(workspace: Workspace) -> None:
 
     before = content()
     converge.stale(spec("1h"), INVENTORY, workspace, views())
-    converge.drift_of(workspace, views(munge="stopped"))
+    list(converge.drift_of(workspace, views(munge="stopped")))
     assert content() == before

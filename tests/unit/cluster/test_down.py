@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.cluster import down_orphans
+from clusterctl.cli import down as cli_down
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
-from clusterctl.cluster.down import DownOptions, Orphan, find_orphans, remove_cluster, stays_up, to_discard
+from clusterctl.cluster.down import DownOptions, find_orphans, remove_cluster, stays_up, to_discard
 from clusterctl.cluster.session import Run
 from clusterctl.errors import CollectError, LeftoversError, UnreachableError, UsageError
 from clusterctl.providers.base import Leftover
@@ -59,9 +59,11 @@ def test_each_leftover_is_a_failure_with_its_price(tmp_path: Path) -> None:
     assert {failure.code for failure in caught.value.failures} == {"leftovers"}
 
 
-def test_a_cluster_that_a_workspace_knows_is_no_orphan() -> None:
-    stub = Stub({"a1b2c3": (DISK,), "ffffff": (RULE,)})
-    assert find_orphans(stub, "d", known="ffffff") == (Orphan("a1b2c3", (DISK,)),)  # type: ignore[arg-type]
+def test_a_cluster_that_a_workspace_knows_is_no_orphan(tmp_path: Path) -> None:
+    stub, workspace = Stub({"a1b2c3": (DISK,), "ffffff": (RULE,)}), Workspace(tmp_path / "d")
+    workspace.create()
+    (workspace.root / "id").write_text("ffffff\n")
+    assert find_orphans(stub, workspace) == {"a1b2c3": (DISK,)}  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -77,7 +79,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
         return stub
 
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(down, "provider_of", provider_of)
+    monkeypatch.setattr(cli_down, "provider_of", provider_of)
     known = tmp_path / "home" / "d"
     known.mkdir(parents=True)
     (known / "id").write_text("ffffff\n")
@@ -86,7 +88,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
 
 def run(*, yes: bool, cluster: str | None = "d") -> None:
     screen = Screen(json=False, color=False)
-    down_orphans(screen, Options(cluster=cluster), project="my-project", yes=yes)
+    cli_down.down_orphans(screen, Options(cluster=cluster), project="my-project", yes=yes)
 
 
 def test_orphans_are_shown_with_their_cost_before_they_go(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.cluster.converge import drifted, hosts_with_drift, repairs_of, touches_slurm
-from clusterctl.cluster.session import Repair
+from clusterctl.cluster.session import Drift
 
 NOTED = {
     "file /etc/munge/munge.key": "a1 400 1:1",
@@ -54,20 +54,20 @@ def test_a_bad_state_is_drift_even_if_it_was_noted() -> None:
 
 def test_what_configuring_left_as_it_is_was_not_ours_to_mend() -> None:
     before = {**NOTED, "accounting all": "theirs"}
-    assert repairs_of("d-ctl", NOTED, before, before) == ()
+    assert repairs_of("d-ctl", NOTED, before, before) == []
 
 
 def test_a_new_user_has_not_drifted() -> None:
     before = {**NOTED, "user bob": "missing"}
     after = {**NOTED, "user bob": "2002:2002 bob /shared/home/bob /bin/bash"}
     assert drifted(NOTED, before) == ("user bob",)
-    assert repairs_of("d-ctl", NOTED, before, after) == ()
+    assert repairs_of("d-ctl", NOTED, before, after) == []
 
 
 def test_a_restart_is_told_of_only_where_no_file_is() -> None:
     before = {**NOTED, "file /etc/munge/munge.key": "a2 400 1:1", "unit munge": "running outdated"}
     told = repairs_of("d-ctl", NOTED, before, NOTED)
-    assert told == (Repair("d-ctl", "/etc/munge/munge.key was changed", "put back"),)
+    assert told == [Drift("d-ctl", "/etc/munge/munge.key was changed", "put back")]
 
 
 def test_a_user_who_is_gone_has_a_home_that_is_not_theirs() -> None:
@@ -79,7 +79,7 @@ def test_a_user_who_is_gone_has_a_home_that_is_not_theirs() -> None:
 def test_what_could_not_be_asked_has_drifted_but_is_not_said_to_be_changed() -> None:
     before = {**NOTED, "accounting all": "no answer"}
     assert drifted(NOTED, before) == ("accounting all",)
-    assert repairs_of("d-ctl", NOTED, before, NOTED) == ()
+    assert repairs_of("d-ctl", NOTED, before, NOTED) == []
 
 
 def test_slurms_own_files_concern_all_nodes() -> None:

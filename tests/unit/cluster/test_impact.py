@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster.impact import Impact, evaluate, preview, reject, reject_taken_uids
+from clusterctl.cluster.impact import Impact, evaluate, reject, reject_taken_uids, settle
 from clusterctl.errors import ClusterctlError, SlurmError, UnreachableError, UsageError
 from clusterctl.providers.base import HostChange, Size
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.slurm.client import SlurmClient
-from clusterctl.scheduler.slurm.parse import SQUEUE_FIELDS
+from clusterctl.scheduler.slurm.parse import SQUEUE
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from tests.support.scripted import ScriptedTransport, Step
@@ -19,6 +19,7 @@ from tests.support.slurm import records
 
 ONE, TWO, OLD = "d-train-1", "d-train-2", "d-old-1"
 DRAIN = Step(("scontrol", "update", f"nodename={TWO}", "state=drain", "reason=clusterctl: *"))
+NOTHING: tuple[dict[str, Size], tuple[str, ...]] = ({}, ())
 RESUME = Step(("scontrol", "update", f"nodename={TWO}", "state=resume"))
 
 
@@ -58,7 +59,7 @@ def squeue(*jobs: tuple[int, str, str]) -> Step:
     """Jobs as (id, partition, node); without a node it waits."""
     rows = []
     for number, partition, node in jobs:
-        row = dict.fromkeys(SQUEUE_FIELDS, "0") | {
+        row = dict.fromkeys(SQUEUE.fields, "0") | {
             "JobID": str(number), "ArrayJobID": str(number), "ArrayTaskID": "N/A", "Name": "long",
             "UserName": "ada", "Partition": partition, "State": "RUNNING" if node else "PENDING",
             "NodeList": node,
@@ -75,11 +76,13 @@ def look(
     hosts: tuple[HostChange, ...] = (),
     force: bool = False,
     alive: bool = True,
-) -> Impact:
+) -> tuple[dict[str, Size], tuple[str, ...]]:
+    """The nodes that keep their size, and what the user should know."""
     transport = ScriptedTransport(steps)
     slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
     try:
-        return evaluate(wanted, was, sizes, slurm, hosts=hosts, alive=lambda: alive, force=force)
+        found = evaluate(wanted, was, sizes, slurm, hosts=hosts, alive=lambda: alive, drain=True)
+        return {**found.keep}, settle(found, slurm, force=force)
     finally:
         assert transport.left == ()
 
@@ -96,7 +99,7 @@ def look_ahead(
     transport = ScriptedTransport(steps)
     slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
     try:
-        return preview(wanted, was, sizes, slurm, hosts=hosts, alive=lambda: alive)
+        return evaluate(wanted, was, sizes, slurm, hosts=hosts, alive=lambda: alive)
     finally:
         assert transport.left == ()
 
@@ -160,20 +163,20 @@ def test_a_look_ahead_says_what_is_not_known() -> None:
 
 
 def test_without_a_change_nobody_is_asked() -> None:
-    assert look(spec(train(2)), before(ONE, TWO), {ONE: Size(1, 4000), TWO: Size(1, 4000)}) == Impact()
+    assert look(spec(train(2)), before(ONE, TWO), {ONE: Size(1, 4000), TWO: Size(1, 4000)}) == NOTHING
 
 
 def test_new_nodes_harm_nobody() -> None:
-    assert look(spec(train(2)), before(ONE), {ONE: Size(1, 4000), TWO: Size(1, 4000)}) == Impact()
+    assert look(spec(train(2)), before(ONE), {ONE: Size(1, 4000), TWO: Size(1, 4000)}) == NOTHING
 
 
 def test_a_node_at_work_keeps_what_the_spec_leaves_to_us() -> None:
     sizes = {ONE: Size(2, 8000)}
     idle = look(spec(train(1)), before(ONE), sizes, sinfo(ONE), squeue())
-    assert idle == Impact()
-    change = look(spec(train(1)), before(ONE), sizes, sinfo(ONE), squeue((7, "train", ONE)))
-    assert change.keep == {ONE: Size(1, 4000)}
-    assert change.notes == (f"{ONE} keeps 1 CPU and 4000MiB of memory while jobs run there",)
+    assert idle == NOTHING
+    keep, notes = look(spec(train(1)), before(ONE), sizes, sinfo(ONE), squeue((7, "train", ONE)))
+    assert keep == {ONE: Size(1, 4000)}
+    assert notes == (f"{ONE} keeps 1 CPU and 4000MiB of memory while jobs run there",)
 
 
 def test_a_node_that_leaves_with_a_job_on_it_is_refused_and_used_on() -> None:
@@ -186,7 +189,7 @@ def test_a_node_that_leaves_with_a_job_on_it_is_refused_and_used_on() -> None:
 
 def test_a_node_that_leaves_idle_takes_no_new_job() -> None:
     asked = sinfo(ONE, TWO), DRAIN, squeue((8, "train", ONE))
-    assert look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked) == Impact()
+    assert look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked) == NOTHING
 
 
 def test_force_ends_the_jobs_with_the_reason_in_their_accounting() -> None:
@@ -197,8 +200,8 @@ def test_force_ends_the_jobs_with_the_reason_in_their_accounting() -> None:
         Step(("scontrol", "update", "jobid=7", "requeue=0")),
         *(Step(("scancel", "7")), squeue()),
     )
-    change = look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked, force=True)
-    assert change.notes == (f"ended job 7 (long) of ada on {TWO}: {TWO} leaves the cluster",)
+    _, notes = look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked, force=True)
+    assert notes == (f"ended job 7 (long) of ada on {TWO}: {TWO} leaves the cluster",)
 
 
 def test_a_job_that_waits_in_a_partition_that_goes_is_named() -> None:
@@ -229,19 +232,19 @@ def test_a_size_that_the_spec_says_and_a_job_cannot_bear(more: dict[str, Any], s
 
 def test_memory_that_jobs_leave_free_may_go() -> None:
     asked = sinfo(ONE, allocated=1000), squeue((7, "train", ONE))
-    assert look(spec(train(1, memory="1GiB")), before(ONE), {ONE: Size(1, 1024)}, *asked) == Impact()
+    assert look(spec(train(1, memory="1GiB")), before(ONE), {ONE: Size(1, 1024)}, *asked) == NOTHING
 
 
 def test_a_cluster_that_lies_still_has_no_jobs_to_spare() -> None:
     away = Step(("sinfo", "..."), error=UnreachableError("no"))
-    assert look(spec(train(1)), before(ONE, TWO), {}, away, alive=False) == Impact()
+    assert look(spec(train(1)), before(ONE, TWO), {}, away, alive=False) == NOTHING
 
 
 def test_a_controller_that_is_mute_does_not_speak_for_nodes_at_work() -> None:
     away = Step(("sinfo", "..."), error=UnreachableError("no"))
     with pytest.raises(UsageError, match="are not known"):
         look(spec(train(1)), before(ONE, TWO), {}, away)
-    assert look(spec(train(1)), before(ONE, TWO), {}, away, force=True) == Impact()
+    assert look(spec(train(1)), before(ONE, TWO), {}, away, force=True) == NOTHING
 
 
 @pytest.mark.parametrize("error", [SlurmError("away"), UnreachableError("no")])
@@ -261,7 +264,7 @@ def test_without_an_answer_of_slurms_nothing_is_changed() -> None:
     away = Step(("sinfo", "..."), error=SlurmError("slurmctld is away"))
     with pytest.raises(UsageError, match="are not known"):
         look(spec(train(1)), before(ONE, TWO), {}, away)
-    assert look(spec(train(1)), before(ONE, TWO), {}, away, force=True) == Impact()
+    assert look(spec(train(1)), before(ONE, TWO), {}, away, force=True) == NOTHING
 
 
 def test_a_uid_that_is_another_users_is_refused() -> None:

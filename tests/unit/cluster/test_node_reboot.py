@@ -21,7 +21,6 @@ from clusterctl.scheduler import session
 from clusterctl.scheduler.models import NodeInfo
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport import ssh
 from clusterctl.transport.base import Result
 
 
@@ -155,7 +154,7 @@ class Booted:
         monkeypatch.setattr(session, "inventory_of", lambda _: cluster())
         monkeypatch.setattr(session, "applied_spec", lambda _: None)
         monkeypatch.setattr(session, "admin_scheduler", lambda *_: self.slurm)
-        monkeypatch.setattr(ssh, "Connections", to_machines)
+        monkeypatch.setattr(node, "Connections", to_machines)
 
     def __call__(self) -> int:
         return node.reboot(Screen(json=False, color=False), Options(), ["a", "b", "c"])
@@ -172,7 +171,7 @@ def test_nodes_are_put_back_by_the_up_that_follows_and_no_other_clusterctl_is_at
     assert booted() == 0
     assert [machine.boot for machine in booted.machines.values()] == [2, 2, 2]
     # What is OUT is resumed once it is configured.
-    assert booted.raised == [{"a": Standing.OUT, "b": Standing.ASIDE, "c": Standing.OUT}]
+    assert booted.raised == [{"a": Standing.OUT, "b": Standing.DRAINED, "c": Standing.OUT}]
 
 
 def test_nothing_is_booted_if_somebody_has_put_a_node_back(booted: Booted) -> None:

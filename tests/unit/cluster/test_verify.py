@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
-from clusterctl.cluster import remote_pairs
 from clusterctl.cluster.verify import Verification, out_of_service, unusable
 from clusterctl.cluster.verify import run_verification as verify_by
 from clusterctl.errors import VerifyError
 from clusterctl.scheduler.models import NodeInfo
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
-from clusterctl.transport.base import Transport
+from clusterctl.transport.base import Transport, remote_argv
 from tests.support.scripted import Call, ScriptedTransport, Step
 from tests.support.slurm import records
 
@@ -68,7 +65,7 @@ def squeue(**jobs: str) -> Step:
 
 
 SRUN = ("timeout", "*", "*", "srun")
-JOINED = Step(("/usr/bin/python3", "..."), "{}")
+JOINED = Step(("python3", "..."), "{}")
 
 
 def srun(*hosts: str, ok: bool = True, size: int | None = None) -> Step:
@@ -155,7 +152,7 @@ def test_a_node_that_a_person_drained_is_left_and_named() -> None:
     states = sinfo("noisy disk", "ada", d_train_1="idle+drain", d_train_2="idle")
     proof = verify(inventory(), ScriptedTransport([states, srun(NAMES[1])]))
     assert proof.probed == NAMES[1:]
-    assert [str(node) for node in proof.aside] == ["d-train-1: drained by ada: noisy disk"]
+    assert proof.drained == {"d-train-1": "drained by ada: noisy disk"}
     assert not proof.resumed
 
 
@@ -226,8 +223,8 @@ HUNG = Step((*SRUN, "..."), stderr="srun: error: task 0: Exited with exit code 1
 
 def test_nodes_that_do_not_reach_each_other_are_the_cause() -> None:
     nodes = {
-        NAMES[0]: ScriptedTransport([Step(("/usr/bin/python3", "..."), '{"d-train-2": "no route"}')]),
-        NAMES[1]: ScriptedTransport([Step(("/usr/bin/python3", "..."), '{"d-train-1": "no answer"}')]),
+        NAMES[0]: ScriptedTransport([Step(("python3", "..."), '{"d-train-2": "no route"}')]),
+        NAMES[1]: ScriptedTransport([Step(("python3", "..."), '{"d-train-1": "no answer"}')]),
     }
     with pytest.raises(VerifyError) as caught:
         verify(inventory(), ScriptedTransport([BOTH, HUNG]), nodes)
@@ -273,12 +270,10 @@ def test_pairs_are_tried_for_real() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as free:
         port, other = free.getsockname()[1], silent.getsockname()[1]
     assert other != port
-    program = Path(remote_pairs.__file__).read_text()
     peers = {"itself": "127.0.0.1", "nobody": "127.0.0.2", "nowhere": "255.255.255.255"}
     request = json.dumps({"port": port, "seconds": 1, "peers": peers})
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", program, request], capture_output=True, check=True, timeout=60
-    )
+    argv = remote_argv("clusterctl.cluster.remote_pairs", request)
+    done = subprocess.run(argv, capture_output=True, check=True, timeout=60)
     unreached = json.loads(done.stdout)
     assert "itself" not in unreached
     assert unreached["nowhere"]

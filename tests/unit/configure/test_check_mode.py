@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.configure.events import task_preview_of
+from clusterctl.configure.events import Status, progress_of
 
 
 def event(**result: Any) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def event(**result: Any) -> dict[str, Any]:
 
 def test_a_changed_file_is_shown_as_a_difference() -> None:
     diff = {"before": "a\nb\n", "after": "a\nc\n", "before_header": "/etc/x", "after_header": "new"}
-    found = task_preview_of(event(diff=[diff]))
+    found = progress_of(event(diff=[diff]))
     assert found is not None
     assert str(found) == "gpu1: munge: Place it"
     assert found.diff.splitlines() == ["--- /etc/x", "+++ new", "@@ -1,2 +1,2 @@", " a", "-b", "+c"]
@@ -23,25 +23,27 @@ def test_a_changed_file_is_shown_as_a_difference() -> None:
 def test_items_that_change_are_shown_and_others_are_not() -> None:
     one = {"changed": True, "diff": {"before": "", "after": "x\n"}}
     other = {"changed": False, "diff": {"before": "", "after": "y\n"}}
-    found = task_preview_of(event(results=[one, other]))
+    found = progress_of(event(results=[one, other]))
     assert found is not None
     assert "+x" in found.diff
     assert "y" not in found.diff.splitlines()
 
 
 def test_a_secret_is_told_without_its_lines() -> None:
-    found = task_preview_of(event(censored="hidden", diff=[{"before": "", "after": "the key\n"}]))
+    found = progress_of(event(censored="hidden", diff=[{"before": "", "after": "the key\n"}]))
     assert found is not None
     assert found.diff == ""
 
 
 def test_what_stays_and_what_fails_is_not_a_pending_change() -> None:
-    assert task_preview_of(event(changed=False)) is None
-    assert task_preview_of({**event(), "event": "runner_on_failed"}) is None
+    stays, fails = progress_of(event(changed=False)), progress_of({**event(), "event": "runner_on_failed"})
+    assert stays is not None
+    assert fails is not None
+    assert Status.CHANGED not in (stays.status, fails.status)
 
 
 def test_a_very_long_difference_is_cut() -> None:
-    found = task_preview_of(event(diff={"before": "", "after": "line\n" * 1000}))
+    found = progress_of(event(diff={"before": "", "after": "line\n" * 1000}))
     assert found is not None
     assert found.diff.splitlines()[-1].startswith("... and ")
     assert len(found.diff.splitlines()) < 250

@@ -59,4 +59,4 @@ def test_a_changed_task_is_told_as_changed() -> None:
     progress = progress_of(event("a", kind="runner_on_ok", changed=True))
     assert progress is not None
     assert progress.status is Status.CHANGED
-    assert str(progress) == "a: slurmd: Run slurmd: changed"
+    assert str(progress) == "a: slurmd: Run slurmd"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.providers.base import HostChange
-from clusterctl.providers.gcp.apply import INSTANCE, host_changes, lost, names, other_changes, word_for
+from clusterctl.providers.gcp.apply import INSTANCE, host_changes, lost, names, other_changes, words_for
 from clusterctl.providers.gcp.terraform.client import Action, Plan, ResourceChange
 from clusterctl.providers.gcp.terraform.run import Resource
 from tests.support.google.terraformed import PLACE, Terraformed
@@ -109,7 +109,7 @@ def test_every_resource_of_the_module_has_a_word() -> None:
     module = Path(__file__).parents[3] / "terraform" / "gcp"
     text = "".join(path.read_text() for path in module.rglob("*.tf"))
     kinds = {line.split('"')[1] for line in text.splitlines() if line.startswith('resource "')} - {INSTANCE}
-    unnamed = {kind for kind in kinds if word_for(kind) == kind.removeprefix("google_").replace("_", " ")}
+    unnamed = {kind for kind in kinds if words_for(kind) == kind.removeprefix("google_").replace("_", " ")}
     assert kinds
     assert not unnamed
 

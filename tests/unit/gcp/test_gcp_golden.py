@@ -8,7 +8,8 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
-from clusterctl.providers.gcp.tfvars import settings_of, variables
+from clusterctl.providers.gcp.tfvars import variables
+from clusterctl.spec import gcp
 from tests.support.google.many import copies, planned
 from tests.support.google.module import CLUSTER_ID, NAMES, PUBLIC_KEY, spec_of
 from tests.support.google.policy import findings
@@ -26,7 +27,7 @@ def test_the_plan_of_each_spec_is_its_golden_file_and_keeps_every_promise(tmp_pa
     for name in NAMES:
         resources = planned(plan, name)
         wrong += [
-            f"{name}: {each}" for each in findings(resources, kms_key=settings_of(spec_of(name)).kms_key)
+            f"{name}: {each}" for each in findings(resources, kms_key=gcp.settings_of(spec_of(name)).kms_key)
         ]
         path, text = GOLDEN / f"{name}.txt", rendered(resources)
         if os.environ.get("UPDATE_GOLDEN"):

@@ -117,7 +117,7 @@ def test_what_is_there_is_read_from_the_machine(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(layout, "STATE", tmp_path)
     monkeypatch.setattr(machine, "alive", lambda: {"ca1b2c3-002": (9,), "cffffff-001": (8,)})
     asked = {"id": "a1b2c3"}
-    assert Existing.model_validate(helper.existing(asked)) == Existing()
+    assert Existing.model_validate(helper.existing(asked)) == Existing(machines=("ca1b2c3-002",))
 
     folder = tmp_path / "a1b2c3"
     for name in (CTL, ONE):  # TWO has a number already, but was not made any more
@@ -127,7 +127,8 @@ def test_what_is_there_is_read_from_the_machine(tmp_path: Path, monkeypatch: pyt
     (folder / "nodes" / ONE / "disk.img").open("r+b").truncate(64 << 20)
     (folder / "cluster.json").write_text(STATE.model_dump_json())
     found = Existing.model_validate(helper.existing(asked))
-    assert found == Existing(state=STATE, nodes={CTL: None, ONE: 64}, running=frozenset({ONE}))
+    there = {"state": STATE, "nodes": {CTL: None, ONE: 64}, "running": frozenset({ONE})}
+    assert found == Existing.model_validate({**there, "machines": ("ca1b2c3-002",)})
 
 
 def test_hosts_are_those_that_up_left(tmp_path: Path) -> None:

@@ -78,7 +78,9 @@ def test_dnf_fills_a_tree_from_the_machines_own_repositories(
     assert (root / "etc/yum.repos.d/mine.repo").read_text() == "[mine]\n"
     assert "proxy" in (root / "etc/dnf/dnf.conf").read_text()
     assert not (root / "var/cache/dnf").exists()
-    assert "host0" in (root / "etc/systemd/system" / image.NETWORK_UNIT).read_text()
+    (unit,) = image.REDHAT.units
+    assert unit in image.REDHAT.enabled
+    assert "host0" in (root / "etc/systemd/system" / unit).read_text()
 
 
 def test_what_is_missing_is_named_as_dnf_calls_it(

@@ -13,7 +13,7 @@ def spec(*partitions: Partition) -> ClusterSpec:
 def test_cores_are_disjoint_while_there_are_enough() -> None:
     shares, notes = divide(spec(Partition(name="train", nodes=3)), Hardware(tuple(range(8)), 16384))
     cores = [core for share in shares for core in share.cores]
-    assert [share.cpus for share in shares] == [2, 2, 2]
+    assert [share.size.cpus for share in shares] == [2, 2, 2]
     assert len(cores) == len(set(cores)) == 6
     assert notes == ()
 
@@ -25,7 +25,7 @@ def test_cores_we_may_not_use_are_never_given() -> None:
 
 def test_oversubscription_is_said_aloud() -> None:
     shares, notes = divide(spec(Partition(name="train", nodes=16)), Hardware((0, 1), 24576))
-    assert all(share.cpus == 1 for share in shares)
+    assert all(share.size.cpus == 1 for share in shares)
     assert {share.cores for share in shares} == {(0,), (1,)}
     assert len(notes) == 1
     assert "16 cores together, this machine has 2" in notes[0]
@@ -33,13 +33,13 @@ def test_oversubscription_is_said_aloud() -> None:
 
 def test_memory_is_divided_after_a_reserve() -> None:
     shares, _ = divide(spec(Partition(name="train", nodes=4)), Hardware(tuple(range(4)), 9 * 1024))
-    assert [share.memory_mib for share in shares] == [2048] * 4
+    assert [share.size.memory_mib for share in shares] == [2048] * 4
 
 
 def test_what_the_spec_asks_for_wins() -> None:
     wide = Partition(name="wide", nodes=1, cpus=4, memory="32GiB")
     shares, notes = divide(spec(wide, Partition(name="thin", nodes=1)), Hardware((0, 1), 8192))
-    assert (shares[0].cpus, shares[0].memory_mib) == (4, 32 * 1024)
+    assert (shares[0].size.cpus, shares[0].size.memory_mib) == (4, 32 * 1024)
     assert shares[0].cores == (0, 1)
     assert [note.split(":")[0] for note in notes] == ["oversubscribed", "oversubscribed"]
 

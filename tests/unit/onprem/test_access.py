@@ -8,25 +8,27 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ClusterctlError, CommandError, ProvisionError
+from clusterctl.providers.base import Prompts
 from clusterctl.providers.onprem.access import (
-    Access,
     AccessError,
     access_config,
     explain,
-    jump_hosts,
-    on_each,
     raise_failures,
+    ssh_hosts,
 )
+from clusterctl.providers.onprem.login import Login
 from clusterctl.spec.onprem import OnpremHost
+from clusterctl.state.workspace import Workspace
+from clusterctl.util.parallel import on_each
 
 PASSWORD = 'it\'s "a" $secret'  # noqa: S105
 
 
-def access(played: Path, password: str | None = None, **hosts: str) -> Access:
+def access(played: Path, password: str | None = None, **hosts: str) -> Login:
     for name, how in hosts.items():
         (played / name).write_text(how)
     machines = {name: OnpremHost(user="rocky", become="sudo") for name in hosts}
-    return Access(machines, played / "config", password=password)
+    return Login(machines, Workspace(played), Prompts(password=password))
 
 
 def test_what_is_sent_arrives_whole_with_a_password_and_without(played: Path) -> None:
@@ -118,7 +120,7 @@ def test_ssh_reads_what_the_spec_says(tmp_path: Path) -> None:
         said = subprocess.run(["ssh", "-G", "-F", config, host], capture_output=True, text=True, check=True)
         return dict(line.partition(" ")[::2] for line in said.stdout.splitlines())
 
-    first, second = jump_hosts(machines.values())
+    first, second, *_ = ssh_hosts(machines)
     gpu1, gpu2 = of("gpu1"), of("gpu2")
     assert (gpu1["hostname"], gpu1["port"], gpu1["user"]) == ("10.0.0.1", "2222", "rocky")
     assert (gpu1["identityfile"], gpu1["hostkeyalias"]) == (str(tmp_path / "a key"), "gpu1")

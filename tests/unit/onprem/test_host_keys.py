@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.providers.base import OfferedKey
-from clusterctl.providers.onprem.access import HostKeys
+from clusterctl.providers.onprem.access import HostKeys, access_config
 from clusterctl.spec.onprem import OnpremHost
 
 ADDRESS = "192.0.2.1"  # of nobody, by RFC 5737: who asks there finds out by waiting
@@ -40,8 +40,9 @@ def test_a_key_in_a_hashed_file_is_known(known: Path, tmp_path: Path, port: int)
 
 
 def test_a_name_that_this_machine_does_not_know_is_no_dead_machine(known: Path, tmp_path: Path) -> None:
-    keys = HostKeys(tmp_path / "kept", tmp_path / "ssh_config")
-    lost = keys.trust({"node": OnpremHost(address="no-such.invalid")}, confirm)  # RFC 6761: nobody's
+    machines = {"node": OnpremHost(address="no-such.invalid")}  # RFC 6761: nobody's
+    (tmp_path / "ssh_config").write_text(access_config(machines, tmp_path / "kept"))
+    lost = HostKeys(tmp_path / "kept", tmp_path / "ssh_config").trust(machines, confirm)
     assert "does not know the name no-such.invalid" in str(lost["node"])
     (failure,) = lost["node"].failures
     assert "address:" in failure.fix

@@ -10,12 +10,15 @@ import time
 from pathlib import Path
 
 ASKS = """
+import sys
 from pathlib import Path
-from clusterctl.providers.onprem.access import Access, on_each
+from clusterctl.providers.onprem.login import Login
 from clusterctl.spec.onprem import OnpremHost
+from clusterctl.state.workspace import Workspace
+from clusterctl.util.parallel import on_each
 hosts = ["a", "b"]
-access = Access({host: OnpremHost(user="rocky") for host in hosts}, Path("config"), password=None)
-on_each(hosts, lambda host: access.run(host, ["true"]))
+login = Login({host: OnpremHost(user="rocky") for host in hosts}, Workspace(Path(sys.argv[1])))
+on_each(hosts, lambda host: login.run(host, ["true"]))
 """
 SSH = '#!/bin/sh\necho $$ >> "$STARTED"\nexec sleep 600\n'
 
@@ -26,7 +29,7 @@ def test_it_ends_at_once_and_so_does_ssh(tmp_path: Path) -> None:
     ssh.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
     asking = subprocess.Popen(
-        ["/usr/bin/env", "--default-signal=INT", sys.executable, "-c", ASKS],
+        ["/usr/bin/env", "--default-signal=INT", sys.executable, "-c", ASKS, tmp_path],
         env={**os.environ, "PATH": path, "STARTED": str(started)},
         stderr=subprocess.PIPE,
         text=True,

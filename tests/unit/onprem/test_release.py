@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.errors import CommandError, ProvisionError, TransportError, UnreachableError
 from clusterctl.providers.base import NO_PROMPTS
-from clusterctl.providers.onprem import release
+from clusterctl.providers.onprem import members, release
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 
@@ -56,7 +56,8 @@ def inventory(*names: str) -> Inventory:
 
 
 def dismissed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *going: str) -> Mapping[str, str]:
-    monkeypatch.setattr(release, "admin_login", lambda _: Way)
+    for module in (members, release):
+        monkeypatch.setattr(module, "admin_login", lambda _: Way)
     monkeypatch.setattr(Way, "left", set())
     workspace = Workspace(tmp_path / "own")
     workspace.create()

@@ -9,9 +9,9 @@ import pytest
 
 from clusterctl.errors import TransportError, UnreachableError
 from clusterctl.providers.onprem import login
-from clusterctl.providers.onprem.access import Access
-from clusterctl.providers.onprem.login import check_this_machine, connect, is_installation
+from clusterctl.providers.onprem.login import Login, check_this_machine, connect, is_installation
 from clusterctl.spec.onprem import OnpremHost
+from clusterctl.state.workspace import Workspace
 
 CONFIG = """\
 Host desk
@@ -25,7 +25,7 @@ Host desk
 def test_its_owner_is_here_and_goes_no_way(played: Path) -> None:
     machines = {"desk": OnpremHost(address="localhost", become="none"), "far": OnpremHost(become="none")}
     (played / "far").write_text("free")
-    access = Access(machines, played / "config", password=None)
+    access = Login(machines, Workspace(played))
     asked = ("sh", "-c", "echo ${PLAYED_HOST:-here}; cat")
     assert access.root("desk", asked, b"data") == "here\ndata"
     assert access.root("far", asked, b"data") == "far\ndata"

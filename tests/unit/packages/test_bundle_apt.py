@@ -14,6 +14,7 @@ from clusterctl.errors import MachineError
 from clusterctl.packages import debian
 from clusterctl.packages.os_packages import Upstream
 from clusterctl.packages.repository import Repository, RepositoryRequest
+from clusterctl.spec.distributions import distribution_of
 
 KEY = "Test Archive"
 
@@ -87,7 +88,7 @@ def pack(archive: Archive, tmp_path: Path) -> Callable[..., Repository]:
         sources.write_text(f"deb [signed-by={archive.keyring}] {scheme}:{archive.root} ./\n")
         folder = tmp_path / "kept"
         folder.mkdir(exist_ok=True)
-        packer = RepositoryRequest("debian-12", "x86_64", folder, sources, upstream=upstream)
+        packer = RepositoryRequest(distribution_of("debian-12"), folder, sources, upstream=upstream)
         return debian.pack(packer, names, report=lambda _: None)
 
     return call

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import BundleError, MachineError
-from clusterctl.packages.bundle import BLOCK, Bundle, open_bundle
-from clusterctl.packages.bundle_checks import Fault, damages, raise_faults
+from clusterctl.packages.bundle import BLOCK, Bundle, Fault, damages, open_bundle
+from clusterctl.packages.bundle_checks import raise_faults
 from tests.support.bundles import FILES, a_bundle
 from tests.support.disks import small_disk
 
@@ -122,6 +122,14 @@ def test_an_extra_file_is_named(tmp_path: Path, bundle: Bundle) -> None:
     assert wrong(bundle.file) == [("extra", "evil.sh")]
 
 
+def test_files_in_another_order_are_not_that_bundle(bundle: Bundle) -> None:
+    raw = bundle.file.read_bytes()
+    first, second = (bundle.places[path] for path in PATHS[:2])
+    swapped = raw[second.offset : second.end] + raw[first.offset : first.end]
+    bundle.file.write_bytes(raw[: first.offset] + swapped + raw[second.end :])
+    assert wrong(bundle.file) == [("corrupted", PATHS[0])]
+
+
 def test_a_link_in_place_of_a_package_is_named(tmp_path: Path, bundle: Bundle) -> None:
     place = bundle.places[MUNGE]
     link = tarfile.TarInfo(MUNGE)
@@ -171,12 +179,14 @@ def test_what_is_taken_out_is_checked_once_more(tmp_path: Path, bundle: Bundle) 
 
 
 def test_a_folder_is_sent_as_a_tar_of_its_own(tmp_path: Path, bundle: Bundle) -> None:
-    raw = b"".join(bundle.stream("systems/debian-12", as_folder="repository"))
+    raw = b"".join(bundle.stream("systems/debian-12", as_folder="repository", after={"first": b"1"}))
     (tmp_path / "r.tar").write_bytes(raw)
     with tarfile.open(tmp_path / "r.tar") as tar:
         tar.extractall(tmp_path / "r", filter="data")
     found = {p.relative_to(tmp_path / "r").as_posix() for p in (tmp_path / "r").rglob("*") if p.is_file()}
-    assert found == {"repository/" + p.split("/", 2)[2] for p in PATHS if p.startswith("systems/debian-12/")}
+    assert found == {"first"} | {
+        "repository/" + p.split("/", 2)[2] for p in PATHS if p.startswith("systems/debian-12/")
+    }
 
 
 def test_a_long_list_is_told_in_short_and_whole_to_programs(bundle: Bundle) -> None:

@@ -8,11 +8,13 @@ import pytest
 
 from clusterctl.errors import BundleError
 from clusterctl.packages.bundle import Manifest, open_bundle
-from clusterctl.packages.bundle_checks import asked_of, gpu_digest, mismatches, raise_faults
+from clusterctl.packages.bundle_checks import lock_digest, mismatches, raise_faults
+from clusterctl.packages.os_packages import asked_packages
 from clusterctl.packages.wheelhouse import content_hash
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.util.assets import gpu_lock
 from tests.support.bundles import FILES, RELEASE, a_bundle, a_bundle_with_requirements, manifest, system
 
 SPEC = """\
@@ -95,7 +97,7 @@ def test_a_spec_with_gpus_wants_cupy_unless_it_says_otherwise(tmp_path: Path) ->
     lacking = a_bundle(tmp_path / "b.tar")
     assert said(lacking, gpus) == [(RELEASE, "the spec has GPUs, and the bundle has no CuPy for them")]
     assert said(lacking, without) == []
-    having = {"gpu": ("numpy-2.0-py3-none-any.whl",), "gpu_base": gpu_digest()}
+    having = {"gpu": ("numpy-2.0-py3-none-any.whl",), "gpu_base": lock_digest(gpu_lock())}
     assert said(a_bundle(tmp_path / "c.tar", systems={RELEASE: system(**having)}), gpus) == []
     having["gpu_base"] = "0" * 16
     ((_, why),) = said(a_bundle(tmp_path / "d.tar", systems={RELEASE: system(**having)}), gpus)
@@ -125,7 +127,7 @@ def test_requirements_must_be_those_that_it_was_made_for(tmp_path: Path, asking:
 def test_what_only_some_specs_ask_for_must_be_in_it_for_these(
     tmp_path: Path, spec: ClusterSpec, release: str, software: str, lacks: list[str]
 ) -> None:
-    plain = system(asked=asked_of(distribution_of(release), spec.software))
+    plain = system(asked=asked_packages(distribution_of(release), spec.software))
     path = a_bundle(tmp_path / "b.tar", systems={release: plain})
     assert said(path, spec) == []
     (tmp_path / "more.yaml").write_text(f"{SPEC}software: {{{software}}}\n")
@@ -133,7 +135,7 @@ def test_what_only_some_specs_ask_for_must_be_in_it_for_these(
     ((where, why),) = said(path, asking)
     assert where == release
     assert all(name in why for name in lacks)
-    full = system(asked=asked_of(distribution_of(release), asking.software))
+    full = system(asked=asked_packages(distribution_of(release), asking.software))
     assert said(a_bundle(tmp_path / "c.tar", systems={release: full}), asking) == []
     assert said(tmp_path / "c.tar", None) == []
 

@@ -12,7 +12,7 @@ from clusterctl.errors import BundleError
 from clusterctl.packages.bundle_checks import (
     cluster_bundle,
     forget,
-    gpu_digest,
+    lock_digest,
     lock_path,
     missing_bundle,
     use_bundle,
@@ -71,7 +71,7 @@ def test_wheels_come_out_of_the_bundle(workspace: Workspace, spec: ClusterSpec, 
 def test_cupy_comes_out_of_the_bundle(tmp_path: Path, workspace: Workspace, spec: ClusterSpec) -> None:
     plain = spec.model_copy(update={"software": Software()})
     files = {**FILES, "wheels/cupy-14-py3-none-any.whl": b"cupy"}
-    having = system(gpu=("cupy-14-py3-none-any.whl",), gpu_base=gpu_digest())
+    having = system(gpu=("cupy-14-py3-none-any.whl",), gpu_base=lock_digest(gpu_lock()))
     use_bundle(
         a_bundle(tmp_path / "c.tar", files, systems={RELEASE: having}),
         plain,

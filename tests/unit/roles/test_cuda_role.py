@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from clusterctl.packages.bundle_checks import nvidia_of
 from clusterctl.packages.os_packages import nvidia_stream, package_names
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import parse_spec
@@ -261,8 +260,8 @@ def a_spec(nvidia: str) -> ClusterSpec:
 def test_a_bundle_has_what_hosts_may_ask_for(
     release: str, nvidia: str, names: set[str], stream: str | None
 ) -> None:
-    distribution, asked = distribution_of(release), nvidia_of(a_spec(nvidia).software)
-    more = set(package_names(distribution, nvidia=asked)) - set(package_names(distribution))
+    distribution, asked = distribution_of(release), a_spec(nvidia).software
+    more = set(package_names(distribution, asked)) - set(package_names(distribution))
     assert names <= more
     assert bool(names) == bool(more)
     assert not [name for name in more if "@" in name]

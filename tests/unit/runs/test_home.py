@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.job import not_brought_home
+from clusterctl.cli.collect import not_brought_home
 from clusterctl.errors import CollectError, SchedulerError, SlurmError, UnreachableError, UsageError
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.session import Session

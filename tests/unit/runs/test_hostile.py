@@ -84,9 +84,9 @@ def test_a_link_in_place_of_the_folder_is_not_followed(remote, tree):
     manifest = fetch(swapped, tree)
     assert [one.reason for one in manifest.skipped] == ["a symbolic link in place of the job's folder"]
     assert content(tree) == {}
-    assert list(LogReader(LocalTransport(), str(swapped)).new()) == []
-    assert list(LogReader(LocalTransport(), str(swapped)).end()) == []
-    assert len(list(LogReader(LocalTransport(), str(remote)).new())) == 1
+    assert list(LogReader(LocalTransport(), str(swapped)).read("once")) == []
+    assert list(LogReader(LocalTransport(), str(swapped)).read("tail")) == []
+    assert len(list(LogReader(LocalTransport(), str(remote)).read("once"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -325,4 +325,4 @@ def test_modules_in_the_home_are_not_what_readers_import(remote, tree, tmp_path,
     (remote / "stdout.log").write_text("said")
     fetch(remote, tree)
     assert content(tree)[b"stdout.log"] == b"said"
-    assert len(list(LogReader(LocalTransport(), str(remote)).new())) == 1
+    assert len(list(LogReader(LocalTransport(), str(remote)).read("once"))) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import AnswerLostError, SlurmError, UnreachableError, UsageError
+from clusterctl.errors import AnswerLostError, NoAnswerError, SlurmError, UnreachableError, UsageError
 from clusterctl.scheduler.base import Clock, backoff
 from clusterctl.scheduler.slurm.client import SlurmAwayError, SlurmClient
 from tests.support.scripted import ScriptedTransport, Step
@@ -122,10 +122,33 @@ def test_a_controller_that_is_briefly_away_is_waited_for():
     assert ticks.slept == sorted(ticks.slept)
 
 
-@pytest.mark.parametrize(("said", "there"), [("UP", True), ("DOWN", False)])
-def test_whether_slurmctld_is_there(said, there):
-    ping = Step(("scontrol", "ping"), f"Slurmctld(primary) at demo-ctl is {said}\n", rc=int(not there))
-    slurm, transport, _ = client(ping)
+MUTE = Step(("squeue", "..."), error=NoAnswerError("no answer"))
+
+
+def ping(*, up: bool) -> Step:
+    return Step(("scontrol", "ping"), f"Slurmctld(primary) at d is {'UP' if up else 'DOWN'}\n", rc=not up)
+
+
+def test_a_slurmctld_that_is_stopped_is_said_before_squeue_gives_up():
+    slurm, transport, _ = client(MUTE, ping(up=False), ping(up=False), patience_s=0)
+    for _ in range(2):
+        with pytest.raises(SlurmAwayError, match="has not answered squeue for 0 s") as caught:
+            slurm.own_jobs()
+        assert caught.value.why == "slurmctld takes no connections"
+    assert not transport.left, "the second time, a ping was enough"
+
+
+def test_a_slurmctld_that_is_slow_gets_the_time_that_it_needs():
+    steps = (MUTE, ping(up=True), Step(("squeue", "..."), said(SQUEUE)))
+    slurm, transport, _ = client(*steps, Step(("squeue", "..."), said(SQUEUE)))
+    assert slurm.jobs(["15"]) == slurm.jobs(["15"])
+    assert not transport.left
+    assert transport.calls[0].timeout_s < 15 <= transport.calls[2].timeout_s, "Slurm's MessageTimeout"
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_whether_slurmctld_is_there(there):
+    slurm, transport, _ = client(ping(up=there))
     assert slurm.is_there() is there
     assert not transport.left
 

@@ -11,7 +11,7 @@ from clusterctl.errors import SlurmError
 from clusterctl.scheduler.models import JobInfo, JobState, NodeInfo, Outcome, worst
 from clusterctl.scheduler.slurm import parse
 from clusterctl.scheduler.slurm.parse import expand_nodes
-from tests.support.slurm import CAPTURED
+from tests.support.slurm import CAPTURED, separator_in
 
 CAPTURES = Path(__file__).parent / "captures"
 
@@ -22,20 +22,20 @@ def capture(name: str) -> str:
 
 
 def squeue(text: str) -> tuple[JobInfo, ...]:
-    return parse.parse_squeue(text, CAPTURED)
+    return parse.SQUEUE.parse(text, CAPTURED)
 
 
 def sacct(text: str) -> tuple[JobInfo, ...]:
-    return parse.parse_sacct(text, CAPTURED)
+    return parse.SACCT.parse(text, CAPTURED)
 
 
 def sinfo(text: str) -> tuple[NodeInfo, ...]:
-    return parse.parse_sinfo(text, CAPTURED)
+    return parse.SINFO.parse(text, CAPTURED)
 
 
 def with_field(command: str, name: str, value: str) -> str:
     """The first record of a capture, with another value in a field."""
-    names = {"squeue": parse.SQUEUE_FIELDS, "sacct": parse.SACCT_FIELDS, "sinfo": parse.SINFO_FIELDS}[command]
+    names = {"squeue": parse.SQUEUE, "sacct": parse.SACCT, "sinfo": parse.SINFO}[command].fields
     fields = capture(command).split(CAPTURED)[: len(names)]
     fields[names.index(name)] = value
     return CAPTURED.join([*fields, "\n"])
@@ -95,14 +95,14 @@ def test_strides_of_an_array_are_expanded():
 
 
 def test_a_component_of_a_heterogeneous_job_has_its_own_number():
-    jobs = {job.id: job for job in parse.parse_sacct(capture("sacct-hostile"), "|captured|")}
+    jobs = {job.id: job for job in parse.SACCT.parse(capture("sacct-hostile"), "|captured|")}
     assert (jobs["35"].name, jobs["36"].name, jobs["35"].reason) == ("het.sh", "het.sh", "")
 
 
 @pytest.mark.parametrize("command", ["squeue", "sacct"])
 def test_no_byte_in_a_name_a_comment_or_a_folder_spoils_a_record(command):
     """Slurm's answers about jobs whose name, comment and folder hold every byte from 1 to 255."""
-    parser = {"squeue": parse.parse_squeue, "sacct": parse.parse_sacct}[command]
+    parser = {"squeue": parse.SQUEUE.parse, "sacct": parse.SACCT.parse}[command]
     jobs = {job.id: job for job in parser(capture(f"{command}-hostile"), "|captured|")}
     assert {"28", "29", "30", "31_1", "31_2", "35", "36"} <= jobs.keys()
     assert "99" not in jobs  # which the name of job 30 pretends to be
@@ -121,12 +121,14 @@ def test_no_byte_in_a_name_a_comment_or_a_folder_spoils_a_record(command):
     }
 
 
-@pytest.mark.parametrize("command", [parse.squeue, parse.sacct, parse.sinfo])
-def test_each_separator_is_another(command):
-    separator = parse.new_separator()
-    assert not separator[0].isdigit()  # squeue would take it for a width
-    assert separator != parse.new_separator()
-    assert any(separator in word for word in command(separator))
+@pytest.mark.parametrize("query", [parse.SQUEUE, parse.SACCT, parse.SINFO])
+def test_each_separator_is_another(query):
+    asked: list[list[str]] = []
+    for _ in range(2):
+        assert query.ask(lambda argv: asked.append(argv) or "") == ()
+    first, second = map(separator_in, asked)
+    assert not first[0].isdigit()  # squeue would take it for a width
+    assert first != second
 
 
 def test_nothing_at_all():

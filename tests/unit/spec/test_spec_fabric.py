@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import SpecError
-from clusterctl.scheduler.slurm.config import topology_settings, topology_text
+from clusterctl.scheduler.slurm.config import render_files
 from clusterctl.spec.load import parse_spec
+from clusterctl.spec.models import ClusterSpec
+from tests.unit.scheduler.test_slurm_config import make_inventory
 
 BASE = Path(__file__).with_name("onprem-base.yaml")
 TREE = """\
@@ -23,21 +25,25 @@ def with_fabric(fabric: str) -> str:
     return BASE.read_text().replace("partitions:", fabric + "partitions:", 1)
 
 
+def rendered(spec: ClusterSpec) -> dict[str, str]:
+    return render_files(spec, make_inventory(spec, cpus=1, memory_mib=2000), {})
+
+
 def test_switches_become_slurms_topology() -> None:
-    spec = parse_spec(with_fabric(TREE), BASE)
-    lines = [line for line in topology_text(spec).splitlines() if not line.startswith("#")]
+    files = rendered(parse_spec(with_fabric(TREE), BASE))
+    lines = [line for line in files["topology.conf"].splitlines() if not line.startswith("#")]
     assert lines == [
         "SwitchName=leaf1 Nodes=gpu[01-03]",
         "SwitchName=leaf2 Nodes=gpu07,big",
         "SwitchName=spine Switches=leaf[1-2]",
     ]
-    assert topology_settings(spec) == {"TopologyPlugin": "topology/tree"}
+    assert "TopologyPlugin=topology/tree\n" in files["slurm.conf"]
 
 
 def test_without_switches_slurm_is_told_of_none() -> None:
-    spec = parse_spec(BASE.read_text(), BASE)
-    assert topology_settings(spec) == {}
-    assert "SwitchName" not in topology_text(spec)
+    files = rendered(parse_spec(BASE.read_text(), BASE))
+    assert "TopologyPlugin" not in files["slurm.conf"]
+    assert "SwitchName" not in files["topology.conf"]
 
 
 @pytest.mark.parametrize(
