@@ -1,4 +1,4 @@
-"""ssh, shell: the verbs that open a terminal on a host, or run one command there."""
+"""ssh, shell, put, get: the ways to a host, for a terminal, a command and files."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from clusterctl.cli.completion import hosts
-from clusterctl.cli.job import open_session
-from clusterctl.cli.options import Options, naming_lock_holder, workspace_of
+from clusterctl.cli.options import Options, naming_lock_holder, open_session, workspace_of
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.cli.submit import JOB_FLAGS
 from clusterctl.errors import Failure, UsageError
-
-if TYPE_CHECKING:
-    from clusterctl.scheduler.script import Environment
-    from clusterctl.scheduler.session import Session
-    from clusterctl.spec.job import JobOptions
-    from clusterctl.state.inventory import Inventory
-
+from clusterctl.jobs.environment import build, environment_of
+from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
+from clusterctl.scheduler.script import Environment
+from clusterctl.scheduler.session import Session, inventory_of
+from clusterctl.spec.job import JobOptions, job_options
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.get import fetch
+from clusterctl.transport.local import OpenSSH, attached, captured
+from clusterctl.transport.put import send_into
+from clusterctl.transport.tree import shown_size, walk
 
 Command = Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="A command, after --.")]
-SHELL_FLAGS = {name: flag for name, flag in JOB_FLAGS.items() if name in {
-    "nodes", "tasks_per_node", "cpus", "gpus", "mem", "time", "partition", "account", "qos", "constraint",
-    "requirements",
-}}  # fmt: skip
+_OF_ALLOCATIONS = "nodes tasks_per_node cpus gpus mem time partition account qos constraint requirements"
+FLAGS = {"shell": {name: JOB_FLAGS[name] for name in _OF_ALLOCATIONS.split()}}
 
 
 def ssh(
@@ -50,9 +51,6 @@ def ssh(
 
     One string is for the remote shell, as with ssh; words after -- arrive verbatim.
     """
-    from clusterctl.scheduler.session import inventory_of
-    from clusterctl.transport.local import OpenSSH
-
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace):
         inventory = inventory_of(workspace)
@@ -79,11 +77,6 @@ def shell(
     It runs on the first node of its own allocation, in the job environment. The allocation is released at
     the end.
     """
-    from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
-    from clusterctl.spec.job import job_options
-    from clusterctl.state.workspace import Workspace
-    from clusterctl.transport.local import OpenSSH, attached
-
     words = job_options({name: value for name, value in flags.items() if value is not None})
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and not screen.json
     _refuse_shell_as_json(screen, command)
@@ -112,8 +105,6 @@ def shell(
 
 def _environment(screen: Screen, options: Options, session: Session, words: JobOptions) -> Environment:
     """The Python of the spec's and the flag's requirements, on the cluster before nodes are asked for."""
-    from clusterctl.jobs.environment import build, environment_of
-
     heard = screen.note if options.verbose else lambda _line: None
     with screen.working("resolving requirements"):
         environment = environment_of(
@@ -160,8 +151,6 @@ def _say_wait(screen: Screen, session: Session, job_id: str) -> None:
 
 def _told(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> int:
     """Run a command and tell what it said as JSON; its exit status."""
-    from clusterctl.transport.local import captured
-
     done = captured(argv)
     answer |= {"exit_code": done.rc, "stdout": done.stdout, "stderr": done.stderr}
     if done.rc != 0:
@@ -183,9 +172,6 @@ def put(
 
     They go to the home folder, unless the last argument names another.
     """
-    from clusterctl.transport.put import send_into
-    from clusterctl.transport.tree import shown_size, walk
-
     _refuse_empty(paths)
     local, remote = _split(paths)
     items, others = walk([Path(path) for path in local])
@@ -221,9 +207,6 @@ def get(
 
     They go to this folder, unless the last argument names another.
     """
-    from clusterctl.transport.get import fetch
-    from clusterctl.transport.tree import shown_size
-
     _refuse_empty(paths)
     remote, local = (paths, ".") if len(paths) == 1 else (paths[:-1], paths[-1])
     begun = time.monotonic()
@@ -249,8 +232,6 @@ def get(
 
 
 def _are(files: int, size: int) -> str:
-    from clusterctl.transport.tree import shown_size
-
     return f"1 file, {shown_size(size)}, is" if files == 1 else f"{files} files, {shown_size(size)}, are"
 
 
@@ -260,8 +241,6 @@ def _refuse_empty(paths: list[str]) -> None:
     Raises:
         UsageError: one is empty.
     """
-    from clusterctl.errors import UsageError
-
     if "" in paths:
         raise UsageError("a path is empty", fix="name a file or a folder; the whole folder is `.`")
 
@@ -272,8 +251,6 @@ def _split(paths: list[str]) -> tuple[list[str], str]:
     Raises:
         UsageError: the last one is a file here, so it may well be meant to go, too.
     """
-    from clusterctl.errors import UsageError
-
     if len(paths) == 1:
         return paths, "."
     *local, remote = paths

@@ -12,9 +12,10 @@ from ruamel.yaml.comments import TaggedScalar
 
 from clusterctl.hosts.roles import cluster_roles
 from clusterctl.packages.bundle import PAYLOAD, payload_tar
+from clusterctl.spec.common import ADMIN_USER, Software
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.models import ADMIN_USER, ClusterSpec, Software
-from clusterctl.spec.onprem import is_this_machine
+from clusterctl.spec.hosts import is_this_machine
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, MPI_SSH, MPI_SSH_FOLDER, Host, Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic

@@ -13,8 +13,8 @@ import requests
 
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.packages.os_packages import PLAIN, Upstream
+from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.models import Software
 from clusterctl.util import process
 from clusterctl.util.tables import table
 

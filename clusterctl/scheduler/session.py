@@ -173,11 +173,7 @@ _SBATCH_MAY_HANG_S = 600
 
 
 def resolve_submissions(scheduler: Scheduler, ledger: Ledger) -> None:
-    """Find out what became of such submissions, and write it down.
-
-    Raises:
-        SchedulerError: it can't be told.
-    """
+    """Find out what became of submissions whose answer was lost, and write it down."""
     for entry in ledger.entries():
         if entry.job_id is None and not entry.refused:
             found = scheduler.by_comment(entry.comment, entry.submitted_at)
