@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError
+from clusterctl.spec.common import Partition
 from clusterctl.spec.job import JobSpec, ScriptLanguage, script_language
-from clusterctl.spec.models import ClusterSpec, Partition
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_duration
 from clusterctl.state.ledger import OUR_RECORDS
 

@@ -25,8 +25,8 @@ from clusterctl.errors import (
 from clusterctl.scheduler.base import Clock, backoff, patiently, probe_argv
 from clusterctl.scheduler.models import JobInfo, JobRequest, NodeInfo
 from clusterctl.scheduler.slurm import parse
+from clusterctl.spec.common import ADMIN_USER, PROOF_PARTITION
 from clusterctl.spec.distributions import JOB_PROFILE
-from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
 from clusterctl.transport.base import Result, Transport
 
 _JOB_ID = re.compile(r"[1-9][0-9]*(_[0-9]+)?")

@@ -12,7 +12,8 @@ from typing import Final
 from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Driver, Gpu, by_type
 from clusterctl.hosts.probe import NodeFacts
-from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION, ClusterSpec
+from clusterctl.spec.common import ADMIN_USER, PROOF_PARTITION
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import (
     HEALTH_PROGRAM,
     SLURMCTLD_PORT,
