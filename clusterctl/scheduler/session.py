@@ -162,7 +162,6 @@ def scheduler_of(
 def admin_scheduler(
     inventory: Inventory, connections: Connections, *, patience_s: float = PATIENCE_S
 ) -> Scheduler:
-    """The same over the connections of an admin session."""
     return scheduler_of(inventory, connections.to, patience_s=patience_s)
 
 

@@ -287,37 +287,31 @@ def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
         if number is None:
             raise ValueError("it has no id")
         end = said["end"]
-        state, reason, exit_code, ended_by = _outcome(end, cancelled=bool(said["cancelled"]))
-        job = job if end is None else replace(job, state=state)
+        outcome = _outcome(end, cancelled=bool(said["cancelled"]))
+        job = job if end is None else replace(job, state=outcome["state"])
         return replace(
             job,
             name=str(said["name"]),
             partition=str(said["partition"]),
-            state=state,
-            reason=reason,
-            exit_code=exit_code,
-            signal=ended_by,
-            nodes=tuple(str(node) for node in said["nodes"]),
+            nodes=tuple(map(str, said["nodes"])),
             submit_time=int(said["time"]),
             start_time=int(said["time"]),
-            end_time=int(end["time"]) if end is not None else None,
+            end_time=None if end is None else int(end["time"]),
             work_dir=str(said["folder"]),
             comment=f"clusterctl:{said['token']}",
+            **outcome,
         )
     except (KeyError, ValueError, TypeError) as exc:
         return replace(job, reason=f"the job's record is damaged: {exc!r}"[:300])
 
 
-def _outcome(
-    end: Mapping[str, Any] | None, *, cancelled: bool
-) -> tuple[JobState, str, int | None, int | None]:
-    """State, reason, exit code and signal."""
+def _outcome(end: Mapping[str, Any] | None, *, cancelled: bool) -> dict[str, Any]:
+    """State, reason, exit code and signal of a job."""
     if end is None:
-        return (JobState.COMPLETING if cancelled else JobState.RUNNING), "", None, None
+        return {"state": JobState.COMPLETING if cancelled else JobState.RUNNING}
     state, reason = _RESULTS.get(str(end["result"]), (JobState.FAILED, str(end["result"])))
     if cancelled and state is not JobState.COMPLETED:
         state, reason = JobState.CANCELLED, ""
     status = str(end["status"])
-    if status.isdigit():
-        return state, reason, int(status), 0
-    return state, reason, 0, _SIGNALS.get(status, 0)
+    exit_code, ended_by = (int(status), 0) if status.isdigit() else (0, _SIGNALS.get(status, 0))
+    return {"state": state, "reason": reason, "exit_code": exit_code, "signal": ended_by}

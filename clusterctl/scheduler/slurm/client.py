@@ -22,7 +22,7 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.scheduler.base import Clock, backoff, patiently, probe_argv
+from clusterctl.scheduler.base import Clock, patiently, probe_argv
 from clusterctl.scheduler.models import JobInfo, JobRequest, NodeInfo
 from clusterctl.scheduler.slurm import parse
 from clusterctl.spec.common import ADMIN_USER, PROOF_PARTITION
@@ -180,14 +180,14 @@ class SlurmClient:
 
     def _answers_soon(self) -> bool:
         """Whether slurmctld is there again before long."""
-        give_up = self.clock.now() + _BACK_SOON_S
-        with suppress(TransportError):
-            for pause in backoff(first_s=0.5, longest_s=2.0):
-                if self.is_there():
-                    return True
-                if self.clock.now() + pause > give_up:
-                    break
-                self.clock.sleep(pause)
+
+        def ping() -> bool:
+            if not self.is_there():
+                raise self._away_error("scontrol ping", "")
+            return True
+
+        with suppress(SlurmAwayError, TransportError):
+            return patiently(self.clock, _BACK_SOON_S, ping)
         return False
 
     def _not_submitted(self, exc: ClusterctlError) -> UnreachableError:
