@@ -26,8 +26,9 @@ from clusterctl.cluster.up import UpOptions
 from clusterctl.errors import UsageError
 from clusterctl.scheduler import session
 from clusterctl.scheduler.base import Scheduler
+from clusterctl.spec.hosts import is_this_machine
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import is_this_machine, own_machines
+from clusterctl.spec.onprem import own_machines
 from clusterctl.state import lock
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
