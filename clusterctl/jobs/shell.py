@@ -195,12 +195,13 @@ def parse_forwards(texts: Sequence[str]) -> tuple[Forward, ...]:
     Raises:
         UsageError: one is neither, or its local port is taken.
     """
-    forwards = tuple(_parsed(text) for text in texts)
-    for i, forward in enumerate(forwards):
-        if any(forward.local == other.local for other in forwards[:i]):
+    forwards: dict[int, Forward] = {}
+    for forward in map(_parsed, texts):
+        if forward.local in forwards:
             raise UsageError(f"--forward names the local port {forward.local} twice")
         _check_free(forward)
-    return forwards
+        forwards[forward.local] = forward
+    return tuple(forwards.values())
 
 
 @contextmanager

@@ -27,9 +27,8 @@ from clusterctl.errors import (
 )
 from clusterctl.jobs.environment import build
 from clusterctl.jobs.source import Source, manifest, source_hash, source_of
-from clusterctl.scheduler.batch import request_of, script_of
 from clusterctl.scheduler.script import PAYLOAD_ROOT, PLAIN, Environment, partition_name
-from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.session import Session, request_of, script_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE, SPEC_FILE, JobEntry
