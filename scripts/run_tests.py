@@ -25,6 +25,7 @@ from typing import IO
 from clusterctl.util.process import under_subreaper
 
 ROOT = Path(__file__).resolve().parent.parent
+UNIT, E2E = "tests/unit", "tests/e2e"
 # The tests of a group share a cluster, so they stay together: tests/support/groups.py.
 SPREAD = ("-n3", "--dist=loadscope", "--no-loadscope-reorder")
 LIMIT_S = 3 * 3600  # of one part; of all its tests, each of which has its own
@@ -62,12 +63,12 @@ def linting() -> Iterator[Callable[[], Outcome]]:
         yield outcome
 
 
-def pytest(part: str, *options: str) -> Outcome:
-    """One run of pytest."""
+def pytest(part: str, folder: str, *options: str) -> Outcome:
+    """One run of pytest; each of its workers collects all of the folder."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        argv = [sys.executable, "-m", "pytest", f"--junitxml={report}", *options]
+    with tempfile.TemporaryDirectory() as reports:
+        report = Path(reports) / "report.xml"
+        argv = [sys.executable, "-m", "pytest", folder, f"--junitxml={report}", *options]
         code = run(argv)
         passed, failed, skipped = count(report)
     if code != 0 and failed == 0:
@@ -149,12 +150,14 @@ def main() -> int:
     parts: tuple[Callable[[], Outcome | None], ...] = (
         remove_remains,
         # A worker begins with half of the tests in their order, so that they share what their module sets up.
-        lambda: pytest("unit", "-n2", "--dist=worksteal", "--durations=10", "-m", f"not e2e{sweeps}"),
+        lambda: pytest("unit", UNIT, "-n2", "--dist=worksteal", "--durations=10", "-m", f"not e2e{sweeps}"),
         # Real clusters wait as much as they compute: three at a time keep two cores at work.
-        lambda: pytest("end to end", "-v", *SPREAD, "--durations=10", "-m", f"e2e and not alone{sweeps}"),
+        lambda: pytest(
+            "end to end", E2E, "-v", *SPREAD, "--durations=10", "-m", f"e2e and not alone{sweeps}"
+        ),
         remove_remains,
         # In a worker, which is replaced if a test can't be ended but with its process.
-        lambda: pytest("alone", "-v", "-n1", "-m", f"e2e and alone{sweeps}"),
+        lambda: pytest("alone", E2E, "-v", "-n1", "-m", f"e2e and alone{sweeps}"),
     )
     end_by_signals()
     outcomes: list[Outcome] = []

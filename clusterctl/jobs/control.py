@@ -19,8 +19,8 @@ from clusterctl.errors import (
     UnreachableError,
     WaitTimeoutError,
 )
-from clusterctl.jobs.logs import LONGEST_PAUSE_S, JobLogs, LogChunk, OnOutput, folder_of, tail
-from clusterctl.scheduler.base import Clock, backoff
+from clusterctl.jobs.logs import LONGEST_PAUSE_S, JobLogs, OnOutput, folder_of, tail
+from clusterctl.scheduler.base import backoff
 from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
 from clusterctl.scheduler.session import Session, resolve_submissions
 
@@ -69,11 +69,7 @@ class _Watched:
         return tuple(self._seen.values())
 
     def pause(self, seconds: float) -> None:
-        """Sleep so long, or until the deadline.
-
-        Raises:
-            WaitTimeoutError: that has passed; says where the jobs stand.
-        """
+        """Sleep so long, or until the deadline."""
         self.check_deadline()
         left = seconds if self.deadline is None else min(seconds, self.deadline - self._clock.now())
         self._clock.sleep(max(0.0, left))
@@ -146,39 +142,26 @@ def follow(
     clock, logs = session.scheduler.clock, JobLogs(session, job_id)
     broken_since: float | None = None
     waits = backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
-
-    def told(chunk: LogChunk | None) -> None:
-        nonlocal broken_since, waits
-        broken_since, waits = None, backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
-        if chunk is not None:
-            on_output(chunk)
-
     while True:
+        looks, due = backoff(longest_s=LONGEST_PAUSE_S), clock.now()
         try:
-            return _pass_on(logs, watched, told, clock)
+            with closing(logs.grow(lambda: watched.seen, watched.deadline)) as chunks:
+                for chunk in chunks:
+                    broken_since, waits = None, backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
+                    if chunk is not None:
+                        on_output(chunk)
+                    if clock.now() >= due:
+                        if (jobs := watched.look()) is not None:
+                            for last in logs.new(jobs):
+                                on_output(last)
+                            return jobs
+                        due = clock.now() + next(looks)
+                    watched.check_deadline()
         except UnreachableError:
             broken_since = broken_since or clock.now()  # it may have been silent for long before
             if clock.now() >= broken_since + _RECONNECT_S:
                 raise
             watched.pause(next(waits))
-
-
-def _pass_on(
-    logs: JobLogs, watched: _Watched, told: Callable[[LogChunk | None], None], clock: Clock
-) -> tuple[JobInfo, ...]:
-    """Pass on what a job writes until it has ended."""
-    pauses, due = backoff(longest_s=LONGEST_PAUSE_S), clock.now()
-    with closing(logs.grow(lambda: watched.seen, watched.deadline)) as chunks:
-        for chunk in chunks:
-            told(chunk)
-            if clock.now() >= due:
-                if (jobs := watched.look()) is not None:
-                    for last in logs.new(jobs):
-                        told(last)
-                    return jobs
-                due = clock.now() + next(pauses)
-            watched.check_deadline()
-    raise AssertionError("logs never end")
 
 
 def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
@@ -205,7 +188,7 @@ def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
     raise kind(
         f"job {job.id} ({job.name}) ended {job.state.value}{more}",
         why=f"{how}; {log}",
-        fix=_whole_log(job),
+        fix=f"the whole log: clusterctl logs {job.id}",
         failures=tuple(_failure(one, kind, said if one is job else "") for one in bad),
     )
 
@@ -223,14 +206,11 @@ def _how_it_ended(job: JobInfo) -> str:
     return ", ".join(parts)
 
 
-def _whole_log(job: JobInfo) -> str:
-    return f"the whole log: clusterctl logs {job.id}"
-
-
 def _failure(job: JobInfo, kind: type[ClusterctlError], said: str) -> Failure:
     ended = f"job {job.id}: {_how_it_ended(job)}"
     cause = f"{ended}; its log ends:\n{said}" if said else ended
-    return Failure(kind.code, cause, host=job.nodes[0] if len(job.nodes) == 1 else None, fix=_whole_log(job))
+    host = job.nodes[0] if len(job.nodes) == 1 else None
+    return Failure(kind.code, cause, host=host, fix=f"the whole log: clusterctl logs {job.id}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,11 +251,7 @@ def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
 
 
 def list_jobs(session: Session) -> tuple[JobInfo, ...]:
-    """The job user's jobs that go on or lately ended, and those submitted from here; oldest first.
-
-    Raises:
-        SchedulerError: it can't be told.
-    """
+    """The job user's jobs that go on or lately ended, and those submitted from here; oldest first."""
     resolve_submissions(session.scheduler, session.ledger)
     found = session.scheduler.own_jobs()
     known = {job.whole_id for job in found}

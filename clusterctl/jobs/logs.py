@@ -57,33 +57,14 @@ class LogReader:
     gone: bool = False  # the folder was not there when it was last looked at
     _offsets: dict[str, int] = field(default_factory=dict)
 
-    def new(self) -> Iterator[LogChunk]:
-        """What was added since, once.
+    def read(self, how: Literal["once", "follow", "tail"]) -> Generator[LogChunk | None, None, None]:
+        """What was added since: once, or without end; or the end of stderr, else of stdout.
 
-        Raises:
-            TransportError: the host can't be reached.
-        """
-        for chunk in self._read("once"):
-            if chunk is not None:
-                yield chunk
-
-    def grow(self) -> Generator[LogChunk | None, None, None]:
-        """What is added, without end; None about once a second, so that the caller can look at the job.
+        None comes about once a second, so that the caller can look at the job.
 
         Raises:
             TransportError: the connection broke; calling it again goes on from there.
         """
-        return self._read("follow")
-
-    def end(self) -> Iterator[LogChunk]:
-        """The end of stderr, else of stdout.
-
-        Raises:
-            TransportError: the host can't be reached.
-        """
-        return (chunk for chunk in self._read("tail") if chunk is not None)
-
-    def _read(self, how: str) -> Generator[LogChunk | None, None, None]:
         task = "" if self.task is None else str(self.task)
         argv = remote_argv(_PROGRAM, self.folder, how, json.dumps(self._offsets), task)
         with closing(self.transport.stream(argv)) as stream:
@@ -121,7 +102,7 @@ def tail(transport: Transport, folder: str, task: int | None) -> str:
     What only follows from a rank's failure is left out, unless there is nothing else.
     """
     reader = LogReader(transport, folder, task)
-    said = b"".join(chunk.data for chunk in reader.end()).decode(errors="replace")
+    said = b"".join(chunk.data for chunk in reader.read("tail") if chunk).decode(errors="replace")
     if reader.gone:
         return "(the job's folder is gone)"
     said = _CONSEQUENCES.sub("", said) or said
@@ -146,25 +127,17 @@ class JobLogs:
         return all(reader.gone for reader in self._readers.values())
 
     def new(self, jobs: Sequence[JobInfo]) -> Iterator[LogChunk]:
-        """What was added since; ``jobs`` tell the nodes, which is needed where those have the logs.
-
-        Raises:
-            TransportError: a host can't be reached.
-        """
+        """What was added since; ``jobs`` tell the nodes, which is needed where those have the logs."""
         for reader in self._readers_of(jobs):
-            yield from reader.new()
+            yield from (chunk for chunk in reader.read("once") if chunk is not None)
 
     def grow(
         self, seen: Callable[[], Sequence[JobInfo]], deadline: float | None
     ) -> Generator[LogChunk | None, None, None]:
-        """What is added, without end; None now and then, so that the caller can look at the job.
-
-        Raises:
-            TransportError: the connection broke; calling it again goes on from there.
-        """
+        """What is added, without end; None now and then. See ``LogReader.read``."""
         if not self._session.node_local:
             (reader,) = self._readers_of(())
-            yield from reader.grow()
+            yield from reader.read("follow")
         clock = self._session.scheduler.clock
         for pause in backoff(longest_s=LONGEST_PAUSE_S):
             yield from self.new(seen())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from clusterctl.errors import (
     printable,
 )
 from clusterctl.providers.registry import node_price
-from clusterctl.runs.fetch import FROM_JOB, Manifest, sha256_of
+from clusterctl.runs.fetch import FROM_JOB, Manifest
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
 from clusterctl.scheduler.session import Session
@@ -78,19 +79,7 @@ def _record(
     ended = all(job.ended for job in jobs)
     start, end = min(starts, default=None), max(ends, default=None) if ended else None
     price = node_price(session.spec, head.partition)
-    tasks = tuple(
-        TaskRecord(
-            id=job.id,
-            state=job.state.value,
-            reason=job.reason,
-            exit_code=job.exit_code,
-            signal=job.signal,
-            nodes=job.nodes,
-            start_time=job.start_time,
-            end_time=job.end_time,
-        )
-        for job in jobs
-    )
+    tasks = tuple(TaskRecord.model_validate(job, from_attributes=True) for job in jobs)
     shown = head if ended else next(job for job in jobs if not job.ended)
     return RunRecord(
         token=entry.token,
@@ -114,7 +103,7 @@ def _record(
         collected_at=time.time(),
         remote_dir=entry.remote_dir or "",
         files=len(manifest.files),
-        bytes=manifest.size,
+        bytes=sum(manifest.files.values()),
         source=source,
         skipped=manifest.skipped,
     )
@@ -158,7 +147,7 @@ def _says_it_goes_on(accounting: str) -> bool:
 def _environment(tree: Path, manifest: Manifest, client: Any, slurm_version: str | None) -> str:
     """The client's facts, and what the telemetry of each host says about its versions and hardware."""
     hosts: dict[str, Any] = {}
-    told = [file.local for file in manifest.files.values() if _TELEMETRY.search(file.local)]
+    told = [local for local in manifest.files if _TELEMETRY.search(local)]
     for path in sorted(tree / os.fsdecode(local) for local in told[:_MOST_HOSTS]):
         if isinstance(facts := _first_line(path), dict) and facts.get("kind") == "host":
             hosts[path.stem] = {key: value for key, value in facts.items() if key not in {"kind", "time"}}
@@ -188,11 +177,16 @@ def _write_sums(tree: Path, known: Mapping[bytes, str]) -> None:
     )
     lines = []
     for name in sorted(name for name in found if name != SUMS_FILE.encode()):
-        sha256 = known.get(name) or sha256_of(os.path.join(root, name))  # noqa: PTH118
+        sha256 = known.get(name) or _sha256(os.path.join(root, name))  # noqa: PTH118
         shown = escaped(name)
         mark = b"\\" if shown != name else b""
         lines.append(mark + sha256.encode() + b"  " + shown + b"\n")
     (tree / SUMS_FILE).write_bytes(b"".join(lines))
+
+
+def _sha256(path: bytes) -> str:
+    with open(path, "rb") as file:  # noqa: PTH123  # a path in bytes
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def escaped(name: bytes) -> bytes:

@@ -67,19 +67,19 @@ class JobState(StrEnum):
         return _OUTCOMES.get(self, Outcome.GOES_ON)
 
 
+_FAILED = "FAILED NODE_FAIL OUT_OF_MEMORY BOOT_FAIL DEADLINE PURGED".split()
+_CANCELLED = "CANCELLED TIMEOUT PREEMPTED REVOKED".split()
 _OUTCOMES = {
     JobState.COMPLETED: Outcome.COMPLETED,
-    JobState.FAILED: Outcome.FAILED,
-    JobState.NODE_FAIL: Outcome.FAILED,
-    JobState.OUT_OF_MEMORY: Outcome.FAILED,
-    JobState.BOOT_FAIL: Outcome.FAILED,
-    JobState.DEADLINE: Outcome.FAILED,
-    JobState.PURGED: Outcome.FAILED,
-    JobState.CANCELLED: Outcome.CANCELLED,
-    JobState.TIMEOUT: Outcome.CANCELLED,
-    JobState.PREEMPTED: Outcome.CANCELLED,
-    JobState.REVOKED: Outcome.CANCELLED,
+    **{JobState(word): Outcome.FAILED for word in _FAILED},
+    **{JobState(word): Outcome.CANCELLED for word in _CANCELLED},
 }
+
+
+_SHOWN = tuple(
+    "job_id name user partition account qos state reason exit_code signal nodes "
+    "submit_time start_time end_time work_dir".split()
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,23 +113,8 @@ class JobInfo:
 
     def as_dict(self) -> dict[str, Any]:
         """A job as `-o json` shows it; times are Unix seconds."""
-        return {
-            "job_id": self.id,
-            "name": self.name,
-            "user": self.user,
-            "partition": self.partition,
-            "account": self.account,
-            "qos": self.qos,
-            "state": self.state.value,
-            "reason": self.reason,
-            "exit_code": self.exit_code,
-            "signal": self.signal,
-            "nodes": list(self.nodes),
-            "submit_time": self.submit_time,
-            "start_time": self.start_time,
-            "end_time": self.end_time,
-            "work_dir": self.work_dir,
-        }
+        shown = {name: getattr(self, name) for name in _SHOWN}
+        return {**shown, "job_id": self.id, "state": self.state.value, "nodes": list(self.nodes)}
 
     @property
     def id(self) -> str:

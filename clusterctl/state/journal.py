@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clusterctl.errors import DiskError
-from clusterctl.util.disk import append_line
+from clusterctl.util.disk import append_line, read_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Step:
 
 
 class Journal:
-    """Appends to one file, unless its disk is full; a torn last line (power cut) is ignored on reading."""
+    """Appends to one file, unless its disk is full."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -66,16 +66,10 @@ class Journal:
 
     def entries(self) -> tuple[Entry, ...]:
         """All phases so far, oldest first."""
-        try:
-            lines = self.path.read_text().splitlines()
-        except FileNotFoundError:
-            return ()
         entries = []
-        for line in lines:
-            try:
-                entries.append(Entry(**json.loads(line)))
-            except (ValueError, TypeError):
-                continue
+        for row in read_rows(self.path):
+            with suppress(TypeError):  # of another version
+                entries.append(Entry(**row))
         return tuple(entries)
 
     def _append(self, entry: Entry) -> None:

@@ -9,14 +9,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clusterctl.errors import CollectError, DiskError
-from clusterctl.util.disk import append_line, writing
+from clusterctl.util.disk import append_line, read_rows, writing
 
 RUN_FILE = "run.json"
 SOURCE_FILE = "source.json"
@@ -80,10 +80,11 @@ class Ledger:
         """Why something that has become known is not in the file: a later clusterctl finds it out again."""
 
     def entries(self) -> tuple[JobEntry, ...]:
-        """All submissions, oldest first. A torn last line (power cut) is ignored."""
+        """All submissions, oldest first."""
         merged: dict[str, dict[str, Any]] = {}
-        for row in self._rows():
-            merged.setdefault(row["token"], {}).update(row)
+        for row in (*read_rows(self._path), *self._unwritten):
+            if "token" in row:
+                merged.setdefault(row["token"], {}).update(row)
         return tuple(JobEntry.model_validate(row) for row in merged.values())
 
     def find(self, job_id: str) -> JobEntry | None:
@@ -92,11 +93,7 @@ class Ledger:
         return next((entry for entry in reversed(self.entries()) if entry.job_id == base), None)
 
     def add(self, entry: JobEntry) -> JobEntry:
-        """Record a submission; it is on disk when this returns.
-
-        Raises:
-            MachineError: it can't be written.
-        """
+        """Record a submission; it is on disk when this returns."""
         append_line(self._path, json.dumps(entry.model_dump(exclude_none=True), separators=(",", ":")))
         return entry
 
@@ -115,11 +112,7 @@ class Ledger:
         return entry.model_copy(update=changes)
 
     def keep(self, token: str, files: Mapping[str, bytes]) -> None:
-        """Store the files that we put into a job's folder, all of them or none.
-
-        Raises:
-            MachineError: it can't be written.
-        """
+        """Store the files that we put into a job's folder, all of them or none."""
         folder = self._kept(token)
         try:
             with writing(folder):
@@ -140,17 +133,6 @@ class Ledger:
     def _kept(self, token: str) -> Path:
         # A token that was read from a job's comment may be anything.
         return self._path.with_suffix("") / (token if _TOKEN.fullmatch(token) else "-")
-
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
-        for line in lines:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict) and "token" in row:
-                yield row
-        yield from self._unwritten
 
 
 class TaskRecord(_Stored):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from clusterctl.errors import DiskError, MachineError
 
@@ -85,6 +87,15 @@ def append_line(path: Path, line: str) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file, one a line; none without the file. A torn line (power cut) is ignored."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    for line in lines:
+        with suppress(ValueError):
+            if isinstance(row := json.loads(line), dict):
+                yield row
 
 
 def _mount_point(path: Path) -> Path:

@@ -7,6 +7,7 @@ for the same imports and YAML files, and hundreds of tests have one.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -160,6 +162,7 @@ def _end_of(child: int, timeout_s: float | None) -> int:
 def _serve(program: str, folder: Path) -> None:
     prepare = {"ansible": _prepare_ansible, "clusterctl": _prepare_clusterctl, "payload": _prepare_payload}
     main = prepare[program]()
+    gc.freeze()  # else each child looks at, and so copies, all that was imported
     answers = os.fdopen(os.dup(1), "w")
     while line := sys.stdin.readline():
         child = os.fork()
@@ -180,7 +183,17 @@ def _serve(program: str, folder: Path) -> None:
     os.environ.clear()
     os.environ.update(request["environ"])
     sys.argv = request["argv"]
-    main()
+    code: object = 1
+    try:
+        main()
+    except SystemExit as exc:
+        code = exc.code
+    except BaseException:
+        traceback.print_exc()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))  # Python's own end looks at all of it
 
 
 if __name__ == "__main__":

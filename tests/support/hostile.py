@@ -15,6 +15,7 @@ HOSTILE_NAMES = (
     b"two words",
     b"new\nline",
     b"-rf",
+    b"--",
     b"$(touch pwned); `id`",
     b'it\'s "quoted"',
     b"back\\slash",
@@ -22,6 +23,13 @@ HOSTILE_NAMES = (
     "\u00e9\u202e".encode(),
     b"*?[a]",
     b"~",
+    b"...",
+    b"..a",
+    b"'",
+    b'"',
+    b"tab\t",
+    b"\x1b[31mred",
+    b"\x07",
     b"#x",
     b"!x",
     b" ",
@@ -43,13 +51,13 @@ def deep_folder() -> Iterator[Path]:
         subprocess.run(["rm", "-rf", "--", folder], check=True)
 
 
-def nest(top: Path, depth: int) -> None:
-    """Make folders in folders, also where no path can lead to the last of them."""
+def nest(top: Path) -> None:
+    """Make folders in folders, deeper than Python's recursion, a path and a process's open files can be."""
     top.mkdir(parents=True)
     fd = os.open(top, os.O_RDONLY)
-    for _ in range(depth):
-        os.mkdir("d", dir_fd=fd)
-        below = os.open("d", os.O_RDONLY, dir_fd=fd)
+    for _ in range(1100):
+        os.mkdir("deep", dir_fd=fd)
+        below = os.open("deep", os.O_RDONLY, dir_fd=fd)
         os.close(fd)
         fd = below
     os.close(fd)

@@ -54,7 +54,7 @@ class PlayedCluster:
         (root / "bin").mkdir()
         for command in COMMANDS:
             path = root / "bin" / command
-            path.write_text(f'#!/bin/sh\nexec {sys.executable} {PLAYER} {command} "$@"\n')
+            path.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {PLAYER} {command} "$@"\n')
             path.chmod(0o755)
         self._state = root / "state.json"
         self._state.write_text(json.dumps({"next": 1, "jobs": {}}))

@@ -74,7 +74,7 @@ def sbatch(argv: list[str], state: dict[str, Any]) -> None:
         job |= {"state": "RUNNING", "start": int(time.time())}
         log = {name: str(Path.cwd() / asked[name]) for name in ("output", "error")}
         job["pid"] = subprocess.Popen(
-            [sys.executable, __file__, "run", job_id, str(script), log["output"], log["error"]],
+            [sys.executable, "-I", "-S", __file__, "run", job_id, str(script), log["output"], log["error"]],
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -143,8 +143,11 @@ def test_an_interrupt_leaves_only_the_log(
     assert {path.name for path in tmp_path.iterdir()} == {inventory.name, "log"}
 
 
-def test_the_death_of_mitogens_process_is_noticed(local_inventory: WriteInventory, tmp_path: Path) -> None:
+def test_the_death_of_mitogens_process_is_noticed(
+    local_inventory: WriteInventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ansible itself would wait for its task for ever."""
+    monkeypatch.setattr("clusterctl.configure.ansible.LOOK_EVERY_S", 0.5)
     begun = tmp_path / "begun"
     inventory = local_inventory("one", begun=begun)
     run = make_run("stuck.yml", inventory)

@@ -83,6 +83,6 @@ def test_an_image_whose_removal_was_ended_is_not_used(tmp_path: Path, ended: pyt
 def test_folders_nested_deeper_than_a_path_can_be_are_removed() -> None:
     """A job's 1,500 folders, one in the other, ended `down` in a traceback."""
     with deep_folder() as top:
-        nest(top / "n" / "job", 5000)
+        nest(top / "n" / "job")
         system.erase(top / "n")
         assert list(top.iterdir()) == []

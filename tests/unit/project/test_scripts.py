@@ -120,10 +120,10 @@ def test_the_test_command_adds_up_what_pytest_found(tmp_path: Path) -> None:
         "def test_error(broken): pass\n"
         "def test_skipped(): pytest.skip()\n"
     )
-    outcome = pytest_part("sample", "-q", "-c", os.devnull, "--rootdir", str(tmp_path), str(tests))
+    outcome = pytest_part("sample", str(tests), "-q", "-c", os.devnull, "--rootdir", str(tmp_path))
     assert (outcome.passed, outcome.failed, outcome.skipped) == (1, 2, 1)
 
 
 def test_a_part_that_names_no_test_has_failed(tmp_path: Path) -> None:
-    nothing = pytest_part("sample", "-q", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path))
+    nothing = pytest_part("sample", str(tmp_path), "-q", "-c", os.devnull, "--rootdir", str(tmp_path))
     assert (nothing.passed, nothing.failed) == (0, 1)
