@@ -107,7 +107,7 @@ def _environment(screen: Screen, options: Options, session: Session, words: JobO
     """The Python of the spec's and the flag's requirements, on the cluster before nodes are asked for."""
     (environment,) = resolve(screen, options, session.spec, [words], session.distribution)
     with showing_progress(screen) as progress:
-        for transport in (session.transport, *session.of_partition(None)):
+        for transport in (session.transport, *session.transports_of_partition(None)):
             build(transport, environment, report=screen.note, progress=progress)
     return environment
 
