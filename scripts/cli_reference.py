@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from clusterctl.cli.options import COMMON
 from clusterctl.cli.run import app
 
@@ -33,9 +31,8 @@ the job goes on · 130 interrupted. `shell` and `ssh` end with the exit code of 
 
 def reference() -> str:
     """The whole page."""
-    root = typer.main.get_command(app)
-    parts = [HEAD, _table("option", _options(root, skip=()))]
-    parts += [_section(path, command) for path, command in verbs(root)]
+    parts = [HEAD, _table("option", _options(app, skip=()))]
+    parts += [_section(path, command) for path, command in verbs(app)]
     return "\n".join(parts)
 
 
@@ -45,7 +42,7 @@ def verbs(group: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
         if hasattr(command, "commands"):
             yield from verbs(command, (*before, name))
         else:
-            yield (*before, name), command
+            yield (*before, name), command.load()
 
 
 def _section(path: tuple[str, ...], command: Any) -> str:

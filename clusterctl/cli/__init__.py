@@ -1,4 +1,5 @@
 """The command line: each verb parses, makes one call, and shows. The only place that prints or exits.
 
-What a verb needs is imported inside it, so that ``clusterctl --help`` starts at once.
+``run``, ``options``, ``output`` and ``completion`` import little, so that ``clusterctl --help`` starts soon.
+The other modules are those of the verbs, and are imported when one of theirs is called.
 """

@@ -1,4 +1,4 @@
-"""ssh, shell: the verbs that open a terminal on a host, or run one command there."""
+"""ssh, shell, put, get: the ways to a host, for a terminal, a command and files."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from clusterctl.cli.completion import hosts
-from clusterctl.cli.job import open_session
-from clusterctl.cli.options import Options, naming_lock_holder, workspace_of
+from clusterctl.cli.options import Options, naming_lock_holder, open_session, workspace_of
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.cli.submit import JOB_FLAGS
 from clusterctl.errors import Failure, UsageError
-
-if TYPE_CHECKING:
-    from clusterctl.scheduler.script import Environment
-    from clusterctl.scheduler.session import Session
-    from clusterctl.spec.job import JobOptions
-    from clusterctl.state.inventory import Inventory
-
+from clusterctl.jobs.environment import build, environment_of
+from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
+from clusterctl.scheduler.script import Environment
+from clusterctl.scheduler.session import Session, inventory_of
+from clusterctl.spec.job import JobOptions, job_options
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.get import Fetched, fetch
+from clusterctl.transport.local import OpenSSH, attached, captured
+from clusterctl.transport.put import Sent, send_into
+from clusterctl.transport.tree import shown_size, walk
 
 Command = Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="A command, after --.")]
-SHELL_FLAGS = {name: flag for name, flag in JOB_FLAGS.items() if name in {
-    "nodes", "tasks_per_node", "cpus", "gpus", "mem", "time", "partition", "account", "qos", "constraint",
-    "requirements",
-}}  # fmt: skip
+_OF_ALLOCATIONS = "nodes tasks_per_node cpus gpus mem time partition account qos constraint requirements"
+FLAGS = {"shell": {name: JOB_FLAGS[name] for name in _OF_ALLOCATIONS.split()}}
 
 
 def ssh(
@@ -50,9 +51,6 @@ def ssh(
 
     One string is for the remote shell, as with ssh; words after -- arrive verbatim.
     """
-    from clusterctl.scheduler.session import inventory_of
-    from clusterctl.transport.local import OpenSSH
-
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace):
         inventory = inventory_of(workspace)
@@ -79,11 +77,6 @@ def shell(
     It runs on the first node of its own allocation, in the job environment. The allocation is released at
     the end.
     """
-    from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
-    from clusterctl.spec.job import job_options
-    from clusterctl.state.workspace import Workspace
-    from clusterctl.transport.local import OpenSSH, attached
-
     words = job_options({name: value for name, value in flags.items() if value is not None})
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and not screen.json
     _refuse_shell_as_json(screen, command)
@@ -112,8 +105,6 @@ def shell(
 
 def _environment(screen: Screen, options: Options, session: Session, words: JobOptions) -> Environment:
     """The Python of the spec's and the flag's requirements, on the cluster before nodes are asked for."""
-    from clusterctl.jobs.environment import build, environment_of
-
     heard = screen.note if options.verbose else lambda _line: None
     with screen.working("resolving requirements"):
         environment = environment_of(
@@ -160,8 +151,6 @@ def _say_wait(screen: Screen, session: Session, job_id: str) -> None:
 
 def _told(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> int:
     """Run a command and tell what it said as JSON; its exit status."""
-    from clusterctl.transport.local import captured
-
     done = captured(argv)
     answer |= {"exit_code": done.rc, "stdout": done.stdout, "stderr": done.stderr}
     if done.rc != 0:
@@ -183,9 +172,6 @@ def put(
 
     They go to the home folder, unless the last argument names another.
     """
-    from clusterctl.transport.put import send_into
-    from clusterctl.transport.tree import shown_size, walk
-
     _refuse_empty(paths)
     local, remote = _split(paths)
     items, others = walk([Path(path) for path in local])
@@ -194,19 +180,8 @@ def put(
     begun = time.monotonic()
     with open_session(screen, options) as session, showing_progress(screen) as progress:
         sent = send_into(session.transport, items, remote, progress=progress)
-    seconds = time.monotonic() - begun
-    screen.result(
-        {
-            "folder": sent.folder,
-            "files": sent.files,
-            "bytes": sent.bytes,
-            "sent_bytes": sent.sent_bytes,
-            "seconds": round(seconds, 3),
-            "skipped": [str(other) for other in others],
-        },
-        f"{_are(sent.files, sent.bytes)} in {sent.folder}: "
-        f"{shown_size(sent.sent_bytes)} sent in {seconds:.1f} s",
-    )
+    skipped = [str(other) for other in others]
+    _show_transfer(screen, sent, begun, "sent", folder=sent.folder, where=sent.folder, skipped=skipped)
 
 
 def get(
@@ -221,9 +196,6 @@ def get(
 
     They go to this folder, unless the last argument names another.
     """
-    from clusterctl.transport.get import fetch
-    from clusterctl.transport.tree import shown_size
-
     _refuse_empty(paths)
     remote, local = (paths, ".") if len(paths) == 1 else (paths[:-1], paths[-1])
     begun = time.monotonic()
@@ -231,27 +203,30 @@ def get(
         done = fetch(
             session.transport, [_below_home(path) for path in remote], Path(local), progress=progress
         )
-    seconds = time.monotonic() - begun
     for path in done.skipped:
         screen.note(f"note: not fetched, being no file: {path}")
+    folder = str(Path(local).absolute())
+    _show_transfer(screen, done, begun, "fetched", folder=folder, where=local, skipped=done.skipped)
+
+
+def _show_transfer(
+    screen: Screen,
+    done: Sent | Fetched,
+    begun: float,
+    verb: str,
+    *,
+    folder: str,
+    where: str,
+    skipped: Sequence[str],
+) -> None:
+    """``where``: the folder as it was named."""
+    seconds, size = time.monotonic() - begun, shown_size(done.bytes)
+    are = f"1 file, {size}, is" if done.files == 1 else f"{done.files} files, {size}, are"
+    answer = {"folder": folder, "files": done.files, "bytes": done.bytes, "sent_bytes": done.sent_bytes}
     screen.result(
-        {
-            "folder": str(Path(local).absolute()),
-            "files": done.files,
-            "bytes": done.bytes,
-            "sent_bytes": done.sent_bytes,
-            "seconds": round(seconds, 3),
-            "skipped": list(done.skipped),
-        },
-        f"{_are(done.files, done.bytes)} in {local}: "
-        f"{shown_size(done.sent_bytes)} fetched in {seconds:.1f} s",
+        {**answer, "seconds": round(seconds, 3), "skipped": list(skipped)},
+        f"{are} in {where}: {shown_size(done.sent_bytes)} {verb} in {seconds:.1f} s",
     )
-
-
-def _are(files: int, size: int) -> str:
-    from clusterctl.transport.tree import shown_size
-
-    return f"1 file, {shown_size(size)}, is" if files == 1 else f"{files} files, {shown_size(size)}, are"
 
 
 def _refuse_empty(paths: list[str]) -> None:
@@ -260,8 +235,6 @@ def _refuse_empty(paths: list[str]) -> None:
     Raises:
         UsageError: one is empty.
     """
-    from clusterctl.errors import UsageError
-
     if "" in paths:
         raise UsageError("a path is empty", fix="name a file or a folder; the whole folder is `.`")
 
@@ -272,8 +245,6 @@ def _split(paths: list[str]) -> tuple[list[str], str]:
     Raises:
         UsageError: the last one is a file here, so it may well be meant to go, too.
     """
-    from clusterctl.errors import UsageError
-
     if len(paths) == 1:
         return paths, "."
     *local, remote = paths

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from clusterctl.cli.options import Options, spec_of, workspace_of
 from clusterctl.cli.output import Screen
-from clusterctl.errors import UsageError
-
-if TYPE_CHECKING:
-    from clusterctl.packages.bundle import Bundle
-    from clusterctl.spec.distributions import Distribution
-    from clusterctl.spec.models import ClusterSpec
+from clusterctl.errors import NotUpError, ProvisionError, UsageError
+from clusterctl.packages.bundle import Bundle, damages, open_bundle
+from clusterctl.packages.bundle_checks import mismatches, raise_faults
+from clusterctl.scheduler.session import inventory_of
+from clusterctl.spec.distributions import Distribution, distribution_of
+from clusterctl.spec.load import find_spec
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.transport.tree import shown_size
 
 BundleFile = Annotated[Path, typer.Argument(metavar="FILE", help="A bundle that `bundle create` made.")]
 Systems = Annotated[
@@ -44,9 +46,7 @@ def create(
     For the distributions of the hosts if the cluster is up, else of --os.
     """
     from clusterctl.cluster.up import reject_bundles
-    from clusterctl.packages.bundle_create import BundleRequest
-    from clusterctl.packages.bundle_create import create as create_bundle
-    from clusterctl.transport.tree import shown_size
+    from clusterctl.packages import bundle_create
 
     spec = spec_of(screen, options)
     reject_bundles(spec, fix="create it without a bundle: `clusterctl up`")
@@ -58,8 +58,8 @@ def create(
             f"--from names {', '.join(sorted(unknown))}, which no host has", fix="say it with --os"
         )
     target = out or Path(f"{spec.name}.bundle.tar")
-    wanted = BundleRequest(spec, distributions, archives, _called(names))
-    made = create_bundle(wanted, target, report=screen.note)
+    wanted = bundle_create.BundleRequest(spec, distributions, archives, _called(names))
+    made = bundle_create.create(wanted, target, report=screen.note)
     size = shown_size(target.stat().st_size)
     screen.result(
         _answer(made), *_lines(made), f"wrote {target}, {size}; take it along with clusterctl itself"
@@ -68,9 +68,6 @@ def create(
 
 def verify(screen: Screen, options: Options, path: BundleFile, system: Systems = None) -> None:
     """Verify the checksums of a bundle, and that it matches this clusterctl and the spec."""
-    from clusterctl.packages.bundle import open_bundle
-    from clusterctl.packages.bundle_checks import damages, mismatches, raise_faults
-
     opened = open_bundle(path)
     releases = [one.release for one in _named(system or ())]
     wrong = (*mismatches(opened, _spec(screen, options), releases), *damages(opened))
@@ -80,24 +77,17 @@ def verify(screen: Screen, options: Options, path: BundleFile, system: Systems =
 
 def show(screen: Screen, options: Options, path: BundleFile) -> None:
     """Show the manifest of a bundle."""
-    from clusterctl.packages.bundle import open_bundle
-
     opened = open_bundle(path)
     screen.result(_answer(opened), *_lines(opened))
 
 
 def _spec(screen: Screen, options: Options) -> ClusterSpec | None:
     """The spec that is meant; without one, a bundle may be for any."""
-    from clusterctl.spec.load import find_spec
-
     found = options.file or options.cluster or find_spec(Path.cwd())
     return spec_of(screen, options) if found else None
 
 
 def _named(names: list[str] | tuple[str, ...]) -> tuple[Distribution, ...]:
-    from clusterctl.errors import ProvisionError
-    from clusterctl.spec.distributions import distribution_of
-
     try:
         return tuple({one.release: one for one in map(distribution_of, names)}.values())
     except ProvisionError as exc:
@@ -112,9 +102,6 @@ def _called(names: list[str]) -> dict[str, str]:
 
 def _names(screen: Screen, options: Options, names: list[str] | None) -> list[str]:
     """Distributions that are named, else those of the hosts as they were last looked at."""
-    from clusterctl.errors import NotUpError
-    from clusterctl.scheduler.session import inventory_of
-
     if names:
         return names
     try:

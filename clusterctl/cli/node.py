@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -20,13 +20,19 @@ from clusterctl.cli.options import (
 )
 from clusterctl.cli.output import Screen
 from clusterctl.cli.up import NoWait, Yes, approval, bring_up
+from clusterctl.cluster import nodes
+from clusterctl.cluster.nodes import NodeState
+from clusterctl.cluster.up import UpOptions
 from clusterctl.errors import UsageError
-
-if TYPE_CHECKING:
-    from clusterctl.cluster.nodes import NodeState
-    from clusterctl.scheduler.base import Scheduler
-    from clusterctl.spec.models import ClusterSpec
-    from clusterctl.state.inventory import Inventory
+from clusterctl.scheduler import session
+from clusterctl.scheduler.base import Scheduler
+from clusterctl.spec.hosts import is_this_machine
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import own_machines
+from clusterctl.state import lock
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.ssh import Connections
 
 Names = Annotated[
     list[str], typer.Argument(metavar="NODE...", help="Node names, or host lists such as gpu[01-04].")
@@ -37,12 +43,13 @@ Reason = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Cancel the jobs that run on the nodes.")]
 _BOOTS = "clusterctl: is to be booted"
 # What taking a machine into the cluster may need.
-JOINING: Final = {
+_JOINING = {
     "yes": Yes,
     "no_wait": NoWait,
     "ask_become_pass": AskBecomePass,
     "accept_host_key": AcceptHostKey,
 }
+FLAGS: Final = {"add": _JOINING, "replace": _JOINING}
 
 
 def drain(
@@ -56,8 +63,6 @@ def drain(
     ] = None,
 ) -> None:
     """Drain nodes: no new jobs start, running jobs go on. `up` leaves drained nodes as they are."""
-    from clusterctl.cluster import nodes
-
     if not reason.strip():
         raise UsageError("--reason is empty", fix="say why, for whoever looks at the nodes")
     with _cluster(screen, options) as (inventory, scheduler):
@@ -75,8 +80,6 @@ def drain(
 
 def resume(screen: Screen, options: Options, names: Names) -> None:
     """Resume nodes: jobs can start on them again."""
-    from clusterctl.cluster import nodes
-
     with _cluster(screen, options) as (inventory, scheduler):
         found = nodes.resume(scheduler, _chosen(inventory, names))
     _show(screen, found)
@@ -87,11 +90,6 @@ def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
 
     Only the new nodes are configured; the others get their addresses. Running jobs go on.
     """
-    from clusterctl.cluster import nodes
-    from clusterctl.scheduler import session
-    from clusterctl.spec.onprem import own_machines
-    from clusterctl.state.workspace import Workspace
-
     spec = spec_of(screen, options)
     own_machines(spec.provider)
     inventory = session.inventory_of(Workspace.of(spec.name))
@@ -99,7 +97,7 @@ def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
     if there := [name for name in chosen if inventory.host(name)]:
         fix = f"`clusterctl up --limit {','.join(there)}` repairs it, `clusterctl node replace` takes another"
         raise UsageError(f"already in the cluster: {', '.join(there)}", fix=fix)
-    return _join(screen, options, spec, chosen, **joining)
+    return _join(screen, options, spec, chosen, joining)
 
 
 def remove(
@@ -111,11 +109,6 @@ def remove(
     no_wait: NoWait = False,
 ) -> int:
     """Remove nodes from the cluster and restore the machines. Other nodes and their jobs go on."""
-    from clusterctl.cluster import nodes
-    from clusterctl.cluster.up import UpOptions
-    from clusterctl.scheduler import session
-    from clusterctl.spec.onprem import own_machines
-
     workspace = workspace_of(screen, options)
     inventory = session.inventory_of(workspace)
     spec = session.applied_spec(workspace)
@@ -135,29 +128,20 @@ def replace(screen: Screen, options: Options, names: Names, force: Force = False
 
     The old machines are released; one that does not answer is released once it does.
     """
-    from clusterctl.cluster import nodes
-    from clusterctl.cluster.nodes import check_names
-    from clusterctl.scheduler import session
-    from clusterctl.spec.onprem import own_machines
-    from clusterctl.state.workspace import Workspace
-
     spec = spec_of(screen, options)
     own_machines(spec.provider)
     inventory = session.inventory_of(Workspace.of(spec.name))
     chosen = nodes.names_of(names)
     there = tuple(name for name in chosen if inventory.host(name))  # none, of one that failed half way
-    check_names(inventory, there)
+    nodes.check_names(inventory, there)
     if inventory.controller.name in chosen:
         fix = "take the cluster down, and raise it anew"
         raise UsageError(f"{inventory.controller.name} is the controller: it can't be replaced", fix=fix)
-    return _join(screen, options, spec, chosen, replaced=there, force=force, **joining)
+    return _join(screen, options, spec, chosen, joining, replaced=there, force=force)
 
 
 def forget(screen: Screen, options: Options, names: Names, yes: Yes = False, no_wait: NoWait = False) -> None:
     """Forget removed nodes that could not be released and are gone for good."""
-    from clusterctl.cluster import nodes
-    from clusterctl.state import lock
-
     workspace = workspace_of(screen, options)
     chosen = nodes.names_of(names)
     nodes.check_left(workspace, chosen)
@@ -173,19 +157,14 @@ def _join(
     options: Options,
     spec: ClusterSpec,
     names: Sequence[str],
-    *,
-    yes: bool | None = None,
-    no_wait: bool | None = None,
-    ask_become_pass: bool | None = None,
-    accept_host_key: list[str] | None = None,
+    joining: Mapping[str, Any],
     **more: Any,
 ) -> int:
-    """Have these machines in the cluster."""
-    from clusterctl.cluster.up import UpOptions
-
-    own = prompts_for(screen, ask_password=bool(ask_become_pass), accepted=accept_host_key)
-    wanted = UpOptions(approve=approval(screen, yes=bool(yes)), limit=names, **more)
-    return bring_up(screen, options, spec, wanted, prompts=own, no_wait=bool(no_wait))
+    """Have these machines in the cluster; ``joining`` are the flags of ``_JOINING``."""
+    ask_password, accepted = bool(joining["ask_become_pass"]), joining["accept_host_key"]
+    own = prompts_for(screen, ask_password=ask_password, accepted=accepted)
+    wanted = UpOptions(approve=approval(screen, yes=bool(joining["yes"])), limit=names, **more)
+    return bring_up(screen, options, spec, wanted, prompts=own, no_wait=bool(joining["no_wait"]))
 
 
 def reboot(
@@ -206,12 +185,6 @@ def reboot(
 
     After its reboot a node is configured, verified and resumed. One that was drained before stays drained.
     """
-    from clusterctl.cluster import nodes
-    from clusterctl.cluster.up import UpOptions
-    from clusterctl.scheduler import session
-    from clusterctl.state import lock
-    from clusterctl.transport.ssh import Connections
-
     workspace, timeout_s = workspace_of(screen, options), timeout_of(timeout)
     with naming_lock_holder(workspace):
         inventory = session.inventory_of(workspace)
@@ -249,8 +222,6 @@ def reboot(
 
 def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
     """That these nodes can be booted, and jobs be kept from beginning there."""
-    from clusterctl.spec.onprem import is_this_machine
-
     if inventory.traits.shares_kernel:
         raise UsageError(
             "local nodes have no kernel of their own to boot",
@@ -269,9 +240,6 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
 @contextmanager
 def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Inventory, Scheduler]]:
     """The cluster that is meant, with who runs its jobs as its admin."""
-    from clusterctl.scheduler import session
-    from clusterctl.transport.ssh import Connections
-
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace), Connections(workspace.ssh_config) as connections:
         inventory = session.inventory_of(workspace)
@@ -279,22 +247,13 @@ def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Inventory, Sche
 
 
 def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
-    from clusterctl.cluster import nodes
-
     chosen = nodes.names_of(names)
     nodes.check_names(inventory, chosen)
     return chosen
 
 
 def _show(screen: Screen, found: Sequence[NodeState]) -> None:
-    rows = [[s.node.name, s.node.shown, s.node.reason, ",".join(j.id for j in s.jobs) or "-"] for s in found]
-    answer: list[dict[str, Any]] = [
-        {
-            "name": one.node.name,
-            "state": one.node.shown,
-            "reason": one.node.reason,
-            "jobs": [job.id for job in one.jobs],
-        }
-        for one in found
-    ]
-    screen.result({"nodes": answer}, *screen.table(["NODE", "STATE", "REASON", "JOBS"], rows))
+    rows = [(one.node.name, one.node.shown, one.node.reason, [job.id for job in one.jobs]) for one in found]
+    answer = [dict(zip(("name", "state", "reason", "jobs"), row, strict=True)) for row in rows]
+    table = [[*row, ",".join(jobs) or "-"] for *row, jobs in rows]
+    screen.result({"nodes": answer}, *screen.table(["NODE", "STATE", "REASON", "JOBS"], table))

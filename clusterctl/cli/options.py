@@ -36,6 +36,7 @@ from clusterctl.errors import (
 
 if TYPE_CHECKING:
     from clusterctl.providers.base import OfferedKey, Prompts
+    from clusterctl.scheduler.session import Session
     from clusterctl.spec.models import ClusterSpec
     from clusterctl.state.workspace import Workspace
 
@@ -118,7 +119,6 @@ def root(
 
 def verb(
     function: Callable[..., int | None],
-    *,
     long_file: bool = False,
     flags: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[..., None]:
@@ -270,6 +270,20 @@ def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
         ) from exc
 
 
+@contextmanager
+def open_session(screen: Screen, options: Options) -> Iterator[Session]:
+    """A connection to the controller as the job user."""
+    from clusterctl.scheduler.session import applied_spec, inventory_of, session
+
+    workspace = workspace_of(screen, options)
+    with naming_lock_holder(workspace):
+        inventory_of(workspace)  # it is up
+        with session(applied_spec(workspace), workspace) as opened:
+            yield opened
+        if refusal := opened.ledger.refusal:
+            screen.note(f"note: {refusal.what} ({refusal.why}): what became of jobs is asked anew next time")
+
+
 def _file(screen: Screen, options: Options) -> Path | None:
     from clusterctl.spec.load import find_spec
 
@@ -280,13 +294,13 @@ def _file(screen: Screen, options: Options) -> Path | None:
 
 
 def _named(options: Options) -> Workspace:
-    from clusterctl.spec.models import LABEL
+    from clusterctl.spec.base import PATTERNS
     from clusterctl.state.workspace import Workspace
 
     name = options.cluster or ""
     if options.file is not None:
         raise UsageError("-f and --cluster exclude each other", fix="use one of them")
-    if not re.fullmatch(LABEL, name):
+    if not PATTERNS["label"].matches(name):
         raise _unknown(name)
     return Workspace.of(name)
 

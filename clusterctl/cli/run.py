@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import StrEnum
 from types import FrameType
 from typing import Annotated, Any, Final
 
 import typer
 from typer._completion_classes import completion_init
+from typer.core import TyperCommand, TyperGroup
 
-from clusterctl.cli import access, bundle, cluster, job, node, options, spec, submit, up
+from clusterctl.cli import options
 from clusterctl.cli.options import INTERRUPTED, Options, verb
 from clusterctl.cli.output import READER_GONE, Screen, silence
 from clusterctl.errors import ClusterctlError, UsageError
@@ -47,49 +49,102 @@ def completion(
     screen.document({"shell": shell.value, "script": script}, script)
 
 
-app = typer.Typer(
-    name="clusterctl",
-    help="One typed file creates a Slurm cluster, trains on it, and collects the results.",
-    no_args_is_help=True,
-    add_completion=False,  # there is a verb for it
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.callback()(options.root)
-
-
-def _group(name: str, summary: str) -> typer.Typer:
-    group = typer.Typer(help=summary, no_args_is_help=True, rich_markup_mode=None)
-    app.add_typer(group, name=name)
-    return group
-
-
-_cache = _group("cache", "The cache of node images.")
-_node = _group("node", "Operate on single nodes, without effect on the others.")
-_bundle = _group("bundle", "Packages and programs for air-gapped hosts, in one file.")
-VERBS: Final[tuple[tuple[typer.Typer, dict[str, Callable[..., int | None]]], ...]] = (
-    (app, {"init": spec.init, "validate": spec.validate, "schema": spec.schema, "doctor": spec.doctor}),
-    (app, {"plan": up.plan, "up": up.up}),
-    (app, {"down": cluster.down, "status": cluster.status, "list": cluster.list_}),
-    (_cache, {"list": cluster.cache_list, "prune": cluster.cache_prune}),
-    (_node, {"drain": node.drain, "resume": node.resume, "reboot": node.reboot, "remove": node.remove}),
-    (_node, {"forget": node.forget, "add": node.add, "replace": node.replace}),
-    (app, {"submit": submit.submit, "jobs": job.jobs_, "logs": job.logs, "cancel": job.cancel}),
-    (app, {"collect": job.collect, "ssh": access.ssh, "shell": access.shell}),
-    (app, {"put": access.put, "get": access.get}),
-    (_bundle, {"create": bundle.create, "verify": bundle.verify, "show": bundle.show}),
-    (app, {"completion": completion}),
-)
-_FLAGS: Final[dict[str, Mapping[str, Any]]] = {
-    "submit": submit.JOB_FLAGS,
-    "shell": access.SHELL_FLAGS,
-    "add": node.JOINING,
-    "replace": node.JOINING,
+# Verb -> its function, and the first sentence of its help. A module is read when one of its verbs is called.
+VERBS: Final = {
+    "init": ("spec:init", "Write a commented cluster.yaml."),
+    "validate": ("spec:validate", "Validate a spec: all errors are reported, each with its line."),
+    "schema": ("spec:schema", "Print the JSON Schema of the spec, for editors."),
+    "doctor": ("doctor:doctor", "Check the hosts and report problems."),
+    "plan": ("up:plan", "Show what `up` would change, and what it costs."),
+    "up": ("up:up", "Create the cluster, or repair it."),
+    "down": ("down:down", "Collect runs, remove the cluster, and verify the cleanup."),
+    "status": ("status:status", "Show the state of nodes and jobs."),
+    "list": ("status:list_", "List your clusters, and orphans on this machine."),
+    "submit": ("submit:submit", "Submit a bundled job, your own script, or a job file."),
+    "jobs": ("job:jobs", "List pending and running jobs, and those submitted from here."),
+    "logs": ("job:logs", "Print a job's stdout and stderr."),
+    "cancel": ("job:cancel", "Cancel jobs."),
+    "collect": ("collect:collect", "Copy runs from the cluster; each file is verified by its hash."),
+    "ssh": ("access:ssh", "Open a shell on a host, or run a command there."),
+    "shell": ("access:shell", "Open a shell, or run a command, on allocated nodes."),
+    "put": ("access:put", "Copy files and folders to the cluster."),
+    "get": ("access:get", "Copy files and folders from the cluster."),
+    "completion": ("run:completion", "Print the completion script of a shell."),
+    "cache list": ("status:cache_list", "List the cached node images."),
+    "cache prune": ("status:cache_prune", "Remove node images that no cluster uses."),
+    "node drain": ("node:drain", "Drain nodes: no new jobs start, running jobs go on."),
+    "node resume": ("node:resume", "Resume nodes: jobs can start on them again."),
+    "node reboot": ("node:reboot", "Reboot nodes once idle: they are drained, and running jobs end first."),
+    "node remove": ("node:remove", "Remove nodes from the cluster and restore the machines."),
+    "node forget": ("node:forget", "Forget removed nodes that could not be released and are gone for good."),
+    "node add": ("node:add", "Add machines of the spec to the running cluster."),
+    "node replace": ("node:replace", "Replace the machines of nodes; the node names stay."),
+    "bundle create": (
+        "bundle:create",
+        "Pack OS packages with dependencies, Python wheels and the payload into one file.",
+    ),
+    "bundle verify": (
+        "bundle:verify",
+        "Verify the checksums of a bundle, and that it matches this clusterctl and the spec.",
+    ),
+    "bundle show": ("bundle:show", "Show the manifest of a bundle."),
 }
-for group, verbs in VERBS:
-    for word, function in verbs.items():
-        group.command(word)(verb(function, long_file=word == "logs", flags=_FLAGS.get(word, {})))
+_GROUPS: Final = {
+    "cache": "The cache of node images.",
+    "node": "Operate on single nodes, without effect on the others.",
+    "bundle": "Packages and programs for air-gapped hosts, in one file.",
+}
+
+
+class LazyVerb(TyperCommand):
+    """A verb that is known by its summary until it is called, or its help is wanted."""
+
+    def __init__(self, name: str, target: str, summary: str) -> None:
+        super().__init__(name, help=summary, rich_markup_mode=None)
+        self._target = target
+
+    def load(self) -> TyperCommand:
+        """The verb with its parameters and its whole help."""
+        name, _, function = self._target.partition(":")
+        module = importlib.import_module(f"clusterctl.cli.{name}")
+        flags = getattr(module, "FLAGS", {}).get(self.name, {})
+        return command(str(self.name), verb(getattr(module, function), self.name == "logs", flags))
+
+    def make_context(self, *words: Any, **settings: Any) -> Any:
+        """The context of the real one."""
+        return self.load().make_context(*words, **settings)
+
+
+def command(name: str, function: Callable[..., None]) -> TyperCommand:
+    """A function with typed parameters as a command."""
+    one = typer.Typer(rich_markup_mode=None, add_completion=False)
+    one.command(name)(function)
+    return typer.main.get_command(one)  # type: ignore[return-value]  # of a single function
+
+
+def _program() -> TyperGroup:
+    root = typer.Typer(
+        name=PROGRAM,
+        help="One typed file creates a Slurm cluster, trains on it, and collects the results.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    root.callback()(options.root)
+    program = typer.main.get_group(root)
+    groups = {
+        name: TyperGroup(name=name, help=summary, no_args_is_help=True, rich_markup_mode=None)
+        for name, summary in _GROUPS.items()
+    }
+    for words, (target, summary) in VERBS.items():
+        *group, name = words.split()
+        (groups[group[0]] if group else program).add_command(LazyVerb(name, target, summary))
+    for group_of_verbs in groups.values():
+        program.add_command(group_of_verbs)
+    return program
+
+
+app: Final = _program()
 
 
 _SIGNALLED = 128
@@ -102,7 +157,7 @@ def run() -> int:
     if VARIABLE in os.environ:
         completion_init()
     try:
-        code = app(prog_name="clusterctl", standalone_mode=False) or 0
+        code = app(prog_name=PROGRAM, standalone_mode=False) or 0
         sys.stdout.flush()
     except typer.TyperException as exc:
         return _refuse(exc)

@@ -6,86 +6,67 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from clusterctl.cli.completion import jobs_to_submit, launchers, partitions
-from clusterctl.cli.job import follow_job, open_session, timeout_of, wait_for
-from clusterctl.cli.options import Options, spec_of
+from clusterctl.cli.job import follow_job, timeout_of, wait_for
+from clusterctl.cli.options import Options, open_session, spec_of
 from clusterctl.cli.output import Screen, showing_progress
-
-if TYPE_CHECKING:
-    from clusterctl.jobs.source import Source
-    from clusterctl.scheduler.script import Environment
-    from clusterctl.scheduler.session import Session
-    from clusterctl.spec.distributions import Distribution
-    from clusterctl.spec.job import JobSpec
-    from clusterctl.spec.models import ClusterSpec
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.jobs.control import raise_unless_completed
+from clusterctl.jobs.environment import environment_of
+from clusterctl.jobs.source import Source, source_of
+from clusterctl.jobs.submit import submit as submit_job
+from clusterctl.scheduler.models import worst
+from clusterctl.scheduler.script import Environment, with_gpus
+from clusterctl.scheduler.session import Session, distribution_ahead, script_of
+from clusterctl.spec import distributions
+from clusterctl.spec.distributions import Distribution
+from clusterctl.spec.job import JobSpec, is_job_file, job_spec, jobs_of_file
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.tree import shown_size
 
 _Row = dict[str, Any]  # of one job, as `-o json` shows it
 
-# Each is a field of JobOptions, which says what it may be. The help stands here so that it comes at once.
+
+def _flag(kind: Any, text: str, *names: str, **settings: Any) -> Any:
+    """An option that is None unless it is given."""
+    return Annotated[kind | None, typer.Option(*names, help=text, **settings)]
+
+
+# Each is a field of JobOptions, which says what it may be.
 JOB_FLAGS: Final[Mapping[str, Any]] = {
-    "nodes": Annotated[int | None, typer.Option("--nodes", "-N", help="Nodes. Default: 1.")],
-    "tasks_per_node": Annotated[
-        int | None, typer.Option(help="Tasks (ranks) per node. Default: 1; bundled jobs: one per GPU.")
-    ],
-    "cpus": Annotated[int | None, typer.Option(help="CPU cores per task.")],
-    "gpus": Annotated[
-        int | None, typer.Option(help="GPUs per node. Default for bundled jobs except probe: all.")
-    ],
-    "mem": Annotated[str | None, typer.Option(help="Memory per node, such as 4GiB.")],
-    "time": Annotated[str | None, typer.Option(help="Time limit, such as 30m or 1:30:00.")],
-    "name": Annotated[str | None, typer.Option(help="Job name. Default: the job's or the script's.")],
-    "partition": Annotated[
-        str | None,
-        typer.Option("--partition", "-p", help="Partition. Default: the first.", autocompletion=partitions),
-    ],
-    "account": Annotated[str | None, typer.Option("--account", "-A", help="Slurm account.")],
-    "qos": Annotated[str | None, typer.Option("--qos", "-q", help="Quality of service.")],
-    "constraint": Annotated[str | None, typer.Option("--constraint", "-C", help="Node features.")],
-    "array": Annotated[str | None, typer.Option("--array", "-a", help="Array of jobs, such as 1-10%2.")],
-    "signal": Annotated[
-        str | None, typer.Option(help="Signal sent before the time limit, such as USR1@120 (seconds).")
-    ],
-    "requeue": Annotated[
-        bool | None,
-        typer.Option("--requeue", help="Requeue, in the same folder, when the program exits with 75."),
-    ],
-    "launcher": Annotated[
-        str | None,
-        typer.Option(
-            help="Launcher of the ranks: srun (PMIx, the default) or mpirun.", autocompletion=launchers
-        ),
-    ],
-    "include": Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="Also copy this, even if .gitignore excludes it. Repeatable."),
-    ],
-    "exclude": Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="Do not copy this from the script's folder. Repeatable."),
-    ],
-    "folder": Annotated[
-        bool | None,
-        typer.Option("--folder/--no-folder", help="Copy the script's folder to the cluster. Default: yes."),
-    ],
-    "outputs": Annotated[
-        list[str] | None,
-        typer.Option(help="Pattern of files for `collect`, such as 'results/**'. Repeatable."),
-    ],
-    "env": Annotated[
-        list[str] | None,
-        typer.Option(help="Environment variable K=V; K alone takes its value from here. Repeatable."),
-    ],
-    "requirements": Annotated[
-        Path | None, typer.Option(help="Requirements file for the program's Python environment.")
-    ],
-    "container": Annotated[
-        str | None, typer.Option(help="Run in this Apptainer image (.sif), on the cluster or here.")
-    ],
+    "nodes": _flag(int, "Nodes. Default: 1.", "--nodes", "-N"),
+    "tasks_per_node": _flag(int, "Tasks (ranks) per node. Default: 1; bundled jobs: one per GPU."),
+    "cpus": _flag(int, "CPU cores per task."),
+    "gpus": _flag(int, "GPUs per node. Default for bundled jobs except probe: all."),
+    "mem": _flag(str, "Memory per node, such as 4GiB."),
+    "time": _flag(str, "Time limit, such as 30m or 1:30:00."),
+    "name": _flag(str, "Job name. Default: the job's or the script's."),
+    "partition": _flag(str, "Partition. Default: the first.", "--partition", "-p", autocompletion=partitions),
+    "account": _flag(str, "Slurm account.", "--account", "-A"),
+    "qos": _flag(str, "Quality of service.", "--qos", "-q"),
+    "constraint": _flag(str, "Node features.", "--constraint", "-C"),
+    "array": _flag(str, "Array of jobs, such as 1-10%2.", "--array", "-a"),
+    "signal": _flag(str, "Signal sent before the time limit, such as USR1@120 (seconds)."),
+    "requeue": _flag(bool, "Requeue, in the same folder, when the program exits with 75.", "--requeue"),
+    "launcher": _flag(
+        str, "Launcher of the ranks: srun (PMIx, the default) or mpirun.", autocompletion=launchers
+    ),
+    "include": _flag(
+        list[str], "Also copy this, even if .gitignore excludes it. Repeatable.", metavar="PATTERN"
+    ),
+    "exclude": _flag(list[str], "Do not copy this from the script's folder. Repeatable.", metavar="PATTERN"),
+    "folder": _flag(bool, "Copy the script's folder to the cluster. Default: yes.", "--folder/--no-folder"),
+    "outputs": _flag(list[str], "Pattern of files for `collect`, such as 'results/**'. Repeatable."),
+    "env": _flag(list[str], "Environment variable K=V; K alone takes its value from here. Repeatable."),
+    "requirements": _flag(Path, "Requirements file for the program's Python environment."),
+    "container": _flag(str, "Run in this Apptainer image (.sif), on the cluster or here."),
 }
+FLAGS: Final = {"submit": JOB_FLAGS}
 
 
 def submit(
@@ -143,12 +124,7 @@ def submit(
 
 def _wanted(target: str, flags: Mapping[str, object], variants: Sequence[str]) -> tuple[JobSpec, ...]:
     """The jobs that are asked for."""
-    from clusterctl.errors import UsageError
-    from clusterctl.spec.job import is_job_file, job_spec
-
     if is_job_file(target):
-        from clusterctl.spec.job import jobs_of_file
-
         return jobs_of_file(Path(target), flags, variants)
     if variants:
         raise UsageError(f"{target} has no variants", why="only a job file has", fix="leave out --variant")
@@ -158,8 +134,6 @@ def _wanted(target: str, flags: Mapping[str, object], variants: Sequence[str]) -
 def _refuse_contradictions(
     wanted: Sequence[JobSpec], *, follow: bool, waits: bool, timeout_s: float | None
 ) -> None:
-    from clusterctl.errors import UsageError
-
     if timeout_s is not None and not waits:
         raise UsageError("--timeout bounds a wait", fix="say --wait or --follow too; --time limits the job")
     if follow and len(wanted) > 1:
@@ -171,12 +145,6 @@ def _refuse_contradictions(
 
 def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> None:
     """Show the scripts; where they are several, each below a line with its job's name."""
-    from clusterctl.scheduler.batch import script_of
-    from clusterctl.scheduler.session import distribution_ahead
-    from clusterctl.spec import distributions
-    from clusterctl.state.workspace import Workspace
-    from clusterctl.transport.tree import shown_size
-
     spec = spec_of(screen, options)
     known = distribution_ahead(spec, Workspace.of(spec.name))
     distribution = known or distributions.distribution_of(distributions.DEFAULT)
@@ -200,11 +168,6 @@ def _prepared(
 
     Says once what is worth knowing of the folders; pip's words under -v.
     """
-    from clusterctl.jobs.environment import environment_of
-    from clusterctl.jobs.source import source_of
-    from clusterctl.scheduler.batch import script_of
-    from clusterctl.scheduler.script import with_gpus
-
     wanted = [with_gpus(spec, job) for job in wanted]
     for job in wanted:
         script_of(spec, job)  # none is sent, nor are its packages looked for, while another can't be
@@ -222,14 +185,12 @@ def _prepared(
 
 def _submitted(screen: Screen, options: Options, session: Session, wanted: Sequence[JobSpec]) -> list[_Row]:
     """Submit the jobs, one after the other; what is known of them is told also when something fails later."""
-    from clusterctl.jobs.submit import submit
-
     prepared = _prepared(screen, options, session.spec, wanted, session.distribution)
     rows: list[_Row] = []
     with showing_progress(screen) as progress:
         for job, source, environment in prepared:
             with _once(rows):
-                done = submit(
+                done = submit_job(
                     session,
                     job,
                     source=source,
@@ -253,8 +214,6 @@ def _submitted(screen: Screen, options: Options, session: Session, wanted: Seque
 @contextmanager
 def _once(submitted: Sequence[_Row]) -> Iterator[None]:
     """What fails once a job is submitted is no reason to submit again."""
-    from clusterctl.errors import ClusterctlError
-
     try:
         yield
     except ClusterctlError as exc:
@@ -264,9 +223,6 @@ def _once(submitted: Sequence[_Row]) -> Iterator[None]:
 
 def _await(screen: Screen, session: Session, rows: Sequence[_Row], timeout_s: float | None) -> None:
     """Wait for the jobs and show how they ended; raises unless all completed."""
-    from clusterctl.jobs.control import raise_unless_completed
-    from clusterctl.scheduler.models import worst
-
     ended = wait_for(screen, session, [row["job_id"] for row in rows], timeout_s)
     for row in rows:
         mine = [job for job in ended if job.whole_id == row["job_id"]]

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
+from ClusterShell.NodeSet import NodeSet
 
 from clusterctl.cli.options import (
     AcceptHostKey,
@@ -20,14 +21,18 @@ from clusterctl.cli.options import (
     spec_of,
 )
 from clusterctl.cli.output import Phases, Screen, shown_phase
+from clusterctl.cluster import plan as planning
+from clusterctl.cluster import up as cluster_up
+from clusterctl.cluster.nodes import names_of
+from clusterctl.cluster.plan import Plan
+from clusterctl.cluster.session import ClusterSession, Drift, Phase, provider_of
+from clusterctl.cluster.up import UpOptions
 from clusterctl.errors import UsageError
-
-if TYPE_CHECKING:
-    from clusterctl.cluster.plan import Plan
-    from clusterctl.cluster.session import Drift, Phase
-    from clusterctl.cluster.up import UpOptions
-    from clusterctl.providers.base import HostChange, Planned, Prompts
-    from clusterctl.spec.models import ClusterSpec
+from clusterctl.providers.base import HostChange, Planned, Prompts
+from clusterctl.spec.load import CurrentUser, job_user_notes
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state import lock
+from clusterctl.state.workspace import Workspace
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt.")]
 NoWait = Annotated[
@@ -85,10 +90,6 @@ def up(
 
     Prompts before it removes hosts or creates billed resources. Without a terminal, removing needs --yes.
     """
-    from clusterctl.cluster.nodes import names_of
-    from clusterctl.cluster.up import UpOptions
-    from clusterctl.spec.load import CurrentUser, job_user_notes
-
     if bundle is not None and no_bundle:
         raise UsageError("--bundle and --no-bundle exclude each other", fix="use one of them")
     spec = spec_of(screen, options)
@@ -118,11 +119,6 @@ def bring_up(
     no_wait: bool = False,
 ) -> int:
     """Have the cluster of this spec up, or the hosts that ``wanted`` limits it to, and show how it went."""
-    from clusterctl.cluster import up as cluster_up
-    from clusterctl.cluster.session import ClusterSession, provider_of
-    from clusterctl.state import lock
-    from clusterctl.state.workspace import Workspace
-
     phases = Phases(screen, verbose=options.verbose)
     screen.known = {"repaired": []}
 
@@ -199,10 +195,6 @@ def show_plan(
     ask_become_pass: bool = False,
 ) -> int:
     """Plan and show it; the exit code."""
-    from clusterctl.cluster import plan as planning
-    from clusterctl.cluster.session import ClusterSession, provider_of
-    from clusterctl.state.workspace import Workspace
-
     provider = provider_of(spec.provider, read_only_prompts(ask_password=ask_become_pass))
     session = ClusterSession(spec=spec, workspace=Workspace.of(spec.name), provider=provider)
     with screen.working("looking"):
@@ -358,8 +350,6 @@ def _money(per_hour: float) -> str:
 
 
 def _folded(names: list[str]) -> str:
-    from ClusterShell.NodeSet import NodeSet
-
     return str(NodeSet.fromlist(names))
 
 

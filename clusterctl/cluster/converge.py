@@ -41,7 +41,7 @@ from clusterctl.util.assets import asset, tree_hash
 from clusterctl.util.progress import HostStep
 
 _PATIENCE_S = 5.0  # for Slurm to tell of its jobs
-_SOME = "some hosts"  # were configured last, and nothing is known of what the others would need
+_SOME = "some hosts"  # were configured last: the next `up` of the whole cluster looks at all of them
 
 _MISSING = "missing"
 _OUTDATED = "outdated"
@@ -88,88 +88,70 @@ def converge(
     """
     spec, workspace, inventory = session.spec, session.workspace, provisioned.inventory
     slurm = admin_scheduler(inventory, session.connections, patience_s=_PATIENCE_S)
-    recorded = _settled(_read(workspace, without=provisioned.made), slurm)
+    recorded = _with_registered_hardware(_read(workspace, without=provisioned.made), slurm)
     reports = _installed(session, inventory, reports, limit)
     nodes = node_config(
         spec, inventory, reports, recorded.hardware, partial(nodes_with_jobs, slurm, drain=True), limit=limit
     )
     notes = (*nodes.notes, *fetch_gpu_wheels(spec, inventory, workspace, nodes.reports, session.report))
-    inputs, files = _inputs(spec, inventory, workspace, nodes.reports)
-    for name, content in files.items():
-        write_atomic(workspace.rendered / name, content)
-    inventory_file.write_inventory(spec, inventory, workspace)
+    inputs = _render(spec, inventory, workspace, nodes.reports)
     before = {host: report.checksums for host, report in reports.items()}
     has = hardware(spec, inventory, nodes.reports)
-    if limit:
-        seen = _converge_some(session, inventory, recorded, has, limit)
-        marks = before | {host: report.checksums for host, report in seen.items()}
-        # Not what all of them were configured for: the next `up` of the whole cluster looks at them anew.
-        _write(workspace, Configured(inputs=_SOME, marks=marks, hardware=has))
-        session.repaired(_taken_up(nodes))
-        return Converged(inventory, {**reports, **seen}, notes)
-
     drifting = hosts_with_drift(recorded.marks, before)
     everything = anew or recorded.inputs != inputs
-    if not everything and not drifting:
+    if not (limit or everything or drifting):
         session.note = f"unchanged: {len(reports)} hosts checked"
         return Converged(inventory, reports, notes)
-    if everything:
+
+    if limit or everything:
         _write(workspace, recorded.model_copy(update={"inputs": "", "tried": has}))
+    chosen = [host.name for host in inventory.hosts if host.name in limit or host.is_controller]
+    hosts = chosen if limit else () if everything else drifting
+    others = [host for host in recorded.marks if host in before and host not in chosen] if limit else ()
     controller = inventory.controller.name
     slurm_drifted = touches_slurm(drifted(recorded.marks.get(controller, {}), before[controller]))
-    hosts = () if everything else drifting
-    session.note = str(_configure(session, inventory, hosts))
-    if slurm_drifted or (everything and recorded.marks):
-        # Other nodes' slurmd were not restarted for what concerns one alone.
-        admin_scheduler(inventory, session.connections).reconfigure()
-    seen = _probe(session, inventory, hosts)
+    # Other nodes' slurmd are not restarted for what concerns one alone.
+    reconfigures = bool(limit) or slurm_drifted or (everything and bool(recorded.marks))
+    seen = _configure(session, inventory, hosts, others, reconfigures=reconfigures)
     after = before | {host: report.checksums for host, report in seen.items()}
-    _write(workspace, Configured(inputs=inputs, marks=after, hardware=has))
-    if recorded.inputs:  # else nothing is known of how the hosts were left
-        session.repaired(_taken_up(nodes))
-        for host in sorted(before.keys() & recorded.marks.keys()):
+    _write(workspace, Configured(inputs=_SOME if limit else inputs, marks=after, hardware=has))
+    if limit or recorded.inputs:  # else nothing is known of how the hosts were left
+        session.repaired(Drift(host, change, "configured") for host, change in nodes.taken_up.items())
+        for host in sorted(before.keys() & recorded.marks.keys()) if not limit else ():
             session.repaired(repairs_of(host, recorded.marks[host], before[host], after[host]))
     return Converged(inventory, {**reports, **seen}, notes)
 
 
-def _converge_some(
+def _configure(
     session: ClusterSession,
     inventory: Inventory,
-    recorded: Configured,
-    has: Mapping[str, Hardware],
-    limit: Collection[str],
+    hosts: Collection[str],
+    others: Collection[str],
+    *,
+    reconfigures: bool,
 ) -> Mapping[str, HostReport]:
-    """Configure these hosts and the controller, and tell the others which hosts belong to the cluster now."""
-    workspace = session.workspace
-    chosen = tuple(host.name for host in inventory.hosts if host.name in limit or host.is_controller)
-    others = tuple(h.name for h in inventory.hosts if h.name not in chosen and h.name in recorded.marks)
-    _write(workspace, recorded.model_copy(update={"inputs": "", "tried": has}))
-    told = ansible.run("introduce", inventory, workspace, limit=others) if others else None
-    recap = _configure(session, inventory, chosen)
-    session.note = f"{recap}; {told.changed if told else 0} changed on others"
-    admin_scheduler(inventory, session.connections).reconfigure()
-    return _probe(session, inventory, (*chosen, *others))
+    """Run the configure half of every role on these hosts, none: all; then probe them.
 
-
-def _configure(session: ClusterSession, inventory: Inventory, hosts: Collection[str]) -> events.Recap:
-    """Run the configure half of every role on these hosts; none: all."""
-    return ansible.run(
+    ``others`` only learn which hosts belong to the cluster now.
+    """
+    introduced = ansible.run("introduce", inventory, session.workspace, limit=others) if others else None
+    recap = ansible.run(
         "configure",
         inventory,
         session.workspace,
         limit=hosts,
         progress=lambda task: session.report(_step(task, inventory, hosts)),
     )
+    session.note = f"{recap}; {introduced.changed} changed on others" if introduced else str(recap)
+    if reconfigures:
+        admin_scheduler(inventory, session.connections).reconfigure()
+    return _probe(session, inventory, (*hosts, *others))
 
 
 def _probe(session: ClusterSession, inventory: Inventory, hosts: Collection[str]) -> dict[str, HostReport]:
     """Probe these hosts; none: all."""
     asked = probe_requests(session.spec, inventory, session.workspace)
     return dict(probe_hosts({host: asked[host] for host in hosts or asked}, session.connections.to))
-
-
-def _taken_up(nodes: NodeConfig) -> tuple[Drift, ...]:
-    return tuple(Drift(host, change, "configured") for host, change in nodes.taken_up.items())
 
 
 def _installed(
@@ -224,13 +206,13 @@ def pending_changes(
 ) -> NodeConfig:
     """The changes of hardware that ``converge`` would take up, and those that would wait."""
     slurm = admin_scheduler(inventory, session.connections, patience_s=_PATIENCE_S)
-    recorded = _settled(_read(session.workspace, without=()), slurm)
+    recorded = _with_registered_hardware(_read(session.workspace, without=()), slurm)
     return node_config(
         session.spec, inventory, reports, recorded.hardware, partial(nodes_with_jobs, slurm, drain=False)
     )
 
 
-def _settled(recorded: Configured, slurm: Scheduler) -> Configured:
+def _with_registered_hardware(recorded: Configured, slurm: Scheduler) -> Configured:
     """With the hardware that Slurm knows of, where the last `up` did not end."""
     if not recorded.tried:
         return recorded
@@ -251,10 +233,7 @@ def preview(
     Raises:
         ConfigureError: Ansible itself could not run.
     """
-    _, files = _inputs(spec, inventory, copy, views)
-    for name, content in files.items():
-        write_atomic(copy.rendered / name, content)
-    inventory_file.write_inventory(spec, inventory, copy)
+    _render(spec, inventory, copy, views)
     return ansible.preview(inventory, copy, limit=tuple(views))
 
 
@@ -307,16 +286,30 @@ def _inputs(
     return digest(tree_hash(asset("ansible")), variables, *secrets, cards, *made), files
 
 
+def _render(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Mapping[str, HostReport]
+) -> str:
+    """Write what Ansible ships; the digest of ``_inputs``."""
+    inputs, files = _inputs(spec, inventory, workspace, views)
+    for name, content in files.items():
+        write_atomic(workspace.rendered / name, content)
+    inventory_file.write_inventory(spec, inventory, workspace)
+    return inputs
+
+
 def _read(workspace: Workspace, *, without: Collection[str]) -> Configured:
     """What was recorded, but for hosts that have been made anew since."""
     try:
         recorded = Configured.model_validate_json(workspace.configured.read_bytes())
     except (FileNotFoundError, ValidationError):
         return Configured()
-    marks = {host: mark for host, mark in recorded.marks.items() if host not in without}
-    has = {host: what for host, what in recorded.hardware.items() if host not in without}
-    tried = {host: what for host, what in recorded.tried.items() if host not in without}
-    return Configured(inputs=recorded.inputs, marks=marks, hardware=has, tried=tried)
+    by_host = {"marks": recorded.marks, "hardware": recorded.hardware, "tried": recorded.tried}
+    return recorded.model_copy(
+        update={
+            name: {host: one for host, one in values.items() if host not in without}
+            for name, values in by_host.items()
+        }
+    )
 
 
 def _write(workspace: Workspace, recorded: Configured) -> None:

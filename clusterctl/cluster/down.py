@@ -121,11 +121,7 @@ def _writable(run: Run) -> Iterator[None]:
 
 
 def collect_runs(run: Run, out: Path | None, discarded: Collection[JobEntry] = ()) -> tuple[RunRecord, ...]:
-    """Collect the runs that were not collected yet, but for those that are discarded.
-
-    Raises:
-        CollectError: a run could not be collected; all others were.
-    """
+    """Collect the runs that were not collected yet, but for those that are discarded."""
     ids = [entry.job_id for entry in discarded if entry.job_id]
     try:
         found = collect_all(applied_spec(run.workspace), run.workspace, out=out, discard=ids)
@@ -141,11 +137,7 @@ def discard_runs(run: Run, discarded: Collection[JobEntry]) -> None:
 
 
 def destroy(run: Run, provider: Provider, *, looked: bool, orphans: bool) -> None:
-    """Remove the cluster, and orphans of its name: an `up` that created no hosts took their name.
-
-    Raises:
-        LeftoversError: something of one is still there.
-    """
+    """Remove the cluster, and orphans of its name: an `up` that created no hosts took their name."""
     workspace = run.workspace
     if looked:
         remove_cluster(provider, workspace.cluster_id(), workspace, run.report)
@@ -235,21 +227,13 @@ def remove_cluster(
 
 
 def _settings(workspace: Workspace) -> ProviderSettings:
-    """The provider of the cluster as it was raised. Of a local one, that may be damaged or missing.
-
-    Raises:
-        UsageError: it can't be read, and what Terraform has made would be forgotten.
-    """
+    """The provider of the cluster as it was raised. Of a local one, that may be damaged or missing."""
     try:
         return applied_spec(workspace).provider
     except UsageError:
-        states = [*workspace.terraform.glob("*.tfstate*")]
-        if (
-            states
-            or is_of_own_machines(workspace)
-            or (workspace.terraform.is_dir() and (workspace.spec.exists() or workspace.hosts.exists()))
-        ):
-            raise
+        made = workspace.terraform.is_dir() and (workspace.spec.exists() or workspace.hosts.exists())
+        if made or is_of_own_machines(workspace) or any(workspace.terraform.glob("*.tfstate*")):
+            raise  # what Terraform has made would be forgotten
         return DEFAULT_PROVIDER  # the spec is written before anything is made at Google
 
 

@@ -18,7 +18,8 @@ from clusterctl.providers.base import HostChange, Planned, Size
 from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import admin_scheduler
-from clusterctl.spec.models import ClusterSpec, Partition
+from clusterctl.spec.common import Partition
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 
@@ -121,20 +122,13 @@ def evaluate(
 
 
 def settle(impact: Impact, scheduler: Scheduler, *, force: bool) -> tuple[str, ...]:
-    """Reject a change that would cancel jobs, or under ``force`` cancel them; what the user should know.
-
-    Raises:
-        UsageError: it would end jobs, or nobody can tell; no node stays drained.
-    """
+    """Reject a change that would cancel jobs, or under ``force`` cancel them; what the user should know."""
     if force:
         _end(impact.affected, scheduler)
         return (*(f"ended {job}" for job in impact.affected), *impact.notes)
-    try:
-        reject(impact)
-    except UsageError:
-        if impact.drained:
-            scheduler.resume(impact.drained)
-        raise
+    if impact.affected and impact.drained:
+        scheduler.resume(impact.drained)
+    reject(impact)
     return impact.notes
 
 
@@ -233,11 +227,7 @@ class _Plan:
 
 
 def reject_changed_users(session: ClusterSession, before: Inventory) -> None:
-    """Check the users of a changed spec against the controller, if it answers: else the role says it.
-
-    Raises:
-        UsageError: a uid of the spec is another account's there.
-    """
+    """``reject_taken_uids``, of changed users and where the controller answers; else their role says it."""
     applied = known_spec(session.workspace)
     if applied is None or session.spec.users != applied.users:
         with suppress(TransportError):

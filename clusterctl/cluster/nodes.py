@@ -24,8 +24,8 @@ from clusterctl.providers.pending import PendingRelease, pending_releases
 from clusterctl.scheduler.base import Scheduler, active_jobs, backoff
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import applied_spec, inventory_of
-from clusterctl.spec.base import expand
-from clusterctl.spec.messages import did_you_mean
+from clusterctl.spec.base import did_you_mean
+from clusterctl.spec.hosts import expand
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import own_machines
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
@@ -82,9 +82,7 @@ class Reserved:
 def reserve(scheduler: Scheduler, names: Collection[str], reason: str) -> Reserved:
     """Drain those of these nodes that are in service, then look which jobs are at work.
 
-    Raises:
-        SchedulerError: it did not answer; nothing stays drained.
-        TransportError: the same.
+    If the scheduler does not answer, none stays drained.
     """
     nodes = {node.name: node for node in scheduler.nodes()}
     drained = tuple(sorted(name for name in names if name in nodes and nodes[name].usable))
@@ -180,11 +178,7 @@ def _boot(host: Transport, timeout_s: float) -> str:
 
 
 def reject_unknown(names: Iterable[str], known: Collection[str], what: str, otherwise: str = "") -> None:
-    """That all of these are known; ``what`` says which are not, ``otherwise`` what to do without a near one.
-
-    Raises:
-        UsageError: one is not.
-    """
+    """That all of these are known. ``otherwise`` is what to do where none of the known is near."""
     for name in names:
         if name not in known:
             hint = did_you_mean(name, known) or otherwise or f"known are {', '.join(sorted(known)) or 'none'}"

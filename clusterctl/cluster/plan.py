@@ -95,8 +95,6 @@ def plan_changes(session: ClusterSession) -> Plan:
 
     Raises:
         UsageError: the cluster is up under another provider.
-        MachineError: this machine can't do it.
-        ProvisionError: the provider can't tell.
     """
     spec, workspace, provider = session.spec, session.workspace, session.provider
     before = known_inventory(workspace)

@@ -67,7 +67,6 @@ class Run:
     wait_s: float = WAIT_S
     phases: list[Phase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    repairs: list[Drift] = field(default_factory=list)
     note: str = ""
     verb: str = ""
     _current: str = ""
@@ -76,21 +75,15 @@ class Run:
         """Run a function as a phase; its name is the phase's in the journal."""
         self._current, self.note = function.__name__, ""
         self.reporter(self._current, "")
-        with Journal(self.workspace.journal).phase(self.verb, self._current, inputs=self.inputs) as step:
+        spec = self.workspace.spec
+        inputs = digest(spec.read_bytes()) if spec.exists() else ""
+        with Journal(self.workspace.journal).phase(self.verb, self._current, inputs=inputs) as step:
             try:
                 result = function(self, *args, **kwargs)
             finally:
                 step.note = self.note
         self.phases.append(Phase(self._current, step.seconds, step.note))
         return result
-
-    @property
-    def inputs(self) -> str:
-        """A digest of the spec that the phases work on."""
-        try:
-            return digest(self.workspace.spec.read_bytes())
-        except FileNotFoundError:
-            return ""
 
     def report(self, message: str | HostStep) -> None:
         """Report what the current phase is doing."""
@@ -103,7 +96,6 @@ class Run:
     def repaired(self, repairs: Iterable[Drift]) -> None:
         """Report repairs at once: they are made, whatever becomes of the phases to come."""
         for repair in repairs:
-            self.repairs.append(repair)
             self.on_repair(repair)
 
 

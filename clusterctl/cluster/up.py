@@ -67,7 +67,6 @@ class UpResult:
     verification: Verification
     phases: tuple[Phase, ...]
     notes: tuple[str, ...]
-    repairs: tuple[Drift, ...] = ()
 
 
 def up(session: ClusterSession, options: UpOptions) -> UpResult:
@@ -88,7 +87,9 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
         session.workspace.create_secrets()
 
         plan = session.phase(plan_changes)
-        approve(plan, options)
+        if not options.force:
+            reject(plan.jobs)
+        options.approve(plan)
         keep = review(session, plan.hosts, force=options.force)
         commit_replacement()
         write_atomic(session.workspace.spec, dump_spec(session.spec))
@@ -105,20 +106,7 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
         if environment.lock is not None:
             session.phase(build_environment, environment, inventory)
         verification = session.phase(verify, converged, options.limit)
-    return UpResult(
-        inventory, verification, tuple(session.phases), tuple(session.notes), tuple(session.repairs)
-    )
-
-
-def approve(plan: Plan, options: UpOptions) -> None:
-    """Have the plan approved, unless jobs are in its way.
-
-    Raises:
-        UsageError: it would cancel jobs, or it was not approved.
-    """
-    if not options.force:
-        reject(plan.jobs)
-    options.approve(plan)
+    return UpResult(inventory, verification, tuple(session.phases), tuple(session.notes))
 
 
 def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
@@ -134,11 +122,7 @@ def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
 
 
 def bundle_file(session: ClusterSession, options: UpOptions) -> Path | None:
-    """The bundle that is given, or that the cluster was installed from.
-
-    Raises:
-        UsageError: the provider's hosts are not installed from bundles.
-    """
+    """The bundle that is given, or that the cluster was installed from."""
     if options.bundle is not None:
         reject_bundles(session.spec, fix="leave --bundle out")
         return options.bundle
@@ -149,11 +133,7 @@ def bundle_file(session: ClusterSession, options: UpOptions) -> Path | None:
 
 
 def open_bundle(session: ClusterSession, file: Path) -> Bundle:
-    """Check a bundle against the spec.
-
-    Raises:
-        BundleError: it is damaged, or not for this spec.
-    """
+    """Check a bundle against the spec."""
     opened = use_bundle(file, session.spec, session.workspace, report=session.report)
     session.note = f"{file.name}, for {', '.join(opened.manifest.systems)}"
     return opened

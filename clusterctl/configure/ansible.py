@@ -21,23 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from clusterctl.configure.events import (
-    Event,
-    Recap,
-    Status,
-    TaskProgress,
-    failures_of,
-    notes_of,
-    progress_of,
-    recap_of,
-)
-from clusterctl.configure.inventory_file import (
-    connection_variables,
-    distribution_variables,
-    install_mark,
-    job_packages,
-    to_yaml,
-)
+from clusterctl.configure import events, inventory_file
+from clusterctl.configure.events import Event, Recap, Status, TaskProgress
 from clusterctl.errors import ConfigureError, Failure
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -84,14 +69,14 @@ def run_playbook(run: PlaybookRun, progress: Callable[[TaskProgress], None]) -> 
         temporary_folder(socket_home(tempfile.gettempdir())) as sockets,
     ):
         config = _config(run, private, sockets)
-        events = _Events(run.log, progress)
+        collected = _Collected(run.log, progress)
         try:
-            rc = _drive(config, events)
+            rc = _drive(config, collected)
         finally:
-            events.close()
-    if rc == 0 and events.recap is not None:
-        return replace(events.recap, notes=events.notes)
-    raise _error(run, events, rc)
+            collected.close()
+    if rc == 0 and collected.recap is not None:
+        return replace(collected.recap, notes=collected.notes)
+    raise _error(run, collected, rc)
 
 
 def socket_home(temporary: str) -> Path:
@@ -108,7 +93,7 @@ def new_log(folder: Path) -> Path:
     return folder / f"ansible-{time.strftime('%Y%m%dT%H%M%S')}.log"
 
 
-class _Events:
+class _Collected:
     """Takes events in the caller's thread: writes the log, tells progress, keeps failures and the recap."""
 
     def __init__(self, log: Path, progress: Callable[[TaskProgress], None]) -> None:
@@ -130,18 +115,18 @@ class _Events:
                 self._file.write(f"{text}\n".encode(errors="replace"))
         if event["event"] in ("runner_on_failed", "runner_on_unreachable"):
             self.failed.append(event)
-        if notes := notes_of(event):
+        if notes := events.notes_of(event):
             host = event["event_data"]["host"]
             self.notes[host] = (*self.notes.get(host, ()), *notes)
-        self.recap = recap_of(event) or self.recap
-        if told := progress_of(event):
+        self.recap = events.recap_of(event) or self.recap
+        if told := events.progress_of(event):
             self._progress(told)
 
     def close(self) -> None:
         self._file.close()
 
 
-def _drive(config: _Config, events: _Events) -> int:
+def _drive(config: _Config, collected: _Collected) -> int:
     """Run Ansible in a thread and take its events here: an interrupt reaches us, not the runner."""
     from ansible_runner.exceptions import AnsibleRunnerException  # noqa: PLC0415
     from ansible_runner.runner import Runner  # noqa: PLC0415
@@ -167,10 +152,10 @@ def _drive(config: _Config, events: _Events) -> int:
     thread = threading.Thread(target=work, name="ansible", daemon=True)
     thread.start()
     try:
-        while (event := _next(inbox, events)) is not None:
-            events.take(event)
+        while (event := _next(inbox, collected)) is not None:
+            collected.take(event)
     finally:
-        _end(thread, events.pid)
+        _end(thread, collected.pid)
         cancelled.set()  # kills what is left of Ansible's process group
         thread.join()
     if failure:
@@ -178,7 +163,7 @@ def _drive(config: _Config, events: _Events) -> int:
     return -1 if runner.rc is None else int(runner.rc)  # None: a signal ended it
 
 
-def _next(inbox: queue.SimpleQueue[Event | None], events: _Events) -> Event | None:
+def _next(inbox: queue.SimpleQueue[Event | None], collected: _Collected) -> Event | None:
     """The next event; None at the end.
 
     Raises:
@@ -189,8 +174,8 @@ def _next(inbox: queue.SimpleQueue[Event | None], events: _Events) -> Event | No
         try:
             return inbox.get(timeout=LOOK_EVERY_S)
         except queue.Empty:
-            if watchdog.hopeless(events.pid):
-                raise _lost(events) from None
+            if watchdog.hopeless(collected.pid):
+                raise _lost(collected) from None
 
 
 def _end(thread: threading.Thread, pid: int | None) -> None:
@@ -253,16 +238,16 @@ def _environment(private: Path) -> Mapping[str, str]:
     }
 
 
-def _lost(events: _Events) -> ConfigureError:
+def _lost(collected: _Collected) -> ConfigureError:
     what = "Ansible lost the process through which it reaches the hosts"
     why = "it was killed, perhaps for want of memory on this machine"
-    fix = f"run `clusterctl up` again, which goes on from here; the whole output is in {events.log}"
+    fix = f"run `clusterctl up` again, which goes on from here; the whole output is in {collected.log}"
     failure = Failure("configure", f"{what}: {why}", phase="configure", fix=fix, retryable=True)
     return ConfigureError(what, why=why, fix=fix, failures=(failure,))
 
 
-def _error(run: PlaybookRun, events: _Events, rc: int) -> ConfigureError:
-    failures = failures_of(events.failed)
+def _error(run: PlaybookRun, collected: _Collected, rc: int) -> ConfigureError:
+    failures = events.failures_of(collected.failed)
     if not failures:
         lines = run.log.read_text(errors="replace").splitlines()
         return ConfigureError(
@@ -271,16 +256,10 @@ def _error(run: PlaybookRun, events: _Events, rc: int) -> ConfigureError:
             why="\n".join(lines[-_TAIL_LINES:]),
             fix=f"the whole output is in {run.log}",
         )
-    hosts = ", ".join(f.host for f in failures if f.host)
-    return ConfigureError(
-        f"configuration failed on {hosts}",
-        where=failures[0].phase or run.playbook,
-        why="\n".join(f"{f.host}: {f.cause}" for f in failures),
-        fix="; ".join(
-            [*dict.fromkeys(f.fix for f in failures if f.fix), f"the whole output is in {run.log}"]
-        ),
-        failures=failures,
-    )
+    then = f"the whole output is in {run.log}"
+    error = ConfigureError.of_hosts("configuration failed on {hosts}", failures, then=then)
+    error.where = failures[0].phase or run.playbook
+    return error
 
 
 LOOK_EVERY_S = 5.0  # while Ansible says nothing
@@ -397,15 +376,15 @@ def install_image(
         document = {
             "all": {
                 "vars": {
-                    **connection_variables(ssh_config),
-                    "clusterctl_install_mark": install_mark(),
+                    **inventory_file.connection_variables(ssh_config),
+                    "clusterctl_install_mark": inventory_file.install_mark(),
                     "clusterctl_image": True,
-                    **distribution_variables(alone.distribution),
-                    **job_packages(wheels, lock),
+                    **inventory_file.distribution_variables(alone.distribution),
+                    **inventory_file.job_packages(wheels, lock),
                 },
                 "children": {group: {"hosts": {image.name: {}}} for group in image.roles},
             }
         }
         inventory = folder / "inventory.yml"
-        write_atomic(inventory, to_yaml(document))
+        write_atomic(inventory, inventory_file.to_yaml(document))
         return run_playbook(PlaybookRun("install.yml", inventory, 1, new_log(workspace.logs)), progress)

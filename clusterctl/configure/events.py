@@ -70,20 +70,13 @@ class Recap:
         return f"{sum(self.ok.values())} tasks on {len(self.ok)} hosts, {self.changed} changed"
 
 
-_STATUS_OF_EVENT = {
-    "runner_on_ok": Status.OK,
-    "runner_on_failed": Status.FAILED,
-    "runner_on_unreachable": Status.UNREACHABLE,
-}
-
-
 def progress_of(event: Event) -> TaskProgress | None:
     """The progress that an event of ansible-runner means, or None."""
-    status = _STATUS_OF_EVENT.get(event["event"])
+    ended = event["event"].removeprefix("runner_on_")
     data = event.get("event_data", {})
-    if status is None or data.get("ignore_errors"):
+    if ended not in ("ok", "failed", "unreachable") or data.get("ignore_errors"):
         return None
-    result = data.get("res", {})
+    status, result = Status(ended), data.get("res", {})
     if status is Status.OK and result.get("changed"):
         status = Status.CHANGED
     return TaskProgress(

@@ -11,7 +11,7 @@ from typing import Final, Literal, Protocol
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, TransportError, UsageError
 from clusterctl.hosts.firewall import Chain, firewall_of
-from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, HostFactsRequest, ProbeRequest, parse_report
+from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, ProbeRequest, parse_report
 from clusterctl.hosts.roles import role_files, role_packages, role_ports, role_units
 from clusterctl.spec.distributions import distribution_of, releases
 from clusterctl.spec.models import ClusterSpec
@@ -26,6 +26,7 @@ NOTABLE_SKEW_S: Final = 2
 LEAST_INODES: Final = 50_000
 ARCHITECTURE: Final = "x86_64"
 _SLURM: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
+CLAIM: Final = "/etc/clusterctl/cluster.json"  # the cluster that the host belongs to; JSON
 _LOOPBACK: Final = "127."
 FABRIC_MANAGER: Final = "nvidia-fabricmanager"
 SECURE_BOOT: Final = "Secure Boot is on: the kernel loads no module that no enrolled key has signed"
@@ -64,7 +65,6 @@ class Expected:
     accounts: Mapping[str, int]
     free_mib: Mapping[str, int]
     gpus: int | None = None
-    refusal: Callable[[str, str], str] = lambda _id, _version: ""  # why a distribution can't be configured
     brings: frozenset[str] = frozenset()
     driver: bool = False
     here: bool = False
@@ -91,14 +91,16 @@ def check_hosts(
     return tuple(sorted(found, key=lambda f: (order[f.host], f.level)))
 
 
-def _system(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
+def _system(host: str, facts: HostFacts, _: Expected) -> Iterator[Finding]:
     system = facts.system
     if facts.uid != 0:
         why = f"commands run as uid {facts.uid}"
         yield Finding(host, "error", "not-root", "no root", why, "give the user sudo, or log in as root")
-    if why := expected.refusal(system.id, system.version):
+    try:
+        distribution_of(system.release)
+    except ProvisionError as exc:
         fix = "see docs/onprem.md for what can be configured"
-        yield Finding(host, "error", "distribution", f"{system.name or 'an unknown system'}", why, fix)
+        yield Finding(host, "error", "distribution", system.name or "an unknown system", exc.why, fix)
     if system.machine != ARCHITECTURE:
         why = f"this is {system.machine}"
         fix = f"use {ARCHITECTURE} machines"
@@ -111,12 +113,12 @@ def _system(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding
 def _space(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     for one in facts.space:
         path = one.paths[0]
-        needed = max(expected.free_mib[path] for path in one.paths)
+        needed, free_mib = max(expected.free_mib[path] for path in one.paths), one.free >> 20
         if one.read_only:
             why, fix = f"{path} is mounted so", "see `dmesg`: the kernel remounts a failing disk read-only"
             yield Finding(host, "error", "read-only", "a file system can't be written", why, fix)
-        elif one.free_mib < needed:
-            why = f"{path} has {format_size(one.free_mib)} free, and needs {format_size(needed)}"
+        elif free_mib < needed:
+            why = f"{path} has {format_size(free_mib)} free, and needs {format_size(needed)}"
             fix = "remove what is not needed there"
             yield Finding(host, "error", "disk-full", "too little disk", why, fix)
         elif one.inodes is not None and one.inodes < LEAST_INODES:
@@ -205,7 +207,7 @@ def _accounts(host: str, facts: HostFacts, expected: Expected) -> Iterator[Findi
 
 def _in_use(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     """Slurm, MariaDB and munge of somebody's, which the roles would configure anew and restart."""
-    if facts.claim or not expected.brings & {*_SLURM, "munge"}:
+    if facts.texts.get(CLAIM) or not expected.brings & {*_SLURM, "munge"}:
         return
     if daemons := sorted(facts.units & _SLURM):
         why = (
@@ -307,20 +309,13 @@ def _twins(seen: Mapping[str, Examined]) -> Iterator[Finding]:
 def _names(seen: Mapping[str, Examined], expected: Mapping[str, Expected]) -> Iterator[Finding]:
     """Names that lead elsewhere than the spec says. Those that lead nowhere are put into /etc/hosts."""
     for host, one in seen.items():
-        wrong = [
-            (name, found)
-            for name, found in one.facts.resolved.items()
-            if found and expected[name].address not in found and _is_elsewhere(name, host, found)
-        ]
-        for name, found in wrong:
-            why = f"{name} is {', '.join(found)} there, and {expected[name].address} in the spec"
-            fix = "correct /etc/hosts there, the name server, or the spec"
-            yield Finding(host, "warning", "name", "a name resolves to another address", why, fix)
-
-
-def _is_elsewhere(name: str, host: str, found: Sequence[str]) -> bool:
-    """A host's own name may be a loopback address: Debian has it so."""
-    return not (name == host and all(address.startswith(_LOOPBACK) for address in found))
+        for name, found in one.facts.resolved.items():
+            # A host's own name may be a loopback address: Debian has it so.
+            own = name == host and all(address.startswith(_LOOPBACK) for address in found)
+            if found and expected[name].address not in found and not own:
+                why = f"{name} is {', '.join(found)} there, and {expected[name].address} in the spec"
+                fix = "correct /etc/hosts there, the name server, or the spec"
+                yield Finding(host, "warning", "name", "a name resolves to another address", why, fix)
 
 
 # Runs a command as root on a host, with bytes on its standard input; its standard output.
@@ -403,16 +398,17 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Member]) -> ProbeReq
     roles = sorted({one.roles for one in members})
     ports = {port for group in roles for port in role_ports(spec, group)}
     packages = {name for one in releases() for group in roles for name in role_packages(spec, group, one)}
-    request = HostFactsRequest(
-        names=tuple(member.name for member in members),
-        ports=tuple(sorted(ports)),
-        paths=tuple(_BEFORE),
-        units=tuple(sorted({FABRIC_MANAGER}.union(*(role_units(spec, group) for group in roles)))),
-        accounts=tuple(user.name for user in spec.users),
-        uids=tuple(user.uid for user in spec.users),
-        files=tuple(sorted({file for group in roles for file in role_files(spec, group)})),
-        packages=tuple(sorted(packages)),
-    )
+    request: dict[str, Sequence[str | int]] = {
+        "names": [member.name for member in members],  # to resolve
+        "ports": sorted(ports),
+        "paths": [*_BEFORE],  # whose room counts
+        "units": sorted({FABRIC_MANAGER}.union(*(role_units(spec, group) for group in roles))),
+        "accounts": [user.name for user in spec.users],
+        "uids": [user.uid for user in spec.users],
+        "files": sorted({file for group in roles for file in role_files(spec, group)}),  # are they there
+        "texts": [CLAIM],  # whose first bytes are read
+        "packages": sorted(packages),
+    }
     return ProbeRequest(host=request, node=False)
 
 
@@ -436,7 +432,6 @@ def expected(
             accounts={user.name: user.uid for user in spec.users},
             free_mib=room[member.name in installed] | (_CUPY if member.name in cupy else {}),
             gpus=gpus.get(member.name),
-            refusal=_refusal,
             brings=frozenset() if member.name in installed else role_units(spec, member.roles),
             driver=spec.software.nvidia.has_driver,
             here=member.name in here,
@@ -475,12 +470,3 @@ def reject_unknown_hosts(asked_for: Collection[str], members: Sequence[Member]) 
             why=f"its hosts are {', '.join(known)}",
             fix="name some of these, or none for all",
         )
-
-
-def _refusal(distribution: str, version: str) -> str:
-    """Why that distribution can't be configured; "" if it can."""
-    try:
-        distribution_of(f"{distribution}-{version}")
-    except ProvisionError as exc:
-        return exc.why
-    return ""

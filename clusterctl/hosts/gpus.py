@@ -3,32 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from xml.etree.ElementTree import Element, ParseError, fromstring
 
 from ClusterShell.RangeSet import RangeSet, RangeSetException
-
-GPU_SCRIPT = r"""
-echo @gpus
-if command -v nvidia-smi >/dev/null 2>&1; then
-    if said=$(timeout 30 nvidia-smi --query --xml-format 2>&1); then
-        printf '%s\n' "$said" | grep -E -e '<(gpu id|product_name|current_mig|uuid|minor_number)|</gpu>' \
-            -e '</?mig_device>|<(index|gpu_instance_id|compute_instance_id)>'
-    else
-        printf 'failed: %s\n' "$said" | head -n 1
-    fi
-    echo @mig
-    timeout 30 nvidia-smi --list-gpus 2>/dev/null
-    echo @minors
-    cat /proc/driver/nvidia-caps/mig-minors 2>/dev/null
-    echo @links
-    timeout 30 nvidia-smi topo --matrix 2>/dev/null
-    echo @cores
-    lscpu --parse=CPU,SOCKET,CORE 2>/dev/null
-fi
-"""
-"""Prints what ``parse_gpus`` reads; nothing but its first line where there is no driver."""
 
 _VENDOR_WORDS = frozenset({"nvidia", "tesla", "geforce", "quadro"})
 _FAILED = re.compile(r"^failed: (.*)$", re.MULTILINE)
@@ -81,6 +60,14 @@ class Driver:
     gpus: tuple[Gpu, ...] = ()
     fault: str = ""
 
+    @classmethod
+    def read(cls, sections: Sections) -> Driver:
+        """From the sections that data/node.sh printed."""
+        cards = _cards(sections.get("gpus", ""))
+        failed = _FAILED.search(sections.get("gpus", ""))
+        fault = failed[1].strip() or "nvidia-smi did not answer" if failed else ""
+        return cls(len(cards), _gpus(cards, sections), fault)
+
     @property
     def uuids(self) -> tuple[str, ...]:
         """What CUDA calls the GPUs, in Slurm's order, where that needs to be known.
@@ -105,13 +92,12 @@ def by_type(gpus: Iterable[Gpu]) -> list[Gpu]:
     return sorted(gpus, key=lambda gpu: (gpu.type, gpu.index))
 
 
-def parse_gpus(sections: Sections) -> tuple[Gpu, ...]:
-    """The GPUs that jobs can be given, from the sections that ``GPU_SCRIPT`` printed.
+def _gpus(cards: Sequence[Element], sections: Sections) -> tuple[Gpu, ...]:
+    """The GPUs that jobs can be given.
 
     A card that is cut into parts is not given whole; one that is to be cut, and has no parts, is not given.
     Nor are parts of whose capabilities nothing is known: Slurm takes a device file once only.
     """
-    cards = _cards(sections.get("gpus", ""))
     profiles, minors = _profiles(sections.get("mig", "")), dict(_MINOR.findall(sections.get("minors", "")))
     cores, links = _near(sections, len(cards))
     found: list[Gpu] = []
@@ -131,19 +117,8 @@ def parse_gpus(sections: Sections) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-def count_cards(sections: Sections) -> int:
-    """How many cards the driver shows."""
-    return len(_cards(sections.get("gpus", "")))
-
-
-def driver_fault(sections: Sections) -> str:
-    """What nvidia-smi said instead of an answer; "" if it gave one, or is not there."""
-    match = _FAILED.search(sections.get("gpus", ""))
-    return match[1].strip() or "nvidia-smi did not answer" if match else ""
-
-
 def _cards(text: str) -> list[Element]:
-    """The driver's cards, from those lines of its XML that GPU_SCRIPT prints: parts are right below cards."""
+    """The driver's cards, from its XML's lines that data/node.sh prints: parts are right below cards."""
     try:
         return fromstring(f"<all>{text}</all>").findall("gpu")  # noqa: S314 - a DOCTYPE would be refused here
     except ParseError:

@@ -7,12 +7,13 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal
+from pathlib import Path
+from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clusterctl.errors import (
     ClusterctlError,
@@ -22,7 +23,7 @@ from clusterctl.errors import (
     TransportError,
     UnreachableError,
 )
-from clusterctl.hosts.gpus import GPU_SCRIPT, Driver, Gpu, count_cards, driver_fault, parse_gpus
+from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.spec import distributions
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
@@ -44,29 +45,12 @@ Checksums = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class HostFactsRequest:
-    """The part of a request that decides whether a host can be part of a cluster.
-
-    Names to resolve, ports, folders with their room, units, accounts and their numbers. ``files`` are
-    patterns of those that the roles may change; ``packages`` what they may install.
-    """
-
-    names: tuple[str, ...] = ()
-    ports: tuple[int, ...] = ()
-    paths: tuple[str, ...] = ("/",)
-    units: tuple[str, ...] = ()
-    accounts: tuple[str, ...] = ()
-    uids: tuple[int, ...] = ()
-    files: tuple[str, ...] = ()
-    packages: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class ProbeRequest:
     """What the probe is to tell of a host. Kinds and names become the keys of its checksums.
 
-    ``host``: also what decides whether it can be part of a cluster. ``node``: what it is as a node, with its
-    checksums, once it has booted; before a host is part of a cluster nobody needs them.
+    ``host``: also what decides whether it can be part of a cluster (``checks.host_facts_request``). ``node``:
+    what it is as a node, with its checksums, once it has booted; before a host is part of a cluster nobody
+    needs them.
     """
 
     files: tuple[str, ...] = ()
@@ -79,7 +63,7 @@ class ProbeRequest:
     units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # unit -> files it reads at its start
     accounting: tuple[tuple[str, ...], ...] = ()  # words for `sacctmgr show`
     space: tuple[str, ...] = ("/",)
-    host: HostFactsRequest | None = None
+    host: Mapping[str, Sequence[str | int]] | None = None
     node: bool = True
 
     def argv(self) -> tuple[str, ...]:
@@ -106,14 +90,33 @@ class System(_Answer):
     hostname: str
     machine_id: str
 
+    @property
+    def release(self) -> str:
+        """What it is called in the table of distributions: `rocky-9.6`."""
+        return f"{self.id}-{self.version}".rstrip("-")
+
 
 class Space(_Answer):
-    """The room of the file system of some paths; ``inodes`` is None where it does not count them."""
+    """The room of the file system of some paths, in bytes; ``inodes`` is None where it does not count them.
+
+    ``largest``: the largest files with their sizes of one without room.
+    """
 
     paths: tuple[str, ...]
-    free_mib: int
+    free: int
+    size: int
     inodes: int | None
     read_only: bool
+    largest: tuple[tuple[int, str], ...] | None
+
+    def __str__(self) -> str:
+        left = "no inodes free" if self.inodes == 0 else f"{self.free} bytes of {_size(self.size)} free"
+        files = ", ".join(f"{path} ({_size(size)})" for size, path in self.largest or ())
+        return f"{self.paths[0]} is full ({left})" + (f"; the largest files are {files}" if files else "")
+
+
+def _size(size: int) -> str:
+    return format_size(max(1, size >> 20))
 
 
 class LockHolder(_Answer):
@@ -175,23 +178,23 @@ class HostFacts(_Answer):
     slurm_state: tuple[str, ...] = ()  # what a slurmctld keeps for its next start
     files: tuple[str, ...] = ()  # of those that were asked for
     packages: frozenset[str] = frozenset()  # likewise
-    claim: str = ""  # what clusterctl noted there of the cluster that it belongs to; JSON
+    texts: Mapping[str, str] = {}  # likewise: their first bytes, "" without
 
 
-@dataclass(frozen=True, slots=True)
-class FullDisk:
-    """A file system without room: sizes in bytes; ``largest`` are its largest files with theirs."""
+class NodeAnswer(_Answer):
+    """What a host said of itself as a node: ``said`` by ``NODE_ARGV``, ``cards`` on the PCI bus."""
 
-    path: str
-    free: int
-    size: int
-    names: bool  # False: it can't take another file, however small
-    largest: tuple[tuple[int, str], ...]
+    system: System
+    said: str
+    checksums: Checksums
+    space: tuple[Space, ...]
+    cards: int
 
-    def __str__(self) -> str:
-        left = f"{self.free} bytes of {format_size(self.size >> 20)} free" if self.names else "no inodes free"
-        files = ", ".join(f"{path} ({format_size(max(1, size >> 20))})" for size, path in self.largest)
-        return f"{self.path} is full ({left})" + (f"; the largest files are {files}" if files else "")
+
+class _ProbeAnswer(_Answer):
+    state: str
+    host: HostFacts | None = None
+    node: NodeAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +203,7 @@ class HostReport:
 
     facts: NodeFacts | None  # None: it has no slurmd
     checksums: Checksums
-    full: tuple[FullDisk, ...] = ()
+    full: tuple[Space, ...] = ()  # file systems without room
     distribution: str = ""  # ID and VERSION_ID of its os-release
     driver: Driver = field(default_factory=Driver)  # NVIDIA's
     cards: int = 0  # NVIDIA's, on the PCI bus
@@ -221,42 +224,28 @@ def parse_report(text: str) -> HostReport:
         TransportError: that is no answer.
     """
     try:
-        answer: dict[str, Any] = json.loads(text)
-        if answer.get("state") == _STOPPING:
-            raise StoppingError("the host is being powered off")
-        host = HostFacts.model_validate(answer["host"]) if "host" in answer else None
-        if host is not None and "node" not in answer:
-            return HostReport(None, {}, host=host)
-        node, checksums = str(answer["node"]), dict(answer["checksums"])
-        full = tuple(
-            FullDisk(**{**disk, "largest": tuple((size, path) for size, path in disk["largest"])})
-            for disk in answer["full"]
-        )
-        distribution, cards = str(answer["distribution"]), int(answer["cards"])
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        answer = _ProbeAnswer.model_validate_json(text)
+    except ValidationError as exc:
         raise TransportError("the host gave no usable answer", why=text[:500]) from exc
-    if not node:  # it could not start what tells them, or not in time: it is too busy, or still booting
+    if answer.state == _STOPPING:
+        raise StoppingError("the host is being powered off")
+    host, node = answer.host, answer.node
+    if node is None:
+        if host is None:
+            raise TransportError("the host gave no usable answer", why=text[:500])
+        return HostReport(None, {}, host=host)
+    if not node.said:  # it could not start what tells them, or not in time: it is too busy, or still booting
         raise UnreachableError(
             "the host did not report its facts in time",
             why="it is busy",
             fix="look at its load, then try again",
         )
-    facts = parse_node_facts(node) if has_slurmd(node) else None
-    return HostReport(facts, checksums, full, distribution, parse_driver(node), cards, host)
+    facts, driver = read_node(node.said)
+    full = tuple(one for one in node.space if one.largest is not None)
+    return HostReport(facts, node.checksums, full, node.system.release, driver, node.cards, host)
 
 
-_NODE_SCRIPT = r"""
-PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin"
-echo @node
-if command -v slurmd >/dev/null 2>&1; then slurmd -C; else echo absent; fi
-"""
-_MPI_SCRIPT = r"""
-echo @mpi
-for plugin in /usr/lib64/slurm/mpi_*.so /usr/lib/*/slurm*/mpi_*.so; do
-    if [ -e "$plugin" ]; then basename "$plugin" .so; fi
-done
-"""
-NODE_ARGV = ("sh", "-c", _NODE_SCRIPT + GPU_SCRIPT + _MPI_SCRIPT)
+NODE_ARGV = ("sh", "-c", Path(__file__).with_name("data").joinpath("node.sh").read_text())
 
 _SECTION = re.compile(r"^@(\w+)$", re.MULTILINE)
 _PAIR = re.compile(r"(\w+)=(\S+)")
@@ -276,21 +265,20 @@ class NodeFacts:
     mpi: tuple[str, ...] = ()
 
 
-def has_slurmd(text: str) -> bool:
-    """Whether the host that printed this has one, which alone can tell what the node is."""
-    return re.search(r"^@node\nabsent$", text, re.MULTILINE) is None
-
-
-def parse_node_facts(text: str) -> NodeFacts:
-    """Facts from what ``NODE_ARGV`` printed; lines that are not understood are passed over.
+def read_node(text: str) -> tuple[NodeFacts | None, Driver]:
+    """What ``NODE_ARGV`` printed; lines that are not understood are passed over. No facts: it has no slurmd.
 
     Raises:
         SlurmError: `slurmd -C` said nothing usable, so Slurm is not installed there, or broken.
     """
-    sections, driver = _sections(text), parse_driver(text)
-    pairs = dict(_PAIR.findall(sections.get("node", "")))
+    parts = _SECTION.split(text)
+    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    driver, node = Driver.read(sections), sections.get("node", "")
+    if node.strip() == "absent":
+        return None, driver
+    pairs = dict(_PAIR.findall(node))
     try:
-        return NodeFacts(
+        facts = NodeFacts(
             cpus=int(pairs["CPUs"]),
             boards=int(pairs.get("Boards", "1")),
             sockets=int(pairs["SocketsPerBoard"]),
@@ -306,17 +294,7 @@ def parse_node_facts(text: str) -> NodeFacts:
             why=f"no usable {exc.args[0]!r} in: {text.strip()[:500]}",
             fix="see that slurmd is installed there and runs",
         ) from exc
-
-
-def parse_driver(text: str) -> Driver:
-    """What NVIDIA's driver said, from what ``NODE_ARGV`` printed."""
-    sections = _sections(text)
-    return Driver(count_cards(sections), parse_gpus(sections), driver_fault(sections))
-
-
-def _sections(text: str) -> dict[str, str]:
-    parts = _SECTION.split(text)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+    return facts, driver
 
 
 TIMEOUT_S = 90.0
@@ -372,10 +350,10 @@ def probe_hosts(
             [exc.on(host, "reach") for host, exc in failed.items()],
             fix="see what `clusterctl ssh HOST` says, then run `clusterctl up` again",
         )
-    return {name: view for name, view in answers.items() if isinstance(view, HostReport)}
+    return {name: answer for name, answer in answers.items() if isinstance(answer, HostReport)}
 
 
-def reject_full_disks(views: Mapping[str, HostReport]) -> None:
+def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
     """Nothing can be configured, and no job started, where nothing can be written.
 
     Raises:
@@ -383,8 +361,8 @@ def reject_full_disks(views: Mapping[str, HostReport]) -> None:
     """
     failures = tuple(
         Failure("disk-full", str(disk), name, "reach", "remove what is not needed there")
-        for name, view in views.items()
-        for disk in view.full
+        for name, one in reports.items()
+        for disk in one.full
     )
     if failures:
         fix = "remove what is not needed there (`clusterctl ssh HOST`), then run `clusterctl up` again"
@@ -426,13 +404,13 @@ def with_distributions(
         return inventory
     write_ssh_files(inventory, workspace)
     try:
-        views = probe_hosts(dict.fromkeys(unseen, _DISTRIBUTION), to, report=report)
+        reports = probe_hosts(dict.fromkeys(unseen, _DISTRIBUTION), to, report=report)
     except TransportError as exc:
         by_hand = f"ssh -F {shlex.quote(str(workspace.ssh_config))} HOST"
         fix = f"see what `{by_hand}` says, then run `clusterctl up` again"
         raise TransportError(exc.what, why=exc.why, fix=fix, failures=exc.failures) from exc
     found = {host.name: host.distribution for host in inventory.hosts}
-    found |= {name: view.distribution for name, view in views.items()}
+    found |= {name: one.distribution for name, one in reports.items()}
     distributions.common(found)
     hosts = (host.model_copy(update={"distribution": found[host.name]}) for host in inventory.hosts)
     return inventory.model_copy(update={"hosts": tuple(hosts)})

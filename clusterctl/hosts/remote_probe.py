@@ -23,12 +23,11 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from clusterctl.util.remote_rights import acting, read_regular
 
 ASK_S = 10
-LISTENS = "0A"  # the state's number in /proc/net/tcp
 LOCKS = (
     "/var/lib/dpkg/lock-frontend",
     "/var/lib/dpkg/lock",
@@ -38,7 +37,6 @@ LOCKS = (
 LOCK_NOTES = ("var/cache/dnf/*_lock.pid", "var/lib/dnf/*_lock.pid", "run/dnf*.pid", "run/yum.pid")  # below /
 FLOCK = "hhqqi"  # struct flock of 64-bit Linux
 PCI_DISPLAY, PCI_BRIDGE, PCI_NVIDIA = 0x03, 0x06, "0x10de"  # a bridge of NVIDIA's is an NVSwitch
-CLAIM = "/etc/clusterctl/cluster.json"
 FIREWALLD_POLICY = "/etc/firewalld/policies/clusterctl.xml"  # of the role firewall
 CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")  # of versions 2 and 1
 EFI_VARIABLES = "/sys/firmware/efi/efivars"
@@ -54,12 +52,14 @@ true
 ROW = 3  # fields of /etc/passwd up to the number
 MISSING = "missing"
 UNKNOWN = "no answer"
+SELINUX = "/sys/fs/selinux/enforce"
 OS_RELEASE = "/etc/os-release"
 BOOT_S = 20
 LEAST_FREE = 16 << 20
 OWNER_ALL = stat.S_IRWXU
 OTHERS_WRITE_OWNER_ALL = stat.S_IRWXU | stat.S_IWGRP | stat.S_IWOTH
 LARGEST = 3
+TEXT = 4096
 WALK_S = 5
 PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,InactiveExitTimestampMonotonic"
 
@@ -87,16 +87,20 @@ def read(path: str) -> str:
         return ""
 
 
-def os_release() -> Dict[str, str]:
-    pairs = (line.partition("=") for line in read(OS_RELEASE).splitlines() if "=" in line)
-    return {key: value.strip().strip("\"'") for key, _, value in pairs}
+def read_start(path: str) -> str:
+    """The first bytes of a regular file; "" where there is none."""
+    try:
+        return read_regular(path)[:TEXT].decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def system() -> Dict[str, Any]:
-    release = os_release()
+    pairs = (line.partition("=") for line in read(OS_RELEASE).splitlines() if "=" in line)
+    release = {key: value.strip().strip("\"'") for key, _, value in pairs}
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
-        "id": release.get("ID", ""),
+        "id": release.get("ID", "linux"),
         "version": release.get("VERSION_ID", ""),
         "name": release.get("PRETTY_NAME", ""),
         "machine": platform.machine(),
@@ -131,52 +135,39 @@ def resolved(name: str) -> List[str]:
 
 
 def space(paths: Sequence[str]) -> List[Dict[str, Any]]:
-    """Room of the file systems that these paths are, or would be, on; sizes in MiB."""
+    """Room in bytes of the file systems that these paths are, or would be, on."""
     found = {}  # type: Dict[int, Dict[str, Any]]
     for path in paths:
         place = Path(path)
-        while not place.is_dir():
-            place = place.parent
-        device = place.stat().st_dev
+        try:
+            while not place.is_dir():
+                place = place.parent
+            device, room = place.stat().st_dev, os.statvfs(str(place))
+        except OSError:  # its server does not answer
+            continue
         if device in found:
             found[device]["paths"].append(path)
             continue
-        room = os.statvfs(str(place))
+        free, inodes = room.f_bavail * room.f_frsize, room.f_favail if room.f_files else None
         found[device] = {
             "paths": [path],
-            "free_mib": room.f_bavail * room.f_frsize >> 20,
-            "inodes": room.f_favail if room.f_files else None,
+            "free": free,
+            "size": room.f_blocks * room.f_frsize,
+            "inodes": inodes,
             "read_only": bool(room.f_flag & os.ST_RDONLY),
+            "largest": largest(str(place), device) if free < LEAST_FREE or inodes == 0 else None,
         }
     return list(found.values())
 
 
 def listeners(ports: Set[int]) -> Dict[str, str]:
     """Port -> the program that listens on it."""
-    sockets = {}  # type: Dict[str, int]
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in read(table).splitlines()[1:]:
-            fields = line.split()
-            port = int(fields[1].rpartition(":")[2], 16)
-            if fields[3] == LISTENS and port in ports:
-                sockets[fields[9]] = port
-    found = {str(port): "?" for port in sockets.values()}
-    for process in Path("/proc").glob("[0-9]*") if sockets else ():
-        for port in {sockets[inode] for inode in inodes(process) & set(sockets)}:
-            found[str(port)] = read(f"{process}/comm").strip()
-    return found
-
-
-def inodes(process: Path) -> Set[str]:
-    """Those of the sockets that a process has open."""
-    found = set()
-    try:
-        for descriptor in (process / "fd").iterdir():
-            link = os.readlink(str(descriptor))  # noqa: PTH115 - Path has it from Python 3.9 on
-            if link.startswith("socket:["):
-                found.add(link[len("socket:[") : -1])
-    except OSError:  # it has ended
-        pass
+    found = {}
+    for line in (run(["ss", "-Hltnp"]) or "").splitlines():
+        _, _, _, address, _, *users = line.split()  # the last one is users:(("sshd",pid=1,fd=3))
+        port = address.rpartition(":")[2]
+        if port.isdigit() and int(port) in ports:
+            found[port] = users[0].split('"')[1] if users else "?"
     return found
 
 
@@ -209,15 +200,9 @@ def clock_alone() -> bool:
     return (run(["timedatectl", "show", "--property=NTPSynchronized", "--value"]) or "").strip() == "no"
 
 
-def selinux() -> str:
-    """`enforcing`, `permissive` or `disabled`."""
-    said = read("/sys/fs/selinux/enforce").strip()
-    return {"1": "enforcing", "0": "permissive"}.get(said, "disabled")
-
-
 def firewall() -> Dict[str, Any]:
     """firewalld's default zone where it runs; else what the other firewalls' own commands say."""
-    if units(["firewalld"]):
+    if run(["systemctl", "is-active", "--quiet", "firewalld"]) is not None:
         return {"zone": (run(["firewall-cmd", "--get-default-zone"]) or "").strip(), "firewalld": "running"}
     waits = run(["systemctl", "is-enabled", "--quiet", "firewalld"]) is not None
     return {
@@ -227,11 +212,6 @@ def firewall() -> Dict[str, Any]:
         "iptables": run(["iptables-legacy-save"]) or run(["iptables-save"]) or "",
         "nft": run(["nft", "-j", "list", "ruleset"]) or "",
     }
-
-
-def units(names: Sequence[str]) -> List[str]:
-    """Those of the units that are active."""
-    return [name for name in names if run(["systemctl", "is-active", "--quiet", name]) is not None]
 
 
 def nvidia_devices() -> List[int]:
@@ -303,12 +283,6 @@ def accounts(names: Sequence[str], uids: Set[int]) -> Dict[str, int]:
 def system_state() -> str:
     """systemd's own word for it, once it has booted: `running`, `degraded`, `stopping`..."""
     return (run(["systemctl", "is-system-running", "--wait"], BOOT_S, any_exit=True) or "unknown").strip()
-
-
-def distribution() -> str:
-    """ID and VERSION_ID of os-release: `rocky-9.6`."""
-    release = os_release()
-    return "{}-{}".format(release.get("ID", "linux"), release.get("VERSION_ID", "")).rstrip("-")
 
 
 def digest(data: bytes) -> str:
@@ -440,30 +414,6 @@ def accounting_mark(queries: List[List[str]]) -> str:
     return digest("\n\n".join("\n".join(sorted(text.splitlines())) for text in answers if text).encode())
 
 
-def full_disks(paths: List[str]) -> Iterator[Dict[str, object]]:
-    """The file systems that have no room left, each once, with what is largest there."""
-    seen = set()
-    for path in paths:
-        try:
-            found, device = os.statvfs(path), Path(path).stat().st_dev
-        except OSError:
-            continue
-        if device in seen:
-            continue
-        seen.add(device)
-        free = found.f_bavail * found.f_frsize
-        no_names = found.f_files > 0 and found.f_favail == 0
-        if free < LEAST_FREE or no_names:
-            size = found.f_blocks * found.f_frsize
-            yield {
-                "path": path,
-                "free": free,
-                "size": size,
-                "names": not no_names,
-                "largest": largest(path, device),
-            }
-
-
 def largest(top: str, device: int) -> List[Tuple[int, str]]:
     """Bytes and names of the largest files of a file system, as far as a few seconds show them."""
     found: List[Tuple[int, str]] = []
@@ -501,7 +451,7 @@ def checksums(asked: Dict[str, Any]) -> Dict[str, str]:
 
 def host_facts(asked: Dict[str, Any]) -> Dict[str, Any]:
     """What decides whether the host can be part of a cluster."""
-    found = interfaces()
+    found, units = interfaces(), {name: [] for name in asked["units"]}  # type: Any, Dict[str, List[str]]
     return {
         "time": time.time(),
         "uid": os.geteuid(),
@@ -513,34 +463,34 @@ def host_facts(asked: Dict[str, Any]) -> Dict[str, Any]:
         "listeners": listeners(set(asked["ports"])),
         "lock_holders": lock_holders(),
         "clock_alone": clock_alone(),
-        "selinux": selinux(),
+        "selinux": {"1": "enforcing", "0": "permissive"}.get(read(SELINUX).strip(), "disabled"),
         "firewall": firewall(),
-        "units": units(asked["units"]),
+        "units": [n for n, mark in unit_marks(units).items() if mark.startswith("running")],
         "gpus": gpus(),
         "cgroups": any(os.access(path, os.W_OK) for path in CGROUPS),
         "databases": databases(),
         "slurm_state": slurm_state(),
         "files": sorted(path for pattern in asked["files"] for path in glob.glob(pattern)),  # noqa: PTH207
         "packages": packages(asked["packages"]) if asked["packages"] else [],
-        "claim": read(CLAIM)[:4096],
+        "texts": {path: read_start(path) for path in asked["texts"]},
         "accounts": accounts(asked["accounts"], set(asked["uids"])),
     }
 
 
 def main() -> None:
     asked = json.loads(sys.argv[1])
-    answer = {}  # type: Dict[str, Any]
-    if asked["node"]:
-        answer["state"] = system_state()
-    if answer.get("state") != "stopping":
+    answer = {"state": system_state() if asked["node"] else ""}  # type: Dict[str, Any]
+    if answer["state"] != "stopping":
         if asked["host"] is not None:
             answer["host"] = host_facts(asked["host"])
         if asked["node"]:
-            answer["distribution"] = distribution()
-            answer["cards"] = nvidia_devices().count(PCI_DISPLAY)
-            answer["node"] = run(asked["node_argv"], 3 * ASK_S) or ""
-            answer["checksums"] = checksums(asked)
-            answer["full"] = list(full_disks(asked["space"]))
+            answer["node"] = {
+                "system": system(),
+                "cards": nvidia_devices().count(PCI_DISPLAY),
+                "said": run(asked["node_argv"], 3 * ASK_S) or "",
+                "checksums": checksums(asked),
+                "space": space(asked["space"]),
+            }
     json.dump(answer, sys.stdout)
 
 

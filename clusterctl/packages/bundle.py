@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import re
 import tarfile
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import IO, Annotated, Final
+from typing import IO, Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from clusterctl.errors import BundleError, MachineError, UsageError
+from clusterctl.errors import BundleError, MachineError, UsageError, printable
 from clusterctl.util.assets import asset, file_sha256, payload_hash, tree_files
 from clusterctl.util.disk import reason
 
@@ -126,7 +128,12 @@ class Manifest(_Stored):
             first = exc.errors()[0]
             place = ".".join(map(str, first["loc"]))
             why = f"{MANIFEST}: {place + ': ' if place else ''}{first['msg']}"
-            raise BundleError("this is not a bundle of clusterctl's", where=where, why=why) from exc
+            raise _no_bundle(where, why) from exc
+
+
+def _no_bundle(where: str, why: str) -> BundleError:
+    fix = "copy the bundle here again, or create it again with `clusterctl bundle create`"
+    return BundleError("this is not a bundle of clusterctl's", where=where, why=why, fix=fix)
 
 
 class _Head(_Stored):
@@ -158,7 +165,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle whose manifest is whole. Its other files are as they are: see ``verify``."""
+    """A bundle whose manifest is whole. Its other files are as they are: see ``damages``."""
 
     file: Path
     manifest: Manifest
@@ -243,6 +250,86 @@ def open_bundle(file: Path) -> Bundle:
             fix="name a file that `clusterctl bundle create` made",
         ) from exc
     return Bundle(file.absolute(), Manifest.read(raw, where), digest, begin)
+
+
+Kind = Literal["corrupted", "missing", "extra", "truncated", "mismatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault of a bundle; ``what`` is the file concerned, or what does not match."""
+
+    kind: Kind
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.what}: {self.why}"
+
+
+def damages(bundle: Bundle) -> tuple[Fault, ...]:
+    """The faults of the bundle's content against its manifest; the whole file is read."""
+    size = bundle.file.stat().st_size
+    places = tuple(bundle.places.values())
+    with bundle.file.open("rb") as file:
+        return tuple(_walk(file, places, size, bundle.begin))
+
+
+def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> Iterator[Fault]:
+    """Look at each file where it belongs. Where another one lies there, find out which ones there are."""
+    for number, place in enumerate(places):
+        path = place.entry.path
+        file.seek(place.offset)
+        head = file.read(BLOCK)
+        info = _parsed(head)
+        is_end = info is None and len(head) == BLOCK and not any(head)
+        if is_end or (info is not None and info.name != path):
+            yield from _rearranged(file, places[number:], place.offset, path)
+            return
+        if place.content + place.entry.size > size:
+            left = f" and {len(places) - number - 1} files after it" if number + 1 < len(places) else ""
+            yield Fault("truncated", path, f"the bundle ends after {size} bytes, before the end of it{left}")
+            return
+        if head != header(path, place.entry.size):
+            yield Fault("corrupted", path, "its header is damaged")
+        elif not _is_whole(file, place):
+            yield Fault("corrupted", path, "its content is not what the manifest says")
+    end = places[-1].end if places else begin
+    file.seek(end)
+    if file.read(len(END) + 1) != END:
+        yield from _rearranged(file, (), end, "the end of the bundle")
+
+
+def _parsed(raw: bytes) -> tarfile.TarInfo | None:
+    try:
+        return tarfile.TarInfo.frombuf(raw, "utf-8", "strict")
+    except (tarfile.HeaderError, UnicodeDecodeError):
+        return None
+
+
+def _is_whole(file: IO[bytes], place: Place) -> bool:
+    sha = hashlib.sha256()
+    for chunk in content(file, place):
+        sha.update(chunk)
+    return sha.hexdigest() == place.entry.sha256 and not any(
+        file.read(padded(place.entry.size) - place.entry.size)
+    )
+
+
+def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, here: str) -> Iterator[Fault]:
+    """Files were taken out, put in, renamed or moved: follow the headers, and compare the names."""
+    found: Counter[str] = Counter()
+    file.seek(offset)
+    while (info := _parsed(file.read(BLOCK))) is not None:
+        found[printable(info.name)] += 1
+        file.seek(padded(min(max(0, info.size), MOST_BYTES)), os.SEEK_CUR)
+    wanted = Counter(place.entry.path for place in expected)
+    for name in found - wanted:
+        yield Fault("extra", name, "the manifest does not name it")
+    for path in wanted - found:
+        yield Fault("missing", path, "the manifest names it, and it is not there")
+    if found == wanted:
+        yield Fault("corrupted", here, "something else lies where it belongs")
 
 
 def check_target(target: Path) -> None:
@@ -367,12 +454,7 @@ def _first(file: IO[bytes], name: str, longest: int, path: Path) -> bytes:
         raw = file.read(padded(size))
         if len(raw) == padded(size) and not any(raw[size:]):
             return raw[:size]
-    raise BundleError(
-        "this is not a bundle of clusterctl's",
-        where=str(path),
-        why=f"{name} is not whole where it belongs",
-        fix="copy the bundle here again, or create it again with `clusterctl bundle create`",
-    )
+    raise _no_bundle(str(path), f"{name} is not whole where it belongs")
 
 
 def named(paths: Sequence[str], most: int = 5) -> str:

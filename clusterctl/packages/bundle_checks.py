@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tarfile
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clusterctl import __version__
-from clusterctl.errors import BundleError, Failure, ProvisionError, printable
+from clusterctl.errors import BundleError, Failure, ProvisionError
 from clusterctl.packages.bundle import (
-    BLOCK,
-    END,
-    MOST_BYTES,
     PAYLOAD,
     SYSTEMS,
     WHEELS,
     Bundle,
+    Fault,
     Manifest,
-    Place,
     System,
-    content,
-    header,
+    damages,
     named,
     open_bundle,
-    padded,
 )
 from clusterctl.packages.os_packages import asked_packages, package_names
 from clusterctl.packages.wheelhouse import (
     NodePlatform,
     Requirements,
     content_hash,
-    fill_wheelhouse,
     store_lock,
+    wheelhouse,
 )
+from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import distribution_of
-from clusterctl.spec.models import ClusterSpec, Software
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -71,29 +61,6 @@ def system_folder(release: str) -> str:
     return f"{SYSTEMS}/{release}"
 
 
-Kind = Literal["corrupted", "missing", "extra", "truncated", "mismatch"]
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault of a bundle; ``what`` is the file concerned, or what does not match."""
-
-    kind: Kind
-    what: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.what}: {self.why}"
-
-
-def damages(bundle: Bundle) -> tuple[Fault, ...]:
-    """The faults of the bundle's content against its manifest; the whole file is read."""
-    size = bundle.file.stat().st_size
-    places = tuple(bundle.places.values())
-    with bundle.file.open("rb") as file:
-        return tuple(_walk(file, places, size, bundle.begin))
-
-
 def raise_faults(file: Path, wrong: Sequence[Fault]) -> None:
     """Raise if there are faults.
 
@@ -115,63 +82,6 @@ def raise_faults(file: Path, wrong: Sequence[Fault]) -> None:
         fix=fix,
         failures=tuple(Failure(BundleError.code, str(one), fix=fix) for one in wrong),
     )
-
-
-def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> Iterator[Fault]:
-    """Look at each file where it belongs. Where another one lies there, find out which ones there are."""
-    for number, place in enumerate(places):
-        path = place.entry.path
-        file.seek(place.offset)
-        head = file.read(BLOCK)
-        info = _parsed(head)
-        is_end = info is None and len(head) == BLOCK and not any(head)
-        if is_end or (info is not None and info.name != path):
-            yield from _rearranged(file, places[number:], place.offset, path)
-            return
-        if place.content + place.entry.size > size:
-            left = f" and {len(places) - number - 1} files after it" if number + 1 < len(places) else ""
-            yield Fault("truncated", path, f"the bundle ends after {size} bytes, before the end of it{left}")
-            return
-        if head != header(path, place.entry.size):
-            yield Fault("corrupted", path, "its header is damaged")
-        elif not _is_whole(file, place):
-            yield Fault("corrupted", path, "its content is not what the manifest says")
-    end = places[-1].end if places else begin
-    file.seek(end)
-    if file.read(len(END) + 1) != END:
-        yield from _rearranged(file, (), end, "the end of the bundle")
-
-
-def _parsed(raw: bytes) -> tarfile.TarInfo | None:
-    try:
-        return tarfile.TarInfo.frombuf(raw, "utf-8", "strict")
-    except (tarfile.HeaderError, UnicodeDecodeError):
-        return None
-
-
-def _is_whole(file: IO[bytes], place: Place) -> bool:
-    sha = hashlib.sha256()
-    for chunk in content(file, place):
-        sha.update(chunk)
-    return sha.hexdigest() == place.entry.sha256 and not any(
-        file.read(padded(place.entry.size) - place.entry.size)
-    )
-
-
-def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, here: str) -> Iterator[Fault]:
-    """Files were taken out, put in, renamed or moved: follow the headers, and compare the names."""
-    found: Counter[str] = Counter()
-    file.seek(offset)
-    while (info := _parsed(file.read(BLOCK))) is not None:
-        found[printable(info.name)] += 1
-        file.seek(padded(min(max(0, info.size), MOST_BYTES)), os.SEEK_CUR)
-    wanted = Counter(place.entry.path for place in expected)
-    for name in found - wanted:
-        yield Fault("extra", name, "the manifest does not name it")
-    for path in wanted - found:
-        yield Fault("missing", path, "the manifest names it, and it is not there")
-    if found == wanted:
-        yield Fault("corrupted", here, "something else lies where it belongs")
 
 
 def mismatches(bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()) -> tuple[Fault, ...]:
@@ -286,9 +196,9 @@ def use_bundle(file: Path, spec: ClusterSpec, workspace: Workspace, *, report: L
 def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
     for release, system in bundle.manifest.systems.items():
         node = NodePlatform.of(distribution_of(release))
-        fill_wheelhouse(job_lock(), partial(_copy_wheels, bundle, system.wheels), node)
+        wheelhouse(job_lock(), node, partial(_copy_wheels, bundle, system.wheels))
         if system.gpu:
-            fill_wheelhouse(gpu_lock(), partial(_copy_wheels, bundle, system.gpu), node)
+            wheelhouse(gpu_lock(), node, partial(_copy_wheels, bundle, system.gpu))
         if (asked := spec.software.python.requirements) is not None:
             with temporary_folder() as folder:
                 bundle.copy(lock_path(release), folder / "lock")

@@ -10,21 +10,8 @@ from pathlib import Path
 
 from clusterctl import __version__
 from clusterctl.errors import UsageError
-from clusterctl.packages import debian, redhat
-from clusterctl.packages.bundle import (
-    FORMAT,
-    LOCK,
-    PAYLOAD,
-    WHEELS,
-    Bundle,
-    Manifest,
-    System,
-    check_target,
-    entries_of,
-    open_bundle,
-    payload_tar,
-    write_bundle,
-)
+from clusterctl.packages import bundle, debian, redhat
+from clusterctl.packages.bundle import PAYLOAD, WHEELS, Bundle, System
 from clusterctl.packages.bundle_checks import (
     asks_for_cupy,
     lock_digest,
@@ -36,9 +23,9 @@ from clusterctl.packages.repository import Repository, RepositoryRequest
 from clusterctl.packages.wheelhouse import (
     NodePlatform,
     Requirements,
+    cache_of_downloads,
     content_hash,
     resolve,
-    unwritable_cache,
     wheel_path,
     wheelhouse,
 )
@@ -46,7 +33,6 @@ from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.lock import WAIT_S, hold
-from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import gpu_lock, job_lock, payload_hash
 from clusterctl.util.progress import LineReporter
 
@@ -76,7 +62,7 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
     _check(wanted, out)
     lock = _cache_folder() / ".lock"
     with hold(lock, "bundle create", what="the cache of packages", wait_s=WAIT_S, waiting=report):
-        sources: Sources = {PAYLOAD: payload_tar()}
+        sources: Sources = {PAYLOAD: bundle.payload_tar()}
         systems, versions = {}, {}
         for distribution in wanted.distributions:
             release = distribution.release
@@ -88,19 +74,19 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
                 "packages": [{"name": n, "version": v, "sha256": s} for n, v, s in packed.versions],
                 "wheels": sorted({*systems[release].wheels, *systems[release].gpu, *systems[release].more}),
             }
-        sources[LOCK] = (json.dumps(versions, indent=1) + "\n").encode()
+        sources[bundle.LOCK] = (json.dumps(versions, indent=1) + "\n").encode()
         report("packing")
-        manifest = Manifest(
-            format=FORMAT,
+        manifest = bundle.Manifest(
+            format=bundle.FORMAT,
             clusterctl=__version__,
             cluster=wanted.spec.name,
             architecture=ARCHITECTURE,
             payload=payload_hash(),
             systems=systems,
-            files=entries_of(sources),
+            files=bundle.entries_of(sources),
         )
-        write_bundle(out, manifest, sources)
-    return open_bundle(out)
+        bundle.write_bundle(out, manifest, sources)
+    return bundle.open_bundle(out)
 
 
 def _wheels(
@@ -146,7 +132,7 @@ def _check(wanted: BundleRequest, out: Path) -> None:
             )
     if (asked := wanted.spec.software.python.requirements) is not None:
         content_hash((asked,))
-    check_target(out)
+    bundle.check_target(out)
 
 
 def _packages(wanted: BundleRequest, distribution: Distribution, report: LineReporter) -> Repository:
@@ -173,10 +159,7 @@ def _cache_folder(name: str = "") -> Path:
     Raises:
         MachineError: it can't be written.
     """
-    folder = cache_home() / "bundle" / name
-    try:
+    with cache_of_downloads(f"bundle/{name}") as folder:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):  # one that is there may not be ours
             return folder
-    except OSError as exc:
-        raise unwritable_cache(folder, exc) from exc

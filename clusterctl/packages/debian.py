@@ -16,16 +16,9 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from clusterctl.errors import MachineError
+from clusterctl.packages import repository
 from clusterctl.packages.os_packages import Upstream
-from clusterctl.packages.repository import (
-    Repository,
-    RepositoryRequest,
-    download,
-    need,
-    not_repositories,
-    read_own,
-    run,
-)
+from clusterctl.packages.repository import Repository, RepositoryRequest
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util.assets import file_sha256
 from clusterctl.util.progress import LineReporter
@@ -45,7 +38,7 @@ def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporte
         UsageError: no archive of this distribution is known.
     """
     title, folder = packer.title, packer.folder
-    need("apt-get", of=title, fix="make this bundle on a machine with Debian or Ubuntu")
+    repository.need("apt-get", of=title, fix="make this bundle on a machine with Debian or Ubuntu")
     apt = partial(_apt, _prepare(packer))
     report(f"{title}: reading the package lists")
     apt("apt-get", "update", what=f"reading the package lists of {title}")
@@ -60,7 +53,10 @@ def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporte
     records = _records(show(*(_asked(file) for file in paths if file not in upstream)))
     if upstream:
         found = _records(show(*map(str, upstream.values())))
-        records += [f"{record}SHA256: {file_sha256(_named_in(record))}\n" for record in found]
+        records += [
+            f"{record}SHA256: {file_sha256(Path(dict(_FIELD.findall(record))['Filename']))}\n"
+            for record in found
+        ]
     return _repository(title, records, paths)
 
 
@@ -95,7 +91,7 @@ def _prepare(packer: RepositoryRequest) -> Mapping[str, object]:
 def _apt(settings: Mapping[str, object], tool: str, *words: str, what: str) -> str:
     yes = ["--assume-yes"] if tool == "apt-get" else []
     options = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
-    return run(
+    return repository.run(
         [tool, *yes, *options, *words],
         what=what,
         fix="check that this machine reaches the archive (apt's own settings for a proxy apply; --from "
@@ -118,7 +114,7 @@ def _fetched(one: Upstream, folder: Path) -> Path:
     """A package of its makers', from the cache if it is there."""
     path = folder / one.file
     if not path.is_file() or file_sha256(path) != one.sha256:
-        path.write_bytes(download(one.url, what=f"the package {path.name}"))
+        path.write_bytes(repository.download(one.url, what=f"the package {path.name}"))
     if file_sha256(path) != one.sha256:
         path.unlink()
         raise MachineError(f"the package {path.name} is another", where=one.url, why="its SHA-256 is another")
@@ -131,7 +127,7 @@ def own_sources(path: Path) -> str:
     Raises:
         UsageError: it is none.
     """
-    text = read_own(path)
+    text = repository.read_own(path)
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if path.suffix == ".sources":
         given = {line.partition(":")[0].lower() for line in lines if ":" in line}
@@ -140,7 +136,7 @@ def own_sources(path: Path) -> str:
         wrong = next((f"apt reads no line like {line!r}" for line in lines if not _LINE.match(line)), None)
     if wrong or not lines:
         fix = "write it as in /etc/apt/sources.list.d; what is named .sources, in that form"
-        raise not_repositories(path, "is not a list of apt sources", wrong or "it names none", fix)
+        raise repository.not_repositories(path, "is not a list of apt sources", wrong or "it names none", fix)
     return text
 
 
@@ -204,8 +200,3 @@ def _check(path: Path, fields: Mapping[str, str], distribution: str) -> None:
         where=str(path),
         fix="run it again",
     )
-
-
-def _named_in(record: str) -> Path:
-    """The file that apt says a record is of."""
-    return Path(dict(_FIELD.findall(record))["Filename"])

@@ -14,16 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import MachineError
+from clusterctl.packages import repository
 from clusterctl.packages.os_packages import nvidia_stream
-from clusterctl.packages.repository import (
-    Repository,
-    RepositoryRequest,
-    download,
-    need,
-    not_repositories,
-    read_own,
-    run,
-)
+from clusterctl.packages.repository import Repository, RepositoryRequest
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util.assets import file_sha256
 from clusterctl.util.progress import LineReporter
@@ -43,7 +36,7 @@ def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporte
     title, folder = packer.title, packer.folder
     for tool, package in _TOOLS.items():
         fix = f"install {package} and dnf-plugins-core here, or make this bundle on a machine of its family"
-        need(tool, of=title, fix=fix)
+        repository.need(tool, of=title, fix=fix)
     repositories, urls = _repositories(packer)
     report(f"{title}: reading the repositories")
     dnf = partial(_dnf, packer)
@@ -52,14 +45,15 @@ def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporte
         what = f"choosing the stream of NVIDIA's driver for {title}"
         dnf("module", "enable", f"nvidia-driver:{stream}", what=what)
     keys = {
-        f"{KEYS}/{number}.asc": download(url, what="a repository's key") for number, url in enumerate(urls)
+        f"{KEYS}/{number}.asc": repository.download(url, what="a repository's key")
+        for number, url in enumerate(urls)
     }
-    needed = ("download", "--resolve", "--alldeps", f"--arch={ARCHITECTURE}", "--arch=noarch", *names)
-    said = dnf(*needed, "--url", what=f"finding what the packages of {title} need")
+    download = ("download", "--resolve", "--alldeps", f"--arch={ARCHITECTURE}", "--arch=noarch")
+    said = dnf(*download, "--url", *names, what=f"finding what the packages of {title} need")
     files = sorted({line.rpartition("/")[2] for line in said.split() if line.endswith(".rpm")})
     report(f"{title}: downloading {len(files)} packages")
     packages = folder / "repository" / "Packages"  # those of earlier bundles too
-    dnf(*needed, f"--downloaddir={packages}", what=f"downloading the packages of {title}")
+    dnf(*download, f"--downloaddir={packages}", *names, what=f"downloading the packages of {title}")
     _check_signatures(folder, keys.values(), [packages / file for file in files])
     return Repository({**_index(folder, files), **keys}, tuple(_versions(packages, files)))
 
@@ -89,7 +83,7 @@ def _dnf(packer: RepositoryRequest, *words: str, what: str) -> str:
     argv += [f"--installroot={folder / 'root'}"]
     argv += [f"--releasever={packer.distribution.release.rpartition('-')[2]}"]
     argv += [f"--setopt={key}={value}" for key, value in settings.items()]
-    return run(
+    return repository.run(
         [*argv, *words],
         what=what,
         fix="check that this machine reaches the repositories (--from names others) and has "
@@ -115,17 +109,17 @@ def own_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
     Raises:
         UsageError: it is none, or names no key.
     """
-    text = read_own(path)
+    text = repository.read_own(path)
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read_string(text)
         keys = {key for name in parser.sections() for key in parser[name].get("gpgkey", "").split()}
     except configparser.Error as exc:
         fix = "write it as in /etc/yum.repos.d"
-        raise not_repositories(path, "is no .repo file", exc.message, fix) from exc
+        raise repository.not_repositories(path, "is no .repo file", exc.message, fix) from exc
     if not keys:
         why = "packages without a verifiable signature are not put into a bundle"
-        raise not_repositories(path, "names no key", why, "say gpgkey= for each repository")
+        raise repository.not_repositories(path, "names no key", why, "say gpgkey= for each repository")
     return text, tuple(sorted(keys))
 
 
@@ -139,8 +133,10 @@ def _check_signatures(folder: Path, keys: Iterable[bytes], paths: Sequence[Path]
     for key in keys:
         place = folder / "key.asc"
         place.write_bytes(key)
-        run([*rpmkeys, "--import", str(place)], what="reading a repository's key", fix="name its true key")
-    said = run(
+        repository.run(
+            [*rpmkeys, "--import", str(place)], what="reading a repository's key", fix="name its true key"
+        )
+    said = repository.run(
         [*rpmkeys, "--checksig", *map(str, paths)], what="checking the signatures of packages", fix=fix
     )
     unsigned = [line.partition(": ")[0] for line in said.splitlines() if not line.endswith(_SIGNED)]
@@ -154,7 +150,9 @@ def _index(folder: Path, files: Sequence[str]) -> Mapping[str, Path | bytes]:
     shutil.rmtree(root / "repodata", ignore_errors=True)
     chosen.write_text("".join(f"Packages/{file}\n" for file in files))
     words = ["--quiet", "--no-database", "--revision=1", "--set-timestamp-to-revision", f"--pkglist={chosen}"]
-    run(["createrepo_c", *words, str(root)], what="making the repository's index", fix="run it again")
+    repository.run(
+        ["createrepo_c", *words, str(root)], what="making the repository's index", fix="run it again"
+    )
     index = {f"repodata/{path.name}": path for path in (root / "repodata").iterdir()}
     return {**index, **{f"Packages/{file}": root / "Packages" / file for file in files}}
 

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -67,6 +68,7 @@ def pip_download(
     return run_heard([*argv, *arguments], heard, env=env, cwd=cwd)
 
 
+_CACHE: Final = "python"  # the folder of locks and their wheels
 _LAYOUT: Final = "environment v1"  # of the folder on the cluster; part of every key
 _PIN: Final = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)", re.MULTILINE)
 _LINE: Final = re.compile(r"(\S+)==(\S+) --hash=sha256:([0-9a-f]{64})  # (\S+\.whl)")
@@ -121,37 +123,53 @@ def pins(lock: Path) -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in _PIN.findall(lock.read_text())}
 
 
-def wheelhouse(lock: Path, node: NodePlatform = DEFAULT_PLATFORM) -> Path:
+@contextmanager
+def cache_of_downloads(name: str = "") -> Iterator[Path]:
+    """The cache, or a folder of it, for what reads or writes there.
+
+    Raises:
+        MachineError: it can't be written.
+    """
+    folder = cache_home() / name
+    try:
+        yield folder
+    except OSError as exc:
+        raise MachineError(
+            "the cache of downloads can't be written",
+            where=str(folder),
+            why=reason(exc, folder),
+            fix="make it writable, or set XDG_CACHE_HOME to a folder that is",
+        ) from exc
+
+
+def wheelhouse(
+    lock: Path, node: NodePlatform = DEFAULT_PLATFORM, fill: Callable[[Path], None] | None = None
+) -> Path:
     """A folder with every wheel of a hash-locked requirements file; downloaded once.
+
+    ``fill`` puts the wheels into a new folder, where they do not come from the package index.
 
     Raises:
         MachineError: the package index is out of reach or has no wheel for the nodes, or there is no room
-            or no home to keep them in.
-    """
-    return fill_wheelhouse(lock, lambda folder: _download_locked(lock, node, folder), node)
-
-
-def fill_wheelhouse(lock: Path, fill: Callable[[Path], None], node: NodePlatform = DEFAULT_PLATFORM) -> Path:
-    """The wheelhouse of a lock; ``fill`` puts the wheels into a new folder where there is none yet.
-
-    Raises:
-        MachineError: there is no room or no home to keep them in; and what ``fill`` raises.
+            or no home to keep them in; and what ``fill`` raises.
     """
     folder = _folder(lock, node)
     if folder.is_dir():
         return folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(folder.parent) as partial:
-            (partial / "wheels").mkdir()
-            fill(partial / "wheels")
+    with cache_of_downloads() as home:
+        home.mkdir(parents=True, exist_ok=True)
+        with temporary_folder(home) as partial:
+            wheels = partial / "wheels"
+            wheels.mkdir()
+            if fill is None:
+                _download_locked(lock, node, wheels)
+            else:
+                fill(wheels)
             try:
-                (partial / "wheels").rename(folder)
+                wheels.rename(folder)
             except OSError:
                 if not folder.is_dir():  # else another clusterctl was faster, with the same wheels
                     raise
-    except OSError as exc:
-        raise unwritable_cache(folder.parent, exc) from exc
     return folder
 
 
@@ -162,16 +180,6 @@ def has_wheelhouse(lock: Path, node: NodePlatform) -> bool:
 
 def _folder(lock: Path, node: NodePlatform) -> Path:
     return cache_home() / f"wheels-{digest(lock.read_bytes(), str(node))}"
-
-
-def unwritable_cache(folder: Path, exc: OSError) -> MachineError:
-    """The error for a cache that can't be written."""
-    return MachineError(
-        "the cache of downloads can't be written",
-        where=str(folder),
-        why=reason(exc, folder),
-        fix="make it writable, or set XDG_CACHE_HOME to a folder that is",
-    )
 
 
 def _download_locked(lock: Path, node: NodePlatform, folder: Path) -> None:
@@ -188,7 +196,7 @@ def _download_locked(lock: Path, node: NodePlatform, folder: Path) -> None:
 
 def wheel_path(wheel: Wheel) -> Path:
     """Where a wheel of a lock lies in the cache."""
-    return cache_home() / "python" / "wheels" / wheel.sha256 / wheel.file
+    return cache_home() / _CACHE / "wheels" / wheel.sha256 / wheel.file
 
 
 _MAX_BYTES: Final = 4 << 20
@@ -302,6 +310,17 @@ class Requirements:
     held: Mapping[str, str] = field(default_factory=dict)
     node: NodePlatform = DEFAULT_PLATFORM
 
+    @property
+    def kept(self) -> Mapping[str, str]:
+        """The versions to keep, if they can be."""
+        return {**pins(self.base), **self.held}
+
+    @property
+    def answer(self) -> Path:
+        """Where the answer to this question lies, once there is one."""
+        key = digest(str(self.node), _constraints(self.kept), request_hash(self.files))
+        return cache_home() / _CACHE / "locks" / f"{key}.txt"
+
 
 def resolve(asked: Requirements, *, report: LineReporter, heard: LineReporter = lambda _line: None) -> Lock:
     """The lock of requirements files, for the nodes; its wheels lie in the cache (see ``wheel_path``).
@@ -313,21 +332,17 @@ def resolve(asked: Requirements, *, report: LineReporter, heard: LineReporter = 
         UsageError: a file can't be read, there is no such set of wheels, or no index answers; pip's reason.
         MachineError: the cache of downloads can't be written.
     """
-    base = pins(asked.base)
-    kept = {**base, **asked.held}
-    home, answer = cache_home() / "python", _answer(asked, kept)
-    try:
-        if (known := _load_lock(answer, base, asked.node)) is not None:
+    with cache_of_downloads(_CACHE) as home:
+        answer, base = asked.answer, pins(asked.base)
+        if (known := _load_lock(answer, asked)) is not None:
             return known
         report(f"resolving {', '.join(str(file) for file in asked.files)}")
         answer.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
-            wheels = _download(asked, kept, folder, heard)
+            wheels = _download(asked, folder, heard)
             others = tuple(w for w in map(_kept, wheels) if base.get(w.name) != w.version)
             lock = Lock(others, base, asked.node)
         write_atomic(answer, lock.text)
-    except OSError as exc:
-        raise unwritable_cache(home, exc) from exc
     return lock
 
 
@@ -338,11 +353,8 @@ def cached_lock(asked: Requirements) -> Lock | None:
         UsageError: a file can't be read.
         MachineError: the cache of downloads can't be read.
     """
-    base = pins(asked.base)
-    try:
-        return _load_lock(_answer(asked, {**base, **asked.held}), base, asked.node)
-    except OSError as exc:
-        raise unwritable_cache(cache_home() / "python", exc) from exc
+    with cache_of_downloads(_CACHE):
+        return _load_lock(asked.answer, asked)
 
 
 def store_lock(asked: Requirements, text: str, fill: Callable[[Wheel, Path], None]) -> None:
@@ -352,11 +364,10 @@ def store_lock(asked: Requirements, text: str, fill: Callable[[Wheel, Path], Non
         MachineError: the cache of downloads can't be written; and what ``fill`` raises.
         UsageError: a requirements file can't be read.
     """
-    base, home = pins(asked.base), cache_home() / "python"
-    answer = _answer(asked, {**base, **asked.held})
-    try:
+    with cache_of_downloads(_CACHE) as home:
+        answer = asked.answer
         answer.parent.mkdir(parents=True, exist_ok=True)
-        for wheel in Lock.read(text, base).wheels:
+        for wheel in Lock.read(text, {}).wheels:
             place = wheel_path(wheel)
             if not place.is_file():
                 place.parent.mkdir(parents=True, exist_ok=True)
@@ -364,27 +375,19 @@ def store_lock(asked: Requirements, text: str, fill: Callable[[Wheel, Path], Non
                     fill(wheel, folder / wheel.file)
                     (folder / wheel.file).replace(place)
         write_atomic(answer, text)
-    except OSError as exc:
-        raise unwritable_cache(home, exc) from exc
 
 
-def _answer(asked: Requirements, kept: Mapping[str, str]) -> Path:
-    """Where the answer to a question lies, once there is one."""
-    key = digest(str(asked.node), _constraints(kept), request_hash(asked.files))
-    return cache_home() / "python" / "locks" / f"{key}.txt"
-
-
-def _load_lock(answer: Path, base: Mapping[str, str], node: NodePlatform) -> Lock | None:
+def _load_lock(answer: Path, asked: Requirements) -> Lock | None:
     """The lock of an answer, if its wheels are still there."""
     if not answer.is_file():
         return None
-    lock = Lock.read(answer.read_text(), base, node)
+    lock = Lock.read(answer.read_text(), pins(asked.base), asked.node)
     return lock if all(wheel_path(wheel).is_file() for wheel in lock.wheels) else None
 
 
-def _download(asked: Requirements, kept: Mapping[str, str], folder: Path, heard: LineReporter) -> list[Path]:
-    """The wheels that pip chose: with the ``kept`` versions, but for those that the requirements rule out."""
-    files, node = asked.files, asked.node
+def _download(asked: Requirements, folder: Path, heard: LineReporter) -> list[Path]:
+    """The wheels that pip chose: with the versions to keep, but for those that the requirements rule out."""
+    files, node, kept = asked.files, asked.node, asked.kept
     limits = folder / "constraints.txt"
     arguments = [word for file in files for word in ("--requirement", str(file.absolute()))]
     arguments += ["--constraint", str(limits)]

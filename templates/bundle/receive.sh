@@ -1,3 +1,4 @@
+#!/bin/sh
 # Answers `there`, or `send` and then takes a tar.
 set -eu
 umask 077

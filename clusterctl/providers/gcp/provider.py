@@ -31,7 +31,7 @@ from clusterctl.spec import gcp
 from clusterctl.spec.base import Model
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcpProvider as Settings
-from clusterctl.spec.gcp import Machine
+from clusterctl.spec.gcp_nodes import Machine
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.journal import digest

@@ -13,9 +13,11 @@ from typing import Any, Final
 
 from clusterctl.errors import UsageError
 from clusterctl.providers.gcp.terraform.client import BACKEND_FILE
-from clusterctl.spec import gcp
-from clusterctl.spec.gcp import GcpDisk, GcpNodes, GcpProvider, GcsState, Machine, image_of
-from clusterctl.spec.models import ADMIN_USER, ClusterSpec, Partition
+from clusterctl.spec import gcp, gcp_nodes
+from clusterctl.spec.common import ADMIN_USER, Partition
+from clusterctl.spec.gcp import GcpProvider, GcsState
+from clusterctl.spec.gcp_nodes import GcpDisk, GcpNodes, Machine, image_of
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.workspace import write_atomic
@@ -85,8 +87,8 @@ def _host(nodes: GcpNodes, machine: Machine) -> Variables:
         **nodes.model_dump(mode="json", include=asked),
         "machine_type": machine.name,
         "image": image_of(nodes, machine).model_dump(mode="json"),
-        "boot_disk": _disk(nodes.boot_disk, gcp.boot_disk_type(machine, nodes.boot_disk)),
-        "extra_disks": [_disk(disk, gcp.extra_disk_type(machine, disk)) for disk in nodes.extra_disks],
+        "boot_disk": _disk(nodes.boot_disk, gcp_nodes.boot_disk_type(machine, nodes.boot_disk)),
+        "extra_disks": [_disk(disk, gcp_nodes.extra_disk_type(machine, disk)) for disk in nodes.extra_disks],
         "guest_accelerator": {"type": machine.accelerator, "count": added.count} if added else None,
         "has_gpu": machine.gpu is not None,
         "nic_type": "GVNIC" if nodes.gvnic or machine.gvnic_only else "VIRTIO_NET",

@@ -35,8 +35,9 @@ from clusterctl.providers.local.layout import (
     Node,
 )
 from clusterctl.spec import distributions
-from clusterctl.spec.local import LocalProvider as Settings
-from clusterctl.spec.models import LEAST_MEMORY_MIB, ClusterSpec, User
+from clusterctl.spec.common import LEAST_MEMORY_MIB, User
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.models import LocalProvider as Settings
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest

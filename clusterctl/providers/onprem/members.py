@@ -13,14 +13,14 @@ from typing import Final
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UnreachableError
 from clusterctl.hosts import checks
-from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request
+from clusterctl.hosts.checks import CLAIM, DoctorReport, Finding, expected, host_facts_request
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.hosts.roles import role_files, role_packages
 from clusterctl.providers.onprem.access import NO_LOGIN, ssh_host
 from clusterctl.providers.onprem.login import ANSWER_S, Login, Root, check_sudo, connect
 from clusterctl.spec.distributions import common, distribution_of
+from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremHost
 from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
@@ -73,7 +73,7 @@ def inventory(
     """The cluster that these machines become. ``keys`` are their host keys, ``proxies`` lead to those that
     have no route from here; ``silent`` ones do not answer, and are taken as they were known last.
     """
-    releases = {name: distribution(one) for name, one in facts.items()}
+    releases = {name: one.system.release for name, one in facts.items()}
     releases |= {name: host.distribution for name, host in silent.items()}
     common({one.name: releases[one.name] for one in asked})
     network = settings.network or _network(asked[0], facts[asked[0].name])
@@ -96,11 +96,6 @@ def inventory(
     )
 
 
-def distribution(facts: HostFacts) -> str:
-    """What it is called in the table of distributions."""
-    return f"{facts.system.id}-{facts.system.version}"
-
-
 def _host(one: Member, facts: HostFacts, place: str, key: str, proxy: tuple[str, ...]) -> Host:
     to = ssh_host(one.name, one.machine)
     hostname = facts.system.hostname.partition(".")[0]
@@ -112,7 +107,7 @@ def _host(one: Member, facts: HostFacts, place: str, key: str, proxy: tuple[str,
         roles=one.roles,
         partition=one.partition,
         host_key=key,
-        distribution=distribution(facts),
+        distribution=facts.system.release,
         cgroups=facts.cgroups,
         hostname=hostname if hostname != one.name else None,
         proxy_command=proxy,
@@ -241,7 +236,7 @@ def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Fin
     """The machines that belong to other clusters."""
     found = []
     for host, one in facts.items():
-        claim = parse_claim(one.claim)
+        claim = parse_claim(one.texts.get(CLAIM, ""))
         if claim.get("id", cluster_id) != cluster_id:
             why = f"it belongs to cluster {claim.get('name')!r} ({claim['id']})"
             found.append(Finding(host, "error", "claimed", "it is taken", why, _FIX_CLAIMED))
@@ -287,7 +282,7 @@ def preview(
 
 
 def _preview_of(spec: ClusterSpec, one: Member, facts: HostFacts) -> Iterator[str]:
-    packages = role_packages(spec, one.roles, distribution_of(distribution(facts)))
+    packages = role_packages(spec, one.roles, distribution_of(facts.system.release))
     if missing := [name for name in packages if name not in facts.packages]:
         yield f"to be installed, with what they need: {', '.join(missing)}"
     if missing := [user.name for user in spec.users if user.name not in facts.accounts]:

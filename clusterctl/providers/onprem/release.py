@@ -14,6 +14,7 @@ from clusterctl.errors import (
     ProvisionError,
     UnreachableError,
 )
+from clusterctl.hosts.checks import CLAIM
 from clusterctl.providers.base import (
     Leftover,
     Prompts,
@@ -33,8 +34,8 @@ from clusterctl.providers.onprem.login import (
 )
 from clusterctl.providers.onprem.members import admin_login, log_in, parse_claim
 from clusterctl.providers.pending import FOLDER, REPLACED, PendingRelease, address_of, pending_releases
-from clusterctl.spec.models import ADMIN_USER
-from clusterctl.spec.onprem import OnpremHost, is_this_machine
+from clusterctl.spec.common import ADMIN_USER
+from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest
@@ -43,7 +44,6 @@ from clusterctl.transport.local import write_ssh_files
 from clusterctl.util.parallel import on_each
 from clusterctl.util.progress import HostStep, Reporter
 
-CLAIM: Final = "/etc/clusterctl/cluster.json"
 NOT_RELEASED: Final = "could not be released"
 THEN: Final = (
     "then run `clusterctl down` again: what is done stays done; one that is gone for good: --forget HOST"

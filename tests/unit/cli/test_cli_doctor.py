@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from clusterctl.cli.doctor import report_lines
 from clusterctl.cli.output import Screen
-from clusterctl.cli.spec import report_lines
 from clusterctl.hosts.checks import DoctorReport
 from clusterctl.hosts.probe import HostFacts
 from tests.unit.hosts.test_doctor import WELL

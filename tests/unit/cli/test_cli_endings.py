@@ -167,13 +167,13 @@ def test_a_damaged_workspace_is_named_and_hides_no_other(cli: Clusterctl) -> Non
 
 BUGGY = """#!{python}
 from clusterctl.__main__ import main
-from clusterctl.cli.run import app
+from clusterctl.cli.run import app, command
 from clusterctl.cli.options import verb
 
 def bug(screen, options):
     {{}}["nothing"]
 
-app.command()(verb(bug))
+app.add_command(command("bug", verb(bug)))
 main()
 """
 

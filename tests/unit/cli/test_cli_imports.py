@@ -10,10 +10,10 @@ import pytest
 SLOW = ("ansible_runner", "asyncio", "invoke", "jinja2", "ruamel.yaml", "paramiko", "pydantic")
 
 
-def imported(module: str) -> set[str]:
-    code = f"import sys, {module}; print(*sys.modules)"
+def imported(*modules: str) -> list[str]:
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split()) & set(SLOW)
+    return done.stdout.split()
 
 
 @pytest.mark.parametrize(
@@ -28,4 +28,17 @@ def imported(module: str) -> set[str]:
     ],
 )
 def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> None:
-    assert imported(module) <= needs
+    assert set(imported(module)) & set(SLOW) <= needs
+
+
+@pytest.mark.parametrize(
+    ("verbs", "most"),
+    [("up", 100), ("submit", 65), ("collect", 50), ("job", 50), ("status", 50), ("run", 15)],
+)
+def test_a_verb_imports_a_small_part_of_clusterctl(verbs: str, most: int) -> None:
+    ours = [
+        name
+        for name in imported("clusterctl.cli.run", f"clusterctl.cli.{verbs}")
+        if name.startswith("clusterctl")
+    ]
+    assert len(ours) <= most, "\n".join(sorted(ours))

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-import typer
 
 from clusterctl.cli.run import app
 from scripts.cli_reference import verbs
@@ -73,7 +72,7 @@ def answer(cli: Clusterctl, *argv: str, rc: int) -> dict[str, Any]:
 
 
 def test_no_verb_is_forgotten() -> None:
-    known = {" ".join(path) for path, _ in verbs(typer.main.get_command(app))}
+    known = {" ".join(path) for path, _ in verbs(app)}
     assert known == set(ANSWERS) | set(NEED_A_CLUSTER) | OF_THE_MACHINE | OF_A_BUNDLE
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.cli.job import not_brought_home
+from clusterctl.cli.collect import not_brought_home
 from clusterctl.state.ledger import RunRecord
 
 

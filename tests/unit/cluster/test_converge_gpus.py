@@ -13,7 +13,7 @@ from clusterctl.errors import VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.hosts.probe import HostReport
-from clusterctl.packages.wheelhouse import NodePlatform, fill_wheelhouse
+from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock
@@ -60,7 +60,7 @@ def fetched(workspace: Workspace, spec: ClusterSpec, views: dict[str, HostReport
 
 
 def test_hosts_that_show_cards_get_cupy(workspace: Workspace) -> None:
-    fill_wheelhouse(gpu_lock(), planted, NodePlatform.of(INVENTORY.distribution))
+    wheelhouse(gpu_lock(), NodePlatform.of(INVENTORY.distribution), planted)
     shown = views(PARTS, Driver())
     assert fetched(workspace, spec(), shown) == ()
     assert [wheel.name for wheel in workspace.gpu_wheels.iterdir()] == ["cupy.whl"]
@@ -82,7 +82,7 @@ def test_a_bundle_without_cupy_is_told_of_and_is_no_fault(workspace: Workspace) 
     (note,) = fetched(workspace, spec(), views(T4, Driver()))
     assert note.startswith(f"without CuPy, though they have GPUs: {ONE};")
     assert '"cupy": true' not in gpus_file(spec(), INVENTORY, workspace, views(T4, T4))
-    fill_wheelhouse(gpu_lock(), planted, NodePlatform.of(INVENTORY.distribution))
+    wheelhouse(gpu_lock(), NodePlatform.of(INVENTORY.distribution), planted)
     assert fetched(workspace, spec(), views(T4, T4)) == ()
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.cluster import down_orphans
+from clusterctl.cli import down as cli_down
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
-from clusterctl.cluster import down, session
+from clusterctl.cluster import down
 from clusterctl.cluster.down import DownOptions, find_orphans, remove_cluster, stays_up, to_discard
 from clusterctl.cluster.session import Run
 from clusterctl.errors import CollectError, LeftoversError, UnreachableError, UsageError
@@ -79,7 +79,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
         return stub
 
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(session, "provider_of", provider_of)
+    monkeypatch.setattr(cli_down, "provider_of", provider_of)
     known = tmp_path / "home" / "d"
     known.mkdir(parents=True)
     (known / "id").write_text("ffffff\n")
@@ -88,7 +88,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
 
 def run(*, yes: bool, cluster: str | None = "d") -> None:
     screen = Screen(json=False, color=False)
-    down_orphans(screen, Options(cluster=cluster), project="my-project", yes=yes)
+    cli_down.down_orphans(screen, Options(cluster=cluster), project="my-project", yes=yes)
 
 
 def test_orphans_are_shown_with_their_cost_before_they_go(

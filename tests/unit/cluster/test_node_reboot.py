@@ -21,7 +21,6 @@ from clusterctl.scheduler import session
 from clusterctl.scheduler.models import NodeInfo
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport import ssh
 from clusterctl.transport.base import Result
 
 
@@ -155,7 +154,7 @@ class Booted:
         monkeypatch.setattr(session, "inventory_of", lambda _: cluster())
         monkeypatch.setattr(session, "applied_spec", lambda _: None)
         monkeypatch.setattr(session, "admin_scheduler", lambda *_: self.slurm)
-        monkeypatch.setattr(ssh, "Connections", to_machines)
+        monkeypatch.setattr(node, "Connections", to_machines)
 
     def __call__(self) -> int:
         return node.reboot(Screen(json=False, color=False), Options(), ["a", "b", "c"])

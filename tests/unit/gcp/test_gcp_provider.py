@@ -13,7 +13,7 @@ import pytest
 from clusterctl.errors import MachineError, StalePlanError, UsageError
 from clusterctl.providers.gcp import api, tfvars
 from clusterctl.providers.gcp.provider import GcpProvider, job_environment, network_note
-from clusterctl.spec import gcp
+from clusterctl.spec import gcp_nodes
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcpProvider as Settings
 from clusterctl.spec.gcp import GcsState
@@ -220,7 +220,7 @@ def test_gcloud_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_jobs_get_what_their_machine_has() -> None:
-    l4, plain = gcp.machines()["g2-standard-4"], gcp.machines()["e2-standard-4"]
+    l4, plain = gcp_nodes.machines()["g2-standard-4"], gcp_nodes.machines()["e2-standard-4"]
     assert job_environment(l4, gvnic=True) == {
         "NCCL_DEBUG": "WARN",
         "NCCL_SOCKET_IFNAME": "={interface}",
@@ -230,4 +230,4 @@ def test_jobs_get_what_their_machine_has() -> None:
     assert set(job_environment(l4, gvnic=False)) == {"NCCL_DEBUG", "NCCL_SOCKET_IFNAME"}
     assert job_environment(plain, gvnic=True) == {}
     assert network_note(l4) is None
-    assert "GPUDirect-TCPX " in str(network_note(gcp.machines()["a3-highgpu-8g"]))
+    assert "GPUDirect-TCPX " in str(network_note(gcp_nodes.machines()["a3-highgpu-8g"]))

@@ -19,10 +19,20 @@ import pytest
 
 from clusterctl.errors import HostKeyError, TransportError, UnreachableError
 from clusterctl.hosts import remote_probe as remote
-from clusterctl.hosts.checks import Expected, Finding, examine, failures
-from clusterctl.hosts.probe import PROGRAM, HostFacts, HostFactsRequest, ProbeRequest, parse_report
+from clusterctl.hosts.checks import CLAIM, Expected, Finding, examine, failures
+from clusterctl.hosts.probe import PROGRAM, HostFacts, ProbeRequest, parse_report
 
+KEYS = ("names", "ports", "paths", "units", "accounts", "uids", "files", "texts", "packages")
+NOTHING: dict[str, Sequence[str | int]] = dict.fromkeys(KEYS, ())
 PORTS = {6817: "slurmctld", 6818: "slurmd"}
+
+
+def room(path: str, free_mib: int, *, inodes: int | None = None, read_only: bool = False) -> dict[str, Any]:
+    size = free_mib << 20
+    more = {"inodes": inodes, "read_only": read_only, "largest": None}
+    return {"paths": [path], "free": size, "size": size, **more}
+
+
 WELL: dict[str, Any] = {
     "time": 1000.0,
     "uid": 0,
@@ -40,7 +50,7 @@ WELL: dict[str, Any] = {
     },
     "addresses": ["127.0.0.1/8", "10.0.0.1/24"],
     "resolved": {"one": ["10.0.0.1"], "two": []},
-    "space": [{"paths": ["/"], "free_mib": 20000, "inodes": None, "read_only": False}],
+    "space": [room("/", 20000)],
     "listeners": {"6817": "slurmctld"},
     "lock_holders": [],
     "selinux": "enforcing",
@@ -50,16 +60,12 @@ WELL: dict[str, Any] = {
 }
 
 
-def refusal(distribution: str, version: str) -> str:
-    return (
-        ""
-        if distribution == "rocky" and version.startswith("9")
-        else f"{distribution} {version} is not known"
-    )
+def answer(**facts: object) -> str:
+    return json.dumps({"state": "", "host": facts})
 
 
 def expected(address: str, *, gpus: int | None = None, brings: frozenset[str] = frozenset()) -> Expected:
-    return Expected(address, PORTS, {"hpc": 10000}, {"/": 20, "/var": 4096}, gpus, refusal, brings)
+    return Expected(address, PORTS, {"hpc": 10000}, {"/": 20, "/var": 4096}, gpus, brings)
 
 
 def found(
@@ -82,7 +88,7 @@ def found(
 
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
         facts = WELL if host == "one" else two
-        return json.dumps({"host": {**facts, "time": time.time() + (skew_s if host == "two" else 0.0)}})
+        return answer(**facts | {"time": time.time() + (skew_s if host == "two" else 0.0)})
 
     two_expected = replace(expected("10.0.0.2", gpus=gpus, brings=brings), here=here)
     hosts = {"one": expected("10.0.0.1"), "two": two_expected}
@@ -110,23 +116,23 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
     ("changed", "level", "code", "why"),
     [
         ({"uid": 1000}, "error", "not-root", "uid 1000"),
-        ({"system.id": "arch", "system.version": ""}, "error", "distribution", "arch  is not known"),
+        ({"system.id": "arch", "system.version": ""}, "error", "distribution", "names of its packages"),
         ({"system.machine": "aarch64"}, "error", "architecture", "this is aarch64"),
         ({"system.systemd": False}, "error", "systemd", "first process"),
         (
-            {"space": [{"paths": ["/var"], "free_mib": 12, "inodes": None, "read_only": False}]},
+            {"space": [room("/var", 12)]},
             "error",
             "disk-full",
             "/var has 12MiB free",
         ),
         (
-            {"space": [{"paths": ["/"], "free_mib": 99999, "inodes": 3, "read_only": False}]},
+            {"space": [room("/", 99999, inodes=3)]},
             "error",
             "disk-full",
             "/ has 3 inodes",
         ),
         (
-            {"space": [{"paths": ["/"], "free_mib": 99999, "inodes": 0, "read_only": True}]},
+            {"space": [room("/", 99999, inodes=0, read_only=True)]},
             "error",
             "read-only",
             "mounted so",
@@ -193,7 +199,9 @@ def test_what_somebody_runs_is_not_taken_over(
     assert (finding.host, finding.level, finding.code) == ("two", level, code)
     assert why in finding.why
     assert found(changed) == []  # a host of the cluster's
-    assert found({**changed, "claim": '{"id": "1"}'}, brings=frozenset({"slurmctld", "mariadb"})) == []
+    assert (
+        found({**changed, "texts": {CLAIM: '{"id": "1"}'}}, brings=frozenset({"slurmctld", "mariadb"})) == []
+    )
 
 
 def test_databases_matter_where_mariadb_comes_to() -> None:
@@ -236,9 +244,8 @@ def test_who_does_not_answer_is_a_finding_and_the_others_are_looked_at() -> None
             raise UnreachableError("no connection", host=host, why="timed out", fix="switch it on")
         if host == "two":
             raise HostKeyError("the host is not who it should be", host=host, why="another key")
-        return json.dumps(
-            {"host": {**WELL, "time": time.time(), "accounts": {"hpc": 1}, "resolved": {"one": ["10.0.0.1"]}}}
-        )
+        changed = {"time": time.time(), "accounts": {"hpc": 1}, "resolved": {"one": ["10.0.0.1"]}}
+        return answer(**WELL | changed)
 
     hosts = {name: expected(f"10.0.0.{i}") for i, name in enumerate(("one", "two", "three"), 1)}
     report = examine(ProbeRequest(), hosts, root, leader="one")
@@ -256,8 +263,8 @@ def test_who_does_not_answer_is_a_finding_and_the_others_are_looked_at() -> None
     ]
 
 
-def here(asked: HostFactsRequest) -> HostFacts:
-    argv = ProbeRequest(host=asked, node=False).argv()
+def here(**asked: Sequence[str | int]) -> HostFacts:
+    argv = ProbeRequest(host=NOTHING | asked, node=False).argv()
     done = subprocess.run(argv, input=PROGRAM, capture_output=True, check=True)
     facts = parse_report(done.stdout.decode()).host
     assert facts is not None
@@ -298,10 +305,16 @@ def test_this_machine_answers() -> None:
         files = ("/etc/pass*d", "/etc/no-such-file")
         packages = ("base-files", "filesystem", "no-such-package")  # of Debian, of Red Hat
         facts = here(
-            HostFactsRequest(
-                names, (port,), paths, accounts=("root",), uids=(1,), files=files, packages=packages
-            )
+            names=names,
+            ports=(port,),
+            paths=paths,
+            accounts=("root",),
+            uids=(1,),
+            files=files,
+            packages=packages,
+            texts=("/proc/self/comm", "/no/such/file", "/dev/zero"),
         )
+    assert facts.texts == {"/proc/self/comm": "python3\n", "/no/such/file": "", "/dev/zero": ""}
     assert facts.files == ("/etc/passwd",)
     assert len(facts.packages & {"base-files", "filesystem"}) == len(facts.packages) == 1
     assert facts.resolved == {"localhost": ("127.0.0.1",), "no-such-host.invalid": ()}

@@ -39,9 +39,9 @@ def test_only_the_ports_that_are_needed_must_be_free(
     spec = parse_spec(SPEC.replace("SCHEDULER", scheduler), Path("cluster.yaml"))
     found = expected(spec, HOSTS, installed=())
     assert {name: dict(one.ports) for name, one in found.items()} == ports
-    assert host_facts_request(spec, HOSTS).host.ports == tuple(
-        sorted(port for one in ports.values() for port in one)
-    )
+    asked = host_facts_request(spec, HOSTS).host
+    assert asked is not None
+    assert asked["ports"] == sorted(port for one in ports.values() for port in one)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,9 @@ def test_files_that_roles_may_change_are_looked_for_where_these_roles_run() -> N
     assert {"/etc/hosts", "/etc/munge/munge.key", "/etc/slurm/slurm.conf"} <= leads & computes
     assert "/etc/slurm/slurmdbd.conf" in leads - computes
     assert not [path for path in leads | computes if "clusterctl" in path], "nobody else has these"
-    assert set(host_facts_request(spec, HOSTS).host.files) == leads | computes
+    asked = host_facts_request(spec, HOSTS).host
+    assert asked is not None
+    assert set(asked["files"]) == leads | computes
     without = parse_spec(SPEC.replace("SCHEDULER", "none"), Path("cluster.yaml"))
     assert "/etc/hosts" in role_files(without, HOSTS[0].roles)
     assert not [path for path in role_files(without, HOSTS[0].roles) if "slurm" in path or "munge" in path]

@@ -11,8 +11,9 @@ import pytest
 
 from clusterctl.hosts.checks import Examined, Expected, Finding, check_hosts
 from clusterctl.hosts.firewall import Firewall, firewall_of
-from clusterctl.hosts.probe import PROGRAM, HostFacts, HostFactsRequest, ProbeRequest, parse_report
+from clusterctl.hosts.probe import PROGRAM, HostFacts, ProbeRequest, parse_report
 from tests.support.plays import program
+from tests.unit.hosts.test_doctor import NOTHING
 
 CAPTURES = Path(__file__).parent / "captures"
 UFW, SAVED = CAPTURES / "ufw-0.36.2-status-verbose.txt", CAPTURES / "iptables-1.8.9-save.txt"
@@ -49,7 +50,7 @@ def looked(tmp_path: Path, *, firewalld: str = "", **said: Path) -> HostFacts:
         script = SAYS.format(asked=asked[name], more=more, file=file)
         program(tmp_path, name.replace("_", "-"), script)
     env = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "LC_ALL": "de_DE.UTF-8"}
-    argv = ProbeRequest(host=HostFactsRequest(), node=False).argv()
+    argv = ProbeRequest(host=NOTHING, node=False).argv()
     done = subprocess.run(argv, input=PROGRAM, env=env, capture_output=True, check=True)
     facts = parse_report(done.stdout.decode()).host
     assert facts is not None

@@ -18,25 +18,41 @@ from clusterctl.hosts import remote_probe
 from clusterctl.hosts.probe import (
     NODE_ARGV,
     PROGRAM,
-    FullDisk,
-    HostReport,
     ProbeRequest,
     StoppingError,
-    parse_node_facts,
     parse_report,
     reject_full_disks,
 )
 from tests.support.hostile import deep_folder, nest
 
 FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
-SYSTEM = {"distribution": "debian-12", "cards": 0}
+SYSTEM = {
+    "id": "debian",
+    "version": "12",
+    "name": "Debian GNU/Linux 12 (bookworm)",
+    "machine": "x86_64",
+    "python": [3, 11],
+    "systemd": True,
+    "cpus": 2,
+    "memory_mib": 2000,
+    "hostname": "n",
+    "machine_id": "aa",
+}
+DISK = {
+    "paths": ["/"],
+    "free": 1 << 30,
+    "size": 512 << 20,
+    "inodes": None,
+    "read_only": False,
+    "largest": None,
+}
 
 
 def looked(question: ProbeRequest) -> dict[str, Any]:
     """What the program answers on this machine, by a Python without any packages."""
     argv = question.argv()
     done = subprocess.run(argv, input=PROGRAM, capture_output=True, check=True, timeout=60, cwd="/")
-    return dict(json.loads(done.stdout))
+    return dict(json.loads(done.stdout)["node"])
 
 
 def test_files_are_told_by_content_mode_and_owner_without_following_links(tmp_path: Path) -> None:
@@ -158,45 +174,52 @@ def test_a_unit_that_systemd_does_not_tell_of_is_not_fine(tmp_path: Path) -> Non
     assert drifted({}, {f"unit {name}": mark for name, mark in unknown.items()})
 
 
+def answer(**node: object) -> str:
+    """Of a host that is well, but for this."""
+    fine = {"system": SYSTEM, "cards": 0, "said": FACTS, "checksums": {}, "space": [DISK]}
+    return json.dumps({"state": "running", "node": fine | node})
+
+
 def test_an_answer_is_read() -> None:
-    disk = {"path": "/", "free": 0, "size": 512 << 20, "names": True, "largest": [[490 << 20, "/big"]]}
-    answer = {
-        "state": "running",
-        "node": FACTS,
-        "checksums": {"unit munge": "running"},
-        "full": [disk],
-    } | SYSTEM
-    view = parse_report(json.dumps(answer))
+    full = DISK | {"free": 0, "largest": [[490 << 20, "/big"]]}
+    view = parse_report(answer(checksums={"unit munge": "running"}, space=[DISK, full]))
+    assert view.facts is not None
     assert view.facts.cpus == 2
     assert view.checksums == {"unit munge": "running"}
+    assert view.distribution == "debian-12"
     with pytest.raises(ConfigureError, match="no room left on d-train-1") as caught:
-        reject_full_disks({"d-train-1": view, "d-train-2": HostReport(parse_node_facts(FACTS), {})})
+        reject_full_disks({"d-train-1": view, "d-train-2": parse_report(answer())})
     (failure,) = caught.value.failures
     assert (failure.host, failure.code) == ("d-train-1", "disk-full")
     assert failure.cause == "/ is full (0 bytes of 512MiB free); the largest files are /big (490MiB)"
 
 
 def test_a_disk_without_inodes_is_told_so() -> None:
-    assert "no inodes free" in str(FullDisk("/", 1 << 30, 2 << 30, names=False, largest=()))
+    (full,) = parse_report(answer(space=[DISK | {"inodes": 0, "largest": []}])).full
+    assert "no inodes free" in str(full)
 
 
 def test_a_host_says_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     release = tmp_path / "os-release"
     monkeypatch.setattr(remote_probe, "OS_RELEASE", str(release))
+
+    def distribution() -> str:
+        return parse_report(answer(system=remote_probe.system())).distribution
+
     release.write_text('NAME="Rocky Linux"\nID="rocky"\n\nVERSION_ID="9.6"\nHOME_URL="https://a/?b=c"\n')
-    assert remote_probe.distribution() == "rocky-9.6"
+    assert distribution() == "rocky-9.6"
     release.write_text("ID=arch\n")
-    assert remote_probe.distribution() == "arch"
+    assert distribution() == "arch"
     release.unlink()
-    assert remote_probe.distribution() == "linux"
+    assert distribution() == "linux"
 
 
 def test_other_answers_are_errors() -> None:
     with pytest.raises(StoppingError):
         parse_report('{"state": "stopping"}')
     with pytest.raises(UnreachableError, match="did not report its facts"):  # so it is asked again
-        parse_report(json.dumps({"state": "running", "node": "", "checksums": {}, "full": []} | SYSTEM))
-    for text in ("", "[]", "{}", '{"state": "running"}'):
+        parse_report(answer(said=""))
+    for text in ("", "[]", "{}", '{"state": "running"}', '{"state": "running", "node": {"said": "@node"}}'):
         with pytest.raises(TransportError, match="no usable answer"):
             parse_report(text)
 
@@ -206,7 +229,6 @@ def test_a_host_without_slurmd_is_read_all_the_same() -> None:
         NODE_ARGV, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"}
     )
     absent = said.stdout if shutil.which("slurmd") is None else "@node\nabsent\n@gpus\n@mpi\n"
-    answer = {"state": "running", "node": absent, "checksums": {}, "full": []} | SYSTEM
-    assert parse_report(json.dumps(answer)).facts is None
+    assert parse_report(answer(said=absent)).facts is None
     with pytest.raises(SlurmError):
-        parse_report(json.dumps({**answer, "node": "@node\n@gpus\n@mpi\n"}))
+        parse_report(answer(said="@node\n@gpus\n@mpi\n"))

@@ -11,22 +11,10 @@ from clusterctl.errors import ClusterctlError, ProvisionError, TransportError, U
 from clusterctl.hosts.probe import ProbeRequest, probe_hosts
 from clusterctl.transport.base import Transport
 from tests.support.scripted import Call, ScriptedTransport, Step
+from tests.unit.hosts.test_look import answer
 
-FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
 ASKED = ("sudo", "-n", "sh", "...")
-FINE = Step(
-    ASKED,
-    json.dumps(
-        {
-            "state": "running",
-            "node": FACTS,
-            "checksums": {"unit munge": "running"},
-            "full": [],
-            "distribution": "rocky-9.6",
-            "cards": 0,
-        }
-    ),
-)
+FINE = Step(ASKED, answer(checksums={"unit munge": "running"}))
 STOPPING = Step(ASKED, json.dumps({"state": "stopping"}))
 
 

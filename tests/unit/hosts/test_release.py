@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,16 @@ from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from tests.support.scripted import ScriptedTransport, Step
+from tests.unit.hosts.test_look import SYSTEM, answer
 
 ASKED = ("sudo", "-n", "sh", "...")
 
 
 def says(distribution: str) -> ScriptedTransport:
     """A host without Slurm so far, on which nothing is asked for but what it is."""
-    facts = "@node\nabsent\n@gpus\n@mpi\n"
-    answer = {"state": "running", "node": facts, "checksums": {}, "full": [], "cards": 0}
-    return ScriptedTransport([Step(ASKED, json.dumps(answer | {"distribution": distribution}))])
+    name, _, version = distribution.partition("-")
+    system = SYSTEM | {"id": name, "version": version}
+    return ScriptedTransport([Step(ASKED, answer(said="@node\nabsent\n@gpus\n@mpi\n", system=system))])
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def test_errors_of_new_hosts_end_it_and_any_firewall_that_they_meet(
 ) -> None:
     spec = parse_spec(SPEC, "cluster.yaml")
     assert isinstance(spec.provider, OnpremProvider)
-    facts = dict.fromkeys(("a", "b"), HostFacts.model_construct(claim=""))
+    facts = dict.fromkeys(("a", "b"), HostFacts.model_construct(texts={}))
     report = DoctorReport((Finding("b", *finding, "what", "why", "fix"),), facts)
     asked = members(spec, spec.provider)
     with pytest.raises(ProvisionError) if ends else nullcontext():

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import BundleError, MachineError
-from clusterctl.packages.bundle import BLOCK, Bundle, open_bundle
-from clusterctl.packages.bundle_checks import Fault, damages, raise_faults
+from clusterctl.packages.bundle import BLOCK, Bundle, Fault, damages, open_bundle
+from clusterctl.packages.bundle_checks import raise_faults
 from tests.support.bundles import FILES, a_bundle
 from tests.support.disks import small_disk
 

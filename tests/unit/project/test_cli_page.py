@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import typer
-
 from clusterctl.cli.run import app
 from scripts.cli_reference import PAGE, reference, verbs
 
@@ -13,7 +11,14 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_every_verb_and_option_is_explained() -> None:
-    for path, command in verbs(typer.main.get_command(app)):
+    for path, command in verbs(app):
         assert command.help, path
         for param in command.params:
             assert getattr(param, "help", ""), f"{' '.join(path)}: {param.name}"
+
+
+def test_the_list_of_verbs_says_the_first_sentence_of_each() -> None:
+    for path, command in verbs(app):
+        *group, name = path
+        verb = app.commands[group[0]].commands[name] if group else app.commands[name]
+        assert f"{command.help} ".replace("\n", " ").startswith(f"{verb.help} "), path

@@ -7,10 +7,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
 from markdown_it import MarkdownIt
 
-from clusterctl.cli.run import app
+from clusterctl.cli.run import LazyVerb, app
 from tests.support.manual import (
     ROOT,
     RUN,
@@ -52,7 +51,7 @@ def _words(text: str) -> list[str]:
 
 def understood(words: list[str]) -> bool:
     """Whether these words after `clusterctl` name a verb that exists, with options that it has."""
-    command = typer.main.get_command(app)
+    command = app
     words = words[: words.index("--")] if "--" in words else words
     known = names(command)
     for word in words:
@@ -62,6 +61,7 @@ def understood(words: list[str]) -> bool:
                 return False
         elif word in subcommands:
             command = subcommands[word]
+            command = command.load() if isinstance(command, LazyVerb) else command
             known |= names(command)
         elif subcommands and word.isalpha() and word.islower():
             return False

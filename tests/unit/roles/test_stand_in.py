@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from clusterctl.hosts.gpus import Driver
-from clusterctl.hosts.probe import NODE_ARGV, parse_driver
+from clusterctl.hosts.probe import NODE_ARGV, read_node
 from clusterctl.util.assets import asset
 from payload.device import choose
 from payload.nvml import Gpus
@@ -62,7 +62,7 @@ def driver(environment: Environment) -> Driver:
     done = subprocess.run(
         argv, env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )
-    return parse_driver(done.stdout)
+    return read_node(done.stdout)[1]
 
 
 def test_cards_are_listed_alike(shown: Environment, double: Environment) -> None:

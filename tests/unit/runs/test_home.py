@@ -6,18 +6,20 @@ import fcntl
 import json
 import subprocess
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.job import not_brought_home
+from clusterctl.cli.collect import not_brought_home
 from clusterctl.errors import CollectError, SchedulerError, SlurmError, UnreachableError, UsageError
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.state.ledger import UNCHANGED, Ledger, RunRecord, TaskRecord, node_hours
 from tests.support.disks import FAULTS, small_disk
+from tests.support.fetched import Talk
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 from tests.support.sweeps import in_sweep
 
@@ -265,7 +267,7 @@ def test_a_snapshot_is_replaced_when_the_job_is_over(session, cluster, tmp_path,
 
 
 class Dropping(Nearby):
-    """Loses the connection at the n-th command."""
+    """Loses the connection at the n-th command, or piece of an answer."""
 
     def __init__(self, payload: Path, at: int) -> None:
         super().__init__(payload)
@@ -280,9 +282,15 @@ class Dropping(Nearby):
         self._count()
         return super().run(argv, **options)
 
-    def stream(self, argv):
+    @contextmanager
+    def converse(self, argv, **options):
         self._count()
-        return super().stream(argv)
+        with super().converse(argv, **options) as talk:
+            yield Talk(talk, self._receive)
+
+    def _receive(self, talk):
+        self._count()
+        return talk.receive()
 
 
 def test_there_is_never_half_a_run(session, cluster, tmp_path, out):
@@ -297,7 +305,7 @@ def test_there_is_never_half_a_run(session, cluster, tmp_path, out):
             assert cluster.ledger.find(job_id).run_dir is None
         else:
             break
-    assert at > 4  # it was interrupted at each command in turn
+    assert at > 4  # it was interrupted at each in turn
     assert RunRecord.load(out / f"demo-{job_id}-mine").final
     assert [path.name for path in out.iterdir()] == [f"demo-{job_id}-mine"]
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import SlurmError
-from clusterctl.hosts.probe import NODE_ARGV, NodeFacts, parse_node_facts
+from clusterctl.hosts.probe import NODE_ARGV, NodeFacts, read_node
 from clusterctl.transport.local import LocalTransport
 
 CAPTURES = Path(__file__).parent / "captures"
 
 
 def test_a_captured_node() -> None:
-    facts = parse_node_facts((CAPTURES / "node-without-gpu.txt").read_text())
+    facts, _ = read_node((CAPTURES / "node-without-gpu.txt").read_text())
     assert facts == NodeFacts(
         cpus=2,
         boards=1,
@@ -33,7 +33,8 @@ def test_noise_around_the_answer() -> None:
         "NodeName=n CPUs=128 Boards=1 SocketsPerBoard=2 CoresPerSocket=32 ThreadsPerCore=2 "
         "RealMemory=1031000 Gres=gpu:x:2\nUpTime=1-02:03:04\n@gpus\n@mpi\n"
     )
-    facts = parse_node_facts(text)
+    facts, _ = read_node(text)
+    assert facts is not None
     assert (facts.sockets, facts.cores_per_socket, facts.threads_per_core) == (2, 32, 2)
 
 
@@ -42,7 +43,7 @@ def test_noise_around_the_answer() -> None:
 )
 def test_a_host_without_slurm_is_one_clear_error(text: str) -> None:
     with pytest.raises(SlurmError) as raised:
-        parse_node_facts(text)
+        read_node(text)
     assert "slurmd" in raised.value.fix
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.hosts.gpus import Driver, Gpu, gpu_type
-from clusterctl.hosts.probe import NODE_ARGV, NodeFacts, parse_driver, parse_node_facts
+from clusterctl.hosts.probe import NODE_ARGV, NodeFacts, read_node
 from clusterctl.scheduler.slurm.config import render_files
 from tests.support.nvidia import machines
 from tests.unit.scheduler.test_slurm_config import lines, make_inventory, make_spec
@@ -21,12 +21,14 @@ _SLURMD = (
 
 def facts_of(folder: Path, machine: machines.Machine) -> NodeFacts:
     """What a host of that kind is to Slurm."""
-    return parse_node_facts(said_by(folder, machine))
+    facts, _ = read_node(said_by(folder, machine))
+    assert facts is not None
+    return facts
 
 
 def driver_of(folder: Path, *cards: machines.Machine) -> Driver:
     """What the driver of a host with these cards shows."""
-    return parse_driver(said_by(folder, {"gpus": list(cards)}))
+    return read_node(said_by(folder, {"gpus": list(cards)}))[1]
 
 
 def said_by(folder: Path, machine: machines.Machine) -> str:
@@ -96,7 +98,7 @@ def test_a_card_that_is_to_be_cut_and_is_not_is_given_to_nobody(tmp_path: Path) 
 
 
 def test_a_driver_that_does_not_answer_is_quoted(tmp_path: Path) -> None:
-    driver = parse_driver(said_by(tmp_path, machines.no_driver()))
+    driver = read_node(said_by(tmp_path, machines.no_driver()))[1]
     assert (driver.cards, driver.gpus) == (0, ())
     assert "couldn't communicate with the NVIDIA driver" in driver.fault
     assert driver_of(tmp_path, *machines.t4()["gpus"]).fault == ""

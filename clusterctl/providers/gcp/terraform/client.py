@@ -40,11 +40,6 @@ _LOCK_TIMEOUT: Final = "20s"
 _STALE: Final = ("Saved plan is stale", "Saved plan does not match the given state")
 
 
-def as_said(what: str, found: tuple[Diagnostic, ...]) -> ProvisionError:
-    """The failure as Terraform says it."""
-    return ProvisionError(what, why="\n".join(d.text for d in found))
-
-
 @dataclass(slots=True)
 class Terraform:
     """Terraform's working folder: a module, ``*.auto.tfvars.json``, and the state unless a backend has it.
@@ -56,8 +51,8 @@ class Terraform:
 
     folder: Path
     report: LineReporter
-    explain: Explain = as_said
-    names: Callable[[Resource], str] = str
+    explain: Explain
+    names: Callable[[Resource], str]
     program: Program | None = None  # found when it is needed
 
     def init(self) -> None:
@@ -298,7 +293,6 @@ class ResourceChange:
 
     address: str
     type: str
-    name: str
     key: str | int | None
     action: Action
     before: Mapping[str, Any] | None
@@ -367,7 +361,6 @@ def _change(raw: Mapping[str, Any], secrets: frozenset[str]) -> ResourceChange:
     return ResourceChange(
         address=raw["address"] + deposed,
         type=raw["type"],
-        name=raw["name"],
         key=raw.get("index"),
         action=action,
         before=before,
@@ -385,24 +378,20 @@ def _why(raw: Mapping[str, Any], change: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _secrets(value: Any, sensitive: Any) -> Iterator[str]:
     """The texts that ``sensitive`` marks: the shape of the value, with true where it is."""
-    if sensitive is True:
-        yield from _texts(value)
-    for inner, mark in _pairs(value, sensitive):
+    if isinstance(value, str) and sensitive is True and len(value) >= _SHORTEST_SECRET:
+        yield value
+    for _, inner, mark in _marked(value, sensitive):
         yield from _secrets(inner, mark)
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str) and len(value) >= _SHORTEST_SECRET:
-        yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _texts(inner)
-
-
-def _pairs(value: Any, marks: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(value, dict) and isinstance(marks, dict):
-        yield from ((value[key], mark) for key, mark in marks.items() if key in value)
-    elif isinstance(value, list) and isinstance(marks, list):
-        yield from zip(value, marks, strict=False)
+def _marked(value: Any, marks: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """The parts of a value by key, each with its mark: a mark of the whole is that of every part."""
+    if isinstance(value, dict):
+        named = marks if isinstance(marks, dict) else dict.fromkeys(value, marks is True)
+        yield from ((key, inner, named.get(key)) for key, inner in value.items())
+    elif isinstance(value, list):
+        listed = [*(marks if isinstance(marks, list) else ()), *[marks is True] * len(value)]
+        yield from zip(range(len(value)), value, listed, strict=False)
 
 
 def _masked(value: Any, sensitive: Any, secrets: frozenset[str]) -> Any:
@@ -411,13 +400,8 @@ def _masked(value: Any, sensitive: Any, secrets: frozenset[str]) -> Any:
         return SENSITIVE if value is not None else None
     if isinstance(value, str):
         return SENSITIVE if any(secret in value for secret in secrets) else value
-    if isinstance(value, dict):
-        marked = sensitive if isinstance(sensitive, dict) else {}
-        return {key: _masked(inner, marked.get(key), secrets) for key, inner in value.items()}
-    if isinstance(value, list):
-        marks = [*(sensitive if isinstance(sensitive, list) else ()), *[None] * len(value)]
-        return [_masked(inner, mark, secrets) for inner, mark in zip(value, marks, strict=False)]
-    return value
+    parts = {key: _masked(inner, mark, secrets) for key, inner, mark in _marked(value, sensitive)}
+    return parts if isinstance(value, dict) else [*parts.values()] if isinstance(value, list) else value
 
 
 def _unknown(value: Any, unknown: Any) -> Any:

@@ -1,0 +1,87 @@
+"""collect: runs are brought home, and what of them was not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clusterctl.cli.completion import job_ids
+from clusterctl.cli.options import Options, OutFolder, open_session
+from clusterctl.cli.output import Screen
+from clusterctl.errors import UsageError
+from clusterctl.runs.collect import collect as collect_runs
+from clusterctl.spec.units import parse_size_mib
+from clusterctl.state.ledger import UNCHANGED, RunRecord
+
+_MOST_REASONS = 8
+
+
+def collect(
+    screen: Screen,
+    options: Options,
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ID...]", help="Default: all that are not collected yet.", autocompletion=job_ids
+        ),
+    ] = None,
+    out: OutFolder = None,
+    max_file: Annotated[
+        str, typer.Option(metavar="SIZE", help="Do not copy larger files; list them.")
+    ] = "64GiB",
+) -> None:
+    """Copy runs from the cluster; each file is verified by its hash.
+
+    A run is a job's logs, metrics, telemetry, accounting, and the other files in its folder.
+    """
+    try:
+        most = parse_size_mib(max_file) << 20
+    except ValueError as exc:
+        raise UsageError("--max-file is wrong", why=str(exc)) from exc
+    with open_session(screen, options) as session:
+        runs = collect_runs(session, ids or None, out=out or Path("runs"), max_file=most)
+    answer = [
+        {
+            "job_id": r.job_id,
+            "state": r.state,
+            "dir": str(r.directory),
+            "skipped": len(r.skipped),
+            "cost_usd": r.cost_usd,
+        }
+        for r in runs
+    ]
+    for run in runs:
+        if stays := not_brought_home(run):
+            screen.note(f"note: {stays}; it ends with the cluster")
+    lines = [
+        f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}{_cost(run)}" for run in runs
+    ]
+    screen.result({"runs": answer}, *(lines or ["nothing to collect"]))
+
+
+def _cost(run: RunRecord) -> str:
+    return "" if run.cost_usd is None else f", {run.cost_usd:.2f} USD"
+
+
+def not_brought_home(run: RunRecord) -> str:
+    """What of a job's files stayed on the cluster, in one line; "" if nothing did that is not here, too."""
+    by_reason: dict[str, list[str]] = {}
+    for skipped in (one for one in run.skipped if one.reason != UNCHANGED):
+        by_reason.setdefault(skipped.reason, []).append(skipped.path)
+    if not by_reason:
+        return ""
+    said = [
+        f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''} ({reason})"
+        for reason, paths in by_reason.items()
+    ]
+    more = f", and more: see {_nearby(run.directory)}/run.json" if len(said) > _MOST_REASONS else ""
+    shown = ", ".join(said[:_MOST_REASONS])
+    return f"of job {run.job_id} ({run.name}) was not collected: {shown}{more}"
+
+
+def _nearby(path: Path) -> Path:
+    """A path as seen from here, where it lies below."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,0 +1,171 @@
+"""down: a cluster is removed, or what is left of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from clusterctl.cli.collect import not_brought_home
+from clusterctl.cli.completion import job_ids
+from clusterctl.cli.options import (
+    AskBecomePass,
+    Options,
+    OutFolder,
+    prompts_for,
+    spec_of,
+    workspace_of,
+)
+from clusterctl.cli.output import Phases, Screen
+from clusterctl.cli.up import NoWait, Yes, phase_dicts, unfinished
+from clusterctl.cluster import down as cluster_down
+from clusterctl.cluster.nodes import names_of
+from clusterctl.cluster.session import Run, provider_of
+from clusterctl.errors import UsageError
+from clusterctl.providers.base import Leftover
+from clusterctl.providers.pending import pending_releases
+from clusterctl.providers.registry import cached_images
+from clusterctl.spec.gcp import whole_project
+from clusterctl.spec.models import DEFAULT_PROVIDER, Provider
+from clusterctl.state import lock
+from clusterctl.state.workspace import Workspace
+
+
+def down(
+    screen: Screen,
+    options: Options,
+    yes: Yes = False,
+    discard_runs: Annotated[
+        bool, typer.Option("--discard-runs", help="Do not collect the runs that are not collected yet.")
+    ] = False,
+    discard_run: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--discard-run",
+            metavar="ID",
+            help="Do not collect the run of this job. Repeatable.",
+            autocompletion=job_ids,
+        ),
+    ] = None,
+    out: OutFolder = None,
+    no_wait: NoWait = False,
+    ask_become_pass: AskBecomePass = False,
+    forget: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--forget", metavar="HOST", help="Do not wait for this on-prem host: it is gone for good."
+        ),
+    ] = None,
+    orphans: Annotated[
+        bool,
+        typer.Option(
+            "--orphans",
+            help="Remove orphans: clusters of that name without a workspace. Shows them and asks.",
+        ),
+    ] = False,
+    project: Annotated[
+        str | None,
+        typer.Option("--project", help="With --orphans: the Google Cloud project, if there is no spec."),
+    ] = None,
+) -> None:
+    """Collect runs, remove the cluster, and verify the cleanup."""
+    if orphans:
+        down_orphans(screen, options, project=project, yes=yes, ask_become_pass=ask_become_pass)
+        return
+    if project is not None:
+        raise UsageError("--project is for --orphans", fix="say --orphans, or leave it out")
+    workspace = workspace_of(screen, options)
+    name = workspace.root.name
+    is_own = cluster_down.is_of_own_machines(workspace)
+    what = "and give its machines back as they were" if is_own else "with all data on its nodes"
+    screen.confirm(f"take cluster {name!r} down, {what}?", yes=yes)
+    phases = Phases(screen, verbose=options.verbose)
+    wanted = cluster_down.DownOptions(
+        discard_runs=discard_runs,
+        discard=discard_run or (),
+        out=out,
+        gone=names_of(forget or ()),
+        prompts=prompts_for(screen, ask_password=ask_become_pass),
+    )
+    with unfinished(screen, phases, "`clusterctl down` goes on from here"), phases.shown():
+        done = cluster_down.down(
+            Run(workspace=workspace, reporter=phases, wait_s=0 if no_wait else lock.WAIT_S), wanted
+        )
+    for entry in done.discarded:
+        screen.note(f"discarded the run of {entry.shown}")
+    for run in done.runs:
+        screen.note(f"collected {run.directory}")
+        if not run.final:
+            screen.note(f"note: job {run.job_id} ({run.name}) was {run.state} and ended with the cluster")
+        if gone := not_brought_home(run):
+            screen.note(f"note: {gone}; it is gone with the cluster")
+    size = (
+        sum(image.size_mib for image in cached_images(report=lambda what: screen.note(str(what))))
+        if done.on_this_machine
+        else 0
+    )
+    answer = {
+        "cluster": name,
+        "runs": [str(r.directory) for r in done.runs],
+        "discarded": [entry.job_id for entry in done.discarded],
+        "phases": phase_dicts(done.phases),
+    }
+    verified = "cleanup verified"
+    if not done.looked:
+        verified = "its last machines are forgotten" if forget else "nothing had been put on any machine"
+    lines = [f"cluster {name!r} is down; {verified}"]
+    if size:
+        lines.append(f"the node image stays cached ({size} MiB); `clusterctl cache prune` removes it")
+    screen.result({**answer, "cache_mib": size}, *lines)
+
+
+def down_orphans(
+    screen: Screen, options: Options, *, project: str | None, yes: bool, ask_become_pass: bool = False
+) -> None:
+    """Find them, show what there is with its cost, ask, and remove it all."""
+    settings, name = _where(screen, options, project)
+    provider = provider_of(settings, prompts_for(screen, ask_password=ask_become_pass))
+    with screen.working("looking"):
+        found = cluster_down.find_orphans(provider, Workspace.of(name))
+    orphans = [{"cluster_id": key, "left": [asdict(one) for one in left]} for key, left in found.items()]
+    answer = {"cluster": name, "provider": settings.type, "orphans": orphans}
+    for one in pending_releases(Workspace.of(name)):  # of a cluster that has a workspace
+        screen.note(f"note: {one}", f"  {one.fix}")
+    if not found:
+        here = " on this machine; -f or --project says where else to look" if settings.shares_kernel else ""
+        screen.result(answer, f"cluster {name!r} has no orphans{here}")
+        return
+    screen.note(*_lines(found))
+    which = ", ".join(found)
+    screen.confirm(f"remove all of this ({which})? It may be somebody else's", yes=yes)
+    phases = Phases(screen, verbose=options.verbose)
+    with phases.shown():
+        for cluster_id in found:
+            cluster_down.remove_cluster(provider, cluster_id, None, partial(phases, "destroy"))
+    screen.result(answer, f"cluster {name!r} ({which}) is down; cleanup verified")
+
+
+def _where(screen: Screen, options: Options, project: str | None) -> tuple[Provider, str]:
+    """Whom to ask, and for which name. Who says only the name means a local one where no spec is known."""
+    if project is None:
+        if options.cluster is not None and not workspace_of(screen, options).spec.exists():
+            return DEFAULT_PROVIDER, options.cluster
+        spec = spec_of(screen, options)
+        return spec.provider, spec.name
+    if options.cluster is None or options.file is not None:
+        raise UsageError(
+            "--project needs the name of a cluster and no spec file", fix="say --cluster NAME with it"
+        )
+    return whole_project(project), options.cluster
+
+
+def _lines(found: Mapping[str, tuple[Leftover, ...]]) -> list[str]:
+    lines = []
+    for cluster_id, left in found.items():
+        cost = sum(one.usd_per_hour or 0 for one in left)
+        lines.append(f"cluster {cluster_id}" + (f", {cost:.2f} USD an hour:" if cost else ":"))
+        lines += [f"  {one}" for one in left]
+    return lines

@@ -1,0 +1,165 @@
+"""status, list, cache: how a cluster is, which there are, and the images of their nodes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from clusterctl.cli.job import job_table
+from clusterctl.cli.options import Options, naming_lock_holder, workspace_of
+from clusterctl.cli.output import Screen
+from clusterctl.errors import ClusterctlError
+from clusterctl.providers.pending import pending_releases
+from clusterctl.providers.registry import cached_images, clusters_on_this_machine
+from clusterctl.scheduler import session
+from clusterctl.scheduler.base import active_jobs
+from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS, ClusterSpec
+from clusterctl.spec.units import format_duration
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import state_home
+from clusterctl.transport.base import Transport
+from clusterctl.transport.ssh import Connections
+
+_STATUS_WAIT_S = 10.0  # for Slurm, which may be starting: who asks how it is wants to know soon
+
+
+def status(screen: Screen, options: Options) -> None:
+    """Show the state of nodes and jobs."""
+    workspace = workspace_of(screen, options)
+    with naming_lock_holder(workspace):
+        inventory = session.inventory_of(workspace)
+        with Connections(workspace.ssh_config) as connections:
+            scheduler = session.admin_scheduler(inventory, connections, patience_s=_STATUS_WAIT_S)
+            nodes, active = scheduler.nodes(), active_jobs(scheduler)
+            is_cloud = inventory.traits.is_cloud
+            controller = connections.to(inventory.controller.name)
+            by_itself = auto_down(session.applied_spec(workspace), controller) if is_cloud else None
+    left = pending_releases(workspace)
+    ready = {n.name for n in nodes if n.usable} >= {h.name for h in inventory.compute}
+    keys = ("name", "state", "cpus", "memory_mib", "reason")
+    rows = [(n.name, n.shown, n.cpus, n.memory_mib, n.reason) for n in nodes]
+    answer = {
+        "cluster": inventory.cluster,
+        "provider": inventory.provider,
+        "ready": ready,
+        "nodes": [dict(zip(keys, row, strict=True)) for row in rows],
+        "jobs": [j.as_dict() for j in active],
+        "auto_down": by_itself,
+        "pending_releases": [one.as_dict() for one in left],
+    }
+    lines = [f"cluster {inventory.cluster} ({inventory.provider}): {'ready' if ready else 'NOT ready'}", ""]
+    lines += screen.table(["NODE", "STATE", "CPUS", "MEMORY_MIB", "REASON"], rows)
+    if active:
+        lines += ["", *job_table(screen, active)]
+    if by_itself:
+        state = "" if by_itself["armed"] else ", but its timer does not run: `clusterctl up` starts it"
+        lines += ["", f"an idle cluster takes itself down after {by_itself['after']}{state}"]
+    for one in left:
+        lines += ["", str(one), f"  {one.fix}"]
+    screen.result(answer, *lines)
+
+
+def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:
+    """After which time without work the cluster takes itself down, and whether the timer for that runs."""
+    if (idle_s := spec.provider.idle_timeout_s) is None:
+        return None
+    state = controller.run(
+        ["systemctl", "is-active", "clusterctl-auto-down.timer"], check=False
+    ).stdout.strip()
+    return {"after": format_duration(idle_s), "armed": state == "active"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """One cluster. ``nodes`` is None where its record can't be read, ``usd_per_hour`` without prices.
+
+    ``fix`` is the command that removes an orphan.
+    """
+
+    cluster: str
+    provider: str
+    state: str
+    workspace: str
+    nodes: int | None = None
+    id: str | None = None
+    usd_per_hour: float | None = None
+    fix: str = ""
+
+
+def list_(screen: Screen, options: Options) -> None:
+    """List your clusters, and orphans on this machine.
+
+    States: `up`; `unfinished` and `damaged`, which `clusterctl up` repairs; `elsewhere`, created with another
+    CLUSTERCTL_HOME; `orphaned`, without a workspace, which `clusterctl down --orphans` removes.
+    """
+    del options
+    noted = list(_noted())
+    found = noted + list(_on_this_machine({one.id for one in noted}))
+    lines = _table(screen, found) if found else ["no clusters"]
+    screen.result({"clusters": [asdict(one) for one in found]}, *lines)
+
+
+def _table(screen: Screen, found: Sequence[_Listed]) -> list[str]:
+    head = ["CLUSTER", "PROVIDER", "STATE", "NODES", "WORKSPACE"]
+    rows = [[c.cluster, c.provider, c.state, "-" if c.nodes is None else c.nodes, c.workspace] for c in found]
+    if any(c.usd_per_hour is not None for c in found):
+        head.insert(-1, "USD AN HOUR")
+        for row, one in zip(rows, found, strict=True):
+            row.insert(-1, "-" if one.usd_per_hour is None else f"{one.usd_per_hour:.2f}")
+    fixes = (("", f"cluster {one.cluster!r} is orphaned; remove it: {one.fix}") for one in found if one.fix)
+    return [*screen.table(head, rows), *itertools.chain(*fixes)]
+
+
+def _noted() -> Iterator[_Listed]:
+    """Those of this state folder that `up` has raised."""
+    cloud = next(name for name, traits in PROVIDERS.items() if traits.is_cloud)
+    for folder in sorted(state_home().glob("*/terraform")):
+        if not (folder.parent / "hosts.json").exists():
+            yield _Listed(folder.parent.name, cloud, "unfinished", str(folder.parent))
+    for path in sorted(state_home().glob("*/hosts.json")):
+        where = str(path.parent)
+        try:
+            of = Inventory.model_validate_json(path.read_bytes())
+        except ValidationError:
+            yield _Listed(path.parent.name, "-", "damaged", where)
+            continue
+        yield _Listed(of.cluster, of.provider, "up", where, len(of.compute), of.cluster_id, of.usd_per_hour)
+
+
+def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
+    """Local ones that are not among those: half made, of another state folder, or with none any more."""
+    try:
+        here = clusters_on_this_machine()
+    except ClusterctlError:  # no right to look, or not Linux: then there are none of ours either
+        return
+    for one, is_orphan in here:
+        if one.id in known:
+            continue
+        state = "unfinished" if Path(one.workspace).parent == state_home() else "elsewhere"
+        state = "orphaned" if is_orphan else state
+        fix = f"clusterctl down --orphans --cluster {one.name}" if is_orphan else ""
+        nodes = sum(not name.endswith("-ctl") for name in one.numbers)
+        yield _Listed(one.name, DEFAULT_PROVIDER.type, state, one.workspace, nodes, one.id, fix=fix)
+
+
+def cache_prune(screen: Screen, options: Options) -> None:
+    """Remove node images that no cluster uses."""
+    _cache(screen, prune=True)
+
+
+def cache_list(screen: Screen, options: Options) -> None:
+    """List the cached node images."""
+    _cache(screen, prune=False)
+
+
+def _cache(screen: Screen, *, prune: bool) -> None:
+    images = cached_images(prune=prune, report=lambda what: screen.note(str(what)))
+    rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
+    empty = ["nothing to remove" if prune else "the image cache is empty"]
+    lines = screen.table(["REMOVED" if prune else "IMAGE", "MIB", "USED BY"], rows) if rows else empty
+    screen.result({"images": [i.model_dump() for i in images]}, *lines)

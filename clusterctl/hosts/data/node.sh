@@ -1,0 +1,27 @@
+#!/bin/sh
+# Prints in sections what a node has: what slurmd says of it, NVIDIA's driver (none where there is no
+# nvidia-smi), and Slurm's plugins for MPI.
+PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin"
+echo @node
+if command -v slurmd >/dev/null 2>&1; then slurmd -C; else echo absent; fi
+echo @gpus
+if command -v nvidia-smi >/dev/null 2>&1; then
+    if said=$(timeout 30 nvidia-smi --query --xml-format 2>&1); then
+        printf '%s\n' "$said" | grep -E -e '<(gpu id|product_name|current_mig|uuid|minor_number)|</gpu>' \
+            -e '</?mig_device>|<(index|gpu_instance_id|compute_instance_id)>'
+    else
+        printf 'failed: %s\n' "$said" | head -n 1
+    fi
+    echo @mig
+    timeout 30 nvidia-smi --list-gpus 2>/dev/null
+    echo @minors
+    cat /proc/driver/nvidia-caps/mig-minors 2>/dev/null
+    echo @links
+    timeout 30 nvidia-smi topo --matrix 2>/dev/null
+    echo @cores
+    lscpu --parse=CPU,SOCKET,CORE 2>/dev/null
+fi
+echo @mpi
+for plugin in /usr/lib64/slurm/mpi_*.so /usr/lib/*/slurm*/mpi_*.so; do
+    if [ -e "$plugin" ]; then basename "$plugin" .so; fi
+done
