@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from clusterctl.providers.gcp.tfvars import variables
-from tests.support.google.many import Edit, copies, planned
 from tests.support.google.module import CLUSTER_ID, PUBLIC_KEY, spec_of
-from tests.support.google.policy import findings
+from tests.unit.gcp.many import Edit, copies, planned
+from tests.unit.gcp.policy import findings
 
 KEY = "projects/my-keys/locations/us-central1/keyRings/disks/cryptoKeys/hpc"
 HOST, NETWORK, IAM = "modules/instance/main.tf", "modules/network/main.tf", "modules/iam/main.tf"

@@ -20,8 +20,8 @@ from payload.parallel.mesh import Options, alone
 from payload.parallel.pipeline import MicroBatch
 from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS
-from tests.support.strict import Strict
 from tests.support.sweeps import in_sweep
+from tests.unit.payload.doubles.strict import Strict
 
 _CONTEXT = Context(Cpu())
 

@@ -21,8 +21,8 @@ from clusterctl.util.assets import asset
 from payload.device import choose
 from payload.nvml import Gpus
 from tests.support.nvidia import machines
-from tests.support.nvidia.described import LASTING, RENAMED, Environment, ask, described, rows
 from tests.support.sweeps import in_sweep
+from tests.unit.roles.described import LASTING, RENAMED, Environment, ask, described, rows
 
 # What this machine's own nvidia-smi lists, where there is one whose driver answers.
 _LISTED = ask({}, "--list-gpus")[1] if shutil.which("nvidia-smi") else ""
