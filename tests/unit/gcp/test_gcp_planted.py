@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.providers.gcp.tfvars import variables
+from clusterctl.providers.gcp.provider import variables
 from tests.support.google.module import CLUSTER_ID, PUBLIC_KEY, spec_of
 from tests.unit.gcp.many import Edit, copies, planned
 from tests.unit.gcp.policy import findings
