@@ -111,7 +111,7 @@ def _environment(screen: Screen, options: Options, session: Session, words: JobO
             session.spec, words, distribution=session.distribution, report=screen.note, heard=heard
         )
     with showing_progress(screen) as progress:
-        for transport in (session.transport, *session.of_partition(None)):
+        for transport in (session.transport, *session.transports_of_partition(None)):
             build(transport, environment, report=screen.note, progress=progress)
     return environment
 

@@ -95,7 +95,9 @@ def submit(
     script = script_of(session.spec, job, environment)  # what is wrong is said before anything is sent
     session.scheduler.reject_if_busy()
     source = source or source_of(job)
-    others = session.of_partition(partition_name(session.spec, job)) if session.node_local else ()
+    others = (
+        session.transports_of_partition(partition_name(session.spec, job)) if session.unshared_nodes else ()
+    )
     # Not Path.is_file: what we may not look at, or can't be a name here, is the cluster's.
     if job.container is not None and os.path.isfile(job.container):  # noqa: PTH113
         image = Path(job.container)
@@ -144,7 +146,7 @@ def _forget(session: Session, entry: JobEntry) -> None:
     """The scheduler has not taken this job, and will not."""
     session.ledger.update(entry, refused=True)
     if entry.remote_dir is not None:
-        remove_folder((session.transport, *session.of_partition(None)), entry.remote_dir)
+        remove_folder((session.transport, *session.transports_of_partition(None)), entry.remote_dir)
 
 
 def stage(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.common import Partition
-from clusterctl.spec.job import JobSpec, ScriptLanguage, script_language
+from clusterctl.spec.job import JobSpec, is_python
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_duration
 from clusterctl.state.ledger import OUR_RECORDS
@@ -137,8 +137,7 @@ class UserScript:
             ) from exc
         _refuse_unusable(path, content)
         lines = content.decode(errors="surrogateescape").splitlines()
-        is_python = script_language(path) is ScriptLanguage.PYTHON
-        return cls(path.name, content, _interpreter(lines), _directives(path, lines), is_python)
+        return cls(path.name, content, _interpreter(lines), _directives(path, lines), is_python(path))
 
 
 def _refuse_unusable(path: Path, content: bytes) -> None:

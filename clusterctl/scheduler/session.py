@@ -31,7 +31,7 @@ PATIENCE_S = 60.0  # for the scheduler to answer
 
 
 @dataclass(frozen=True, slots=True)
-class LocalStorageNode:
+class UnsharedNode:
     """A node that sees no folder of the others': what jobs need there, it has itself."""
 
     host: str
@@ -43,13 +43,13 @@ class LocalStorageNode:
 class Session:
     """A connection to the controller as the job user.
 
-    ``node_local`` are the nodes of a cluster whose hosts share no folder; none where they share one.
+    ``unshared_nodes`` are the nodes of a cluster whose hosts share no folder; none where they share one.
     """
 
     spec: ClusterSpec
     scheduler: Scheduler
     ledger: Ledger
-    node_local: tuple[LocalStorageNode, ...] = ()
+    unshared_nodes: tuple[UnsharedNode, ...] = ()
     distribution: Distribution = field(default_factory=lambda: distribution_of(DEFAULT))
 
     @property
@@ -57,17 +57,17 @@ class Session:
         """The controller."""
         return self.scheduler.transport
 
-    def of_partition(self, partition: str | None) -> tuple[Transport, ...]:
+    def transports_of_partition(self, partition: str | None) -> tuple[Transport, ...]:
         """The nodes of a partition, or of all, that have a job's folder of their own."""
         return tuple(
             node.transport
-            for node in self.node_local
+            for node in self.unshared_nodes
             if partition in (None, node.partition) and node.transport is not self.transport
         )
 
-    def holders(self, hosts: Sequence[str]) -> tuple[tuple[str, Transport], ...]:
+    def hosts_with_files(self, hosts: Sequence[str]) -> tuple[tuple[str, Transport], ...]:
         """Who has what a job wrote that ran on these hosts, its first host first; the controller if none."""
-        by_name = {node.host: node.transport for node in self.node_local}
+        by_name = {node.host: node.transport for node in self.unshared_nodes}
         found = tuple((host, by_name[host]) for host in hosts if host in by_name)
         return found or ((self.transport.host, self.transport),)
 
@@ -98,9 +98,9 @@ def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATI
             return stack.enter_context(closing(SSHTransport(host, workspace.ssh_config, user=user)))
 
         controller = to(spec.controller_host)
-        node_local = tuple(
-            LocalStorageNode(host.name, host.partition, controller if host.is_controller else to(host.name))
-            for host in _node_local_hosts(workspace)
+        unshared_nodes = tuple(
+            UnsharedNode(host.name, host.partition, controller if host.is_controller else to(host.name))
+            for host in _hosts_without_shared_folder(workspace)
         )
         scheduler: Scheduler = SlurmClient(controller, patience_s=patience_s)
         if not spec.has_slurm:
@@ -109,10 +109,10 @@ def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATI
             admins = stack.enter_context(Connections(workspace.ssh_config))
             known = inventory_of(workspace)
             scheduler = MpirunClient(known, user, controller, admins.to, patience_s=patience_s)
-        yield Session(spec, scheduler, Ledger(workspace.jobs), node_local, hosts)
+        yield Session(spec, scheduler, Ledger(workspace.jobs), unshared_nodes, hosts)
 
 
-def _node_local_hosts(workspace: Workspace) -> tuple[Host, ...]:
+def _hosts_without_shared_folder(workspace: Workspace) -> tuple[Host, ...]:
     """The nodes of a cluster whose hosts share no folder."""
     if not workspace.hosts.exists():
         return ()
@@ -162,7 +162,6 @@ def scheduler_of(
 def admin_scheduler(
     inventory: Inventory, connections: Connections, *, patience_s: float = PATIENCE_S
 ) -> Scheduler:
-    """The same over the connections of an admin session."""
     return scheduler_of(inventory, connections.to, patience_s=patience_s)
 
 

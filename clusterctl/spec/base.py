@@ -77,6 +77,7 @@ _TEXTS: Final[Mapping[str, str]] = {
     "enum": "{name} must be {expected}, not {shown}",
     "too_short": "{name} needs at least {min_length} entry",
     "bool_type": "{name} must be true or false, not {shown}",
+    "int": "{name} must be a whole number, not {shown}",
     "float_type": "{name} must be a number, not {shown}",
     "finite_number": "{name} must be a number, not {shown}",
     "dict_type": "{name} must be a mapping of keys, not {shown}",
@@ -86,7 +87,6 @@ _TEXTS: Final[Mapping[str, str]] = {
     "ip_v4_network": "{name} must be a network such as 10.77.0.0/24, not {shown}",
     "value_error": "{error}",
 }
-_WHOLE_NUMBER = "{name} must be a whole number, not {shown}"
 
 
 def shown(value: object) -> str:
@@ -118,9 +118,7 @@ def explain(kind: str, context: Mapping[str, object], name: str, value: str) -> 
     ``kind`` and ``context`` are the error's ``type`` and ``ctx``; ``name`` is what the user calls the field,
     ``value`` what stands there, as ``shown``.
     """
-    if kind.startswith("int_"):
-        return _WHOLE_NUMBER.format(name=name, shown=value)
-    template = _TEXTS.get(kind, "{name} can't be {shown}")
+    template = _TEXTS.get("int" if kind.startswith("int_") else kind, "{name} can't be {shown}")
     expected = str(context.get("expected", "")).replace("'", "")  # pydantic quotes what may stand there
     plain = {key: f"{word:g}" if isinstance(word, float) else word for key, word in context.items()}
     return template.format(**{**plain, "expected": expected, "name": name, "shown": value})

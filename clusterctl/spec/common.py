@@ -7,8 +7,10 @@ the field; what concerns several, in ``models`` and with each provider.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from ipaddress import IPv4Network
+from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import (
@@ -35,29 +37,13 @@ PROOF_PARTITION = "clusterctl-proof"
 LEAST_DISK_MIB = 64
 LEAST_MEMORY_MIB = 256  # less, and not even the proof job fits beside the daemons
 ADMIN_USER = "clusterctl"
-# Accounts and groups that a Debian node has, or that clusterctl puts there.
-RESERVED_USERS = frozenset(
-    "root daemon bin sys sync games man lp mail news uucp proxy www-data backup list irc gnats nobody "
-    "nogroup _apt messagebus sshd systemd-network systemd-timesync systemd-resolve systemd-journal adm tty "
-    "disk kmem dialout fax voice cdrom floppy tape sudo audio dip operator src shadow utmp video sasl "
-    f"plugdev staff users input sgx kvm render crontab netdev slurm munge mysql {ADMIN_USER}".split()
-)
+_RESERVED: Final = tomllib.loads(Path(__file__).with_name("data").joinpath("reserved.toml").read_text())
+RESERVED_USERS = frozenset(" ".join(_RESERVED["users"]).split())
 RESERVED_ACCOUNTS = frozenset({"root", ADMIN_USER})  # Slurm's own, and that of the proof partition
 # `ctl` is the controller's; Slurm takes a partition called DEFAULT, in any case, as defaults for the rest.
 RESERVED_PARTITIONS = frozenset({"ctl", "default", PROOF_PARTITION})
 
-# Raw slurm.conf lines may not touch what clusterctl renders from the spec and from facts.
-OWNED_SLURM_KEYS = frozenset(
-    key.lower()
-    for key in (
-        "ClusterName SlurmctldHost ControlMachine BackupController SlurmUser SlurmdUser AuthType CryptoType "
-        "SlurmctldPort SlurmdPort SrunPortRange StateSaveLocation SlurmdSpoolDir SlurmctldPidFile "
-        "SlurmdPidFile SlurmctldLogFile SlurmdLogFile SlurmctldParameters SlurmdParameters NodeName "
-        "FrontendName PartitionName NodeSet AccountingStorageType AccountingStorageHost "
-        "AccountingStoragePort AccountingStorageEnforce GresTypes SelectType SelectTypeParameters "
-        "ProctrackType TaskPlugin MpiDefault ReturnToService Include"
-    ).split()
-)
+OWNED_SLURM_KEYS = frozenset(" ".join(_RESERVED["slurm_keys"]).lower().split())
 # One setting a line: Slurm would take several, and so one hidden behind another.
 _SLURM_LINE = r'^[A-Za-z0-9_.]+ *= *("[^"#\\]*"|[^ "#\\]+)$'
 

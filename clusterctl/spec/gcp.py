@@ -123,16 +123,13 @@ class GcpProvider(ProviderSettings):
 
     @property
     def location(self) -> Mapping[str, str]:
-        """The project and the zone."""
         return {"project": self.project, "zone": self.zone}
 
     @property
     def idle_timeout_s(self) -> int | None:
-        """The time of ``auto_down``."""
         return self.auto_down
 
     def expected_release(self, spec: Cluster) -> str | None:
-        """The distribution of all images, as far as their names tell it."""
         releases = {release_of(image) for _, image in _images(spec)}
         return releases.pop() if len(releases) == 1 else None
 

@@ -45,11 +45,7 @@ _SLURMS: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
 
 
 def can_travel(value: str) -> str:
-    """Text that can be written into a script and passed to a process.
-
-    Raises:
-        ValueError: it has a null byte, or is not UTF-8.
-    """
+    """Text that can be written into a script and passed to a process."""
     if "\0" in value:
         raise ValueError(f"{shown(value)} has a null byte, which no process can get")
     try:
@@ -244,14 +240,8 @@ class JobSpec(JobOptions):
 _SHEBANG: Final = re.compile(rb"#!\s*(?:/\S*/)?(?:env\s+(?:-S\s+)?)?(?:/\S*/)?([A-Za-z]+)[0-9.]*\b")
 _NO_TARGET: Final = f"no file has this name, and the bundled jobs are {', '.join(BUNDLED_JOBS)}"
 _JOB_FILES: Final = frozenset({".yaml", ".yml"})
+_SHELL_ENDINGS: Final = frozenset({".sh", ".bash"})
 _SHELLS: Final = frozenset({b"sh", b"bash", b"dash", b"ksh", b"zsh"})
-
-
-class ScriptLanguage(StrEnum):
-    """What a user's script is written in."""
-
-    SHELL = "shell"
-    PYTHON = "python"
 
 
 def is_job_file(target: str) -> bool:
@@ -259,25 +249,22 @@ def is_job_file(target: str) -> bool:
     return Path(target).suffix.lower() in _JOB_FILES
 
 
-def script_language(script: Path) -> ScriptLanguage:
-    """What a script is written in, by its ending or else its first line.
+def is_python(script: Path) -> bool:
+    """Whether a script is Python, by its ending or else its first line; the others are shell.
 
     Raises:
-        UsageError: it can't be read, or is neither shell nor Python.
+        UsageError: it can't be read, or is neither.
     """
     try:
         with script.open("rb") as file:
-            head = file.read(256)
+            shebang = _SHEBANG.match(file.read(256))
     except OSError as exc:
         raise UsageError("the script can't be read", where=str(script), why=exc.strerror or str(exc)) from exc
-    shebang = _SHEBANG.match(head)
     program = shebang[1] if shebang else b""
-    if script.suffix == ".py":
-        return ScriptLanguage.PYTHON
-    if script.suffix in {".sh", ".bash"} or program in _SHELLS:
-        return ScriptLanguage.SHELL
-    if program == b"python":
-        return ScriptLanguage.PYTHON
+    if script.suffix == ".py" or (program == b"python" and script.suffix not in _SHELL_ENDINGS):
+        return True
+    if script.suffix in _SHELL_ENDINGS or program in _SHELLS:
+        return False
     raise UsageError(
         "this is neither a shell script nor a Python program",
         where=str(script),
@@ -315,7 +302,7 @@ def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
         raise UsageError(f"{shown(target)} is {what}", fix="name a script of yours, or a bundled job")
-    script_language(path)
+    is_python(path)  # or it is shell, else no job
     return None, path
 
 
@@ -349,11 +336,7 @@ def job_spec(target: str, flags: Mapping[str, object]) -> JobSpec:
 
 
 def job_of(target: str, said: Mapping[str, Any], *, folder: Path) -> JobSpec:
-    """The job of what was ``said`` and is valid; paths are relative to ``folder``.
-
-    Raises:
-        UsageError: the target is neither a bundled job nor a script.
-    """
+    """The job of what was ``said`` and is valid; paths are relative to ``folder``."""
     bundled, script = named_job(target, folder)
     job = JobSpec(name=bundled or safe_name(target), bundled=bundled, script=script)
     given = {field: value for field, value in said.items() if field != "name" or value is not None}

@@ -14,6 +14,7 @@ from clusterctl.spec.base import (
     INCONSISTENT,
     PRIVATE_NETWORKS,
     Fault,
+    Loc,
     Url,
     dotted,
     is_partial,
@@ -47,14 +48,12 @@ class LocalProvider(ProviderSettings):
     @field_validator("subnet")
     @classmethod
     def _private_24(cls, value: IPv4Network | None) -> IPv4Network | None:
-        if value is None:
-            return None
-        if value.prefixlen != 24 or not any(value.subnet_of(net) for net in PRIVATE_NETWORKS):  # noqa: PLR2004
+        is_private = value is None or any(value.subnet_of(net) for net in PRIVATE_NETWORKS)
+        if value is not None and (value.prefixlen != 24 or not is_private):  # noqa: PLR2004
             raise ValueError(f"{value} is not a private /24, such as 10.77.0.0/24")
         return value
 
     def expected_release(self, spec: Cluster) -> str:  # noqa: ARG002
-        """The distribution of the node image."""
         return distributions.of_local_nodes()
 
     def faults(self, spec: Cluster) -> Iterator[Fault]:
@@ -130,28 +129,16 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
 
 
 def _without_slurm(spec: ClusterSpec) -> Iterator[Fault]:
-    settings = [
+    is_openhpc, auto_down = spec.software.slurm == "openhpc", spec.provider.idle_timeout_s
+    settings: list[tuple[Loc, object, str]] = [
         (("slurm", "qos"), spec.slurm.qos, "qualities of service are Slurm's, and there is no Slurm"),
         (("slurm", "extra"), spec.slurm.extra, "there is no slurm.conf without Slurm"),
-        (
-            ("software", "slurm"),
-            spec.software.slurm == "openhpc",
-            "OpenHPC's packages are Slurm's, and there is no Slurm",
-        ),
-        (
-            ("provider", "auto_down"),
-            spec.provider.idle_timeout_s,
-            "only Slurm can tell that a cluster is idle",
-        ),
-        *(
-            (
-                ("users", index, "accounts"),
-                user.accounts != ("default",),
-                "accounts are Slurm's, and there is no Slurm",
-            )
-            for index, user in enumerate(spec.users)
-        ),
+        (("software", "slurm"), is_openhpc, "OpenHPC's packages are Slurm's, and there is no Slurm"),
+        (("provider", "auto_down"), auto_down, "only Slurm can tell that a cluster is idle"),
     ]
-    for at, is_set, message in settings:
-        if is_set:
+    for index, user in enumerate(spec.users):
+        is_set, message = user.accounts != ("default",), "accounts are Slurm's, and there is no Slurm"
+        settings.append((("users", index, "accounts"), is_set, message))
+    for at, value, message in settings:
+        if value:
             yield Fault(at, message, f"remove {at[-1]}, or write scheduler: slurm", at_key=True)

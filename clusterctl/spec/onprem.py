@@ -24,11 +24,9 @@ from clusterctl.spec.hosts import (
     is_this_machine,
 )
 
-_SWITCH_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-
 
 def _is_name(text: str) -> str:
-    if not _SWITCH_NAME.fullmatch(text):
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", text):
         raise ValueError(f"{text!r} is no switch's name: at most 63 letters, digits, dashes or underscores")
     return text
 
@@ -83,24 +81,18 @@ class OnpremProvider(ProviderSettings):
 
     @property
     def machines(self) -> Mapping[str, OnpremHost]:
-        """Every host by its own name, with its own address, and the access of ``access`` where it has none.
-
-        ``key``, ``jump`` and the rest are resolved; ``user`` stays None for the caller's.
-        """
+        """With its own address, and the access of ``access`` where it has none; ``user`` may be None."""
         return {name: host for names, said in self.hosts.items() for name, host in self._each(names, said)}
 
     def controller_of(self, cluster: str) -> str:  # noqa: ARG002
-        """The host that ``controller`` names."""
         return self.controller
 
     @property
     def known_network(self) -> IPv4Network | None:
-        """The network that the spec names."""
         return self.network
 
     @property
     def switches(self) -> Mapping[str, Switch]:
-        """The switches of ``fabric``."""
         return self.fabric
 
     def faults(self, spec: Cluster) -> Iterator[Fault]:
