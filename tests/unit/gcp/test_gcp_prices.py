@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clusterctl.providers.gcp import costs
-from clusterctl.providers.gcp.tfvars import variables
+from clusterctl.providers.gcp.provider import variables
 from clusterctl.providers.registry import node_price
 from clusterctl.spec import gcp_nodes
 from clusterctl.spec.models import ClusterSpec
