@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
-from clusterctl.transport.ssh import Connections, SSHTransport
+from clusterctl.transport.ssh import Connections
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.script import Environment
@@ -92,23 +92,22 @@ def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATI
     """Open the connection; it is made at the first use. ``spec`` is a resolved one: it has a job user."""
     hosts = distribution_ahead(spec, workspace) or distribution_of(DEFAULT)
     user = spec.job_user.name
-    with ExitStack() as stack:
-
-        def to(host: str) -> SSHTransport:
-            return stack.enter_context(closing(SSHTransport(host, workspace.ssh_config, user=user)))
-
-        controller = to(spec.controller_host)
+    with Connections(workspace.ssh_config) as connections:
+        controller = connections.to(spec.controller_host, user)
         unshared_nodes = tuple(
-            UnsharedNode(host.name, host.partition, controller if host.is_controller else to(host.name))
+            UnsharedNode(
+                host.name,
+                host.partition,
+                controller if host.is_controller else connections.to(host.name, user),
+            )
             for host in _hosts_without_shared_folder(workspace)
         )
         scheduler: Scheduler = SlurmClient(controller, patience_s=patience_s)
         if not spec.has_slurm:
             from clusterctl.scheduler.mpirun.client import MpirunClient  # noqa: PLC0415 - not with Slurm
 
-            admins = stack.enter_context(Connections(workspace.ssh_config))
             known = inventory_of(workspace)
-            scheduler = MpirunClient(known, user, controller, admins.to, patience_s=patience_s)
+            scheduler = MpirunClient(known, user, controller, connections.to, patience_s=patience_s)
         yield Session(spec, scheduler, Ledger(workspace.jobs), unshared_nodes, hosts)
 
 

@@ -13,8 +13,9 @@ import pytest
 from clusterctl.cli.access import _for_the_shell
 from clusterctl.errors import CommandError, UnreachableError
 from clusterctl.transport.base import Conversation, Transport
-from clusterctl.transport.local import LocalTransport, OpenSSH
+from clusterctl.transport.local import OpenSSH
 from clusterctl.transport.ssh import SSHTransport
+from tests.support.here import LocalTransport
 from tests.support.processes import gone
 
 ECHO = ["sh", "-c", "while read -r line; do echo got $line; done"]
@@ -49,8 +50,8 @@ def test_it_answers_while_it_is_written_to(transport):
         talk.finish()
 
 
-def test_twenty_megabytes(transport, tmp_path):
-    data = os.urandom(20 << 20)
+def test_eight_megabytes(transport, tmp_path):
+    data = os.urandom(8 << 20)
     with transport.converse(["sh", "-c", 'cat >"$1"', "sh", str(tmp_path / "a b")]) as talk:
         talk.send(data)
         talk.finish()
@@ -59,7 +60,7 @@ def test_twenty_megabytes(transport, tmp_path):
 
 def talk_much(transport: Transport, *argv: str) -> None:
     with transport.converse(argv) as talk:
-        for _ in range(200):
+        for _ in range(32):
             talk.send(bytes(1 << 20))
         talk.finish()
 
