@@ -180,9 +180,12 @@ class _Plan:
         gone = frozenset(host.name for host in before.compute if host.name not in partitions)
         gone |= {host.name for host in hosts if host.released and host.action == "replace"}
         controller = before.controller.name
-        anew = (host for host in hosts if host.action == "replace" and not host.released)
-        stopped = {host.name: _stop(host) for host in anew}
-        stopped |= {host.name: _stop(host) for host in hosts if host.restarts and host.name != controller}
+        stopped = {}
+        for host in hosts:
+            anew = host.action == "replace" and not host.released
+            if anew or (host.restarts and host.name != controller):
+                why = f": {host.why}" if host.why else ""
+                stopped[host.name] = f"{host.name} is {'made anew' if anew else 'restarted'}{why}"
         return cls(partitions, gone, resized, stopped, controller)
 
     @property
@@ -254,11 +257,6 @@ def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
             ),
             fix="give each new name a uid that nobody had, or take the cluster down first",
         )
-
-
-def _stop(host: HostChange) -> str:
-    how = "is made anew" if host.action == "replace" else "is restarted"
-    return f"{host.name} {how}" + (f": {host.why}" if host.why else "")
 
 
 def _end(affected: Sequence[AffectedJob], scheduler: Scheduler) -> None:
