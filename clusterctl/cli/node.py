@@ -204,7 +204,7 @@ def reboot(
                 "nodes without Slurm cannot be drained, so a job could start on them",
                 fix="reboot them yourself while no job runs, then run `clusterctl up`",
             )
-        nodes.reserve(scheduler, chosen, _BOOTS)
+        nodes.drain_usable(scheduler, chosen, _BOOTS)
         nodes.wait_idle(
             scheduler,
             chosen,

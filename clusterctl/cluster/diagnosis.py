@@ -44,7 +44,7 @@ def is_right(result: Result, hosts: tuple[str, ...]) -> bool:
         return False
 
 
-def failed(
+def verification_error(
     result: Result,
     hosts: tuple[str, ...],
     inventory: Inventory,

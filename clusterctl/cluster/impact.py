@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from clusterctl.cluster.nodes import reserve
+from clusterctl.cluster.nodes import drain_usable
 from clusterctl.cluster.session import ClusterSession, known_inventory, known_spec
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostChange, Planned, Size
@@ -111,7 +111,7 @@ def evaluate(
     if not plan.concerns_jobs:
         return Impact()
     try:
-        found = reserve(scheduler, plan.gone if drain else (), REASON)
+        found = drain_usable(scheduler, plan.gone if drain else (), REASON)
     except (SchedulerError, TransportError) as exc:  # what lies still has no jobs to spare
         return Impact(unknown=exc.cause if isinstance(exc, SchedulerError) or alive() else "")
     affected = tuple(plan.affected(found.jobs, found.nodes))

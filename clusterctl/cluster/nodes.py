@@ -71,7 +71,7 @@ def states(scheduler: Scheduler, names: Collection[str]) -> tuple[NodeState, ...
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
+class Snapshot:
     """All nodes and active jobs, as they were once the nodes in ``drained`` took no new ones."""
 
     nodes: Mapping[str, NodeInfo]
@@ -79,7 +79,7 @@ class Reserved:
     drained: tuple[str, ...] = ()
 
 
-def reserve(scheduler: Scheduler, names: Collection[str], reason: str) -> Reserved:
+def drain_usable(scheduler: Scheduler, names: Collection[str], reason: str) -> Snapshot:
     """Drain those of these nodes that are in service, then look which jobs are at work.
 
     If the scheduler does not answer, none stays drained.
@@ -89,7 +89,7 @@ def reserve(scheduler: Scheduler, names: Collection[str], reason: str) -> Reserv
     try:
         if drained:
             scheduler.drain(drained, reason)
-        return Reserved(nodes, active_jobs(scheduler), drained)
+        return Snapshot(nodes, active_jobs(scheduler), drained)
     except (SchedulerError, TransportError):
         if drained:
             with suppress(SchedulerError, TransportError):

@@ -13,7 +13,7 @@ from enum import Enum
 from functools import partial
 
 from clusterctl.cluster.converge import Converged
-from clusterctl.cluster.diagnosis import Connect, driver_findings, failed, is_right
+from clusterctl.cluster.diagnosis import Connect, driver_findings, is_right, verification_error
 from clusterctl.cluster.hardware import REASON, reject_missing_gpus
 from clusterctl.cluster.session import ClusterSession, Drift
 from clusterctl.errors import (
@@ -71,7 +71,7 @@ def run_verification(
         if tries_left and result.rc != 0 and taken:
             continue  # a user's job was faster: its nodes count as busy now
         if not is_right(result, found.probed):
-            raise failed(result, found.probed, inventory, to, probe, alike=taken)
+            raise verification_error(result, found.probed, inventory, to, probe, alike=taken)
         return found
     raise AssertionError("the last try returns")
 
