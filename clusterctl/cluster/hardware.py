@@ -151,13 +151,9 @@ def without_jitter(reports: Reports, recorded: Mapping[str, Hardware]) -> Report
     """The reports, with memory as it was recorded where it is the same but for what the kernel takes."""
     found = dict(reports)
     for host, seen in reports.items():
-        had = recorded[host].facts if host in recorded else None
-        if (
-            had
-            and seen.facts
-            and abs(seen.facts.memory_mib - had.memory_mib) <= _SAME_MEMORY * had.memory_mib
-        ):
-            found[host] = replace(seen, facts=replace(seen.facts, memory_mib=had.memory_mib))
+        had, facts = recorded.get(host, Hardware()).facts, seen.facts
+        if had and facts and abs(facts.memory_mib - had.memory_mib) <= _SAME_MEMORY * had.memory_mib:
+            found[host] = replace(seen, facts=replace(facts, memory_mib=had.memory_mib))
     return found
 
 
