@@ -26,9 +26,9 @@ from clusterctl.scheduler.session import Session, inventory_of
 from clusterctl.spec.job import JobOptions, job_options
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.get import fetch
+from clusterctl.transport.get import Fetched, fetch
 from clusterctl.transport.local import OpenSSH, attached, captured
-from clusterctl.transport.put import send_into
+from clusterctl.transport.put import Sent, send_into
 from clusterctl.transport.tree import shown_size, walk
 
 Command = Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="A command, after --.")]
@@ -180,19 +180,8 @@ def put(
     begun = time.monotonic()
     with open_session(screen, options) as session, showing_progress(screen) as progress:
         sent = send_into(session.transport, items, remote, progress=progress)
-    seconds = time.monotonic() - begun
-    screen.result(
-        {
-            "folder": sent.folder,
-            "files": sent.files,
-            "bytes": sent.bytes,
-            "sent_bytes": sent.sent_bytes,
-            "seconds": round(seconds, 3),
-            "skipped": [str(other) for other in others],
-        },
-        f"{_are(sent.files, sent.bytes)} in {sent.folder}: "
-        f"{shown_size(sent.sent_bytes)} sent in {seconds:.1f} s",
-    )
+    skipped = [str(other) for other in others]
+    _show_transfer(screen, sent, begun, "sent", folder=sent.folder, where=sent.folder, skipped=skipped)
 
 
 def get(
@@ -214,25 +203,30 @@ def get(
         done = fetch(
             session.transport, [_below_home(path) for path in remote], Path(local), progress=progress
         )
-    seconds = time.monotonic() - begun
     for path in done.skipped:
         screen.note(f"note: not fetched, being no file: {path}")
+    folder = str(Path(local).absolute())
+    _show_transfer(screen, done, begun, "fetched", folder=folder, where=local, skipped=done.skipped)
+
+
+def _show_transfer(
+    screen: Screen,
+    done: Sent | Fetched,
+    begun: float,
+    verb: str,
+    *,
+    folder: str,
+    where: str,
+    skipped: Sequence[str],
+) -> None:
+    """``where``: the folder as it was named."""
+    seconds, size = time.monotonic() - begun, shown_size(done.bytes)
+    are = f"1 file, {size}, is" if done.files == 1 else f"{done.files} files, {size}, are"
+    answer = {"folder": folder, "files": done.files, "bytes": done.bytes, "sent_bytes": done.sent_bytes}
     screen.result(
-        {
-            "folder": str(Path(local).absolute()),
-            "files": done.files,
-            "bytes": done.bytes,
-            "sent_bytes": done.sent_bytes,
-            "seconds": round(seconds, 3),
-            "skipped": list(done.skipped),
-        },
-        f"{_are(done.files, done.bytes)} in {local}: "
-        f"{shown_size(done.sent_bytes)} fetched in {seconds:.1f} s",
+        {**answer, "seconds": round(seconds, 3), "skipped": list(skipped)},
+        f"{are} in {where}: {shown_size(done.sent_bytes)} {verb} in {seconds:.1f} s",
     )
-
-
-def _are(files: int, size: int) -> str:
-    return f"1 file, {shown_size(size)}, is" if files == 1 else f"{files} files, {shown_size(size)}, are"
 
 
 def _refuse_empty(paths: list[str]) -> None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from clusterctl.util.disk import read_rows
+
 _NAME = re.compile(r"^name:\s*['\"]?([a-z][a-z0-9-]*)", re.MULTILINE)
-_BUNDLED = ("train", "eval", "bench", "gemm", "allreduce", "probe")
 _PROGRAMS = (".py", ".sh", ".bash", ".yaml", ".yml")
 _PLAIN = re.compile(r"[\w.+][\w.+-]*")  # a shell takes it as it is
 _NOT_PLAIN = re.compile(r"[^\w.+-]")
@@ -24,19 +26,22 @@ _NOT_PLAIN = re.compile(r"[^\w.+-]")
 
 def jobs_to_submit(incomplete: str) -> list[str]:
     """Bundled jobs, and the scripts and job files of this folder; other paths the shell completes itself."""
+    from clusterctl.spec.job import BUNDLED_JOBS
+
     try:
         names = [path.name for path in Path().iterdir()]
     except OSError:  # a folder that can't be listed
         names = []
     here = sorted(name for name in names if name.endswith(_PROGRAMS))
-    return _offered((*_BUNDLED, *here), incomplete)
+    return _offered((*BUNDLED_JOBS, *here), incomplete)
 
 
 def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Jobs submitted from here, the newest first, with their names."""
     found: dict[str, dict[str, Any]] = {}
-    for row in _rows(_workspace(ctx) / "jobs.jsonl"):
-        found.setdefault(row.get("token", ""), {}).update(row)
+    with suppress(OSError, UnicodeDecodeError):
+        for row in read_rows(_workspace(ctx) / "jobs.jsonl"):
+            found.setdefault(row.get("token", ""), {}).update(row)
     names = {str(row.get("job_id", "")): str(row.get("name") or "") for row in found.values()}
     return [(job_id, _NOT_PLAIN.sub("_", names[job_id])) for job_id in _offered(reversed(names), incomplete)]
 
@@ -86,20 +91,6 @@ def _hosts(ctx: typer.Context) -> list[dict[str, Any]]:
         return list(json.loads((_workspace(ctx) / "hosts.json").read_bytes())["hosts"])
     except (OSError, ValueError, KeyError):
         return []  # not up: nothing to offer
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:  # torn by a power cut
-            continue
-        if isinstance(row, dict):
-            yield row
 
 
 def _state_home() -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
@@ -26,8 +26,9 @@ from clusterctl.cluster.up import UpOptions
 from clusterctl.errors import UsageError
 from clusterctl.scheduler import session
 from clusterctl.scheduler.base import Scheduler
+from clusterctl.spec.hosts import is_this_machine
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import is_this_machine, own_machines
+from clusterctl.spec.onprem import own_machines
 from clusterctl.state import lock
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
@@ -96,7 +97,7 @@ def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
     if there := [name for name in chosen if inventory.host(name)]:
         fix = f"`clusterctl up --limit {','.join(there)}` repairs it, `clusterctl node replace` takes another"
         raise UsageError(f"already in the cluster: {', '.join(there)}", fix=fix)
-    return _join(screen, options, spec, chosen, **joining)
+    return _join(screen, options, spec, chosen, joining)
 
 
 def remove(
@@ -136,7 +137,7 @@ def replace(screen: Screen, options: Options, names: Names, force: Force = False
     if inventory.controller.name in chosen:
         fix = "take the cluster down, and raise it anew"
         raise UsageError(f"{inventory.controller.name} is the controller: it can't be replaced", fix=fix)
-    return _join(screen, options, spec, chosen, replaced=there, force=force, **joining)
+    return _join(screen, options, spec, chosen, joining, replaced=there, force=force)
 
 
 def forget(screen: Screen, options: Options, names: Names, yes: Yes = False, no_wait: NoWait = False) -> None:
@@ -156,17 +157,14 @@ def _join(
     options: Options,
     spec: ClusterSpec,
     names: Sequence[str],
-    *,
-    yes: bool | None = None,
-    no_wait: bool | None = None,
-    ask_become_pass: bool | None = None,
-    accept_host_key: list[str] | None = None,
+    joining: Mapping[str, Any],
     **more: Any,
 ) -> int:
-    """Have these machines in the cluster."""
-    own = prompts_for(screen, ask_password=bool(ask_become_pass), accepted=accept_host_key)
-    wanted = UpOptions(approve=approval(screen, yes=bool(yes)), limit=names, **more)
-    return bring_up(screen, options, spec, wanted, prompts=own, no_wait=bool(no_wait))
+    """Have these machines in the cluster; ``joining`` are the flags of ``_JOINING``."""
+    ask_password, accepted = bool(joining["ask_become_pass"]), joining["accept_host_key"]
+    own = prompts_for(screen, ask_password=ask_password, accepted=accepted)
+    wanted = UpOptions(approve=approval(screen, yes=bool(joining["yes"])), limit=names, **more)
+    return bring_up(screen, options, spec, wanted, prompts=own, no_wait=bool(joining["no_wait"]))
 
 
 def reboot(
@@ -255,14 +253,7 @@ def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _show(screen: Screen, found: Sequence[NodeState]) -> None:
-    rows = [[s.node.name, s.node.shown, s.node.reason, ",".join(j.id for j in s.jobs) or "-"] for s in found]
-    answer: list[dict[str, Any]] = [
-        {
-            "name": one.node.name,
-            "state": one.node.shown,
-            "reason": one.node.reason,
-            "jobs": [job.id for job in one.jobs],
-        }
-        for one in found
-    ]
-    screen.result({"nodes": answer}, *screen.table(["NODE", "STATE", "REASON", "JOBS"], rows))
+    rows = [(one.node.name, one.node.shown, one.node.reason, [job.id for job in one.jobs]) for one in found]
+    answer = [dict(zip(("name", "state", "reason", "jobs"), row, strict=True)) for row in rows]
+    table = [[*row, ",".join(jobs) or "-"] for *row, jobs in rows]
+    screen.result({"nodes": answer}, *screen.table(["NODE", "STATE", "REASON", "JOBS"], table))

@@ -294,13 +294,13 @@ def _file(screen: Screen, options: Options) -> Path | None:
 
 
 def _named(options: Options) -> Workspace:
-    from clusterctl.spec.models import LABEL
+    from clusterctl.spec.base import PATTERNS
     from clusterctl.state.workspace import Workspace
 
     name = options.cluster or ""
     if options.file is not None:
         raise UsageError("-f and --cluster exclude each other", fix="use one of them")
-    if not re.fullmatch(LABEL, name):
+    if not PATTERNS["label"].matches(name):
         raise _unknown(name)
     return Workspace.of(name)
 

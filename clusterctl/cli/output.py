@@ -173,38 +173,39 @@ class Screen:
             yield
 
     @contextmanager
-    def moving(self, picture: Callable[[], Sequence[str]]) -> Iterator[bool]:
-        """Draw lines anew several times a second; yields whether stderr is a terminal that can.
+    def moving(self) -> Iterator[Bar | None]:
+        """Tasks with a spinner and their seconds, where stderr is a terminal that can draw lines anew.
 
         They are gone at the end, unless that is an error: then they show how far things got.
         """
         if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in {"", "dumb", "unknown"}:
-            yield False
+            yield None
             return
-        from rich.console import Group
-        from rich.live import Live
-        from rich.text import Text
-
-        def drawn() -> Group:
-            return Group(*(Text(printable(line), no_wrap=True, overflow="ellipsis") for line in picture()))
+        from rich import progress
+        from rich.table import Column
 
         console = self._console(stderr=True, wrap=True)
-        with (
-            Live(
-                get_renderable=drawn,
-                console=console,
-                refresh_per_second=8,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            ) as live,
-            self._notes_go_above(console),
-        ):
-            self._live = live
+        bar = progress.Progress(
+            progress.SpinnerColumn("line", style="none", finished_text=" "),
+            progress.TextColumn("{task.description:<19} {task.elapsed:6.1f} s ", markup=False),
+            progress.TextColumn(
+                "{task.fields[text]}",
+                markup=False,
+                table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
+            ),
+            console=console,
+            refresh_per_second=8,
+            transient=True,
+            expand=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        with bar, self._notes_go_above(console):
+            self._live = bar.live
             try:
-                yield True
+                yield bar
             except BaseException:
-                live.transient = False
+                bar.live.transient = False
                 raise
             finally:
                 self._live = None
@@ -371,25 +372,25 @@ class _Phase:
     """One phase, as it stands."""
 
     name: str
-    begun: float
-    seconds: float | None = None  # once it is over
-    text: str = ""
+    task: str = ""
     hosts: dict[str, None] = field(default_factory=dict)  # all that were heard of
-    done: dict[str, None] = field(default_factory=dict)  # those that are through with the task in ``text``
+    done: dict[str, None] = field(default_factory=dict)  # those that are through with ``task``
     of: int = 0
 
     def take(self, what: str | HostStep) -> None:
         """What is happening now."""
         if isinstance(what, str):
-            self.text, self.done, self.of = what, {}, 0
+            self.task, self.done, self.of = what, {}, 0
             return
-        if what.task != self.text:
-            self.text, self.done = what.task, {}
+        if what.task != self.task:
+            self.task, self.done = what.task, {}
         self.of = what.of
         self.done[what.host] = self.hosts[what.host] = None
 
-    @property
-    def progress(self) -> str:
+    def __str__(self) -> str:
+        return "  ".join(part for part in (self._progress(), self.task) if part)
+
+    def _progress(self) -> str:
         """``2/3 hosts, waiting for demo-train-2``; "" when hosts are not what it is about."""
         if not self.done:
             return ""
@@ -409,45 +410,54 @@ class Phases:
         self._screen = screen
         self._verbose = verbose
         self._start = time.monotonic()
-        self._phases: list[_Phase] = []
-        self._waiting = ""  # for another clusterctl
-        self._moving = False
+        self._phase = _Phase("")
+        self._drawn: TaskID | None = None
+        self._picture: Bar | None = None
         self._failed: set[str] = set()
 
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Show it, until the end of the ``with``."""
-        with self._screen.moving(self.picture) as self._moving:
+        with self._screen.moving() as self._picture:
             yield
-        self._moving = False
+        self._picture = None
+
+    @property
+    def now(self) -> str:
+        """What is happening now, and on which hosts."""
+        return str(self._phase)
 
     def __call__(self, phase: str, what: str | HostStep) -> None:
         from clusterctl.util.progress import WAITING
 
-        if phase == WAITING:
-            self._waiting = str(what)
-            self._screen.note(self._waiting)
-            return
-        self.begun, self._waiting = True, ""
-        if not self._phases or self._phases[-1].name != phase:
-            self._begin(phase)
+        is_waiting = phase == WAITING  # for another clusterctl
+        self.begun = self.begun or not is_waiting
+        if phase != self._phase.name:
+            self._begin(phase, is_waiting)
         if what:
-            self._phases[-1].take(what)
-            self._say(phase, what)
+            self._phase.take(what)
+            self._say(phase, what, is_waiting)
+        if self._picture is not None and self._drawn is not None:
+            self._picture.update(self._drawn, text=printable(self.now))
 
-    def _begin(self, phase: str) -> None:
-        now = time.monotonic()
-        if self._phases:
-            self._phases[-1].seconds = now - self._phases[-1].begun
-        self._phases.append(_Phase(phase, now))
-        if not self._moving:
-            self._screen.note(self._stamped(phase))
+    def _begin(self, name: str, is_waiting: bool) -> None:
+        picture = self._picture
+        if picture is not None:
+            if self._drawn is not None:
+                picture.stop_task(self._drawn)
+                picture.update(self._drawn, completed=1, text="")
+            self._drawn = picture.add_task(printable(shown_phase(name)), total=1, text="")
+        elif not is_waiting:
+            self._screen.note(self._stamped(name))
+        self._phase = _Phase(name)
 
-    def _say(self, phase: str, what: str | HostStep) -> None:
-        """Detail for those who want it; a host that failed, at once and for everybody."""
+    def _say(self, phase: str, what: str | HostStep, is_waiting: bool) -> None:
+        """Detail for those who want it; a wait and a host that failed, at once and for everybody."""
         from clusterctl.util.progress import Waiting
 
-        if self._verbose or isinstance(what, Waiting):
+        if is_waiting:
+            self._screen.note(str(what))
+        elif self._verbose or isinstance(what, Waiting):
             self._screen.note(f"{self._stamped(phase)}: {what}")
         elif not isinstance(what, str) and what.failed and what.host not in self._failed:
             self._failed.add(what.host)
@@ -456,28 +466,7 @@ class Phases:
     def _stamped(self, phase: str) -> str:
         return f"[{time.monotonic() - self._start:6.1f}s] {shown_phase(phase)}"
 
-    def picture(self) -> list[str]:
-        """A line a phase."""
-        now = time.monotonic()
-        lines = []
-        for phase in self._phases:
-            over = phase.seconds is not None
-            seconds = phase.seconds if phase.seconds is not None else now - phase.begun
-            said = "" if over else "  ".join(part for part in (phase.progress, phase.text) if part)
-            lines.append(_line(" " if over else _turning(now), phase.name, seconds, said))
-        if self._waiting:
-            lines.append(_line(_turning(now), "waiting", now - self._start, self._waiting))
-        return lines
-
 
 def shown_phase(name: str) -> str:
     """The name of a phase as people read it: ``probe hosts``."""
     return name.replace("_", " ")
-
-
-def _line(mark: str, name: str, seconds: float, said: str) -> str:
-    return f"{mark} {shown_phase(name):<19} {seconds:6.1f} s  {said}".rstrip()
-
-
-def _turning(now: float) -> str:
-    return "|/-\\"[int(now * 8) % 4]

@@ -41,19 +41,17 @@ def status(screen: Screen, options: Options) -> None:
             by_itself = auto_down(session.applied_spec(workspace), controller) if is_cloud else None
     left = pending_releases(workspace)
     ready = {n.name for n in nodes if n.usable} >= {h.name for h in inventory.compute}
+    keys = ("name", "state", "cpus", "memory_mib", "reason")
+    rows = [(n.name, n.shown, n.cpus, n.memory_mib, n.reason) for n in nodes]
     answer = {
         "cluster": inventory.cluster,
         "provider": inventory.provider,
         "ready": ready,
-        "nodes": [
-            {"name": n.name, "state": n.shown, "cpus": n.cpus, "memory_mib": n.memory_mib, "reason": n.reason}
-            for n in nodes
-        ],
+        "nodes": [dict(zip(keys, row, strict=True)) for row in rows],
         "jobs": [j.as_dict() for j in active],
         "auto_down": by_itself,
         "pending_releases": [one.as_dict() for one in left],
     }
-    rows = [[n.name, n.shown, n.cpus, n.memory_mib, n.reason] for n in nodes]
     lines = [f"cluster {inventory.cluster} ({inventory.provider}): {'ready' if ready else 'NOT ready'}", ""]
     lines += screen.table(["NODE", "STATE", "CPUS", "MEMORY_MIB", "REASON"], rows)
     if active:
@@ -86,9 +84,9 @@ class _Listed:
     cluster: str
     provider: str
     state: str
-    nodes: int | None
     workspace: str
-    id: str | None
+    nodes: int | None = None
+    id: str | None = None
     usd_per_hour: float | None = None
     fix: str = ""
 
@@ -122,24 +120,15 @@ def _noted() -> Iterator[_Listed]:
     cloud = next(name for name, traits in PROVIDERS.items() if traits.is_cloud)
     for folder in sorted(state_home().glob("*/terraform")):
         if not (folder.parent / "hosts.json").exists():
-            yield _Listed(folder.parent.name, cloud, "unfinished", None, str(folder.parent), None)
+            yield _Listed(folder.parent.name, cloud, "unfinished", str(folder.parent))
     for path in sorted(state_home().glob("*/hosts.json")):
         where = str(path.parent)
         try:
-            inventory = Inventory.model_validate_json(path.read_bytes())
+            of = Inventory.model_validate_json(path.read_bytes())
         except ValidationError:
-            yield _Listed(path.parent.name, "-", "damaged", None, where, None)
+            yield _Listed(path.parent.name, "-", "damaged", where)
             continue
-        nodes = len(inventory.compute)
-        yield _Listed(
-            inventory.cluster,
-            inventory.provider,
-            "up",
-            nodes,
-            where,
-            inventory.cluster_id,
-            inventory.usd_per_hour,
-        )
+        yield _Listed(of.cluster, of.provider, "up", where, len(of.compute), of.cluster_id, of.usd_per_hour)
 
 
 def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
@@ -151,13 +140,11 @@ def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
     for one, is_orphan in here:
         if one.id in known:
             continue
-        fix = ""
-        if is_orphan:
-            state, fix = "orphaned", f"clusterctl down --orphans --cluster {one.name}"
-        else:
-            state = "unfinished" if Path(one.workspace).parent == state_home() else "elsewhere"
+        state = "unfinished" if Path(one.workspace).parent == state_home() else "elsewhere"
+        state = "orphaned" if is_orphan else state
+        fix = f"clusterctl down --orphans --cluster {one.name}" if is_orphan else ""
         nodes = sum(not name.endswith("-ctl") for name in one.numbers)
-        yield _Listed(one.name, DEFAULT_PROVIDER.type, state, nodes, one.workspace, one.id, fix=fix)
+        yield _Listed(one.name, DEFAULT_PROVIDER.type, state, one.workspace, nodes, one.id, fix=fix)
 
 
 def cache_prune(screen: Screen, options: Options) -> None:

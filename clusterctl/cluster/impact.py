@@ -18,7 +18,8 @@ from clusterctl.providers.base import HostChange, Planned, Size
 from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import admin_scheduler
-from clusterctl.spec.models import ClusterSpec, Partition
+from clusterctl.spec.common import Partition
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 

@@ -24,8 +24,8 @@ from clusterctl.providers.pending import PendingRelease, pending_releases
 from clusterctl.scheduler.base import Scheduler, active_jobs, backoff
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import applied_spec, inventory_of
-from clusterctl.spec.base import expand
-from clusterctl.spec.messages import did_you_mean
+from clusterctl.spec.base import did_you_mean
+from clusterctl.spec.hosts import expand
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import own_machines
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory

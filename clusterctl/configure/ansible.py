@@ -256,16 +256,10 @@ def _error(run: PlaybookRun, collected: _Collected, rc: int) -> ConfigureError:
             why="\n".join(lines[-_TAIL_LINES:]),
             fix=f"the whole output is in {run.log}",
         )
-    hosts = ", ".join(f.host for f in failures if f.host)
-    return ConfigureError(
-        f"configuration failed on {hosts}",
-        where=failures[0].phase or run.playbook,
-        why="\n".join(f"{f.host}: {f.cause}" for f in failures),
-        fix="; ".join(
-            [*dict.fromkeys(f.fix for f in failures if f.fix), f"the whole output is in {run.log}"]
-        ),
-        failures=failures,
-    )
+    then = f"the whole output is in {run.log}"
+    error = ConfigureError.of_hosts("configuration failed on {hosts}", failures, then=then)
+    error.where = failures[0].phase or run.playbook
+    return error
 
 
 LOOK_EVERY_S = 5.0  # while Ansible says nothing

@@ -12,9 +12,10 @@ from ruamel.yaml.comments import TaggedScalar
 
 from clusterctl.hosts.roles import cluster_roles
 from clusterctl.packages.bundle import PAYLOAD, payload_tar
+from clusterctl.spec.common import ADMIN_USER, Software
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.models import ADMIN_USER, ClusterSpec, Software
-from clusterctl.spec.onprem import is_this_machine
+from clusterctl.spec.hosts import is_this_machine
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, MPI_SSH, MPI_SSH_FOLDER, Host, Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -107,7 +108,7 @@ def connection_variables(ssh_config: Path) -> Variables:
 
 def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Variables:
     """The variables of every role, each under the prefix of its role."""
-    runs = cluster_roles(spec, inventory)
+    runs, rendered = cluster_roles(spec, inventory), literal(str(workspace.rendered))
     return {
         "common_hosts": [{"name": host.name, "address": host.address} for host in inventory.hosts],
         "shared_storage_path": inventory.shared,
@@ -133,7 +134,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         **({"bucket_name": inventory.bucket} if inventory.bucket else {}),
         **_auto_down(spec, inventory),
         **own_machine_variables(spec, inventory),
-        **(_apptainer(workspace) if "apptainer" in runs else {}),
+        **({"apptainer_wanted": True, "apptainer_fetched": rendered} if "apptainer" in runs else {}),
         **(_nvidia(spec) if "cuda" in runs else {}),
         **({} if inventory.baked else job_packages(workspace.wheels, job_lock())),
         **({"packages_bundle": BUNDLE_FOLDER} if workspace.bundle.exists() else {}),
@@ -230,10 +231,6 @@ def _nvidia(spec: ClusterSpec) -> Variables:
     """What hosts with NVIDIA's cards get."""
     asked = spec.software.nvidia.model_dump(exclude_none=True)
     return {"cuda_wanted": True, **{f"cuda_{key}": value for key, value in asked.items()}}
-
-
-def _apptainer(workspace: Workspace) -> Variables:
-    return {"apptainer_wanted": True, "apptainer_fetched": literal(str(workspace.rendered))}
 
 
 def _auto_down(spec: ClusterSpec, inventory: Inventory) -> Variables:

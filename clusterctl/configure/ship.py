@@ -10,8 +10,8 @@ from clusterctl.errors import CommandError, TransportError
 from clusterctl.hosts.probe import HostReport
 from clusterctl.packages.bundle import Bundle
 from clusterctl.packages.bundle_checks import mismatches, raise_faults, system_folder
+from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution, distribution_of
-from clusterctl.spec.models import Software
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.transport.base import Transport
 from clusterctl.util.assets import asset, render, tree_files

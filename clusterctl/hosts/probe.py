@@ -350,10 +350,10 @@ def probe_hosts(
             [exc.on(host, "reach") for host, exc in failed.items()],
             fix="see what `clusterctl ssh HOST` says, then run `clusterctl up` again",
         )
-    return {name: view for name, view in answers.items() if isinstance(view, HostReport)}
+    return {name: answer for name, answer in answers.items() if isinstance(answer, HostReport)}
 
 
-def reject_full_disks(views: Mapping[str, HostReport]) -> None:
+def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
     """Nothing can be configured, and no job started, where nothing can be written.
 
     Raises:
@@ -361,8 +361,8 @@ def reject_full_disks(views: Mapping[str, HostReport]) -> None:
     """
     failures = tuple(
         Failure("disk-full", str(disk), name, "reach", "remove what is not needed there")
-        for name, view in views.items()
-        for disk in view.full
+        for name, one in reports.items()
+        for disk in one.full
     )
     if failures:
         fix = "remove what is not needed there (`clusterctl ssh HOST`), then run `clusterctl up` again"
@@ -404,13 +404,13 @@ def with_distributions(
         return inventory
     write_ssh_files(inventory, workspace)
     try:
-        views = probe_hosts(dict.fromkeys(unseen, _DISTRIBUTION), to, report=report)
+        reports = probe_hosts(dict.fromkeys(unseen, _DISTRIBUTION), to, report=report)
     except TransportError as exc:
         by_hand = f"ssh -F {shlex.quote(str(workspace.ssh_config))} HOST"
         fix = f"see what `{by_hand}` says, then run `clusterctl up` again"
         raise TransportError(exc.what, why=exc.why, fix=fix, failures=exc.failures) from exc
     found = {host.name: host.distribution for host in inventory.hosts}
-    found |= {name: view.distribution for name, view in views.items()}
+    found |= {name: one.distribution for name, one in reports.items()}
     distributions.common(found)
     hosts = (host.model_copy(update={"distribution": found[host.name]}) for host in inventory.hosts)
     return inventory.model_copy(update={"hosts": tuple(hosts)})

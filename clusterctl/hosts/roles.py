@@ -17,8 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
-from ruamel.yaml import YAML
-
 from clusterctl.hosts.probe import ProbeRequest
 from clusterctl.packages.os_packages import packages_of
 from clusterctl.spec.distributions import Distribution
@@ -26,6 +24,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import LOGIN, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import asset, payload_hash
+from clusterctl.util.tables import table
 
 _PLACES: Final = ("/", "/tmp", "/var", "/run")  # noqa: S108
 
@@ -163,7 +162,7 @@ def _applies(entry: Touches, roles: Sequence[str], facts: Mapping[str, object]) 
 def _touches() -> Mapping[str, Touches]:
     """Role -> its meta/touches.yml."""
     paths = sorted((asset("ansible") / "roles").glob("*/meta/touches.yml"))
-    found = {path.parts[-3]: YAML(typ="safe").load(path) for path in paths}
+    found = {path.parts[-3]: table(path, dict[str, Any]) for path in paths}
     return {role: document[f"{role}_touches"] for role, document in found.items()}
 
 

@@ -69,11 +69,7 @@ class _Watched:
         return tuple(self._seen.values())
 
     def pause(self, seconds: float) -> None:
-        """Sleep so long, or until the deadline.
-
-        Raises:
-            WaitTimeoutError: that has passed; says where the jobs stand.
-        """
+        """Sleep so long, or until the deadline."""
         self.check_deadline()
         left = seconds if self.deadline is None else min(seconds, self.deadline - self._clock.now())
         self._clock.sleep(max(0.0, left))
@@ -192,7 +188,7 @@ def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
     raise kind(
         f"job {job.id} ({job.name}) ended {job.state.value}{more}",
         why=f"{how}; {log}",
-        fix=_whole_log(job),
+        fix=f"the whole log: clusterctl logs {job.id}",
         failures=tuple(_failure(one, kind, said if one is job else "") for one in bad),
     )
 
@@ -210,14 +206,11 @@ def _how_it_ended(job: JobInfo) -> str:
     return ", ".join(parts)
 
 
-def _whole_log(job: JobInfo) -> str:
-    return f"the whole log: clusterctl logs {job.id}"
-
-
 def _failure(job: JobInfo, kind: type[ClusterctlError], said: str) -> Failure:
     ended = f"job {job.id}: {_how_it_ended(job)}"
     cause = f"{ended}; its log ends:\n{said}" if said else ended
-    return Failure(kind.code, cause, host=job.nodes[0] if len(job.nodes) == 1 else None, fix=_whole_log(job))
+    host = job.nodes[0] if len(job.nodes) == 1 else None
+    return Failure(kind.code, cause, host=host, fix=f"the whole log: clusterctl logs {job.id}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,11 +251,7 @@ def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
 
 
 def list_jobs(session: Session) -> tuple[JobInfo, ...]:
-    """The job user's jobs that go on or lately ended, and those submitted from here; oldest first.
-
-    Raises:
-        SchedulerError: it can't be told.
-    """
+    """The job user's jobs that go on or lately ended, and those submitted from here; oldest first."""
     resolve_submissions(session.scheduler, session.ledger)
     found = session.scheduler.own_jobs()
     known = {job.whole_id for job in found}

@@ -127,11 +127,7 @@ class JobLogs:
         return all(reader.gone for reader in self._readers.values())
 
     def new(self, jobs: Sequence[JobInfo]) -> Iterator[LogChunk]:
-        """What was added since; ``jobs`` tell the nodes, which is needed where those have the logs.
-
-        Raises:
-            TransportError: a host can't be reached.
-        """
+        """What was added since; ``jobs`` tell the nodes, which is needed where those have the logs."""
         for reader in self._readers_of(jobs):
             yield from (chunk for chunk in reader.read("once") if chunk is not None)
 

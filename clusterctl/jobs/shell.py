@@ -108,7 +108,11 @@ def _granted(session: Session, lease: _Lease, on_wait: Callable[[str], None]) ->
         if pending := _PENDING.match(line):
             on_wait(pending[1])
         elif line == _GRANTED:
-            return _environment(lease)
+            found = {}
+            while line := lease.next_line():
+                name, _, value = line.partition("=")
+                found[name] = value
+            return found
         elif line.startswith(_COMPLAINT):
             refusal.append(line.removeprefix(_COMPLAINT))
     if refusal:
@@ -120,14 +124,6 @@ def _granted(session: Session, lease: _Lease, on_wait: Callable[[str], None]) ->
         fix="see how the cluster is with `clusterctl status`; `clusterctl up` repairs it",
         host=controller,
     )
-
-
-def _environment(lease: _Lease) -> Mapping[str, str]:
-    found: dict[str, str] = {}
-    while line := lease.next_line():
-        name, _, value = line.partition("=")
-        found[name] = value
-    return found
 
 
 class _Lease:
@@ -199,12 +195,13 @@ def parse_forwards(texts: Sequence[str]) -> tuple[Forward, ...]:
     Raises:
         UsageError: one is neither, or its local port is taken.
     """
-    forwards = tuple(_parsed(text) for text in texts)
-    for i, forward in enumerate(forwards):
-        if any(forward.local == other.local for other in forwards[:i]):
+    forwards: dict[int, Forward] = {}
+    for forward in map(_parsed, texts):
+        if forward.local in forwards:
             raise UsageError(f"--forward names the local port {forward.local} twice")
         _check_free(forward)
-    return forwards
+        forwards[forward.local] = forward
+    return tuple(forwards.values())
 
 
 @contextmanager

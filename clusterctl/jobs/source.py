@@ -9,8 +9,7 @@ import re
 import stat
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,17 +105,13 @@ def source_hash(items: Sequence[Item], hashes: Mapping[Path, str]) -> str:
 
 def manifest(items: Sequence[Item], hashes: Mapping[Path, str]) -> bytes:
     """The content of source.json: what the job was given. Names that are not UTF-8 have lone surrogates."""
-    files = [
-        {
-            "path": item.path,
-            "sha256": hashes[item.origin],
-            "size": item.size,
-            "executable": _is_executable(item),
-        }
-        for item in items
-        if item.kind is Kind.FILE
-    ]
-    links = [{"path": item.path, "target": item.target} for item in items if item.kind is Kind.LINK]
+    files, links = [], []
+    for item in items:
+        if item.kind is Kind.FILE:
+            facts = {"sha256": hashes[item.origin], "size": item.size, "executable": _is_executable(item)}
+            files.append({"path": item.path, **facts})
+        elif item.kind is Kind.LINK:
+            links.append({"path": item.path, "target": item.target})
     document = {"version": 1, "hash": source_hash(items, hashes), "files": files, "links": links}
     return (json.dumps(document, indent=1) + "\n").encode()
 
@@ -155,11 +150,7 @@ class FolderWalk:
     files: int = 0
 
     def run(self) -> None:
-        """Fill ``items``.
-
-        Raises:
-            UsageError: something can't be read, leads out, has a name that is ours, or it is too much.
-        """
+        """Fill ``items``; see ``source_of``."""
         try:
             above = rules_above(self.folder)
         except OSError as exc:
@@ -238,31 +229,24 @@ class FolderWalk:
     def _add(self, item: Item) -> None:
         if "/" not in item.path and (item.path in OURS or _OURS_NUMBERED.fullmatch(item.path)):
             self.ours.append(item.path)
-        for parent in reversed(item.origin.relative_to(self.folder).parents[:-1]):
-            if str(parent) not in self.folders:  # left out itself, but something in it was wanted
-                self._add_folder(str(parent))
+        for parent in map(str, reversed(item.origin.relative_to(self.folder).parents[:-1])):
+            if parent not in self.folders:  # left out itself, but something in it was wanted
+                self.folders.add(parent)
+                origin = self.folder / parent
+                self.items += [made] if (made := Item.of(parent, origin, origin.lstat())) else []
         if item.kind is Kind.FOLDER:
             self.folders.add(item.path)
         self.items.append(item)
         self.files += item.kind is Kind.FILE
         self.bytes += item.size
         if self.files > MAX_FILES or self.bytes > MAX_BYTES:
-            raise self._too_much()
-
-    def _add_folder(self, path: str) -> None:
-        origin = self.folder / path
-        if (item := Item.of(path, origin, origin.lstat())) is not None:
-            self.folders.add(path)
-            self.items.append(item)
-
-    def _too_much(self) -> UsageError:
-        much = f"{MAX_FILES:,} files" if self.files > MAX_FILES else shown_size(MAX_BYTES)
-        return UsageError(
-            f"the script's folder is too large to be sent with a job: more than {much}",
-            where=str(self.folder),
-            why=f"of what was seen so far, the most is in {self._largest()}",
-            fix=f"{_LEAVE_OUT}; --no-folder sends the script alone",
-        )
+            much = f"{MAX_FILES:,} files" if self.files > MAX_FILES else shown_size(MAX_BYTES)
+            raise UsageError(
+                f"the script's folder is too large to be sent with a job: more than {much}",
+                where=str(self.folder),
+                why=f"of what was seen so far, the most is in {self._largest()}",
+                fix=f"{_LEAVE_OUT}; --no-folder sends the script alone",
+            )
 
     def _complain(self) -> None:
         if self.unreadable:
@@ -407,16 +391,9 @@ def _git_folder(root: Path) -> Path:
 
 
 def _spec(lines: Sequence[str]) -> GitIgnoreSpec | None:
-    try:
-        with _quietly():
-            return GitIgnoreSpec.from_lines(_BELOW.sub(r"/**/*\1", line) for line in lines)
-    except (ValueError, re.error):
-        return None
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Python warns of brackets in the expressions that pathspec makes of patterns such as a[[:alpha:]]."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings():  # of brackets in what pathspec makes of patterns such as a[[:alpha:]]
         warnings.simplefilter("ignore", FutureWarning)
-        yield
+        try:
+            return GitIgnoreSpec.from_lines(_BELOW.sub(r"/**/*\1", line) for line in lines)
+        except (ValueError, re.error):
+            return None

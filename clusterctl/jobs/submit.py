@@ -27,9 +27,8 @@ from clusterctl.errors import (
 )
 from clusterctl.jobs.environment import build
 from clusterctl.jobs.source import Source, manifest, source_hash, source_of
-from clusterctl.scheduler.batch import request_of, script_of
 from clusterctl.scheduler.script import PAYLOAD_ROOT, PLAIN, Environment, partition_name
-from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.session import Session, request_of, script_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE, SPEC_FILE, JobEntry
@@ -160,11 +159,6 @@ def stage(
     """Make the folder, whole or not at all. ``others`` are hosts that need one, too.
 
     Returns where it is, what of a script's folder was sent, and all files of ours in it.
-
-    Raises:
-        UsageError: the cluster lacks our programs, or a file can't be read.
-        TransferError: a file changed meanwhile, or the cluster can't write it.
-        TransportError: the cluster can't be reached.
     """
     items = source.items if source is not None else ()
     hashes = hash_items(source.files if source is not None else (), progress=progress)
@@ -231,10 +225,12 @@ def _git(local: Transport, folder: Path) -> dict[str, Any] | None:
         root = local.run([*git, "rev-parse", "--show-toplevel"], timeout_s=PATIENCE_S).stdout.rstrip("\n")
         status = local.run([*git, "status", "--porcelain", "--", "."], timeout_s=PATIENCE_S).stdout
         # Neither the user's diff programs nor their colours: this is for a machine to apply again.
-        diff = _bounded(
-            local,
-            [*git, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "HEAD", "--", "."],
-        )
+        plain, diff = ["--no-ext-diff", "--no-textconv", "--no-color", "--binary"], b""
+        with closing(local.stream([*git, "diff", *plain, "HEAD", "--", "."])) as stream:
+            for chunk in stream:
+                diff += chunk
+                if len(diff) > MAX_DIFF:
+                    break
     except TransportError:  # no git, no repository, no commit yet, or too large to be looked through in time
         return None
     return {
@@ -244,17 +240,6 @@ def _git(local: Transport, folder: Path) -> dict[str, Any] | None:
         "diff": diff[:MAX_DIFF].decode(errors="replace"),
         "diff_truncated": len(diff) > MAX_DIFF,
     }
-
-
-def _bounded(local: Transport, argv: list[str]) -> bytes:
-    """What a command says, up to a little more than MAX_DIFF bytes."""
-    said = b""
-    with closing(local.stream(argv)) as stream:
-        for chunk in stream:
-            said += chunk
-            if len(said) > MAX_DIFF:
-                break
-    return said
 
 
 def outputs_file(job: JobSpec) -> dict[str, bytes]:

@@ -30,8 +30,9 @@ from clusterctl.packages.wheelhouse import (
     store_lock,
     wheelhouse,
 )
+from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import distribution_of
-from clusterctl.spec.models import ClusterSpec, Software
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic

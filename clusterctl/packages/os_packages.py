@@ -11,8 +11,8 @@ from typing import Any, Final
 from ruamel.yaml import YAML
 
 from clusterctl.errors import ClusterctlError
+from clusterctl.spec.common import Nvidia, Software
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.models import Nvidia, Software
 from clusterctl.util.assets import asset
 
 PLAIN: Final = Software()

@@ -48,12 +48,12 @@ def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporte
         f"{KEYS}/{number}.asc": repository.download(url, what="a repository's key")
         for number, url in enumerate(urls)
     }
-    needed = ("download", "--resolve", "--alldeps", f"--arch={ARCHITECTURE}", "--arch=noarch", *names)
-    said = dnf(*needed, "--url", what=f"finding what the packages of {title} need")
+    download = ("download", "--resolve", "--alldeps", f"--arch={ARCHITECTURE}", "--arch=noarch")
+    said = dnf(*download, "--url", *names, what=f"finding what the packages of {title} need")
     files = sorted({line.rpartition("/")[2] for line in said.split() if line.endswith(".rpm")})
     report(f"{title}: downloading {len(files)} packages")
     packages = folder / "repository" / "Packages"  # those of earlier bundles too
-    dnf(*needed, f"--downloaddir={packages}", what=f"downloading the packages of {title}")
+    dnf(*download, f"--downloaddir={packages}", *names, what=f"downloading the packages of {title}")
     _check_signatures(folder, keys.values(), [packages / file for file in files])
     return Repository({**_index(folder, files), **keys}, tuple(_versions(packages, files)))
 

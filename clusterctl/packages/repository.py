@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import requests
 
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.packages.os_packages import PLAIN, Upstream
+from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.models import Software
 from clusterctl.util import process
+from clusterctl.util.tables import table
+
+_ARCHIVES: Final = Path(__file__).with_name("data") / "archives.toml"
 
 
 def read_own(path: Path) -> str:
@@ -68,9 +69,7 @@ class RepositoryRequest:
         Raises:
             UsageError: the distribution is not in the table.
         """
-        known = tomllib.loads(
-            resources.files("clusterctl.packages").joinpath("data/archives.toml").read_text()
-        )
+        known = table(_ARCHIVES, dict[str, dict[str, Any]])
         if (archive := known.get(self.distribution.release)) is None:
             raise UsageError(
                 f"no archive of packages is known for {self.title}",

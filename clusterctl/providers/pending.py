@@ -16,7 +16,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from clusterctl.errors import Failure
-from clusterctl.spec.onprem import OnpremHost
+from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
 from clusterctl.spec.gcp import GcpProvider as GcpSettings
-from clusterctl.spec.local import LocalProvider as LocalSettings
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.models import LocalProvider as LocalSettings
 from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.spec.onprem import OnpremProvider as OnpremSettings
 from clusterctl.spec.onprem import own_machines

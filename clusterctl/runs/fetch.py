@@ -1,37 +1,24 @@
-"""Bring files of a job's folder here, each checked against its hash; none that is here is fetched again.
-
-The data is read once on either side: both hash it while it travels. Nothing the cluster says is trusted to be
-a sane path.
-"""
+"""Bring a job's folder here. Nothing the cluster says is trusted to be a sane path, or to be little."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import os
 import shlex
 import shutil
-import stat
-from collections.abc import Iterable, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.errors import CollectError, printable
+from clusterctl.errors import CollectError, TransferError, printable
 from clusterctl.state.ledger import OUR_RECORDS, Skipped
-from clusterctl.transport.base import BULK, Transport, lines, remote_argv
-from clusterctl.transport.get import distrusting, inside, reading, wanted_line
-from clusterctl.transport.remote_content import SAME, UNREADABLE, Incoming
-from clusterctl.transport.tree import shown_size
+from clusterctl.transport.base import Transport, remote_argv
+from clusterctl.transport.get import listed
+from clusterctl.transport.remote_content import Entry
+from clusterctl.transport.tree import Kind, shown_size
+from clusterctl.util.parallel import parallel_map
 
 _ROUNDS = 4  # a file that changed while it was read is read again
-_SPARE_BYTES = 16 << 20
-_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 NODES = b"nodes"  # holds, by host, files whose name another host has used for something else
-_MAX_THREADS = 8
-Holder = tuple[str, Transport]
 REMOTE_PROGRAM = "clusterctl.runs.remote_files"
 
 # Written by us into a run's folder; a job's own file or folder of that name gets another one.
@@ -43,42 +30,20 @@ _MOST_ROWS = 250_000  # the cluster itself stops at 100,000
 _MOST_HOLES = 16 << 30  # bytes of a job's files, which cost no disk but the time to hash them
 _MOST_SKIPPED = 1000  # that are named one by one
 _LONGEST = 2048  # bytes of a path: it must fit below any folder here
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """One file: ``path`` in the job's folder, ``local`` in the run's; ``size`` in bytes.
-
-    ``space`` is what it takes on a disk: of a sparse file much less.
-    """
-
-    path: bytes
-    local: bytes
-    size: int
-    space: int
-
-    @property
-    def shown(self) -> str:
-        """The path, fit for a terminal."""
-        return shown_path(self.path)
+_ROOM = "make room, name another folder with --out, or leave large files there with --max-file"
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """``files`` by their path on the cluster, and what is left there; ``folders`` are the empty ones, here.
+    """What a run's tree holds: ``files`` with their sizes in bytes and the sha256 of each in hex.
 
-    ``sha256`` has the hash of each that has arrived, in hex, by its ``local`` path.
+    ``folders`` are the empty ones. All paths are relative to the tree; ``skipped`` is left on the cluster.
     """
 
-    files: Mapping[bytes, RemoteFile]
+    files: Mapping[bytes, int]
+    sha256: Mapping[bytes, str]
     skipped: tuple[Skipped, ...]
-    sha256: Mapping[bytes, str] = field(default_factory=dict)
-    folders: tuple[bytes, ...] = ()
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return sum(file.size for file in self.files.values())
+    folders: tuple[bytes, ...]
 
 
 def fetch_tree(
@@ -90,155 +55,54 @@ def fetch_tree(
     Files of more than ``max_file`` bytes always are.
 
     Raises:
-        CollectError: files keep changing or vanish although the job has ended; or the disk is too small.
+        CollectError: files keep changing or vanish although the job has ended; the disk is too small; or the
+            cluster's answer can't be a folder's content.
         TransportError: the cluster can't be reached. What has arrived is kept.
     """
     tree.mkdir(parents=True, exist_ok=True)
-    fresh = not any(tree.iterdir())
-    here: dict[RemoteFile, str] = {}
+    here: dict[tuple[bytes, int], str] = {}  # path and size -> sha256
     for _ in range(_ROUNDS):
-        manifest = read_manifest(transport, folder, max_file=max_file)
-        missing = [file for file in manifest.files.values() if file not in here]
-        if missing:
-            _refuse_small_disk(tree, missing)
-            here |= _fetch(transport, folder, missing, tree)
-        if here.keys() >= set(missing):
+        try:
+            with listed(transport, remote_argv(REMOTE_PROGRAM, folder), most=_MOST_ROWS) as download:
+                entries, skipped = choose(download.entries, download.left, folder, tree, max_file=max_file)
+                missing = [entry for entry in entries if (entry.path, entry.size) not in here]
+                arrived = download.bring(missing, tree, replace=True, room=_ROOM)
+        except TransferError as exc:
+            where = exc.where or f"{folder} on the cluster"
+            raise CollectError(exc.what, where=where, why=exc.why, fix=exc.fix) from exc
+        here |= {(one.path, one.size): arrived[one.index] for one in missing if one.index in arrived}
+        files = [entry for entry in entries if entry.kind == Kind.FILE]
+        restless = [entry for entry in files if (entry.path, entry.size) not in here]
+        if not restless:
             break
-    restless = [file for file in manifest.files.values() if file not in here]
     if restless and not still_changing:
+        example = shown_path(restless[0].path)
         raise CollectError(
-            f"{len(restless)} files keep changing while they are read, such as {restless[0].shown}",
+            f"{len(restless)} files keep changing while they are read, such as {example}",
             where=f"{folder} on the cluster",
             why="something still writes there although the job has ended",
             fix="end what writes there (`clusterctl ssh`), then collect again; what has arrived is kept",
         )
-    skipped = tuple(Skipped(path=file.shown, reason="it changed while it was read") for file in restless)
-    files = {path: file for path, file in manifest.files.items() if file in here}
-    places = _Places(tree)
-    for empty in manifest.folders:
-        places.folder(places.of(empty))
-    if not fresh or len(files) < len(here):
-        keep = {*(file.local for file in files.values()), *manifest.folders}
-        _remove_others(tree, {tree / os.fsdecode(local) for local in keep})
-    hashes = {file.local: here[file] for file in files.values()}
-    return Manifest(files, manifest.skipped + skipped, hashes, manifest.folders)
+    hashes = {one.local: here[one.path, one.size] for one in files if (one.path, one.size) in here}
+    folders = _empty(entries)
+    _remove_others(tree, {tree / os.fsdecode(local) for local in (*hashes, *folders)})
+    skipped += [(entry.path, "it changed while it was read") for entry in restless]
+    sizes = {entry.local: entry.size for entry in files if entry.local in hashes}
+    return Manifest(sizes, hashes, _named(skipped), folders)
 
 
-def sha256_of(path: bytes | Path) -> str:
-    """The sha256 of a file, in hex."""
-    with open(path, "rb") as file:  # noqa: PTH123  # a path may be bytes
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _empty(entries: Sequence[Entry]) -> tuple[bytes, ...]:
+    """The places of folders that nothing is in."""
+    around = {os.path.dirname(entry.local) for entry in entries}  # noqa: PTH120  # names are bytes
+    return tuple(e.local for e in entries if e.kind == Kind.FOLDER and e.local not in around)
 
 
-def _hash_here(tree: Path, file: RemoteFile) -> str:
-    """The hash of what an unfinished collect left in this file's place; "" if it can't be the file."""
-    path = tree / os.fsdecode(file.local)
-    try:
-        status = path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
-    return sha256_of(path) if stat.S_ISREG(status.st_mode) and status.st_size == file.size else ""
-
-
-def _refuse_small_disk(tree: Path, missing: Sequence[RemoteFile]) -> None:
-    needed = sum(file.space for file in missing) + _SPARE_BYTES
-    free = shutil.disk_usage(tree).free
-    if needed > free:
-        largest = max(missing, key=lambda file: file.space)
-        raise CollectError(
-            f"the run needs {needed >> 20} MiB, and {free >> 20} MiB are free",
-            where=str(tree.parent),
-            why=f"the largest file is {largest.shown}: {shown_size(largest.space)}",
-            fix="make room, name another folder with --out, or leave large files there with --max-file",
-        )
-
-
-def _fetch(
-    transport: Transport, folder: str, files: Sequence[RemoteFile], tree: Path
-) -> Mapping[RemoteFile, str]:
-    """Fetch files; returns the hashes of those that are here now as they are on the cluster."""
-    arrived = {}
-    hashes = {file: sha256 for file in files if (sha256 := _hash_here(tree, file))}
-    much = sum(file.space for file in files if file not in hashes) > BULK
-    with (
-        transport.converse(remote_argv(REMOTE_PROGRAM, "send", folder), bulk=much) as talk,
-        distrusting(CollectError, fix="collect again; what has arrived is kept"),
-    ):
-        talk.send(_request(files, hashes))
-        source, places = reading(talk), _Places(tree)
-        for file in files:
-            coming = source.announced(file.size, known=file in hashes)
-            if coming == SAME:
-                arrived[file] = hashes[file]
-            elif coming != UNREADABLE and (sha256 := _receive(source, file, places)):
-                arrived[file] = sha256
-        source.end()
-    return arrived
-
-
-def _request(files: Iterable[RemoteFile], hashes: Mapping[RemoteFile, str]) -> bytes:
-    lines = (
-        wanted_line(base64.b64encode(file.path).decode(), 0, file.size, hashes.get(file, ""))
-        for file in files
-    )
-    return b"".join([*lines, b"\n"])
-
-
-def _receive(source: Incoming, file: RemoteFile, places: _Places) -> str:
-    """Write one file to its place; returns its hash, or "" and leaves nothing if it is not what was sent.
-
-    Only whole files stay, unless we are killed; the next time, what is here counts by its hash alone.
-    """
-    place = places.of(file.local)
-    fd = places.create(place)
-    try:
-        sha = source.rest(fd, 0, file.size)
-        whole = source.arrives_whole(sha)
-    except BaseException:
-        os.unlink(place)  # noqa: PTH108  # paths are bytes
-        raise
-    finally:
-        os.close(fd)
-    if not whole:
-        os.unlink(place)  # noqa: PTH108
-        return ""
-    return str(sha.hexdigest())
-
-
-class _Places:
-    """Where files go below a tree, with real folders on the way, whatever lay there before."""
-
-    def __init__(self, tree: Path) -> None:
-        self._tree = os.fsencode(tree)
-        self._made: set[bytes] = {self._tree}
-
-    def of(self, local: bytes) -> bytes:
-        return os.path.join(self._tree, local)  # noqa: PTH118
-
-    def create(self, place: bytes) -> int:
-        """A new file, open for writing. What was in its place is gone."""
-        self.folder(os.path.dirname(place))  # noqa: PTH120
-        try:
-            return os.open(place, _NEW, 0o666)
-        except FileExistsError:
-            if stat.S_ISDIR(os.lstat(place).st_mode):
-                shutil.rmtree(place)
-            else:
-                os.unlink(place)  # noqa: PTH108
-            return os.open(place, _NEW, 0o666)
-
-    def folder(self, folder: bytes) -> None:
-        """Have a folder, and those above it."""
-        if folder in self._made:
-            return
-        self.folder(os.path.dirname(folder))  # noqa: PTH120
-        try:
-            os.mkdir(folder)  # noqa: PTH102
-        except FileExistsError:
-            if not stat.S_ISDIR(os.lstat(folder).st_mode):
-                os.unlink(folder)  # noqa: PTH108
-                os.mkdir(folder)  # noqa: PTH102
-        self._made.add(folder)
+def _named(skipped: Sequence[tuple[bytes, str]]) -> tuple[Skipped, ...]:
+    """What is left there. A job may leave any number of things."""
+    named = [Skipped(path=shown_path(path), reason=why) for path, why in skipped[:_MOST_SKIPPED]]
+    if unnamed := len(skipped) - len(named):
+        named.append(Skipped(path=".", reason=f"{unnamed:,} more files, which are not named"))
+    return tuple(named)
 
 
 def _remove_others(tree: Path, keep: set[Path]) -> None:
@@ -255,7 +119,12 @@ def _remove_others(tree: Path, keep: set[Path]) -> None:
 
 
 def fetch_from(
-    holders: Sequence[Holder], folder: str, work: Path, *, still_changing: bool, max_file: int = MAX_FILE
+    hosts: Sequence[tuple[str, Transport]],
+    folder: str,
+    work: Path,
+    *,
+    still_changing: bool,
+    max_file: int = MAX_FILE,
 ) -> Manifest:
     """Make ``work/tree`` hold what the job's folder holds on all of these hosts.
 
@@ -265,19 +134,16 @@ def fetch_from(
     Raises:
         CollectError, TransportError: see ``fetch_tree``. What has arrived is kept.
     """
-    tree = work / "tree"
-    if len(holders) == 1:
-        return fetch_tree(holders[0][1], folder, tree, still_changing=still_changing, max_file=max_file)
+    tree, nodes = work / "tree", work / "nodes"
 
-    def fetch(holder: Holder) -> Manifest:
-        host, transport = holder
-        place = work / "nodes" / host
-        return fetch_tree(transport, folder, place, still_changing=still_changing, max_file=max_file)
+    def fetch(host: tuple[str, Transport]) -> Manifest:
+        place = tree if len(hosts) == 1 else nodes / host[0]
+        return fetch_tree(host[1], folder, place, still_changing=still_changing, max_file=max_file)
 
-    (work / "nodes").mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(max_workers=_MAX_THREADS) as pool:
-        found = dict(zip((host for host, _ in holders), pool.map(fetch, holders), strict=True))
-    return _as_one(found, work / "nodes", tree)
+    if len(hosts) == 1:
+        return fetch(hosts[0])
+    found = parallel_map(hosts, fetch)
+    return _as_one({name: manifest for (name, _), manifest in zip(hosts, found, strict=True)}, nodes, tree)
 
 
 def _as_one(found: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manifest:
@@ -285,25 +151,24 @@ def _as_one(found: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manifest:
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir(parents=True)
     places = _Names()
-    files: dict[bytes, RemoteFile] = {}
+    sizes: dict[bytes, int] = {}
     hashes: dict[bytes, str] = {}
     skipped: dict[tuple[str, str], Skipped] = {}
     for host, manifest in found.items():
-        for file in manifest.files.values():
-            sha256 = manifest.sha256[file.local]
-            if hashes.get(file.local) == sha256:
+        for local, size in manifest.files.items():
+            if hashes.get(local) == manifest.sha256[local]:
                 continue
-            local = places.take(file.local, host)
-            target = tree / os.fsdecode(local)
+            place = places.take(local, host)
+            target = tree / os.fsdecode(place)
             target.parent.mkdir(parents=True, exist_ok=True)
-            (nodes / host / os.fsdecode(file.local)).replace(target)
-            files[local], hashes[local] = replace(file, local=local), sha256
+            (nodes / host / os.fsdecode(local)).replace(target)
+            sizes[place], hashes[place] = size, manifest.sha256[local]
         skipped |= {(one.path, one.reason): one for one in manifest.skipped}
     folders = {folder for manifest in found.values() for folder in manifest.folders}
     empty = tuple(sorted(folder for folder in folders if places.may_be_folder(folder)))
     for folder in empty:
         (tree / os.fsdecode(folder)).mkdir(parents=True, exist_ok=True)
-    return Manifest(files, tuple(skipped.values()), hashes, empty)
+    return Manifest(sizes, hashes, tuple(skipped.values()), empty)
 
 
 class _Names:
@@ -335,97 +200,49 @@ def _parents(name: bytes) -> list[bytes]:
     return [b"/".join(parts[:i]) for i in range(1, len(parts))]
 
 
-def read_manifest(transport: Transport, folder: str, *, max_file: int = MAX_FILE) -> Manifest:
-    """Ask the cluster what is in a job's folder. Files of more than ``max_file`` bytes are left there.
+def choose(
+    listing: Sequence[Entry], left: Sequence[Entry], folder: str, tree: Path, *, max_file: int = MAX_FILE
+) -> tuple[list[Entry], list[tuple[bytes, str]]]:
+    """What of a job's folder comes home, each with its place and mode in the run; and what stays, and why.
 
-    Raises:
-        CollectError: the answer can't be a folder's content.
-        TransportError: the cluster can't be reached.
+    Of folders come the empty ones, and those in which something comes.
     """
-    with closing(transport.stream(remote_argv(REMOTE_PROGRAM, "list", folder))) as stream:
-        too_long = _untrusted(folder, "", "a line of it is too long")
-        return parse_manifest(lines(stream, too_long), folder, max_file=max_file)
-
-
-def parse_manifest(rows: Iterable[bytes], folder: str, *, max_file: int = MAX_FILE) -> Manifest:
-    """The manifest in the program's answer.
-
-    Raises:
-        CollectError: the answer can't be a folder's content.
-    """
-    listed = _Listed(folder, max_file)
-    for number, row in enumerate(rows):
-        try:
-            if number > _MOST_ROWS:
-                raise ValueError("it does not end")
-            listed.add(json.loads(row))
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError, AttributeError) as exc:
-            raise _untrusted(folder, row.decode(errors="replace"), str(exc)) from exc
-    return listed.manifest()
-
-
-@dataclass(slots=True)
-class _Listed:
-    """What the cluster has told so far."""
-
-    folder: str
-    max_file: int
-    files: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # path -> size and space
-    folders: set[bytes] = field(default_factory=set)
-    skipped: list[Skipped] = field(default_factory=list)
-    holes: int = _MOST_HOLES  # that may come yet
-    unnamed: int = 0
-
-    def add(self, row: dict[str, object]) -> None:
-        """Take one line; raises ValueError, KeyError and their like if it can't be one."""
-        if row == {}:  # a sign of life
-            return
-        path = base64.b64decode(str(row["path"]), validate=True)
-        if "skip" in row:
-            self.skip(path, printable(str(row["skip"])))
-            return
-        inside(path)
-        if path in self.files or path in self.folders:
-            raise ValueError("it can't be so")
-        if len(path) > _LONGEST:
-            self.skip(path, f"its path is longer than {_LONGEST:,} bytes")
-        elif "folder" in row:
-            self.folders.add(path)
+    skipped = [(entry.path, printable(entry.payload)) for entry in left]
+    around = {os.path.dirname(entry.path) for entry in listing}  # noqa: PTH120
+    holes = _MOST_HOLES  # that may come yet
+    wanted: set[bytes] = set()
+    for entry in listing:
+        if entry.kind == Kind.FOLDER and entry.path in around:
+            continue
+        if why := _why_not(entry, holes, max_file, folder):
+            skipped.append((entry.path, why))
         else:
-            self.add_file(path, int(str(row["size"])), int(str(row["space"])))
+            holes -= entry.size - entry.space
+            wanted |= {entry.path, *_parents(entry.path)}
+    tops = {entry.path.partition(b"/")[0] for entry in listing}
+    chosen = [entry for entry in listing if entry.path in wanted]
+    mode = tree.stat().st_mode  # the user's umask
+    for entry in chosen:
+        entry.local = _local(entry.path, tops)
+        entry.mode = mode & (0o777 if entry.kind == Kind.FOLDER else 0o666)
+    return chosen, skipped
 
-    def add_file(self, path: bytes, size: int, space: int) -> None:
-        if size < 0 or space < 0:
-            raise ValueError("it can't be so")
-        holes = max(0, size - space)
-        too_much = ""
-        if size > self.max_file:
-            too_much = f"{shown_size(size)}, more than {shown_size(self.max_file)}"
-        elif holes > self.holes:
-            too_much = f"{shown_size(holes)} of holes, with those before more than {shown_size(_MOST_HOLES)}"
-        if too_much:
-            command = shlex.join(["clusterctl", "get", f"{self.folder}/{shown_path(path)}"])
-            self.skip(path, f"{too_much}: `{command}`")
-        else:
-            self.holes -= holes
-            self.files[path] = size, size - holes
 
-    def skip(self, path: bytes, reason: str) -> None:
-        """What is left there. A job may leave any number of things."""
-        if len(self.skipped) < _MOST_SKIPPED:
-            self.skipped.append(Skipped(path=shown_path(path), reason=reason))
-        else:
-            self.unnamed += 1
-
-    def manifest(self) -> Manifest:
-        """All of it, each with its place here; raises CollectError if that can't be."""
-        tops = {path.partition(b"/")[0] for path in (*self.files, *self.folders)}
-        files = {path: RemoteFile(path, _local(path, tops), *sizes) for path, sizes in self.files.items()}
-        folders = tuple(_local(path, tops) for path in sorted(self.folders))
-        _refuse_contradictions([file.local for file in files.values()], folders, self.folder)
-        if self.unnamed:
-            self.skipped.append(Skipped(path=".", reason=f"{self.unnamed:,} more files, which are not named"))
-        return Manifest(files, tuple(self.skipped), folders=folders)
+def _why_not(entry: Entry, holes: int, max_file: int, folder: str) -> str:
+    """Why something stays on the cluster; "" if it comes."""
+    hole = entry.size - entry.space
+    if entry.kind == Kind.LINK:
+        return "a symbolic link"
+    if len(entry.path) > _LONGEST:
+        return f"its path is longer than {_LONGEST:,} bytes"
+    if entry.size > max_file:
+        too_much = f"{shown_size(entry.size)}, more than {shown_size(max_file)}"
+    elif hole > holes:
+        too_much = f"{shown_size(hole)} of holes, with those before more than {shown_size(_MOST_HOLES)}"
+    else:
+        return ""
+    command = shlex.join(["clusterctl", "get", f"{folder}/{shown_path(entry.path)}"])
+    return f"{too_much}: `{command}`"
 
 
 def shown_path(path: bytes) -> str:
@@ -433,7 +250,7 @@ def shown_path(path: bytes) -> str:
     return printable(path.decode(errors="surrogateescape"))
 
 
-def _local(path: bytes, tops: Set[bytes]) -> bytes:
+def _local(path: bytes, tops: set[bytes]) -> bytes:
     """Where a file goes below the run's folder; ``tops`` are the first parts of all paths."""
     top, slash, rest = path.partition(b"/")
     if top in RESERVED:
@@ -441,27 +258,3 @@ def _local(path: bytes, tops: Set[bytes]) -> bytes:
         while top in tops:  # the job has such a one of its own
             top += FROM_JOB
     return top + slash + rest
-
-
-def _refuse_contradictions(files: Iterable[bytes], folders: Iterable[bytes], folder: str) -> None:
-    """No two files in one place, and none that is also a folder."""
-    places: set[bytes] = set()
-    for place in files:
-        if place in places:
-            raise _untrusted(folder, "", "two files would have one name")
-        places.add(place)
-    for place in (*places, *folders):
-        parent = place if place not in places else os.path.dirname(place)  # noqa: PTH120  # names are bytes
-        while parent:
-            if parent in places:
-                raise _untrusted(folder, shown_path(parent), "it is both a file and a folder")
-            parent = os.path.dirname(parent)  # noqa: PTH120
-
-
-def _untrusted(folder: str, what: str, why: str) -> CollectError:
-    return CollectError(
-        "the list of the job's files makes no sense, and nothing of it was fetched",
-        where=folder,
-        why=printable(f"{why}: {what[:200]}"),
-        fix="look at the folder with `clusterctl ssh`",
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from clusterctl.errors import (
     printable,
 )
 from clusterctl.providers.registry import node_price
-from clusterctl.runs.fetch import FROM_JOB, Manifest, sha256_of
+from clusterctl.runs.fetch import FROM_JOB, Manifest
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
 from clusterctl.scheduler.session import Session
@@ -102,7 +103,7 @@ def _record(
         collected_at=time.time(),
         remote_dir=entry.remote_dir or "",
         files=len(manifest.files),
-        bytes=manifest.size,
+        bytes=sum(manifest.files.values()),
         source=source,
         skipped=manifest.skipped,
     )
@@ -146,7 +147,7 @@ def _says_it_goes_on(accounting: str) -> bool:
 def _environment(tree: Path, manifest: Manifest, client: Any, slurm_version: str | None) -> str:
     """The client's facts, and what the telemetry of each host says about its versions and hardware."""
     hosts: dict[str, Any] = {}
-    told = [file.local for file in manifest.files.values() if _TELEMETRY.search(file.local)]
+    told = [local for local in manifest.files if _TELEMETRY.search(local)]
     for path in sorted(tree / os.fsdecode(local) for local in told[:_MOST_HOSTS]):
         if isinstance(facts := _first_line(path), dict) and facts.get("kind") == "host":
             hosts[path.stem] = {key: value for key, value in facts.items() if key not in {"kind", "time"}}
@@ -176,11 +177,16 @@ def _write_sums(tree: Path, known: Mapping[bytes, str]) -> None:
     )
     lines = []
     for name in sorted(name for name in found if name != SUMS_FILE.encode()):
-        sha256 = known.get(name) or sha256_of(os.path.join(root, name))  # noqa: PTH118
+        sha256 = known.get(name) or _sha256(os.path.join(root, name))  # noqa: PTH118
         shown = escaped(name)
         mark = b"\\" if shown != name else b""
         lines.append(mark + sha256.encode() + b"  " + shown + b"\n")
     (tree / SUMS_FILE).write_bytes(b"".join(lines))
+
+
+def _sha256(path: bytes) -> str:
+    with open(path, "rb") as file:  # noqa: PTH123  # a path in bytes
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def escaped(name: bytes) -> bytes:

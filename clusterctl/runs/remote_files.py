@@ -1,15 +1,11 @@
-"""Lists a job's folder, or sends files of it. Runs on the cluster: standard library only, Python 3.9.
+"""Lists a job's folder and sends files of it. Runs on the cluster: standard library only, Python 3.9.
 
-    main("list", FOLDER)
-    main("send", FOLDER)
+    main(FOLDER)
 
-Names are relative and base64, since they may be any bytes. ``list`` answers with a JSON object a line: a file
-with its size and the space that it takes, a folder that is empty, something that is left where it is, with
-the reason, or {} as a sign of life. What source.json says was sent with the job, is large and is still the
-same, is left too; and where there is an outputs.json, what its patterns do not take. Both are the job's to
-write: they say only what of its own folder comes home.
-
-``send`` sends what stdin asks for: see transport/remote_content.py. Links are never followed.
+transport/remote_content.py says how. It lists files with the folders above them, folders that are empty, and
+what is left where it is, with the reason. What source.json says was sent with the job, is large and is still
+the same, is left; and where there is an outputs.json, what its patterns do not take. Both are the job's to
+write: they say only what of its own folder comes home. Links are never followed.
 """
 
 from __future__ import annotations
@@ -23,9 +19,9 @@ import re
 import stat
 import sys
 from re import Pattern
-from typing import Optional
+from typing import Any, Optional
 
-from clusterctl.transport.remote_content import BLOCK, Beat, hash_of, send_wanted
+from clusterctl.transport.remote_content import LEFT, Beat, hash_of, row, send_wanted
 from clusterctl.transport.remote_open import open_file, open_folder, read_json
 
 CHECKPOINTS = re.compile(rb"(checkpoint|ckpt)", re.IGNORECASE)
@@ -64,11 +60,6 @@ def alive() -> None:
     sys.stdout.flush()
 
 
-def emit(path: bytes, **fields: object) -> None:
-    name = base64.b64encode(path).decode("ascii")
-    sys.stdout.write(json.dumps({"path": name, **fields}) + "\n")
-
-
 def read_given(folder: bytes) -> Given:
     try:
         source = read_json(folder, b"source.json", MOST_JSON)
@@ -96,6 +87,24 @@ class Listing:
         self.globs = read_globs(top)
         self.most, self.entries, self.bytes = entries, entries, MOST_BYTES  # the last two: that are left
         self.beat = Beat(alive)
+        self.told: list[bytes] = []  # the path of each line
+        self.untold: dict[
+            bytes, list[Any]
+        ] = {}  # the folders around, that are told once something in them is
+
+    def tell(self, path: bytes, line: list[Any]) -> None:
+        self.told.append(path)
+        sys.stdout.write(json.dumps(line) + "\n")
+
+    def tell_found(self, path: bytes, status: os.stat_result) -> None:
+        """Tell of a file or folder, after the folders above it."""
+        for folder, line in self.untold.items():
+            self.tell(folder, line)
+        self.untold.clear()
+        self.tell(path, row(path, status, b"")[1])
+
+    def tell_left(self, path: bytes, reason: str) -> None:
+        self.tell(path, [LEFT, base64.b64encode(path).decode("ascii"), 0, 0, 0, reason, 0])
 
     def folder(self, below: bytes, depth: int = 0) -> bool | None:
         """List a folder, its files first. Returns whether anything of it was told; None if it holds nothing.
@@ -103,23 +112,26 @@ class Listing:
         Where it holds only what is not wanted, that is left to the caller to tell, once for all of it.
         """
         try:
-            files, folders = self.names(below)
+            status, files, folders = self.names(below)
         except OSError as exc:
-            emit(below or b".", skip=exc.strerror or str(exc))
+            self.tell_left(below or b".", exc.strerror or str(exc))
             return True
         if below and not files and not folders:
-            return self.empty(below)
+            return self.empty(below, status)
+        if below:
+            self.untold[below] = row(below, status, b"")[1]
         found = [(path, self.file(path)) for path in files]
         found += [(path, self.below(path, depth + 1)) for path in folders]
         told = any(wanted for _, wanted in found)
         unwanted = [path for path, wanted in found if wanted is False]
+        self.untold.pop(below, None)
         if told or not below:
             for path in unwanted:
-                emit(path, skip=UNWANTED)
+                self.tell_left(path, UNWANTED)
         return told or (False if unwanted else None)
 
-    def names(self, below: bytes) -> tuple[list[bytes], list[bytes]]:
-        """The paths of files and of folders in a folder; raises OSError.
+    def names(self, below: bytes) -> tuple[os.stat_result, list[bytes], list[bytes]]:
+        """A folder's status and the paths of files and of folders in it; raises OSError.
 
         Where the top folder holds too many, only those of our own names.
         """
@@ -127,6 +139,7 @@ class Listing:
         size, full = 0, False
         fd = open_folder(self.top, below)
         try:
+            status = os.fstat(fd)
             with os.scandir(fd) as entries:
                 for entry in entries:
                     self.beat()
@@ -145,7 +158,7 @@ class Listing:
             reason = f"more than {self.most:,} files, or {MOST_BYTES >> 20} MiB of names"
             if below:
                 raise OSError(errno.EFBIG, reason)
-            emit(b".", skip=reason)
+            self.tell_left(b".", reason)
             found = [one for one in found if not one[0]]
         else:
             self.entries -= len(found)
@@ -153,21 +166,21 @@ class Listing:
         found.sort()
         paths = [(below + b"/" + name if below else name, is_folder) for _, name, is_folder in found]
         folders = [path for path, is_folder in paths if is_folder]
-        return [path for path, is_folder in paths if not is_folder], folders
+        return status, [path for path, is_folder in paths if not is_folder], folders
 
-    def empty(self, path: bytes) -> bool | None:
+    def empty(self, path: bytes, status: os.stat_result) -> bool | None:
         """Tell of a folder that holds nothing, if it is wanted."""
         if self.globs is not None and not self.is_output(self.globs, path, is_folder=True):
             return None
-        emit(path, folder=1)
+        self.tell_found(path, status)
         return True
 
     def below(self, path: bytes, depth: int) -> bool | None:
         """A folder below another: see ``folder``."""
         if self.globs is None and CHECKPOINTS.match(os.path.basename(path)):
-            emit(path, skip="checkpoints stay on the cluster")
+            self.tell_left(path, "checkpoints stay on the cluster")
         elif depth > DEEPEST:
-            emit(path, skip=f"in more than {DEEPEST} folders")
+            self.tell_left(path, f"in more than {DEEPEST} folders")
         else:
             return self.folder(path, depth)
         return True
@@ -197,20 +210,20 @@ class Listing:
             for is_kind, kind in KINDS:
                 if is_kind(mode):
                     link = stat.S_ISLNK(mode) and (0, os.fsdecode(os.readlink(full)))
-                    emit(path, skip=UNCHANGED if link and self.given.get(path) == link else kind)
+                    self.tell_left(path, UNCHANGED if link and self.given.get(path) == link else kind)
                     return
             fd = open_file(self.top, path)
         except OSError as exc:
-            emit(path, skip=exc.strerror or str(exc))
+            self.tell_left(path, exc.strerror or str(exc))
             return
         try:
             status = os.fstat(fd)
             size, sha256 = self.given.get(path, (0, ""))
             known = LARGE < size <= LARGEST and size == status.st_size
             if known and hash_of(fd, size, self.beat).hexdigest() == sha256:
-                emit(path, skip=UNCHANGED)
+                self.tell_left(path, UNCHANGED)
             else:
-                emit(path, size=status.st_size, space=status.st_blocks * BLOCK)
+                self.tell_found(path, status)
         finally:
             os.close(fd)
 
@@ -224,15 +237,16 @@ def is_link_of_a_task(path: bytes, full: bytes) -> bool:
         return False
 
 
-def main(what: str, folder: str) -> None:
-    if what == "list":
-        if os.path.islink(folder):  # by the job itself: it leads to what is no run of it
-            emit(b".", skip="a symbolic link in place of the job's folder")
-        else:
-            Listing(os.fsencode(folder)).folder(b"")
+def main(folder: str) -> None:
+    top = os.fsencode(folder)
+    listing = Listing(top)
+    if os.path.islink(top):  # by the job itself: it leads to what is no run of it
+        listing.tell_left(b".", "a symbolic link in place of the job's folder")
     else:
-        top = os.fsencode(folder)
-        send_wanted(lambda name: open_file(top, base64.b64decode(name)))
+        listing.folder(b"")
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    send_wanted(lambda index: open_file(top, listing.told[index]))
 
 
 class Globs:

@@ -67,18 +67,12 @@ class JobState(StrEnum):
         return _OUTCOMES.get(self, Outcome.GOES_ON)
 
 
+_FAILED = "FAILED NODE_FAIL OUT_OF_MEMORY BOOT_FAIL DEADLINE PURGED".split()
+_CANCELLED = "CANCELLED TIMEOUT PREEMPTED REVOKED".split()
 _OUTCOMES = {
     JobState.COMPLETED: Outcome.COMPLETED,
-    JobState.FAILED: Outcome.FAILED,
-    JobState.NODE_FAIL: Outcome.FAILED,
-    JobState.OUT_OF_MEMORY: Outcome.FAILED,
-    JobState.BOOT_FAIL: Outcome.FAILED,
-    JobState.DEADLINE: Outcome.FAILED,
-    JobState.PURGED: Outcome.FAILED,
-    JobState.CANCELLED: Outcome.CANCELLED,
-    JobState.TIMEOUT: Outcome.CANCELLED,
-    JobState.PREEMPTED: Outcome.CANCELLED,
-    JobState.REVOKED: Outcome.CANCELLED,
+    **{JobState(word): Outcome.FAILED for word in _FAILED},
+    **{JobState(word): Outcome.CANCELLED for word in _CANCELLED},
 }
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.job import JobSpec, ScriptLanguage, script_language
-from clusterctl.spec.models import ClusterSpec, Partition
+from clusterctl.spec.common import Partition
+from clusterctl.spec.job import JobSpec, is_python
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_duration
 from clusterctl.state.ledger import OUR_RECORDS
 
@@ -23,7 +24,7 @@ BASE_ENVIRONMENT: Final = "/opt/clusterctl/env"  # the Python that every node ha
 ENVIRONMENTS: Final = "clusterctl/environments"  # in the job user's home
 ENV_BIN: Final = f"{BASE_ENVIRONMENT}/bin"
 PAYLOAD_ROOT: Final = "/opt/clusterctl/payload"
-EXPORTED: Final = ("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS")  # to the ranks that mpirun starts
+_EXPORTED: Final = ("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS")  # to the ranks that mpirun starts
 MAX_BYTES: Final = 4 << 20  # Slurm's own limit for a batch script (max_script_size)
 OURS: Final = OUR_RECORDS | set(
     "stdout.log stderr.log metrics.jsonl telemetry telemetry.log hostfile".split()
@@ -36,6 +37,7 @@ WATCH: Final = (
     "[[ ! -s telemetry/$node.jsonl ]] && kill -0 $! || break; sleep 0.1; done 2>/dev/null; "
     "kill -TERM $!; wait $!"
 )
+Launched = Callable[[JobSpec, str, str], str]  # (job, command, mpirun's options that export variables)
 _HETEROGENEOUS: Final = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
 # Runs once a rank, on its node: image, folders to bind, names of variables, then after -- the command. The
 # container sees the host's variables, but for those that the image sets itself: <TOOL>ENV_ overrides these.
@@ -135,8 +137,7 @@ class UserScript:
             ) from exc
         _refuse_unusable(path, content)
         lines = content.decode(errors="surrogateescape").splitlines()
-        is_python = script_language(path) is ScriptLanguage.PYTHON
-        return cls(path.name, content, _interpreter(lines), _directives(path, lines), is_python)
+        return cls(path.name, content, _interpreter(lines), _directives(path, lines), is_python(path))
 
 
 def _refuse_unusable(path: Path, content: bytes) -> None:
@@ -192,17 +193,13 @@ def telemetry_argv(interval_s: float) -> list[str]:
     return [*words, "--out", "telemetry"]
 
 
-class Launched(Protocol):
-    """A command as something starts it, once a task; ``exported``: variables that the ranks are to get."""
-
-    def __call__(self, job: JobSpec, command: str, *, exported: Iterable[str]) -> str: ...
-
-
 def program(
-    job: JobSpec, own: UserScript | None, payload_root: str, environment: Environment, *, launched: Launched
+    job: JobSpec, own: UserScript | None, payload_root: str, environment: Environment, launched: Launched
 ) -> str:
-    """The program's command line, quoted for bash."""
-    env = _environment(job, payload_root)
+    """The program's command line, quoted for bash; ``launched`` is as something starts it, once a task."""
+    env = dict(job.env)
+    if job.bundled:  # it finds itself first
+        env["PYTHONPATH"] = ":".join(filter(None, (payload_root, env.get("PYTHONPATH"))))
     by_itself = own is not None and not own.is_python  # a shell script starts its ranks itself
     alone = own is not None and job.tasks == 1 and not own.directives
     is_rank = not by_itself and not alone
@@ -212,9 +209,11 @@ def program(
         folders = ('"$submit_dir"', *([payload_root] if own is None or runner else []))
         command = contained(command, image=job.container, folders=folders, variables=env)
     if is_rank:
-        command = launched(job, command, exported=env)
+        exports = " ".join(f"-x {name}" for name in dict.fromkeys((*_EXPORTED, *env)))
+        command = launched(job, command, exports)
     # `env` rather than `export`: whatever their names, they can't change this script's own variables.
-    return f"env {_assignments(env)} {command}" if env else command
+    settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
+    return f"env {settings} {command}" if env else command
 
 
 def _command(job: JobSpec, own: UserScript | None, environment: Environment, runner: str) -> str:
@@ -230,32 +229,16 @@ def _command(job: JobSpec, own: UserScript | None, environment: Environment, run
     return f"{interpreter} {script}{arguments}"
 
 
-def _environment(job: JobSpec, payload_root: str) -> dict[str, str]:
-    """The program's own variables; a bundled program finds itself first."""
-    if not job.bundled:
-        return dict(job.env)
-    others = job.env.get("PYTHONPATH")
-    return {**job.env, "PYTHONPATH": f"{payload_root}:{others}" if others else payload_root}
-
-
-def _assignments(env: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
-
-
 def contained(command: str, *, image: str, folders: Iterable[str], variables: Iterable[str]) -> str:
     """The command line, quoted for bash, that runs ``command`` (likewise) in a container.
 
     ``folders`` are words of bash and are seen inside where they are outside; an ``image`` below ``~/`` is in
     the job user's home.
     """
-    binds = ",".join(folders)
+    below_home = image.removeprefix("~/")
+    place = shlex.quote(image) if below_home == image else f'"$HOME"/{shlex.quote(below_home)}'
     names = shlex.quote(" ".join(variables))
-    return f"bash -c {shlex.quote(ENTER)} container {_word(image)} {binds} {names} -- {command}"
-
-
-def _word(path: str) -> str:
-    below_home = path.removeprefix("~/")
-    return shlex.quote(path) if below_home == path else f'"$HOME"/{shlex.quote(below_home)}'
+    return f"bash -c {shlex.quote(ENTER)} container {place} {','.join(folders)} {names} -- {command}"
 
 
 def partition_of(spec: ClusterSpec, job: JobSpec) -> Partition:

@@ -6,20 +6,26 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from clusterctl.errors import NotUpError, UsageError
 from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.models import JobRequest
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
-from clusterctl.state.ledger import Ledger
+from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from clusterctl.transport.ssh import Connections, SSHTransport
+
+if TYPE_CHECKING:
+    from clusterctl.scheduler.script import Environment
+    from clusterctl.spec.job import JobSpec
 
 PATIENCE_S = 60.0  # for the scheduler to answer
 
@@ -160,6 +166,38 @@ def admin_scheduler(
     return scheduler_of(inventory, connections.to, patience_s=patience_s)
 
 
+def script_of(spec: ClusterSpec, job: JobSpec, environment: Environment | None = None) -> str:
+    """The text of a job's script, for plain sbatch, or for bash without a scheduler.
+
+    Raises:
+        UsageError: the user's script can't be read or can't be run as a job, or its partition can't have it.
+    """
+    from clusterctl.scheduler.script import PLAIN, partition_name  # noqa: PLC0415 - most verbs need none
+    from clusterctl.util.assets import payload_hash  # noqa: PLC0415 - likewise
+
+    environment = environment or PLAIN
+    if not spec.has_slurm:
+        from clusterctl.scheduler.mpirun.script import render_mpirun_script  # noqa: PLC0415 - as above
+
+        return render_mpirun_script(spec, job, payload_hash=payload_hash(), environment=environment)
+    from clusterctl.scheduler.slurm.script import render_script  # noqa: PLC0415 - as above
+
+    partition_name(spec, job)
+    interval_s = spec.monitoring.interval
+    return render_script(job, payload_hash=payload_hash(), interval_s=interval_s, environment=environment)
+
+
+def request_of(spec: ClusterSpec, job: JobSpec, entry: JobEntry, script: str) -> JobRequest:
+    """The request to start a job, whose script has that name in its folder."""
+    at = entry.submitted_at
+    request = JobRequest(entry.token, entry.name, entry.remote_dir or "", script, submitted_at=at)
+    if spec.has_slurm:
+        return request  # its script says the rest
+    from clusterctl.scheduler.mpirun.script import with_nodes  # noqa: PLC0415 - as above
+
+    return with_nodes(request, spec, job)
+
+
 def distribution_ahead(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:
     """What the hosts have; None where they are to be looked at first."""
     try:
@@ -173,11 +211,7 @@ _SBATCH_MAY_HANG_S = 600
 
 
 def resolve_submissions(scheduler: Scheduler, ledger: Ledger) -> None:
-    """Find out what became of such submissions, and write it down.
-
-    Raises:
-        SchedulerError: it can't be told.
-    """
+    """Find out what became of submissions whose answer was lost, and write it down."""
     for entry in ledger.entries():
         if entry.job_id is None and not entry.refused:
             found = scheduler.by_comment(entry.comment, entry.submitted_at)

@@ -1,14 +1,16 @@
-"""What all models of a spec share: their base class, paths, networks, ranges of hosts, GPUs."""
+"""What all models of user files share: their base class, values of one line, messages about what is wrong."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from ipaddress import IPv4Network
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final
+from typing import Annotated, Any, Final
 
 from pydantic import (
     AfterValidator,
@@ -16,107 +18,235 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    StringConstraints,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
+    model_validator,
 )
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-if TYPE_CHECKING:
-    from clusterctl.spec.checks import Raw
-    from clusterctl.spec.messages import Finding
-    from clusterctl.spec.models import ClusterSpec
-    from clusterctl.spec.onprem import OnpremHost, Switch
+Loc = tuple[str | int, ...]
+
+INCONSISTENT: Final = "inconsistent"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong: at ``loc``, on its key rather than on its value where ``at_key``."""
+
+    loc: Loc
+    message: str
+    hint: str = ""
+    at_key: bool = False
+
+    @property
+    def key(self) -> str:
+        """``loc`` as a dotted path."""
+        return dotted(self.loc)
+
+
+def repeated(values: Iterable[object]) -> Iterator[tuple[int, int]]:
+    """Where a value stands again, and where it stood first."""
+    first: dict[object, int] = {}
+    for index, value in enumerate(values):
+        if value is not UNKNOWN and first.setdefault(value, index) != index:
+            yield index, first[value]
+
+
+def dotted(loc: Loc) -> str:
+    """``("partitions", 1, "nodes")`` is ``partitions[1].nodes``."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    return text.removeprefix(".")
+
+
+_SHOWN_LENGTH: Final = 60
+
+_TEXTS: Final[Mapping[str, str]] = {
+    "missing": "{name} is missing",
+    "extra_forbidden": "unknown key {name}",
+    "string_type": "{name} must be text, not {shown}",
+    "path_type": "{name} must be text, not {shown}",
+    "string_unicode": "{name} must be text in UTF-8",
+    "pattern": "{name} must be {asks_for}, not {shown}",
+    "greater_than_equal": "{name} must be at least {ge}, not {shown}",
+    "less_than_equal": "{name} must be at most {le}, not {shown}",
+    "literal_error": "{name} must be {expected}, not {shown}",
+    "enum": "{name} must be {expected}, not {shown}",
+    "too_short": "{name} needs at least {min_length} entry",
+    "bool_type": "{name} must be true or false, not {shown}",
+    "int": "{name} must be a whole number, not {shown}",
+    "float_type": "{name} must be a number, not {shown}",
+    "finite_number": "{name} must be a number, not {shown}",
+    "dict_type": "{name} must be a mapping of keys, not {shown}",
+    "model_attributes_type": "{name} must be a mapping of keys, not {shown}",
+    "tuple_type": "{name} must be a list, not {shown}",
+    "model_type": "{name} must be a mapping of keys, not {shown}",
+    "ip_v4_network": "{name} must be a network such as 10.77.0.0/24, not {shown}",
+    "value_error": "{error}",
+}
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: short, on one line, in YAML's words rather than Python's."""
+    if value is None:
+        return "empty"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    text = value if isinstance(value, str) else str(value)
+    if len(text) > _SHOWN_LENGTH:
+        text = text[: _SHOWN_LENGTH - 3] + "..."
+    return repr(text) if isinstance(value, str) else text
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``did you mean nodes?`` when a known word is near, else an empty text."""
+    candidates = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), candidates, n=1, cutoff=0.6)
+    return f"did you mean {candidates[near[0]]}?" if near else ""
+
+
+def explain(kind: str, context: Mapping[str, object], name: str, value: str) -> str:
+    """A pydantic error in plain words.
+
+    ``kind`` and ``context`` are the error's ``type`` and ``ctx``; ``name`` is what the user calls the field,
+    ``value`` what stands there, as ``shown``.
+    """
+    template = _TEXTS.get("int" if kind.startswith("int_") else kind, "{name} can't be {shown}")
+    expected = str(context.get("expected", "")).replace("'", "")  # pydantic quotes what may stand there
+    plain = {key: f"{word:g}" if isinstance(word, float) else word for key, word in context.items()}
+    return template.format(**{**plain, "expected": expected, "name": name, "shown": value})
+
+
+def either(words: Iterable[object]) -> str:
+    """``1, 2 or 4``."""
+    *first, last = (str(word) for word in words)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+class _Unknown:
+    """What stands for a wrong value in a partial model: false, empty, and whatever is asked of it is too."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: object) -> Any:
+        return self
+
+
+UNKNOWN: Final[Any] = _Unknown()
+PARTIAL: Final = "partial"  # in the validation context: wrong values become UNKNOWN
+
+
+def _unless_wrong(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    try:
+        return handler(value)
+    except ValidationError as exc:
+        if not is_partial(info):
+            raise
+        wrong = {error["loc"][0] for error in exc.errors(include_url=False) if error["loc"]}
+        if isinstance(value, Mapping) and not wrong.isdisjoint(value):
+            rest = {name: entry for name, entry in value.items() if name not in wrong}
+            return _unless_wrong(rest, handler, info)
+        return UNKNOWN
+
+
+def is_partial(info: ValidationInfo) -> bool:
+    """Whether a partial model is asked for."""
+    return PARTIAL in (info.context or {})
 
 
 class Model(BaseModel):
-    """Base of all spec models: frozen, unknown keys refused."""
+    """Base of all spec models: frozen, unknown keys refused.
+
+    With ``PARTIAL`` in the context any value makes a model: so what does not hold between fields is reported
+    together with what is wrong with single ones.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-
-class ProviderSettings(Model):
-    """Settings of a provider, with the traits by which the rest of clusterctl tells one from another.
-
-    The traits and properties below are the only questions about a provider that need no ``Provider``.
-    """
-
-    type: str
-    user_owned: ClassVar[bool] = False  # hosts are the user's: joined, later released as they were
-    shares_kernel: ClassVar[bool] = (
-        False  # hosts are parts of this machine: no reboot, no firewall of their own
-    )
-    is_cloud: ClassVar[bool] = False  # hosts are rented, by machine type
-
-    @property
-    def machines(self) -> Mapping[str, OnpremHost]:
-        """Access to each host that the user owns, by name."""
-        return {}
-
-    @property
-    def known_network(self) -> IPv4Network | None:
-        """The cluster's network, where it is known before its hosts are probed."""
-        return None
-
-    @property
-    def switches(self) -> Mapping[str, Switch]:
-        """The switches of the fast network, by name."""
-        return {}
-
-    @property
-    def location(self) -> Mapping[str, str]:
-        """The project and the zone of rented hosts."""
-        return {}
-
-    @property
-    def idle_timeout_s(self) -> int | None:
-        """The seconds without work after which the cluster takes itself down; None: it does not."""
-        return None
-
     @classmethod
-    def findings(cls, spec: Raw) -> Iterator[Finding]:  # noqa: ARG003
-        """The cross-field faults of a spec with this provider, given as plain values."""
-        yield from ()
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        fields: Any = handler.resolve_ref_schema(schema)
+        while "fields" not in fields:  # below the validators of the whole model
+            fields = fields["schema"]
+        for name, field in fields["fields"].items():
+            place = field["schema"] if field["schema"]["type"] == "default" else field
+            is_done = place["schema"].get("function", {}).get("function") is _unless_wrong
+            if name != "type" and not is_done:  # by its type pydantic chooses among the providers
+                place["schema"] = core_schema.with_info_wrap_validator_function(
+                    _unless_wrong, place["schema"]
+                )
+        return schema
 
-    def controller_of(self, cluster: str) -> str:
-        """The name of the controller of a cluster with this name."""
-        return f"{cluster}-ctl"
-
-    def expected_release(self, spec: ClusterSpec) -> str | None:  # noqa: ARG002
-        """The distribution that all hosts will have; None where they have to be probed for it."""
-        return None
-
-
-def _as_text(value: object) -> object:
-    """Numbers are addresses to ``ipaddress``."""
-    return str(value) if isinstance(value, int) else value
+    @model_validator(mode="before")
+    @classmethod
+    def _known_or_needed(cls, value: object, info: ValidationInfo) -> object:
+        if not is_partial(info):
+            return value
+        given = value if isinstance(value, Mapping) else {}
+        fields = cls.model_fields.items()
+        return {
+            name: given.get(name, UNKNOWN) for name, field in fields if name in given or field.is_required()
+        }
 
 
-URL: Final = r"^https?://[A-Za-z0-9._~:/@%+-]+$"
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A text must match ``regex`` whole; ``asks_for`` says what that is, in the words of a message."""
 
+    regex: str
+    asks_for: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {**handler(schema), "pattern": self.regex}
+
+    def matches(self, text: str) -> bool:
+        """Whether a text is such a one."""
+        return re.fullmatch(self.regex, text) is not None
+
+    def _checked(self, text: str, info: ValidationInfo) -> str:
+        if not self.matches(text) and not is_partial(info):  # there it is said already, and still a name
+            raise PydanticCustomError("pattern", "not {asks_for}", {"asks_for": self.asks_for})
+        return text
+
+
+PATTERNS: Final = {
+    name: Pattern(*row)
+    for name, row in tomllib.loads(
+        Path(__file__).with_name("data").joinpath("patterns.toml").read_text()
+    ).items()
+}
+SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 PRIVATE_NETWORKS: Final = tuple(IPv4Network(n) for n in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 
-Url = Annotated[str, StringConstraints(pattern=URL)]
+Url = Annotated[str, PATTERNS["url"]]
 Toggle = Annotated[bool, Field(strict=True)]  # `yes` in quotes and 1 are neither true nor false
-Network = Annotated[IPv4Network, BeforeValidator(_as_text)]
-
-
-GPU_TYPE: Final = r"^[a-z][a-z0-9-]{1,30}$"
-MOST_GPUS: Final = 16
-
-
-class Gpus(Model):
-    """The GPUs of a node."""
-
-    type: Annotated[str, StringConstraints(pattern=GPU_TYPE)] = Field(
-        description="their type, such as l4, t4, a100, h100"
-    )
-    count: Annotated[int, Field(ge=1, le=MOST_GPUS, strict=True)] = Field(
-        1, description="how many on each node"
-    )
-
-    def __str__(self) -> str:
-        """``2 x l4``."""
-        return f"{self.count} x {self.type}"
+# Numbers are addresses to ``ipaddress``.
+Network = Annotated[
+    IPv4Network, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)
+]
+Usd = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 
 
 HERE: Final = "folder"  # in the validation context: the folder that paths are relative to
@@ -148,53 +278,3 @@ FileName = Annotated[
 KeyFile = Annotated[
     str, AfterValidator(_expanded), WithJsonSchema({"type": "string", "examples": ["~/.ssh/id_ed25519"]})
 ]
-
-
-MOST = 1000  # names of one range
-
-_RANGE = re.compile(r"\[([^\[\]]*)\]")
-_PART = re.compile(r"(\d+)(?:-(\d+))?")
-
-
-def expand(text: str) -> tuple[str, ...]:
-    """Every name of a range, of several separated by commas, or of none.
-
-    Raises:
-        ValueError: it is no range; the message says what is wrong with it.
-    """
-    names = tuple(name for part in _split(text) for name in _names(part))
-    if len(names) > MOST:
-        raise ValueError(f"{text!r} has more than {MOST} names")
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{text!r} has {twice!r} twice")
-    return names
-
-
-def _split(text: str) -> Iterator[str]:
-    """The parts between commas that stand outside of brackets."""
-    for part in re.split(r",(?![^\[]*\])", text):
-        if not part.strip():
-            raise ValueError(f"{text!r} has an empty name")
-        yield part.strip()
-
-
-def _names(part: str) -> Iterator[str]:
-    *pairs, tail = _RANGE.split(part)
-    if any(bracket in plain for plain in (*pairs[::2], tail) for bracket in "[]"):
-        raise ValueError(f"{part!r} has a bracket without its other")
-    heads, choices = pairs[::2], [list(_numbers(inner, part)) for inner in pairs[1::2]]
-    for chosen in product(*choices):
-        yield "".join(head + number for head, number in zip(heads, chosen, strict=True)) + tail
-
-
-def _numbers(inner: str, part: str) -> Iterator[str]:
-    for piece in inner.split(","):
-        found = _PART.fullmatch(piece.strip())
-        if found is None:
-            raise ValueError(f"{part!r}: {piece!r} is neither a number nor a range such as 01-08")
-        first, last = found[1], found[2] or found[1]
-        if int(last) < int(first) or int(last) - int(first) >= MOST:
-            raise ValueError(f"{part!r}: {piece!r} is no range of at most {MOST} numbers, the smaller first")
-        for number in range(int(first), int(last) + 1):
-            yield f"{number:0{len(first)}d}"

@@ -1,102 +1,47 @@
-"""What only Google Cloud knows of a spec: `provider: {type: gcp, ...}`.
-
-What a machine type is (processors, memory, GPUs, what may be combined with it) is data: see ``machines``.
-"""
+"""What only Google Cloud knows of a spec: `provider: {type: gcp, ...}`."""
 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cache
-from importlib import resources
 from ipaddress import IPv4Network
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.spec import distributions
-from clusterctl.spec.base import Gpus, Model, Network, ProviderSettings, Toggle
-from clusterctl.spec.checks import Raw, debian_findings
-from clusterctl.spec.messages import Finding
-from clusterctl.spec.units import GIB_MIB, DurationS, SizeMib
-
-if TYPE_CHECKING:
-    from clusterctl.spec.models import ClusterSpec, Partition
-
-
-PROJECT = r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$"
-ZONE = r"^[a-z]+-[a-z]+[0-9]+-[a-z]$"
-MACHINE_TYPE = r"^[a-z][a-z0-9]*-[a-z0-9-]+$"
-RESOURCE = r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$"
-BUCKET = r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$"
-KMS_KEY = r"^projects/[a-z0-9.:-]+/locations/[a-z0-9-]+/keyRings/[A-Za-z0-9_-]+/cryptoKeys/[A-Za-z0-9_-]+$"
-FOLDER = r"^[A-Za-z0-9_/-]{1,200}$"
-LABEL_KEY = r"^[a-z][a-z0-9_-]{0,62}$"
-LABEL_VALUE = r"^[a-z0-9_-]{0,63}$"
-
-GCP_PATTERN_TEXTS: Final[Mapping[str, str]] = {
-    PROJECT: "a project's id: 6 to 30 lower-case letters, digits or dashes, a letter first",
-    ZONE: "a zone, such as us-central1-a",
-    MACHINE_TYPE: "a machine type, such as g2-standard-8",
-    RESOURCE: "at most 63 lower-case letters, digits or dashes, a letter first",
-    BUCKET: "a bucket's name: 3 to 63 lower-case letters, digits, dots, dashes or underscores",
-    KMS_KEY: "projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY",
-    FOLDER: "at most 200 letters, digits, dashes, underscores or slashes",
-    LABEL_KEY: "a label's key: at most 63 lower-case letters, digits, dashes or underscores, a letter first",
-    LABEL_VALUE: "a label's value: at most 63 lower-case letters, digits, dashes or underscores",
-}
-
-
-Resource = Annotated[str, StringConstraints(pattern=RESOURCE)]
-Usd = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
-
-
-class Image(Model):
-    """The image of a boot disk: the newest of a family, or one by its name."""
-
-    project: Annotated[str, StringConstraints(pattern=PROJECT)] = Field(
-        description="the project of the image"
-    )
-    family: Resource | None = Field(None, description="the newest image of this family")
-    name: Resource | None = Field(None, description="the image of this name")
-
-
-class GcpDisk(Model):
-    """A persistent disk."""
-
-    size: SizeMib = Field(description="its size, in whole GiB")
-    type: Literal["pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced"] | None = Field(
-        None,
-        description="by default pd-balanced, or hyperdisk-balanced where the machine type takes no other",
-    )
-
-
-class GcpNodes(Model):
-    """The instances of one partition, or of the controller, on Google Cloud."""
-
-    machine_type: Annotated[str, StringConstraints(pattern=MACHINE_TYPE)] | None = Field(
-        None, description="by default the smallest that has the partition's GPUs, or 4 processors"
-    )
-    image: Image | None = Field(
-        None,
-        description="by default Rocky Linux 9, with NVIDIA's driver where there is a GPU",
-    )
-    boot_disk: GcpDisk = Field(GcpDisk.model_validate({"size": "50GiB"}), description="their boot disk")
-    extra_disks: tuple[GcpDisk, ...] = Field((), description="more persistent disks for each")
-    local_ssds: Annotated[int, Field(ge=0, le=32, strict=True)] = Field(
-        0, description="local NVMe disks of 375 GiB for each, as /scratch; gone with the node"
-    )
-    spot: Toggle = Field(False, description="cheaper, and preempted by Google at any time")
-    termination_action: Literal["STOP", "DELETE"] = Field(
-        "STOP", description="what happens to a spot node that is preempted"
-    )
-    compact_placement: Toggle = Field(False, description="a compact placement policy, for low latency")
-    tier_1: Toggle = Field(False, description="TIER_1 networking, on large machine types; needs gvnic")
-    gvnic: Toggle = Field(True, description="Google's own network interface, instead of virtio")
-    reservation: Resource | None = Field(None, description="a reservation of yours that they consume")
+from clusterctl.spec.base import (
+    PATTERNS,
+    PRIVATE_NETWORKS,
+    Fault,
+    Model,
+    Network,
+    Toggle,
+    Usd,
+    did_you_mean,
+    shown,
+)
+from clusterctl.spec.common import Cluster, Gpus, Partition, ProviderSettings
+from clusterctl.spec.gcp_nodes import (
+    PLAIN,
+    GcpNodes,
+    Image,
+    Machine,
+    Nodes,
+    Project,
+    Resource,
+    check,
+    data,
+    default_machine,
+    gpu_type,
+    image_of,
+    machine,
+    machines,
+    release_of,
+    with_added,
+)
+from clusterctl.spec.units import GIB_MIB, DurationS, SizeMib, format_duration, format_size
 
 
 class GcpNetwork(Model):
@@ -121,7 +66,7 @@ class Filestore(Model):
 class Bucket(Model):
     """A Cloud Storage bucket that every node sees as /bucket: datasets in, results out."""
 
-    name: Annotated[str, StringConstraints(pattern=BUCKET)] = Field(description="its name, which is global")
+    name: Annotated[str, PATTERNS["bucket"]] = Field(description="its name, which is global")
     create: Toggle = Field(
         False, description="create it with the cluster; `down` keeps it unless it is empty"
     )
@@ -130,10 +75,8 @@ class Bucket(Model):
 class GcsState(Model):
     """Terraform's state in a bucket, where it outlives this machine; by default it is local."""
 
-    bucket: Annotated[str, StringConstraints(pattern=BUCKET)] = Field(description="an existing bucket")
-    prefix: Annotated[str, StringConstraints(pattern=FOLDER)] = Field(
-        "clusterctl", description="folder in it"
-    )
+    bucket: Annotated[str, PATTERNS["bucket"]] = Field(description="an existing bucket")
+    prefix: Annotated[str, PATTERNS["folder"]] = Field("clusterctl", description="folder in it")
 
 
 class GcpProvider(ProviderSettings):
@@ -142,8 +85,8 @@ class GcpProvider(ProviderSettings):
     is_cloud: ClassVar[bool] = True
 
     type: Literal["gcp"] = Field(description="the provider's type")
-    project: Annotated[str, StringConstraints(pattern=PROJECT)] = Field(description="the project's id")
-    zone: Annotated[str, StringConstraints(pattern=ZONE)] = Field(description="where all nodes are")
+    project: Project = Field(description="the project's id")
+    zone: Annotated[str, PATTERNS["zone"]] = Field(description="where all nodes are")
     region: str | None = Field(None, description="the zone's region; by default derived from it")
     partitions: Mapping[str, GcpNodes] = Field({}, description="settings of the instances, by partition")
     controller: GcpNodes = Field(GcpNodes(), description="settings of the instance with Slurm's daemons")
@@ -152,12 +95,12 @@ class GcpProvider(ProviderSettings):
         None, description="a managed shared folder, instead of the controller's"
     )
     bucket: Bucket | None = Field(None, description="a bucket that every node sees as /bucket")
-    kms_key: Annotated[str, StringConstraints(pattern=KMS_KEY)] | None = Field(
+    kms_key: Annotated[str, PATTERNS["kms_key"]] | None = Field(
         None, description="a customer-managed key (CMEK) that encrypts all disks"
     )
     labels: Mapping[
-        Annotated[str, StringConstraints(pattern=LABEL_KEY)],
-        Annotated[str, StringConstraints(pattern=LABEL_VALUE)],
+        Annotated[str, PATTERNS["label_key"]],
+        Annotated[str, PATTERNS["label_value"]],
     ] = Field(
         {},
         description="labels of all resources, beside clusterctl's own",
@@ -180,26 +123,25 @@ class GcpProvider(ProviderSettings):
 
     @property
     def location(self) -> Mapping[str, str]:
-        """The project and the zone."""
         return {"project": self.project, "zone": self.zone}
 
     @property
     def idle_timeout_s(self) -> int | None:
-        """The time of ``auto_down``."""
         return self.auto_down
 
-    def expected_release(self, spec: ClusterSpec) -> str | None:
-        """The distribution of all images, as far as their names tell it."""
+    def expected_release(self, spec: Cluster) -> str | None:
         releases = {release_of(image) for _, image in _images(spec)}
         return releases.pop() if len(releases) == 1 else None
 
-    @classmethod
-    def findings(cls, spec: Raw) -> Iterator[Finding]:
-        """The cross-field faults of a spec for Google Cloud."""
-        from clusterctl.spec.gcp_checks import findings  # noqa: PLC0415 - which imports this module
-
-        yield from findings(spec)
-        yield from debian_findings(spec)
+    def faults(self, spec: Cluster) -> Iterator[Fault]:
+        """What does not hold between the fields of a spec for Google Cloud, without asking Google."""
+        yield from _partitions(self, spec)
+        yield from _nodes(self, spec)
+        yield from _place(self)
+        yield from _network(self.network, 1 + spec.node_count)
+        yield from _storage(self)
+        yield from _rest(self)
+        yield from spec.debian_faults()
 
     def nodes_of(self, partition: str) -> GcpNodes:
         """What the nodes of a partition are."""
@@ -211,123 +153,7 @@ def whole_project(project: str) -> GcpProvider:
     return GcpProvider(type="gcp", project=project, zone="us-central1-a")
 
 
-PLAIN: Final = "e2-standard-4"  # where nothing is asked for
-_VCPUS_BESIDE_A_GPU: Final = 4  # of the N1 machine that is chosen for GPUs that are added to it
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """A machine type.
-
-    ``gpu`` has our short name, ``accelerator`` is what Google calls it; ``guest_accelerator`` where it is
-    added to the machine rather than a part of it. ``local_ssds`` are the numbers of disks that may be added,
-    ``bundled_ssds`` those that are there already. ``only``: how to get it, where not on demand.
-    """
-
-    name: str
-    family: str
-    vcpus: int
-    memory_mib: int
-    gpu: Gpus | None = None
-    accelerator: str | None = None
-    guest_accelerator: bool = False
-    compact_placement: bool = False
-    tier_1: bool = False
-    gvnic_only: bool = False
-    local_ssds: tuple[int, ...] = ()
-    bundled_ssds: int = 0
-    boot_disks: tuple[str, ...] = ()
-    extra_disks: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
-
-
-@cache
-def data() -> Mapping[str, Any]:
-    """Everything in data/google.toml."""
-    return tomllib.loads(resources.files("clusterctl.spec").joinpath("data/google.toml").read_text("utf-8"))
-
-
-@cache
-def machines() -> Mapping[str, Machine]:
-    """All machine types by name, those of a family from the smallest on."""
-    rows: dict[str, Mapping[str, Any]] = {
-        f"{series}-{vcpus}": {"vcpus": vcpus, "gib": facts["gib"] * vcpus}
-        for series, facts in data()["series"].items()
-        for vcpus in facts["vcpus"]
-    }
-    rows |= data()["special"] | data()["with_gpus"]
-    return {name: _machine(name, row) for name, row in rows.items()}
-
-
-def _machine(name: str, row: Mapping[str, Any]) -> Machine:
-    """A machine type, of what its row and its family say."""
-    family, vcpus = name.partition("-")[0], row["vcpus"]
-    facts = {**data()["families"][family], **row}
-    steps = facts.get("local_ssds_up_to", ())
-    return Machine(
-        name,
-        family,
-        vcpus,
-        int(facts["gib"] * GIB_MIB),
-        gpu=Gpus(type=row["gpu"], count=row["count"]) if "gpu" in row else None,
-        accelerator=_google(row["gpu"]) if "gpu" in row else None,
-        compact_placement=facts.get("compact_placement", False),
-        tier_1=vcpus >= facts.get("tier_1_from", vcpus + 1),
-        gvnic_only=facts.get("gvnic_only", False),
-        local_ssds=tuple(facts.get("local_ssds") or next((n for most, n in steps if vcpus <= most), ())),
-        bundled_ssds=facts.get("bundled_ssds", 0),
-        boot_disks=tuple(facts["boot_disks"]),
-        extra_disks=tuple(facts.get("extra_disks", facts["boot_disks"])),
-        only=tuple(facts.get("only", ())),
-    )
-
-
-def machine(name: str) -> Machine | None:
-    """The machine type of that name, as it is without GPUs added to it."""
-    return machines().get(name)
-
-
-def gpu_type(name: str) -> str | None:
-    """Our short name of a GPU model, from that or from Google's name."""
-    by_google = {facts["google"]: short for short, facts in data()["gpus"].items()}
-    return name if name in data()["gpus"] else by_google.get(name)
-
-
-def counts(gpu: str) -> tuple[int, ...]:
-    """How many GPUs of a model, by its short name, a node can have."""
-    attached = {int(count) for count in data()["attached"].get(gpu, {})}
-    bundled = {one.gpu.count for one in machines().values() if one.gpu and one.gpu.type == gpu}
-    return tuple(sorted(attached | bundled))
-
-
-def most_vcpus(gpus: Gpus) -> int | None:
-    """Processors that an N1 machine may have beside these GPUs; None where they are not added to N1."""
-    limit: int | None = data()["attached"].get(gpus.type, {}).get(str(gpus.count))
-    return limit
-
-
-def default_machine(gpus: Gpus | None) -> Machine:
-    """The smallest machine type with these GPUs; ``PLAIN`` without any.
-
-    Raises:
-        ValueError: no machine type has them. A checked spec does not ask for such.
-    """
-    if gpus is None:
-        return machines()[PLAIN]
-    if most_vcpus(gpus) is not None:
-        return with_added(machines()[f"n1-standard-{_VCPUS_BESIDE_A_GPU * gpus.count}"], gpus)
-    for one in machines().values():
-        if one.gpu == gpus:
-            return one
-    raise ValueError(f"no machine type has {gpus}")
-
-
-def with_added(one: Machine, gpus: Gpus) -> Machine:
-    """An N1 machine with GPUs added to it."""
-    return replace(one, gpu=gpus, accelerator=_google(gpus.type), guest_accelerator=True)
-
-
-def machine_of(spec: ClusterSpec, partition: Partition) -> Machine:
+def machine_of(spec: Cluster, partition: Partition) -> Machine:
     """The machine type of a partition's nodes, with its GPUs. The spec's provider must be Google Cloud."""
     gpus = partition.gpus
     known = Gpus(type=gpu_type(gpus.type) or gpus.type, count=gpus.count) if gpus else None
@@ -338,65 +164,19 @@ def machine_of(spec: ClusterSpec, partition: Partition) -> Machine:
     return with_added(named, known) if known and named.gpu is None else named
 
 
-def controller_machine(spec: ClusterSpec) -> Machine:
+def controller_machine(spec: Cluster) -> Machine:
     """The machine type of the controller. The spec's provider must be Google Cloud."""
     return machines()[settings_of(spec).controller.machine_type or PLAIN]
 
 
-def boot_disk_type(one: Machine, disk: GcpDisk) -> str:
-    """The type of a boot disk of that machine: what is asked for, or the machine's default."""
-    return disk.type or one.boot_disks[0]
-
-
-def extra_disk_type(one: Machine, disk: GcpDisk) -> str:
-    """The type of a further disk of that machine: what is asked for, or the machine's default."""
-    return disk.type or one.extra_disks[0]
-
-
-def settings_of(spec: ClusterSpec) -> GcpProvider:
+def settings_of(spec: Cluster) -> GcpProvider:
     """What a spec whose provider is Google Cloud says of it."""
-    if spec.provider.type != "gcp":
+    if not isinstance(spec.provider, GcpProvider):
         raise ValueError("only Google Cloud has machine types")
     return spec.provider
 
 
-def _google(gpu: str) -> str:
-    return str(data()["gpus"][gpu]["google"])
-
-
-PLAIN_IMAGE: Final = Image(project="rocky-linux-cloud", family="rocky-linux-9-optimized-gcp")
-GPU_IMAGE: Final = Image(
-    project="rocky-linux-accelerator-cloud", family="rocky-linux-9-optimized-gcp-nvidia-latest"
-)
-# Whose images are what they are called: Google's own projects. Anybody else's are looked at once they run.
-_PUBLIC: Final = frozenset(
-    "debian-cloud ubuntu-os-cloud ubuntu-os-accelerator-images ubuntu-os-pro-cloud rocky-linux-cloud "
-    "rocky-linux-accelerator-cloud almalinux-cloud rhel-cloud centos-cloud cloud-hpc-image-public "
-    "deeplearning-platform-release".split()
-)
-_NAMED: Final = re.compile(
-    r"(?:^|-)(?P<id>debian|ubuntu|rocky|almalinux|rhel|centos)(?:-[a-z]+)*-(?P<number>\d+)"
-)
-_YEAR_AND_MONTH: Final = 4  # digits of Ubuntu's releases
-
-
-def image_of(nodes: GcpNodes, machine: Machine) -> Image:
-    """The image of these nodes: the spec's, else the default of their machine type."""
-    return nodes.image or (GPU_IMAGE if machine.gpu else PLAIN_IMAGE)
-
-
-def release_of(image: Image) -> str | None:
-    """What is in an image of Google's own: ``rocky-9``. None: its name does not say it."""
-    found = _NAMED.search(image.family or image.name or "") if image.project in _PUBLIC else None
-    if found is None:
-        return None
-    number = found["number"]
-    if found["id"] == "ubuntu" and len(number) == _YEAR_AND_MONTH:
-        number = f"{number[:2]}.{number[2:]}"
-    return f"{found['id']}-{number}"
-
-
-def refusal(spec: ClusterSpec) -> UsageError | None:
+def refusal(spec: Cluster) -> UsageError | None:
     """Why no cluster comes of this spec: the names of its images say what can't be configured, or differs."""
     named = {where: release for where, image in _images(spec) if (release := release_of(image))}
     try:
@@ -414,10 +194,137 @@ def refusal(spec: ClusterSpec) -> UsageError | None:
     return None
 
 
-def _images(spec: ClusterSpec) -> Iterator[tuple[str, Image]]:
+def _images(spec: Cluster) -> Iterator[tuple[str, Image]]:
     if not isinstance(spec.provider, GcpProvider):
         return
     yield "provider.controller.image", image_of(spec.provider.controller, controller_machine(spec))
     for partition in spec.partitions:
         image = image_of(spec.provider.nodes_of(partition.name), machine_of(spec, partition))
         yield f"provider.partitions.{partition.name}.image", image
+
+
+MAX_HOSTS: Final = 1000
+OWN_LABELS: Final = "clusterctl-"
+_LEAST_AUTO_DOWN_S: Final = 600
+_LARGEST_PREFIX: Final = 29
+_TAKEN_ADDRESSES: Final = 4  # of every subnetwork: the network, the gateway, one of Google's, the broadcast
+_REGION: Final = re.compile(r"[a-z]+-[a-z]+[0-9]+")
+_KEY_LOCATION: Final = re.compile(r"/locations/([^/]+)/")
+_DECIDED_ELSEWHERE: Final = (("cpus", "machine_type"), ("memory", "machine_type"), ("disk", "boot_disk"))
+
+
+def _partitions(provider: GcpProvider, spec: Cluster) -> Iterator[Fault]:
+    for index, partition in enumerate(spec.partitions):
+        at = ("partitions", index)
+        for key, decides in _DECIDED_ELSEWHERE:
+            if getattr(partition, key) is not None:
+                hint = f"remove it; {decides} under provider.partitions decides"
+                yield Fault((*at, key), f"{key} is for local nodes", hint, at_key=True)
+        if partition.name and partition.name.endswith("-"):
+            message = f"{shown(partition.name)} ends with a dash, which a name on Google Cloud can't"
+            yield Fault((*at, "name"), message)
+    names = [partition.name for partition in spec.partitions if partition.name]
+    for name in provider.partitions:
+        if name not in names:
+            hint = did_you_mean(name, names) or f"the partitions are {', '.join(names) or 'missing'}"
+            where = ("provider", "partitions", name)
+            yield Fault(where, f"there is no partition {shown(name)}", hint, at_key=True)
+
+
+def _nodes(provider: GcpProvider, spec: Cluster) -> Iterator[Fault]:
+    at, driver_for = ("provider", "controller"), ""
+    for index, partition in enumerate(spec.partitions):
+        if partition.name:
+            name, said = partition.name, provider.nodes_of(partition.name)
+            where = ("provider", "partitions", name)
+            one, faults = check(Nodes(name, where, said, partition.gpus, ("partitions", index, "gpus")))
+            yield from faults
+            if one and one.gpu and not said.image:
+                driver_for = driver_for or name
+    controller = provider.controller
+    yield from check(Nodes("the controller", at, controller))[1]
+    if controller.spot:
+        message = "the controller can't be a spot node: the cluster would be gone with it"
+        yield Fault((*at, "spot"), message, "remove spot")
+    elif controller.compact_placement:
+        message = "the controller is one machine: compact placement has no meaning"
+        yield Fault((*at, "compact_placement"), message, "remove compact_placement")
+    if provider.secure_boot and driver_for:
+        message = f"secure_boot keeps NVIDIA's driver of the default image from loading on {driver_for}"
+        hint = f"remove it, or give {driver_for} an image whose driver is signed"
+        yield Fault(("provider", "secure_boot"), message, hint)
+
+
+def _place(provider: GcpProvider) -> Iterator[Fault]:
+    if not provider.zone or not PATTERNS["zone"].matches(provider.zone):
+        return
+    zone, right = provider.zone, provider.region_name
+    if provider.region and provider.region != right:
+        message = f"zone {zone} is in region {right}, not {shown(provider.region)}"
+        yield Fault(("provider", "region"), message, "remove region")
+    location = _KEY_LOCATION.search(provider.kms_key or "")
+    if location and _REGION.fullmatch(location[1]) and location[1] != right:
+        message = f"the key is in {location[1]}, but disks of zone {zone} need one in {right}"
+        yield Fault(("provider", "kms_key"), message, f"name a key in {right}")
+
+
+def _network(network: GcpNetwork, hosts: int) -> Iterator[Fault]:
+    at, cidr, default = ("provider", "network"), network.cidr, GcpNetwork().cidr
+    if hosts > MAX_HOSTS:
+        message = f"these nodes and the controller are more than {MAX_HOSTS} hosts"
+        yield Fault(("partitions",), message, f"ask for at most {MAX_HOSTS - 1} nodes", at_key=True)
+        return
+    given = [key for key in ("network", "subnetwork") if getattr(network, key) is not None]
+    if len(given) == 1:
+        (other,) = {"network", "subnetwork"} - set(given)
+        yield Fault((*at, given[0]), f"{given[0]} needs {other} beside it", f"name the {other} too")
+    elif given and cidr and cidr != default:
+        yield Fault((*at, "cidr"), "an existing subnetwork has its own addresses", "remove cidr")
+    elif not given and cidr:
+        yield from _addresses(cidr, hosts)
+
+
+def _addresses(cidr: IPv4Network, hosts: int) -> Iterator[Fault]:
+    at, room = ("provider", "network", "cidr"), cidr.num_addresses - _TAKEN_ADDRESSES
+    if not any(cidr.subnet_of(private) for private in PRIVATE_NETWORKS):
+        yield Fault(at, f"{cidr} is not private, such as 10.80.0.0/20")
+    elif cidr.prefixlen > _LARGEST_PREFIX:
+        hint = f"take a /{_LARGEST_PREFIX} or larger"
+        yield Fault(at, f"{cidr} is smaller than a subnetwork can be", hint)
+    elif room < hosts:
+        yield Fault(at, f"{cidr} has room for {room} hosts, not for {hosts}", "take a larger network")
+
+
+def _storage(provider: GcpProvider) -> Iterator[Fault]:
+    bucket, state, filestore = provider.bucket, provider.state, provider.filestore
+    buckets = (("bucket", "name", bucket and bucket.name), ("state", "bucket", state and state.bucket))
+    for holder, key, name in buckets:
+        if name and ("google" in name or name.startswith("goog")):
+            message = f"{shown(name)} is no bucket of yours: such names begin with goog or hold google"
+            yield Fault(("provider", holder, key), message, "take another name")
+    if not filestore or not filestore.tier or not filestore.capacity:
+        return
+    limits, size_mib = data()["filestore"][filestore.tier], filestore.capacity
+    least, most, step = (limits[key] * GIB_MIB for key in ("least", "most", "step"))
+    if not least <= size_mib <= most or size_mib % step:
+        range_ = f"{format_size(least)} to {format_size(most)}"
+        hint = (
+            f"write {format_size(least)} or more" if size_mib < least else f"by steps of {format_size(step)}"
+        )
+        message = f"{filestore.tier} has {range_}, not {format_size(size_mib)}"
+        yield Fault(("provider", "filestore", "capacity"), message, hint)
+
+
+def _rest(provider: GcpProvider) -> Iterator[Fault]:
+    for key in provider.labels:
+        if key.startswith(OWN_LABELS):
+            message = f"labels that start with {OWN_LABELS} are clusterctl's own"
+            yield Fault(("provider", "labels", key), message, "take another key", at_key=True)
+    for name in provider.prices:
+        if machine(name) is None:
+            at, hint = ("provider", "prices", name), did_you_mean(name, machines())
+            yield Fault(at, f"there is no machine type {shown(name)}", hint, at_key=True)
+    if provider.auto_down and provider.auto_down < _LEAST_AUTO_DOWN_S:
+        least = format_duration(_LEAST_AUTO_DOWN_S)
+        message = f"auto_down must be at least {least}: a cluster is idle between two jobs, too"
+        yield Fault(("provider", "auto_down"), message, f"write {least} or more")

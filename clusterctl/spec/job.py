@@ -14,7 +14,6 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    StringConstraints,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
@@ -22,10 +21,23 @@ from pydantic import (
 )
 
 from clusterctl.errors import Failure, Problem, SpecError, UsageError
-from clusterctl.spec.base import HERE, FileName, Model, Toggle, folder_of
-from clusterctl.spec.messages import Finding, did_you_mean, explain, shown
-from clusterctl.spec.models import PATTERN_TEXTS, SCHEMA_DIALECT, AccountName, PartitionName
-from clusterctl.spec.parse import Filetype, Source, parse, read_source, read_text
+from clusterctl.spec.base import (
+    HERE,
+    PATTERNS,
+    SCHEMA_DIALECT,
+    Fault,
+    FileName,
+    Loc,
+    Model,
+    Toggle,
+    did_you_mean,
+    dotted,
+    explain,
+    folder_of,
+    shown,
+)
+from clusterctl.spec.common import AccountName, PartitionName
+from clusterctl.spec.parse import Document, Filetype, read_text
 from clusterctl.spec.units import JobMemoryMib, JobTimeS
 
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -33,11 +45,7 @@ _SLURMS: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
 
 
 def can_travel(value: str) -> str:
-    """Text that can be written into a script and passed to a process.
-
-    Raises:
-        ValueError: it has a null byte, or is not UTF-8.
-    """
+    """Text that can be written into a script and passed to a process."""
     if "\0" in value:
         raise ValueError(f"{shown(value)} has a null byte, which no process can get")
     try:
@@ -121,21 +129,7 @@ Pattern = Annotated[Text, AfterValidator(_pattern)]  # as in a .gitignore file
 BUNDLED_JOBS = ("train", "eval", "bench", "gemm", "allreduce", "probe")
 REQUEUE_EXIT_CODE: Final = 75  # EX_TEMPFAIL of sysexits.h: the program saved its work, and goes on with it
 
-JOB_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-CONSTRAINT: Final = r"^[A-Za-z0-9_&|,*()\[\]-]+$"
-_INDICES = r"[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9})?)?"
-SIGNAL: Final = r"^(HUP|INT|TERM|USR1|USR2)@[0-9]{1,5}$"
 _MAX_SIGNAL_S = 65_535
-ARRAY: Final = rf"^{_INDICES}(,{_INDICES})*(%[0-9]{{1,9}})?$"
-
-JOB_PATTERN_TEXTS: Final[Mapping[str, str]] = {
-    **PATTERN_TEXTS,
-    JOB_NAME: "at most 64 letters, digits, dots, dashes or underscores, the first a letter or digit",
-    CONSTRAINT: "features of nodes, joined by & or |",
-    SIGNAL: "a signal and seconds before the time limit, such as USR1@120",
-    ARRAY: "indices such as 0-15, 1,3,5 or 0-15%4",
-}
-
 _MAX_COUNT = 65_533  # Slurm counts nodes, tasks and CPUs of a node in 16 bits
 _ARRAY_RANGE = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
 
@@ -166,9 +160,9 @@ def _timely_signal(value: str) -> str:
 
 
 Count = Annotated[int, Field(ge=1, le=_MAX_COUNT, strict=True)]
-JobName = Annotated[str, StringConstraints(pattern=JOB_NAME)]
-Signal = Annotated[str, StringConstraints(pattern=SIGNAL), AfterValidator(_timely_signal)]
-Array = Annotated[str, StringConstraints(pattern=ARRAY), AfterValidator(_runnable_array)]
+JobName = Annotated[str, PATTERNS["job_name"]]
+Signal = Annotated[str, PATTERNS["signal"], AfterValidator(_timely_signal)]
+Array = Annotated[str, PATTERNS["array"], AfterValidator(_runnable_array)]
 
 
 class JobOptions(Model):
@@ -185,7 +179,7 @@ class JobOptions(Model):
     partition: PartitionName | None = Field(None, description="Slurm partition; default: the first")
     account: AccountName | None = Field(None, description="Slurm account")
     qos: AccountName | None = Field(None, description="quality of service")
-    constraint: Annotated[str, StringConstraints(pattern=CONSTRAINT)] | None = Field(
+    constraint: Annotated[str, PATTERNS["constraint"]] | None = Field(
         None, description="features that the nodes must have"
     )
     array: Array | None = Field(None, description="indices of a job array")
@@ -246,14 +240,8 @@ class JobSpec(JobOptions):
 _SHEBANG: Final = re.compile(rb"#!\s*(?:/\S*/)?(?:env\s+(?:-S\s+)?)?(?:/\S*/)?([A-Za-z]+)[0-9.]*\b")
 _NO_TARGET: Final = f"no file has this name, and the bundled jobs are {', '.join(BUNDLED_JOBS)}"
 _JOB_FILES: Final = frozenset({".yaml", ".yml"})
+_SHELL_ENDINGS: Final = frozenset({".sh", ".bash"})
 _SHELLS: Final = frozenset({b"sh", b"bash", b"dash", b"ksh", b"zsh"})
-
-
-class ScriptLanguage(StrEnum):
-    """What a user's script is written in."""
-
-    SHELL = "shell"
-    PYTHON = "python"
 
 
 def is_job_file(target: str) -> bool:
@@ -261,25 +249,22 @@ def is_job_file(target: str) -> bool:
     return Path(target).suffix.lower() in _JOB_FILES
 
 
-def script_language(script: Path) -> ScriptLanguage:
-    """What a script is written in, by its ending or else its first line.
+def is_python(script: Path) -> bool:
+    """Whether a script is Python, by its ending or else its first line; the others are shell.
 
     Raises:
-        UsageError: it can't be read, or is neither shell nor Python.
+        UsageError: it can't be read, or is neither.
     """
     try:
         with script.open("rb") as file:
-            head = file.read(256)
+            shebang = _SHEBANG.match(file.read(256))
     except OSError as exc:
         raise UsageError("the script can't be read", where=str(script), why=exc.strerror or str(exc)) from exc
-    shebang = _SHEBANG.match(head)
     program = shebang[1] if shebang else b""
-    if script.suffix == ".py":
-        return ScriptLanguage.PYTHON
-    if script.suffix in {".sh", ".bash"} or program in _SHELLS:
-        return ScriptLanguage.SHELL
-    if program == b"python":
-        return ScriptLanguage.PYTHON
+    if script.suffix == ".py" or (program == b"python" and script.suffix not in _SHELL_ENDINGS):
+        return True
+    if script.suffix in _SHELL_ENDINGS or program in _SHELLS:
+        return False
     raise UsageError(
         "this is neither a shell script nor a Python program",
         where=str(script),
@@ -317,7 +302,7 @@ def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
         raise UsageError(f"{shown(target)} is {what}", fix="name a script of yours, or a bundled job")
-    script_language(path)
+    is_python(path)  # or it is shell, else no job
     return None, path
 
 
@@ -351,11 +336,7 @@ def job_spec(target: str, flags: Mapping[str, object]) -> JobSpec:
 
 
 def job_of(target: str, said: Mapping[str, Any], *, folder: Path) -> JobSpec:
-    """The job of what was ``said`` and is valid; paths are relative to ``folder``.
-
-    Raises:
-        UsageError: the target is neither a bundled job nor a script.
-    """
+    """The job of what was ``said`` and is valid; paths are relative to ``folder``."""
     bundled, script = named_job(target, folder)
     job = JobSpec(name=bundled or safe_name(target), bundled=bundled, script=script)
     given = {field: value for field, value in said.items() if field != "name" or value is not None}
@@ -385,17 +366,13 @@ def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str,
     for entry in error.errors(include_url=False, include_input=False):
         field, kind = str(entry["loc"][0]), entry["type"]
         flag = "the arguments after --" if field == "args" else f"--{field.replace('_', '-')}"
-        context: dict[str, Any] = dict(entry.get("ctx", {}))
-        context["pattern_text"] = JOB_PATTERN_TEXTS.get(context.get("pattern", ""), "")
-        message = explain(kind, context, flag, shown(flags[field]))
+        message = explain(kind, entry.get("ctx", {}), flag, shown(flags[field]))
         wrong.setdefault(flag, f"{flag}: {message}" if kind == "value_error" else message)
     return wrong
 
 
 _MAX_NAME = 64
-_VARIANT: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$"
-
-VariantName = Annotated[str, StringConstraints(pattern=_VARIANT)]
+VariantName = Annotated[str, PATTERNS["variant"]]
 
 
 class Variant(JobOptions):
@@ -414,25 +391,22 @@ class JobFile(Variant):
     )
 
 
-def _findings(values: Mapping[str, object]) -> Iterator[Finding]:
+def _without_program(file: JobFile) -> Iterator[Fault]:
     """Each job of the file needs a program."""
-    variants = values.get("variants")
-    if "job" in values:
-        return
     hint = "write job: train, or the path of a script"
-    if not isinstance(variants, Mapping) or not variants:
-        yield Finding(("job",), "job is missing", hint)
+    if "job" in file.model_fields_set:
         return
-    for name, variant in variants.items():
-        if isinstance(variant, Mapping) and "job" not in variant:
-            yield Finding(("variants", name), "job is missing, here and in the file", hint, at_key=True)
+    if not file.variants:
+        yield Fault(("job",), "job is missing", hint)
+    for name, variant in file.variants.items():
+        if "job" not in variant.model_fields_set:
+            yield Fault(("variants", name), "job is missing, here and in the file", hint, at_key=True)
 
 
 JOB_FILE: Final = Filetype(
     name="job file",
     model=JobFile,
-    pattern_texts={**JOB_PATTERN_TEXTS, _VARIANT: "at most 32 letters, digits, dots, dashes or underscores"},
-    findings=_findings,
+    faults=_without_program,
     missing="name a file that exists",
     empty="write job: train, or the path of a script",
     as_text=frozenset({"args", "env"}),
@@ -448,21 +422,19 @@ def jobs_of_file(
         UsageError: the file can't be read, has no such variant, or flags are wrong.
         SpecError: the file is wrong.
     """
-    return _jobs(path, _read(path), job_options(flags), variants)
-
-
-def _read(path: Path) -> JobFile:
-    text = read_text(path, JOB_FILE)
-    source = read_source(text, str(path), empty="")
-    if isinstance(source, Source) and "partitions" in source.root.keys and "job" not in source.root.keys:
+    document = Document(read_text(path, JOB_FILE), str(path), JOB_FILE)
+    if "partitions" in document.keys(()) and "job" not in document.keys(()):
         raise UsageError(
             f"{path} describes a cluster, not a job",
             fix=f"`clusterctl -f {path} up` raises it; what to submit is named by the key job of a job file",
         )
-    return parse(text, str(path), JOB_FILE, context={HERE: path.parent})
+    return _jobs(path, document, job_options(flags), variants)
 
 
-def _jobs(path: Path, file: JobFile, flags: JobOptions, chosen: Sequence[str]) -> tuple[JobSpec, ...]:
+def _jobs(
+    path: Path, document: Document[JobFile], flags: JobOptions, chosen: Sequence[str]
+) -> tuple[JobSpec, ...]:
+    file = document.model({HERE: path.parent})
     for name in chosen:
         if name not in file.variants:
             known = ", ".join(file.variants) or "none"
@@ -470,13 +442,13 @@ def _jobs(path: Path, file: JobFile, flags: JobOptions, chosen: Sequence[str]) -
             raise UsageError(f"{path} has no variant {shown(name)}", fix=near or f"its variants: {known}")
     names = dict.fromkeys(chosen or file.variants)
     if not names:
-        return (_named(path, ("job",), file.job, _layered(file, flags)),)
+        return (_named(path, document, ("job",), file.job, _layered(file, flags)),)
     jobs = []
     for name in names:
         variant = file.variants[name]
         said = _layered(file, variant, flags)
         where = ("variants", name, "job") if variant.job else ("job",)
-        job = _named(path, where, variant.job or file.job, said)
+        job = _named(path, document, where, variant.job or file.job, said)
         if variant.name is None or (flags.name is not None and len(names) > 1):
             job = job.model_copy(update={"name": f"{job.name[: _MAX_NAME - len(name) - 1]}-{name}"})
         jobs.append(job)
@@ -492,17 +464,16 @@ def _layered(*layers: JobOptions) -> dict[str, Any]:
     return {field: value for field, value in said.items() if field in JobOptions.model_fields}
 
 
-def _named(path: Path, where: tuple[str, ...], target: str | None, said: Mapping[str, Any]) -> JobSpec:
+def _named(
+    path: Path, document: Document[JobFile], where: Loc, target: str | None, said: Mapping[str, Any]
+) -> JobSpec:
     """The job of a file; what is wrong with its program is wrong in that place."""
     try:
         return job_of(target or "", said, folder=path.parent)
     except UsageError as exc:
-        source = read_source(read_text(path, JOB_FILE), str(path), empty="")
-        if not isinstance(source, Source):  # it was changed meanwhile
-            raise
-        spot = source.spot(where)
-        problem = Problem(str(path), spot.line, spot.column, ".".join(where), exc.cause, exc.fix)
-        raise SpecError(str(path), (problem,), kind=JOB_FILE.name) from exc
+        why = f"{exc.what}: {exc.why}" if exc.why else exc.what
+        problem = Problem(document.file, *document.place(where), dotted(where), why, exc.fix)
+        raise SpecError(document.file, (problem,), kind=JOB_FILE.name) from exc
 
 
 def job_schema() -> dict[str, Any]:

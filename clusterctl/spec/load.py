@@ -19,31 +19,23 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from clusterctl.errors import SpecError, UsageError
-from clusterctl.spec.base import HERE
-from clusterctl.spec.messages import did_you_mean, shown
-from clusterctl.spec.models import (
-    LABEL,
-    PATTERN_TEXTS,
-    PROVIDER_TYPES,
-    SCHEMA_DIALECT,
-    ClusterSpec,
-    Partition,
-    User,
-    findings,
-)
-from clusterctl.spec.parse import Filetype, Source, parse, read_source, read_text
+from clusterctl.spec.base import HERE, PATTERNS, SCHEMA_DIALECT, did_you_mean, shown
+from clusterctl.spec.common import Partition, User
+from clusterctl.spec.models import PROVIDER_TYPES, ClusterSpec, faults
+from clusterctl.spec.parse import Document, Filetype, parse, read_text
 
 SPEC_NAME: Final = "cluster.yaml"
 SPEC: Final = Filetype(
     name="spec",
     model=ClusterSpec,
-    pattern_texts=PATTERN_TEXTS,
-    findings=findings,
+    faults=faults,
     missing="name another with -f, or write one with clusterctl init",
     empty="clusterctl init writes one to start from",
 )
 # A line that names the cluster, in a text that may be no YAML.
-_NAME_LINE: Final = re.compile(rf"""^name:[ \t]+["']?({LABEL[1:-1]})["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
+_NAME_LINE: Final = re.compile(
+    rf"""^name:[ \t]+["']?({PATTERNS["label"].regex[1:-1]})["']?[ \t]*(?:#.*)?$""", re.MULTILINE
+)
 
 
 def load_spec(path: Path | None, *, current_user: CurrentUser | None = None) -> ClusterSpec:
@@ -99,9 +91,11 @@ def read_name(path: Path) -> tuple[str, SpecError | None]:
 
 def _given_name(text: str) -> str:
     """The name in a text that is YAML, though no spec; else ""."""
-    source = read_source(text, "", empty="")
-    item = source.root.child("name") if isinstance(source, Source) else None
-    return item.text if item is not None and re.fullmatch(LABEL, item.text) else ""
+    try:
+        name = Document(text, "", SPEC).text(("name",))
+    except SpecError:
+        return ""
+    return name if PATTERNS["label"].matches(name) else ""
 
 
 def dump_spec(spec: ClusterSpec) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
-from clusterctl.spec.messages import shown
+from clusterctl.spec.base import shown
 
 SIZE_PATTERN: Final = r"^(?=.*[1-9])[0-9]{1,12}(\.[0-9]{1,6})?[KMGTkmgt]i?[Bb]?$"
 DURATION_PATTERN: Final = r"^(?=.*[1-9])([0-9]{1,9}d)?([0-9]{1,9}h)?([0-9]{1,9}m)?([0-9]{1,9}s)?$"

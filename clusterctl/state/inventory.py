@@ -14,9 +14,9 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from clusterctl.spec import distributions
-from clusterctl.spec.base import ProviderSettings
+from clusterctl.spec.common import ADMIN_USER, ProviderSettings
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.models import ADMIN_USER, PROVIDERS, ClusterSpec
+from clusterctl.spec.models import PROVIDERS, ClusterSpec
 
 CONTROLLER = "controller"
 ARCHITECTURE = "x86_64"  # of all nodes, as the kernel calls it

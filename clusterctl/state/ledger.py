@@ -93,11 +93,7 @@ class Ledger:
         return next((entry for entry in reversed(self.entries()) if entry.job_id == base), None)
 
     def add(self, entry: JobEntry) -> JobEntry:
-        """Record a submission; it is on disk when this returns.
-
-        Raises:
-            MachineError: it can't be written.
-        """
+        """Record a submission; it is on disk when this returns."""
         append_line(self._path, json.dumps(entry.model_dump(exclude_none=True), separators=(",", ":")))
         return entry
 
@@ -116,11 +112,7 @@ class Ledger:
         return entry.model_copy(update=changes)
 
     def keep(self, token: str, files: Mapping[str, bytes]) -> None:
-        """Store the files that we put into a job's folder, all of them or none.
-
-        Raises:
-            MachineError: it can't be written.
-        """
+        """Store the files that we put into a job's folder, all of them or none."""
         folder = self._kept(token)
         try:
             with writing(folder):

@@ -169,9 +169,6 @@ class Workspace:
         anything, one that was not there before is removed again.
 
         Not where host keys were confirmed: nobody is asked for that twice.
-
-        Raises:
-            MachineError: the state folder can't be written.
         """
         was_there = self.root.exists()
         try:
@@ -193,11 +190,7 @@ class Workspace:
         return _draw_key_pair(self.host_key).read_text().strip()
 
     def remove(self) -> None:
-        """Remove the workspace: the cluster is down.
-
-        Raises:
-            MachineError: the state folder can't be written.
-        """
+        """Remove the workspace: the cluster is down."""
         with self._writable("removed"):
             shutil.rmtree(self.root)
 
@@ -208,12 +201,7 @@ class Workspace:
 
     @contextmanager
     def lock(self, verb: str, *, wait_s: float, waiting: Callable[[str], None]) -> Iterator[None]:
-        """Hold this cluster against a second clusterctl; see ``clusterctl.state.lock.hold``.
-
-        Raises:
-            MachineError: the state folder can't be written.
-            LockedError: another clusterctl held it all the time; the message says who and since when.
-        """
+        """Hold this cluster against a second clusterctl; see ``clusterctl.state.lock.hold``."""
         what = f"cluster {self.root.name!r}"
         with ExitStack() as stack:
             with self._writable():

@@ -7,14 +7,16 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.errors import ClusterctlError, CommandError, TransferError, UsageError, printable
+from clusterctl.errors import CommandError, TransferError, UsageError, printable
 from clusterctl.transport.base import Conversation, Transport, remote_argv
 from clusterctl.transport.remote_content import (
+    LEFT,
     NOT_THERE,
     SAME,
     UNREADABLE,
@@ -27,12 +29,13 @@ from clusterctl.transport.remote_content import (
     open_partial,
     place_below,
 )
-from clusterctl.transport.tree import Item, Kind, Progress, hash_items
+from clusterctl.transport.tree import Item, Kind, Progress, hash_items, shown_size
 from clusterctl.util.disk import reason
 
+_AGAIN = "run it again; what has arrived is kept"
 _SPARE_BYTES = 16 << 20
 _MAX_NAME = 255  # bytes; Linux file systems take no longer one
-OTHER = "other"
+_TIMES = range(-(1 << 63), 1 << 63)  # what can be a file's time, in nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +60,10 @@ def fetch(
         TransferError: some can't be read there or written here, or changed; what has arrived is kept.
         TransportError: the cluster can't be reached; what has arrived is kept.
     """
+    argv = remote_argv("clusterctl.transport.remote_content", *paths)
     try:
-        with (
-            transport.converse(remote_argv("clusterctl.transport.remote_content", *paths), bulk=True) as talk,
-            distrusting(TransferError, fix="run it again; what has arrived is kept"),
-        ):
-            incoming = reading(talk)
-            listing, skipped = parse_listing(iter(incoming.line, b""))
-            with _writing(folder):
-                transfer = _Fetch(folder, listing, progress)
-                transfer.prepare()
-                talk.send(transfer.request())
-                transfer.receive(incoming)
-                talk.finish()
-                transfer.finish()
+        with listed(transport, argv) as download, _writing(folder):
+            arrived = download.bring(download.entries, folder, progress=progress)
     except CommandError as exc:
         if exc.rc == NOT_THERE:
             raise UsageError(
@@ -85,42 +78,16 @@ def fetch(
             fix="make it readable, or name something else: `clusterctl ssh -- ls -l` shows what there is",
             host=transport.host,
         ) from exc
-    if transfer.wrong:
-        more = f" and {len(transfer.wrong) - 1} more" if len(transfer.wrong) > 1 else ""
+    files = [entry for entry in download.entries if entry.kind == Kind.FILE]
+    wrong = [os.fsdecode(entry.path) for entry in files if entry.index not in arrived]
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise TransferError(
-            f"{printable(transfer.wrong[0])}{more} changed while being fetched, or can't be read there",
+            f"{printable(wrong[0])}{more} changed while being fetched, or can't be read there",
             fix="run it again when nothing writes there; what has arrived is kept",
         )
-    sizes = [entry.size for entry in transfer.wanted]
-    return Fetched(len(sizes), sum(sizes), transfer.sent, skipped)
-
-
-def wanted_line(key: str | int, have: int, size: int, sha256: str) -> bytes:
-    """A line of the request for files; see remote_content.py."""
-    return json.dumps([key, have, size, sha256]).encode() + b"\n"
-
-
-def reading(talk: Conversation) -> Incoming:
-    """What a conversation brings; where it ends too soon, the command's own failure comes first."""
-
-    def receive() -> bytes:
-        data = talk.receive()
-        if not data:
-            talk.finish()  # which may know why
-        return data
-
-    return Incoming(receive)
-
-
-@contextmanager
-def distrusting(error: type[ClusterctlError], *, fix: str) -> Iterator[None]:
-    """Say by an ``error`` that the cluster sent too little, or what it had not announced."""
-    try:
-        yield
-    except TruncatedError:
-        raise error("the cluster sent less than it said", fix=fix) from None
-    except UnexpectedError:
-        raise error("the cluster sent other data than it said", fix=fix) from None
+    skipped = tuple(os.fsdecode(entry.path) for entry in download.left)
+    return Fetched(len(files), sum(entry.size for entry in files), download.sent, skipped)
 
 
 @contextmanager
@@ -137,105 +104,165 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from exc
 
 
-@dataclass(slots=True)
-class _Fetch:
-    """One transfer: what is wanted of ``listing``, and how far it is."""
+@contextmanager
+def listed(transport: Transport, argv: Sequence[str], *, most: int = sys.maxsize) -> Iterator[Download]:
+    """Start a program that lists and sends files (see remote_content.py), and read its list.
 
-    folder: Path
-    listing: Sequence[Entry]
-    progress: Progress
-    partials: dict[int, int] = field(default_factory=dict)  # index -> an open partial file, locked
-    have: dict[int, int] = field(default_factory=dict)  # index -> bytes that are here already
-    hashes: Mapping[Path, str] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)
-    sent: int = 0
+    Raises:
+        TransferError: the list makes no sense, or has more than ``most`` lines; or it sent what it had not
+            announced.
+        TransportError: the cluster can't be reached, or the program failed.
+    """
+    with transport.converse(argv, bulk=True) as talk:
+        try:
+            yield Download(talk, most)
+        except TruncatedError:
+            raise TransferError("the cluster sent less than it said", fix=_AGAIN) from None
+        except UnexpectedError:
+            raise TransferError("the cluster sent other data than it said", fix=_AGAIN) from None
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """One file on its way."""
+
+    entry: Entry
+    known: str = ""  # the hash of what is in its place, if that may be the file
+    fd: int | None = None  # its partial file, open and locked
+    have: int = 0  # bytes that are in that
 
     @property
-    def wanted(self) -> list[Entry]:
-        """The files."""
-        return [entry for entry in self.listing if entry.kind == Kind.FILE]
+    def space(self) -> int:
+        """Bytes that it still takes on the disk."""
+        return 0 if self.known else max(0, self.entry.space - self.have)
 
-    def prepare(self) -> None:
-        """Make folders and links, and see what is here."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for entry in self.listing:
-            make_place(os.path.join(os.fsencode(self.folder), entry.path), entry, follow=False)  # noqa: PTH118
+
+class Download:
+    """What the cluster has listed: ``entries``, and what is ``left`` there. ``sent`` bytes had to travel."""
+
+    def __init__(self, talk: Conversation, most: int) -> None:
+        self._talk = talk
+        self._incoming = Incoming(self._receive_some)
+        self.entries, self.left = parse_listing(iter(self._incoming.line, b""), most)
+        self.sent = 0
+
+    def _receive_some(self) -> bytes:
+        data = self._talk.receive()
+        if not data:
+            self._talk.finish()  # where it ends too soon, the command's own failure comes first
+        return data
+
+    def bring(
+        self,
+        entries: Sequence[Entry],
+        folder: Path,
+        *,
+        replace: bool = False,
+        room: str = "make room, or name another folder",
+        progress: Progress = lambda *_: None,
+    ) -> Mapping[int, str]:
+        """Bring these below ``folder``; index -> sha256 of each file that is here now as it is there.
+
+        ``replace``: what stands in the way, such as a link in place of a folder, is removed; else it is an
+        error. ``room`` is what to do where the disk is too small.
+
+        Raises:
+            OSError: it can't be written here.
+            TransferError: the disk is too small, or another one fetches the same to the same place.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = not any(folder.iterdir())
+        for entry in entries:
             # A partial file is the beginning of the very file that is there now.
             key = b"%s\0%d\0%d" % (entry.path, entry.size, entry.mtime_ns)
-            place_below(os.fsencode(self.folder), entry, hashlib.sha256(key).hexdigest())
-        here = [item for entry in self.wanted if (item := _here(entry))]
-        self.hashes = hash_items(here, progress=self.progress)
-        needed = sum(entry.space for entry in self.wanted if not self._known(entry)) + _SPARE_BYTES
-        free = shutil.disk_usage(self.folder).free
-        if needed > free:
-            raise TransferError(
-                f"{needed >> 20} MiB are needed, and {free >> 20} MiB are free",
-                where=printable(str(self.folder)),
-                fix="make room, or name another folder",
-            )
+            place_below(os.fsencode(folder), entry, hashlib.sha256(key).hexdigest())
+            if not fresh or entry.kind != Kind.FILE:
+                make_place(entry, follow=False, replace=replace)
+        files = [entry for entry in entries if entry.kind == Kind.FILE]
+        arrivals = [_Arrival(entry) for entry in files] if fresh else _begun(files, progress)
+        _refuse_small_disk(folder, arrivals, room)
+        self._talk.send(b"".join(map(_wanted, arrivals)) + b"\n")
+        arrived = self._receive_all(arrivals, progress)
+        self._incoming.end()
+        finish_places([entry for entry in entries if entry.kind != Kind.FILE or entry.index in arrived])
+        return arrived
 
-    def _known(self, entry: Entry) -> str:
-        """The hash of what is in the file's place, if it may be the file."""
-        return self.hashes.get(Path(os.fsdecode(entry.final)), "")
+    def _receive_all(self, arrivals: Sequence[_Arrival], progress: Progress) -> Mapping[int, str]:
+        total = sum(arrival.entry.size for arrival in arrivals)
+        done, arrived = 0, {}
+        for arrival in arrivals:
+            size = arrival.entry.size
+            coming = self._incoming.announced(size - arrival.have, known=bool(arrival.known))
+            if coming == SAME:
+                arrived[arrival.entry.index] = arrival.known
+            elif coming != UNREADABLE and (sha256 := self._receive(arrival, done, total, progress)):
+                arrived[arrival.entry.index] = sha256
+            done += size
+        return arrived
 
-    def request(self) -> bytes:
-        """What the cluster is asked for."""
-        lines = []
-        for entry in self.wanted:
-            sha256, have = self._known(entry), 0
-            if not sha256 and os.path.lexists(entry.partial):
-                self.partials[entry.index] = fd = self._open_partial(entry)
-                have = min(os.fstat(fd).st_size, entry.size)
-            self.have[entry.index] = have
-            lines.append(wanted_line(entry.index, have, entry.size, sha256))
-        return b"".join([*lines, b"\n"])
+    def _receive(self, arrival: _Arrival, done: int, total: int, progress: Progress) -> str:
+        """Take a file to its place once it is whole; its hash, or "" if it is not what was sent."""
+        entry = arrival.entry
+        fd = _open_partial(entry) if arrival.fd is None else arrival.fd
 
-    def receive(self, incoming: Incoming) -> None:
-        """Take what comes, each file to its place when it is whole and right."""
-        total = sum(entry.size for entry in self.wanted)
-        done = 0
-        for entry in self.wanted:
-            coming = incoming.announced(entry.size - self.have[entry.index], known=bool(self._known(entry)))
-            if coming == UNREADABLE:
-                self.wrong.append(os.fsdecode(entry.path))
-            elif coming != SAME:
-                self._receive(incoming, entry, done, total)
-            done += entry.size
-
-    def _receive(self, incoming: Incoming, entry: Entry, done: int, total: int) -> None:
-        have = self.have[entry.index]
-        fd = self.partials.pop(entry.index, None)
-        fd = self._open_partial(entry) if fd is None else fd
-
-        def arrived(count: int) -> None:
-            nonlocal have
-            have += count
+        def more(count: int) -> None:
+            arrival.have += count
             self.sent += count
-            self.progress("fetching", done + have, total)
+            progress("fetching", done + arrival.have, total)
 
         try:
-            if incoming.arrives_whole(incoming.rest(fd, have, entry.size, arrived)):
+            sha = self._incoming.rest(fd, arrival.have, entry.size, more)
+            if self._incoming.arrives_whole(sha):
                 os.replace(entry.partial, entry.final)  # noqa: PTH105  # paths are bytes
-            else:
-                os.unlink(entry.partial)  # noqa: PTH108
-                self.wrong.append(os.fsdecode(entry.path))
+                return str(sha.hexdigest())
+            os.unlink(entry.partial)  # noqa: PTH108
         finally:
             os.close(fd)
+        return ""
 
-    def _open_partial(self, entry: Entry) -> int:
-        fd = open_partial(entry.partial)
-        if fd is None:
-            raise TransferError(
-                "another clusterctl fetches the same to the same place",
-                where=printable(os.fsdecode(os.path.dirname(entry.partial))),  # noqa: PTH120
-                fix="wait until it is done",
-            )
-        return fd
 
-    def finish(self) -> None:
-        """Files that were here get their modes and times, and folders, now that all is in them."""
-        right = [entry for entry in self.listing if os.fsdecode(entry.path) not in self.wrong]
-        finish_places(os.fsencode(self.folder), right)
+def _begun(files: Sequence[Entry], progress: Progress) -> list[_Arrival]:
+    """The files, with what is here of them already."""
+    arrivals = []
+    hashes = hash_items([item for entry in files if (item := _here(entry))], progress=progress)
+    for entry in files:
+        arrival = _Arrival(entry, hashes.get(Path(os.fsdecode(entry.final)), ""))
+        if not arrival.known and os.path.lexists(entry.partial):
+            arrival.fd = _open_partial(entry)
+            arrival.have = min(os.fstat(arrival.fd).st_size, entry.size)
+        arrivals.append(arrival)
+    return arrivals
+
+
+def _wanted(arrival: _Arrival) -> bytes:
+    """A line of the request for files; see remote_content.py."""
+    entry = arrival.entry
+    return json.dumps([entry.index, arrival.have, entry.size, arrival.known]).encode() + b"\n"
+
+
+def _refuse_small_disk(folder: Path, arrivals: Sequence[_Arrival], room: str) -> None:
+    needed = sum(arrival.space for arrival in arrivals) + _SPARE_BYTES
+    free = shutil.disk_usage(folder).free
+    if arrivals and needed > free:
+        largest = max(arrivals, key=lambda arrival: arrival.space)
+        name = printable(os.fsdecode(largest.entry.path))
+        raise TransferError(
+            f"{needed >> 20} MiB are needed, and {free >> 20} MiB are free",
+            where=printable(str(folder)),
+            why=f"the largest file is {name}: {shown_size(largest.space)}",
+            fix=room,
+        )
+
+
+def _open_partial(entry: Entry) -> int:
+    fd = open_partial(entry.partial)
+    if fd is None:
+        raise TransferError(
+            "another clusterctl fetches the same to the same place",
+            where=printable(os.fsdecode(os.path.dirname(entry.partial))),  # noqa: PTH120
+            fix="wait until it is done",
+        )
+    return fd
 
 
 def _here(entry: Entry) -> Item | None:
@@ -249,43 +276,50 @@ def _here(entry: Entry) -> Item | None:
     return None
 
 
-def parse_listing(lines: Iterable[bytes]) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
-    """What can be fetched, folders before what is in them; and the paths of what is of no kind that travels.
+def parse_listing(
+    lines: Iterable[bytes], most: int = sys.maxsize
+) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
+    """What can be fetched, folders before what is in them; and what is left on the cluster.
 
     Raises:
-        TransferError: it can't be so.
+        TransferError: it can't be so, or has more than ``most`` lines.
     """
     found: dict[bytes, Entry] = {}
-    others: list[str] = []
-    for index, line in enumerate(lines):
+    left: list[Entry] = []
+    for number, line in enumerate(lines):
         try:
-            entry = Entry(json.loads(line), index)
-            parent = inside(entry.path).rpartition(b"/")[0]
-            if entry.kind == OTHER:
-                others.append(os.fsdecode(entry.path))
+            if number >= most:
+                raise ValueError("it does not end")
+            row = json.loads(line)
+            if row == {}:  # a sign of life
                 continue
-            Kind(entry.kind)
-            base64.b64decode(entry.payload)
-            if entry.path in found or entry.size < 0 or (parent and found[parent].kind != Kind.FOLDER):
-                raise ValueError("it can't be so")
-            entry.space = min(entry.size, entry.space)
+            entry = Entry(row, len(found) + len(left))
+            if entry.kind == LEFT:
+                left.append(entry)
+            else:
+                found[entry.path] = _sensible(entry, found)
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as exc:
             raise TransferError(
                 "the cluster's list of files makes no sense, and nothing of it was fetched",
                 why=printable(f"{exc}: {line[:200].decode(errors='replace')}"),
-                fix="look there with `clusterctl ssh`; two of what you name may be called alike",
+                fix="look there with `clusterctl ssh`; get what is called alike one after the other",
             ) from exc
-        found[entry.path] = entry
-    return tuple(found.values()), tuple(others)
+    return tuple(found.values()), tuple(left)
 
 
-def inside(path: bytes) -> bytes:
-    """A path that the cluster names, as it is.
-
-    Raises:
-        ValueError: it leads out of the folder that it is relative to, or is none.
-    """
-    parts = path.split(b"/")
-    if b"\0" in path or any(part in {b"", b".", b".."} or len(part) > _MAX_NAME for part in parts):
+def _sensible(entry: Entry, before: Mapping[bytes, Entry]) -> Entry:
+    """The entry, if it can be so after those before; raises ValueError or LookupError."""
+    parts = entry.path.split(b"/")
+    if b"\0" in entry.path or any(part in {b"", b".", b".."} or len(part) > _MAX_NAME for part in parts):
         raise ValueError("it is not a path inside a folder")
-    return path
+    Kind(entry.kind)
+    base64.b64decode(entry.payload)
+    if entry.path in before:
+        raise ValueError("two are called alike")
+    if min(entry.size, entry.space) < 0 or entry.mtime_ns not in _TIMES:
+        raise ValueError("no file has such a size or time")
+    parent = b"/".join(parts[:-1])
+    if parent and before[parent].kind != Kind.FOLDER:
+        raise ValueError("it is in what is no folder")
+    entry.space = min(entry.size, entry.space)
+    return entry

@@ -3,9 +3,9 @@
 Runs here and on the cluster: standard library only, Python 3.9.
 
 Whatever lists the files, it says a JSON array a line, [KIND, PATH, MODE, MTIME_NS, SIZE, PAYLOAD, SPACE], and
-an empty line. KIND is folder, file, link, or other, which does not travel. PAYLOAD is a link's target, or the
-sha256 of a file where it is known; SPACE is what a file takes on a disk. Paths and targets are base64, since
-they may be any bytes.
+an empty line. KIND is folder, file, link, or left, which does not travel. PAYLOAD is a link's target, the
+sha256 of a file where it is known, or why something is left; SPACE is what a file takes on a disk. Paths and
+targets are base64, since they may be any bytes. {} is a sign of life.
 
 ``send_wanted`` sends what is asked for: stdin brings a JSON array a line, [KEY, HAVE, SIZE, SHA256], and an
 empty line: the files that are wanted, how many bytes of each are there already, how many it had when it was
@@ -14,9 +14,11 @@ that follow, these (see ``send_content``), and a last piece: a byte, 1 if the fi
 the 32 bytes of the whole's sha256. In place of the number stands -1 if the file can't be read or is shorter
 by now, or -2 if it has the hash that was named; -3 is a sign of life. ``Incoming`` reads that.
 
+KEY is the number of the line, signs of life not counted.
+
 As a program it lists and sends files and folders for `clusterctl get`. Arguments: what is wanted; relative
-paths begin at the home folder. PATH then begins with the name of what was asked for, and KEY is the number of
-the line. If something asked for is not there, the exit status is 67.
+paths begin at the home folder. PATH then begins with the name of what was asked for. If something is
+missing, the exit status is 67.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from clusterctl.transport.remote_open import fail, lies_at, open_file, open_own
+from clusterctl.transport.remote_open import fail, lies_at, open_file, open_own, remove_unless
 
 CHUNK = 1 << 20
 ZEROS = bytes(CHUNK)
@@ -42,6 +44,7 @@ HEADER = struct.Struct(">q")
 BLOCK = 512  # bytes of st_blocks
 ALIVE_S = 1.0
 UNREADABLE, SAME, ALIVE = -1, -2, -3
+LEFT = "left"
 STILL, MOVED = b"\1", b"\0"
 SETTLED_S = 2.0
 NOT_THERE = 67
@@ -209,7 +212,7 @@ class Incoming:
             self.buffer = self.buffer[len(head) + len(found) :]
             if found:
                 return line
-        raise TruncatedError
+        raise UnexpectedError
 
     def number(self) -> int:
         """The next eight bytes."""
@@ -270,20 +273,27 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 class Entry:
-    """One line of a list; ``final`` is where a file goes, ``partial`` where it arrives."""
+    """One line of a list; ``local`` is where it goes below a folder, its path but for what a run renames.
 
-    __slots__ = ("final", "index", "kind", "mode", "mtime_ns", "partial", "path", "payload", "size", "space")
+    ``final`` is that place as a whole, ``partial`` where a file arrives.
+    """
+
+    __slots__ = (
+        *("final", "index", "kind", "local", "mode"),
+        *("mtime_ns", "partial", "path", "payload", "size", "space"),
+    )
 
     def __init__(self, row: list[Any], index: int = 0) -> None:
         self.index = index
         self.kind, self.path, self.payload = str(row[0]), base64.b64decode(row[1]), str(row[5])
+        self.local = self.path
         self.mode, self.mtime_ns, self.size, self.space = int(row[2]) & 0o777, *map(int, (*row[3:5], row[6]))
         self.final = self.partial = b""
 
 
 def place_below(into: bytes, entry: Entry, key: str) -> None:
-    """Say where a file goes, and where it arrives: beside that, under a name made of ``key``."""
-    entry.final = os.path.join(into, entry.path)
+    """Say where it goes, and where a file arrives: beside that, under a name made of ``key``."""
+    entry.final = os.path.join(into, entry.local)
     name = b".clusterctl-" + key[:32].encode() + b".part"
     entry.partial = os.path.join(os.path.dirname(entry.final), name)
 
@@ -301,14 +311,19 @@ def open_partial(path: bytes) -> int | None:
     return None
 
 
-def make_place(path: bytes, entry: Entry, *, follow: bool) -> None:
-    """Make a folder or link, or see that a file can come; ``follow``: a link may stand for a folder."""
+def make_place(entry: Entry, *, follow: bool, replace: bool = False) -> None:
+    """Make a folder or link, or see that a file can come; ``follow``: a link may stand for a folder.
+
+    ``replace``: what stands in the way is removed.
+    """
+    if replace:
+        remove_unless(stat.S_ISDIR if entry.kind == "folder" else stat.S_ISREG, entry.final)
     if entry.kind == "folder":
-        make_folder(path, follow=follow)
+        make_folder(entry.final, follow=follow)
     elif entry.kind == "link":
-        make_link(base64.b64decode(entry.payload), path)
-    elif os.path.isdir(path) and not os.path.islink(path):
-        raise IsADirectoryError(errno.EISDIR, "a folder is where a file should go", path)
+        make_link(base64.b64decode(entry.payload), entry.final)
+    elif os.path.isdir(entry.final) and not os.path.islink(entry.final):
+        raise IsADirectoryError(errno.EISDIR, "a folder is where a file should go", entry.final)
 
 
 def make_folder(path: bytes, *, follow: bool) -> None:
@@ -331,18 +346,17 @@ def make_link(target: bytes, path: bytes) -> None:
     os.symlink(target, path)
 
 
-def finish_places(into: bytes, entries: list[Entry]) -> None:
+def finish_places(entries: list[Entry]) -> None:
     """Files and folders get their modes and times, folders after what is in them."""
     for entry in reversed(entries):
-        path = os.path.join(into, entry.path)
-        if entry.kind != "link" and os.path.exists(path):
-            os.chmod(path, entry.mode)
-            os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+        if entry.kind != "link" and os.path.exists(entry.final):
+            os.chmod(entry.final, entry.mode)
+            os.utime(entry.final, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
 def row(path: bytes, status: os.stat_result, full: bytes) -> tuple[str, list[Any]]:
     mode, target = status.st_mode, b""
-    kind = "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
+    kind = "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else LEFT
     if stat.S_ISLNK(mode):
         kind, target = "link", os.readlink(full)
     name, text = base64.b64encode(path).decode("ascii"), base64.b64encode(target).decode("ascii")

@@ -213,13 +213,13 @@ def receive_all(entries: list[Entry], folder: bytes, *, stored: bool) -> list[in
 def receive_below(into: bytes, entries: list[Entry]) -> list[int]:
     os.makedirs(into, exist_ok=True)
     for entry in entries:
+        place_below(into, entry, entry.payload)
         try:
-            make_place(os.path.join(into, entry.path), entry, follow=True)
+            make_place(entry, follow=True)
         except OSError as exc:
             fail(entry.path, exc)
-        place_below(into, entry, entry.payload)
     wrong = receive_all(entries, os.path.abspath(into), stored=False)
-    finish_places(into, entries)
+    finish_places(entries)
     return wrong
 
 

@@ -1,4 +1,4 @@
-"""For tests of collecting: folders brought home, and what is in them."""
+"""For tests of `collect` and `get`: folders brought here, and what is in them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 from clusterctl.runs.fetch import Manifest, fetch_tree
 from clusterctl.transport.base import Conversation
+from clusterctl.transport.get import Fetched
+from clusterctl.transport.get import fetch as get_paths
 from clusterctl.transport.local import LocalTransport
 
 LOCAL = LocalTransport()
@@ -18,6 +20,11 @@ def fetch(
 ) -> Manifest:
     """Bring a folder home."""
     return fetch_tree(transport, str(remote), tree, still_changing=still_changing)
+
+
+def get(remote: Path, here: Path, transport: LocalTransport = LOCAL) -> Fetched:
+    """Get a folder, under its own name."""
+    return get_paths(transport, [str(remote)], here)
 
 
 def content(folder: Path) -> dict[bytes, bytes]:
@@ -33,8 +40,13 @@ def content(folder: Path) -> dict[bytes, bytes]:
 
 
 class Talk:
-    """A conversation whose receiving is another."""
+    """A conversation whose receiving, and sending, is another."""
 
-    def __init__(self, talk: Conversation, receive: Callable[[Conversation], bytes]) -> None:
-        self.send, self.finish = talk.send, talk.finish
+    def __init__(
+        self,
+        talk: Conversation,
+        receive: Callable[[Conversation], bytes],
+        send: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self.send, self.finish = send or talk.send, talk.finish
         self.receive = lambda: receive(talk)

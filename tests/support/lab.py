@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from ruamel.yaml import YAML
 
-from clusterctl.spec.base import expand
+from clusterctl.spec.hosts import expand
 from clusterctl.state.inventory import ssh_options
 from clusterctl.state.workspace import cache_home
 from tests.support.nested import ROOT, Host, as_root, leader

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from clusterctl.errors import ProvisionError
 from clusterctl.providers.gcp.terraform.client import Terraform
 from clusterctl.providers.gcp.terraform.program import Program, find, from_library
-from clusterctl.providers.gcp.terraform.run import run
+from clusterctl.providers.gcp.terraform.run import Diagnostic, run
 
 MODULE = """
 variable "hosts" { type = map(string) }
@@ -55,13 +57,24 @@ def addresses(terraform: Terraform) -> tuple[str, ...]:
     return tuple(in_state(terraform, "list").splitlines())
 
 
+def terraform_in(
+    folder: Path, report: Callable[[str], None] = lambda _: None, chosen: Program | None = None
+) -> Terraform:
+    """Terraform that says failures as they are, and calls resources by their keys."""
+
+    def explain(what: str, found: tuple[Diagnostic, ...]) -> ProvisionError:
+        return ProvisionError(what, why="\n".join(d.text for d in found))
+
+    return Terraform(folder, report, explain, lambda resource: str(resource.key or resource.type), chosen)
+
+
 class Work:
     """A folder with ``MODULE``, Terraform on it, and what it said. Its hosts are set by ``hosts``."""
 
     def __init__(self, folder: Path, chosen: Program, module: str = MODULE) -> None:
         self.folder = folder
         self.said: list[str] = []
-        self.terraform = Terraform(folder, self.said.append, program=chosen)
+        self.terraform = terraform_in(folder, self.said.append, chosen)
         folder.mkdir(exist_ok=True)
         (folder / "main.tf").write_text(module)
 

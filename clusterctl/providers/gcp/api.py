@@ -256,8 +256,9 @@ def _silent(api: Api, zone: str, names: list[str], timeout_s: float) -> Provisio
     failures = []
     for name in names:
         cause = f"{name} is {_status(api, zone, name)} and has not published its host key"
-        where = f"--zone {zone} --project {api.project}"
-        fix = f"`gcloud compute instances get-serial-port-output {name} {where}`"
+        fix = (
+            f"`gcloud compute instances get-serial-port-output {name} --zone {zone} --project {api.project}`"
+        )
         failures.append(Failure(ProvisionError.code, cause, name, fix=fix, retryable=True))
     return ProvisionError(
         f"{', '.join(names)}: no host key after {timeout_s:.0f} s",

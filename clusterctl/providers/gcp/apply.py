@@ -26,7 +26,7 @@ from clusterctl.providers.gcp.orphans import cluster_id_of
 from clusterctl.providers.gcp.terraform.client import Action as TerraformAction
 from clusterctl.providers.gcp.terraform.client import Plan, ResourceChange, Terraform
 from clusterctl.providers.gcp.terraform.run import Diagnostic, Resource, first_of
-from clusterctl.spec import gcp
+from clusterctl.spec import gcp_nodes
 from clusterctl.util import tables
 from clusterctl.util.progress import LineReporter
 from clusterctl.util.tables import first_rule, table
@@ -320,7 +320,7 @@ def _host(
 def _what(instance: Mapping[str, Any]) -> str:
     """`g2-standard-8, 1 x l4, spot`."""
     words = [str(instance.get("machine_type"))]
-    machine = gcp.machine(words[0])
+    machine = gcp_nodes.machine(words[0])
     added = instance.get("guest_accelerator") or ()
     if machine is not None and machine.gpu is not None:  # of its own, which Google names among the added, too
         words.append(f"{machine.gpu.count} x {machine.gpu.type}")

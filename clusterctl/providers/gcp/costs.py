@@ -10,9 +10,10 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from clusterctl.spec import gcp
+from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.base import Model
-from clusterctl.spec.models import ClusterSpec, Partition
+from clusterctl.spec.common import Partition
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.util.tables import table as read_table
 
@@ -100,7 +101,7 @@ def of_machine(
     """A machine without its disks. ``gpus``: those that are added to it, by Google's name; ``own`` prices of
     machine types, which have their GPUs in them, come before the table's.
     """
-    known, machine = table(), gcp.machine(name)
+    known, machine = table(), gcp_nodes.machine(name)
     if name in own:
         return own[name]
     if not spot and name in known.machines:
@@ -154,8 +155,8 @@ def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
     nodes = settings.nodes_of(partition.name)
     added = machine.gpu if machine.guest_accelerator else None
     gpus = {str(machine.accelerator): added.count} if added else {}
-    extra = ((gcp.extra_disk_type(machine, disk), disk.size) for disk in nodes.extra_disks)
-    disks = ((gcp.boot_disk_type(machine, nodes.boot_disk), nodes.boot_disk.size), *extra)
+    extra = ((gcp_nodes.extra_disk_type(machine, disk), disk.size) for disk in nodes.extra_disks)
+    disks = ((gcp_nodes.boot_disk_type(machine, nodes.boot_disk), nodes.boot_disk.size), *extra)
     return total(
         [
             of_machine(machine.name, gpus, spot=nodes.spot, own=settings.prices),
@@ -213,7 +214,7 @@ def _of_instance(instance: Attributes, own: Mapping[str, float]) -> float | None
     gpus = {
         _last_part(str(gpu["type"])): int(gpu["count"]) for gpu in instance.get("guest_accelerator") or ()
     }
-    known = gcp.machine(name)
+    known = gcp_nodes.machine(name)
     added = max(len(instance.get("scratch_disk") or ()) - (known.bundled_ssds if known else 0), 0)
     off = instance.get("current_status") in OFF
     running = [of_machine(name, gpus, spot=spot, own=own), of_local_ssds(added, spot=spot)]

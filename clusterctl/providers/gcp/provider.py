@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.errors import LockedError, ProvisionError, StalePlanError
+from clusterctl.errors import LockedError, ProvisionError, StalePlanError, UsageError
 from clusterctl.providers.base import Leftover, Planned, Provider, Provisioned, Sizes, hosts_as_raised
-from clusterctl.providers.gcp import costs, orphans, tfvars
+from clusterctl.providers.gcp import apply, costs, orphans
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
-from clusterctl.providers.gcp.apply import (
-    INSTANCE,
-    Owner,
-    Place,
-    apply_plan,
-    explaining,
-    host_changes,
-    lost,
-    names,
-    other_changes,
-    refuse_another,
-    refuse_moved,
-)
 from clusterctl.providers.gcp.orphans import ID_LABEL
-from clusterctl.providers.gcp.terraform.client import Plan, Terraform
-from clusterctl.providers.gcp.tfvars import variables
-from clusterctl.spec import gcp
+from clusterctl.providers.gcp.terraform.client import BACKEND_FILE, Plan, Terraform
+from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.base import Model
+from clusterctl.spec.common import ADMIN_USER, Partition
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcpProvider as Settings
-from clusterctl.spec.gcp import Machine
+from clusterctl.spec.gcp import GcsState
+from clusterctl.spec.gcp_nodes import GcpDisk, GcpNodes, Machine, image_of
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.journal import digest
-from clusterctl.state.workspace import Workspace
+from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.util.assets import asset, tree_files
 from clusterctl.util.progress import Reporter
 from clusterctl.util.tables import table
 
@@ -61,20 +52,20 @@ class GcpProvider(Provider):
         terraform = self._terraform(workspace, spec.controller_host, report)
         terraform.init()
         plan = terraform.plan()
-        refuse_another(plan, workspace.cluster_id())
-        refuse_moved(plan, self._settings.project)
+        apply.refuse_another(plan, workspace.cluster_id())
+        apply.refuse_moved(plan, self._settings.project)
         self._shown = (asked, plan)
         order = {name: place for place, name in enumerate(_names(spec))}
-        hosts = host_changes(plan, costs.host_price(spec))
+        hosts = apply.host_changes(plan, costs.host_price(spec))
         now, _ = costs.others((c.type, c.before) for c in plan.changes if c.before is not None)
         then, unknown = costs.others((c.type, c.after) for c in plan.changes if c.after is not None)
         return Planned(
             tuple(sorted(hosts, key=lambda host: order.get(host.name, len(order)))),
-            other_changes(plan),
+            apply.other_changes(plan),
             priced_on=costs.table().date,
             other_usd_per_hour=(now, then),
             other_unpriced=unknown,
-            other_lost=lost(plan),
+            other_lost=apply.lost(plan),
             notes=(*_notes(spec), *filter(None, [costs.caveat(self._settings.region_name)])),
         )
 
@@ -86,7 +77,7 @@ class GcpProvider(Provider):
         if shown_for != asked:
             plan = terraform.rest_of(plan)  # which refuses to go beyond what was shown
         if not plan.is_empty:
-            apply_plan(terraform, plan, Owner(workspace.cluster_id()), report=report)
+            apply.apply_plan(terraform, plan, apply.Owner(workspace.cluster_id()), report=report)
         self._shown, self._is_done = None, True
         made, started = _new_hosts(plan)
         inventory = self._inventory(spec, workspace, terraform.outputs(), report)
@@ -95,11 +86,11 @@ class GcpProvider(Provider):
     def _since_shown(self, terraform: Terraform) -> Plan:
         """What there is to do where nothing was shown, or all of that is done: hosts that went down since."""
         plan = terraform.plan()
-        gone = [host.name for host in host_changes(plan) if host.destroys]
-        if self._is_done and (gone or lost(plan)):
+        gone = [host.name for host in apply.host_changes(plan) if host.destroys]
+        if self._is_done and (gone or apply.lost(plan)):
             raise StalePlanError(
                 "what there is to do has changed since it was shown",
-                why=f"this would go, or be made anew: {', '.join([*gone, *lost(plan)])}",
+                why=f"this would go, or be made anew: {', '.join([*gone, *apply.lost(plan)])}",
                 fix="run the same command again: it starts from how things are now",
             )
         return plan
@@ -115,14 +106,14 @@ class GcpProvider(Provider):
         )
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
-        if workspace is not None and tfvars.has_module(workspace.terraform):
-            terraform = self._terraform(workspace, tfvars.controller_of(workspace.terraform), report)
-            owner = Owner(cluster_id, lambda: self._remove_found(cluster_id, report))
+        if workspace is not None and has_module(workspace.terraform):
+            terraform = self._terraform(workspace, controller_of(workspace.terraform), report)
+            owner = apply.Owner(cluster_id, lambda: self._remove_found(cluster_id, report))
             try:
                 terraform.init()
                 plan = terraform.plan(destroy=True)
-                refuse_another(plan, cluster_id)
-                apply_plan(terraform, plan, owner, report=report)
+                apply.refuse_another(plan, cluster_id)
+                apply.apply_plan(terraform, plan, owner, report=report)
             except LockedError:
                 raise
             except ProvisionError as exc:  # what it left is found and removed without it
@@ -147,13 +138,15 @@ class GcpProvider(Provider):
     def _write_module(self, spec: ClusterSpec, workspace: Workspace) -> str:
         """Bring the folder of Terraform up to date; a digest of what is asked for."""
         asked = variables(spec, workspace.cluster_id(), workspace.public_key.read_text())
-        tfvars.write_module(workspace.terraform, asked, self._settings.state, cluster=spec.name)
-        return digest((workspace.terraform / tfvars.VARIABLES).read_bytes())
+        write_module(workspace.terraform, asked, self._settings.state, cluster=spec.name)
+        return digest((workspace.terraform / VARIABLES).read_bytes())
 
     def _terraform(self, workspace: Workspace, controller: str, report: Reporter) -> Terraform:
         settings = self._settings
-        place = Place(settings.project, settings.zone, controller, enables_apis=settings.enable_apis)
-        return Terraform(workspace.terraform, report, explain=explaining(place), names=names(place))
+        place = apply.Place(settings.project, settings.zone, controller, enables_apis=settings.enable_apis)
+        return Terraform(
+            workspace.terraform, report, explain=apply.explaining(place), names=apply.names(place)
+        )
 
     def _inventory(
         self, spec: ClusterSpec, workspace: Workspace, outputs: Mapping[str, Any], report: Reporter
@@ -211,7 +204,7 @@ def _names(spec: ClusterSpec) -> tuple[str, ...]:
 
 def _new_hosts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The hosts that a plan makes, and those that were there and did not run."""
-    instances = [change for change in plan.changes if change.type == INSTANCE]
+    instances = [change for change in plan.changes if change.type == apply.INSTANCE]
     found = {(change.after or change.before or {})["name"]: change for change in instances}
     made = tuple(name for name, change in found.items() if change.action in ("create", "replace"))
     off = (name for name, change in found.items() if (change.before or {}).get("current_status") in costs.OFF)
@@ -249,3 +242,143 @@ def network_note(machine: Machine) -> str | None:
 
 def _jobs_data() -> _JobsData:
     return table(Path(__file__).with_name("data") / "jobs.yaml", _JobsData)
+
+
+_SERVICES: Final = ("compute", "iam", "iap", "serviceusage", "cloudresourcemanager", "logging", "monitoring")
+
+Variables = dict[str, Any]
+
+
+def variables(spec: ClusterSpec, cluster_id: str, public_key: str) -> Variables:
+    """The variables of the root module, as JSON has them. The spec's provider is Google Cloud."""
+    settings = gcp.settings_of(spec)
+    share = settings.filestore
+    common = {"project", "zone", "labels", "enable_apis", "kms_key", "secure_boot", "bucket"}
+    network = {"network": {"cidr", "network", "subnetwork"}}
+    return {
+        **settings.model_dump(mode="json", include={**dict.fromkeys(common, True), **network}),
+        "region": settings.region_name,
+        "cluster": spec.name,
+        "cluster_id": cluster_id,
+        "admin_user": ADMIN_USER,
+        "admin_public_key": public_key.strip(),
+        "services": services(settings),
+        "auto_down": settings.auto_down is not None,
+        "hosts": _hosts(spec, settings, cluster_id),
+        "placements": [
+            placement(spec, cluster_id, partition)
+            for partition in spec.partitions
+            if settings.nodes_of(partition.name).compact_placement
+        ],
+        "filestore": share and {"tier": share.tier, "capacity_gib": share.capacity // GIB_MIB},
+    }
+
+
+def services(settings: Settings) -> list[str]:
+    """Google's services that the cluster needs, in the order in which they are named to the user."""
+    wanted = [*_SERVICES]
+    if settings.bucket or settings.state:
+        wanted.append("storage")
+    if settings.filestore:
+        wanted.append("file")
+    return [f"{name}.googleapis.com" for name in wanted]
+
+
+def placement(spec: ClusterSpec, cluster_id: str, partition: Partition) -> str:
+    """The name of a partition's compact placement policy."""
+    return f"{spec.name}-{cluster_id}-{partition.name}"
+
+
+def _hosts(spec: ClusterSpec, settings: Settings, cluster_id: str) -> dict[str, Variables]:
+    controller = _host(settings.controller, gcp.controller_machine(spec))
+    hosts: dict[str, Variables] = {spec.controller_host: {"role": "controller", **controller}}
+    for partition in spec.partitions:
+        nodes = settings.nodes_of(partition.name)
+        policy = placement(spec, cluster_id, partition) if nodes.compact_placement else None
+        host = _host(nodes, gcp.machine_of(spec, partition))
+        host |= {"role": "compute", "partition": partition.name, "placement": policy}
+        hosts |= dict.fromkeys(spec.node_names(partition), host)
+    return hosts
+
+
+def _host(nodes: GcpNodes, machine: Machine) -> Variables:
+    added = machine.gpu if machine.guest_accelerator else None
+    asked = {"local_ssds", "spot", "termination_action", "tier_1", "reservation"}
+    return {
+        **nodes.model_dump(mode="json", include=asked),
+        "machine_type": machine.name,
+        "image": image_of(nodes, machine).model_dump(mode="json"),
+        "boot_disk": _disk(nodes.boot_disk, gcp_nodes.boot_disk_type(machine, nodes.boot_disk)),
+        "extra_disks": [_disk(disk, gcp_nodes.extra_disk_type(machine, disk)) for disk in nodes.extra_disks],
+        "guest_accelerator": {"type": machine.accelerator, "count": added.count} if added else None,
+        "has_gpu": machine.gpu is not None,
+        "nic_type": "GVNIC" if nodes.gvnic or machine.gvnic_only else "VIRTIO_NET",
+    }
+
+
+def _disk(disk: GcpDisk, kind: str) -> Variables:
+    return {"size_gib": disk.size // GIB_MIB, "type": kind}
+
+
+VARIABLES: Final = "clusterctl.auto.tfvars.json"
+_BACKEND: Final = "clusterctl_backend.tf.json"
+
+
+def has_module(folder: Path) -> bool:
+    """Whether there is a module in it, and perhaps a state."""
+    return (folder / "main.tf").is_file()
+
+
+def controller_of(folder: Path) -> str:
+    """The name of the controller that was asked for last; "" if that can't be read."""
+    try:
+        hosts = json.loads((folder / VARIABLES).read_bytes())["hosts"].items()
+    except (OSError, ValueError, KeyError):
+        return ""
+    return next((name for name, host in hosts if host["role"] == CONTROLLER), "")
+
+
+def write_module(folder: Path, variables: Mapping[str, Any], state: GcsState | None, *, cluster: str) -> None:
+    """Bring our files up to date; `*_override.tf` are the user's, others are Terraform's."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    backend = _backend(state, cluster)
+    _refuse_moved_state(folder, backend)
+    source = asset("terraform") / "gcp"
+    wanted = {path.relative_to(source): path.read_bytes() for path in tree_files(source)}
+    for path in [*folder.glob("*.tf"), *folder.glob("modules/**/*.tf")]:
+        if path.relative_to(folder) not in wanted and not path.name.endswith("_override.tf"):
+            path.unlink()  # of an older module
+    for inner, content in wanted.items():
+        _write(folder / inner, content)
+    for name, text in backend.items():
+        _write(folder / name, text.encode())
+    _write(folder / VARIABLES, (json.dumps(variables, indent=2) + "\n").encode())
+
+
+def _backend(state: GcsState | None, cluster: str) -> dict[str, str]:
+    if state is None:
+        return {}
+    where = {"bucket": state.bucket, "prefix": f"{state.prefix}/{cluster}"}
+    lines = [f"{name} = {json.dumps(value)}\n" for name, value in where.items()]
+    return {BACKEND_FILE: "".join(lines), _BACKEND: '{"terraform": {"backend": {"gcs": {}}}}\n'}
+
+
+def _refuse_moved_state(folder: Path, backend: Mapping[str, str]) -> None:
+    """With a state that it does not find, Terraform would make everything a second time."""
+    if not has_module(folder):
+        return
+    path = folder / BACKEND_FILE
+    before = path.read_text() if path.is_file() else None
+    if before != backend.get(BACKEND_FILE):
+        raise UsageError(
+            "the state of a cluster that is up is not moved",
+            where="provider.state",
+            why=f"it is {f'where {path} says' if before else f'in {folder}'}",
+            fix="put provider.state back, or take the cluster down first",
+        )
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.is_file() or path.read_bytes() != content:
+        write_atomic(path, content)

@@ -20,27 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, MachineError, ProvisionError
-from clusterctl.providers.local import image, machine, network, system
-from clusterctl.providers.local.layout import (
-    CACHE,
-    RUN,
-    STATE,
-    BakeRequest,
-    ClusterQuery,
-    ClusterRequest,
-    ClusterState,
-    Existing,
-    MadeCluster,
-    MadeNode,
-    address,
-    bridge_name,
-    cluster_dir,
-    machine_name,
-    make_private,
-    netns_name,
-    numbered,
-    state_file,
-)
+from clusterctl.providers.local import image, layout, machine, network, system
 from clusterctl.providers.local.machine import Machine
 from clusterctl.providers.local.system import TOOL_ENV, end_children, has_dnf
 from clusterctl.spec import distributions
@@ -75,11 +55,11 @@ def _answer(message: dict[str, Any]) -> None:
 
 def check(request: dict[str, Any]) -> dict[str, Any]:
     """Whether a cluster exists; if not, that this machine can carry local clusters."""
-    if state_file(ClusterQuery.model_validate(request).id).exists():
+    if layout.state_file(layout.ClusterQuery.model_validate(request).id).exists():
         return {"exists": True}
     _check_tools()
     with state_lock("up", waiting):
-        for place in (STATE, CACHE):
+        for place in (layout.STATE, layout.CACHE):
             _check_overlay(place)
     return {"exists": False}
 
@@ -119,7 +99,7 @@ def _check_overlay(place: Path) -> None:
 
 def bake(request: dict[str, Any]) -> dict[str, Any]:
     """Make an image unless it is cached; the caller runs install.yml on it between `ready` and its `done`."""
-    wanted = BakeRequest.model_validate(request)
+    wanted = layout.BakeRequest.model_validate(request)
     if image.cached(wanted.key):
         return {"made": False}
     watch = _Caller()
@@ -168,18 +148,18 @@ def _refuse_to_go_on_alone() -> None:
 @contextmanager
 def state_lock(verb: str, reporter: Callable[[str], None], *, wait_s: float = WAIT_S) -> Iterator[None]:
     """One clusterctl at a time changes what is local clusters' on this machine."""
-    for folder in (RUN, STATE):
-        make_private(folder)
-    with hold(RUN / "lock", verb, what="this machine", wait_s=wait_s, waiting=reporter):
+    for folder in (layout.RUN, layout.STATE):
+        layout.make_private(folder)
+    with hold(layout.RUN / "lock", verb, what="this machine", wait_s=wait_s, waiting=reporter):
         yield
 
 
 def up(request: dict[str, Any]) -> dict[str, Any]:
     """Make what is missing of a cluster, remove nodes that are no longer named."""
-    wanted = ClusterRequest.model_validate(request)
+    wanted = layout.ClusterRequest.model_validate(request)
     _check_tools(disks=any(node.disk_mib for node in wanted.nodes))
     with state_lock("up", waiting):
-        system.erase_doomed(STATE)
+        system.erase_doomed(layout.STATE)
         state = _state(wanted)
         lower = image.layers(state.image)
         network.create(wanted.id, state.subnet)
@@ -193,7 +173,7 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         resized, removed = _remove_nodes(wanted, state)
         notes += (f"made anew, with another disk: {', '.join(resized)}",) if resized else ()
         state = _number(state, wanted)
-        shared = cluster_dir(wanted.id) / "shared"
+        shared = layout.cluster_dir(wanted.id) / "shared"
         shared.mkdir(exist_ok=True, mode=0o755)
         made = []
         running = machine.alive()
@@ -208,9 +188,9 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
             elif node.cores:
                 machine.pin(one, running[one.name])
             made.append(
-                MadeNode(
+                layout.MadeNode(
                     name=node.name,
-                    address=address(state.subnet, one.number),
+                    address=layout.address(state.subnet, one.number),
                     host_key=machine.public_key(one.folder / "host_key"),
                     started=one.name not in running,
                     made=new,
@@ -218,19 +198,19 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
             )
         if started := [one for one in machines if one.name not in running]:
             machine.check_started(started)
-    answer = MadeCluster(subnet=state.subnet, nodes=tuple(made), removed=removed, notes=notes)
+    answer = layout.MadeCluster(subnet=state.subnet, nodes=tuple(made), removed=removed, notes=notes)
     return answer.model_dump(mode="json")
 
 
-def _state(wanted: ClusterRequest) -> ClusterState:
+def _state(wanted: layout.ClusterRequest) -> layout.ClusterState:
     """The cluster's record, written before anything of it exists. Its image stays as it was first made."""
-    path = state_file(wanted.id)
+    path = layout.state_file(wanted.id)
     if path.exists():
-        return ClusterState.model_validate_json(path.read_bytes())
+        return layout.ClusterState.model_validate_json(path.read_bytes())
     image.layers(wanted.image)  # it may have been pruned since it was baked
     others = [s.subnet for s in image.states()]
     subnet = network.choose_subnet(wanted.id, [*network.used_networks(), *others], wanted.subnet)
-    state = ClusterState(
+    state = layout.ClusterState(
         id=wanted.id,
         name=wanted.name,
         owner=wanted.owner,
@@ -238,22 +218,24 @@ def _state(wanted: ClusterRequest) -> ClusterState:
         image=wanted.image,
         subnet=subnet,
     )
-    make_private(path.parent)
+    layout.make_private(path.parent)
     write_atomic(path, state.model_dump_json())
     return state
 
 
-def _number(state: ClusterState, wanted: ClusterRequest) -> ClusterState:
+def _number(state: layout.ClusterState, wanted: layout.ClusterRequest) -> layout.ClusterState:
     """The state with a number for each node, written down before one that is new is started."""
-    numbers = numbered((node.name for node in wanted.nodes), state.numbers)
+    numbers = layout.numbered((node.name for node in wanted.nodes), state.numbers)
     state = state.model_copy(update={"numbers": numbers})
-    write_atomic(state_file(wanted.id), state.model_dump_json())
+    write_atomic(layout.state_file(wanted.id), state.model_dump_json())
     return state
 
 
-def _remove_nodes(wanted: ClusterRequest, state: ClusterState) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _remove_nodes(
+    wanted: layout.ClusterRequest, state: layout.ClusterState
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Remove nodes whose disk is of another size than is wanted, to be made anew, and those not named."""
-    nodes = cluster_dir(wanted.id) / "nodes"
+    nodes = layout.cluster_dir(wanted.id) / "nodes"
     nodes.mkdir(exist_ok=True)
     system.erase_doomed(nodes)
     there = {path.name for path in nodes.iterdir()}
@@ -261,7 +243,7 @@ def _remove_nodes(wanted: ClusterRequest, state: ClusterState) -> tuple[tuple[st
     resized = [name for name in disks if name in there and system.disk_mib(nodes / name) != disks[name]]
     surplus = sorted(there - disks.keys())
     going = {*resized, *surplus, *(state.numbers.keys() - disks.keys())}
-    gone = {machine_name(wanted.id, state.numbers[name]) for name in going if name in state.numbers}
+    gone = {layout.machine_name(wanted.id, state.numbers[name]) for name in going if name in state.numbers}
     if gone:  # to look for nothing would take a while, too, on a busy machine
         machine.stop([name for name in machine.alive() if name in gone])
     for name in (*resized, *surplus):
@@ -271,14 +253,14 @@ def _remove_nodes(wanted: ClusterRequest, state: ClusterState) -> tuple[tuple[st
 
 def down(request: dict[str, Any]) -> dict[str, Any]:
     """Remove everything of a cluster; done twice it does nothing the second time."""
-    cluster_id = ClusterQuery.model_validate(request).id
+    cluster_id = layout.ClusterQuery.model_validate(request).id
     with state_lock("down", waiting):
         machine.stop(_machines_of(cluster_id, machine.alive()))
-        machine.end_rooted(cluster_dir(cluster_id))
+        machine.end_rooted(layout.cluster_dir(cluster_id))
         machine.remove_cgroups(f"c{cluster_id}-")  # of machines that died by themselves
         network.remove(cluster_id)
-        system.erase(cluster_dir(cluster_id))
-        system.erase_doomed(STATE)
+        system.erase(layout.cluster_dir(cluster_id))
+        system.erase_doomed(layout.STATE)
         if not image.states():
             system.restore_kernel_settings()
             network.remove_empty_folder()
@@ -291,12 +273,12 @@ def _machines_of(cluster_id: str, names: Iterable[str]) -> list[str]:
 
 def existing(request: dict[str, Any]) -> dict[str, Any]:
     """What there is of a cluster."""
-    cluster_id = ClusterQuery.model_validate(request).id
-    found = Existing(machines=tuple(_machines_of(cluster_id, machine.alive())))
+    cluster_id = layout.ClusterQuery.model_validate(request).id
+    found = layout.Existing(machines=tuple(_machines_of(cluster_id, machine.alive())))
     with suppress(FileNotFoundError):
-        state = ClusterState.model_validate_json(state_file(cluster_id).read_bytes())
-        folders = sorted((cluster_dir(cluster_id) / "nodes").glob("[!.]*"))  # hidden: being removed
-        numbers = {machine_name(cluster_id, number): name for name, number in state.numbers.items()}
+        state = layout.ClusterState.model_validate_json(layout.state_file(cluster_id).read_bytes())
+        folders = sorted((layout.cluster_dir(cluster_id) / "nodes").glob("[!.]*"))  # hidden: being removed
+        numbers = {layout.machine_name(cluster_id, number): name for name, number in state.numbers.items()}
         disks = {folder.name: system.disk_mib(folder) for folder in folders}
         running = frozenset(numbers[name] for name in found.machines if name in numbers)
         found = found.model_copy(update={"state": state, "nodes": disks, "running": running})
@@ -305,7 +287,7 @@ def existing(request: dict[str, Any]) -> dict[str, Any]:
 
 def look(request: dict[str, Any]) -> dict[str, Any]:
     """What is left of a cluster."""
-    return {"residue": residue(ClusterQuery.model_validate(request).id)}
+    return {"residue": residue(layout.ClusterQuery.model_validate(request).id)}
 
 
 def clusters(_: dict[str, Any]) -> dict[str, Any]:
@@ -343,9 +325,9 @@ def main() -> int:
         signal.signal(name, signal.SIG_IGN)
     os.umask(0o022)
     try:
-        for folder in (STATE, CACHE):
+        for folder in (layout.STATE, layout.CACHE):
             if folder.is_dir():
-                make_private(folder)  # an older version left them for all to read
+                layout.make_private(folder)  # an older version left them for all to read
         request = json.loads(sys.stdin.readline() or "{}")
         _answer({"result": VERBS[sys.argv[1]](request)})
     except ClusterctlError as exc:
@@ -367,19 +349,19 @@ def _fail(exc: ClusterctlError) -> int:
 
 def residue(cluster_id: str) -> tuple[str, ...]:
     """Everything of the cluster that is still there, a line each; empty when it is gone."""
-    folder = cluster_dir(cluster_id)
+    folder = layout.cluster_dir(cluster_id)
     alive = machine.alive()
     found = [f"machine {name} (pid {alive[name][0]})" for name in _machines_of(cluster_id, alive)]
-    found += [f"process {pid} in {netns_name(cluster_id)}" for pid in _processes_in(cluster_id)]
+    found += [f"process {pid} in {layout.netns_name(cluster_id)}" for pid in _processes_in(cluster_id)]
     found += [f"process {pid} on a node's file system" for pid in system.rooted_under(folder)]
     found += [f"mount {point}" for point in system.mounted_under(folder)]
     for place in (folder, system.doomed(folder)):
         found += [f"loop device {name}" for name in system.loops_under(place)]
-    names = {netns_name(cluster_id), bridge_name(cluster_id)}
+    names = {layout.netns_name(cluster_id), layout.bridge_name(cluster_id)}
     found += [f"link {name}" for name in network.links() if name in names or f"c{cluster_id}-" in name]
     found += [f"control group {group}" for group in machine.cgroups(f"c{cluster_id}-")]
-    if (network.NETNS_DIR / netns_name(cluster_id)).exists():
-        found.append(f"network namespace {netns_name(cluster_id)}")
+    if (network.NETNS_DIR / layout.netns_name(cluster_id)).exists():
+        found.append(f"network namespace {layout.netns_name(cluster_id)}")
     found += [f"folder {path}" for path in (folder, system.doomed(folder)) if path.exists()]
     return tuple(found)
 
@@ -387,7 +369,7 @@ def residue(cluster_id: str) -> tuple[str, ...]:
 def _processes_in(cluster_id: str) -> list[int]:
     """Processes that live in the cluster's network namespace."""
     try:
-        namespace = (network.NETNS_DIR / netns_name(cluster_id)).stat()
+        namespace = (network.NETNS_DIR / layout.netns_name(cluster_id)).stat()
     except FileNotFoundError:
         return []
 

@@ -22,17 +22,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.local import machine, system
-from clusterctl.providers.local.layout import (
-    ADMIN_ID,
-    CACHE,
-    RUN,
-    STATE,
-    BakeRequest,
-    CachedImage,
-    ClusterState,
-    make_private,
-)
+from clusterctl.providers.local import layout, machine, system
 from clusterctl.providers.local.system import TOOL_ENV, run
 from clusterctl.spec import distributions
 from clusterctl.spec.distributions import distribution_of
@@ -74,7 +64,7 @@ def base_inputs() -> tuple[str, ...]:
 
 
 def image_dir(key: str) -> Path:
-    return CACHE / f"image-{key}"
+    return layout.CACHE / f"image-{key}"
 
 
 def layers(key: str) -> tuple[Path, ...]:
@@ -87,7 +77,7 @@ def layers(key: str) -> tuple[Path, ...]:
             where=str(image_dir(key)),
             fix="`clusterctl up` makes it anew; nodes that were made from it need a `clusterctl down` first",
         ) from exc
-    return (image_dir(key) / "upper", CACHE / f"base-{meta['base']}" / "root")
+    return (image_dir(key) / "upper", layout.CACHE / f"base-{meta['base']}" / "root")
 
 
 def cached(key: str) -> bool:
@@ -101,10 +91,10 @@ def cached(key: str) -> bool:
 @contextmanager
 def cache_lock(verb: str, waiting: Callable[[str], None]) -> Iterator[None]:
     """One builder at a time on this machine."""
-    for folder in (RUN, CACHE):
-        make_private(folder)
+    for folder in (layout.RUN, layout.CACHE):
+        layout.make_private(folder)
     what = "the cache of node images"
-    with hold(RUN / "cache.lock", verb, what=what, wait_s=_BUILDS_S, waiting=waiting):
+    with hold(layout.RUN / "cache.lock", verb, what=what, wait_s=_BUILDS_S, waiting=waiting):
         _sweep()
         yield
 
@@ -113,17 +103,17 @@ def _sweep() -> None:
     """Remove what a killed builder left; the lock is held, so nobody is building."""
     machine.stop([name for name in machine.running() if name.startswith(_BAKE)])
     machine.remove_cgroups(_BAKE)
-    for folder in CACHE.glob(".building-*"):
+    for folder in layout.CACHE.glob(".building-*"):
         system.erase(folder)
-    system.erase_doomed(CACHE)
+    system.erase_doomed(layout.CACHE)
 
 
-def build_base(request: BakeRequest, report: Callable[[str], None]) -> Path:
+def build_base(request: layout.BakeRequest, report: Callable[[str], None]) -> Path:
     """The base tree, made if it is not there yet (about 20 s)."""
-    final = CACHE / f"base-{request.base_key}"
+    final = layout.CACHE / f"base-{request.base_key}"
     if final.is_dir():
         return final / "root"
-    building = CACHE / f".building-base-{request.base_key}"
+    building = layout.CACHE / f".building-base-{request.base_key}"
     root = building / "root"
     building.mkdir(parents=True)
     own = distributions.redhat_release()
@@ -179,7 +169,7 @@ def apt_proxy() -> str:
 def _furnish(root: Path, base: Base) -> None:
     """The admin user with sudo, and nothing that only slows a node's boot."""
     chroot = ["chroot", str(root)]
-    ids = ["--uid", str(ADMIN_ID), "--gid", str(ADMIN_ID)]
+    ids = ["--uid", str(layout.ADMIN_ID), "--gid", str(layout.ADMIN_ID)]
     run([*chroot, "groupadd", *ids[2:], "clusterctl"], what="making the admin group")
     user = ["useradd", *ids, "--create-home", "--shell", "/bin/bash", "clusterctl"]
     run([*chroot, *user], what="making the admin user")
@@ -191,7 +181,7 @@ def _furnish(root: Path, base: Base) -> None:
     authorized = ssh / "authorized_keys"
     authorized.touch(mode=0o600)
     for path in (ssh, authorized):
-        os.chown(path, ADMIN_ID, ADMIN_ID)
+        os.chown(path, layout.ADMIN_ID, layout.ADMIN_ID)
     for key in (root / "etc/ssh").glob("ssh_host_*"):
         key.unlink()
     (root / "etc/machine-id").write_text("")
@@ -206,13 +196,13 @@ def _furnish(root: Path, base: Base) -> None:
 
 
 @contextmanager
-def baking(request: BakeRequest, report: Callable[[str], None]) -> Iterator[tuple[int, str]]:
+def baking(request: layout.BakeRequest, report: Callable[[str], None]) -> Iterator[tuple[int, str]]:
     """A new image that answers SSH on loopback while the body runs; yields (port, host key).
 
     It enters the cache when the body ends well, and vanishes otherwise.
     """
     base = build_base(request, report)
-    building = CACHE / f".building-image-{request.key}"
+    building = layout.CACHE / f".building-image-{request.key}"
     building.mkdir()
     try:
         root = system.mount_overlay((base,), building)
@@ -287,33 +277,33 @@ def _close_after_baking(root: Path) -> None:
                 path.unlink()
 
 
-def states() -> tuple[ClusterState, ...]:
+def states() -> tuple[layout.ClusterState, ...]:
     """The clusters that this machine knows of, but for those that are being removed."""
-    paths = sorted(STATE.glob("[!.]*/cluster.json"))
-    return tuple(ClusterState.model_validate_json(path.read_bytes()) for path in paths)
+    paths = sorted(layout.STATE.glob("[!.]*/cluster.json"))
+    return tuple(layout.ClusterState.model_validate_json(path.read_bytes()) for path in paths)
 
 
-def cache_list() -> tuple[CachedImage, ...]:
+def cache_list() -> tuple[layout.CachedImage, ...]:
     """Images in the cache, then the bases that they share, each with its own size."""
     clusters, images = states(), []
-    for folder in (*sorted(CACHE.glob("image-*")), *sorted(CACHE.glob("base-*"))):
+    for folder in (*sorted(layout.CACHE.glob("image-*")), *sorted(layout.CACHE.glob("base-*"))):
         key = folder.name.removeprefix("image-")
         size_mib = int(run(["du", "-sm", str(folder)], what="measuring the cache").split()[0])
         used_by = tuple(state.name for state in clusters if state.image == key)
-        images.append(CachedImage(key=key, size_mib=size_mib, used_by=used_by))
+        images.append(layout.CachedImage(key=key, size_mib=size_mib, used_by=used_by))
     return tuple(images)
 
 
-def prune() -> tuple[CachedImage, ...]:
+def prune() -> tuple[layout.CachedImage, ...]:
     """Remove every image that no cluster uses, then every base that no image uses."""
     images = cache_list()
     removed = [i for i in images if not i.used_by and not i.key.startswith("base-")]
     for gone in removed:
         system.erase(image_dir(gone.key))
-    bases = {f"base-{json.loads(p.read_text())['base']}" for p in CACHE.glob("image-*/image.json")}
+    bases = {f"base-{json.loads(p.read_text())['base']}" for p in layout.CACHE.glob("image-*/image.json")}
     stale = [i for i in images if i.key.startswith("base-") and i.key not in bases]
     for gone in stale:
-        system.erase(CACHE / gone.key)
+        system.erase(layout.CACHE / gone.key)
     return tuple(removed + stale)
 
 

@@ -15,8 +15,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from clusterctl.spec.base import Url
-from clusterctl.spec.local import MAX_LOCAL_HOSTS
-from clusterctl.spec.models import LEAST_DISK_MIB
+from clusterctl.spec.common import LEAST_DISK_MIB
+from clusterctl.spec.models import MAX_LOCAL_HOSTS
 
 STATE = Path("/var/lib/clusterctl")
 CACHE = Path("/var/cache/clusterctl")

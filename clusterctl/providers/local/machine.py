@@ -24,16 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.local import network, system
-from clusterctl.providers.local.layout import (
-    ADMIN_ID,
-    Node,
-    address,
-    bridge_name,
-    cluster_dir,
-    machine_name,
-    netns_name,
-)
+from clusterctl.providers.local import layout, network, system
 from clusterctl.providers.local.system import TOOL_ENV, mount_disk, mount_overlay, rooted_under, run
 
 STOP_TIMEOUT_S = 45.0  # of a machine with much else to do
@@ -47,16 +38,16 @@ class Machine:
     """A node's place on this machine."""
 
     cluster_id: str
-    node: Node
+    node: layout.Node
     number: int
 
     @property
     def name(self) -> str:
-        return machine_name(self.cluster_id, self.number)
+        return layout.machine_name(self.cluster_id, self.number)
 
     @property
     def folder(self) -> Path:
-        return cluster_dir(self.cluster_id) / "nodes" / self.node.name
+        return layout.cluster_dir(self.cluster_id) / "nodes" / self.node.name
 
     @property
     def root(self) -> Path:
@@ -98,7 +89,7 @@ def prepare(machine: Machine, lower: tuple[Path, ...], subnet: IPv4Network, admi
     size_mib = machine.node.disk_mib
     changes = mount_disk(machine.folder, size_mib) if size_mib else machine.folder
     root = mount_overlay(lower, machine.folder, changes)
-    name, own = machine.node.name, address(subnet, machine.number)
+    name, own = machine.node.name, layout.address(subnet, machine.number)
     _place(root, "etc/hostname", f"{name}\n")
     # Numbered below systemd's own 80-container-host0.network, which would ask for DHCP.
     network_file = (
@@ -108,7 +99,7 @@ def prepare(machine: Machine, lower: tuple[Path, ...], subnet: IPv4Network, admi
     if not (changes / "upper/etc/hosts").is_file():
         _place(root, "etc/hosts", f"127.0.0.1 localhost\n{own} {name}\n")
     authorized = _place(root, "home/clusterctl/.ssh/authorized_keys", f"{admin_key}\n", mode=0o600)
-    os.chown(authorized, ADMIN_ID, ADMIN_ID)
+    os.chown(authorized, layout.ADMIN_ID, layout.ADMIN_ID)
     host_key = machine.folder / "host_key"
     if not host_key.exists():
         make_host_key(host_key, name)
@@ -163,9 +154,9 @@ def start(machine: Machine, shared: Path) -> None:
     """Boot a node and return at once; it lives on when the helper is gone."""
     nspawn = ["systemd-nspawn", "--quiet", "--boot", "--keep-unit", f"--directory={machine.root}"]
     nspawn += [f"--machine={machine.name}", f"--hostname={machine.node.name}", f"--bind={shared}:/shared"]
-    nspawn += [f"--network-bridge={bridge_name(machine.cluster_id)}"]
+    nspawn += [f"--network-bridge={layout.bridge_name(machine.cluster_id)}"]
     nspawn += ["--resolv-conf=off", "--timezone=off", "--link-journal=no"]
-    inside = ["nsenter", f"--net={network.NETNS_DIR / netns_name(machine.cluster_id)}"]
+    inside = ["nsenter", f"--net={network.NETNS_DIR / layout.netns_name(machine.cluster_id)}"]
     if machine.node.cores:
         inside += ["taskset", "--cpu-list", ",".join(map(str, machine.node.cores))]
     launch(machine.name, inside, nspawn, machine.folder / "console.log")

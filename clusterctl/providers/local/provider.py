@@ -22,21 +22,12 @@ from clusterctl.providers.base import (
     Sizes,
     hosts_as_raised,
 )
-from clusterctl.providers.local import client
+from clusterctl.providers.local import client, layout
 from clusterctl.providers.local.image import DEFAULT_MIRROR, base_inputs
-from clusterctl.providers.local.layout import (
-    BakeRequest,
-    CachedImage,
-    ClusterRequest,
-    ClusterState,
-    Existing,
-    MadeCluster,
-    MadeNode,
-    Node,
-)
 from clusterctl.spec import distributions
-from clusterctl.spec.local import LocalProvider as Settings
-from clusterctl.spec.models import LEAST_MEMORY_MIB, ClusterSpec, User
+from clusterctl.spec.common import LEAST_MEMORY_MIB, User
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.models import LocalProvider as Settings
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest
@@ -93,13 +84,13 @@ class LocalProvider(Provider):
         client.refuse_other_machines(sys.platform)
         shares, notes = _shares(spec, keep)
         hosts = hosts_as_raised(workspace)
-        found = Existing()
+        found = layout.Existing()
         if cluster_id := workspace.known_id():
             try:
                 found = _existing(cluster_id, report)
             except MachineError as exc:  # to see a plan takes no right
                 disks = {host.name: host.disk_mib for host in hosts.values()}
-                found = Existing(nodes=disks, running=frozenset(disks))
+                found = layout.Existing(nodes=disks, running=frozenset(disks))
                 notes += (f"the nodes are taken to be as `up` left them: {exc.cause}",)
         if found.state is not None:
             notes += found.state.kept(self._settings.subnet, image_keys(self._settings.mirror)[1])
@@ -108,7 +99,7 @@ class LocalProvider(Provider):
     def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:
         shares, notes = _shares(spec, keep)
         image = _image(self._settings, workspace)
-        request = ClusterRequest(
+        request = layout.ClusterRequest(
             id=workspace.cluster_id(),
             name=spec.name,
             owner=os.getuid(),
@@ -117,12 +108,14 @@ class LocalProvider(Provider):
             admin_key=image.admin_key,
             subnet=self._settings.subnet,
             nodes=(
-                Node(name=spec.controller_host),
-                *(Node(name=one.host, cores=one.cores, disk_mib=one.size.disk_mib) for one in shares),
+                layout.Node(name=spec.controller_host),
+                *(layout.Node(name=one.host, cores=one.cores, disk_mib=one.size.disk_mib) for one in shares),
             ),
         )
         report(f"starting {len(request.nodes)} machines")
-        made = MadeCluster.model_validate(client.call("up", request.model_dump(mode="json"), report=report))
+        made = layout.MadeCluster.model_validate(
+            client.call("up", request.model_dump(mode="json"), report=report)
+        )
         inventory = _inventory(spec, request.id, shares, made)
         new = tuple(node.name for node in made.nodes if node.made)
         started = tuple(node.name for node in made.nodes if node.started and not node.made)
@@ -143,8 +136,8 @@ class LocalProvider(Provider):
         return tuple(c.id for c in mine if is_orphan(c))
 
 
-def _existing(cluster_id: str, report: Reporter) -> Existing:
-    return Existing.model_validate(client.call("existing", {"id": cluster_id}, report=report))
+def _existing(cluster_id: str, report: Reporter) -> layout.Existing:
+    return layout.Existing.model_validate(client.call("existing", {"id": cluster_id}, report=report))
 
 
 def same_uids(users: Iterable[User], name_of: Callable[[int], str | None]) -> tuple[str, ...]:
@@ -168,7 +161,7 @@ def account_name(uid: int) -> str | None:
         return None
 
 
-def is_orphan(cluster: ClusterState) -> bool:
+def is_orphan(cluster: layout.ClusterState) -> bool:
     """Whether no workspace knows it any more: else it is that of another home, however it is called."""
     try:
         return (Path(cluster.workspace) / "id").read_text().strip() != cluster.id
@@ -182,30 +175,32 @@ def image_keys(mirror: str) -> tuple[str, str]:
     return base_key, digest(base_key, *install_inputs())
 
 
-def _image(settings: Settings, workspace: Workspace) -> BakeRequest:
+def _image(settings: Settings, workspace: Workspace) -> layout.BakeRequest:
     base_key, key = image_keys(settings.mirror)
-    return BakeRequest(
+    return layout.BakeRequest(
         key=key, base_key=base_key, mirror=settings.mirror, admin_key=workspace.public_key.read_text().strip()
     )
 
 
-def clusters() -> tuple[ClusterState, ...]:
+def clusters() -> tuple[layout.ClusterState, ...]:
     """The clusters that live on this machine, whoever's they are."""
     answer = client.call("clusters", {}, report=_silent)
-    return tuple(ClusterState.model_validate(state) for state in answer["clusters"])
+    return tuple(layout.ClusterState.model_validate(state) for state in answer["clusters"])
 
 
-def cached_images(*, prune: bool = False, report: Reporter) -> tuple[CachedImage, ...]:
+def cached_images(*, prune: bool = False, report: Reporter) -> tuple[layout.CachedImage, ...]:
     """The image cache, or what was removed from it."""
     answer = client.call("cache", {"prune": prune}, report=report)
-    return tuple(CachedImage.model_validate(image) for image in answer["images"])
+    return tuple(layout.CachedImage.model_validate(image) for image in answer["images"])
 
 
 def _silent(_: object) -> None:
     return None
 
 
-def _inventory(spec: ClusterSpec, cluster_id: str, shares: tuple[Share, ...], made: MadeCluster) -> Inventory:
+def _inventory(
+    spec: ClusterSpec, cluster_id: str, shares: tuple[Share, ...], made: layout.MadeCluster
+) -> Inventory:
     share_of = {share.host: share for share in shares}
     return Inventory(
         cluster=spec.name,
@@ -219,7 +214,7 @@ def _inventory(spec: ClusterSpec, cluster_id: str, shares: tuple[Share, ...], ma
     )
 
 
-def _host(node: MadeNode, share: Share | None) -> Host:
+def _host(node: layout.MadeNode, share: Share | None) -> Host:
     """A compute node, or the controller, which has no share."""
     return Host(
         name=node.name,
@@ -244,7 +239,7 @@ def _unused_gpus() -> tuple[str, ...]:
 
 
 def compare(
-    spec: ClusterSpec, nodes: Sequence[Share], found: Existing, hosts: Mapping[str, Host]
+    spec: ClusterSpec, nodes: Sequence[Share], found: layout.Existing, hosts: Mapping[str, Host]
 ) -> tuple[HostChange, ...]:
     """What becomes of each machine. ``hosts``: as `up` left them."""
     wanted = {share.host: share for share in nodes}
@@ -258,7 +253,7 @@ def compare(
 
 
 def _change(
-    name: str, share: Share | None, price: float | None, found: Existing, host: Host | None
+    name: str, share: Share | None, price: float | None, found: layout.Existing, host: Host | None
 ) -> HostChange:
     """What becomes of a node, or of the controller, which has no share."""
     size, was = share and share.size, Size.of(host)

@@ -19,7 +19,7 @@ from typing import Final
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UnreachableError
 from clusterctl.providers.base import Confirm, OfferedKey
 from clusterctl.providers.pending import host_port
-from clusterctl.spec.onprem import OnpremHost
+from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.target import paramiko

@@ -32,8 +32,8 @@ from clusterctl.errors import (
 )
 from clusterctl.providers.base import NO_PROMPTS, OfferedKey, Prompts
 from clusterctl.providers.onprem.access import AccessError, HostKeys, access_config, explain, ssh_host
-from clusterctl.spec.models import ADMIN_USER
-from clusterctl.spec.onprem import OnpremHost, is_this_machine
+from clusterctl.spec.common import ADMIN_USER
+from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Transport, remote_program, shown
 from clusterctl.transport.ssh import SSHTransport

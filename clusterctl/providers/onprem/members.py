@@ -19,8 +19,8 @@ from clusterctl.hosts.roles import role_files, role_packages
 from clusterctl.providers.onprem.access import NO_LOGIN, ssh_host
 from clusterctl.providers.onprem.login import ANSWER_S, Login, Root, check_sudo, connect
 from clusterctl.spec.distributions import common, distribution_of
+from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremHost
 from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace

@@ -34,8 +34,8 @@ from clusterctl.providers.onprem.login import (
 )
 from clusterctl.providers.onprem.members import admin_login, log_in, parse_claim
 from clusterctl.providers.pending import FOLDER, REPLACED, PendingRelease, address_of, pending_releases
-from clusterctl.spec.models import ADMIN_USER
-from clusterctl.spec.onprem import OnpremHost, is_this_machine
+from clusterctl.spec.common import ADMIN_USER
+from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest

@@ -20,12 +20,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Dict, List, Optional, TextIO  # noqa: UP035
+from typing import Any, TextIO
 
 from clusterctl.transport.remote_open import lock, read_json
 from clusterctl.util.remote_rights import acting
 
-Record = Dict[str, Any]  # noqa: UP006
+Record = dict[str, Any]
 
 REGISTRY = "clusterctl/mpirun"
 ID = re.compile(r"m([1-9][0-9]*)")
@@ -71,13 +71,13 @@ class User:
         finally:
             os.close(held)
 
-    def jobs(self) -> List[Record]:  # noqa: UP006
+    def jobs(self) -> list[Record]:
         """All jobs there were, by number."""
         with acting(self.account):
             begun = [name for name in self._names() if os.path.lexists(self.registry / name / "job.json")]
             return [self._job(name) for name in begun]
 
-    def _names(self) -> List[str]:  # noqa: UP006
+    def _names(self) -> list[str]:
         try:
             names = [name for name in os.listdir(self.registry) if ID.fullmatch(name)]  # noqa: PTH208
         except FileNotFoundError:
@@ -118,7 +118,7 @@ def open_new(path: Path) -> TextIO:
     return os.fdopen(os.open(path, flags, 0o666), "w")
 
 
-def read(path: Path) -> Optional[Record]:  # noqa: UP045
+def read(path: Path) -> Record | None:
     """The JSON object in a file, which a job may have put anything in place of."""
     try:
         found = read_json(os.fsencode(path.parent), os.fsencode(path.name), MOST_BYTES)
@@ -127,7 +127,7 @@ def read(path: Path) -> Optional[Record]:  # noqa: UP045
     return found if isinstance(found, dict) else None
 
 
-def understood(job: Optional[Record]) -> Record:  # noqa: UP045
+def understood(job: Record | None) -> Record:
     """The record of a job, or an empty one where it is none that we wrote."""
     if job is None or not all(isinstance(job.get(name), kind) for name, kind in FIELDS.items()):
         return {}
@@ -166,7 +166,7 @@ def submit(user: User, asked: Record) -> Record:
     return {"id": name}
 
 
-def systemd_run(user: User, name: str, asked: Record) -> List[str]:  # noqa: UP006
+def systemd_run(user: User, name: str, asked: Record) -> list[str]:
     folder = str(user.registry / name)
     limit = asked["limit_s"]
     properties = {

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.models import JobRequest
 from clusterctl.scheduler.script import (
-    EXPORTED,
     PAYLOAD_ROOT,
     PLAIN,
     WATCH,
@@ -75,11 +74,7 @@ def with_nodes(request: JobRequest, spec: ClusterSpec, job: JobSpec) -> JobReque
 def render_mpirun_script(
     spec: ClusterSpec, job: JobSpec, *, payload_hash: str, environment: Environment = PLAIN
 ) -> str:
-    """The script of a job, for bash on the first of its nodes.
-
-    Raises:
-        UsageError: it can't be run so, or the user's script can't be read.
-    """
+    """The script of a job, for bash on the first of its nodes."""
     nodes = with_nodes(JobRequest("", job.name, "", ""), spec, job).nodes
     own = UserScript.read(job.script) if job.script is not None else None
     if own is not None and own.directives:
@@ -104,13 +99,11 @@ def render_mpirun_script(
         watch=f'node=${{HOSTNAME%%.*}}; cd -- "$1" && shift || exit; {WATCH}',
         telemetry=telemetry_argv(spec.monitoring.interval),
         ssh=MPI_SSH,
-        program=program(job, own, payload_root, environment, launched=_launched),
+        program=program(job, own, payload_root, environment, _launched),
     )
 
 
-def _launched(job: JobSpec, command: str, *, exported: Iterable[str]) -> str:
-    """The command as mpirun starts it, once a task."""
-    exports = " ".join(f"-x {name}" for name in dict.fromkeys((*EXPORTED, *exported)))
+def _launched(job: JobSpec, command: str, exports: str) -> str:
     spread = f"--map-by ppr:{job.tasks_per_node}:node{f':PE={job.cpus}' if job.cpus else ''}"
     rank = f"bash -c {shlex.quote(_RANK)} rank {command}"
     return f"mpirun -np {job.tasks} --hostfile hostfile {spread} {exports} {rank}"

@@ -25,8 +25,8 @@ from clusterctl.errors import (
 from clusterctl.scheduler.base import Clock, backoff, patiently, probe_argv
 from clusterctl.scheduler.models import JobInfo, JobRequest, NodeInfo
 from clusterctl.scheduler.slurm import parse
+from clusterctl.spec.common import ADMIN_USER, PROOF_PARTITION
 from clusterctl.spec.distributions import JOB_PROFILE
-from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
 from clusterctl.transport.base import Result, Transport
 
 _JOB_ID = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
@@ -61,15 +61,11 @@ _SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
 _SINFO = ("sinfo", "--noheader")
 # What Slurm says -> the flag that is wrong, and the command that lists what it can be.
 _REFUSALS = (
-    (
-        re.compile("invalid account", re.IGNORECASE),
-        "--account",
-        (*_SACCTMGR, "associations", "format=account"),
-    ),
-    (re.compile("invalid partition|partition name", re.IGNORECASE), "--partition", (*_SINFO, "--format=%R")),
-    (re.compile("invalid qos", re.IGNORECASE), "--qos", (*_SACCTMGR, "qos", "format=name")),
-    (re.compile("feature", re.IGNORECASE), "--constraint", (*_SINFO, "--format=%f")),
-    (re.compile("gres|gpu", re.IGNORECASE), "--gpus", (*_SINFO, "--format=%G")),
+    ("invalid account", "--account", (*_SACCTMGR, "associations", "format=account")),
+    ("invalid partition|partition name", "--partition", (*_SINFO, "--format=%R")),
+    ("invalid qos", "--qos", (*_SACCTMGR, "qos", "format=name")),
+    ("feature", "--constraint", (*_SINFO, "--format=%f")),
+    ("gres|gpu", "--gpus", (*_SINFO, "--format=%G")),
 )
 _TOO_LARGE = re.compile("node configuration is not available|Node count|More processors|limit", re.IGNORECASE)
 
@@ -215,7 +211,7 @@ class SlurmClient:
     def fix_of(self, refusal: str) -> str:
         """What to do about a refusal in Slurm's words, with the valid choices where Slurm can say them."""
         for pattern, flag, argv in _REFUSALS:
-            if pattern.search(refusal):
+            if re.search(pattern, refusal, re.IGNORECASE):
                 try:
                     choices = self._choices(argv)
                 except (SlurmError, TransportError):  # the refusal itself is what matters

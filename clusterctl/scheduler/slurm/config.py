@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Driver, Gpu, by_type
 from clusterctl.hosts.probe import NodeFacts
-from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION, ClusterSpec
+from clusterctl.spec.common import ADMIN_USER, PROOF_PARTITION
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import (
     HEALTH_PROGRAM,
     SLURMCTLD_PORT,
@@ -253,23 +254,19 @@ _GRAVE_XIDS: Final = (
 
 def health_file(spec: ClusterSpec, inventory: Inventory, drivers: Mapping[str, Driver]) -> str:
     """JSON: host -> the settings of its check. A host that was not seen is taken to have no GPUs."""
-    settings = {
-        host.name: _of(host.name, spec, drivers.get(host.name, Driver())) for host in inventory.compute
-    }
+    limits, settings = spec.monitoring.health, {}
+    for name in (host.name for host in inventory.compute):
+        driver = drivers.get(name, Driver())
+        settings[name] = {
+            "node": name,
+            "gpus": {"cards": driver.cards, "parts": sum(bool(gpu.caps) for gpu in driver.gpus)},
+            "gpu_temperature_c": limits.gpu_temperature,
+            "xids": _GRAVE_XIDS,
+            "disks": _DISKS,
+            "disk_free_mib": limits.disk_free,
+            "clock_offset_s": limits.clock_offset,
+        }
     return json.dumps(settings, indent=1, sort_keys=True) + "\n"
-
-
-def _of(name: str, spec: ClusterSpec, driver: Driver) -> dict[str, Any]:
-    limits = spec.monitoring.health
-    return {
-        "node": name,
-        "gpus": {"cards": driver.cards, "parts": sum(bool(gpu.caps) for gpu in driver.gpus)},
-        "gpu_temperature_c": limits.gpu_temperature,
-        "xids": _GRAVE_XIDS,
-        "disks": _DISKS,
-        "disk_free_mib": limits.disk_free,
-        "clock_offset_s": limits.clock_offset,
-    }
 
 
 _NODE: Final = re.compile(r"NodeName=(\S+) ")

@@ -32,7 +32,7 @@ class Query(Generic[_T]):
     """A command that only reads, the fields that it is asked for, and what they are read as."""
 
     argv: tuple[str, ...]
-    fields: tuple[str, ...]
+    fields: Sequence[str]
     read: Callable[[Iterator[_Record]], Iterator[_T]]
 
     def ask(self, run: Callable[[list[str]], str]) -> tuple[_T, ...]:
@@ -236,28 +236,20 @@ def _nodes(records: Iterator[_Record]) -> Iterator[NodeInfo]:
 
 SQUEUE: Final = Query(
     ("squeue", "--noheader", "--array", "--states=all"),
-    (
-        *("JobID", "ArrayJobID", "ArrayTaskID", "Name", "UserName", "Partition", "Account", "QOS", "State"),
-        *("Reason", "exit_code", "NodeList", "SubmitTime", "StartTime", "EndTime", "WorkDir", "Comment"),
-        "RestartCnt",
-    ),
+    "JobID ArrayJobID ArrayTaskID Name UserName Partition Account QOS State Reason exit_code NodeList "
+    "SubmitTime StartTime EndTime WorkDir Comment RestartCnt".split(),
     lambda records: map(_queued, records),
 )
 # Tasks of an array that never started are one record there; here each has its own.
 SACCT: Final = Query(
     ("sacct", "--noheader", "--allocations", "--parsable"),
-    (
-        *("JobID", "JobIDRaw", "JobName", "User", "Partition", "Account", "QOS", "State", "Reason"),
-        *("ExitCode", "NodeList", "Submit", "Start", "End", "WorkDir", "Comment"),
-    ),
+    "JobID JobIDRaw JobName User Partition Account QOS State Reason ExitCode NodeList Submit Start End "
+    "WorkDir Comment".split(),
     lambda records: chain.from_iterable(map(_accounted, records)),
 )
 SINFO: Final = Query(
     ("sinfo", "--noheader", "--Node"),
-    (
-        *("NodeList", "Partition", "StateComplete", "StateLong", "Reason", "CPUs", "Memory", "Gres"),
-        *("User", "AllocMem"),
-    ),
+    "NodeList Partition StateComplete StateLong Reason CPUs Memory Gres User AllocMem".split(),
     _nodes,
 )
 

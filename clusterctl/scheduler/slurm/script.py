@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from clusterctl.scheduler.script import (
-    EXPORTED,
     OURS,
     PAYLOAD_ROOT,
     PLAIN,
@@ -28,13 +27,11 @@ _NOT_GIVEN = "|".join([*sorted(OURS), "@(stdout|stderr)-+([0-9]).log", "task-+([
 def render_script(
     job: JobSpec, *, payload_hash: str, interval_s: float, environment: Environment = PLAIN
 ) -> str:
-    """The sbatch script of a job; ``interval_s`` is the time between two samples of telemetry.
-
-    Raises:
-        UsageError: the user's script can't be read or can't be run as a job.
-    """
+    """The sbatch script of a job; ``interval_s`` is the time between two samples of telemetry."""
     own = UserScript.read(job.script) if job.script is not None else None
     payload_root = f"{PAYLOAD_ROOT}/{payload_hash}"
+    # A line of it as a format of printf, which reads \\n itself: nodes are known only when the job runs.
+    hostfile = render("hostfile.j2", nodes=["%s"], slots="%s").replace("\n", "\\n")
     return render(
         "job.sbatch.j2",
         title=job.name,
@@ -50,9 +47,9 @@ def render_script(
         payload_root=payload_root,
         watch=f"node=$SLURMD_NODENAME; {WATCH}",
         telemetry=telemetry_argv(interval_s),
-        hostfile_line=_hostfile_line() if job.launcher is Launcher.MPIRUN else None,
+        hostfile_line=hostfile if job.launcher is Launcher.MPIRUN else None,
         run_me_again=REQUEUE_EXIT_CODE if job.requeue else None,
-        program=program(job, own, payload_root, environment, launched=_launched),
+        program=program(job, own, payload_root, environment, _launched),
     )
 
 
@@ -96,7 +93,7 @@ def resource_options(job: JobOptions, given: Collection[str]) -> list[str]:
         ("cpus-per-task", job.cpus),
         ("gpus-per-node", job.gpus or None),
         ("mem", f"{job.mem}M" if job.mem is not None else None),
-        ("time", _time(job.time) if job.time is not None else None),
+        ("time", f"{job.time // 3600:02}:{job.time // 60 % 60:02}:{job.time % 60:02}" if job.time else None),
         ("partition", job.partition),
         ("account", job.account),
         ("qos", job.qos),
@@ -105,23 +102,9 @@ def resource_options(job: JobOptions, given: Collection[str]) -> list[str]:
     return [f"--{name}={value}" for name, value in values if value is not None]
 
 
-def _time(seconds: int) -> str:
-    minutes, second = divmod(seconds, 60)
-    hour, minute = divmod(minutes, 60)
-    return f"{hour:02}:{minute:02}:{second:02}"
-
-
-def _launched(job: JobSpec, command: str, *, exported: Iterable[str]) -> str:
-    """The command as the launcher starts it, once a task."""
+def _launched(job: JobSpec, command: str, exports: str) -> str:
     # A script's own `#SBATCH --export` is about the batch script; what that sets reaches all ranks.
     if job.launcher is Launcher.SRUN:
         return f"srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL {command}"
-    exports = " ".join(f"-x {name}" for name in dict.fromkeys((*EXPORTED, *exported)))
     spread = '--map-by "ppr:$slots:node${SLURM_CPUS_PER_TASK:+:PE=$SLURM_CPUS_PER_TASK}"'
     return f'env SLURM_EXPORT_ENV=ALL mpirun -np "$ranks" --hostfile hostfile {spread} {exports} {command}'
-
-
-def _hostfile_line() -> str:
-    """A line of the hostfile as a printf format: nodes and slots are known only when the job runs."""
-    # printf reads \n itself, which keeps the script's line whole.
-    return render("hostfile.j2", nodes=["%s"], slots="%s").replace("\n", "\\n")

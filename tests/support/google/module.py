@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.providers.gcp.tfvars import variables
+from clusterctl.providers.gcp.provider import variables
 from clusterctl.spec.load import CurrentUser, load_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.util.assets import asset

@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.cli import output
 from clusterctl.cli.job import KeptLogs
-from clusterctl.cli.output import Screen, _Bar
+from clusterctl.cli.output import Phases, Screen, _Bar
 from clusterctl.cli.run import app
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.logs import LogChunk
@@ -242,7 +242,9 @@ def test_what_moves_is_text_too(on_terminal: Run) -> None:
     screen = Screen(json=False, color=True)
 
     def call() -> None:
-        with screen.moving(lambda: [f"picture {NAME}"]):
+        phases = Phases(screen, verbose=False)
+        with phases.shown():
+            phases("provision", f"picture {NAME}")
             screen.note(f"note {NAME}")
         with screen.working(f"spinner [link=http://evil]{NAME}"):
             screen.note(f"note {NAME}")

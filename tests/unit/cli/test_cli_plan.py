@@ -156,28 +156,33 @@ def test_what_nobody_knows_the_price_of_is_taken_for_dearer(
 
 
 ASKS = """
-import time
+import sys, time
 from clusterctl.cli.up import approval
-from clusterctl.cli.output import Screen
+from clusterctl.cli.output import Phases, Screen
 from clusterctl.cluster.plan import Plan
 from clusterctl.providers.base import HostChange, Planned
 
-class Picture:
-    drawn = 0
-    def __call__(self):
-        self.drawn += 1
-        return ["a picture that moves"]
+class Counted:
+    writes = 0
+    def __getattr__(self, name):
+        return getattr(sys.__stderr__, name)
+    def write(self, text):
+        self.writes += 1
+        return sys.__stderr__.write(text)
 
 class Slow(Screen):
     def confirm(self, question, *, yes):
-        before = picture.drawn
+        before = sys.stderr.writes
         time.sleep(0.5)
-        print("it stood still" if picture.drawn == before else "it moved")
+        print("it stood still" if sys.stderr.writes == before else "it moved")
         super().confirm(question, yes=yes)
 
 hosts = (HostChange("d-train-1", "make", "g2-standard-8", usd_per_hour=0.75),)
-screen, picture = Slow(json=False, color=False), Picture()
-with screen.moving(picture):
+sys.stderr = Counted()
+screen = Slow(json=False, color=False)
+phases = Phases(screen, verbose=False)
+with phases.shown():
+    phases("plan", "a picture that moves")
     approval(screen, yes=False)(Plan(Planned(hosts)))
     print("goes on")
 """

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from clusterctl.configure.inventory_file import install_mark, write_inventory
-from clusterctl.spec.models import ClusterSpec, Software
+from clusterctl.spec.common import Software
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import asset, payload_hash

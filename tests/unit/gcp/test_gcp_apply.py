@@ -41,7 +41,7 @@ class Scripted:
     def rest_of(self, plan: Plan, *, adopt: Mapping[str, str]) -> Plan:
         self.adopted.append(adopt)
         changes = (
-            ResourceChange(address, "t", "n", None, "no-op", self.attributes, None, (), identity)
+            ResourceChange(address, "t", None, "no-op", self.attributes, None, (), identity)
             for address, identity in adopt.items()
         )
         return Plan(plan.path, "1", tuple(changes), plan.destroys)

@@ -19,7 +19,7 @@ from tests.support.terraform import program
 def change(
     kind: str, action: Action, before: dict[str, Any] | None, after: dict[str, Any] | None, address: str = "a"
 ) -> ResourceChange:
-    return ResourceChange(f"{address}.{kind}.host", kind, "host", None, action, before, after)
+    return ResourceChange(f"{address}.{kind}.host", kind, None, action, before, after)
 
 
 def plan(*changes: ResourceChange) -> Plan:
@@ -117,13 +117,13 @@ def test_every_resource_of_the_module_has_a_word() -> None:
 def test_hosts_and_what_is_of_them_are_called_by_name() -> None:
     call = names(PLACE)
     node = 'module.nodes.module.node["demo-train-1"]'
-    assert call(Resource(f"{node}.{INSTANCE}.host", INSTANCE, "host")) == "demo-train-1"
+    assert call(Resource(f"{node}.{INSTANCE}.host", INSTANCE)) == "demo-train-1"
     disk = "google_compute_disk"
-    assert call(Resource(f'{node}.{disk}.extra["0"]', disk, "extra", "0")) == "a disk (demo-train-1)"
+    assert call(Resource(f'{node}.{disk}.extra["0"]', disk, "0")) == "a disk (demo-train-1)"
     controller = f"module.controller.module.host.{INSTANCE}.host"
-    assert call(Resource(controller, INSTANCE, "host")) == "demo-ctl"
-    assert call(Resource("x", "google_compute_network", "cluster")) == "a network"
-    assert call(Resource("x", "terraform_data", "shape")) == ""
+    assert call(Resource(controller, INSTANCE)) == "demo-ctl"
+    assert call(Resource("x", "google_compute_network")) == "a network"
+    assert call(Resource("x", "terraform_data")) == ""
 
 
 @pytest.mark.sweep

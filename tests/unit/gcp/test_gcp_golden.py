@@ -8,7 +8,7 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
-from clusterctl.providers.gcp.tfvars import variables
+from clusterctl.providers.gcp.provider import variables
 from clusterctl.spec import gcp
 from tests.support.google.many import copies, planned
 from tests.support.google.module import CLUSTER_ID, NAMES, PUBLIC_KEY, spec_of

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.spec.gcp import Image, refusal, release_of
+from clusterctl.spec.gcp import refusal
+from clusterctl.spec.gcp_nodes import Image, release_of
 from clusterctl.spec.models import ClusterSpec
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT, Google

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.providers.gcp.tfvars import variables
+from clusterctl.providers.gcp.provider import variables
 from clusterctl.spec.models import ClusterSpec
 from tests.support.google.module import CLUSTER_ID, PUBLIC_KEY, Module, spec_of
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clusterctl.providers.gcp.tfvars import variables
+from clusterctl.providers.gcp.provider import variables
 from tests.support.google.many import Edit, copies, planned
 from tests.support.google.module import CLUSTER_ID, PUBLIC_KEY, spec_of
 from tests.support.google.policy import findings

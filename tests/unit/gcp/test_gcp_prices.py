@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from clusterctl.providers.gcp import costs
-from clusterctl.providers.gcp.tfvars import variables
+from clusterctl.providers.gcp.provider import variables
 from clusterctl.providers.registry import node_price
-from clusterctl.spec import gcp
+from clusterctl.spec import gcp_nodes
 from clusterctl.spec.models import ClusterSpec
 from tests.support.google.module import NAMES, spec_of
 
@@ -61,7 +61,7 @@ def test_what_is_not_in_the_table_is_not_guessed(name: str, gpus: dict[str, int]
 
 def test_spot_costs_less_than_on_demand_wherever_both_are_known() -> None:
     both = 0
-    for name in gcp.machines():
+    for name in gcp_nodes.machines():
         plain, spot = of(name), of(name, spot=True)
         if plain is not None and spot is not None:
             both += 1
@@ -70,10 +70,10 @@ def test_spot_costs_less_than_on_demand_wherever_both_are_known() -> None:
 
 
 def test_all_names_in_the_table_exist() -> None:
-    known, table = gcp.machines(), costs.table()
+    known, table = gcp_nodes.machines(), costs.table()
     assert set(table.machines) <= set(known)
     assert set(table.families) <= {one.family for one in known.values()}
-    assert set(table.gpus) <= {facts["google"] for facts in gcp.data()["gpus"].values()}
+    assert set(table.gpus) <= {facts["google"] for facts in gcp_nodes.data()["gpus"].values()}
 
 
 def test_another_region_is_said_to_differ() -> None:
@@ -124,7 +124,7 @@ class TestHosts:
         )
 
     def test_disks_that_a_machine_type_brings_are_in_its_price(self) -> None:
-        machine = gcp.machine("a2-ultragpu-1g")
+        machine = gcp_nodes.machine("a2-ultragpu-1g")
         assert machine is not None
         bundled = [{"interface": "NVME"}] * machine.bundled_ssds
         price = costs.host_price(spec())(instance(machine_type="a2-ultragpu-1g", scratch_disk=bundled))
@@ -186,7 +186,7 @@ class TestNodes:
 def as_instance(name: str, host: dict[str, Any]) -> dict[str, Any]:
     """A host of the module's variables as Terraform plans its instance."""
     disk = {"size": host["boot_disk"]["size_gib"], "type": host["boot_disk"]["type"]}
-    machine = gcp.machine(host["machine_type"])
+    machine = gcp_nodes.machine(host["machine_type"])
     assert machine is not None
     return {
         "name": name,

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import MachineError, StalePlanError, UsageError
-from clusterctl.providers.gcp import api, tfvars
+from clusterctl.providers.gcp import api, provider
 from clusterctl.providers.gcp.provider import GcpProvider, job_environment, network_note
-from clusterctl.spec import gcp
+from clusterctl.spec import gcp_nodes
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcpProvider as Settings
 from clusterctl.spec.gcp import GcsState
@@ -174,34 +174,34 @@ def test_starting_hosts_again_removes_none(cloud: GoogleCloud, workspace: Worksp
 
 def test_the_folder_is_brought_up_to_date_and_keeps_what_is_not_ours(tmp_path: Path) -> None:
     place = tmp_path / "terraform"
-    tfvars.write_module(place, {"a": 1}, None, cluster="demo")
+    provider.write_module(place, {"a": 1}, None, cluster="demo")
     kept = {"terraform.tfstate": "{}", ".terraform.lock.hcl": "", "my_override.tf": ""}
     for name, text in {**kept, "of_an_older_module.tf": "", "modules/nodes/old.tf": ""}.items():
         (place / name).write_text(text)
     (place / "main.tf").write_text("# of an older module\n")
     before = (place / "outputs.tf").stat().st_mtime_ns
-    tfvars.write_module(place, {"a": 2}, None, cluster="demo")
+    provider.write_module(place, {"a": 2}, None, cluster="demo")
     assert all((place / name).read_text() == text for name, text in kept.items())
     assert not (place / "of_an_older_module.tf").exists()
     assert not (place / "modules/nodes/old.tf").exists()
     assert "older" not in (place / "main.tf").read_text()
     assert (place / "outputs.tf").stat().st_mtime_ns == before
-    assert json.loads((place / tfvars.VARIABLES).read_text()) == {"a": 2}
+    assert json.loads((place / provider.VARIABLES).read_text()) == {"a": 2}
     assert place.stat().st_mode & 0o077 == 0
 
 
 def test_a_state_in_a_bucket_is_not_swapped_for_another(tmp_path: Path) -> None:
     place = tmp_path / "terraform"
     state = GcsState(bucket="team-state", prefix="hpc")
-    tfvars.write_module(place, {}, state, cluster="demo")
+    provider.write_module(place, {}, state, cluster="demo")
     assert (place / "backend.tfbackend").read_text() == 'bucket = "team-state"\nprefix = "hpc/demo"\n'
     assert json.loads((place / "clusterctl_backend.tf.json").read_text()) == {
         "terraform": {"backend": {"gcs": {}}}
     }
-    tfvars.write_module(place, {}, state, cluster="demo")
+    provider.write_module(place, {}, state, cluster="demo")
     for other in (None, GcsState(bucket="other-state", prefix="hpc")):
         with pytest.raises(UsageError, match="not moved"):
-            tfvars.write_module(place, {}, other, cluster="demo")
+            provider.write_module(place, {}, other, cluster="demo")
 
 
 def test_gcloud_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,7 @@ def test_gcloud_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_jobs_get_what_their_machine_has() -> None:
-    l4, plain = gcp.machines()["g2-standard-4"], gcp.machines()["e2-standard-4"]
+    l4, plain = gcp_nodes.machines()["g2-standard-4"], gcp_nodes.machines()["e2-standard-4"]
     assert job_environment(l4, gvnic=True) == {
         "NCCL_DEBUG": "WARN",
         "NCCL_SOCKET_IFNAME": "={interface}",
@@ -230,4 +230,4 @@ def test_jobs_get_what_their_machine_has() -> None:
     assert set(job_environment(l4, gvnic=False)) == {"NCCL_DEBUG", "NCCL_SOCKET_IFNAME"}
     assert job_environment(plain, gvnic=True) == {}
     assert network_note(l4) is None
-    assert "GPUDirect-TCPX " in str(network_note(gcp.machines()["a3-highgpu-8g"]))
+    assert "GPUDirect-TCPX " in str(network_note(gcp_nodes.machines()["a3-highgpu-8g"]))

@@ -20,8 +20,8 @@ from clusterctl.errors import TransportError, UsageError
 from clusterctl.jobs.environment import build, environment_of, unbuilt
 from clusterctl.jobs.submit import client_facts
 from clusterctl.packages.wheelhouse import wheel_path
-from clusterctl.scheduler.batch import script_of
 from clusterctl.scheduler.script import ENVIRONMENTS, PLAIN, Environment
+from clusterctl.scheduler.session import script_of
 from clusterctl.spec.distributions import DEFAULT, distribution_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec

@@ -48,7 +48,7 @@ def test_a_node_whose_removal_was_ended_is_not_there_any_more(
 
 
 def test_a_cluster_whose_removal_was_ended_is_none(tmp_path: Path, ended: pytest.MonkeyPatch) -> None:
-    ended.setattr(image, "STATE", tmp_path)
+    ended.setattr(layout, "STATE", tmp_path)
     state = ClusterState(
         id="abcdef", name="one", owner=0, workspace="/w", image="0123456789abcdef", subnet="10.9.0.0/24"
     )
@@ -71,7 +71,7 @@ def test_a_removal_that_was_ended_is_residue(tmp_path: Path, monkeypatch: pytest
 
 def test_an_image_whose_removal_was_ended_is_not_used(tmp_path: Path, ended: pytest.MonkeyPatch) -> None:
     for name in ("STATE", "CACHE"):
-        ended.setattr(image, name, tmp_path)
+        ended.setattr(layout, name, tmp_path)
     folder = image.image_dir("0123456789abcdef")
     write(folder / "image.json", json.dumps({"base": "b", "made": 0}))
     write(folder / "a")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import LockedError
-from clusterctl.providers.local import helper, image
+from clusterctl.providers.local import helper, image, layout
 
 ASKS = """
 import select, sys
@@ -45,8 +45,8 @@ def test_its_folders_are_roots_alone_those_of_an_older_version_too(
     """Root of a node lays setuid programs there, and whoever can read a lock's file can hold it."""
     run, state = tmp_path / "run", tmp_path / "state"
     state.mkdir(mode=0o755)
-    monkeypatch.setattr(helper, "RUN", run)
-    monkeypatch.setattr(helper, "STATE", state)
+    monkeypatch.setattr(layout, "RUN", run)
+    monkeypatch.setattr(layout, "STATE", state)
     with helper.state_lock("up", print):
         assert {stat.S_IMODE(path.stat().st_mode) for path in (run, state)} == {0o700}
         (lock,) = run.iterdir()

@@ -12,7 +12,8 @@ from clusterctl.providers.base import HostChange, Planned, hosts_as_raised
 from clusterctl.providers.local import helper, layout, machine
 from clusterctl.providers.local.layout import ClusterState, Existing
 from clusterctl.providers.local.provider import Hardware, compare, divide, same_uids
-from clusterctl.spec.models import ClusterSpec, User
+from clusterctl.spec.common import User
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 

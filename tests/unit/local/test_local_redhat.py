@@ -12,8 +12,8 @@ from clusterctl.errors import MachineError, UsageError
 from clusterctl.providers.local import helper, image
 from clusterctl.providers.local.provider import LocalProvider, image_keys
 from clusterctl.spec import distributions
-from clusterctl.spec.local import LocalProvider as Settings
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.models import LocalProvider as Settings
 
 SPEC = ClusterSpec.model_validate({"version": 1, "name": "d", "partitions": [{"name": "x", "nodes": 1}]})
 

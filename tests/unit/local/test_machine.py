@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.local import machine, system
+from clusterctl.providers.local import layout, machine, system
 from clusterctl.providers.local.layout import Node
 
 THREADS = """
@@ -130,5 +130,5 @@ def test_what_a_node_has_already_is_not_written_again(root: Path) -> None:
 
 def test_addresses_come_from_the_number() -> None:
     subnet = IPv4Network("10.7.0.0/24")
-    assert machine.address(subnet, 1) == "10.7.0.2"
-    assert machine.address(subnet, 250) == "10.7.0.251"
+    assert layout.address(subnet, 1) == "10.7.0.2"
+    assert layout.address(subnet, 250) == "10.7.0.251"

@@ -3,7 +3,8 @@
 import pytest
 
 from clusterctl.providers.local.provider import Hardware, divide, is_oversubscribed
-from clusterctl.spec.models import ClusterSpec, Partition
+from clusterctl.spec.common import Partition
+from clusterctl.spec.models import ClusterSpec
 
 
 def spec(*partitions: Partition) -> ClusterSpec:

@@ -17,7 +17,7 @@ from clusterctl.providers.onprem.access import (
     ssh_hosts,
 )
 from clusterctl.providers.onprem.login import Login
-from clusterctl.spec.onprem import OnpremHost
+from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.parallel import on_each
 

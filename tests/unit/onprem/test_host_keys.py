@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.providers.base import OfferedKey
 from clusterctl.providers.onprem.access import HostKeys, access_config
-from clusterctl.spec.onprem import OnpremHost
+from clusterctl.spec.hosts import OnpremHost
 
 ADDRESS = "192.0.2.1"  # of nobody, by RFC 5737: who asks there finds out by waiting
 

@@ -13,7 +13,7 @@ ASKS = """
 import sys
 from pathlib import Path
 from clusterctl.providers.onprem.login import Login
-from clusterctl.spec.onprem import OnpremHost
+from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.parallel import on_each
 hosts = ["a", "b"]

@@ -10,7 +10,7 @@ import pytest
 from clusterctl.errors import TransportError, UnreachableError
 from clusterctl.providers.onprem import login
 from clusterctl.providers.onprem.login import Login, check_this_machine, connect, is_installation
-from clusterctl.spec.onprem import OnpremHost
+from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.workspace import Workspace
 
 CONFIG = """\

@@ -18,8 +18,9 @@ from clusterctl.packages.bundle_checks import (
     use_bundle,
 )
 from clusterctl.packages.wheelhouse import Requirements, Wheel, content_hash, resolve, wheel_path, wheelhouse
+from clusterctl.spec.common import Software
 from clusterctl.spec.load import load_spec
-from clusterctl.spec.models import ClusterSpec, Software
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock, job_lock
 from tests.support.bundles import FILES, RELEASE, a_bundle, system

@@ -36,8 +36,8 @@ def fetched(tmp_path: Path, *hosts: Mapping[str, str]) -> tuple[dict[str, str], 
     manifest = fetch_from(holders, FOLDER, tmp_path / "work", still_changing=False)
     tree = tmp_path / "work" / "tree"
     found = {str(p.relative_to(tree)): p.read_text() for p in tree.rglob("*") if p.is_file()}
-    assert {file.local.decode() for file in manifest.files.values()} == set(found)
-    assert set(manifest.sha256) == {file.local for file in manifest.files.values()}
+    assert {local.decode() for local in manifest.files} == set(found)
+    assert set(manifest.sha256) == set(manifest.files)
     return found, manifest
 
 
@@ -55,7 +55,7 @@ def test_what_each_host_wrote_comes_together(tmp_path: Path) -> None:
         "telemetry/node1.jsonl",
         "telemetry/node2.jsonl",
     }
-    assert manifest.size == sum(map(len, found.values()))
+    assert sum(manifest.files.values()) == sum(map(len, found.values()))
 
 
 def test_two_files_of_one_name_are_both_kept(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Fetching a folder: hostile names, links, lies, changes under way, and going on after a break."""
+"""Collecting a folder: hostile names, links, lies, changes under way, and going on after a break."""
 
 from __future__ import annotations
 
@@ -12,41 +12,21 @@ import pytest
 
 from clusterctl.errors import CollectError, UnreachableError
 from clusterctl.transport.local import LocalTransport
-from tests.support.fetched import Talk, content, fetch
-
-HOSTILE_NAMES = [
-    b" ",
-    b"-rf",
-    b"--",
-    b"a b",
-    b"$(id)",
-    b"`id`",
-    b"'",
-    b'"',
-    b"\\",
-    b"new\nline",
-    b"tab\t",
-    b"\x1b[31mred",
-    b"\x07",
-    b"\xff\xfe not utf-8",
-    "é\u202e".encode(),
-    b"*",
-    b"~",
-    b"...",
-    b"..a",
-    b"a" * 255,
-]
+from tests.support.fetched import Talk, content, fetch, get
+from tests.support.hostile import HOSTILE_NAMES
 
 
-def test_hostile_names_survive(remote, tree):
+@pytest.mark.parametrize("verb", [fetch, get])
+def test_hostile_names_survive(remote, tree, verb):
     below = remote / "a folder" / "$x"
     below.mkdir(parents=True)
     for number, name in enumerate(HOSTILE_NAMES):
         (remote / os.fsdecode(name)).write_text(str(number))
         (below / os.fsdecode(name)).write_text(str(number))
-    fetch(remote, tree)
-    assert content(tree) == content(remote)
-    assert len(content(tree)) == 2 * len(HOSTILE_NAMES)
+    verb(remote, tree)
+    there = content(remote)
+    assert len(there) == 2 * len(HOSTILE_NAMES)
+    assert content(tree if verb is fetch else tree / remote.name) == there
 
 
 def test_nothing_but_files_is_fetched_and_all_else_is_named(remote, tree, tmp_path, monkeypatch):
@@ -166,13 +146,24 @@ def test_after_a_break_only_the_rest_is_fetched(remote, tree):
     transport = Breaking(750_000)
     with pytest.raises(UnreachableError):
         fetch(remote, tree, transport)
-    arrived = content(tree)
+    arrived = {name: data for name, data in content(tree).items() if not name.endswith(b".part")}
     assert 0 < len(arrived) < 10
     assert arrived.items() <= content(remote).items()  # what is there is whole
     transport.received = 0
     fetch(remote, tree, transport)
     assert content(tree) == content(remote)
     assert transport.received < (10 - len(arrived) + 1) * 100_000
+
+
+def test_after_a_break_a_file_goes_on_where_it_stopped(remote, tree):
+    (remote / "large").write_bytes(os.urandom(8 << 20))
+    transport = Breaking(6 << 20)
+    with pytest.raises(UnreachableError):
+        fetch(remote, tree, transport)
+    transport.received = 0
+    fetch(remote, tree, transport)
+    assert content(tree) == content(remote)
+    assert transport.received < 4 << 20
 
 
 def test_what_was_damaged_or_is_gone_meanwhile(remote, tree):
@@ -211,33 +202,43 @@ class Changing(LocalTransport):
         self._change = change
         self._times = times
 
+    @contextmanager
     def converse(self, argv, **options):
+        with super().converse(argv, **options) as talk:
+            yield Talk(talk, lambda talk: talk.receive(), lambda request: self._send(talk, request))
+
+    def _send(self, talk, request: bytes) -> None:
         if self._times:
             self._times -= 1
             self._change()
-        return super().converse(argv, **options)
+        talk.send(request)
 
 
 class ChangingLater(LocalTransport):
-    """Does something to the folder when the first bytes of an answer are here, long before its end."""
+    """Does something to the folder when the first bytes of its files are here, long before their end."""
 
     def __init__(self, change) -> None:
         self._change = change
 
     @contextmanager
     def converse(self, argv, **options):
-        begun = False
+        asked = False
+
+        def send(request: bytes) -> None:
+            nonlocal asked
+            talk.send(request)
+            asked = True
 
         def receive(talk) -> bytes:
-            nonlocal begun
+            nonlocal asked
             data = talk.receive()
-            if not begun:
+            if asked:
                 self._change()
-            begun = True
+            asked = False
             return data
 
         with super().converse(argv, **options) as talk:
-            yield Talk(talk, receive)
+            yield Talk(talk, receive, send)
 
 
 def test_a_log_that_grows_is_taken_as_long_as_it_was(remote, tree):

@@ -8,20 +8,21 @@ import json
 import os
 import struct
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.errors import CollectError
-from clusterctl.runs.fetch import fetch_tree, parse_manifest, shown_path
+from clusterctl.errors import CollectError, TransferError
+from clusterctl.runs.fetch import choose, fetch_tree, shown_path
+from clusterctl.transport.get import parse_listing
 from clusterctl.transport.local import LocalTransport
-from tests.support.fetched import Talk, content, fetch
+from tests.support.fetched import Talk, content, fetch, get
 
 
-def row(path: bytes, data: bytes = b"x", **fields) -> str:
-    told = {"path": base64.b64encode(path).decode(), "size": len(data), "space": len(data)}
-    return json.dumps(told | fields) + "\n"
+def row(path: bytes, size: object = 1, kind: str = "file", space: object = 1, mtime: object = 1) -> str:
+    return json.dumps([kind, base64.b64encode(path).decode(), 0o644, mtime, size, "", space]) + "\n"
 
 
 class Lying(LocalTransport):
@@ -31,46 +32,63 @@ class Lying(LocalTransport):
         self._listing = listing
         self._sent = sent
 
-    def stream(self, *_argv):
-        yield self._listing.encode()
-
     @contextmanager
     def converse(self, argv, **options):
-        rest = [self._sent]
+        rest = [self._sent, self._listing.encode() + b"\n"]
         with super().converse(["true", *argv], **options) as real:
-            lying = Talk(real, lambda _: rest.pop() if rest else b"")
-            lying.send = lying.finish = lambda *_: None
+            lying = Talk(real, lambda _: rest.pop() if rest else b"", lambda _: None)
+            lying.finish = lambda *_: None
             yield lying
 
 
+BOTH = pytest.mark.parametrize(("verb", "error"), [(fetch, CollectError), (get, TransferError)])
+
+
+@BOTH
 @pytest.mark.parametrize(
     "path",
     [b"/etc/passwd", b"../x", b"a/../../x", b"a/..", b".", b"", b"a//b", b"a/", b"a\0b", b"./a", b"b" * 256],
 )
-def test_paths_that_lead_elsewhere_are_refused(path, remote, tree):
-    with pytest.raises(CollectError, match="makes no sense") as caught:
-        fetch(remote, tree, Lying(row(path), b""))
+def test_paths_that_lead_elsewhere_are_refused(path, remote, tree, verb, error):
+    around = row(b"a", kind="folder")
+    with pytest.raises(error, match="makes no sense") as caught:
+        verb(remote, tree, Lying(around + row(path), b""))
     assert caught.value.why.isprintable()
     assert content(tree) == {}
 
 
+@BOTH
 @pytest.mark.parametrize(
     "listing",
     [
         row(b"a") + row(b"a"),
         row(b"a") + row(b"a/b"),
+        row(b"a", kind="link") + row(b"a/b"),
+        row(b"a/b"),  # in a folder that nobody told of
+        row(b"a", kind="device"),
         row(b"a", size=-1),
+        row(b"a", space=-1),
         row(b"a", size="many"),
         row(b"a", size=float("inf")),
+        row(b"a", mtime=1 << 70),
         "[" * 60_000 + "\n",
-        '{"path": "not base64!"}\n',
+        '["file", "not base64!", 0, 0, 0, "", 0]\n',
         "[]\n",
+        '{"path": "YQ=="}\n',
+        "{\n",
         "\x1b[31m\n",
     ],
 )
-def test_listings_that_contradict_themselves_are_refused(listing, remote, tree):
-    with pytest.raises(CollectError, match="makes no sense"):
-        fetch(remote, tree, Lying(listing, b""))
+def test_listings_that_contradict_themselves_are_refused(listing, remote, tree, verb, error):
+    with pytest.raises(error, match="makes no sense"):
+        verb(remote, tree, Lying(listing, b""))
+    assert content(tree) == {}
+
+
+def test_a_link_that_the_cluster_lists_is_not_made(remote, tree):
+    manifest = fetch(remote, tree, Lying(row(b"a", kind="link"), b""))
+    assert [(one.path, one.reason) for one in manifest.skipped] == [("a", "a symbolic link")]
+    assert content(tree) == {}
 
 
 def header(size: int) -> bytes:
@@ -82,8 +100,9 @@ def file_of(data: bytes, *, sha256: bytes | None = None, still: bytes = b"\1") -
     return header(len(data)) + header(len(data)) + data + header(len(last)) + last
 
 
+@BOTH
 @pytest.mark.parametrize(
-    ("sent", "message"),
+    "lie",
     [
         (file_of(b"x") + b"more", "other data than it said"),
         (header(10**12) + b"x", "other data than it said"),
@@ -97,15 +116,17 @@ def file_of(data: bytes, *, sha256: bytes | None = None, still: bytes = b"\1") -
         (header(1) + header(1) + b"x" + header(34), "other data than it said"),
     ],
 )
-def test_a_cluster_that_sends_other_than_it_said(sent, message, remote, tree):
-    with pytest.raises(CollectError, match=message):
-        fetch(remote, tree, Lying(row(b"a"), sent))
+def test_a_cluster_that_sends_other_than_it_said(lie, remote, tree, verb, error):
+    sent, message = lie
+    with pytest.raises(error, match=message):
+        verb(remote, tree, Lying(row(b"a"), sent))
 
 
+@BOTH
 @pytest.mark.parametrize("sent", [file_of(b"y", sha256=bytes(32)), file_of(b"y", still=b"\0")])
-def test_a_wrong_content_is_never_taken(sent, remote, tree):
-    with pytest.raises(CollectError, match="keep changing"):
-        fetch(remote, tree, Lying(row(b"a"), sent))
+def test_a_wrong_content_is_never_taken(sent, remote, tree, verb, error):
+    with pytest.raises(error, match=r"keep changing|changed while"):
+        verb(remote, tree, Lying(row(b"a"), sent))
     assert content(tree) == {}
 
 
@@ -128,7 +149,7 @@ def test_a_list_that_does_not_end(remote, tree):
 
 def test_of_many_things_that_stay_only_the_first_are_named(remote, tree):
     listing = "".join(
-        json.dumps({"path": base64.b64encode(b"%d" % i).decode(), "skip": "a pipe"}) + "\n"
+        json.dumps(["left", base64.b64encode(b"%d" % i).decode(), 0, 0, 0, "a pipe", 0]) + "\n"
         for i in range(3000)
     )
     manifest = fetch(remote, tree, Lying(listing, b""))
@@ -138,11 +159,12 @@ def test_of_many_things_that_stay_only_the_first_are_named(remote, tree):
 
 @given(st.binary(min_size=1, max_size=40))
 def test_no_path_gets_out_of_the_folder(path):
+    above = [row(b"/".join(path.split(b"/")[:n]), kind="folder") for n in range(1, path.count(b"/") + 1)]
     try:
-        manifest = parse_manifest([row(path).encode()], "/f")
-    except CollectError:
+        entries, left = parse_listing([*(line.encode() for line in above), row(path).encode()])
+    except TransferError:
         return
-    (file,) = manifest.files.values()
-    place = os.path.normpath(b"/out/tree/" + file.local)
-    assert place == b"/out/tree/" + file.local
+    entry = choose(entries, left, "/f", Path())[0][-1]
+    place = os.path.normpath(b"/out/tree/" + entry.local)
+    assert place == b"/out/tree/" + entry.local
     assert shown_path(path).isprintable()

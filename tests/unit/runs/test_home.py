@@ -6,6 +6,7 @@ import fcntl
 import json
 import subprocess
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.state.ledger import UNCHANGED, Ledger, RunRecord, TaskRecord, node_hours
 from tests.support.disks import FAULTS, small_disk
+from tests.support.fetched import Talk
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 
 
@@ -264,7 +266,7 @@ def test_a_snapshot_is_replaced_when_the_job_is_over(session, cluster, tmp_path,
 
 
 class Dropping(Nearby):
-    """Loses the connection at the n-th command."""
+    """Loses the connection at the n-th command, or piece of an answer."""
 
     def __init__(self, payload: Path, at: int) -> None:
         super().__init__(payload)
@@ -279,9 +281,15 @@ class Dropping(Nearby):
         self._count()
         return super().run(argv, **options)
 
-    def stream(self, argv):
+    @contextmanager
+    def converse(self, argv, **options):
         self._count()
-        return super().stream(argv)
+        with super().converse(argv, **options) as talk:
+            yield Talk(talk, self._receive)
+
+    def _receive(self, talk):
+        self._count()
+        return talk.receive()
 
 
 def test_there_is_never_half_a_run(session, cluster, tmp_path, out):
@@ -296,7 +304,7 @@ def test_there_is_never_half_a_run(session, cluster, tmp_path, out):
             assert cluster.ledger.find(job_id).run_dir is None
         else:
             break
-    assert at > 4  # it was interrupted at each command in turn
+    assert at > 4  # it was interrupted at each in turn
     assert RunRecord.load(out / f"demo-{job_id}-mine").final
     assert [path.name for path in out.iterdir()] == [f"demo-{job_id}-mine"]
 

@@ -16,12 +16,14 @@ from clusterctl.errors import CollectError
 from clusterctl.jobs.logs import LogReader
 from clusterctl.jobs.source import patterns
 from clusterctl.runs.collect import collect
-from clusterctl.runs.fetch import fetch_tree, parse_manifest
+from clusterctl.runs.fetch import fetch_tree
 from clusterctl.runs.remote_files import DEEPEST, LONGEST, MOST, Globs, Listing
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.transport.base import SILENCE_S
+from clusterctl.transport.get import parse_listing
 from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.tree import Kind
 from tests.support.fetched import content, fetch
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 
@@ -133,8 +135,9 @@ def test_too_many_patterns_are_none():
 def listed(capsys, top: Path, **bounds) -> tuple[set[str], dict[str, str]]:
     """What a listing within these bounds fetches, and why it leaves the rest."""
     Listing(os.fsencode(top), **bounds).folder(b"")
-    manifest = parse_manifest(capsys.readouterr().out.encode().splitlines(), str(top))
-    return {os.fsdecode(path) for path in manifest.files}, {s.path: s.reason for s in manifest.skipped}
+    entries, left = parse_listing(capsys.readouterr().out.encode().splitlines())
+    files = {os.fsdecode(entry.path) for entry in entries if entry.kind == Kind.FILE}
+    return files, {os.fsdecode(entry.path): entry.payload for entry in left}
 
 
 def test_a_folder_with_too_much_in_it_is_named_and_the_others_come(remote, capsys):

@@ -12,7 +12,8 @@ from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Gpu
 from clusterctl.hosts.probe import NodeFacts
 from clusterctl.scheduler.slurm.config import render_files, slurm_minutes, timeouts
-from clusterctl.spec.models import OWNED_SLURM_KEYS, ClusterSpec
+from clusterctl.spec.common import OWNED_SLURM_KEYS
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
 
 Golden = Callable[[str, str], None]

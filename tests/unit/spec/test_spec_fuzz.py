@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clusterctl.errors import Problem, SpecError, UsageError
-from clusterctl.spec.gcp import GcpNodes, GcpProvider
+from clusterctl.spec.gcp import GcpProvider
+from clusterctl.spec.gcp_nodes import GcpNodes
 from clusterctl.spec.load import CurrentUser, load_spec, parse_spec
 
 BASE = (Path(__file__).parent / "base.yaml").read_text()

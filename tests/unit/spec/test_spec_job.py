@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.job import JobSpec, Launcher, ScriptLanguage, job_spec, script_language
+from clusterctl.spec.job import JobSpec, Launcher, is_python, job_spec
 
 
 @pytest.fixture
@@ -179,25 +179,25 @@ def test_all_wrong_flags_come_out_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "kind"),
+    ("file", "content", "python"),
     [
-        ("a.sh", "echo\n", ScriptLanguage.SHELL),
-        ("a.bash", "", ScriptLanguage.SHELL),
-        ("a.py", "print()\n", ScriptLanguage.PYTHON),
-        ("a", "#!/bin/bash\n", ScriptLanguage.SHELL),
-        ("a", "#! /bin/sh -e\n", ScriptLanguage.SHELL),
-        ("a", "#!/usr/bin/env bash\n", ScriptLanguage.SHELL),
-        ("a", "#!/usr/bin/env python3\n", ScriptLanguage.PYTHON),
-        ("a", "#!/opt/py/bin/python3.11\n", ScriptLanguage.PYTHON),
-        ("a.sbatch", "#!/bin/bash\n#SBATCH -N 2\n", ScriptLanguage.SHELL),
+        ("a.sh", "echo\n", False),
+        ("a.bash", "", False),
+        ("a.py", "print()\n", True),
+        ("a", "#!/bin/bash\n", False),
+        ("a", "#! /bin/sh -e\n", False),
+        ("a", "#!/usr/bin/env bash\n", False),
+        ("a", "#!/usr/bin/env python3\n", True),
+        ("a", "#!/opt/py/bin/python3.11\n", True),
+        ("a.sbatch", "#!/bin/bash\n#SBATCH -N 2\n", False),
     ],
 )
-def test_scripts(folder: Path, file: str, content: str, kind: ScriptLanguage) -> None:
+def test_scripts(folder: Path, file: str, content: str, python: bool) -> None:
     (folder / file).write_text(content)
     job = job_spec(f"./{file}", {})
     assert job.script == folder / file
     assert job.bundled is None
-    assert script_language(folder / file) is kind
+    assert is_python(folder / file) is python
 
 
 @pytest.mark.parametrize(

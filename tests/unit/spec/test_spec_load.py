@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from clusterctl.errors import SpecError, UsageError
+from clusterctl.spec.common import Monitoring, Partition, Qos, SlurmSettings, User
 from clusterctl.spec.load import (
     CurrentUser,
     dump_spec,
@@ -21,15 +22,7 @@ from clusterctl.spec.load import (
     parse_spec,
     resolve_users,
 )
-from clusterctl.spec.local import MAX_LOCAL_HOSTS, LocalProvider
-from clusterctl.spec.models import (
-    ClusterSpec,
-    Monitoring,
-    Partition,
-    Qos,
-    SlurmSettings,
-    User,
-)
+from clusterctl.spec.models import MAX_LOCAL_HOSTS, ClusterSpec, LocalProvider
 
 ADA = CurrentUser("ada", 1001)
 ROOT = CurrentUser("root", 0)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from clusterctl.spec import gcp
-from clusterctl.spec.base import Gpus
-from clusterctl.spec.gcp import MACHINE_TYPE, Filestore, GcpDisk
+from clusterctl.spec import gcp, gcp_nodes
+from clusterctl.spec.base import PATTERNS
+from clusterctl.spec.common import Gpus, Partition
+from clusterctl.spec.gcp import Filestore
+from clusterctl.spec.gcp_nodes import GcpDisk
 from clusterctl.spec.load import load_spec
-from clusterctl.spec.models import ClusterSpec, Partition
+from clusterctl.spec.models import ClusterSpec
 
 SPECS = Path(__file__).parents[2] / "support" / "google" / "specs"
 DISK_TYPES = set(get_args(get_args(GcpDisk.model_fields["type"].annotation)[0]))
@@ -42,53 +43,53 @@ DISK_TYPES = set(get_args(get_args(GcpDisk.model_fields["type"].annotation)[0]))
 def test_what_a_machine_type_is(
     name: str, vcpus: int, memory_gib: int, gpu: Gpus | None, accelerator: str | None
 ) -> None:
-    one = gcp.machine(name)
+    one = gcp_nodes.machine(name)
     assert one is not None
     assert (one.name, one.vcpus, one.memory_mib) == (name, vcpus, memory_gib * 1024)
     assert (one.gpu, one.accelerator, one.guest_accelerator) == (gpu, accelerator, False)
 
 
 def test_a_machine_type_that_there_is_not() -> None:
-    assert gcp.machine("g2-standard-9") is None
-    assert gcp.machine("custom-4-8192") is None
+    assert gcp_nodes.machine("g2-standard-9") is None
+    assert gcp_nodes.machine("custom-4-8192") is None
 
 
 def test_the_facts_hang_together() -> None:
-    for name, one in gcp.machines().items():
-        assert re.search(MACHINE_TYPE, name)
+    for name, one in gcp_nodes.machines().items():
+        assert PATTERNS["machine_type"].matches(name)
         assert one.family == name.split("-")[0]
         assert one.boot_disks, name
         assert {*one.boot_disks, *one.extra_disks} <= DISK_TYPES
         assert not (one.local_ssds and one.bundled_ssds), "disks are either there or added"
         assert max(one.local_ssds, default=0) <= 32, "as many as a spec may ask for"
         assert one.tier_1 is False or one.gpu is None
-    assert set(gcp.data()["filestore"]) == set(get_args(Filestore.model_fields["tier"].annotation))
+    assert set(gcp_nodes.data()["filestore"]) == set(get_args(Filestore.model_fields["tier"].annotation))
 
 
-@pytest.mark.parametrize("gpu", gcp.data()["gpus"])
+@pytest.mark.parametrize("gpu", gcp_nodes.data()["gpus"])
 def test_every_gpu_can_be_had_in_each_number(gpu: str) -> None:
-    assert gcp.counts(gpu)
-    for count in gcp.counts(gpu):
+    assert gcp_nodes.counts(gpu)
+    for count in gcp_nodes.counts(gpu):
         wanted = Gpus(type=gpu, count=count)
-        one = gcp.default_machine(wanted)
+        one = gcp_nodes.default_machine(wanted)
         assert one.gpu == wanted
-        limit = gcp.most_vcpus(wanted)
+        limit = gcp_nodes.most_vcpus(wanted)
         assert one.guest_accelerator is (limit is not None)
         assert limit is None or one.vcpus <= limit
 
 
 def test_no_machine_has_what_there_is_not() -> None:
     with pytest.raises(ValueError, match="no machine type has 3 x l4"):
-        gcp.default_machine(Gpus(type="l4", count=3))
+        gcp_nodes.default_machine(Gpus(type="l4", count=3))
 
 
 @pytest.mark.parametrize("name", ["l4", "nvidia-l4"])
 def test_a_gpu_has_two_names(name: str) -> None:
-    assert gcp.gpu_type(name) == "l4"
+    assert gcp_nodes.gpu_type(name) == "l4"
 
 
 def test_a_gpu_that_there_is_not() -> None:
-    assert gcp.gpu_type("l5") is None
+    assert gcp_nodes.gpu_type("l5") is None
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_every_spec_of_the_folder_is_resolved_above() -> None:
 
 
 def test_the_machine_type_of_the_controller() -> None:
-    assert gcp.controller_machine(load_spec(SPECS / "t4.yaml")).name == gcp.PLAIN
+    assert gcp.controller_machine(load_spec(SPECS / "t4.yaml")).name == gcp_nodes.PLAIN
     assert gcp.controller_machine(load_spec(SPECS / "a100.yaml")).name == "n2-standard-8"
 
 
@@ -137,11 +138,11 @@ def test_local_nodes_have_no_machine_type() -> None:
 )
 def test_the_type_of_a_disk(name: str, asked: str | None, boot: str, extra: str) -> None:
     disk = GcpDisk.model_validate({"size": "100GiB", "type": asked})
-    one = gcp.machines()[name]
-    assert gcp.boot_disk_type(one, disk) == boot
-    assert gcp.extra_disk_type(one, disk) == extra
+    one = gcp_nodes.machines()[name]
+    assert gcp_nodes.boot_disk_type(one, disk) == boot
+    assert gcp_nodes.extra_disk_type(one, disk) == extra
 
 
 def test_the_manual_names_every_gpu() -> None:
     text = (Path(__file__).parents[3] / "docs" / "spec.md").read_text().replace(" and ", ", ")
-    assert ", ".join(f"`{gpu}`" for gpu in gcp.data()["gpus"]) in text
+    assert ", ".join(f"`{gpu}`" for gpu in gcp_nodes.data()["gpus"]) in text

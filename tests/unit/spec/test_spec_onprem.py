@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import SpecError
-from clusterctl.spec.base import expand
+from clusterctl.spec.hosts import OnpremHost, expand, is_this_machine
 from clusterctl.spec.load import dump_spec, load_spec, parse_spec
-from clusterctl.spec.onprem import OnpremHost, OnpremProvider, is_this_machine
+from clusterctl.spec.onprem import OnpremProvider
 
 ED25519 = "AAAAC3NzaC1lZDI1NTE5AAAAIPUbN2nHEYzKZ8DzT2M9bTGUQcxJ4z2mR0n9ZkYxT3pQ"
 BASE = Path(__file__).with_name("onprem-base.yaml")
@@ -203,3 +203,12 @@ def test_addresses_and_names_lead_to_hosts(address: str) -> None:
 )
 def test_which_addresses_are_this_machine(address: str, is_here: bool) -> None:
     assert is_this_machine(address) is is_here
+
+
+@pytest.mark.parametrize("port", ["{}", "[1]"])
+def test_a_port_that_is_no_number_is_one_problem(port: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(BASE.read_text().replace("port: 2222", f"port: {port}"), "c.yaml")
+    (problem,) = caught.value.problems
+    assert problem.key == "provider.hosts.front.port"
+    assert problem.message.startswith("port must be a whole number, not a ")

@@ -21,17 +21,16 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.gcp.terraform.client import Terraform
 from clusterctl.providers.gcp.terraform.program import Program
 from clusterctl.providers.gcp.terraform.run import recorded, run
-from tests.support.terraform import MODULE, Work
+from tests.support.terraform import MODULE, Work, terraform_in
 
 ME = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
 APPLIES = """
 import sys
 from pathlib import Path
-from clusterctl.providers.gcp.terraform.client import Terraform
-terraform = Terraform(Path(sys.argv[1]), lambda line: print(line, flush=True))
+from tests.support.terraform import terraform_in
+terraform = terraform_in(Path(sys.argv[1]), lambda line: print(line, flush=True))
 terraform.apply(terraform.plan())
 """
 
@@ -201,7 +200,7 @@ class Bucket:
         (self.folder / "lock.json").write_text(json.dumps({"type": "diagnostic", "diagnostic": said}) + "\n")
         (self.folder / "terraform").write_text(PLAYED)
         (self.folder / "terraform").chmod(0o755)
-        Terraform(self.folder, lambda _: None, program=Program(self.folder / "terraform", "1.11.4")).plan()
+        terraform_in(self.folder, chosen=Program(self.folder / "terraform", "1.11.4")).plan()
 
     def died(self, ago_s: float) -> None:
         """A run of ours began that long ago, and was killed."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransferError, UnreachableError, UsageError
-from clusterctl.transport.get import Fetched, fetch, parse_listing
+from clusterctl.transport.get import Fetched, fetch
 from clusterctl.transport.local import LocalTransport
 from tests.support.disks import FAULTS, small_disk
 from tests.support.transfers import Cutting, as_anybody, content
@@ -174,35 +174,6 @@ def test_a_link_of_ours_is_not_followed(theirs, here, tmp_path, name):
         get(here)
         assert content(here / "data") == content(theirs)
     assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-def line(path: bytes, kind: str = "file", size: int = 1) -> bytes:
-    return json.dumps([kind, base64.b64encode(path).decode(), 0o644, 1, size, "", size]).encode()
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        [line(b"../x")],
-        [line(b"/etc/passwd")],
-        [line(b"a", "folder"), line(b"a/../../x")],
-        [line(b"a/b")],  # a folder that nobody told of
-        [line(b"a", "link"), line(b"a/b")],
-        [line(b"a"), line(b"a/b")],
-        [line(b"a"), line(b"a")],
-        [line(b"")],
-        [line(b"a\0b")],
-        [line(b"x" * 256)],
-        [line(b"a", size=-1)],
-        [line(b"a", "device")],
-        [b"[]"],
-        [b"{"],
-        [b"[" * 100_000],
-    ],
-)
-def test_a_list_that_can_not_be_is_refused(lines):
-    with pytest.raises(TransferError, match="makes no sense"):
-        parse_listing(lines)
 
 
 def test_a_file_that_somebody_else_owns_is_fetched_too(home, here):

@@ -13,23 +13,12 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from clusterctl.errors import ProvisionError, StalePlanError
+from clusterctl.providers.gcp.terraform import run
 from clusterctl.providers.gcp.terraform.program import FLAG, Program, command_line, find, shared_providers
-from clusterctl.providers.gcp.terraform.run import (
-    Diagnostic,
-    Event,
-    Progress,
-    Resource,
-    errors_in,
-    forget_runs,
-    parse_event,
-    printed_errors,
-    run,
-    stale_lock,
-)
 from clusterctl.state.workspace import write_atomic
 from clusterctl.util.progress import LineReporter
 
-Explain = Callable[[str, tuple[Diagnostic, ...]], ProvisionError]
+Explain = Callable[[str, tuple[run.Diagnostic, ...]], ProvisionError]
 
 PLAN_FILE: Final = "plan.tfplan"
 BACKEND_FILE: Final = "backend.tfbackend"
@@ -38,11 +27,6 @@ _CHANGES: Final = 2  # exit code of a plan that has some
 _PARALLEL: Final = 30  # what is made at once; most of the time is waiting
 _LOCK_TIMEOUT: Final = "20s"
 _STALE: Final = ("Saved plan is stale", "Saved plan does not match the given state")
-
-
-def as_said(what: str, found: tuple[Diagnostic, ...]) -> ProvisionError:
-    """The failure as Terraform says it."""
-    return ProvisionError(what, why="\n".join(d.text for d in found))
 
 
 @dataclass(slots=True)
@@ -56,8 +40,8 @@ class Terraform:
 
     folder: Path
     report: LineReporter
-    explain: Explain = as_said
-    names: Callable[[Resource], str] = str
+    explain: Explain
+    names: Callable[[run.Resource], str]
     program: Program | None = None  # found when it is needed
 
     def init(self) -> None:
@@ -146,39 +130,39 @@ class Terraform:
             raise self.explain(what, found)
         return True
 
-    def _events(self, verb: str, *words: str, **options: object) -> tuple[int, tuple[Diagnostic, ...]]:
+    def _events(self, verb: str, *words: str, **options: object) -> tuple[int, tuple[run.Diagnostic, ...]]:
         """Run it with -json and tell its progress; its exit code, and its errors if it failed."""
-        progress = Progress(self.report, self.names)
-        found: list[Diagnostic] = []
+        progress = run.Progress(self.report, self.names)
+        found: list[run.Diagnostic] = []
         other: list[str] = []
 
         def hear(line: str) -> None:
-            if (event := parse_event(line)) is None:
+            if (event := run.parse_event(line)) is None:
                 other.append(line)
             elif event.get("type") == "diagnostic":
-                found.append(Diagnostic.of(event["diagnostic"]))
+                found.append(run.Diagnostic.of(event["diagnostic"]))
             else:
                 progress.take(event)
 
         began = time.time()
-        code, stderr = run(
+        code, stderr = run.run(
             self._argv(verb, *words, json=FLAG, **options), self.folder, heard=hear, report=self.report
         )
         if code in (0, _CHANGES):
             return code, ()
-        failed = errors_in(found) or printed_errors("".join(other) + stderr, code=code)
+        failed = run.errors_in(found) or run.printed_errors("".join(other) + stderr, code=code)
         if self._unlocked(failed, began):
             return self._events(verb, *words, **options)
         return code, failed
 
-    def _unlocked(self, failed: tuple[Diagnostic, ...], began: float) -> bool:
+    def _unlocked(self, failed: tuple[run.Diagnostic, ...], began: float) -> bool:
         """Whether it failed for a lock that a Terraform of ours left behind, and that is released now."""
-        if (held := stale_lock(failed, self.folder, before=began)) is None:
+        if (held := run.stale_lock(failed, self.folder, before=began)) is None:
             return False
         lock_id, created = held
         self.report(f"releasing the state lock that a Terraform left behind which was killed ({created})")
         self._printing("the state could not be unlocked", "force-unlock", lock_id, force=FLAG)
-        forget_runs(self.folder)
+        run.forget_runs(self.folder)
         return True
 
     def _printing(
@@ -192,14 +176,14 @@ class Terraform:
         """Run what tells no events: what it prints; its failure is explained after ``what``."""
         said: list[str] = []
         argv = self._argv(verb, *words, **options)
-        code, stderr = run(argv, self.folder, env=env, heard=said.append, report=self.report)
+        code, stderr = run.run(argv, self.folder, env=env, heard=said.append, report=self.report)
         if code != 0:
-            raise self.explain(what, printed_errors("".join(said) + stderr, code=code))
+            raise self.explain(what, run.printed_errors("".join(said) + stderr, code=code))
         return "".join(said)
 
-    def _answer(self, what: str, verb: str, *words: str) -> Event:
+    def _answer(self, what: str, verb: str, *words: str) -> run.Event:
         """Run what answers in JSON."""
-        if (answer := parse_event(self._printing(what, verb, *words, json=FLAG))) is None:
+        if (answer := run.parse_event(self._printing(what, verb, *words, json=FLAG))) is None:
             raise self.explain(what, ())
         return answer
 
@@ -298,7 +282,6 @@ class ResourceChange:
 
     address: str
     type: str
-    name: str
     key: str | int | None
     action: Action
     before: Mapping[str, Any] | None
@@ -367,7 +350,6 @@ def _change(raw: Mapping[str, Any], secrets: frozenset[str]) -> ResourceChange:
     return ResourceChange(
         address=raw["address"] + deposed,
         type=raw["type"],
-        name=raw["name"],
         key=raw.get("index"),
         action=action,
         before=before,
@@ -385,24 +367,20 @@ def _why(raw: Mapping[str, Any], change: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _secrets(value: Any, sensitive: Any) -> Iterator[str]:
     """The texts that ``sensitive`` marks: the shape of the value, with true where it is."""
-    if sensitive is True:
-        yield from _texts(value)
-    for inner, mark in _pairs(value, sensitive):
+    if isinstance(value, str) and sensitive is True and len(value) >= _SHORTEST_SECRET:
+        yield value
+    for _, inner, mark in _marked(value, sensitive):
         yield from _secrets(inner, mark)
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str) and len(value) >= _SHORTEST_SECRET:
-        yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _texts(inner)
-
-
-def _pairs(value: Any, marks: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(value, dict) and isinstance(marks, dict):
-        yield from ((value[key], mark) for key, mark in marks.items() if key in value)
-    elif isinstance(value, list) and isinstance(marks, list):
-        yield from zip(value, marks, strict=False)
+def _marked(value: Any, marks: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """The parts of a value by key, each with its mark: a mark of the whole is that of every part."""
+    if isinstance(value, dict):
+        named = marks if isinstance(marks, dict) else dict.fromkeys(value, marks is True)
+        yield from ((key, inner, named.get(key)) for key, inner in value.items())
+    elif isinstance(value, list):
+        listed = [*(marks if isinstance(marks, list) else ()), *[marks is True] * len(value)]
+        yield from zip(range(len(value)), value, listed, strict=False)
 
 
 def _masked(value: Any, sensitive: Any, secrets: frozenset[str]) -> Any:
@@ -411,13 +389,8 @@ def _masked(value: Any, sensitive: Any, secrets: frozenset[str]) -> Any:
         return SENSITIVE if value is not None else None
     if isinstance(value, str):
         return SENSITIVE if any(secret in value for secret in secrets) else value
-    if isinstance(value, dict):
-        marked = sensitive if isinstance(sensitive, dict) else {}
-        return {key: _masked(inner, marked.get(key), secrets) for key, inner in value.items()}
-    if isinstance(value, list):
-        marks = [*(sensitive if isinstance(sensitive, list) else ()), *[None] * len(value)]
-        return [_masked(inner, mark, secrets) for inner, mark in zip(value, marks, strict=False)]
-    return value
+    parts = {key: _masked(inner, mark, secrets) for key, inner, mark in _marked(value, sensitive)}
+    return parts if isinstance(value, dict) else [*parts.values()] if isinstance(value, list) else value
 
 
 def _unknown(value: Any, unknown: Any) -> Any:

