@@ -6,7 +6,6 @@ size that it has where the spec leaves that to us; where the spec itself says an
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from clusterctl.cluster.nodes import drain_usable
 from clusterctl.cluster.session import ClusterSession, known_inventory, known_spec
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostChange, Planned, Size
-from clusterctl.scheduler.base import Scheduler, active_jobs
+from clusterctl.scheduler.base import Scheduler, active_jobs, polls
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import admin_scheduler
 from clusterctl.spec.common import Partition
@@ -268,10 +267,8 @@ def _end(affected: Sequence[AffectedJob], scheduler: Scheduler) -> None:
         scheduler.annotate(job.job.id, f"clusterctl up --force: {job.why}")
     ids = [job.job.id for job in affected]
     scheduler.cancel(ids)
-    deadline = time.monotonic() + END_S
-    while left := [job.id for job in active_jobs(scheduler) if job.id in ids]:
-        if time.monotonic() > deadline:
-            raise SchedulerError(
-                f"jobs do not end: {', '.join(left)}", fix="look at them with `clusterctl jobs`"
-            )
-        time.sleep(_PAUSE_S)
+    for _ in polls(END_S, longest_s=_PAUSE_S):
+        left = [job.id for job in active_jobs(scheduler) if job.id in ids]
+        if not left:
+            return
+    raise SchedulerError(f"jobs do not end: {', '.join(left)}", fix="look at them with `clusterctl jobs`")
