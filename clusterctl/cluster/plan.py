@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +25,6 @@ from clusterctl.scheduler.session import admin_scheduler
 from clusterctl.spec.load import Difference, differences
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.ssh import SSHTransport
 from clusterctl.util.process import temporary_folder
 
 PATIENCE_S = 5.0  # for hosts and Slurm to answer
@@ -161,11 +160,11 @@ def _drift_of_services(session: ClusterSession, before: Inventory, staying: set[
         yield Drift(controller, f"Slurm does not answer: {exc.why or exc.what}")
     if spec.software.python.requirements is None:
         return
-    with closing(SSHTransport(controller, session.workspace.ssh_config, user=spec.job_user.name)) as to:
-        try:
-            lacks = unbuilt(spec, before.distribution, lambda: to)
-        except TransportError as exc:
-            lacks = f"it can't be looked at: {exc.why or exc.what}"
+    try:
+        to = session.connections.to(controller, spec.job_user.name)
+        lacks = unbuilt(spec, before.distribution, lambda: to)
+    except TransportError as exc:
+        lacks = f"it can't be looked at: {exc.why or exc.what}"
     if lacks:
         yield Drift(controller, f"the Python environment of the spec: {lacks}")
 

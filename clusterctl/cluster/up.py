@@ -7,7 +7,6 @@ Killed anywhere and run again, `up` converges: every phase looks at the world an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,7 +33,6 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import write_atomic
-from clusterctl.transport.ssh import SSHTransport
 from clusterctl.util.assets import job_lock
 from clusterctl.util.progress import HostStep
 
@@ -236,8 +234,6 @@ def send_packages(
 
 def build_environment(session: ClusterSession, environment: Environment, inventory: Inventory) -> None:
     """Build the environment of the spec's requirements on the cluster, unless it is there."""
-    user = session.spec.job_user.name
-    controller = SSHTransport(inventory.controller.name, session.workspace.ssh_config, user=user)
-    with closing(controller):
-        built = build(controller, environment, report=session.report)
+    controller = session.connections.to(inventory.controller.name, session.spec.job_user.name)
+    built = build(controller, environment, report=session.report)
     session.note = "built" if built else "unchanged"

@@ -60,7 +60,7 @@ def run_verification(
         VerifyError: nodes are missing or out of service, or the job failed; names hosts and causes.
     """
     scheduler = scheduler_of(inventory, to)
-    probe = partial(scheduler.probe, payload=f"/opt/clusterctl/payload/{payload_hash()}")
+    probe = partial(scheduler.run_verification_job, payload=f"/opt/clusterctl/payload/{payload_hash()}")
     for tries_left in (1, 0):
         found = _ready_nodes(inventory, scheduler, to, timeout_s=timeout_s, only=only)
         if not found.probed:

@@ -178,7 +178,7 @@ def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
     cancelled = job.outcome is Outcome.CANCELLED
     kind = JobCancelledError if cancelled else JobFailedError
     try:
-        said = tail(session.holders(job.nodes)[0][1], folder_of(session, job.id), job.task)
+        said = tail(session.hosts_with_files(job.nodes)[0][1], folder_of(session, job.id), job.task)
         quoted = "\n".join(f"| {line}" for line in said.split("\n"))
         log = f"its log ends:\n{quoted}" if said else "it wrote nothing"
     except (SchedulerError, TransportError) as exc:  # how the job ended is what was asked for

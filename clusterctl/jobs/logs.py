@@ -135,7 +135,7 @@ class JobLogs:
         self, seen: Callable[[], Sequence[JobInfo]], deadline: float | None
     ) -> Generator[LogChunk | None, None, None]:
         """What is added, without end; None now and then. See ``LogReader.read``."""
-        if not self._session.node_local:
+        if not self._session.unshared_nodes:
             (reader,) = self._readers_of(())
             yield from reader.read("follow")
         clock = self._session.scheduler.clock
@@ -148,7 +148,7 @@ class JobLogs:
         nodes = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
         return [
             self._readers.setdefault(host, LogReader(transport, self.folder, self.task))
-            for host, transport in self._session.holders(nodes)
+            for host, transport in self._session.hosts_with_files(nodes)
         ]
 
 
@@ -161,7 +161,7 @@ def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:
     """
     found = JobLogs(session, job_id)
     chunk = None
-    for chunk in found.new(session.scheduler.jobs([job_id]) if session.node_local else ()):
+    for chunk in found.new(session.scheduler.jobs([job_id]) if session.unshared_nodes else ()):
         on_output(chunk)
     if found.gone:
         raise SchedulerError(

@@ -43,12 +43,10 @@ class Source:
 
     @property
     def files(self) -> tuple[Item, ...]:
-        """The files of it."""
         return tuple(item for item in self.items if item.kind is Kind.FILE)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all files."""
         return sum(item.size for item in self.items)
 
 

@@ -7,10 +7,11 @@ import os
 import platform
 import re
 import secrets
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE, SPEC_FILE, JobEntry
 from clusterctl.transport.base import Transport
-from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.local import talking
 from clusterctl.transport.put import Sent, send_new_folder, send_to_store
 from clusterctl.transport.remote_receive import NO_REQUIRED
 from clusterctl.transport.tree import Progress, hash_items
@@ -76,7 +77,6 @@ def submit(
     *,
     source: Source | None = None,
     environment: Environment = PLAIN,
-    local: Transport | None = None,
     progress: Progress = lambda *_: None,
     report: LineReporter = lambda _text: None,
 ) -> Submitted:
@@ -95,7 +95,9 @@ def submit(
     script = script_of(session.spec, job, environment)  # what is wrong is said before anything is sent
     session.scheduler.reject_if_busy()
     source = source or source_of(job)
-    others = session.of_partition(partition_name(session.spec, job)) if session.node_local else ()
+    others = (
+        session.transports_of_partition(partition_name(session.spec, job)) if session.unshared_nodes else ()
+    )
     # Not Path.is_file: what we may not look at, or can't be a name here, is the cluster's.
     if job.container is not None and os.path.isfile(job.container):  # noqa: PTH113
         image = Path(job.container)
@@ -105,7 +107,7 @@ def submit(
         job = job.model_copy(update={"container": there})
         script = script_of(session.spec, job, environment)
     folder = job.script.parent if job.script is not None else Path.cwd()
-    facts = client_facts(job, environment, local=local or LocalTransport(), folder=folder)
+    facts = client_facts(job, environment, folder=folder)
     for transport in (session.transport, *others):
         build(transport, environment, report=report, progress=progress)
     token = secrets.token_hex(4)
@@ -144,7 +146,7 @@ def _forget(session: Session, entry: JobEntry) -> None:
     """The scheduler has not taken this job, and will not."""
     session.ledger.update(entry, refused=True)
     if entry.remote_dir is not None:
-        remove_folder((session.transport, *session.of_partition(None)), entry.remote_dir)
+        remove_folder((session.transport, *session.transports_of_partition(None)), entry.remote_dir)
 
 
 def stage(
@@ -204,7 +206,7 @@ def _lacks_programs(host: str, required: str) -> UsageError:
 
 
 def client_facts(
-    job: JobSpec, environment: Environment = PLAIN, *, local: Transport, folder: Path
+    job: JobSpec, environment: Environment = PLAIN, *, folder: Path, patience_s: float = PATIENCE_S
 ) -> dict[str, Any]:
     """The content of environment.client.json; ``folder`` is the one whose git state counts."""
     return {
@@ -213,30 +215,36 @@ def client_facts(
         "system": platform.platform(),
         "job": json.loads(json.dumps(job.model_dump(), default=str)),  # a path may be no UTF-8
         "requirements": environment.lock.text if environment.lock else None,
-        "git": _git(local, folder),
+        "git": _git(folder, patience_s),
     }
 
 
-def _git(local: Transport, folder: Path) -> dict[str, Any] | None:
+def _git(folder: Path, patience_s: float) -> dict[str, Any] | None:
     """Commit and uncommitted changes of the folder; None where git can't say."""
-    git = ["git", "--no-optional-locks", "-C", str(folder)]
+
+    def git(*words: str) -> bytes:
+        """What it says, up to a little more than MAX_DIFF bytes."""
+        argv, output = ["git", "--no-optional-locks", "-C", str(folder), *words], b""
+        with talking(argv, stdin=subprocess.DEVNULL, silence_s=patience_s) as talk:
+            while len(output) <= MAX_DIFF and (chunk := talk.receive()):
+                output += chunk
+            if len(output) <= MAX_DIFF:
+                talk.finish()
+        return output
+
     try:
-        commit = local.run([*git, "rev-parse", "HEAD"], timeout_s=PATIENCE_S).stdout.strip()
-        root = local.run([*git, "rev-parse", "--show-toplevel"], timeout_s=PATIENCE_S).stdout.rstrip("\n")
-        status = local.run([*git, "status", "--porcelain", "--", "."], timeout_s=PATIENCE_S).stdout
+        commit = git("rev-parse", "HEAD").strip()
+        root = git("rev-parse", "--show-toplevel").rstrip(b"\n")
+        status = git("status", "--porcelain", "--", ".")
         # Neither the user's diff programs nor their colours: this is for a machine to apply again.
-        plain, diff = ["--no-ext-diff", "--no-textconv", "--no-color", "--binary"], b""
-        with closing(local.stream([*git, "diff", *plain, "HEAD", "--", "."])) as stream:
-            for chunk in stream:
-                diff += chunk
-                if len(diff) > MAX_DIFF:
-                    break
+        plain = ("--no-ext-diff", "--no-textconv", "--no-color", "--binary")
+        diff = git("diff", *plain, "HEAD", "--", ".")
     except TransportError:  # no git, no repository, no commit yet, or too large to be looked through in time
         return None
     return {
-        "commit": commit,
-        "root": root,
-        "status": status[:MAX_DIFF],
+        "commit": commit.decode(errors="replace"),
+        "root": root.decode(errors="replace"),
+        "status": status[:MAX_DIFF].decode(errors="replace"),
         "diff": diff[:MAX_DIFF].decode(errors="replace"),
         "diff_truncated": len(diff) > MAX_DIFF,
     }

@@ -253,7 +253,7 @@ def _fetched(
     folder, still_changing = entry.remote_dir or "", not all(job.ended for job in jobs)
     try:
         return fetch_from(
-            session.holders(hosts), folder, work, still_changing=still_changing, max_file=max_file
+            session.hosts_with_files(hosts), folder, work, still_changing=still_changing, max_file=max_file
         )
     except (NoAnswerError, CommandError) as exc:
         raise CollectError(

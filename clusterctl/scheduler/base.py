@@ -121,7 +121,7 @@ class Scheduler(Protocol):
     def resume(self, nodes: Sequence[str]) -> None:
         """Resume drained nodes."""
 
-    def probe(self, hosts: tuple[str, ...], payload: str) -> Result:
+    def run_verification_job(self, hosts: tuple[str, ...], payload: str) -> Result:
         """Run this payload's probe, a rank on each of these hosts. It ends by itself if it hangs."""
 
     def release_held_jobs(self) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ def active_jobs(scheduler: Scheduler) -> tuple[JobInfo, ...]:
     return tuple(job for job in scheduler.all_jobs() if not job.ended)
 
 
-def probe_argv(hosts: Sequence[str]) -> tuple[str, ...]:
+def verification_argv(hosts: Sequence[str]) -> tuple[str, ...]:
     """The command of one rank of the payload's probe; CuPy alone would take more than its memory."""
     python = ("/opt/clusterctl/env/bin/python", "-m", "payload", "probe")
     return (*python, "--device", "cpu", "--expect-hosts", ",".join(hosts))

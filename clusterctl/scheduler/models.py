@@ -128,7 +128,6 @@ class JobInfo:
 
     @property
     def outcome(self) -> Outcome:
-        """What the state means for whoever waits."""
         return self.state.outcome
 
     @property

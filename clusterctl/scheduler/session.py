@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
-from clusterctl.transport.ssh import Connections, SSHTransport
+from clusterctl.transport.ssh import Connections
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.script import Environment
@@ -31,7 +31,7 @@ PATIENCE_S = 60.0  # for the scheduler to answer
 
 
 @dataclass(frozen=True, slots=True)
-class LocalStorageNode:
+class UnsharedNode:
     """A node that sees no folder of the others': what jobs need there, it has itself."""
 
     host: str
@@ -43,13 +43,13 @@ class LocalStorageNode:
 class Session:
     """A connection to the controller as the job user.
 
-    ``node_local`` are the nodes of a cluster whose hosts share no folder; none where they share one.
+    ``unshared_nodes`` are the nodes of a cluster whose hosts share no folder; none where they share one.
     """
 
     spec: ClusterSpec
     scheduler: Scheduler
     ledger: Ledger
-    node_local: tuple[LocalStorageNode, ...] = ()
+    unshared_nodes: tuple[UnsharedNode, ...] = ()
     distribution: Distribution = field(default_factory=lambda: distribution_of(DEFAULT))
 
     @property
@@ -57,17 +57,17 @@ class Session:
         """The controller."""
         return self.scheduler.transport
 
-    def of_partition(self, partition: str | None) -> tuple[Transport, ...]:
+    def transports_of_partition(self, partition: str | None) -> tuple[Transport, ...]:
         """The nodes of a partition, or of all, that have a job's folder of their own."""
         return tuple(
             node.transport
-            for node in self.node_local
+            for node in self.unshared_nodes
             if partition in (None, node.partition) and node.transport is not self.transport
         )
 
-    def holders(self, hosts: Sequence[str]) -> tuple[tuple[str, Transport], ...]:
+    def hosts_with_files(self, hosts: Sequence[str]) -> tuple[tuple[str, Transport], ...]:
         """Who has what a job wrote that ran on these hosts, its first host first; the controller if none."""
-        by_name = {node.host: node.transport for node in self.node_local}
+        by_name = {node.host: node.transport for node in self.unshared_nodes}
         found = tuple((host, by_name[host]) for host in hosts if host in by_name)
         return found or ((self.transport.host, self.transport),)
 
@@ -92,27 +92,26 @@ def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATI
     """Open the connection; it is made at the first use. ``spec`` is a resolved one: it has a job user."""
     hosts = distribution_ahead(spec, workspace) or distribution_of(DEFAULT)
     user = spec.job_user.name
-    with ExitStack() as stack:
-
-        def to(host: str) -> SSHTransport:
-            return stack.enter_context(closing(SSHTransport(host, workspace.ssh_config, user=user)))
-
-        controller = to(spec.controller_host)
-        node_local = tuple(
-            LocalStorageNode(host.name, host.partition, controller if host.is_controller else to(host.name))
-            for host in _node_local_hosts(workspace)
+    with Connections(workspace.ssh_config) as connections:
+        controller = connections.to(spec.controller_host, user)
+        unshared_nodes = tuple(
+            UnsharedNode(
+                host.name,
+                host.partition,
+                controller if host.is_controller else connections.to(host.name, user),
+            )
+            for host in _hosts_without_shared_folder(workspace)
         )
         scheduler: Scheduler = SlurmClient(controller, patience_s=patience_s)
         if not spec.has_slurm:
             from clusterctl.scheduler.mpirun.client import MpirunClient  # noqa: PLC0415 - not with Slurm
 
-            admins = stack.enter_context(Connections(workspace.ssh_config))
             known = inventory_of(workspace)
-            scheduler = MpirunClient(known, user, controller, admins.to, patience_s=patience_s)
-        yield Session(spec, scheduler, Ledger(workspace.jobs), node_local, hosts)
+            scheduler = MpirunClient(known, user, controller, connections.to, patience_s=patience_s)
+        yield Session(spec, scheduler, Ledger(workspace.jobs), unshared_nodes, hosts)
 
 
-def _node_local_hosts(workspace: Workspace) -> tuple[Host, ...]:
+def _hosts_without_shared_folder(workspace: Workspace) -> tuple[Host, ...]:
     """The nodes of a cluster whose hosts share no folder."""
     if not workspace.hosts.exists():
         return ()
@@ -162,7 +161,6 @@ def scheduler_of(
 def admin_scheduler(
     inventory: Inventory, connections: Connections, *, patience_s: float = PATIENCE_S
 ) -> Scheduler:
-    """The same over the connections of an admin session."""
     return scheduler_of(inventory, connections.to, patience_s=patience_s)
 
 

@@ -120,7 +120,6 @@ class Inventory(BaseModel):
 
     @property
     def traits(self) -> type[ProviderSettings]:
-        """The traits of its provider."""
         return PROVIDERS.get(self.provider, ProviderSettings)
 
     @property
@@ -160,7 +159,6 @@ class Inventory(BaseModel):
         return any(host.job_environment for host in self.hosts)
 
     def host(self, name: str) -> Host | None:
-        """The host of that name, if there is one."""
         return next((h for h in self.hosts if h.name == name), None)
 
     def ssh_config(self, *, key: Path, known_hosts: Path) -> str:

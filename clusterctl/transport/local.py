@@ -1,4 +1,4 @@
-"""Commands as child processes: this machine as a host, and the ssh program, which reads our `ssh_config`."""
+"""Commands as child processes: talks with one, and the ssh program, which reads our `ssh_config`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,6 @@ from clusterctl.errors import CommandError, MachineError, UnreachableError
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import (
     ENDED_BY_SIGNAL,
-    SILENCE_S,
     Conversation,
     Result,
     failed,
@@ -42,72 +41,6 @@ _STDERR_TAIL = 1 << 16
 _NOT_FOUND = 127  # the shell's exit status for it
 
 
-class LocalTransport:
-    """Runs commands on this machine as this user."""
-
-    silence_s = SILENCE_S
-
-    @property
-    def host(self) -> str:
-        """Name of the host, for messages."""
-        return "localhost"
-
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes | None = None,
-        timeout_s: float = 60.0,
-        check: bool = True,
-        env: Mapping[str, str] | None = None,
-    ) -> Result:
-        """Run a command to its end; see ``Transport.run``."""
-        with _start(argv, env=env, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            try:
-                stdout, stderr = process.communicate(stdin or b"", timeout=timeout_s)
-            except subprocess.TimeoutExpired as exc:
-                raise no_answer("localhost", argv, timeout_s) from exc
-            finally:
-                _end(process)
-        rc = max(process.returncode, ENDED_BY_SIGNAL)
-        result = Result(rc, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
-        if check and rc != 0:
-            raise failed("localhost", argv, rc, result.stderr)
-        return result
-
-    def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
-        """Run a command and yield its stdout as it comes; see ``Transport.stream``."""
-        with talking(argv, stdin=subprocess.DEVNULL, silence_s=self.silence_s) as talk:
-            while chunk := talk.receive():
-                yield chunk
-            talk.finish()
-
-    def converse(
-        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
-    ) -> AbstractContextManager[Conversation]:
-        """Start a command and talk with it; see ``Transport.converse``."""
-        return talking(argv, bulk=bulk, silence_s=silence_s or self.silence_s)
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-def _start(
-    argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: int, stderr: int | IO[bytes]
-) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            argv,
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env={**os.environ, **env} if env else None,
-            start_new_session=True,  # so that what it starts can be ended with it
-        )
-    except OSError as exc:
-        raise CommandError(f"can't run `{shown(argv)}`", rc=_NOT_FOUND, stderr=str(exc)) from exc
-
-
 @contextmanager
 def talking(
     words: Sequence[str],
@@ -118,7 +51,7 @@ def talking(
     remote: tuple[str, Sequence[str]] | None = None,
 ) -> Iterator[Conversation]:
     """Start a program and talk with it; ``remote``: it is ssh, for this command on this host."""
-    with tempfile.TemporaryFile() as stderr, _start(words, stdin=stdin, stderr=stderr) as process:
+    with tempfile.TemporaryFile() as stderr, _started(words, stdin, stderr) as process:
         if bulk:
             _widen(process)
         host, argv = remote or ("localhost", words)
@@ -126,6 +59,16 @@ def talking(
             yield _Talk(host, argv, process, stderr, silence_s, is_ssh=remote is not None)
         finally:
             _end(process)
+
+
+def _started(argv: Sequence[str], stdin: int, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+    try:
+        # A session of its own, so that what it starts can be ended with it.
+        return subprocess.Popen(
+            argv, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
+        )
+    except OSError as exc:
+        raise CommandError(f"can't run `{shown(argv)}`", rc=_NOT_FOUND, stderr=str(exc)) from exc
 
 
 @dataclass(frozen=True, slots=True)

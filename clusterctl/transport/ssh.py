@@ -52,7 +52,7 @@ _END_WITH_CHANNEL = (
 
 
 class SSHTransport:
-    """One host of an `ssh_config`, as ``user`` (default: the one the file names)."""
+    """One host of an `ssh_config`, as ``user`` (default: the one the file names); see ``Transport``."""
 
     def __init__(
         self,
@@ -81,7 +81,6 @@ class SSHTransport:
 
     @property
     def host(self) -> str:
-        """Name of the host, for messages."""
         return self._host
 
     def run(
@@ -93,7 +92,6 @@ class SSHTransport:
         check: bool = True,
         env: Mapping[str, str] | None = None,
     ) -> Result:
-        """Run a command to its end; see ``Transport.run``."""
         deadline = time.monotonic() + timeout_s
         channel = self._start(_watched(argv, env) if stdin is None else _quoted(argv, env), timeout_s)
         stderr = _Reader(channel.recv_stderr, self._max_output)
@@ -114,7 +112,6 @@ class SSHTransport:
         return result
 
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
-        """Run a command and yield its stdout as it comes; see ``Transport.stream``."""
         with self._talk(argv, _watched(argv), self._silence_s) as talk:
             while chunk := talk.receive():
                 yield chunk
@@ -124,7 +121,6 @@ class SSHTransport:
     def converse(
         self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
     ) -> Iterator[Conversation]:
-        """Start a command and talk with it; see ``Transport.converse``."""
         silence_s = silence_s or self._silence_s
         if bulk and shutil.which("ssh"):
             from clusterctl.transport.local import OpenSSH  # noqa: PLC0415 - only for much data
@@ -146,7 +142,6 @@ class SSHTransport:
             _close(channel)
 
     def close(self) -> None:
-        """Close the connection; calling it twice is fine."""
         with self._lock:
             if self._client is not None:
                 self._client.close()
@@ -417,19 +412,19 @@ def _beat(transport: paramiko.Transport, every_s: float, patience_s: float) -> N
 
 
 class Connections:
-    """The hosts of an `ssh_config`, as the admin user. As a context manager it closes them all."""
+    """The hosts of an `ssh_config`. As a context manager it closes them all."""
 
     def __init__(self, ssh_config: Path) -> None:
         self._ssh_config = ssh_config
-        self._open: dict[str, SSHTransport] = {}
+        self._open: dict[tuple[str, str | None], SSHTransport] = {}
         self._lock = threading.Lock()
 
-    def to(self, host: str) -> SSHTransport:
-        """The connection to a host of that name."""
+    def to(self, host: str, user: str | None = None) -> SSHTransport:
+        """The connection to a host of that name, as this user (default: the admin user)."""
         with self._lock:
-            if host not in self._open:
-                self._open[host] = SSHTransport(host, self._ssh_config)
-            return self._open[host]
+            if (host, user) not in self._open:
+                self._open[host, user] = SSHTransport(host, self._ssh_config, user=user)
+            return self._open[host, user]
 
     def __enter__(self) -> Self:
         return self

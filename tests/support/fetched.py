@@ -10,7 +10,7 @@ from clusterctl.runs.fetch import Manifest, fetch_tree
 from clusterctl.transport.base import Conversation
 from clusterctl.transport.get import Fetched
 from clusterctl.transport.get import fetch as get_paths
-from clusterctl.transport.local import LocalTransport
+from tests.support.here import LocalTransport
 
 LOCAL = LocalTransport()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clusterctl.errors import CommandError, UnreachableError
 from clusterctl.transport.base import Conversation
-from clusterctl.transport.local import LocalTransport
+from tests.support.here import LocalTransport
 
 
 def content(folder: Path) -> dict[str, object]:

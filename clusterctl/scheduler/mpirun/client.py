@@ -19,7 +19,7 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.scheduler.base import Clock, patiently, probe_argv
+from clusterctl.scheduler.base import Clock, patiently, verification_argv
 from clusterctl.scheduler.models import JobInfo, JobRequest, JobState, NodeInfo
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory
@@ -30,8 +30,8 @@ _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /p
 _KIB_MIB = 1024
 _HEALTH_S = 60.0  # a driver that hangs is given up after 20 s
 _REPAIR = "repair it, then submit again: the health check runs anew; docs/gpus.md lists the checks"
-_PROBE_S = 30
-_PROBE_PER_NODE_S = 3  # many local nodes start their ranks on few cores
+_VERIFICATION_S = 30
+_VERIFICATION_PER_NODE_S = 3  # many local nodes start their ranks on few cores
 _AWAY_S = 15.0  # so long a host that did not answer is not asked again
 
 
@@ -169,8 +169,8 @@ class MpirunClient:
     def resume(self, nodes: Sequence[str]) -> None:
         """Nothing was drained."""
 
-    def probe(self, hosts: tuple[str, ...], payload: str) -> Result:
-        limit_s = _PROBE_S + _PROBE_PER_NODE_S * len(hosts)
+    def run_verification_job(self, hosts: tuple[str, ...], payload: str) -> Result:
+        limit_s = _VERIFICATION_S + _VERIFICATION_PER_NODE_S * len(hosts)
         argv = [
             *("sudo", "-n", "-H", "-u", self.user, "timeout", "--kill-after=5", str(limit_s)),
             *("env", f"PYTHONPATH={payload}", "OMP_NUM_THREADS=1"),
@@ -182,7 +182,7 @@ class MpirunClient:
             ),
             *("mpirun", "-np", str(len(hosts)), "--host", ",".join(f"{host}:1" for host in hosts)),
             *("--map-by", "ppr:1:node", "-x", "PATH", "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS"),
-            *probe_argv(hosts),
+            *verification_argv(hosts),
         ]
         return self.to(hosts[0]).run(argv, timeout_s=limit_s + 30, check=False)
 
@@ -287,37 +287,31 @@ def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
         if number is None:
             raise ValueError("it has no id")
         end = said["end"]
-        state, reason, exit_code, ended_by = _outcome(end, cancelled=bool(said["cancelled"]))
-        job = job if end is None else replace(job, state=state)
+        outcome = _outcome(end, cancelled=bool(said["cancelled"]))
+        job = job if end is None else replace(job, state=outcome["state"])
         return replace(
             job,
             name=str(said["name"]),
             partition=str(said["partition"]),
-            state=state,
-            reason=reason,
-            exit_code=exit_code,
-            signal=ended_by,
-            nodes=tuple(str(node) for node in said["nodes"]),
+            nodes=tuple(map(str, said["nodes"])),
             submit_time=int(said["time"]),
             start_time=int(said["time"]),
-            end_time=int(end["time"]) if end is not None else None,
+            end_time=None if end is None else int(end["time"]),
             work_dir=str(said["folder"]),
             comment=f"clusterctl:{said['token']}",
+            **outcome,
         )
     except (KeyError, ValueError, TypeError) as exc:
         return replace(job, reason=f"the job's record is damaged: {exc!r}"[:300])
 
 
-def _outcome(
-    end: Mapping[str, Any] | None, *, cancelled: bool
-) -> tuple[JobState, str, int | None, int | None]:
-    """State, reason, exit code and signal."""
+def _outcome(end: Mapping[str, Any] | None, *, cancelled: bool) -> dict[str, Any]:
+    """State, reason, exit code and signal of a job."""
     if end is None:
-        return (JobState.COMPLETING if cancelled else JobState.RUNNING), "", None, None
+        return {"state": JobState.COMPLETING if cancelled else JobState.RUNNING}
     state, reason = _RESULTS.get(str(end["result"]), (JobState.FAILED, str(end["result"])))
     if cancelled and state is not JobState.COMPLETED:
         state, reason = JobState.CANCELLED, ""
     status = str(end["status"])
-    if status.isdigit():
-        return state, reason, int(status), 0
-    return state, reason, 0, _SIGNALS.get(status, 0)
+    exit_code, ended_by = (int(status), 0) if status.isdigit() else (0, _SIGNALS.get(status, 0))
+    return {"state": state, "reason": reason, "exit_code": exit_code, "signal": ended_by}

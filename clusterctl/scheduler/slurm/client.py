@@ -22,7 +22,7 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.scheduler.base import Clock, backoff, patiently, probe_argv
+from clusterctl.scheduler.base import Clock, patiently, verification_argv
 from clusterctl.scheduler.models import JobInfo, JobRequest, NodeInfo
 from clusterctl.scheduler.slurm import parse
 from clusterctl.spec.common import ADMIN_USER, PROOF_PARTITION
@@ -46,8 +46,8 @@ _ON_ITS_WAY = re.compile(r"timed out|Zero Bytes|(send|receive|shutdown) failure"
 _NOT_SENT = re.compile(r"slurm controller \(connect failure\)|Connection refused", re.IGNORECASE)
 _BACK_SOON_S = 6.0
 _START_TIMEOUT_S = 30
-_PROBE_S = 20
-_PROBE_PER_NODE_S = 3  # many local nodes start their ranks on few cores
+_VERIFICATION_S = 20
+_VERIFICATION_PER_NODE_S = 3  # many local nodes start their ranks on few cores
 _CLEAN_UP_S = 20
 _SOON_S = 5.0  # more than a slurmctld at work needs for an answer
 # sbatch itself would try for a MessageTimeout to reach a slurmctld that is stopped.
@@ -180,14 +180,14 @@ class SlurmClient:
 
     def _answers_soon(self) -> bool:
         """Whether slurmctld is there again before long."""
-        give_up = self.clock.now() + _BACK_SOON_S
-        with suppress(TransportError):
-            for pause in backoff(first_s=0.5, longest_s=2.0):
-                if self.is_there():
-                    return True
-                if self.clock.now() + pause > give_up:
-                    break
-                self.clock.sleep(pause)
+
+        def ping() -> bool:
+            if not self.is_there():
+                raise self._away_error("scontrol ping", "")
+            return True
+
+        with suppress(SlurmAwayError, TransportError):
+            return patiently(self.clock, _BACK_SOON_S, ping)
         return False
 
     def _not_submitted(self, exc: ClusterctlError) -> UnreachableError:
@@ -263,12 +263,12 @@ class SlurmClient:
     def resume(self, nodes: Sequence[str]) -> None:
         self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"])
 
-    def probe(self, hosts: tuple[str, ...], payload: str) -> Result:
+    def run_verification_job(self, hosts: tuple[str, ...], payload: str) -> Result:
         """Run the probe in the hidden partition, which never waits behind users' jobs.
 
         Should srun itself hang, it is ended, too.
         """
-        limit_s = _PROBE_S + _PROBE_PER_NODE_S * len(hosts)
+        limit_s = _VERIFICATION_S + _VERIFICATION_PER_NODE_S * len(hosts)
         patience_s = _START_TIMEOUT_S + limit_s + _CLEAN_UP_S
         argv = [
             *("timeout", "--kill-after=5", str(patience_s)),
@@ -288,7 +288,7 @@ class SlurmClient:
             f"--export=PYTHONPATH={payload},OMP_NUM_THREADS=1",
             *("/usr/bin/timeout", "--kill-after=2", str(limit_s)),
             *("bash", "-c", f'[[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; exec "$@"', "probe"),
-            *probe_argv(hosts),
+            *verification_argv(hosts),
         ]
         return self.transport.run(argv, timeout_s=patience_s + 30, check=False)
 

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from clusterctl.transport.base import Conversation, Result
-from clusterctl.transport.local import LocalTransport
+from tests.support.here import LocalTransport
 
 
 class Elsewhere(LocalTransport):

@@ -26,7 +26,7 @@ from clusterctl.spec.distributions import DEFAULT, distribution_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.transport.base import BULK, Conversation
-from clusterctl.transport.local import LocalTransport
+from tests.support.here import LocalTransport
 from tests.support.wheels import a_wheel
 
 BASE = sys.prefix  # an environment with pip, as nodes have one
@@ -309,7 +309,5 @@ def test_the_script_and_the_record_of_a_job(session, cluster, resolve: Resolve, 
     folder = f'"$HOME"/clusterctl/environments/{environment.lock.key}/bin'
     assert f"export PATH={folder}:/opt/clusterctl/env/bin:$PATH\n" in text
     assert f'\n{folder}/python "$submit_dir"/' in text
-    facts = client_facts(
-        JobSpec(name="mine", script=script), environment, local=LocalTransport(), folder=tmp_path
-    )
+    facts = client_facts(JobSpec(name="mine", script=script), environment, folder=tmp_path)
     assert facts["requirements"] == environment.lock.text

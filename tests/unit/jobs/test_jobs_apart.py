@@ -12,7 +12,7 @@ from clusterctl.errors import SlurmError, UnreachableError
 from clusterctl.jobs.control import follow
 from clusterctl.jobs.submit import Submitted, submit
 from clusterctl.runs.collect import collect
-from clusterctl.scheduler.session import LocalStorageNode, Session
+from clusterctl.scheduler.session import Session, UnsharedNode
 from clusterctl.spec.job import JobSpec
 from tests.support.played.cluster import Nearby, PlayedCluster
 
@@ -43,7 +43,7 @@ def apart(session: Session, nodes: dict[str, ApartNode]) -> Session:
     """The played cluster, with two nodes of its partition `train` and one of another."""
     return replace(
         session,
-        node_local=tuple(LocalStorageNode(name, PARTITIONS[name], node) for name, node in nodes.items()),
+        unshared_nodes=tuple(UnsharedNode(name, PARTITIONS[name], node) for name, node in nodes.items()),
     )
 
 
@@ -98,8 +98,8 @@ def test_a_node_that_is_away_is_no_half_of_a_submission(
         def converse(self, *_: object, **__: object):  # type: ignore[no-untyped-def,override]
             raise UnreachableError("it does not answer", host="n2")
 
-    away = LocalStorageNode("n2", "train", Away(cluster, tmp_path / "away"))
-    broken = replace(apart, node_local=(apart.node_local[0], away))
+    away = UnsharedNode("n2", "train", Away(cluster, tmp_path / "away"))
+    broken = replace(apart, unshared_nodes=(apart.unshared_nodes[0], away))
     with pytest.raises(UnreachableError) as caught:
         submit(broken, job)
     assert caught.value.host == "n2"

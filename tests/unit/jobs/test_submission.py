@@ -21,7 +21,6 @@ from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.transport.base import Result
-from clusterctl.transport.local import LocalTransport
 from clusterctl.util.assets import payload_hash
 from tests.support.disks import small_disk
 from tests.support.played.cluster import Nearby
@@ -337,7 +336,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def facts(folder: Path) -> dict:
-    return client_facts(JobSpec(name="x", bundled="train"), local=LocalTransport(), folder=folder)
+    return client_facts(JobSpec(name="x", bundled="train"), folder=folder)
 
 
 def test_the_commit_and_what_is_not_committed(repository):
@@ -363,20 +362,26 @@ def test_a_diff_runs_no_program_of_the_repositorys(repository, tmp_path):
     assert not (tmp_path / "was-here").exists()
 
 
-class Slow(LocalTransport):
-    """A machine on which git does not come to an end, and takes no lock that others may wait for."""
-
-    def run(self, argv, *, timeout_s=60.0, **options):
-        assert argv[:2] == ["git", "--no-optional-locks"]
-        assert timeout_s < 60
-        if "status" in argv:
-            raise UnreachableError("no answer from git")
-        return super().run(argv, timeout_s=timeout_s, **options)
+SLOW_GIT = """#!/bin/sh
+[ "$1" = --no-optional-locks ] || exit 1
+case "$*" in
+    *status*) touch %s/asked; exec sleep 1000 ;;
+esac
+exec %s "$@"
+"""
 
 
-def test_a_repository_that_is_too_large_to_be_looked_through_holds_nothing_up(repository):
+def test_a_repository_that_is_too_large_to_be_looked_through_holds_nothing_up(
+    repository, tmp_path, monkeypatch
+):
+    """git does not come to an end, and takes no lock that others may wait for."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "git").write_text(SLOW_GIT % (tmp_path, shutil.which("git")))
+    (tmp_path / "bin" / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     job = JobSpec(name="x", bundled="train")
-    assert client_facts(job, local=Slow(), folder=repository)["git"] is None
+    assert client_facts(job, folder=repository, patience_s=2)["git"] is None
+    assert (tmp_path / "asked").exists()
 
 
 def test_no_repository(tmp_path):

@@ -25,7 +25,7 @@ from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.models import JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
-from clusterctl.transport.local import LocalTransport
+from tests.support.here import LocalTransport
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 
 

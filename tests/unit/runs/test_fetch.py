@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from clusterctl.errors import CollectError, UnreachableError
-from clusterctl.transport.local import LocalTransport
 from tests.support.fetched import Talk, content, fetch, get
+from tests.support.here import LocalTransport
 from tests.support.hostile import HOSTILE_NAMES
 
 

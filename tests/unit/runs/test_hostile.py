@@ -22,9 +22,9 @@ from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.transport.base import SILENCE_S
 from clusterctl.transport.get import parse_listing
-from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.tree import Kind
 from tests.support.fetched import content, fetch
+from tests.support.here import LocalTransport
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 
 TIB = 1 << 40

@@ -11,7 +11,7 @@ from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import OUTPUTS_FILE, outputs_file
 from clusterctl.runs.fetch import fetch_tree
 from clusterctl.spec.job import JobSpec
-from clusterctl.transport.local import LocalTransport
+from tests.support.here import LocalTransport
 
 OURS = {"job.sbatch", "my [1]!.py", "stdout.log", "stderr-3.log", "metrics.jsonl", "telemetry/n1.jsonl"}
 THEIRS = {

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.errors import SlurmError
 from clusterctl.hosts.probe import NODE_ARGV, NodeFacts, read_node
-from clusterctl.transport.local import LocalTransport
+from tests.support.here import LocalTransport
 
 CAPTURES = Path(__file__).parent / "captures"
 

@@ -13,8 +13,9 @@ import pytest
 from clusterctl.cli.access import _for_the_shell
 from clusterctl.errors import CommandError, UnreachableError
 from clusterctl.transport.base import Conversation, Transport
-from clusterctl.transport.local import LocalTransport, OpenSSH
+from clusterctl.transport.local import OpenSSH
 from clusterctl.transport.ssh import SSHTransport
+from tests.support.here import LocalTransport
 from tests.support.processes import gone
 
 ECHO = ["sh", "-c", "while read -r line; do echo got $line; done"]

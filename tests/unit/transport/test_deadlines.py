@@ -13,8 +13,8 @@ import pytest
 
 from clusterctl.errors import NoAnswerError
 from clusterctl.transport.base import BOOT, Transport
-from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh import SSHTransport
+from tests.support.here import LocalTransport
 from tests.support.processes import gone
 
 # A program of ours that is busy and says nothing.
@@ -80,10 +80,9 @@ def test_after_its_time_a_command_is_ended(impatient, tmp_path):
 CLIENT = """
 import json, sys, time
 from pathlib import Path
-from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh import SSHTransport
 how, config, user, argv = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
-node = SSHTransport("node", Path(config), user=user) if config else LocalTransport()
+node = SSHTransport("node", Path(config), user=user)
 if how == "run":
     node.run(argv, timeout_s=1000)
 elif how == "stream":

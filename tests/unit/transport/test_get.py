@@ -12,8 +12,8 @@ import pytest
 
 from clusterctl.errors import TransferError, UnreachableError, UsageError
 from clusterctl.transport.get import Fetched, fetch
-from clusterctl.transport.local import LocalTransport
 from tests.support.disks import FAULTS, small_disk
+from tests.support.here import LocalTransport
 from tests.support.transfers import Cutting, as_anybody, content
 
 MIB = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.errors import CommandError, UnreachableError
-from clusterctl.transport.local import LocalTransport
+from tests.support.here import LocalTransport
 from tests.support.processes import gone
 from tests.support.scripted import ScriptedTransport, Step
 

@@ -31,12 +31,12 @@ from clusterctl.errors import (
 )
 from clusterctl.transport import remote_content, remote_open, remote_receive, tree
 from clusterctl.transport.base import Conversation, remote_argv
-from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.put import STORE, send_into, send_new_folder, send_to_store
 from clusterctl.transport.remote_content import HEADER, make_folder
 from clusterctl.transport.remote_receive import NO_REQUIRED, SWEEP_EVERY_S, UNUSED_S
 from clusterctl.transport.tree import Item, Kind, hash_items, walk
 from tests.support.disks import FAULTS, small_disk
+from tests.support.here import LocalTransport
 from tests.support.transfers import Cutting, content
 
 MIB = 1 << 20
