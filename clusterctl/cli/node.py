@@ -186,7 +186,7 @@ def reboot(
     ):
         inventory = session.inventory_of(workspace)  # it may have changed while we waited
         nodes.check_names(inventory, chosen)
-        scheduler = session.admin_scheduler(inventory, connections)
+        scheduler = session.scheduler_of(inventory, connections.to)
         if not scheduler.manages_nodes:
             raise UsageError(
                 "nodes without Slurm cannot be drained, so a job could start on them",
@@ -228,7 +228,7 @@ def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Inventory, Sche
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace), Connections(workspace.ssh_config) as connections:
         inventory = session.inventory_of(workspace)
-        yield inventory, session.admin_scheduler(inventory, connections)
+        yield inventory, session.scheduler_of(inventory, connections.to)
 
 
 def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from clusterctl.hosts.probe import Checksums, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Scheduler
-from clusterctl.scheduler.session import admin_scheduler
+from clusterctl.scheduler.session import scheduler_of
 from clusterctl.scheduler.slurm.config import health_file, needs_facts, render_files, slurmd_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
@@ -87,7 +87,7 @@ def converge(
         TransportError: a host could not be probed afterwards.
     """
     spec, workspace, inventory = session.spec, session.workspace, provisioned.inventory
-    slurm = admin_scheduler(inventory, session.connections, patience_s=_PATIENCE_S)
+    slurm = scheduler_of(inventory, session.connections.to, patience_s=_PATIENCE_S)
     recorded = _with_registered_hardware(_read(workspace, without=provisioned.made), slurm)
     reports = _installed(session, inventory, reports, limit)
     nodes = node_config(
@@ -144,7 +144,7 @@ def _configure(
     )
     session.note = f"{recap}; {introduced.changed} changed on others" if introduced else str(recap)
     if reconfigures:
-        admin_scheduler(inventory, session.connections).reconfigure()
+        scheduler_of(inventory, session.connections.to).reconfigure()
     return _probe(session, inventory, (*hosts, *others))
 
 
@@ -205,7 +205,7 @@ def pending_changes(
     session: ClusterSession, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> NodeConfig:
     """The changes of hardware that ``converge`` would take up, and those that would wait."""
-    slurm = admin_scheduler(inventory, session.connections, patience_s=_PATIENCE_S)
+    slurm = scheduler_of(inventory, session.connections.to, patience_s=_PATIENCE_S)
     recorded = _with_registered_hardware(_read(session.workspace, without=()), slurm)
     return node_config(
         session.spec, inventory, reports, recorded.hardware, partial(nodes_with_jobs, slurm, drain=False)

@@ -16,7 +16,7 @@ from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostChange, Planned, Size
 from clusterctl.scheduler.base import Scheduler, active_jobs, polls
 from clusterctl.scheduler.models import JobInfo, NodeInfo
-from clusterctl.scheduler.session import admin_scheduler
+from clusterctl.scheduler.session import scheduler_of
 from clusterctl.spec.common import Partition
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_size
@@ -74,7 +74,7 @@ def review(session: ClusterSession, planned: Planned, *, force: bool) -> Mapping
         return {}
     reject_changed_users(session, before)
     impact = impact_of(session, before, planned, drain=True)
-    session.notes += settle(impact, admin_scheduler(before, session.connections), force=force)
+    session.notes += settle(impact, scheduler_of(before, session.connections.to), force=force)
     return impact.keep
 
 
@@ -85,7 +85,7 @@ def impact_of(session: ClusterSession, before: Inventory, planned: Planned, *, d
         spec,
         before,
         provider.sizes(spec),
-        admin_scheduler(before, session.connections, patience_s=PATIENCE_S),
+        scheduler_of(before, session.connections.to, patience_s=PATIENCE_S),
         hosts=planned.changes,
         alive=lambda: provider.alive(before.cluster_id),
         drain=drain,
