@@ -12,7 +12,7 @@ import pytest
 
 from payload.device import Device, choose
 from tests.support import forks
-from tests.support.strict import Strict
+from tests.unit.payload.doubles.strict import Strict
 
 _ROOT = Path(__file__).parents[3]
 # A rank that waits yields its core: there may be more ranks, and other tests, than cores.
