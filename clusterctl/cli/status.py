@@ -33,7 +33,7 @@ def status(screen: Screen, options: Options) -> None:
     with naming_lock_holder(workspace):
         inventory = session.inventory_of(workspace)
         with Connections(workspace.ssh_config) as connections:
-            scheduler = session.admin_scheduler(inventory, connections, patience_s=_STATUS_WAIT_S)
+            scheduler = session.scheduler_of(inventory, connections.to, patience_s=_STATUS_WAIT_S)
             nodes, active = scheduler.nodes(), active_jobs(scheduler)
             is_cloud = inventory.traits.is_cloud
             controller = connections.to(inventory.controller.name)
