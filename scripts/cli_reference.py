@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def _placeholder(argument: Any) -> str:
     return name if argument.required or name.startswith("[") else f"[{name}]"
 
 
-def _options(command: Any, *, skip: tuple[str, ...]) -> list[tuple[str, str]]:
+def _options(command: Any, *, skip: Container[str]) -> list[tuple[str, str]]:
     """As `--help` shows them."""
     context = command.context_class(command, info_name="clusterctl")
     options = [p for p in command.params if p.param_type_name == "option" and p.name not in skip]

@@ -17,9 +17,9 @@ import typer
 from clusterctl.cli.completion import hosts
 from clusterctl.cli.options import Options, naming_lock_holder, open_session, workspace_of
 from clusterctl.cli.output import Screen, showing_progress
-from clusterctl.cli.submit import JOB_FLAGS
+from clusterctl.cli.submit import JOB_FLAGS, resolve
 from clusterctl.errors import Failure, UsageError
-from clusterctl.jobs.environment import build, environment_of
+from clusterctl.jobs.environment import build
 from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session, inventory_of
@@ -58,7 +58,7 @@ def ssh(
     _refuse_shell_as_json(screen, words)
     argv = OpenSSH(workspace.ssh_config, user).argv(host, _for_the_shell(words))
     if screen.json:
-        return _told(screen, argv, {"host": host})
+        return _run_for_json(screen, argv, {"host": host})
     return os.execvp(argv[0], argv)  # noqa: S606 - ssh takes over the terminal
 
 
@@ -88,7 +88,7 @@ def shell(
     with open_session(screen, options) as session, ExitStack() as stack:
         ssh = OpenSSH(Workspace.of(session.spec.name).ssh_config, session.spec.job_user.name)
         environment = _environment(screen, options, session, words)
-        wait = functools.partial(_say_wait, screen, session)
+        wait = functools.partial(_note_wait, screen, session)
         with screen.working("waiting for nodes"):
             held = stack.enter_context(allocate(session, ssh, words, on_wait=wait))
         stack.enter_context(forwarded(ssh, held.nodes[0], forwards))
@@ -97,7 +97,7 @@ def shell(
             screen.note(f"localhost:{port.local} leads to port {port.remote} of {held.nodes[0]}")
         argv = held.argv(command or [], environment, terminal=terminal)
         answer = {"job_id": held.job_id, "nodes": held.nodes}
-        code = _told(screen, argv, answer) if screen.json else attached(argv)
+        code = _run_for_json(screen, argv, answer) if screen.json else attached(argv)
         if held.revoked:
             screen.note(f"note: Slurm ended the allocation; `clusterctl jobs {held.job_id}` says why")
     return code
@@ -105,11 +105,7 @@ def shell(
 
 def _environment(screen: Screen, options: Options, session: Session, words: JobOptions) -> Environment:
     """The Python of the spec's and the flag's requirements, on the cluster before nodes are asked for."""
-    heard = screen.note if options.verbose else lambda _line: None
-    with screen.working("resolving requirements"):
-        environment = environment_of(
-            session.spec, words, distribution=session.distribution, report=screen.note, heard=heard
-        )
+    (environment,) = resolve(screen, options, session.spec, [words], session.distribution)
     with showing_progress(screen) as progress:
         for transport in (session.transport, *session.transports_of_partition(None)):
             build(transport, environment, report=screen.note, progress=progress)
@@ -142,15 +138,15 @@ def _refuse_shell_as_json(screen: Screen, command: Sequence[str] | None) -> None
         raise UsageError("a shell has no answer in JSON", fix="name a command after --, or leave out -o json")
 
 
-def _say_wait(screen: Screen, session: Session, job_id: str) -> None:
+def _note_wait(screen: Screen, session: Session, job_id: str) -> None:
     """Why the nodes are not there yet, in Slurm's word."""
     (job,) = session.scheduler.jobs([job_id]) or (None,)
     reason = f" ({job.reason})" if job is not None and job.reason not in {"", "None"} else ""
     screen.note(f"job {job_id} waits in the queue{reason}; Ctrl-C takes the request back")
 
 
-def _told(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> int:
-    """Run a command and tell what it said as JSON; its exit status."""
+def _run_for_json(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> int:
+    """Run a command and show its output as JSON; its exit status."""
     done = captured(argv)
     answer |= {"exit_code": done.rc, "stdout": done.stdout, "stderr": done.stderr}
     if done.rc != 0:
@@ -230,21 +226,13 @@ def _show_transfer(
 
 
 def _refuse_empty(paths: list[str]) -> None:
-    """An empty word is a variable that was not set, and would name the whole folder.
-
-    Raises:
-        UsageError: one is empty.
-    """
+    """An empty word is a variable that was not set, and would name the whole folder."""
     if "" in paths:
         raise UsageError("a path is empty", fix="name a file or a folder; the whole folder is `.`")
 
 
 def _split(paths: list[str]) -> tuple[list[str], str]:
-    """What goes, and where it goes to.
-
-    Raises:
-        UsageError: the last one is a file here, so it may well be meant to go, too.
-    """
+    """What goes, and where it goes to. If that is a file here, it may well be meant to go, too."""
     if len(paths) == 1:
         return paths, "."
     *local, remote = paths

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,15 +51,15 @@ def create(
 
     spec = spec_of(screen, options)
     reject_bundles(spec, fix="create it without a bundle: `clusterctl up`")
-    names = _names(screen, options, system)
-    distributions = _named(names)
+    by_name = {name: _distribution(name) for name in _names(screen, options, system)}
+    distributions = tuple({one.release: one for one in by_name.values()}.values())
     archives = dict(_assignment(text) for text in archive or ())
     if unknown := archives.keys() - {one.release for one in distributions}:
         raise UsageError(
             f"--from names {', '.join(sorted(unknown))}, which no host has", fix="say it with --os"
         )
     target = out or Path(f"{spec.name}.bundle.tar")
-    wanted = bundle_create.BundleRequest(spec, distributions, archives, _called(names))
+    wanted = bundle_create.BundleRequest(spec, distributions, archives, _called(by_name))
     made = bundle_create.create(wanted, target, report=screen.note)
     size = shown_size(target.stat().st_size)
     screen.result(
@@ -69,7 +70,7 @@ def create(
 def verify(screen: Screen, options: Options, path: BundleFile, system: Systems = None) -> None:
     """Verify the checksums of a bundle, and that it matches this clusterctl and the spec."""
     opened = open_bundle(path)
-    releases = [one.release for one in _named(system or ())]
+    releases = list({_distribution(name).release: None for name in system or ()})
     wrong = (*mismatches(opened, _spec(screen, options), releases), *damages(opened))
     raise_faults(path, wrong)
     screen.result(_answer(opened), *_lines(opened), "all checksums match")
@@ -87,17 +88,17 @@ def _spec(screen: Screen, options: Options) -> ClusterSpec | None:
     return spec_of(screen, options) if found else None
 
 
-def _named(names: list[str] | tuple[str, ...]) -> tuple[Distribution, ...]:
+def _distribution(name: str) -> Distribution:
     try:
-        return tuple({one.release: one for one in map(distribution_of, names)}.values())
+        return distribution_of(name)
     except ProvisionError as exc:
         raise UsageError(exc.what, where="--os", why=exc.why, fix=exc.fix) from exc
 
 
-def _called(names: list[str]) -> dict[str, str]:
+def _called(by_name: Mapping[str, Distribution]) -> dict[str, str]:
     """Release -> the first of these names for it; RHEL's before all, whose packages are not public."""
-    ranked = sorted(names, key=lambda name: not name.startswith("rhel-"))
-    return {_named([name])[0].release: name for name in reversed(ranked)}
+    ranked = sorted(by_name, key=lambda name: not name.startswith("rhel-"))
+    return {by_name[name].release: name for name in reversed(ranked)}
 
 
 def _names(screen: Screen, options: Options, names: list[str] | None) -> list[str]:
@@ -119,18 +120,18 @@ def _assignment(text: str) -> tuple[str, Path]:
     name, equals, path = text.partition("=")
     if not (name and equals and path):
         raise UsageError(f"--from {text} is not NAME=FILE", fix="say it as debian-12=mirror.list")
-    return _named([name])[0].release, Path(path)
+    return _distribution(name).release, Path(path)
 
 
 def _answer(opened: Bundle) -> dict[str, Any]:
-    said = opened.manifest
+    manifest = opened.manifest
     return {
         "file": str(opened.file),
         "digest": opened.digest,
-        "format": said.format,
-        "clusterctl": said.clusterctl,
-        "cluster": said.cluster,
-        "architecture": said.architecture,
+        "format": manifest.format,
+        "clusterctl": manifest.clusterctl,
+        "cluster": manifest.cluster,
+        "architecture": manifest.architecture,
         "bytes": opened.file.stat().st_size,
         "systems": {
             release: {
@@ -138,17 +139,17 @@ def _answer(opened: Bundle) -> dict[str, Any]:
                 "python": system.python,
                 "wheels": len(system.wheels + system.gpu + system.more),
             }
-            for release, system in said.systems.items()
+            for release, system in manifest.systems.items()
         },
     }
 
 
 def _lines(opened: Bundle) -> list[str]:
-    said = opened.manifest
-    lines = [f"bundle for cluster {said.cluster!r}, created by clusterctl {said.clusterctl}"]
+    manifest = opened.manifest
+    lines = [f"bundle for cluster {manifest.cluster!r}, created by clusterctl {manifest.clusterctl}"]
     lines += [
         f"  {release}: {system.packages} packages, {len(system.wheels + system.gpu + system.more)} wheels "
         f"for Python {system.python}"
-        for release, system in said.systems.items()
+        for release, system in manifest.systems.items()
     ]
     return [*lines, f"  digest {opened.digest}"]

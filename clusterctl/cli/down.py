@@ -11,16 +11,9 @@ import typer
 
 from clusterctl.cli.collect import not_brought_home
 from clusterctl.cli.completion import job_ids
-from clusterctl.cli.options import (
-    AskBecomePass,
-    Options,
-    OutFolder,
-    prompts_for,
-    spec_of,
-    workspace_of,
-)
+from clusterctl.cli.options import AskBecomePass, Options, OutFolder, prompts_for, spec_of, workspace_of
 from clusterctl.cli.output import Phases, Screen
-from clusterctl.cli.up import NoWait, Yes, phase_dicts, unfinished
+from clusterctl.cli.up import NoWait, Yes, phase_dicts
 from clusterctl.cluster import down as cluster_down
 from clusterctl.cluster.nodes import names_of
 from clusterctl.cluster.session import Run, provider_of
@@ -90,7 +83,7 @@ def down(
         gone=names_of(forget or ()),
         prompts=prompts_for(screen, ask_password=ask_become_pass),
     )
-    with unfinished(screen, phases, "`clusterctl down` goes on from here"), phases.shown():
+    with phases.shown("`clusterctl down` goes on from here"):
         done = cluster_down.down(
             Run(workspace=workspace, reporter=phases, wait_s=0 if no_wait else lock.WAIT_S), wanted
         )
@@ -102,11 +95,8 @@ def down(
             screen.note(f"note: job {run.job_id} ({run.name}) was {run.state} and ended with the cluster")
         if gone := not_brought_home(run):
             screen.note(f"note: {gone}; it is gone with the cluster")
-    size = (
-        sum(image.size_mib for image in cached_images(report=lambda what: screen.note(str(what))))
-        if done.on_this_machine
-        else 0
-    )
+    images = cached_images(report=lambda what: screen.note(str(what))) if done.on_this_machine else ()
+    size = sum(image.size_mib for image in images)
     answer = {
         "cluster": name,
         "runs": [str(r.directory) for r in done.runs],

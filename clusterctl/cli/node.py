@@ -41,14 +41,9 @@ Reason = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Reason, as sinfo and `status` show it.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Cancel the jobs that run on the nodes.")]
-_BOOTS = "clusterctl: is to be booted"
+_REASON_REBOOT = "clusterctl: is to be booted"
 # What taking a machine into the cluster may need.
-_JOINING = {
-    "yes": Yes,
-    "no_wait": NoWait,
-    "ask_become_pass": AskBecomePass,
-    "accept_host_key": AcceptHostKey,
-}
+_JOINING = {"yes": Yes, "no_wait": NoWait, "ask_become_pass": AskBecomePass, "accept_host_key": AcceptHostKey}
 FLAGS: Final = {"add": _JOINING, "replace": _JOINING}
 
 
@@ -69,12 +64,7 @@ def drain(
         chosen = _chosen(inventory, names)
         found = nodes.drain(scheduler, chosen, reason)
         if wait:
-            found = nodes.wait_idle(
-                scheduler,
-                chosen,
-                timeout_s=timeout_of(timeout),
-                on_change=lambda ids: screen.note(f"at work: job {', '.join(ids)}"),
-            )
+            found = _wait_idle(screen, scheduler, chosen, timeout_of(timeout))
     _show(screen, found)
 
 
@@ -196,19 +186,14 @@ def reboot(
     ):
         inventory = session.inventory_of(workspace)  # it may have changed while we waited
         nodes.check_names(inventory, chosen)
-        scheduler = session.admin_scheduler(inventory, connections)
+        scheduler = session.scheduler_of(inventory, connections.to)
         if not scheduler.manages_nodes:
             raise UsageError(
                 "nodes without Slurm cannot be drained, so a job could start on them",
                 fix="reboot them yourself while no job runs, then run `clusterctl up`",
             )
-        nodes.reserve(scheduler, chosen, _BOOTS)
-        nodes.wait_idle(
-            scheduler,
-            chosen,
-            timeout_s=timeout_s,
-            on_change=lambda ids: screen.note(f"at work: job {', '.join(ids)}"),
-        )
+        nodes.drain_usable(scheduler, chosen, _REASON_REBOOT)
+        _wait_idle(screen, scheduler, chosen, timeout_s)
         nodes.check_aside(scheduler, chosen)
         screen.note(f"booting {', '.join(chosen)}")
         nodes.reboot({name: connections.to(name) for name in chosen})
@@ -243,13 +228,22 @@ def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Inventory, Sche
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace), Connections(workspace.ssh_config) as connections:
         inventory = session.inventory_of(workspace)
-        yield inventory, session.admin_scheduler(inventory, connections)
+        yield inventory, session.scheduler_of(inventory, connections.to)
 
 
 def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
     chosen = nodes.names_of(names)
     nodes.check_names(inventory, chosen)
     return chosen
+
+
+def _wait_idle(
+    screen: Screen, scheduler: Scheduler, names: Sequence[str], timeout_s: float | None
+) -> tuple[NodeState, ...]:
+    def on_change(ids: Sequence[str]) -> None:
+        screen.note(f"at work: job {', '.join(ids)}")
+
+    return nodes.wait_idle(scheduler, names, timeout_s=timeout_s, on_change=on_change)
 
 
 def _show(screen: Screen, found: Sequence[NodeState]) -> None:

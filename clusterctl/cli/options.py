@@ -80,7 +80,7 @@ OutFolder = Annotated[
 ]
 NoColor = Annotated[bool, typer.Option("--no-color", help="No colors; the same as the variable NO_COLOR.")]
 
-COMMON = ("file", "cluster", "output", "verbose", "no_color")
+COMMON: Final = {"file": File, "cluster": Cluster, "output": Format, "verbose": Verbose, "no_color": NoColor}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,7 @@ def verb(
     """
     own = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
     own = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    common = dict(
-        zip(COMMON, (LongFile if long_file else File, Cluster, Format, Verbose, NoColor), strict=True)
-    )
+    common = {**COMMON, "file": LongFile} if long_file else COMMON
 
     @functools.wraps(function)
     def command(ctx: typer.Context, **given: Any) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from clusterctl.jobs.logs import LogChunk
+    from clusterctl.scheduler.models import JobInfo
     from clusterctl.transport.tree import Progress
     from clusterctl.util.progress import HostStep
     from clusterctl.util.terminal import LogFilter
@@ -110,11 +111,7 @@ class Screen:
                 self._write(end, name)
 
     def _write(self, data: bytes, name: str = "stdout") -> None:
-        """Write bytes to stdout or stderr.
-
-        Raises:
-            ClusterctlError: they can't be written; where nobody reads them any more, the run ends.
-        """
+        """Write bytes to stdout or stderr; where nobody reads them any more, the run ends."""
         stream: TextIO = getattr(sys, name)
         with _writing(stream):
             stream.buffer.write(data)
@@ -272,6 +269,12 @@ class Screen:
             raise UsageError("nothing was done", why="the answer was no")
 
 
+def job_table(screen: Screen, infos: Sequence[JobInfo]) -> list[str]:
+    """Jobs as `jobs` and `status` show them."""
+    rows = [[j.id, j.name, j.user, j.partition, j.state.value, ",".join(j.nodes), j.reason] for j in infos]
+    return screen.table(["JOB", "NAME", "USER", "PARTITION", "STATE", "NODES", "REASON"], rows)
+
+
 def _json(answer: dict[str, Any]) -> bytes:
     return (json.dumps(answer, default=str) + "\n").encode()
 
@@ -406,7 +409,7 @@ class Phases:
     """Told by `up` and `down` what they are at. A picture that moves on a terminal, elsewhere lines."""
 
     def __init__(self, screen: Screen, *, verbose: bool) -> None:
-        self.begun = False
+        self._begun = False
         self._screen = screen
         self._verbose = verbose
         self._start = time.monotonic()
@@ -416,10 +419,15 @@ class Phases:
         self._failed: set[str] = set()
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Show it, until the end of the ``with``."""
-        with self._screen.moving() as self._picture:
-            yield
+    def shown(self, then: str = "") -> Iterator[None]:
+        """Show it, until the end of the ``with``; ``then`` says what Ctrl-C leaves."""
+        try:
+            with self._screen.moving() as self._picture:
+                yield
+        except KeyboardInterrupt:
+            if self._begun and then:
+                self._screen.note(f"stopped half way: {then}")
+            raise
         self._picture = None
 
     @property
@@ -431,7 +439,7 @@ class Phases:
         from clusterctl.util.progress import WAITING
 
         is_waiting = phase == WAITING  # for another clusterctl
-        self.begun = self.begun or not is_waiting
+        self._begun = self._begun or not is_waiting
         if phase != self._phase.name:
             self._begin(phase, is_waiting)
         if what:

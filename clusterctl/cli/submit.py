@@ -24,7 +24,7 @@ from clusterctl.scheduler.script import Environment, with_gpus
 from clusterctl.scheduler.session import Session, distribution_ahead, script_of
 from clusterctl.spec import distributions
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.job import JobSpec, is_job_file, job_spec, jobs_of_file
+from clusterctl.spec.job import JobOptions, JobSpec, is_job_file, job_spec, jobs_of_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.tree import shown_size
@@ -166,7 +166,7 @@ def _prepared(
 ) -> list[tuple[JobSpec, Source | None, Environment]]:
     """The jobs with what is sent of their scripts' folders, and the environments that they ask for.
 
-    Says once what is worth knowing of the folders; pip's words under -v.
+    Says once what is worth knowing of the folders.
     """
     wanted = [with_gpus(spec, job) for job in wanted]
     for job in wanted:
@@ -174,13 +174,24 @@ def _prepared(
     sources = [source_of(job) for job in wanted]
     for note in dict.fromkeys(note for source in sources if source for note in source.notes):
         screen.note(f"note: {note}")
-    heard = screen.note if options.verbose else lambda _line: None
-    with screen.working("resolving requirements"):
-        environments = [
-            environment_of(spec, job, distribution=distribution, report=screen.note, heard=heard)
-            for job in wanted
-        ]
+    environments = resolve(screen, options, spec, wanted, distribution)
     return list(zip(wanted, sources, environments, strict=True))
+
+
+def resolve(
+    screen: Screen,
+    options: Options,
+    spec: ClusterSpec,
+    jobs: Sequence[JobOptions],
+    distribution: Distribution,
+) -> list[Environment]:
+    """The Python environments that the spec and these jobs ask for; pip's words under -v."""
+    detail = screen.note if options.verbose else lambda _line: None
+    with screen.working("resolving requirements"):
+        return [
+            environment_of(spec, job, distribution=distribution, report=screen.note, heard=detail)
+            for job in jobs
+        ]
 
 
 def _submitted(screen: Screen, options: Options, session: Session, wanted: Sequence[JobSpec]) -> list[_Row]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -46,17 +45,6 @@ Limit = Annotated[
         help="Configure only these on-prem hosts and the controller. Takes host lists such as gpu[01-04].",
     ),
 ]
-
-
-@contextmanager
-def unfinished(screen: Screen, phases: Phases, then: str) -> Iterator[None]:
-    """Say where Ctrl-C leaves the cluster."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if phases.begun:
-            screen.note(f"stopped half way: {then}")
-        raise
 
 
 def up(
@@ -135,7 +123,7 @@ def bring_up(
         wait_s=0 if no_wait else lock.WAIT_S,
     )
     then = "`clusterctl up` goes on from here, `clusterctl down` removes what there is"
-    with unfinished(screen, phases, then), phases.shown():
+    with phases.shown(then):
         done = cluster_up.up(session, wanted)
     for line in done.notes:
         screen.note(f"note: {line}")

@@ -65,7 +65,6 @@ class _Watched:
 
     @property
     def seen(self) -> tuple[JobInfo, ...]:
-        """The jobs as they were last seen."""
         return tuple(self._seen.values())
 
     def pause(self, seconds: float) -> None:

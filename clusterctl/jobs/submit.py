@@ -172,7 +172,14 @@ def stage(
         try:
             return send_new_folder(to, items, hashes, folder, ours=ours, required=required, progress=progress)
         except CommandError as exc:
-            raise (_lacks_programs(to.host, required) if exc.rc == NO_REQUIRED else exc) from exc
+            if exc.rc != NO_REQUIRED:
+                raise
+            raise UsageError(
+                "the cluster does not have this clusterctl's programs",
+                where=to.host,
+                why=f"{required} is not there: the cluster was raised by another version, or not to the end",
+                fix="run `clusterctl up` again",
+            ) from exc
 
     sent = send(transport, progress)
     with ThreadPoolExecutor(max_workers=_MAX_THREADS) as pool:
@@ -194,15 +201,6 @@ def remove_folder(transports: Sequence[Transport], folder: str) -> None:
     for transport in transports:
         with suppress(UnreachableError):
             transport.run(["rm", "-rf", "--", folder], check=False)
-
-
-def _lacks_programs(host: str, required: str) -> UsageError:
-    return UsageError(
-        "the cluster does not have this clusterctl's programs",
-        where=host,
-        why=f"{required} is not there: the cluster was raised by another version, or not to the end",
-        fix="run `clusterctl up` again",
-    )
 
 
 def client_facts(

@@ -63,7 +63,6 @@ class JobState(StrEnum):
 
     @property
     def outcome(self) -> Outcome:
-        """What the state means for whoever waits."""
         return _OUTCOMES.get(self, Outcome.GOES_ON)
 
 
@@ -142,7 +141,6 @@ class JobInfo:
 
     @property
     def ended(self) -> bool:
-        """Whether it is through."""
         return self.outcome is not Outcome.GOES_ON
 
 

@@ -77,13 +77,13 @@ class Environment:
     def bin(self) -> str:
         """Its folder of programs, as the shell on a node reads it."""
         if self.lock is None:
-            return f"{BASE_ENVIRONMENT}/bin"
+            return ENV_BIN
         return f'"$HOME"/{ENVIRONMENTS}/{self.lock.key}/bin'
 
     @property
     def path(self) -> str:
         """What PATH begins with."""
-        return self.bin if self.lock is None else f"{self.bin}:{BASE_ENVIRONMENT}/bin"
+        return ENV_BIN if self.lock is None else f"{self.bin}:{ENV_BIN}"
 
 
 PLAIN: Final = Environment()
@@ -104,7 +104,6 @@ class UserScript:
     """
 
     name: str
-    content: bytes
     interpreter: tuple[str, ...]
     directives: tuple[str, ...]
     is_python: bool
@@ -137,7 +136,9 @@ class UserScript:
             ) from exc
         _refuse_unusable(path, content)
         lines = content.decode(errors="surrogateescape").splitlines()
-        return cls(path.name, content, _interpreter(lines), _directives(path, lines), is_python(path))
+        shebang = lines[0].removeprefix("#!") if lines and lines[0].startswith("#!") else "/bin/bash"
+        interpreter = tuple(shebang.split(maxsplit=1))  # as the kernel reads it: one argument at most
+        return cls(path.name, interpreter, _directives(path, lines), is_python(path))
 
 
 def _refuse_unusable(path: Path, content: bytes) -> None:
@@ -156,12 +157,6 @@ def _refuse_unusable(path: Path, content: bytes) -> None:
             why=why,
             fix="submit a small script of another name",
         )
-
-
-def _interpreter(lines: list[str]) -> tuple[str, ...]:
-    if lines and lines[0].startswith("#!"):
-        return tuple(lines[0][2:].split(maxsplit=1))  # as the kernel reads it: one argument at most
-    return ("/bin/bash",)
 
 
 def _directives(path: Path, lines: list[str]) -> tuple[str, ...]:
@@ -253,11 +248,6 @@ def partition_of(spec: ClusterSpec, job: JobSpec) -> Partition:
         raise UsageError(
             f"there is no partition {job.partition!r}", fix=f"--partition can be: {', '.join(by_name)}"
         )
-    _refuse_too_much(spec, partition, job)
-    return partition
-
-
-def _refuse_too_much(spec: ClusterSpec, partition: Partition, job: JobSpec) -> None:
     count = len(spec.node_names(partition))
     if job.nodes > count:
         raise UsageError(
@@ -273,6 +263,7 @@ def _refuse_too_much(spec: ClusterSpec, partition: Partition, job: JobSpec) -> N
             why=f"max_time of partition {partition.name} is {format_duration(longest)}",
             fix="ask for less with --time",
         )
+    return partition
 
 
 def with_gpus(spec: ClusterSpec, job: JobSpec) -> JobSpec:

@@ -8,9 +8,10 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -24,11 +25,11 @@ from pydantic import (
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
-    model_validator,
 )
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core_schema
 
 Loc = tuple[str | int, ...]
+M = TypeVar("M", bound=BaseModel)
 
 INCONSISTENT: Final = "inconsistent"
 
@@ -149,61 +150,61 @@ class _Unknown:
 
 
 UNKNOWN: Final[Any] = _Unknown()
-PARTIAL: Final = "partial"  # in the validation context: wrong values become UNKNOWN
-
-
-def _unless_wrong(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-    try:
-        return handler(value)
-    except ValidationError as exc:
-        if not is_partial(info):
-            raise
-        wrong = {error["loc"][0] for error in exc.errors(include_url=False) if error["loc"]}
-        if isinstance(value, Mapping) and not wrong.isdisjoint(value):
-            rest = {name: entry for name, entry in value.items() if name not in wrong}
-            return _unless_wrong(rest, handler, info)
-        return UNKNOWN
-
-
-def is_partial(info: ValidationInfo) -> bool:
-    """Whether a partial model is asked for."""
-    return PARTIAL in (info.context or {})
+_PARTIAL: Final = "partial"  # in the validation context
 
 
 class Model(BaseModel):
-    """Base of all spec models: frozen, unknown keys refused.
-
-    With ``PARTIAL`` in the context any value makes a model: so what does not hold between fields is reported
-    together with what is wrong with single ones.
-    """
+    """Base of all spec models: frozen, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        schema = handler(source)
-        fields: Any = handler.resolve_ref_schema(schema)
-        while "fields" not in fields:  # below the validators of the whole model
-            fields = fields["schema"]
-        for name, field in fields["fields"].items():
-            place = field["schema"] if field["schema"]["type"] == "default" else field
-            is_done = place["schema"].get("function", {}).get("function") is _unless_wrong
-            if name != "type" and not is_done:  # by its type pydantic chooses among the providers
-                place["schema"] = core_schema.with_info_wrap_validator_function(
-                    _unless_wrong, place["schema"]
-                )
-        return schema
 
-    @model_validator(mode="before")
-    @classmethod
-    def _known_or_needed(cls, value: object, info: ValidationInfo) -> object:
-        if not is_partial(info):
-            return value
-        given = value if isinstance(value, Mapping) else {}
-        fields = cls.model_fields.items()
-        return {
-            name: given.get(name, UNKNOWN) for name, field in fields if name in given or field.is_required()
-        }
+def partial_model(model: type[M], values: object, context: Mapping[str, Any]) -> M:
+    """The model of any values, where UNKNOWN stands for those that are wrong or missing.
+
+    So what does not hold between fields is reported together with what is wrong with single ones.
+    """
+    # Prebuilt ones are the models' own, which forgive nothing.
+    validator = SchemaValidator(_forgiving(model.__pydantic_core_schema__), _use_prebuilt=False)
+    found: M = validator.validate_python(values, context={**context, _PARTIAL: True})
+    return found
+
+
+def is_partial(info: ValidationInfo) -> bool:
+    """Whether a partial model is made."""
+    return _PARTIAL in (info.context or {})
+
+
+def _forgiving(schema: Any) -> Any:
+    """A pydantic schema whose models take anything."""
+    if isinstance(schema, list):
+        return [_forgiving(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {key: part if key == "metadata" else _forgiving(part) for key, part in schema.items()}
+    if schema.get("type") == "model-fields":
+        for field in schema["fields"].values():
+            place = field["schema"] if field["schema"]["type"] == "default" else field
+            place["schema"] = core_schema.no_info_wrap_validator_function(_unless_wrong, place["schema"])
+    if schema.get("type") == "model":
+        known, ref = partial(_known_or_needed, schema["cls"]), schema.pop("ref", None)
+        return core_schema.no_info_before_validator_function(known, schema, ref=ref)
+    return schema
+
+
+def _unless_wrong(value: object, handler: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return handler(value)
+    except ValidationError as exc:
+        wrong = {error["loc"][0] for error in exc.errors(include_url=False) if error["loc"]}
+        if isinstance(value, Mapping) and not wrong.isdisjoint(value):
+            return _unless_wrong({key: one for key, one in value.items() if key not in wrong}, handler)
+        return UNKNOWN
+
+
+def _known_or_needed(model: type[BaseModel], value: object) -> dict[str, object]:
+    given, fields = value if isinstance(value, Mapping) else {}, model.model_fields.items()
+    return {name: given.get(name, UNKNOWN) for name, field in fields if name in given or field.is_required()}
 
 
 @dataclass(frozen=True, slots=True)

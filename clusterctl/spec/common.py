@@ -380,6 +380,8 @@ class ProviderSettings(Model):
 class Cluster(Model):
     """What a spec says, whichever its provider."""
 
+    model_config = ConfigDict(defer_build=True)  # nothing is made of it but ClusterSpec
+
     version: Literal[1] = Field(description="the version of this file's format")
     name: ClusterName = Field(description="the cluster's name, first part of its hosts' names")
     provider: ProviderSettings

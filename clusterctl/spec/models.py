@@ -90,6 +90,8 @@ DEFAULT_PROVIDER: Final = LocalProvider()
 class ClusterSpec(Cluster):
     """One cluster."""
 
+    model_config = ConfigDict(defer_build=False)
+
     provider: Provider = Field(DEFAULT_PROVIDER, description="the provider of the hosts, with its settings")
 
     @model_validator(mode="after")

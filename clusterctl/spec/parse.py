@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar, get_args, get_origin
+from typing import Any, Final, Generic, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -17,18 +17,17 @@ from ruamel.yaml.reader import ReaderError
 from clusterctl.errors import Problem, SpecError, UsageError
 from clusterctl.spec.base import (
     INCONSISTENT,
-    PARTIAL,
     Fault,
     Loc,
+    M,
     did_you_mean,
     dotted,
     either,
     explain,
+    partial_model,
     shown,
 )
 from clusterctl.spec.models import PROVIDER_TYPES, PROVIDERS, ClusterSpec
-
-M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +179,7 @@ class Document(Generic[M]):
             model = kind.model_validate(self.values, context=dict(context or {}))
         except ValidationError as exc:
             errors = exc.errors(include_url=False, include_input=False)
-            model = kind.model_validate(self.values, context={**(context or {}), PARTIAL: True})
+            model = partial_model(kind, self.values, context or {})
         found = {*self.problems, *_Errors(self, errors).problems(self.filetype.faults(model))}
         if found:
             in_order = sorted(found, key=lambda p: (p.line, p.column, p.key, p.message))

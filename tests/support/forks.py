@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import traceback
 import warnings
@@ -27,6 +28,7 @@ from clusterctl.util.assets import asset
 
 TIMED_OUT = 1000  # no exit code of a process
 _OUTPUTS = ("stdout", "stderr")
+_MITOGEN = Path(sysconfig.get_path("purelib"), "ansible_mitogen", "plugins", "strategy")
 _PATIENCE_S = 20  # for a verb that is interrupted
 
 
@@ -68,6 +70,8 @@ class _Server:
             "ANSIBLE_LIBRARY": str(ours / "library"),
             "ANSIBLE_MODULE_UTILS": str(ours / "module_utils"),
             "ANSIBLE_PIPELINING": "1",
+            "ANSIBLE_STRATEGY_PLUGINS": str(_MITOGEN),
+            "ANSIBLE_DEPRECATION_WARNINGS": "0",  # Ansible warns of every foreign strategy
             "ANSIBLE_NOCOLOR": "1",
             "LC_ALL": "C.UTF-8",
         }
@@ -135,6 +139,7 @@ def _prepare_clusterctl() -> Callable[[], object]:
     for path in sorted((root / "clusterctl").rglob("*.py")):
         if not path.stem.startswith(("remote_", "__")):
             importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
+    importlib.import_module("typer.rich_utils")  # what tells of a refusal
     return importlib.import_module("clusterctl.__main__").main  # type: ignore[no-any-return]
 
 

@@ -153,12 +153,17 @@ def _in_hosts_of_others(machine: Machine) -> frozenset[str]:
 def _processes(machine: Machine) -> Iterator[str]:
     """Our containers, all that runs in one, and all that carries our home in its arguments or environment."""
     ours, others = Path("/proc/self/ns/pid").readlink(), _in_hosts_of_others(machine)
+    roots_in: dict[Path, list[str]] = {}  # by mount namespace: a container's processes have one
     for proc in Path("/proc").glob("[0-9]*"):
         try:
             argv = (proc / "cmdline").read_bytes().split(b"\0")
-            inside = (proc / "ns" / "pid").readlink() != ours
             environ = (proc / "environ").read_bytes()
-            mounts = (proc / "mountinfo").read_text()
+            roots: list[str] = []
+            if (proc / "ns" / "pid").readlink() != ours:
+                space = (proc / "ns" / "mnt").readlink()
+                if space not in roots_in:
+                    roots_in[space] = _roots((proc / "mountinfo").read_text())
+                roots = roots_in[space]
         except OSError:
             continue  # it ended while we looked
         if proc.name == str(os.getpid()) or proc.name in others:
@@ -168,12 +173,17 @@ def _processes(machine: Machine) -> Iterator[str]:
         told = str(machine.home) in command or f"CLUSTERCTL_HOME={machine.home}".encode() in environ.split(
             b"\0"
         )
-        # In a container of ours the root comes from a folder of ours, which tells whose it is. Until it is
-        # mounted, the last mount does: a mount namespace starts as a copy of this machine's.
-        at_root = "\n".join(line for line in mounts.splitlines() if line.split()[4] == "/")
-        roots = (_OURS.findall(at_root) or _OURS.findall(mounts)) if inside else []
         if roots or container or told:
             yield f"process {proc.name}: {command}" + (f" (in {roots[-1]})" if roots else "")
+
+
+def _roots(mounts: str) -> list[str]:
+    """The folders of ours that a container's root comes from, which tell whose it is.
+
+    Until it is mounted, the last mount does: a mount namespace starts as a copy of this machine's.
+    """
+    at_root = "\n".join(line for line in mounts.splitlines() if line.split()[4] == "/")
+    return _OURS.findall(at_root) or _OURS.findall(mounts)
 
 
 def _mounts(machine: Machine) -> Iterator[str]:

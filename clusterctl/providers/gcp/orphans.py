@@ -115,11 +115,20 @@ _KINDS: Final = (  # in the order in which they can be deleted
 )
 
 
+def _of_cluster(cluster_id: str) -> _Wanted:
+    return _Wanted(ID_LABEL, cluster_id, f"{_CLUSTER}-{cluster_id}(-.*)?", f".*-{cluster_id}.*")
+
+
 def find_resources(api: Api, cluster_id: str) -> tuple[Found, ...]:
     """Everything of this cluster, in the order in which it can be deleted."""
-    return tuple(
-        _look(api, _Wanted(ID_LABEL, cluster_id, f"{_CLUSTER}-{cluster_id}(-.*)?", f".*-{cluster_id}.*"))
-    )
+    return tuple(_look(api, _of_cluster(cluster_id)))
+
+
+def any_runs(api: Api, cluster_id: str) -> bool:
+    """Whether an instance of this cluster runs, in whichever zone."""
+    wanted = _of_cluster(cluster_id)
+    rows = (row for _, row in _rows(api, _KINDS[0], wanted) if wanted.is_on(row))
+    return any(row["status"] not in costs.OFF for row in rows)
 
 
 def orphan_ids(api: Api, cluster: str) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from clusterctl.errors import LockedError, ProvisionError, StalePlanError, Usage
 from clusterctl.providers.base import Leftover, Planned, Provider, Provisioned, Sizes, hosts_as_raised
 from clusterctl.providers.gcp import apply, costs, orphans
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
-from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.providers.gcp.terraform.client import BACKEND_FILE, Plan, Terraform
 from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.base import Model
@@ -96,14 +95,7 @@ class GcpProvider(Provider):
         return plan
 
     def alive(self, cluster_id: str) -> bool:
-        path = f"projects/{self._settings.project}/aggregated/instances"  # the spec's zone may be a new one
-        pages = self._api.pages("compute", path, filter=f"labels.{ID_LABEL}={cluster_id}")
-        return any(
-            row["status"] not in costs.OFF and orphans.read_labels(row).get(ID_LABEL) == cluster_id
-            for page in pages
-            for zone in page.get("items", {}).values()
-            for row in zone.get("instances", ())
-        )
+        return orphans.any_runs(self._api, cluster_id)
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
         if workspace is not None and has_module(workspace.terraform):

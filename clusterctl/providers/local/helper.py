@@ -210,14 +210,7 @@ def _state(wanted: layout.ClusterRequest) -> layout.ClusterState:
     image.layers(wanted.image)  # it may have been pruned since it was baked
     others = [s.subnet for s in image.states()]
     subnet = network.choose_subnet(wanted.id, [*network.used_networks(), *others], wanted.subnet)
-    state = layout.ClusterState(
-        id=wanted.id,
-        name=wanted.name,
-        owner=wanted.owner,
-        workspace=wanted.workspace,
-        image=wanted.image,
-        subnet=subnet,
-    )
+    state = layout.ClusterState.model_validate({**wanted.model_dump(), "subnet": subnet})
     layout.make_private(path.parent)
     write_atomic(path, state.model_dump_json())
     return state

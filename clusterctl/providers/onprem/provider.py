@@ -24,14 +24,6 @@ from clusterctl.providers.base import (
 from clusterctl.providers.onprem import members, release
 from clusterctl.providers.onprem.access import raise_failures
 from clusterctl.providers.onprem.login import Login, create_account, workspace_for
-from clusterctl.providers.onprem.members import (
-    Member,
-    admin_login,
-    claim_findings,
-    examine,
-    joined_members,
-    preview,
-)
 from clusterctl.providers.pending import REPLACED, pending_releases
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.spec.models import ClusterSpec
@@ -85,9 +77,10 @@ class OnpremProvider(Provider):
             login = Login(self._settings.machines, folder, self._prompts)
             only = [one.name for one in chosen]
             login.check_keys(only)
-            report = examine(spec, asked, login, folder, (), only=only, lost=login.trust(only))
+            report = members.examine(spec, asked, login, folder, (), only=only, lost=login.trust(only))
         return replace(
-            report, findings=(*report.findings, *claim_findings(report.facts, workspace.known_id() or ""))
+            report,
+            findings=(*report.findings, *members.claim_findings(report.facts, workspace.known_id() or "")),
         )
 
     def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:  # noqa: ARG002
@@ -157,12 +150,12 @@ class OnpremProvider(Provider):
         asked = members.members(spec, self._settings)
         before = hosts_as_raised(workspace)
         report(f"looking at {len(asked)} machines")
-        ours, silent = joined_members(asked, before, workspace)
+        ours, silent = members.joined_members(asked, before, workspace)
         new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
         login = Login(self._settings.machines, workspace, self._prompts)
         login.check_keys(new)
         there = [one.name for one in asked if one.name not in silent]
-        checked = examine(spec, asked, login, workspace, ours, only=there, lost=login.trust(new))
+        checked = members.examine(spec, asked, login, workspace, ours, only=there, lost=login.trust(new))
         _refuse(checked, asked, new, workspace, silent)
         keys = {name: host.host_key for name, host in ours.items()} | {
             name: login.key_of(name) for name in new
@@ -180,7 +173,7 @@ class OnpremProvider(Provider):
         installs = spec.software.nvidia.has_driver  # what is then still missing is said once it is installed
         notes = tuple(str(f) for f in checked.findings if not (installs and f.code == "no-driver"))
         access = _access_before(workspace) or self._settings
-        ahead = preview(spec, asked, checked.facts, new)
+        ahead = members.preview(spec, asked, checked.facts, new)
         self._found = _Found(dump_spec(spec), inventory, new, silent, access, notes, ahead)
         return self._found
 
@@ -194,7 +187,7 @@ class OnpremProvider(Provider):
 
         def one(host: str) -> None:
             try:
-                create_account(host, login.root, claim, admin_login(workspace))
+                create_account(host, login.root, claim, members.admin_login(workspace))
             except ClusterctlError:
                 report(HostStep(host, "our account", len(joining), "failed", failed=True))
                 raise
@@ -208,7 +201,7 @@ class OnpremProvider(Provider):
 
 def _refuse(
     report: DoctorReport,
-    asked: Sequence[Member],
+    asked: Sequence[members.Member],
     new: Collection[str],
     workspace: Workspace,
     silent: Mapping[str, Host],
@@ -220,7 +213,7 @@ def _refuse(
         for one in report.findings
         if one.host in new or one.host not in report.facts or (new and one.code == "firewall")
     ]
-    wrong += claim_findings(report.facts, workspace.cluster_id())
+    wrong += members.claim_findings(report.facts, workspace.cluster_id())
     found = list(failures([one for one in wrong if one.level == "error"], phase="plan"))
     if leader in silent:
         host = silent[leader]

@@ -78,7 +78,7 @@ def parse_version(text: str) -> str:
 
 
 class _Record:
-    """The fields of one record. ``unclear`` gathers those that can't be understood."""
+    """The fields of one record. Those that can't be understood are None or so, and noted in ``unclear``."""
 
     def __init__(self, fields: dict[str, str], command: str) -> None:
         self._fields = fields
@@ -93,11 +93,9 @@ class _Record:
         return "" if self[name] in {"(null)", "None", "N/A"} else self[name]
 
     def doubt(self, name: str) -> None:
-        """Note that this field can't be understood."""
         self.unclear.append(f"{name} {self[name][:100]!r}")
 
     def number(self, name: str) -> int | None:
-        """A field that is a number; None and noted where it is none."""
         if _NUMBER.fullmatch(self[name]):
             return int(self[name])
         self.doubt(name)
@@ -108,7 +106,6 @@ class _Record:
         return int(self[name]) if _NUMBER.fullmatch(self[name]) else None
 
     def state(self) -> JobState:
-        """The job's state; UNKNOWN and noted for a word that is none of ours."""
         word = self["State"].partition(" ")[0]  # "CANCELLED by 10000"
         if word in JobState.__members__:
             return JobState(word)
@@ -116,7 +113,6 @@ class _Record:
         return JobState.UNKNOWN
 
     def nodes(self) -> tuple[str, ...]:
-        """The job's nodes; none and noted where their list can't be read."""
         try:
             return expand_nodes(self["NodeList"])
         except ValueError:

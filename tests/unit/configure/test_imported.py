@@ -11,6 +11,7 @@ from clusterctl.errors import UsageError
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremProvider
+from tests.support.sweeps import in_sweep
 
 LAB = """\
 [head]
@@ -78,9 +79,11 @@ def test_an_inventory_without_groups_is_one_partition(tmp_path: Path) -> None:
     ("arguments", "jump", "left_out"),
     [
         ("-J a@b:2,c", ("a@b:2", "c"), ""),
-        ("-o ProxyJump=gate", ("gate",), ""),
         ("-C -oProxyJump=gate -o Compression=yes", ("gate",), "-C -o Compression=yes"),
-        ("-o StrictHostKeyChecking=no", (), "-o StrictHostKeyChecking=no"),
+        *in_sweep(
+            ("-o ProxyJump=gate", ("gate",), ""),
+            ("-o StrictHostKeyChecking=no", (), "-o StrictHostKeyChecking=no"),
+        ),
     ],
 )
 def test_ways_to_jump_come_along_and_other_arguments_are_named(

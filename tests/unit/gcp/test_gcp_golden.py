@@ -10,9 +10,9 @@ from typing import Any
 
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.spec import gcp
-from tests.support.google.many import copies, planned
 from tests.support.google.module import CLUSTER_ID, NAMES, PUBLIC_KEY, spec_of
-from tests.support.google.policy import findings
+from tests.unit.gcp.many import copies, planned
+from tests.unit.gcp.policy import findings
 
 GOLDEN = Path(__file__).with_name("golden")
 # Said once for all: they follow from others, or say the same of every resource.

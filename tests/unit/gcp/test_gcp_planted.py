@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from clusterctl.providers.gcp.provider import variables
-from tests.support.google.many import Edit, copies, planned
 from tests.support.google.module import CLUSTER_ID, PUBLIC_KEY, spec_of
-from tests.support.google.policy import findings
+from tests.unit.gcp.many import Edit, copies, planned
+from tests.unit.gcp.policy import findings
 
 KEY = "projects/my-keys/locations/us-central1/keyRings/disks/cryptoKeys/hpc"
 HOST, NETWORK, IAM = "modules/instance/main.tf", "modules/network/main.tf", "modules/iam/main.tf"
@@ -101,6 +103,7 @@ def asked() -> dict[str, Any]:
     }
 
 
+@pytest.mark.sweep
 def test_what_the_schema_does_not_allow_is_told_by_validate(tmp_path: Path) -> None:
     edits = {name: edit for name, (edit, _) in AGAINST_THE_SCHEMA.items()}
     module = copies(tmp_path, dict.fromkeys(edits, asked()), edits)
@@ -112,6 +115,7 @@ def test_what_the_schema_does_not_allow_is_told_by_validate(tmp_path: Path) -> N
     } == {}
 
 
+@pytest.mark.sweep
 def test_what_breaks_a_promise_is_found_in_the_plan(tmp_path: Path) -> None:
     edits = {name: edit for name, (edit, _) in AGAINST_A_PROMISE.items()}
     plan = copies(tmp_path, {"sound": asked(), **dict.fromkeys(edits, asked())}, edits).planned()

@@ -67,6 +67,7 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
+@pytest.mark.sweep
 def test_what_is_applied_exists_and_is_planned_no_more(folder: Folder) -> None:
     folder.cloud.addresses({"one": "10.9.9.9"})
     folder.apply()
@@ -105,6 +106,7 @@ def test_a_fault_is_told_and_leaves_nothing_of_what_it_struck(folder: Folder) ->
     assert set(folder.cloud.instances) == set(hosts)
 
 
+@pytest.mark.sweep
 def test_a_fault_plays_from_the_nth_on_and_as_often_as_it_is_said_to(folder: Folder) -> None:
     folder.cloud.fail("stockout", nth=2, times=1)
     assert folder.make(a="n1", b="n1", c="n1").rc == 1
@@ -112,6 +114,7 @@ def test_a_fault_plays_from_the_nth_on_and_as_often_as_it_is_said_to(folder: Fol
     assert folder.make(a="n1", b="n1", c="n1").rc == 0
 
 
+@pytest.mark.sweep
 def test_a_crash_before_the_state_leaves_an_instance_whose_name_is_taken(tmp_path: Path) -> None:
     folder = Folder(tmp_path, started=True)
     folder.cloud.fail("crash", name="two", times=1)
@@ -128,6 +131,7 @@ def test_a_crash_before_the_state_leaves_an_instance_whose_name_is_taken(tmp_pat
     assert folder.cloud.resources() == {}
 
 
+@pytest.mark.sweep
 def test_a_change_is_made_as_google_can(folder: Folder) -> None:
     folder.apply()
     for right, wrong, action in (

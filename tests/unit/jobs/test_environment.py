@@ -27,6 +27,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.transport.base import BULK, Conversation
 from tests.support.here import LocalTransport
+from tests.support.sweeps import in_sweep
 from tests.support.wheels import a_wheel
 
 BASE = sys.prefix  # an environment with pip, as nodes have one
@@ -184,7 +185,7 @@ def test_many_at_once_build_it_once(home: Path, resolve: Resolve) -> None:
     assert run(environment, "python -c 'import first; print(first.version)'") == "2.0"
 
 
-@pytest.mark.parametrize("other", ["pipe", "link", pytest.param("folder", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("other", ["pipe", *in_sweep("link", "folder")])
 def test_what_is_no_file_in_the_place_of_the_lock_is_replaced(
     home: Path, resolve: Resolve, tmp_path: Path, other: str
 ) -> None:
@@ -243,11 +244,7 @@ class Killing(LocalTransport):
 
 @pytest.mark.parametrize(
     "file",
-    [
-        "wheels/first-*",
-        *(pytest.param(file, marks=pytest.mark.sweep) for file in ("requirements.lock", "pyvenv.cfg")),
-        "lib/*/*/*.pth",
-    ],
+    ["lib/*/*/*.pth", *in_sweep("wheels/first-*", "requirements.lock", "pyvenv.cfg")],
 )
 def test_killed_in_the_middle_it_is_built_anew(home: Path, resolve: Resolve, file: str) -> None:
     environment = resolve("first")

@@ -27,6 +27,7 @@ from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
 from tests.support.here import LocalTransport
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
+from tests.support.sweeps import in_sweep
 
 
 class Told:
@@ -151,10 +152,12 @@ def test_a_log_can_not_write_to_the_terminal(session, tmp_path):
     ("state", "error"),
     [
         ("CANCELLED", JobCancelledError),
-        ("TIMEOUT", JobCancelledError),
-        ("PREEMPTED", JobCancelledError),
         ("NODE_FAIL", JobFailedError),
-        ("OUT_OF_MEMORY", JobFailedError),
+        *in_sweep(
+            ("TIMEOUT", JobCancelledError),
+            ("PREEMPTED", JobCancelledError),
+            ("OUT_OF_MEMORY", JobFailedError),
+        ),
     ],
 )
 def test_how_a_job_ended_decides_the_error(session, cluster, tmp_path, state, error):
@@ -335,7 +338,7 @@ def test_each_failure_has_its_host_its_log_and_a_way_out(session, tmp_path):
     assert (failure.host, failure.fix) == ("n1", f"the whole log: clusterctl logs {job_id}")
 
 
-@pytest.mark.parametrize("name", ["raised-srun.log", "raised-mpirun.log", "hung-srun.log"])
+@pytest.mark.parametrize("name", ["raised-srun.log", *in_sweep("raised-mpirun.log", "hung-srun.log")])
 def test_what_follows_from_a_ranks_failure_does_not_hide_it(session, tmp_path, name):
     log = Path(__file__).with_name("captures") / name
     job_id = submitted(session, tmp_path, f"cat {log} >&2; exit 1")
@@ -406,7 +409,7 @@ class Mute(Nearby):
         raise UnreachableError("no connection")
 
 
-@pytest.mark.parametrize("stderr", ["pipe", "endless", "folder", "empty"])
+@pytest.mark.parametrize("stderr", ["pipe", *in_sweep("endless", "folder", "empty")])
 def test_the_end_of_a_log_is_read_with_care(tmp_path, stderr):
     log = tmp_path / "stderr.log"
     {

@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.sweeps import in_sweep
+
 Runner = Callable[..., subprocess.CompletedProcess[str]]
-# One alone, and as many as divide nothing evenly.
-RANKS = [1, 3, *(pytest.param(ranks, marks=pytest.mark.sweep) for ranks in (2, 4))]
+# As many as divide nothing evenly.
+RANKS = [3, *in_sweep(1, 2, 4)]
 
 
 @pytest.mark.parametrize("ranks", RANKS)

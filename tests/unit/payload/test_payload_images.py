@@ -14,8 +14,8 @@ from payload.nn.conv import Conv2d
 from payload.nn.module import Context, Layer, Recompute, Tape, Unit
 from payload.nn.norm import BatchNorm
 from payload.nn.pool import GlobalAveragePool, MaxPool2d
-from tests.support.layers import slope, stored
-from tests.support.oracle import Tensors, assert_close, compare, functional, torch
+from tests.unit.payload.doubles.layers import slope, stored
+from tests.unit.payload.doubles.oracle import Tensors, assert_close, compare, functional, torch
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 Theirs = Callable[[Tensors, "torch.Tensor"], "torch.Tensor"]

@@ -12,6 +12,7 @@ import pytest
 from payload import align
 from payload.__main__ import main
 from payload.host import launcher_rank, pmi_complaint, size_complaint
+from tests.support.sweeps import in_sweep
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -53,7 +54,7 @@ def test_launcher_ranks() -> None:
     assert launcher_rank({"SLURM_PROCID": "0", "OMPI_COMM_WORLD_RANK": "5"}) == 5
 
 
-@pytest.mark.parametrize("command", ["train", "probe"])
+@pytest.mark.parametrize("command", ["train", *in_sweep("probe")])
 def test_a_world_of_one_in_a_job_of_two_fails_loudly(alone: Runner, command: str) -> None:
     answer = alone(command, SLURM_NTASKS="2", SLURM_PROCID="1")
     assert answer.returncode == 3

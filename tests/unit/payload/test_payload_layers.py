@@ -24,8 +24,8 @@ from payload.parallel.mesh import Options, alone
 from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
 from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS
-from tests.support.layers import draw, stored
-from tests.support.oracle import functional, torch
+from tests.unit.payload.doubles.layers import draw, stored
+from tests.unit.payload.doubles.oracle import functional, torch
 
 _STEP = 1e-6
 _CONTEXT = Context(Cpu())

@@ -23,7 +23,7 @@ from payload.parallel.engine import StepResult
 from payload.peak import _by_sheet, find_peak
 from payload.timing import CommTime, CommTimes, TimedCommunicator
 from payload.trace import OFF, Timeline
-from tests.support.strict import Ranges, Strict
+from tests.unit.payload.doubles.strict import Ranges, Strict
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 Record = dict[str, Any]

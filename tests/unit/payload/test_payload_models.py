@@ -16,8 +16,15 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit, recomputed
 from payload.optim.adamw import AdamW
 from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
-from tests.support.layers import stored
-from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, functional, tensors, torch
+from tests.unit.payload.doubles.layers import stored
+from tests.unit.payload.doubles.oracle import (
+    TOLERANCE,
+    Tensors,
+    assert_same_gradients,
+    functional,
+    tensors,
+    torch,
+)
 
 _V, _T, _C, _HEADS = 24, 6, 16, 4
 

@@ -16,7 +16,7 @@ from payload.optim.base import Optimizer
 from payload.optim.lamb import LAMB
 from payload.optim.sgd import SGD
 from payload.schedule import LearningRate, scaled
-from tests.support.oracle import torch
+from tests.unit.payload.doubles.oracle import torch
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 Make = Callable[[Device, Array, Sequence[Segment]], Optimizer]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from payload import rank
+from tests.support.sweeps import in_sweep
 
 RANK = str(Path(rank.__file__))
 MPIRUN = (
@@ -102,7 +103,7 @@ def test_it_runs_as_by_python_alone(folder, text):
     assert (ranked.returncode, ranked.stdout, ranked.stderr) == (plain.returncode, plain.stdout, plain.stderr)
 
 
-@pytest.mark.parametrize("waits", ["world.Barrier()", "world.recv(source=1)", "time.sleep(600)"])
+@pytest.mark.parametrize("waits", ["world.Barrier()", *in_sweep("world.recv(source=1)", "time.sleep(600)")])
 def test_an_error_of_one_rank_ends_the_others(folder, waits):
     done = ran(folder, RANKS + FAILS + waits, *MPIRUN, sys.executable, RANK)
     assert done.returncode == 1
@@ -111,7 +112,7 @@ def test_an_error_of_one_rank_ends_the_others(folder, waits):
     assert (folder / "rank1").read_text() == "what is in a buffer"
 
 
-@pytest.mark.parametrize("hook", ["1 / 0", "sys.exit(3)"])
+@pytest.mark.parametrize("hook", ["1 / 0", *in_sweep("sys.exit(3)")])
 def test_so_does_one_whose_hook_for_errors_fails(folder, hook):
     text = f"{RANKS}sys.excepthook = lambda *_: {hook}\n{FAILS}world.Barrier()\n"
     assert ran(folder, text, *MPIRUN, sys.executable, RANK).returncode != 0
@@ -122,7 +123,7 @@ def test_a_rank_that_leaves_with_a_status_ends_the_others(folder):
     assert ran(folder, text, *MPIRUN, sys.executable, RANK).returncode == 3
 
 
-@pytest.mark.parametrize("status", [7, 75])
+@pytest.mark.parametrize("status", [7, *in_sweep(75)])
 def test_ranks_that_all_leave_with_a_status_wait_for_each_other(folder, status):
     text = f"{RANKS}time.sleep(1 - world.rank)\nprint('rank', world.rank)\nsys.exit({status})\n"
     done = ran(folder, text, *MPIRUN, sys.executable, RANK)

@@ -18,8 +18,15 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit, recomputed, state_of
 from payload.optim.sgd import SGD
 from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
-from tests.support.layers import stored
-from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, functional, tensors, torch
+from tests.unit.payload.doubles.layers import stored
+from tests.unit.payload.doubles.oracle import (
+    TOLERANCE,
+    Tensors,
+    assert_same_gradients,
+    functional,
+    tensors,
+    torch,
+)
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 SAMPLES, CLASSES = 5, 4

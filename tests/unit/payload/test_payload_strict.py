@@ -18,8 +18,8 @@ from payload.parallel.engine import Engine
 from payload.parallel.mesh import Options, alone
 from payload.parallel.pipeline import MicroBatch
 from payload.precision import PRECISIONS, loss_scale
-from tests.support.micro import cut
-from tests.support.strict import Strict, Waits
+from tests.unit.payload.doubles.micro import cut
+from tests.unit.payload.doubles.strict import Strict, Waits
 
 _DEVICE = Strict()
 _HOST: Any = np.ones((2, 3))

@@ -19,8 +19,8 @@ from payload.nn.lstm import LSTM
 from payload.nn.module import Context, Draw, Layer, Residual, Sequential, Tape, Unit, normal
 from payload.nn.norm import LayerNorm
 from payload.nn.sequence import ClassToken, Patches, Pick, Positions
-from tests.support.layers import draw, slope, stored
-from tests.support.oracle import Tensors, assert_close, compare, functional, torch
+from tests.unit.payload.doubles.layers import draw, slope, stored
+from tests.unit.payload.doubles.oracle import Tensors, assert_close, compare, functional, torch
 
 Theirs = Callable[[Tensors, "torch.Tensor"], "torch.Tensor"]
 

@@ -20,12 +20,13 @@ from payload.parallel.mesh import Options, alone
 from payload.parallel.pipeline import MicroBatch
 from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS
-from tests.support.strict import Strict
+from tests.support.sweeps import in_sweep
+from tests.unit.payload.doubles.strict import Strict
 
 _CONTEXT = Context(Cpu())
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.sweep), 3])
+@pytest.mark.parametrize("ranks", [3, *in_sweep(1, 2)])
 def test_all_stages_take_the_steps_of_one_rank(
     program: Callable[..., subprocess.CompletedProcess[str]], ranks: int
 ) -> None:
@@ -33,7 +34,7 @@ def test_all_stages_take_the_steps_of_one_rank(
     assert answer.returncode == 0, answer.stderr
 
 
-@pytest.mark.parametrize("zero", ["1", "3"])
+@pytest.mark.parametrize("zero", [*in_sweep("1"), "3"])
 def test_a_run_may_end_after_any_step(
     program: Callable[..., subprocess.CompletedProcess[str]], zero: str
 ) -> None:

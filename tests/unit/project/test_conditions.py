@@ -14,6 +14,7 @@ import pytest
 
 from scripts.run_tests import count
 from tests.support.processes import gone
+from tests.support.sweeps import in_sweep
 
 ROOT = Path(__file__).resolve().parents[3]
 HOOKS = (
@@ -158,7 +159,7 @@ def started(folder: Path, *, trap: str = "true", limit_s: float = 60) -> subproc
     return process
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL, *in_sweep(signal.SIGTERM, signal.SIGHUP)])
 def test_a_run_that_is_ended_ends_what_it_started(tmp_path: Path, sign: signal.Signals) -> None:
     with started(tmp_path) as process:
         process.send_signal(sign)

@@ -17,7 +17,7 @@ from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.scheduler.slurm.config import health_file
 from clusterctl.util.assets import asset
 from tests.support.nvidia import machines
-from tests.support.nvidia.described import RENAMED
+from tests.unit.roles.described import RENAMED
 from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
 
 _PROGRAM = asset("ansible") / "roles" / "health" / "files" / "health.py"

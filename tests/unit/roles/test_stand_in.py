@@ -21,7 +21,8 @@ from clusterctl.util.assets import asset
 from payload.device import choose
 from payload.nvml import Gpus
 from tests.support.nvidia import machines
-from tests.support.nvidia.described import LASTING, RENAMED, Environment, ask, described, rows
+from tests.support.sweeps import in_sweep
+from tests.unit.roles.described import LASTING, RENAMED, Environment, ask, described, rows
 
 # What this machine's own nvidia-smi lists, where there is one whose driver answers.
 _LISTED = ask({}, "--list-gpus")[1] if shutil.which("nvidia-smi") else ""
@@ -37,7 +38,7 @@ FORM = "--format=csv,noheader,nounits"
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(n, marks=pytest.mark.sweep) if n == "rtx-4070" else n for n in _SHOWN],
+    params=[*in_sweep("t4", "rtx-4070"), *(name for name in _SHOWN if name not in {"t4", "rtx-4070"})],
 )
 def shown(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """Where an nvidia-smi is first on PATH."""

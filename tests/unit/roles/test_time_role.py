@@ -47,7 +47,13 @@ class Clocks:
         """Play the role, the first host as the controller; host -> what it told its chrony."""
         tasks = [{"ansible.builtin.include_role": {"name": "time", "tasks_from": "configure"}}]
         environment = {"PATH": "{{ folder }}/{{ inventory_hostname }}/bin:{{ lookup('env', 'PATH') }}"}
-        play = {"hosts": "all", "gather_facts": False, "environment": environment, "tasks": tasks}
+        play = {
+            "hosts": "all",
+            "gather_facts": False,
+            "strategy": "mitogen_linear",
+            "environment": environment,
+            "tasks": tasks,
+        }
         config = "{{ folder }}/{{ inventory_hostname }}/chrony.conf"
         said = {"folder": str(self.folder), "time_config": config, "time_in_containers": True}
         said |= {"time_controller": "10.0.0.1", "time_network": "10.0.0.0/24", "time_pause_s": 0}

@@ -9,6 +9,7 @@ import pytest
 
 from clusterctl.runs.fetch import Manifest, fetch_from
 from tests.support.played.elsewhere import Elsewhere
+from tests.support.sweeps import in_sweep
 
 FOLDER = "/home/ada/clusterctl/jobs/mine"  # the same path on every host
 
@@ -67,7 +68,7 @@ def test_two_files_of_one_name_are_both_kept(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("first", [{"out": "a file"}, {"out/deep": "in a folder"}])
+@pytest.mark.parametrize("first", [{"out": "a file"}, *in_sweep({"out/deep": "in a folder"})])
 def test_a_file_here_and_a_folder_there(tmp_path: Path, first: Mapping[str, str]) -> None:
     other = {"out/deep": "in a folder"} if "out" in first else {"out": "a file"}
     found, _ = fetched(tmp_path, first, other)

@@ -21,6 +21,7 @@ from clusterctl.state.ledger import UNCHANGED, Ledger, RunRecord, TaskRecord, no
 from tests.support.disks import FAULTS, small_disk
 from tests.support.fetched import Talk
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
+from tests.support.sweeps import in_sweep
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def until_it_wrote(session: Session, cluster: PlayedCluster, job_id: str) -> Non
     raise AssertionError("the job wrote nothing")
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", ["full", *in_sweep("no-inodes", "read-only")])
 def test_a_disk_that_takes_no_run_is_said_and_the_run_comes_home_later(session, cluster, tmp_path, fault):
     job_id = finished(session, cluster, tmp_path, "echo hello")
     with small_disk(mib=40) as disk:
@@ -221,7 +222,7 @@ def test_a_run_that_the_user_removed_comes_again_only_when_asked_for(session, cl
     assert again.directory.is_dir()
 
 
-@pytest.mark.parametrize("what", ["run", "folder", "file"])
+@pytest.mark.parametrize("what", ["run", *in_sweep("folder"), "file"])
 def test_what_stands_in_the_place_of_a_run_is_left_alone(session, cluster, tmp_path, out, what):
     job_id = finished(session, cluster, tmp_path, "echo mine")
     place = out / f"demo-{job_id}-mine"
@@ -454,7 +455,7 @@ def test_what_was_sent_and_is_unchanged_stays_if_it_is_large(session, cluster, t
     assert not_brought_home(run).endswith("was not collected: turned and 1 more (a symbolic link)")
 
 
-@pytest.mark.parametrize("text", ["[]", "not json", '{"files": [{"path": 1}], "links": []}'])
+@pytest.mark.parametrize("text", ["[]", *in_sweep("not json", '{"files": [{"path": 1}], "links": []}')])
 def test_a_job_that_spoils_its_source_json_harms_only_itself(session, cluster, tmp_path, out, text):
     job_id = finished(session, cluster, tmp_path, f"echo '{text}' >source.json; head -c 2M /dev/zero >x")
     (run,) = collect(session, [job_id], out=out)

@@ -50,8 +50,8 @@ def test_it_answers_while_it_is_written_to(transport):
         talk.finish()
 
 
-def test_twenty_megabytes(transport, tmp_path):
-    data = os.urandom(20 << 20)
+def test_eight_megabytes(transport, tmp_path):
+    data = os.urandom(8 << 20)
     with transport.converse(["sh", "-c", 'cat >"$1"', "sh", str(tmp_path / "a b")]) as talk:
         talk.send(data)
         talk.finish()
@@ -60,7 +60,7 @@ def test_twenty_megabytes(transport, tmp_path):
 
 def talk_much(transport: Transport, *argv: str) -> None:
     with transport.converse(argv) as talk:
-        for _ in range(200):
+        for _ in range(32):
             talk.send(bytes(1 << 20))
         talk.finish()
 

@@ -35,8 +35,9 @@ from clusterctl.transport.put import STORE, send_into, send_new_folder, send_to_
 from clusterctl.transport.remote_content import HEADER, make_folder
 from clusterctl.transport.remote_receive import NO_REQUIRED, SWEEP_EVERY_S, UNUSED_S
 from clusterctl.transport.tree import Item, Kind, hash_items, walk
-from tests.support.disks import FAULTS, small_disk
+from tests.support.disks import small_disk
 from tests.support.here import LocalTransport
+from tests.support.sweeps import in_sweep
 from tests.support.transfers import Cutting, content
 
 MIB = 1 << 20
@@ -121,7 +122,7 @@ def test_what_can_not_be_written_is_said(home, data):
     assert "File exists" in caught.value.why
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", ["full", *in_sweep("no-inodes", "read-only")])
 def test_a_disk_of_the_cluster_that_takes_nothing_is_said(fault, tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(os.urandom(MIB))
     with small_disk() as disk:
@@ -331,8 +332,16 @@ def test_a_holder_that_is_not_seen_may_be_on_another_node(home):
     assert "by one on another node" in remote_open.holders_of((home / "lock").stat())
 
 
-@pytest.mark.parametrize("other", ["pipe", "link", "folder"])
-@pytest.mark.parametrize("name", ["lock", "swept", "partial", "xx", "partial/HASH", "xx/HASH"])
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        *(("lock", "pipe"), ("swept", "link"), ("partial", "folder")),
+        *(("xx", "link"), ("partial/HASH", "pipe"), ("xx/HASH", "folder")),
+        *in_sweep(*((name, other) for name in ("lock", "partial/HASH") for other in ("link", "folder"))),
+        *in_sweep(*((name, other) for name in ("swept", "xx") for other in ("pipe", "folder"))),
+        *in_sweep(*((name, other) for name in ("partial", "xx/HASH") for other in ("pipe", "link"))),
+    ],
+)
 def test_what_a_job_puts_in_the_place_of_the_stores_own_is_replaced(home, data, tmp_path, name, other):
     """Opening a pipe waited for ever, and a link was written through, or refused with each submission."""
     victim = tmp_path / "victim"

@@ -20,15 +20,15 @@ import re
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import MappingProxyType
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from clusterctl.errors import LockedError
 from clusterctl.state.workspace import write_atomic
@@ -138,12 +138,10 @@ class Progress:
             case "apply_progress" if resource.address == next(iter(self._busy), None):
                 for line in self._under_way():
                     self._say(f"{line}… {elapsed_s} s")
-            case "apply_complete":
+            case "apply_complete" | "apply_errored" as end:
                 self._busy.pop(resource.address, None)
-                self._say(f"{name}: {_DONE.get(action, action)} after {elapsed_s} s")
-            case "apply_errored":
-                self._busy.pop(resource.address, None)
-                self._say(f"{name}: failed after {elapsed_s} s")
+                done = _DONE.get(action, action) if end == "apply_complete" else "failed"
+                self._say(f"{name}: {done} after {elapsed_s} s")
 
     def _under_way(self) -> Iterator[str]:
         by_action: dict[str, list[str]] = {}
@@ -223,7 +221,6 @@ _LOCK: Final = ".clusterctl.lock"
 _LOCK_WAIT_S: Final = GRACE_S + 30.0
 _PAUSE_S: Final = 0.2
 _POLL_S: Final = 0.1
-_BLOCK_BYTES: Final = 1 << 16
 _STDERR_BYTES: Final = 20_000
 # What would change what is planned, or where the state is, behind our back.
 _NOT_INHERITED: Final = ("TF_CLI_ARGS", "TF_VAR_", "TF_WORKSPACE", "TF_DATA_DIR", "TF_INPUT", "TF_REATTACH_")
@@ -239,7 +236,7 @@ def run(
 ) -> tuple[int, str]:
     """Run it in ``folder``: its exit code, the end of its stderr. ``heard`` gets the lines of its stdout."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
-    with _alone(folder, report) as lock, recorded(folder), _sink() as stdout, _sink() as stderr:
+    with _alone(folder, report) as lock, recorded(folder), _sink() as (stdout, out), _sink() as (stderr, err):
         process = subprocess.Popen(
             under_subreaper(argv, grace_s=GRACE_S),
             cwd=folder,
@@ -251,20 +248,28 @@ def run(
             start_new_session=True,
             umask=0o077,
         )
-        lines = _Lines(stdout)
+        begun = b""
         try:
             while process.poll() is None:
-                for line in lines.new():
-                    heard(line)
+                begun = _hear(out, begun, heard)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_S)
         except BaseException as exc:
             _wind_up(process, report, interrupts=int(isinstance(exc, KeyboardInterrupt)))
             raise
-        for line in lines.rest():
-            heard(line)
-        tail = os.pread(stderr, _STDERR_BYTES, max(0, os.fstat(stderr).st_size - _STDERR_BYTES))
-        return process.returncode, tail.decode(errors="replace")
+        if begun := _hear(out, begun, heard):
+            heard(begun.decode(errors="replace"))
+        return process.returncode, err.read()[-_STDERR_BYTES:].decode(errors="replace")
+
+
+def _hear(out: IO[bytes], begun: bytes, heard: Callable[[str], None]) -> bytes:
+    """Pass on the whole lines that are new; what is ``begun`` of the next one."""
+    for part in iter(out.readline, b""):
+        begun += part
+        if begun.endswith(b"\n"):
+            heard(begun.decode(errors="replace"))
+            begun = b""
+    return begun
 
 
 @contextmanager
@@ -295,37 +300,17 @@ def _alone(folder: Path, report: LineReporter) -> Iterator[int]:
 
 
 @contextmanager
-def _sink() -> Iterator[int]:
+def _sink() -> Iterator[tuple[int, IO[bytes]]]:
     """What a program can write to, and go on writing to when we are dead: a broken pipe would end it at once.
 
-    In memory, where the kernel has that: what is shown of a plan is not for the disk.
+    In memory, where the kernel has that: what is shown of a plan is not for the disk. The reader has its own
+    offset.
     """
     in_memory = hasattr(os, "memfd_create")
-    with os.fdopen(os.memfd_create("terraform"), "wb") if in_memory else tempfile.TemporaryFile() as file:
-        yield file.fileno()
-
-
-class _Lines:
-    """The lines of a sink, as they come. Its offset is the writer's, and is left alone."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._read = 0
-        self._begun = b""
-
-    def new(self) -> Iterator[str]:
-        """The whole lines since the last call."""
-        while block := os.pread(self._fd, _BLOCK_BYTES, self._read):
-            self._read += len(block)
-            *whole, self._begun = (self._begun + block).split(b"\n")
-            for line in whole:
-                yield line.decode(errors="replace") + "\n"
-
-    def rest(self) -> Iterator[str]:
-        """Those up to the end, whole or not."""
-        yield from self.new()
-        if self._begun:
-            yield self._begun.decode(errors="replace")
+    with os.fdopen(os.memfd_create("terraform"), "wb") if in_memory else NamedTemporaryFile() as file:
+        path = f"/proc/self/fd/{file.fileno()}" if in_memory else file.name
+        with Path(path).open("rb") as reader:
+            yield file.fileno(), reader
 
 
 def _wind_up(process: subprocess.Popen[bytes], report: LineReporter, *, interrupts: int) -> None:

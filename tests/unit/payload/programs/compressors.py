@@ -12,7 +12,7 @@ from payload.comm.ring import Naive, Ring
 from payload.comm.transport import Transport
 from payload.config import COMPRESSORS
 from payload.device import Array, Cpu
-from tests.support.streams import Streamed
+from tests.unit.payload.doubles.streams import Streamed
 
 world = mpi.start()
 RANK, SIZE = world.rank, world.size

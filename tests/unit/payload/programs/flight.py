@@ -15,7 +15,7 @@ from payload.parallel import pipeline
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import make_mesh
 from payload.parallel.pipeline import MicroBatch
-from tests.support.micro import cut
+from tests.unit.payload.doubles.micro import cut
 
 MICRO_BATCHES = 7
 

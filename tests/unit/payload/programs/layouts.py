@@ -30,8 +30,8 @@ from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, Options, make_mesh
 from payload.parallel.pipeline import MicroBatch
-from tests.support.micro import cut
-from tests.support.strict import Copies, Strict
+from tests.unit.payload.doubles.micro import cut
+from tests.unit.payload.doubles.strict import Copies, Strict
 from tests.unit.payload.programs.elsewhere import Apart
 
 

@@ -14,7 +14,7 @@ from payload.nn.loss import LossSums, SoftmaxCrossEntropy
 from payload.nn.module import Context, Parameter, Unit
 from payload.parallel.mesh import make_mesh
 from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
-from tests.support.layers import stored
+from tests.unit.payload.doubles.layers import stored
 
 Build = Callable[[Context], list[Unit]]
 _DEVICE = Cpu()

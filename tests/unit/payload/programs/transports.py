@@ -20,7 +20,7 @@ from payload.comm.staging import CudaAware
 from payload.comm.transport import MPI, Transport
 from payload.device import Array, Cpu, Device
 from payload.errors import UsageError
-from tests.support.streams import Streamed
+from tests.unit.payload.doubles.streams import Streamed
 
 # Smaller than in earnest, so that small arrays are of many pieces and go all ways.
 transport.CHUNK_BYTES = mpi.CHUNK_BYTES = 1 << 14

@@ -23,7 +23,7 @@ from payload.comm.base import Request
 from payload.comm.staging import Staged, flat
 from payload.cublas import Products
 from payload.device import Array, Gpu, Kernel
-from tests.support.blas import PlayedCublas
+from tests.unit.payload.doubles.blas import PlayedCublas
 
 _FILE = Path(__file__).with_name("cupy-14.2.0.txt")
 NAMES = {line.partition(" ")[0]: line.partition(" ")[2] for line in _FILE.read_text().splitlines()}

@@ -11,7 +11,7 @@ import numpy as np
 
 from payload.device import Array, Device
 from payload.nn.module import Layer, Tape, Unit
-from tests.support.layers import stored
+from tests.unit.payload.doubles.layers import stored
 
 if TYPE_CHECKING:
     import torch
