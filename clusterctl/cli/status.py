@@ -10,9 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from clusterctl.cli.job import job_table
 from clusterctl.cli.options import Options, naming_lock_holder, workspace_of
-from clusterctl.cli.output import Screen
+from clusterctl.cli.output import Screen, job_table
 from clusterctl.errors import ClusterctlError
 from clusterctl.providers.pending import pending_releases
 from clusterctl.providers.registry import cached_images, clusters_on_this_machine
