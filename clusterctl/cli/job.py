@@ -11,7 +11,7 @@ import typer
 
 from clusterctl.cli.completion import job_ids
 from clusterctl.cli.options import Options, open_session
-from clusterctl.cli.output import Screen
+from clusterctl.cli.output import Screen, job_table
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.jobs import control
 from clusterctl.jobs import logs as job_logs
@@ -84,12 +84,6 @@ def cancel(screen: Screen, options: Options, ids: Ids) -> None:
         "already_ended": [{"job_id": job.id, "state": job.state.value} for job in done.ended],
     }
     screen.result(answer, *lines)
-
-
-def job_table(screen: Screen, infos: Sequence[JobInfo]) -> list[str]:
-    """Jobs as `jobs` and `status` show them."""
-    rows = [[j.id, j.name, j.user, j.partition, j.state.value, ",".join(j.nodes), j.reason] for j in infos]
-    return screen.table(["JOB", "NAME", "USER", "PARTITION", "STATE", "NODES", "REASON"], rows)
 
 
 _MOST_KEPT = 8 << 20  # bytes of logs in one answer; as JSON each may take six

@@ -186,13 +186,13 @@ def reboot(
     ):
         inventory = session.inventory_of(workspace)  # it may have changed while we waited
         nodes.check_names(inventory, chosen)
-        scheduler = session.admin_scheduler(inventory, connections)
+        scheduler = session.scheduler_of(inventory, connections.to)
         if not scheduler.manages_nodes:
             raise UsageError(
                 "nodes without Slurm cannot be drained, so a job could start on them",
                 fix="reboot them yourself while no job runs, then run `clusterctl up`",
             )
-        nodes.reserve(scheduler, chosen, _REASON_REBOOT)
+        nodes.drain_usable(scheduler, chosen, _REASON_REBOOT)
         _wait_idle(screen, scheduler, chosen, timeout_s)
         nodes.check_aside(scheduler, chosen)
         screen.note(f"booting {', '.join(chosen)}")
@@ -228,7 +228,7 @@ def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Inventory, Sche
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace), Connections(workspace.ssh_config) as connections:
         inventory = session.inventory_of(workspace)
-        yield inventory, session.admin_scheduler(inventory, connections)
+        yield inventory, session.scheduler_of(inventory, connections.to)
 
 
 def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:

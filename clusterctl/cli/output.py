@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from clusterctl.jobs.logs import LogChunk
+    from clusterctl.scheduler.models import JobInfo
     from clusterctl.transport.tree import Progress
     from clusterctl.util.progress import HostStep
     from clusterctl.util.terminal import LogFilter
@@ -266,6 +267,12 @@ class Screen:
         print(f"{printable(prompt)} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise UsageError("nothing was done", why="the answer was no")
+
+
+def job_table(screen: Screen, infos: Sequence[JobInfo]) -> list[str]:
+    """Jobs as `jobs` and `status` show them."""
+    rows = [[j.id, j.name, j.user, j.partition, j.state.value, ",".join(j.nodes), j.reason] for j in infos]
+    return screen.table(["JOB", "NAME", "USER", "PARTITION", "STATE", "NODES", "REASON"], rows)
 
 
 def _json(answer: dict[str, Any]) -> bytes:

@@ -10,9 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from clusterctl.cli.job import job_table
 from clusterctl.cli.options import Options, naming_lock_holder, workspace_of
-from clusterctl.cli.output import Screen
+from clusterctl.cli.output import Screen, job_table
 from clusterctl.errors import ClusterctlError
 from clusterctl.providers.pending import pending_releases
 from clusterctl.providers.registry import cached_images, clusters_on_this_machine
@@ -34,7 +33,7 @@ def status(screen: Screen, options: Options) -> None:
     with naming_lock_holder(workspace):
         inventory = session.inventory_of(workspace)
         with Connections(workspace.ssh_config) as connections:
-            scheduler = session.admin_scheduler(inventory, connections, patience_s=_STATUS_WAIT_S)
+            scheduler = session.scheduler_of(inventory, connections.to, patience_s=_STATUS_WAIT_S)
             nodes, active = scheduler.nodes(), active_jobs(scheduler)
             is_cloud = inventory.traits.is_cloud
             controller = connections.to(inventory.controller.name)

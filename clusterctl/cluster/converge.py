@@ -16,13 +16,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from clusterctl.cluster.hardware import (
     Hardware,
     NodeConfig,
-    as_registered,
     fetch_gpu_wheels,
     gpus_file,
     hardware,
+    hardware_known_to_slurm,
     node_config,
     nodes_with_jobs,
-    steady,
+    without_jitter,
 )
 from clusterctl.cluster.session import ClusterSession, Drift
 from clusterctl.configure import ansible, events, inventory_file, ship
@@ -31,7 +31,7 @@ from clusterctl.hosts.probe import Checksums, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Scheduler
-from clusterctl.scheduler.session import admin_scheduler
+from clusterctl.scheduler.session import scheduler_of
 from clusterctl.scheduler.slurm.config import health_file, needs_facts, render_files, slurmd_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
@@ -75,9 +75,9 @@ def converge(
     reports: Mapping[str, HostReport],
     limit: Collection[str] = (),
     *,
-    anew: bool = False,
+    again: bool = False,
 ) -> Converged:
-    """Configure all hosts if what goes in has changed, or ``anew``; else those that have drifted.
+    """Configure all hosts if what goes in has changed, or ``again``; else those that have drifted.
 
     With a ``limit`` it is these hosts and the controller; the others only learn which hosts belong to the
     cluster.
@@ -87,7 +87,7 @@ def converge(
         TransportError: a host could not be probed afterwards.
     """
     spec, workspace, inventory = session.spec, session.workspace, provisioned.inventory
-    slurm = admin_scheduler(inventory, session.connections, patience_s=_PATIENCE_S)
+    slurm = scheduler_of(inventory, session.connections.to, patience_s=_PATIENCE_S)
     recorded = _with_registered_hardware(_read(workspace, without=provisioned.made), slurm)
     reports = _installed(session, inventory, reports, limit)
     nodes = node_config(
@@ -98,7 +98,7 @@ def converge(
     before = {host: report.checksums for host, report in reports.items()}
     has = hardware(spec, inventory, nodes.reports)
     drifting = hosts_with_drift(recorded.marks, before)
-    everything = anew or recorded.inputs != inputs
+    everything = again or recorded.inputs != inputs
     if not (limit or everything or drifting):
         session.note = f"unchanged: {len(reports)} hosts checked"
         return Converged(inventory, reports, notes)
@@ -144,7 +144,7 @@ def _configure(
     )
     session.note = f"{recap}; {introduced.changed} changed on others" if introduced else str(recap)
     if reconfigures:
-        admin_scheduler(inventory, session.connections).reconfigure()
+        scheduler_of(inventory, session.connections.to).reconfigure()
     return _probe(session, inventory, (*hosts, *others))
 
 
@@ -189,13 +189,13 @@ def _installed(
 
 
 def stale(
-    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Mapping[str, HostReport]
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
 ) -> str:
     """Why ``converge`` would configure all of these hosts, which stay as they are; "" if it would not."""
     recorded = _read(workspace, without=())
     if not recorded.inputs:
         return "the last `clusterctl up` did not end"
-    inputs, _ = _inputs(spec, inventory, workspace, steady(views, recorded.hardware))
+    inputs, _ = _inputs(spec, inventory, workspace, without_jitter(reports, recorded.hardware))
     if inputs == recorded.inputs:
         return ""
     return "the spec, clusterctl itself or the hardware is not what the hosts were configured for"
@@ -205,7 +205,7 @@ def pending_changes(
     session: ClusterSession, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> NodeConfig:
     """The changes of hardware that ``converge`` would take up, and those that would wait."""
-    slurm = admin_scheduler(inventory, session.connections, patience_s=_PATIENCE_S)
+    slurm = scheduler_of(inventory, session.connections.to, patience_s=_PATIENCE_S)
     recorded = _with_registered_hardware(_read(session.workspace, without=()), slurm)
     return node_config(
         session.spec, inventory, reports, recorded.hardware, partial(nodes_with_jobs, slurm, drain=False)
@@ -217,14 +217,14 @@ def _with_registered_hardware(recorded: Configured, slurm: Scheduler) -> Configu
     if not recorded.tried:
         return recorded
     try:
-        has = as_registered(recorded.hardware, recorded.tried, slurm.nodes())
+        has = hardware_known_to_slurm(recorded.hardware, recorded.tried, slurm.nodes())
     except (SchedulerError, TransportError):
         return recorded
     return recorded.model_copy(update={"hardware": has})
 
 
 def preview(
-    spec: ClusterSpec, inventory: Inventory, copy: Workspace, views: Mapping[str, HostReport]
+    spec: ClusterSpec, inventory: Inventory, copy: Workspace, reports: Mapping[str, HostReport]
 ) -> tuple[tuple[events.TaskProgress, ...], tuple[Failure, ...]]:
     """What ``converge`` would change on these hosts, task by task, and where that can't be told.
 
@@ -233,20 +233,20 @@ def preview(
     Raises:
         ConfigureError: Ansible itself could not run.
     """
-    _render(spec, inventory, copy, views)
-    return ansible.preview(inventory, copy, limit=tuple(views))
+    _render(spec, inventory, copy, reports)
+    return ansible.preview(inventory, copy, limit=tuple(reports))
 
 
-def drift_of(workspace: Workspace, views: Mapping[str, HostReport]) -> Iterator[Drift]:
+def drift_of(workspace: Workspace, reports: Mapping[str, HostReport]) -> Iterator[Drift]:
     """What has drifted on these hosts since they were configured."""
     recorded = _read(workspace, without=()).marks
-    for host, view in views.items():
+    for host, seen in reports.items():
         if host not in recorded:
             yield Drift(host, "it is not configured yet")
             continue
-        known = _known(recorded[host], view.checksums)
-        for key in _worth_a_word(known, view.checksums):
-            yield Drift(host, _words(key, view.checksums[key])[0])
+        known = _known(recorded[host], seen.checksums)
+        for key in _worth_a_word(known, seen.checksums):
+            yield Drift(host, _words(key, seen.checksums[key])[0])
 
 
 def _step(progress: events.TaskProgress, inventory: Inventory, limit: Collection[str]) -> HostStep:
@@ -261,36 +261,36 @@ def _step(progress: events.TaskProgress, inventory: Inventory, limit: Collection
 
 
 def _inputs(
-    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Mapping[str, HostReport]
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
 ) -> tuple[str, Mapping[str, str]]:
     """A digest of all that decides what configuring leaves on a host, and of it the files that are made
     for them, Slurm's among these.
 
     The payload's hash stands in the inventory.
     """
-    facts = {host: view.facts for host, view in views.items() if view.facts}
+    facts = {host: seen.facts for host, seen in reports.items() if seen.facts}
     slurm = render_files(spec, inventory, facts)
     files = {
         **slurm,
         inventory_file.HEALTH_FILE: health_file(
-            spec, inventory, {h: view.driver for h, view in views.items()}
+            spec, inventory, {h: seen.driver for h, seen in reports.items()}
         ),
-        inventory_file.GPUS_FILE: gpus_file(spec, inventory, workspace, views),
+        inventory_file.GPUS_FILE: gpus_file(spec, inventory, workspace, reports),
     }
     if slurm:
         files[inventory_file.SLURMD_FILE] = slurmd_file(slurm, [host.name for host in inventory.compute])
     secrets = (workspace.munge_key.read_bytes(), workspace.public_key.read_bytes())
     variables = inventory_file.inventory_text(spec, inventory, workspace)
-    cards = json.dumps({host: has.cards for host, has in hardware(spec, inventory, views).items()})
+    cards = json.dumps({host: has.cards for host, has in hardware(spec, inventory, reports).items()})
     made = (files[name] for name in sorted(files))
     return digest(tree_hash(asset("ansible")), variables, *secrets, cards, *made), files
 
 
 def _render(
-    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Mapping[str, HostReport]
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
 ) -> str:
     """Write what Ansible ships; the digest of ``_inputs``."""
-    inputs, files = _inputs(spec, inventory, workspace, views)
+    inputs, files = _inputs(spec, inventory, workspace, reports)
     for name, content in files.items():
         write_atomic(workspace.rendered / name, content)
     inventory_file.write_inventory(spec, inventory, workspace)
@@ -298,7 +298,7 @@ def _render(
 
 
 def _read(workspace: Workspace, *, without: Collection[str]) -> Configured:
-    """What was recorded, but for hosts that have been made anew since."""
+    """What was recorded, but for hosts that were recreated since."""
     try:
         recorded = Configured.model_validate_json(workspace.configured.read_bytes())
     except (FileNotFoundError, ValidationError):

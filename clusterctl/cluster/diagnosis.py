@@ -44,7 +44,7 @@ def is_right(result: Result, hosts: tuple[str, ...]) -> bool:
         return False
 
 
-def failed(
+def verification_error(
     result: Result,
     hosts: tuple[str, ...],
     inventory: Inventory,
@@ -58,13 +58,12 @@ def failed(
     ``alike``: it is known to be no single host's fault.
     """
     said = _words(result)
-    if alike:
-        failures = tuple(Failure("verify", said, host, "verify") for host in hosts)
-    else:
+    failures: tuple[Failure, ...] = ()
+    if not alike:
         failures = _failures_of_probe(result) or _failures_of_parts(hosts, inventory, to, probe)
     if not failures:
-        fix = _LET_IN if _DENIED.search(said) else ""
-        named = tuple(_named(said, hosts, inventory)) or hosts
+        fix = _LET_IN if _DENIED.search(said) and not alike else ""
+        named = hosts if alike else tuple(_named(said, hosts, inventory)) or hosts
         failures = tuple(Failure("verify", said, host, "verify", fix) for host in named)
     hosts_of = {failure.cause: str(failure.host) for failure in reversed(failures)}
     told = (cause if host in cause else f"{host}: {cause}" for cause, host in hosts_of.items())
@@ -141,13 +140,10 @@ def cut_off(inventory: Inventory, hosts: Sequence[str], to: Connect) -> tuple[Fa
         for host in (one, other):
             causes.setdefault(host, []).append(cause)
     fix = "see what drops their traffic: firewalls, routes, cables"
-    return tuple(Failure("network", _some(said), host, "verify", fix) for host, said in causes.items())
-
-
-def _some(causes: Sequence[str]) -> str:
-    """Enough of them to go on with: of 64 nodes that reach none, there would be 2,016."""
-    more = len(causes) - _SHOWN
-    return "; ".join(causes[:_SHOWN]) + (f"; and {more} more such pairs" if more > 0 else "")
+    for host, said in causes.items():  # of 64 nodes that reach none, there would be 2,016 pairs
+        if (more := len(said) - _SHOWN) > 0:
+            causes[host] = [*said[:_SHOWN], f"and {more} more such pairs"]
+    return tuple(Failure("network", "; ".join(said), host, "verify", fix) for host, said in causes.items())
 
 
 def _unreached(inventory: Inventory, hosts: Sequence[str], to: Connect) -> Unreached:

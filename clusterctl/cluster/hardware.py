@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from clusterctl.cluster.nodes import reserve
+from clusterctl.cluster.nodes import drain_usable
 from clusterctl.errors import Failure, SchedulerError, TransportError, VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver
@@ -28,7 +28,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.assets import gpu_lock, job_lock
+from clusterctl.util.assets import gpu_lock
 from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import Reporter
 
@@ -36,8 +36,8 @@ _SAME_MEMORY: Final = 0.01  # the kernel's figure moves by some MiB from boot to
 REASON: Final = "clusterctl: its hardware changes"
 _NEAR: Final = re.compile(r"\([^)]*\)")
 
-Views = Mapping[str, HostReport]
-AtWork = Callable[[Collection[str]], Mapping[str, str]]
+Reports = Mapping[str, HostReport]
+NodesAtWork = Callable[[Collection[str]], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ class NodeConfig:
     host must wait for it.
     """
 
-    reports: Views
+    reports: Reports
     changes: Mapping[str, str] = field(default_factory=dict)
     waiting: Mapping[str, str] = field(default_factory=dict)
     recorded: Mapping[str, Hardware] = field(default_factory=dict)
 
     @property
-    def unchanged(self) -> Views:
-        """The views as if none of the hardware had changed."""
+    def unchanged(self) -> Reports:
+        """The reports as if none of the hardware had changed."""
         return as_recorded(self.reports, self.recorded, self.changes)
 
     @property
@@ -82,60 +82,60 @@ class NodeConfig:
         return tuple(f"{host}: {self.changes[host]}: {why}" for host, why in self.waiting.items())
 
 
-def hardware(spec: ClusterSpec, inventory: Inventory, views: Views) -> dict[str, Hardware]:
+def hardware(spec: ClusterSpec, inventory: Inventory, reports: Reports) -> dict[str, Hardware]:
     """Node -> what it is configured for."""
     counted = spec.software.nvidia.installs
     return {
         host.name: Hardware(
-            replace(view.facts, mpi=()) if view.facts and needs_facts(inventory, host) else None,
-            replace(view.driver, fault=""),
-            view.cards if counted else 0,
+            replace(seen.facts, mpi=()) if seen.facts and needs_facts(inventory, host) else None,
+            replace(seen.driver, fault=""),
+            seen.cards if counted else 0,
         )
         for host in inventory.compute
-        if (view := views.get(host.name))
+        if (seen := reports.get(host.name))
     }
 
 
 def node_config(
     spec: ClusterSpec,
     inventory: Inventory,
-    views: Views,
+    reports: Reports,
     recorded: Mapping[str, Hardware],
-    at_work: AtWork,
+    nodes_at_work: NodesAtWork,
     *,
     limit: Collection[str] = (),
 ) -> NodeConfig:
     """How the nodes are to be configured, beside what was recorded of them; with a ``limit`` others wait.
 
-    ``at_work`` says of such nodes which must wait for jobs, and why; it is asked only where Slurm would end
+    ``nodes_at_work`` says which nodes must wait for jobs, and why; it is asked of those where Slurm would end
     them.
     """
-    views = steady(views, recorded)
-    now = hardware(spec, inventory, views)
+    reports = without_jitter(reports, recorded)
+    now = hardware(spec, inventory, reports)
     changes = {
         host: "; ".join(_words(recorded[host], has)) or "its GPUs are connected otherwise"
         for host, has in now.items()
         if host in recorded and has != recorded[host]
     }
     if not changes:
-        return NodeConfig(views)
+        return NodeConfig(reports)
     # Cards on the bus whose driver fails have not gone: the node keeps its GPUs until it answers again.
     mute = [
         host
         for host in changes
-        if views[host].driver.fault and views[host].cards and recorded[host].driver.cards
+        if reports[host].driver.fault and reports[host].cards and recorded[host].driver.cards
     ]
     changes |= dict.fromkeys(mute, "its driver does not answer")
-    waiting = {host: f"it stays as it was; nvidia-smi says: {views[host].driver.fault}" for host in mute}
+    waiting = {host: f"it stays as it was; nvidia-smi says: {reports[host].driver.fault}" for host in mute}
     beyond = [host for host in changes if limit and host not in limit]
     waiting |= dict.fromkeys(beyond, "it is left as it was")
     ending = {host for host in changes if host not in waiting and _ends_jobs(recorded[host], now[host])}
     if ending:
-        waiting |= at_work(ending)
-    return NodeConfig(as_recorded(views, recorded, waiting), changes, waiting, recorded)
+        waiting |= nodes_at_work(ending)
+    return NodeConfig(as_recorded(reports, recorded, waiting), changes, waiting, recorded)
 
 
-def as_registered(
+def hardware_known_to_slurm(
     recorded: Mapping[str, Hardware], tried: Mapping[str, Hardware], nodes: Iterable[NodeInfo]
 ) -> dict[str, Hardware]:
     """What was recorded, or what an unfinished `up` tried where Slurm has that: jobs may hold it."""
@@ -147,30 +147,26 @@ def as_registered(
     return found
 
 
-def steady(views: Views, recorded: Mapping[str, Hardware]) -> Views:
-    """The views, with memory as it was recorded where it is the same but for what the kernel takes."""
-    found = dict(views)
-    for host, view in views.items():
-        had = recorded[host].facts if host in recorded else None
-        if (
-            had
-            and view.facts
-            and abs(view.facts.memory_mib - had.memory_mib) <= _SAME_MEMORY * had.memory_mib
-        ):
-            found[host] = replace(view, facts=replace(view.facts, memory_mib=had.memory_mib))
+def without_jitter(reports: Reports, recorded: Mapping[str, Hardware]) -> Reports:
+    """The reports, with memory as it was recorded where it is the same but for what the kernel takes."""
+    found = dict(reports)
+    for host, seen in reports.items():
+        had, facts = recorded.get(host, Hardware()).facts, seen.facts
+        if had and facts and abs(facts.memory_mib - had.memory_mib) <= _SAME_MEMORY * had.memory_mib:
+            found[host] = replace(seen, facts=replace(facts, memory_mib=had.memory_mib))
     return found
 
 
-def as_recorded(views: Views, recorded: Mapping[str, Hardware], hosts: Collection[str]) -> Views:
-    """The views, with the hardware of these hosts as it was recorded."""
-    found = dict(views)
+def as_recorded(reports: Reports, recorded: Mapping[str, Hardware], hosts: Collection[str]) -> Reports:
+    """The reports, with the hardware of these hosts as it was recorded."""
+    found = dict(reports)
     for host in hosts:
-        had, facts = recorded[host], views[host].facts
+        had, facts = recorded[host], reports[host].facts
         if had.facts:
             facts = replace(had.facts, mpi=facts.mpi) if facts else had.facts
         elif facts:
             facts = replace(facts, gpus=had.driver.gpus)
-        found[host] = replace(views[host], facts=facts, driver=had.driver, cards=had.cards)
+        found[host] = replace(reports[host], facts=facts, driver=had.driver, cards=had.cards)
     return found
 
 
@@ -214,19 +210,21 @@ def _cores(facts: NodeFacts) -> tuple[int, ...]:
     return (facts.cpus, facts.boards, facts.sockets, facts.cores_per_socket, facts.threads_per_core)
 
 
-def gpus_file(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Views) -> str:
+def gpus_file(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Reports) -> str:
     """JSON: compute host -> whether it gets CuPy; the UUIDs of GPUs that Slurm and CUDA count differently."""
     cupy = spec.software.cupy and _can_bring(inventory, workspace)
-    drivers = {host.name: views[host.name].driver for host in inventory.compute if host.name in views}
+    drivers = {host.name: reports[host.name].driver for host in inventory.compute if host.name in reports}
     of_each = {name: {"cupy": cupy and had.cards > 0, "uuids": had.uuids} for name, had in drivers.items()}
     return json.dumps(of_each, indent=1, sort_keys=True) + "\n"
 
 
 def fetch_gpu_wheels(
-    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Views, report: Reporter
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Reports, report: Reporter
 ) -> tuple[str, ...]:
     """Have CuPy here for the hosts that show GPUs; what is to be said of those that can't get it."""
-    hosts = [host.name for host in inventory.compute if host.name in views and views[host.name].driver.cards]
+    hosts = [
+        host.name for host in inventory.compute if host.name in reports and reports[host.name].driver.cards
+    ]
     if not hosts or not spec.software.cupy:
         return ()
     if not _can_bring(inventory, workspace):
@@ -235,14 +233,6 @@ def fetch_gpu_wheels(
     report("downloading CuPy and CUDA's libraries")
     link_wheels(gpu_lock(), workspace.gpu_wheels, inventory.distribution)
     return ()
-
-
-def fetch_wheels(inventory: Inventory, workspace: Workspace, report: Reporter) -> None:
-    """Have the wheels of the job environment here, for hosts that need not reach an index."""
-    if inventory.baked:
-        return
-    report("downloading the wheels of the job environment")
-    link_wheels(job_lock(), workspace.wheels, inventory.distribution)
 
 
 def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:
@@ -264,7 +254,7 @@ def _can_bring(inventory: Inventory, workspace: Workspace) -> bool:
 def reject_missing_gpus(
     spec: ClusterSpec,
     inventory: Inventory,
-    views: Views,
+    reports: Reports,
     limit: Collection[str] = (),
     *,
     needs: Iterable[Finding] = (),
@@ -281,9 +271,9 @@ def reject_missing_gpus(
     failures = []
     for host in inventory.compute:
         gpus = wanted.get(host.partition or "")
-        if gpus is None or host.name not in views or (limit and host.name not in limit):
+        if gpus is None or host.name not in reports or (limit and host.name not in limit):
             continue
-        driver = views[host.name].driver
+        driver = reports[host.name].driver
         if driver.cards < gpus.count:
             why, fix = _why_missing(driver)
             if found := known.get(host.name):
@@ -316,7 +306,7 @@ def nodes_with_jobs(scheduler: Scheduler, hosts: Collection[str], *, drain: bool
     if not scheduler.manages_nodes:
         return {}
     try:
-        found = reserve(scheduler, hosts if drain else (), REASON)
+        found = drain_usable(scheduler, hosts if drain else (), REASON)
     except (SchedulerError, TransportError) as exc:
         why = f"Slurm does not say which jobs are at work there ({exc.why or exc.what})"
         return dict.fromkeys(hosts, f"{why}; run `clusterctl up` again once it does")

@@ -6,18 +6,17 @@ size that it has where the spec leaves that to us; where the spec itself says an
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from clusterctl.cluster.nodes import reserve
+from clusterctl.cluster.nodes import drain_usable
 from clusterctl.cluster.session import ClusterSession, known_inventory, known_spec
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostChange, Planned, Size
-from clusterctl.scheduler.base import Scheduler, active_jobs
+from clusterctl.scheduler.base import Scheduler, active_jobs, polls
 from clusterctl.scheduler.models import JobInfo, NodeInfo
-from clusterctl.scheduler.session import admin_scheduler
+from clusterctl.scheduler.session import scheduler_of
 from clusterctl.spec.common import Partition
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_size
@@ -75,7 +74,7 @@ def review(session: ClusterSession, planned: Planned, *, force: bool) -> Mapping
         return {}
     reject_changed_users(session, before)
     impact = impact_of(session, before, planned, drain=True)
-    session.notes += settle(impact, admin_scheduler(before, session.connections), force=force)
+    session.notes += settle(impact, scheduler_of(before, session.connections.to), force=force)
     return impact.keep
 
 
@@ -86,7 +85,7 @@ def impact_of(session: ClusterSession, before: Inventory, planned: Planned, *, d
         spec,
         before,
         provider.sizes(spec),
-        admin_scheduler(before, session.connections, patience_s=PATIENCE_S),
+        scheduler_of(before, session.connections.to, patience_s=PATIENCE_S),
         hosts=planned.changes,
         alive=lambda: provider.alive(before.cluster_id),
         drain=drain,
@@ -112,7 +111,7 @@ def evaluate(
     if not plan.concerns_jobs:
         return Impact()
     try:
-        found = reserve(scheduler, plan.gone if drain else (), REASON)
+        found = drain_usable(scheduler, plan.gone if drain else (), REASON)
     except (SchedulerError, TransportError) as exc:  # what lies still has no jobs to spare
         return Impact(unknown=exc.cause if isinstance(exc, SchedulerError) or alive() else "")
     affected = tuple(plan.affected(found.jobs, found.nodes))
@@ -181,9 +180,12 @@ class _Plan:
         gone = frozenset(host.name for host in before.compute if host.name not in partitions)
         gone |= {host.name for host in hosts if host.released and host.action == "replace"}
         controller = before.controller.name
-        anew = (host for host in hosts if host.action == "replace" and not host.released)
-        stopped = {host.name: _stop(host) for host in anew}
-        stopped |= {host.name: _stop(host) for host in hosts if host.restarts and host.name != controller}
+        stopped = {}
+        for host in hosts:
+            anew = host.action == "replace" and not host.released
+            if anew or (host.restarts and host.name != controller):
+                why = f": {host.why}" if host.why else ""
+                stopped[host.name] = f"{host.name} is {'made anew' if anew else 'restarted'}{why}"
         return cls(partitions, gone, resized, stopped, controller)
 
     @property
@@ -257,11 +259,6 @@ def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
         )
 
 
-def _stop(host: HostChange) -> str:
-    how = "is made anew" if host.action == "replace" else "is restarted"
-    return f"{host.name} {how}" + (f": {host.why}" if host.why else "")
-
-
 def _end(affected: Sequence[AffectedJob], scheduler: Scheduler) -> None:
     """End these jobs, with the reason in their accounting, and wait until they have ended."""
     if not affected:
@@ -270,10 +267,8 @@ def _end(affected: Sequence[AffectedJob], scheduler: Scheduler) -> None:
         scheduler.annotate(job.job.id, f"clusterctl up --force: {job.why}")
     ids = [job.job.id for job in affected]
     scheduler.cancel(ids)
-    deadline = time.monotonic() + END_S
-    while left := [job.id for job in active_jobs(scheduler) if job.id in ids]:
-        if time.monotonic() > deadline:
-            raise SchedulerError(
-                f"jobs do not end: {', '.join(left)}", fix="look at them with `clusterctl jobs`"
-            )
-        time.sleep(_PAUSE_S)
+    for _ in polls(END_S, longest_s=_PAUSE_S):
+        left = [job.id for job in active_jobs(scheduler) if job.id in ids]
+        if not left:
+            return
+    raise SchedulerError(f"jobs do not end: {', '.join(left)}", fix="look at them with `clusterctl jobs`")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from clusterctl.errors import (
 from clusterctl.providers import pending, registry
 from clusterctl.providers.base import hosts_as_raised
 from clusterctl.providers.pending import PendingRelease, pending_releases
-from clusterctl.scheduler.base import Scheduler, active_jobs, backoff
+from clusterctl.scheduler.base import Scheduler, active_jobs, polls
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import applied_spec, inventory_of
 from clusterctl.spec.base import did_you_mean
@@ -71,7 +70,7 @@ def states(scheduler: Scheduler, names: Collection[str]) -> tuple[NodeState, ...
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
+class Snapshot:
     """All nodes and active jobs, as they were once the nodes in ``drained`` took no new ones."""
 
     nodes: Mapping[str, NodeInfo]
@@ -79,7 +78,7 @@ class Reserved:
     drained: tuple[str, ...] = ()
 
 
-def reserve(scheduler: Scheduler, names: Collection[str], reason: str) -> Reserved:
+def drain_usable(scheduler: Scheduler, names: Collection[str], reason: str) -> Snapshot:
     """Drain those of these nodes that are in service, then look which jobs are at work.
 
     If the scheduler does not answer, none stays drained.
@@ -89,7 +88,7 @@ def reserve(scheduler: Scheduler, names: Collection[str], reason: str) -> Reserv
     try:
         if drained:
             scheduler.drain(drained, reason)
-        return Reserved(nodes, active_jobs(scheduler), drained)
+        return Snapshot(nodes, active_jobs(scheduler), drained)
     except (SchedulerError, TransportError):
         if drained:
             with suppress(SchedulerError, TransportError):
@@ -109,9 +108,8 @@ def wait_idle(
     Raises:
         WaitTimeoutError: ``timeout_s`` has passed. The nodes stay as they are.
     """
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
     told: tuple[str, ...] = ()
-    for pause in backoff():
+    for _ in polls(timeout_s):
         found = states(scheduler, names)
         ids = tuple(dict.fromkeys(job.id for state in found for job in state.jobs))
         if not ids:
@@ -119,13 +117,10 @@ def wait_idle(
         if ids != told:
             on_change(ids)
             told = ids
-        if deadline is not None and time.monotonic() > deadline:
-            raise WaitTimeoutError(
-                f"jobs are still at work on {', '.join(names)}: {', '.join(ids)}",
-                fix="wait longer, or end them: `clusterctl cancel`; the nodes take no new ones",
-            )
-        time.sleep(pause)
-    raise AssertionError("the pauses never end")
+    raise WaitTimeoutError(
+        f"jobs are still at work on {', '.join(names)}: {', '.join(told)}",
+        fix="wait longer, or end them: `clusterctl cancel`; the nodes take no new ones",
+    )
 
 
 def check_aside(scheduler: Scheduler, names: Sequence[str]) -> None:
@@ -156,7 +151,6 @@ def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None
 
 def _boot(host: Transport, timeout_s: float) -> str:
     """Boot one; why it is not up again, "" if it is."""
-    deadline = time.monotonic() + timeout_s
     try:
         before = host.run(_BOOT_ID, timeout_s=_ANSWER_S).stdout
     except TransportError as exc:
@@ -164,17 +158,14 @@ def _boot(host: Transport, timeout_s: float) -> str:
     with suppress(TransportError):  # it may be gone before it has answered
         host.run(("sudo", "-n", "systemctl", "reboot"), check=False, timeout_s=_ANSWER_S)
     why = "it was told to, and goes on running"
-    for pause in backoff():
+    for _ in polls(timeout_s):
         host.close()
         try:
             if host.run(_BOOT_ID, timeout_s=_ANSWER_S).stdout != before:
                 return ""
         except TransportError as exc:
             why = exc.why or exc.what
-        if time.monotonic() > deadline:
-            return why
-        time.sleep(pause)
-    raise AssertionError("the pauses never end")
+    return why
 
 
 def reject_unknown(names: Iterable[str], known: Collection[str], what: str, otherwise: str = "") -> None:

@@ -21,7 +21,7 @@ from clusterctl.hosts.probe import probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.jobs.environment import unbuilt
 from clusterctl.providers.base import Planned
-from clusterctl.scheduler.session import admin_scheduler
+from clusterctl.scheduler.session import scheduler_of
 from clusterctl.spec.load import Difference, differences
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
@@ -153,7 +153,7 @@ def _drift_of_services(session: ClusterSession, before: Inventory, staying: set[
     """What Slurm says of its nodes, and whether the environment of the spec's requirements is there."""
     spec, controller = session.spec, before.controller.name
     try:
-        nodes = admin_scheduler(before, session.connections, patience_s=PATIENCE_S).nodes()
+        nodes = scheduler_of(before, session.connections.to, patience_s=PATIENCE_S).nodes()
         for host, what in verify.unusable(node for node in nodes if node.name in staying):
             yield Drift(host, what)
     except (SchedulerError, TransportError) as exc:

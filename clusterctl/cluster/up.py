@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.cluster.converge import converge
-from clusterctl.cluster.hardware import fetch_wheels
+from clusterctl.cluster.hardware import link_wheels
 from clusterctl.cluster.impact import reject, review
 from clusterctl.cluster.nodes import limited, replacing
 from clusterctl.cluster.plan import Plan, plan_changes
@@ -100,7 +100,7 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
         reports = session.phase(probe, inventory, keep)
         if session.workspace.bundle.exists() and not inventory.baked:
             session.phase(send_packages, packages, inventory, reports)
-        converged = session.phase(converge, provisioned, reports, options.limit, anew=options.reconfigure)
+        converged = session.phase(converge, provisioned, reports, options.limit, again=options.reconfigure)
         if environment.lock is not None:
             session.phase(build_environment, environment, inventory)
         verification = session.phase(verify, converged, options.limit)
@@ -184,7 +184,9 @@ def provision(session: ClusterSession, plan: Plan, keep: Mapping[str, Size]) -> 
             "job_user": spec.job_user.name,
         }
     )
-    fetch_wheels(inventory, workspace, session.report)
+    if not inventory.baked:  # its hosts need not reach an index
+        session.report("downloading the wheels of the job environment")
+        link_wheels(job_lock(), workspace.wheels, inventory.distribution)
     write_inventory(spec, inventory, workspace)
     session.notes += made.notes
     session.repaired(started(made))

@@ -6,14 +6,13 @@ users' jobs are taken at their slurmd's word and named as not probed; so are tho
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 
 from clusterctl.cluster.converge import Converged
-from clusterctl.cluster.diagnosis import Connect, driver_findings, failed, is_right
+from clusterctl.cluster.diagnosis import Connect, driver_findings, is_right, verification_error
 from clusterctl.cluster.hardware import REASON, reject_missing_gpus
 from clusterctl.cluster.session import ClusterSession, Drift
 from clusterctl.errors import (
@@ -25,7 +24,7 @@ from clusterctl.errors import (
     UnreachableError,
     VerifyError,
 )
-from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.base import Scheduler, polls
 from clusterctl.scheduler.models import NodeInfo
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.scheduler.slurm.config import HEALTH_REASON
@@ -71,7 +70,7 @@ def run_verification(
         if tries_left and result.rc != 0 and taken:
             continue  # a user's job was faster: its nodes count as busy now
         if not is_right(result, found.probed):
-            raise failed(result, found.probed, inventory, to, probe, alike=taken)
+            raise verification_error(result, found.probed, inventory, to, probe, alike=taken)
         return found
     raise AssertionError("the last try returns")
 
@@ -128,12 +127,11 @@ def wait_until_ready(
     Raises:
         VerifyError: some are not in time; names hosts and Slurm's reasons.
     """
-    deadline = time.monotonic() + timeout_s
+    names = [host.name for host in inventory.compute if not only or host.name in only]
     resumed: dict[str, str] = {}
-    while True:
+    for _ in polls(timeout_s, longest_s=_PAUSE_S):
         try:
             nodes = {node.name: node for node in slurm.nodes() if not only or node.name in only}
-            names = [host.name for host in inventory.compute if not only or host.name in only]
             found = by_standing(nodes[name] for name in names if name in nodes)
             for node in found[Standing.OUT]:
                 if node.name not in resumed:  # once: what it takes out again has a cause that lasts
@@ -151,11 +149,9 @@ def wait_until_ready(
                 drained={node.name: _why_drained(node) for node in found[Standing.DRAINED]},
                 resumed=resumed,
             )
-        if time.monotonic() > deadline:
-            failures = [Failure("verify", why, host, "verify") for host, why in sorted(wrong.items())]
-            fix = "look at `sudo journalctl -u slurmd` there (`clusterctl ssh HOST`), then run `up` again"
-            raise VerifyError.of_hosts("the cluster did not become ready", failures, fix=fix)
-        time.sleep(_PAUSE_S)
+    failures = [Failure("verify", why, host, "verify") for host, why in sorted(wrong.items())]
+    fix = "look at `sudo journalctl -u slurmd` there (`clusterctl ssh HOST`), then run `up` again"
+    raise VerifyError.of_hosts("the cluster did not become ready", failures, fix=fix)
 
 
 def standing(node: NodeInfo) -> Standing:

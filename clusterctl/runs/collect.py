@@ -26,11 +26,7 @@ from clusterctl.scheduler.models import JobInfo, JobState, unmanaged_job
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.scheduler.session import session as session_of
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.ledger import (
-    JobEntry,
-    Ledger,
-    RunRecord,
-)
+from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.lock import open_private
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import reason

@@ -12,10 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import (
-    SchedulerError,
-    printable,
-)
+from clusterctl.errors import SchedulerError, printable
 from clusterctl.providers.registry import node_price
 from clusterctl.runs.fetch import FROM_JOB, Manifest
 from clusterctl.scheduler.base import Scheduler

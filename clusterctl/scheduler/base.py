@@ -22,6 +22,16 @@ def backoff(first_s: float = 0.2, factor: float = 1.4, longest_s: float = 15.0) 
         pause = min(pause * factor, longest_s)
 
 
+def polls(timeout_s: float | None, longest_s: float = 15.0) -> Iterator[None]:
+    """One item for each look at something that is waited for, with pauses between; it ends with the time."""
+    begun = time.monotonic()
+    for pause in backoff(longest_s=longest_s):
+        yield
+        if timeout_s is not None and time.monotonic() - begun > timeout_s:
+            return
+        time.sleep(pause)
+
+
 @dataclass(frozen=True, slots=True)
 class Clock:
     """Time, so that tests need not wait."""

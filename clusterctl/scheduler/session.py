@@ -158,12 +158,6 @@ def scheduler_of(
     return MpirunClient(inventory, inventory.job_user, controller, to, patience_s=patience_s)
 
 
-def admin_scheduler(
-    inventory: Inventory, connections: Connections, *, patience_s: float = PATIENCE_S
-) -> Scheduler:
-    return scheduler_of(inventory, connections.to, patience_s=patience_s)
-
-
 def script_of(spec: ClusterSpec, job: JobSpec, environment: Environment | None = None) -> str:
     """The text of a job's script, for plain sbatch, or for bash without a scheduler.
 

@@ -47,13 +47,11 @@ def talking(
     *,
     silence_s: float,
     stdin: int = subprocess.PIPE,
-    bulk: bool = False,
     remote: tuple[str, Sequence[str]] | None = None,
 ) -> Iterator[Conversation]:
     """Start a program and talk with it; ``remote``: it is ssh, for this command on this host."""
     with tempfile.TemporaryFile() as stderr, _started(words, stdin, stderr) as process:
-        if bulk:
-            _widen(process)
+        _widen(process)
         host, argv = remote or ("localhost", words)
         try:
             yield _Talk(host, argv, process, stderr, silence_s, is_ssh=remote is not None)
@@ -185,7 +183,7 @@ class OpenSSH:
         paramiko's. It takes 0.1 s more to begin, since it logs in again.
         """
         words = self.argv(host, argv, "-T", "-o", "BatchMode=yes")
-        return talking(under_subreaper(words), silence_s=silence_s, bulk=True, remote=(host, argv))
+        return talking(under_subreaper(words), silence_s=silence_s, remote=(host, argv))
 
 
 def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:

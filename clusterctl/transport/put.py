@@ -135,7 +135,7 @@ def _converse(
     except CommandError as exc:
         if exc.rc == NO_REQUIRED:
             raise
-        raise (_held if exc.rc == HELD else _not_written)(transport.host, exc) from exc
+        raise _ended(transport.host, exc) from exc
     if wrong:
         raise _changed(wrong)
     return Sent(folder, len(hashes), size, total, at)
@@ -238,25 +238,18 @@ def _item(items: Sequence[Item], index: int) -> Item:
     return items[index]
 
 
-def _held(host: str, exc: CommandError) -> TransferError:
-    return TransferError(
-        "the store of files on the cluster is locked",
-        where=host,
-        why=printable(exc.why.strip().splitlines()[-1]),
-        fix="end the process that holds the lock, a job's perhaps (`clusterctl ssh`, `clusterctl cancel`); "
-        "or, while no other `submit` is under way, remove the file; then run it again",
-        host=host,
-    )
-
-
-def _not_written(host: str, exc: CommandError) -> TransferError:
-    return TransferError(
-        "the files can't be written on the cluster",
-        where=host,
-        why=printable(exc.why.strip().splitlines()[-1] if exc.why.strip() else exc.what),
-        fix="make room or rights there (`clusterctl ssh`), then run it again: what has arrived is kept",
-        host=host,
-    )
+def _ended(host: str, exc: CommandError) -> TransferError:
+    """The error for a transfer that the cluster has ended."""
+    what = "the files can't be written on the cluster"
+    fix = "make room or rights there (`clusterctl ssh`), then run it again: what has arrived is kept"
+    if exc.rc == HELD:
+        what = "the store of files on the cluster is locked"
+        fix = (
+            "end the process that holds the lock, a job's perhaps (`clusterctl ssh`, `clusterctl cancel`); "
+            "or, while no other `submit` is under way, remove the file; then run it again"
+        )
+    why = printable((exc.why.strip().splitlines() or [exc.what])[-1])
+    return TransferError(what, where=host, why=why, fix=fix, host=host)
 
 
 def _changed(items: Sequence[Item]) -> TransferError:

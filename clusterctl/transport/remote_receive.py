@@ -112,13 +112,12 @@ def seal(place: bytes | int) -> None:
     os.utime(place, (time.time(), SEALED))
 
 
-def find_missing(entries: list[Entry], *, stored: bool) -> tuple[list[int], dict[bytes, int], dict[int, int]]:
-    """Files to be sent, by index; the open partials of those that had begun; and how much of each is here."""
+def find_missing(entries: list[Entry], *, stored: bool) -> dict[int, tuple[int | None, int]]:
+    """Files to be sent, by index: the open partial file of one that had begun, and how much of it is here."""
     beat = checking()
-    missing: list[int] = []
-    begun: dict[bytes, int] = {}
-    have: dict[int, int] = {}
+    missing: dict[int, tuple[int | None, int]] = {}
     seen: set[bytes] = set()
+    begun: set[bytes] = set()
     for index, entry in enumerate(entries):
         if (
             entry.kind != "file"
@@ -127,13 +126,13 @@ def find_missing(entries: list[Entry], *, stored: bool) -> tuple[list[int], dict
         ):
             continue
         seen.add(entry.final)
-        missing.append(index)
+        missing[index] = None, 0
         if entry.partial not in begun and os.path.lexists(entry.partial) and len(begun) < MAX_OPEN:
             fd = open_partial(entry.partial)
             if fd is not None:
-                begun[entry.partial] = fd
-                have[index] = min(os.fstat(fd).st_size, entry.size)
-    return missing, begun, have
+                begun.add(entry.partial)
+                missing[index] = fd, min(os.fstat(fd).st_size, entry.size)
+    return missing
 
 
 def take(entry: Entry, fd: int | None, have: int, incoming: Incoming, *, stored: bool) -> bool:
@@ -182,31 +181,28 @@ class Syncing:
             self.unsynced = 0
 
 
-def refuse_small_disk(folder: bytes, entries: list[Entry], missing: list[int], have: dict[int, int]) -> None:
+def refuse_small_disk(folder: bytes, missing_bytes: int) -> None:
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     status = os.statvfs(folder)
-    free = status.f_bavail * status.f_frsize
-    needed = sum(entries[index].size - have.get(index, 0) for index in missing) + SPARE
+    free, needed = status.f_bavail * status.f_frsize, missing_bytes + SPARE
     if needed > free:
         fail(folder, OSError(errno.ENOSPC, f"{needed >> 20} MiB are needed and {free >> 20} MiB are free"))
 
 
 def receive_all(entries: list[Entry], folder: bytes, *, stored: bool) -> list[int]:
     """Say what is missing and take it; returns the files that came with another hash."""
-    missing, begun, have = find_missing(entries, stored=stored)
-    refuse_small_disk(folder, entries, missing, have)
-    emit(send=[[index, have.get(index, 0)] for index in missing])
+    missing = find_missing(entries, stored=stored)
+    refuse_small_disk(folder, sum(entries[index].size - have for index, (_, have) in missing.items()))
+    emit(send=[[index, have] for index, (_, have) in missing.items()])
     incoming = Incoming(lambda: STDIN.read1(CHUNK), checking())
     wrong = []
-    for index in missing:
-        entry = entries[index]
+    for index, (fd, have) in missing.items():
         try:
-            opened = begun.pop(entry.partial, None)
-            if not take(entry, opened, have.get(index, 0), incoming, stored=stored):
+            if not take(entries[index], fd, have, incoming, stored=stored):
                 wrong.append(index)
         except OSError as exc:
-            fail(entry.path, exc)
+            fail(entries[index].path, exc)
     return wrong
 
 
@@ -304,20 +300,18 @@ def make_new(into: bytes, entries: list[Entry]) -> None:
         raise
 
 
-def copy_small(entry: Entry, fd: int) -> bool:
-    with open(entry.final, "rb", buffering=0) as file:
-        data = file.read(entry.size + 1)
-    if hashlib.sha256(data).hexdigest() != entry.payload:
-        return False
-    write_all(fd, data)
-    return True
+def copy_stored(entry: Entry, fd: int) -> bool:
+    """Copy from the store, if what it has is the file. A small one is checked again.
 
-
-def copy_large(entry: Entry, fd: int) -> bool:
-    """Share the blocks where the file system can."""
+    Of a large one the blocks are shared where the file system can.
+    """
     with open(entry.final, "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size != entry.size:
             return False
+        if entry.size <= SMALL:
+            data = file.read(entry.size)
+            write_all(fd, data)
+            return hashlib.sha256(data).hexdigest() == entry.payload
         beat = checking()
         try:
             while os.copy_file_range(file.fileno(), fd, 1 << 28):
@@ -356,7 +350,7 @@ def make_one(path: bytes, entry: Entry) -> bool:
     try:
         if entry.kind == "ours":
             write_all(fd, base64.b64decode(entry.payload))
-        elif not (copy_small if entry.size <= SMALL else copy_large)(entry, fd):
+        elif not copy_stored(entry, fd):
             return False
         os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
     finally:

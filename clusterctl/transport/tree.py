@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import cast
 
 from clusterctl.errors import MachineError, UsageError, printable
 from clusterctl.state.workspace import cache_home
@@ -28,6 +29,7 @@ _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, size INTEGER, mtime_ns INTEGER, "
     "ctime_ns INTEGER, inode INTEGER, sha256 TEXT, used REAL) WITHOUT ROWID"
 )
+_QUERY = "SELECT size, mtime_ns, ctime_ns, inode, sha256 FROM hashes WHERE path = ?"
 _Key = tuple[int, int, int, int]
 _Known = dict[bytes, tuple[_Key, str]]
 
@@ -219,7 +221,10 @@ def _remembered(paths: Sequence[Path]) -> Iterator[_Known]:
         file.parent.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(file, timeout=30)) as database:
             database.execute(_SCHEMA)
-            known = _read(database, paths)
+            known: _Known = {}
+            for path in map(os.fsencode, paths):
+                for *key, sha256 in database.execute(_QUERY, (path,)):
+                    known[path] = cast("_Key", tuple(key)), sha256
             yield known
             _write(database, known)
     except (OSError, sqlite3.Error) as exc:
@@ -229,17 +234,6 @@ def _remembered(paths: Sequence[Path]) -> Iterator[_Known]:
             why=str(exc),
             fix="remove the file if it is damaged, make room, or set XDG_CACHE_HOME to another folder",
         ) from exc
-
-
-def _read(database: sqlite3.Connection, paths: Sequence[Path]) -> _Known:
-    known: _Known = {}
-    for path in map(os.fsencode, paths):
-        row = database.execute(
-            "SELECT size, mtime_ns, ctime_ns, inode, sha256 FROM hashes WHERE path = ?", (path,)
-        ).fetchone()
-        if row:
-            known[path] = ((row[0], row[1], row[2], row[3]), row[4])
-    return known
 
 
 def _write(database: sqlite3.Connection, known: _Known) -> None:

@@ -248,7 +248,7 @@ def test_up_refuses_a_spec_without_the_nodes_that_a_job_runs_on(cluster: Cluster
 
 
 def test_up_does_not_disturb_a_running_job_and_names_the_busy_nodes(cluster: Cluster) -> None:
-    text = "for ((i = 1; ; i++)); do echo $i; [ ! -e ~/enough ] || break; sleep 0.2; done\n"
+    text = "for ((i = 1; ; i++)); do echo $i; [ ! -e ~/steady-enough ] || break; sleep 0.2; done\n"
     path = script(cluster, "steady.sh", text)
     job = cluster.json("submit", path, "--nodes", "1")["job_id"]
     deadline = time.monotonic() + 30
@@ -258,7 +258,7 @@ def test_up_does_not_disturb_a_running_job_and_names_the_busy_nodes(cluster: Clu
     assert up["not_probed"] == nodes
     assert set(up["probed"]) == set(up["nodes"]) - set(nodes)
     assert cluster.json("jobs", job)["jobs"][0]["state"] == "RUNNING"
-    cluster.ssh(f"{cluster.name}-ctl", "touch enough", user=cluster.user)
+    cluster.ssh(f"{cluster.name}-ctl", "touch steady-enough", user=cluster.user)
     cluster("logs", job, "--follow", timeout_s=60)
     numbers = (cluster.run_of(job) / "stdout.log").read_text().split()
     assert numbers == [str(i) for i in range(1, len(numbers) + 1)]

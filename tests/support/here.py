@@ -54,9 +54,13 @@ class LocalTransport:
             talk.finish()
 
     def converse(
-        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        bulk: bool = False,  # noqa: ARG002  # there is no connection
+        silence_s: float | None = None,
     ) -> AbstractContextManager[Conversation]:
-        return talking(argv, bulk=bulk, silence_s=silence_s or self.silence_s)
+        return talking(argv, silence_s=silence_s or self.silence_s)
 
     def close(self) -> None:
         pass

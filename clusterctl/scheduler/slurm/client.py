@@ -50,9 +50,9 @@ _VERIFICATION_S = 20
 _VERIFICATION_PER_NODE_S = 3  # many local nodes start their ranks on few cores
 _CLEAN_UP_S = 20
 _SOON_S = 5.0  # more than a slurmctld at work needs for an answer
-# sbatch itself would try for a MessageTimeout to reach a slurmctld that is stopped.
+# sbatch itself would try for a MessageTimeout to reach a slurmctld that is stopped; one that is slow is not.
 _SBATCH = """\
-scontrol ping | grep -q " is UP" || {
+timeout 2 scontrol ping | grep -q " is DOWN" && {
     echo "sbatch: error: Unable to contact slurm controller (connect failure)" >&2
     exit 1
 }

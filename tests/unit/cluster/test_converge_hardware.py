@@ -12,8 +12,8 @@ import pytest
 from clusterctl.cluster.hardware import (
     Hardware,
     NodeConfig,
-    as_registered,
     hardware,
+    hardware_known_to_slurm,
     node_config,
     nodes_with_jobs,
 )
@@ -148,15 +148,15 @@ def test_what_an_up_that_did_not_end_tried_counts_where_slurm_has_it(
     noted = hardware(SPEC, INVENTORY, {ONE: WAS})
     more = hardware(SPEC, INVENTORY, {ONE: shows("t4", "t4"), TWO: shows("t4", "t4")})
     node = NodeInfo(ONE, "mixed", "", cpus, 62_720, gres, ("train",))
-    assert as_registered(noted, more, [node]) == {ONE: (more if tried else noted)[ONE]}
+    assert hardware_known_to_slurm(noted, more, [node]) == {ONE: (more if tried else noted)[ONE]}
 
 
 def test_what_both_say_is_as_noted() -> None:
     noted = hardware(SPEC, INVENTORY, {ONE: WAS})
     tried = hardware(SPEC, INVENTORY, {ONE: shows("t4", cards=2)})
     node = NodeInfo(ONE, "idle", "", 4, 62_720, "gpu:t4:1", ("train",))
-    assert as_registered(noted, tried, [node]) == noted
-    assert as_registered({}, tried, [node]) == tried
+    assert hardware_known_to_slurm(noted, tried, [node]) == noted
+    assert hardware_known_to_slurm({}, tried, [node]) == tried
 
 
 def test_cards_whose_driver_does_not_answer_have_not_gone() -> None:

@@ -49,7 +49,7 @@ def fails(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Fails:
     def run(now: HostReport, *steps: Step, limit: tuple[str, ...] = ()) -> str:
         transport = ScriptedTransport(steps)
         slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
-        monkeypatch.setattr(converge, "admin_scheduler", lambda *_, **__: slurm)
+        monkeypatch.setattr(converge, "scheduler_of", lambda *_, **__: slurm)
         monkeypatch.setattr(converge, "fetch_gpu_wheels", lambda *_: ())
         monkeypatch.setattr(converge.ansible, "run", fail)
         views = {CTL: HostReport(None, {}), ONE: now, TWO: WAS}

@@ -153,7 +153,7 @@ class Booted:
         monkeypatch.setattr(node, "bring_up", unlocked)
         monkeypatch.setattr(session, "inventory_of", lambda _: cluster())
         monkeypatch.setattr(session, "applied_spec", lambda _: None)
-        monkeypatch.setattr(session, "admin_scheduler", lambda *_: self.slurm)
+        monkeypatch.setattr(session, "scheduler_of", lambda *_: self.slurm)
         monkeypatch.setattr(node, "Connections", to_machines)
 
     def __call__(self) -> int:

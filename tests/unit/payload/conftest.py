@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,14 @@ def _run(*argv: str, seconds: int = 600, **environ: str) -> subprocess.Completed
     with _start(*argv, seconds=seconds, **environ) as process:
         output, errors = process.communicate()
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pythons_own_intern() -> Iterator[None]:
+    """PyTorch needs it, and Ansible's modules, which other tests load, replace it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "intern", getattr(sys.intern, "unpatched_implementation", sys.intern))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -138,12 +138,10 @@ class Progress:
             case "apply_progress" if resource.address == next(iter(self._busy), None):
                 for line in self._under_way():
                     self._say(f"{line}… {elapsed_s} s")
-            case "apply_complete":
+            case "apply_complete" | "apply_errored" as end:
                 self._busy.pop(resource.address, None)
-                self._say(f"{name}: {_DONE.get(action, action)} after {elapsed_s} s")
-            case "apply_errored":
-                self._busy.pop(resource.address, None)
-                self._say(f"{name}: failed after {elapsed_s} s")
+                done = _DONE.get(action, action) if end == "apply_complete" else "failed"
+                self._say(f"{name}: {done} after {elapsed_s} s")
 
     def _under_way(self) -> Iterator[str]:
         by_action: dict[str, list[str]] = {}
