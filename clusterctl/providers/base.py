@@ -16,10 +16,10 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.progress import Reporter
 
 if TYPE_CHECKING:
     from clusterctl.hosts.checks import DoctorReport
+    from clusterctl.util.progress import Reporter
 
 
 Bake = Callable[[Host], None]  # runs ``install.yml`` on an image under construction that answers SSH
@@ -298,7 +298,7 @@ class OfferedKey:
 
 Confirm = Callable[[Sequence[OfferedKey]], None]  # returns if all of them are right
 # Restores the configuration of these hosts; what was left on each of them, and why.
-Restore = Callable[[Inventory, Collection[str], Workspace, Reporter], Mapping[str, tuple[str, ...]]]
+Restore = Callable[[Inventory, Collection[str], Workspace, "Reporter"], Mapping[str, tuple[str, ...]]]
 
 
 def refuse_unknown_keys(offered: Sequence[OfferedKey]) -> None:

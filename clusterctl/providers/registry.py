@@ -17,11 +17,11 @@ from clusterctl.spec.onprem import OnpremProvider as OnpremSettings
 from clusterctl.spec.onprem import own_machines
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.progress import Reporter
 
 if TYPE_CHECKING:
     from clusterctl.providers.local.layout import CachedImage, ClusterState
     from clusterctl.providers.pending import PendingRelease
+    from clusterctl.util.progress import Reporter
 
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:

@@ -111,7 +111,7 @@ def _pattern(value: str) -> str:
 
 Text = Annotated[str, AfterValidator(can_travel)]
 Argument = Annotated[Text, WithJsonSchema({"type": ["string", "number", "boolean"]})]
-Environment = Annotated[
+Variables = Annotated[
     Mapping[Annotated[str, AfterValidator(_variable)], Text],
     BeforeValidator(_as_mapping),
     WithJsonSchema(
@@ -123,7 +123,7 @@ Environment = Annotated[
     ),
 ]
 Image = Annotated[Text, AfterValidator(_image)]
-Pattern = Annotated[Text, AfterValidator(_pattern)]  # as in a .gitignore file
+FilePattern = Annotated[Text, AfterValidator(_pattern)]  # as in a .gitignore file
 
 
 BUNDLED_JOBS = ("train", "eval", "bench", "gemm", "allreduce", "probe")
@@ -193,16 +193,16 @@ class JobOptions(Model):
     )
     launcher: Launcher = Field(Launcher.SRUN, description="how ranks are started")
     folder: Toggle = Field(True, description="send the script's folder with the job")
-    include: tuple[Pattern, ...] = Field(
+    include: tuple[FilePattern, ...] = Field(
         (), description="patterns of files to send although .gitignore lists them"
     )
-    exclude: tuple[Pattern, ...] = Field((), description="patterns of files not to send")
-    outputs: tuple[Pattern, ...] = Field(
+    exclude: tuple[FilePattern, ...] = Field((), description="patterns of files not to send")
+    outputs: tuple[FilePattern, ...] = Field(
         (),
         description="patterns of files to collect, as in a .gitignore file; default: all but checkpoints",
         examples=["results/**"],
     )
-    env: Environment = Field({}, description="environment variables of the program")
+    env: Variables = Field({}, description="environment variables of the program")
     container: Image | None = Field(
         None, description="an Apptainer image that the program runs in: a file, or a path on the cluster"
     )

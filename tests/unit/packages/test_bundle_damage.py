@@ -11,8 +11,8 @@ import pytest
 from clusterctl.errors import BundleError, MachineError
 from clusterctl.packages.bundle import BLOCK, Bundle, Fault, damages, open_bundle
 from clusterctl.packages.bundle_checks import raise_faults
-from tests.support.bundles import FILES, a_bundle
 from tests.support.disks import small_disk
+from tests.unit.packages.bundles import FILES, a_bundle
 
 PATHS = sorted(FILES)
 MUNGE = "systems/debian-12/pool/munge_1%3a0.5_amd64.deb"

@@ -15,7 +15,7 @@ from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.util.assets import gpu_lock
-from tests.support.bundles import FILES, RELEASE, a_bundle, a_bundle_with_requirements, manifest, system
+from tests.unit.packages.bundles import FILES, RELEASE, a_bundle, a_bundle_with_requirements, manifest, system
 
 SPEC = """\
 version: 1

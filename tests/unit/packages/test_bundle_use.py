@@ -23,7 +23,7 @@ from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock, job_lock
-from tests.support.bundles import FILES, RELEASE, a_bundle, system
+from tests.unit.packages.bundles import FILES, RELEASE, a_bundle, system
 
 ATTRS = b"a wheel of attrs"
 WHEEL = Wheel.of("attrs-25.1-py3-none-any.whl", hashlib.sha256(ATTRS).hexdigest())

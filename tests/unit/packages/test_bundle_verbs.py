@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.bundles import RELEASE, a_bundle
 from tests.support.verbs import Clusterctl
+from tests.unit.packages.bundles import RELEASE, a_bundle
 
 SPEC = """\
 version: 1

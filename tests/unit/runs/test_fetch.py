@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import pytest
 
 from clusterctl.errors import CollectError, UnreachableError
-from tests.support.fetched import Talk, content, fetch, get
 from tests.support.here import LocalTransport
 from tests.support.hostile import HOSTILE_NAMES
+from tests.unit.runs.fetched import Talk, content, fetch, get
 
 
 @pytest.mark.parametrize("verb", [fetch, get])

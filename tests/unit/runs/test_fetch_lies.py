@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from clusterctl.errors import CollectError, TransferError
 from clusterctl.runs.fetch import choose, fetch_tree, shown_path
 from clusterctl.transport.get import parse_listing
-from tests.support.fetched import Talk, content, fetch, get
 from tests.support.here import LocalTransport
+from tests.unit.runs.fetched import Talk, content, fetch, get
 
 
 def row(path: bytes, size: object = 1, kind: str = "file", space: object = 1, mtime: object = 1) -> str:

@@ -19,9 +19,9 @@ from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.state.ledger import UNCHANGED, Ledger, RunRecord, TaskRecord, node_hours
 from tests.support.disks import FAULTS, small_disk
-from tests.support.fetched import Talk
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 from tests.support.sweeps import in_sweep
+from tests.unit.runs.fetched import Talk
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.transport.base import SILENCE_S
 from clusterctl.transport.get import parse_listing
 from clusterctl.transport.tree import Kind
-from tests.support.fetched import content, fetch
 from tests.support.here import LocalTransport
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 from tests.support.sweeps import in_sweep
+from tests.unit.runs.fetched import content, fetch
 
 TIB = 1 << 40
 OURS = (
