@@ -79,14 +79,23 @@ def _interrupt(program: int, grace_s: int) -> None:
 
 
 def _end_children() -> None:
-    """Each that ends leaves its own children to us, until there are none."""
+    """Each that ends leaves its own children to us, until there are none.
+
+    Those that sudo has started may not be ended by us: they end as what they talk to is gone.
+    """
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     with suppress(ChildProcessError):  # so wait(2) says it
-        while True:
-            for child in children.read_text().split():
-                with suppress(ProcessLookupError):
-                    os.kill(int(child), signal.SIGKILL)
+        while [child for child in children.read_text().split() if _killed(int(child))]:
             os.wait()
+
+
+def _killed(child: int) -> bool:
+    """Whether a process was ours to end."""
+    try:
+        os.kill(child, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 if __name__ == "__main__":
