@@ -438,34 +438,34 @@ class Phases:
     def __call__(self, phase: str, what: str | HostStep) -> None:
         from clusterctl.util.progress import WAITING
 
-        is_waiting = phase == WAITING  # for another clusterctl
-        self._begun = self._begun or not is_waiting
+        if phase == WAITING:  # for another clusterctl
+            self._screen.note(str(what))
+            return
+        self._begun = True
         if phase != self._phase.name:
-            self._begin(phase, is_waiting)
+            self._begin(phase)
         if what:
             self._phase.take(what)
-            self._say(phase, what, is_waiting)
+            self._say(phase, what)
         if self._picture is not None and self._drawn is not None:
             self._picture.update(self._drawn, text=printable(self.now))
 
-    def _begin(self, name: str, is_waiting: bool) -> None:
+    def _begin(self, name: str) -> None:
         picture = self._picture
         if picture is not None:
             if self._drawn is not None:
                 picture.stop_task(self._drawn)
                 picture.update(self._drawn, completed=1, text="")
             self._drawn = picture.add_task(printable(shown_phase(name)), total=1, text="")
-        elif not is_waiting:
+        else:
             self._screen.note(self._stamped(name))
         self._phase = _Phase(name)
 
-    def _say(self, phase: str, what: str | HostStep, is_waiting: bool) -> None:
-        """Detail for those who want it; a wait and a host that failed, at once and for everybody."""
+    def _say(self, phase: str, what: str | HostStep) -> None:
+        """Detail for those who want it; a host that failed, at once and for everybody."""
         from clusterctl.util.progress import Waiting
 
-        if is_waiting:
-            self._screen.note(str(what))
-        elif self._verbose or isinstance(what, Waiting):
+        if self._verbose or isinstance(what, Waiting):
             self._screen.note(f"{self._stamped(phase)}: {what}")
         elif not isinstance(what, str) and what.failed and what.host not in self._failed:
             self._failed.add(what.host)

@@ -15,7 +15,6 @@ from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.get import listed
 from clusterctl.transport.remote_content import Entry
 from clusterctl.transport.tree import Kind, shown_size
-from clusterctl.util.parallel import parallel_map
 
 _ROUNDS = 4  # a file that changed while it was read is read again
 NODES = b"nodes"  # holds, by host, files whose name another host has used for something else
@@ -142,6 +141,8 @@ def fetch_from(
 
     if len(hosts) == 1:
         return fetch(hosts[0])
+    from clusterctl.util.parallel import parallel_map  # noqa: PLC0415 - only where homes are not shared
+
     found = parallel_map(hosts, fetch)
     return _as_one({name: manifest for (name, _), manifest in zip(hosts, found, strict=True)}, nodes, tree)
 

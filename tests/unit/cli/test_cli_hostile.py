@@ -18,7 +18,6 @@ from clusterctl.cli.output import Phases, Screen, _Bar
 from clusterctl.cli.run import app
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.logs import LogChunk
-from clusterctl.scheduler import session
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.state.inventory import Host, Inventory
@@ -75,8 +74,7 @@ def here(cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         shared="/shared", baked=True,
     )  # fmt: skip
     workspace.hosts.write_text(inventory.model_dump_json())
-    for module in (session, ssh):
-        monkeypatch.setattr(module, "SSHTransport", lambda *_, **__: Nearby(cluster.payload))
+    monkeypatch.setattr(ssh, "SSHTransport", lambda *_, **__: Nearby(cluster.payload))
     return Session(cluster.session().spec, SlurmClient(Nearby(cluster.payload)), Ledger(workspace.jobs))
 
 
