@@ -259,7 +259,7 @@ def _place(provider: GcpProvider) -> Iterator[Fault]:
     if not provider.zone or not PATTERNS["zone"].matches(provider.zone):
         return
     zone, right = provider.zone, provider.region_name
-    if provider.region and provider.region != right:
+    if provider.region is not None and provider.region != right:
         message = f"zone {zone} is in region {right}, not {shown(provider.region)}"
         yield Fault(("provider", "region"), message, "remove region")
     location = _KEY_LOCATION.search(provider.kms_key or "")

@@ -57,3 +57,9 @@ def test_defaults_that_are_written_out_change_nothing() -> None:
     assert "cidr: 10.80.0.0/20" in dump_spec(spec)
     assert "termination_action: STOP" in dump_spec(spec)
     assert parse_spec(dump_spec(spec), "dump.yaml") == spec
+
+
+def test_an_empty_region_is_a_wrong_one() -> None:
+    text = BASE.read_text().replace("  zone: us-central1-a\n", "  zone: us-central1-a\n  region: ''\n")
+    with pytest.raises(SpecError, match="zone us-central1-a is in region us-central1, not ''"):
+        parse_spec(text, "cluster.yaml")
