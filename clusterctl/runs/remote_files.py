@@ -88,23 +88,22 @@ class Listing:
         self.most, self.entries, self.bytes = entries, entries, MOST_BYTES  # the last two: that are left
         self.beat = Beat(alive)
         self.told: list[bytes] = []  # the path of each line
-        self.untold: dict[
-            bytes, list[Any]
-        ] = {}  # the folders around, that are told once something in them is
+        # The folders around, that are listed once something in them is.
+        self.untold: dict[bytes, list[Any]] = {}
 
-    def tell(self, path: bytes, line: list[Any]) -> None:
+    def write_row(self, path: bytes, line: list[Any]) -> None:
         self.told.append(path)
         sys.stdout.write(json.dumps(line) + "\n")
 
     def tell_found(self, path: bytes, status: os.stat_result) -> None:
         """Tell of a file or folder, after the folders above it."""
         for folder, line in self.untold.items():
-            self.tell(folder, line)
+            self.write_row(folder, line)
         self.untold.clear()
-        self.tell(path, row(path, status, b"")[1])
+        self.write_row(path, row(path, status, b"")[1])
 
     def tell_left(self, path: bytes, reason: str) -> None:
-        self.tell(path, [LEFT, base64.b64encode(path).decode("ascii"), 0, 0, 0, reason, 0])
+        self.write_row(path, [LEFT, base64.b64encode(path).decode("ascii"), 0, 0, 0, reason, 0])
 
     def folder(self, below: bytes, depth: int = 0) -> bool | None:
         """List a folder, its files first. Returns whether anything of it was told; None if it holds nothing.

@@ -199,9 +199,9 @@ def _silent(_: object) -> None:
 
 
 def _inventory(
-    spec: ClusterSpec, cluster_id: str, shares: tuple[Share, ...], made: layout.MadeCluster
+    spec: ClusterSpec, cluster_id: str, sizes: tuple[Share, ...], made: layout.MadeCluster
 ) -> Inventory:
-    share_of = {share.host: share for share in shares}
+    share_of = {share.host: share for share in sizes}
     return Inventory(
         cluster=spec.name,
         cluster_id=cluster_id,
@@ -209,7 +209,7 @@ def _inventory(
         hosts=tuple(_host(node, share_of.get(node.name)) for node in made.nodes),
         network=str(made.subnet),
         shared="/shared",
-        oversubscribed=is_oversubscribed(shares),
+        oversubscribed=is_oversubscribed(sizes),
         baked=True,
     )
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -229,15 +228,19 @@ class Killing(LocalTransport):
         self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
     ) -> Iterator[Conversation]:
         with super().converse(argv, bulk=bulk, silence_s=silence_s) as talk:
-            killer = threading.Thread(target=self._kill, args=(talk.process.pid,))
+            over = threading.Event()  # the wheels are sent in a conversation of their own, before
+            killer = threading.Thread(target=self._kill, args=(talk.process.pid, over))
             killer.start()
-            yield talk
-            killer.join()
+            try:
+                yield talk
+            finally:
+                over.set()
+                killer.join()
 
-    def _kill(self, group: int) -> None:
-        deadline = time.monotonic() + 60
-        while not list(self._home.glob(f".*/{self._file}")) and time.monotonic() < deadline:
-            time.sleep(0.001)
+    def _kill(self, group: int, over: threading.Event) -> None:
+        while not list(self._home.glob(f".*/{self._file}")):
+            if over.wait(0.001):
+                return
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
 
