@@ -36,9 +36,10 @@ bench:  ## Side-by-side measurements
 	$(DEV)
 	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; .venv/bin/python "$$file"; done
 
-reference:  ## Write docs/cli.md from the command line
+reference:  ## Write docs/cli.md and the tables of docs/spec.md from the code
 	$(DEV)
 	@.venv/bin/python scripts/cli_reference.py
+	@.venv/bin/python scripts/spec_reference.py
 
 lock:  ## Pin again what pyproject.toml asks for; UPGRADE=1 takes the newest of everything
 	$(DEV)

@@ -1,4 +1,4 @@
-"""What commands do alike: begin on all ranks, and have rank 0 tell."""
+"""What commands do alike: start MPI and choose the device on all ranks, and have rank 0 tell."""
 
 from __future__ import annotations
 

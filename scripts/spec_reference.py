@@ -1,15 +1,28 @@
-"""The tables of docs/spec.md, from the JSON Schema of a spec; `make test` holds the page to them."""
+"""Writes the tables of docs/spec.md from the JSON Schema of a spec."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+from clusterctl.spec.load import json_schema
+
+PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "spec.md"
+_BEGIN, _END = "<!-- reference: begin -->\n", "<!-- reference: end -->\n"
 _DEFINITIONS: Final = "#/$defs/"
 
 Schema = Mapping[str, Any]
+
+
+def page(text: str) -> str:
+    """The text of the page with the tables as they are now."""
+    before, _, rest = text.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    return f"{before}{_BEGIN}{reference(json_schema())}{_END}{after}"
 
 
 def reference(schema: Schema) -> str:
@@ -114,3 +127,13 @@ def _value(kind: Schema) -> str:
 
 def _prose(text: str) -> str:
     return text.replace("``", "`").replace("|", "\\|")
+
+
+def main() -> int:
+    """Write the page."""
+    PAGE.write_text(page(PAGE.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

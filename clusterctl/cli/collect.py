@@ -30,7 +30,7 @@ def collect(
     out: OutFolder = None,
     max_file: Annotated[
         str, typer.Option(metavar="SIZE", help="Do not copy larger files; list them.")
-    ] = "64GiB",
+    ] = "64GiB",  # MAX_FILE of runs/fetch.py
 ) -> None:
     """Copy runs from the cluster; each file is verified by its hash.
 

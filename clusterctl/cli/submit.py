@@ -66,6 +66,7 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
     "requirements": _flag(Path, "Requirements file for the program's Python environment."),
     "container": _flag(str, "Run in this Apptainer image (.sif), on the cluster or here."),
 }
+# cli/run.py reads it: verb -> its further options, which its function gets as **flags.
 FLAGS: Final = {"submit": JOB_FLAGS}
 
 

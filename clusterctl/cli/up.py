@@ -74,7 +74,7 @@ def up(
         bool, typer.Option("--dry-run", help="Show what would change, as `clusterctl plan` does.")
     ] = False,
 ) -> int:
-    """Create the cluster, or repair it. Exits 0 only after an MPI job has run across all nodes.
+    """Create the cluster, or repair it. Exits 0 only after an MPI job has run across all idle nodes.
 
     Prompts before it removes hosts or creates billed resources. Without a terminal, removing needs --yes.
     """

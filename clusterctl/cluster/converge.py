@@ -162,6 +162,7 @@ def _installed(
 ) -> Mapping[str, HostReport]:
     """The reports, with what only slurmd can tell of a node: it is installed first where it is missing.
 
+    Where the inventory says a node's size, as of local ones, slurmd is not asked.
     So is a driver where it does not show all cards: Slurm is told of those that it shows, and they get CuPy.
     Whatever other hosts lack is installed in the same run.
     """

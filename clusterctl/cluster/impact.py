@@ -64,6 +64,7 @@ class AffectedJob:
 def review(session: ClusterSession, planned: Planned, *, force: bool) -> Mapping[str, Size]:
     """Check what the spec changes of a cluster that is up; under ``force`` jobs in its way are cancelled.
 
+    Nodes that leave are drained first, so that no job begins there, and resumed if the change is refused.
     Returns the nodes that keep their size, since jobs are at work there.
 
     Raises:

@@ -1,4 +1,7 @@
-"""Nodes taken out of service, and put back: by hand, one by one."""
+"""Nodes taken out of service, and put back, one by one; and which machines belong to a cluster.
+
+The latter are those of ``limited``, ``replacing`` and ``forget``.
+"""
 
 from __future__ import annotations
 

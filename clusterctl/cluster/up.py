@@ -68,7 +68,9 @@ class UpResult:
 
 
 def up(session: ClusterSession, options: UpOptions) -> UpResult:
-    """Create the cluster, or repair it; returns only after an MPI job ran right across every node.
+    """Create the cluster, or repair it; returns only after an MPI job ran right across every idle node.
+
+    Nodes that are busy with jobs, or drained by a person, are named in the result.
 
     Raises:
         LockedError: another clusterctl was still at work on it.

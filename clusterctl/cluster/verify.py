@@ -1,4 +1,4 @@
-"""The verification of a cluster: exact node states, then an MPI job across every node, its answer checked.
+"""The verification of a cluster: exact node states, then an MPI job across idle nodes, its answer checked.
 
 The job runs in a hidden partition of its own, so it never waits behind users' jobs. Nodes that are busy with
 users' jobs are taken at their slurmd's word and named as not probed; so are those that a person drained.

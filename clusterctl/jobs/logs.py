@@ -137,7 +137,7 @@ class JobLogs:
         """What is added, without end; None now and then. See ``LogReader.read``."""
         if not self._session.unshared_nodes:
             (reader,) = self._readers_of(())
-            yield from reader.read("follow")
+            yield from reader.read("follow")  # which ends by an error, or by being closed
         clock = self._session.scheduler.clock
         for pause in backoff(longest_s=LONGEST_PAUSE_S):
             yield from self.new(seen())

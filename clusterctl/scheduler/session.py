@@ -1,4 +1,4 @@
-"""A cluster that is up: its inventory, its scheduler, and the ledger of what was submitted."""
+"""A cluster that is up, as its job user sees it: spec, scheduler, ledger; and what its scheduler decides."""
 
 from __future__ import annotations
 

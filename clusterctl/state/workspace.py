@@ -130,7 +130,7 @@ class Workspace:
     confirmed = _Path("confirmed")  # there once somebody has confirmed host keys
     joining = _Path("joining.json")  # the inventory that machines are being joined to; ours from then on
     munge_key = _Path("munge.key")
-    rendered = _Path("rendered")  # Slurm's configuration files as they were given to the controller
+    rendered = _Path("rendered")  # what Ansible ships: Slurm's files, the payload, what nodes must have
     configured = _Path("configured.json")  # how configuring left each host; ours to read back
     terraform = _Path("terraform")  # module, variables and state; plain `terraform` works in it
     wheels = _Path("wheels")  # leads to the wheels of the job environment, for hosts that are not baked

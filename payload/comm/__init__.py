@@ -1,4 +1,8 @@
-"""How ranks talk: one interface (``base``), transports over MPI and NCCL, and compression around them."""
+"""How ranks talk: one interface, transports, and compression around them.
+
+``base`` is the interface, ``transport`` what all transports over MPI share, ``mpi`` the default one: begin
+with its ``allreduce``. The others are in ``ring``, ``hierarchical`` and ``nccl``.
+"""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ class Stage:
     """A run of units, whose parameters a storage holds."""
 
     def __init__(self, units: Sequence[Unit], storage: Storage, tied: Unit | None = None) -> None:
-        """``tied``: the parameters that other stages use too (see ``placement.Ties``)."""
+        """``tied``: the parameters that other stages use too (see ``Ties``)."""
         self.units, self.storage, self._tied = units, storage, tied
 
     def forward(self, x: Array, tape: Tape) -> Array:

@@ -3,9 +3,9 @@
 ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020), of
 N data-parallel ranks each owning an N-th of every bucket of units:
 
-    stage 0    all ranks hold all; gradients are summed by allreduce stage 1    a rank updates the master
-    weights that it owns, with their optimizer state; gradients are summed by
-               reduce-scatter, and new weights gathered
+    stage 0    all ranks hold all, plain data parallelism: gradients are summed by allreduce
+    stage 1    a rank updates the master weights that it owns, with their optimizer state: gradients are
+               summed by reduce-scatter, and new weights gathered
     stage 2    so with gradients, too: others exist only until they are summed, after each micro-batch
     stage 3    so with weights, too: others exist only around a unit's pass
 

@@ -156,7 +156,10 @@ class MadeCluster(_Message):
 
 
 class BakeRequest(_Message):
-    """An image: a Debian base plus what ``install.yml`` adds. ``key`` is the hash of all that goes in."""
+    """An image: a base of Debian, or of this machine's own distribution, plus what ``install.yml`` adds.
+
+    ``key`` is the hash of all that goes in.
+    """
 
     key: ImageKey
     base_key: ImageKey

@@ -104,6 +104,7 @@ def render_mpirun_script(
 
 
 def _launched(job: JobSpec, command: str, exports: str) -> str:
+    """The command as mpirun starts it, once a rank."""
     spread = f"--map-by ppr:{job.tasks_per_node}:node{f':PE={job.cpus}' if job.cpus else ''}"
     rank = f"bash -c {shlex.quote(_RANK)} rank {command}"
     return f"mpirun -np {job.tasks} --hostfile hostfile {spread} {exports} {rank}"

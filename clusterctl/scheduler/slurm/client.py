@@ -264,7 +264,7 @@ class SlurmClient:
         self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"])
 
     def run_verification_job(self, hosts: tuple[str, ...], payload: str) -> Result:
-        """Run the probe in the hidden partition, which never waits behind users' jobs.
+        """Run the verification job in the hidden partition, which never waits behind users' jobs.
 
         Should srun itself hang, it is ended, too.
         """

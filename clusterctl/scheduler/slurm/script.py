@@ -103,6 +103,7 @@ def resource_options(job: JobOptions, given: Collection[str]) -> list[str]:
 
 
 def _launched(job: JobSpec, command: str, exports: str) -> str:
+    """The command as srun or mpirun starts it, once a rank."""
     # A script's own `#SBATCH --export` is about the batch script; what that sets reaches all ranks.
     if job.launcher is Launcher.SRUN:
         return f"srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL {command}"
