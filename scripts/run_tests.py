@@ -149,8 +149,9 @@ def main() -> int:
     sweeps = "" if parser.parse_args().all else " and not sweep"
     parts: tuple[Callable[[], Outcome | None], ...] = (
         remove_remains,
-        # A worker begins with half of the tests in their order, so that they share what their module sets up.
-        lambda: pytest("unit", UNIT, "-n2", "--dist=worksteal", "--durations=10", "-m", f"not e2e{sweeps}"),
+        # A worker begins with a third of the tests in their order: they share what their module sets up.
+        # Some wait, so three workers keep two cores at work.
+        lambda: pytest("unit", UNIT, "-n3", "--dist=worksteal", "--durations=10", "-m", f"not e2e{sweeps}"),
         # Real clusters wait as much as they compute: three at a time keep two cores at work.
         lambda: pytest(
             "end to end", E2E, "-v", *SPREAD, "--durations=10", "-m", f"e2e and not alone{sweeps}"
