@@ -39,7 +39,7 @@ WORDS = {
     "without a route out": "air-gapped",
 }
 NAMES = {
-    "apart": "node_local",
+    "apart": "unshared_nodes",
     "boost": "loss_scale",
     "hands": "Prompts",
     "harm": "AffectedJob",

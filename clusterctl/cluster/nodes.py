@@ -171,12 +171,14 @@ def _boot(host: Transport, timeout_s: float) -> str:
     return why
 
 
-def reject_unknown(names: Iterable[str], known: Collection[str], what: str, otherwise: str = "") -> None:
+def reject_unknown(
+    names: Iterable[str], known: Collection[str], what: str, otherwise: str = "", where: str = ""
+) -> None:
     """That all of these are known. ``otherwise`` is what to do where none of the known is near."""
     for name in names:
         if name not in known:
             hint = did_you_mean(name, known) or otherwise or f"known are {', '.join(sorted(known)) or 'none'}"
-            raise UsageError(f"{what} {name!r}", fix=hint)
+            raise UsageError(f"{what} {name!r}", where=where, fix=hint)
 
 
 def check_names(inventory: Inventory, names: Sequence[str]) -> None:
@@ -216,7 +218,8 @@ def limited(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> 
     provider = own_machines(spec.provider)
     named = {p.name: spec.node_names(p) for p in spec.partitions}
     known = (*provider.machines, *itertools.chain(*named.values()))
-    reject_unknown(limit, known, "the spec has no host", "name it under provider.hosts, and in a partition")
+    hint = "name it under provider.hosts, and in a partition"
+    reject_unknown(limit, known, "the spec has no host", hint, where="--limit")
     there: dict[str, str | None] = {}
     if workspace.hosts.exists():
         there = {host.name: host.partition for host in inventory_of(workspace).compute}

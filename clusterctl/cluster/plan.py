@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from clusterctl.cluster import converge, impact, verify
@@ -171,12 +172,14 @@ def _drift_of_services(session: ClusterSession, before: Inventory, staying: set[
 
 def _refusals(session: ClusterSession, before: Inventory | None) -> Iterator[str]:
     """Why `up` would refuse the spec, its users, or this machine, at once."""
-    try:
-        session.provider.check(session.spec)
-        if before is not None:
-            impact.reject_changed_users(session, before)
-    except (MachineError, UsageError) as exc:
-        yield f"`up` refuses this: {exc.what}; {exc.why}; {exc.fix}"
+    checks = [partial(session.provider.check, session.spec)]
+    if before is not None:
+        checks.append(partial(impact.reject_changed_users, session, before))
+    for check in checks:
+        try:
+            check()
+        except (MachineError, UsageError) as exc:
+            yield f"`up` refuses this: {exc.what}; {exc.why}; {exc.fix}"
 
 
 def _with_tasks(session: ClusterSession, found: Plan, before: Inventory, copy: Workspace) -> Plan:

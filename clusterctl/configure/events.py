@@ -1,4 +1,4 @@
-"""What a playbook run tells: typed progress, a recap a host, and one failure a host."""
+"""What a playbook run tells: typed progress, a recap, and one failure a host."""
 
 from __future__ import annotations
 

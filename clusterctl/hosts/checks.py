@@ -124,6 +124,9 @@ def _space(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]
         elif one.inodes is not None and one.inodes < LEAST_INODES:
             why = f"{path} has {one.inodes} inodes free, and needs {LEAST_INODES}"
             yield Finding(host, "error", "disk-full", "too few inodes", why, "remove small files there")
+    for path in sorted(expected.free_mib.keys() - {path for one in facts.space for path in one.paths}):
+        why, fix = f"{path} can't be looked at", "see `mount` and `dmesg` there"
+        yield Finding(host, "error", "disk", "a file system does not answer", why, fix)
 
 
 def _ports(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import pwd
+import re
 import socket
 import stat
 import struct
@@ -163,11 +164,13 @@ def space(paths: Sequence[str]) -> List[Dict[str, Any]]:
 def listeners(ports: Set[int]) -> Dict[str, str]:
     """Port -> the program that listens on it."""
     found = {}
-    for line in (run(["ss", "-Hltnp"]) or "").splitlines():
-        _, _, _, address, _, *users = line.split()  # the last one is users:(("sshd",pid=1,fd=3))
-        port = address.rpartition(":")[2]
-        if port.isdigit() and int(port) in ports:
-            found[port] = users[0].split('"')[1] if users else "?"
+    for (
+        port
+    ) in ports:  # one by one: a program's name is printed as it is, and may hold lines like those of ss
+        shown = run(["ss", "-Hltnp", "sport = :{}".format(port)])
+        if shown:
+            user = re.search(r'users:\(\("(.*?)"', shown, re.DOTALL)
+            found[str(port)] = user.group(1) if user else "?"
     return found
 
 
@@ -429,7 +432,7 @@ def largest(top: str, device: int) -> List[Tuple[int, str]]:
                     elif stat.S_ISDIR(status.st_mode) and status.st_dev == device:
                         left.append(entry.path)
         found = sorted(found, reverse=True)[:LARGEST]
-    return found
+    return [(size, os.fsencode(path).decode("utf-8", "replace")) for size, path in found]
 
 
 def checksums(asked: Dict[str, Any]) -> Dict[str, str]:

@@ -134,6 +134,7 @@ def build(
 
     Raises:
         TransportError: it can't be built, or the connection broke.
+        TransferError, UsageError, MachineError: the wheels can't be sent; see ``send_to_store``.
     """
     if environment.lock is None or _is_there(transport, environment.lock):
         return False

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.errors import CollectError, TransferError, printable
+from clusterctl.errors import CollectError, MachineError, TransferError, UsageError, printable
 from clusterctl.state.ledger import OUR_RECORDS, Skipped
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.get import listed
@@ -30,6 +31,9 @@ _MOST_HOLES = 16 << 30  # bytes of a job's files, which cost no disk but the tim
 _MOST_SKIPPED = 1000  # that are named one by one
 _LONGEST = 2048  # bytes of a path: it must fit below any folder here
 _ROOM = "make room, name another folder with --out, or leave large files there with --max-file"
+# As place_below of remote_content.py makes them.
+_PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part")
+_Key = tuple[bytes, bytes, int]  # a file's path, place and size
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +63,19 @@ def fetch_tree(
         TransportError: the cluster can't be reached. What has arrived is kept.
     """
     tree.mkdir(parents=True, exist_ok=True)
-    here: dict[tuple[bytes, int], str] = {}  # path and size -> sha256
+    here: dict[_Key, str] = {}  # -> sha256
     for _ in range(_ROUNDS):
         try:
             with listed(transport, remote_argv(REMOTE_PROGRAM, folder), most=_MOST_ROWS) as download:
                 entries, skipped = choose(download.entries, download.left, folder, tree, max_file=max_file)
-                missing = [entry for entry in entries if (entry.path, entry.size) not in here]
+                missing = [entry for entry in entries if _key(entry) not in here]
                 arrived = download.bring(missing, tree, replace=True, room=_ROOM)
-        except TransferError as exc:
+        except (TransferError, MachineError, UsageError) as exc:
             where = exc.where or f"{folder} on the cluster"
             raise CollectError(exc.what, where=where, why=exc.why, fix=exc.fix) from exc
-        here |= {(one.path, one.size): arrived[one.index] for one in missing if one.index in arrived}
+        here |= {_key(one): arrived[one.index] for one in missing if one.index in arrived}
         files = [entry for entry in entries if entry.kind == Kind.FILE]
-        restless = [entry for entry in files if (entry.path, entry.size) not in here]
+        restless = [entry for entry in files if _key(entry) not in here]
         if not restless:
             break
     if restless and not still_changing:
@@ -82,12 +86,16 @@ def fetch_tree(
             why="something still writes there although the job has ended",
             fix="end what writes there (`clusterctl ssh`), then collect again; what has arrived is kept",
         )
-    hashes = {one.local: here[one.path, one.size] for one in files if (one.path, one.size) in here}
+    hashes = {one.local: here[_key(one)] for one in files if _key(one) in here}
     folders = _empty(entries)
     _remove_others(tree, {tree / os.fsdecode(local) for local in (*hashes, *folders)})
     skipped += [(entry.path, "it changed while it was read") for entry in restless]
     sizes = {entry.local: entry.size for entry in files if entry.local in hashes}
     return Manifest(sizes, hashes, _named(skipped), folders)
+
+
+def _key(entry: Entry) -> _Key:
+    return entry.path, entry.local, entry.size
 
 
 def _empty(entries: Sequence[Entry]) -> tuple[bytes, ...]:
@@ -141,10 +149,13 @@ def fetch_from(
 
     if len(hosts) == 1:
         return fetch(hosts[0])
-    from clusterctl.util.parallel import parallel_map  # noqa: PLC0415 - only where homes are not shared
+    from clusterctl.util.parallel import on_each  # noqa: PLC0415 - only where homes are not shared
 
-    found = parallel_map(hosts, fetch)
-    return _as_one({name: manifest for (name, _), manifest in zip(hosts, found, strict=True)}, nodes, tree)
+    by_name = dict(hosts)
+    found, failed = on_each(by_name, lambda name: fetch((name, by_name[name])))
+    for exc in failed.values():  # once all have ended: the folder is locked no longer
+        raise exc
+    return _as_one(found, nodes, tree)
 
 
 def _as_one(found: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manifest:
@@ -234,6 +245,8 @@ def _why_not(entry: Entry, holes: int, max_file: int, folder: str) -> str:
     hole = entry.size - entry.space
     if entry.kind == Kind.LINK:
         return "a symbolic link"
+    if _PARTIAL.fullmatch(os.path.basename(entry.path)):  # noqa: PTH119  # names are bytes
+        return "files on their way have such names"
     if len(entry.path) > _LONGEST:
         return f"its path is longer than {_LONGEST:,} bytes"
     if entry.size > max_file:

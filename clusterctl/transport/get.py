@@ -35,7 +35,8 @@ from clusterctl.util.disk import reason
 _AGAIN = "run it again; what has arrived is kept"
 _SPARE_BYTES = 16 << 20
 _MAX_NAME = 255  # bytes; Linux file systems take no longer one
-_TIMES = range(-(1 << 63), 1 << 63)  # what can be a file's time, in nanoseconds
+_NUMBERS = range(-(1 << 63), 1 << 63)  # what can be a size, or a time in nanoseconds
+_MOST_BYTES = 1 << 28  # of a list that is to have an end; the cluster names 16 MiB at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,15 +287,19 @@ def parse_listing(
     """
     found: dict[bytes, Entry] = {}
     left: list[Entry] = []
+    size = 0
     for number, line in enumerate(lines):
         try:
-            if number >= most:
+            size += len(line)
+            if number >= most or (most != sys.maxsize and size > _MOST_BYTES):
                 raise ValueError("it does not end")
             row = json.loads(line)
             if row == {}:  # a sign of life
                 continue
             entry = Entry(row, len(found) + len(left))
             if entry.kind == LEFT:
+                if entry.path != b".":  # the folder itself
+                    _reject_outside(entry.path)
                 left.append(entry)
             else:
                 found[entry.path] = _sensible(entry, found)
@@ -302,24 +307,31 @@ def parse_listing(
             raise TransferError(
                 "the cluster's list of files makes no sense, and nothing of it was fetched",
                 why=printable(f"{exc}: {line[:200].decode(errors='replace')}"),
-                fix="look there with `clusterctl ssh`; get what is called alike one after the other",
+                fix="look there with `clusterctl ssh`; what is called alike can come one after the other",
             ) from exc
     return tuple(found.values()), tuple(left)
 
 
 def _sensible(entry: Entry, before: Mapping[bytes, Entry]) -> Entry:
     """The entry, if it can be so after those before; raises ValueError or LookupError."""
-    parts = entry.path.split(b"/")
-    if b"\0" in entry.path or any(part in {b"", b".", b".."} or len(part) > _MAX_NAME for part in parts):
-        raise ValueError("it is not a path inside a folder")
+    parts = _reject_outside(entry.path)
     Kind(entry.kind)
     base64.b64decode(entry.payload)
     if entry.path in before:
         raise ValueError("two are called alike")
-    if min(entry.size, entry.space) < 0 or entry.mtime_ns not in _TIMES:
+    numbers = (entry.size, entry.space, entry.mtime_ns)
+    if min(entry.size, entry.space) < 0 or not all(number in _NUMBERS for number in numbers):
         raise ValueError("no file has such a size or time")
     parent = b"/".join(parts[:-1])
     if parent and before[parent].kind != Kind.FOLDER:
         raise ValueError("it is in what is no folder")
     entry.space = min(entry.size, entry.space)
     return entry
+
+
+def _reject_outside(path: bytes) -> list[bytes]:
+    """The parts of a path inside a folder; raises ValueError for any other."""
+    parts = path.split(b"/")
+    if b"\0" in path or any(part in {b"", b".", b".."} or len(part) > _MAX_NAME for part in parts):
+        raise ValueError("it is not a path inside a folder")
+    return parts

@@ -69,7 +69,9 @@ def run(
         except subprocess.TimeoutExpired:
             process.terminate()
             raise
-        return Ended(process.returncode, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
+        # ssh ends the lines of its own messages with both.
+        said = (one.decode(errors="replace").replace("\r\n", "\n") for one in (stdout, stderr))
+        return Ended(process.returncode, *said)
 
 
 def run_heard(

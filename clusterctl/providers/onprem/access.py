@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UnreachableError
+from clusterctl.errors import ClusterctlError, Failure, MachineError, ProvisionError, UnreachableError
 from clusterctl.providers.base import Confirm, OfferedKey
 from clusterctl.providers.pending import host_port
 from clusterctl.spec.hosts import OnpremHost
@@ -253,7 +253,9 @@ def _offered(peer: SshHost, config: Path) -> OfferedKey:
             stderr = run(words, timeout_s=ANSWER_S).stderr
         except subprocess.TimeoutExpired:
             stderr = f"it timed out after {ANSWER_S:g} s"
-        key = _read(shown).get(peer.title)
+        except OSError as exc:
+            raise MachineError("missing tool: ssh", why=str(exc), fix="install OpenSSH's client") from exc
+        key = next(iter(_read(shown).values()), None)  # of the name in lower case
     if key is not None:
         sha = hashlib.sha256(b64decode(key.split()[1])).digest()
         return OfferedKey(peer.title, peer.where, key, f"SHA256:{b64encode(sha).decode().rstrip('=')}")

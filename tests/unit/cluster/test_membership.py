@@ -116,8 +116,9 @@ def test_without_a_limit_it_is_the_spec(raised: Raise) -> None:
 
 
 def test_strangers_and_made_hosts_are_refused(raised: Raise) -> None:
-    with pytest.raises(UsageError, match="no host 'gpu9'"):
+    with pytest.raises(UsageError, match="no host 'gpu9'") as refused:
         limited(spec(train="gpu1"), raised(), ["gpu9"])
+    assert refused.value.where == "--limit"
     made = ClusterSpec.model_validate(
         {"version": 1, "name": "own", "partitions": [{"name": "a", "nodes": 2}]}
     )

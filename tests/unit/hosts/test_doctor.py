@@ -27,10 +27,11 @@ NOTHING: dict[str, Sequence[str | int]] = dict.fromkeys(KEYS, ())
 PORTS = {6817: "slurmctld", 6818: "slurmd"}
 
 
-def room(path: str, free_mib: int, *, inodes: int | None = None, read_only: bool = False) -> dict[str, Any]:
+def room(free_mib: int, *paths: str, inodes: int | None = None, read_only: bool = False) -> dict[str, Any]:
+    """A file system with all of `/` and `/var`, or with these."""
     size = free_mib << 20
     more = {"inodes": inodes, "read_only": read_only, "largest": None}
-    return {"paths": [path], "free": size, "size": size, **more}
+    return {"paths": paths or ("/", "/var"), "free": size, "size": size, **more}
 
 
 WELL: dict[str, Any] = {
@@ -50,7 +51,7 @@ WELL: dict[str, Any] = {
     },
     "addresses": ["127.0.0.1/8", "10.0.0.1/24"],
     "resolved": {"one": ["10.0.0.1"], "two": []},
-    "space": [room("/", 20000)],
+    "space": [room(20000)],
     "listeners": {"6817": "slurmctld"},
     "lock_holders": [],
     "selinux": "enforcing",
@@ -120,19 +121,19 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
         ({"system.machine": "aarch64"}, "error", "architecture", "this is aarch64"),
         ({"system.systemd": False}, "error", "systemd", "first process"),
         (
-            {"space": [room("/var", 12)]},
+            {"space": [room(99999, "/"), room(12, "/var")]},
             "error",
             "disk-full",
             "/var has 12MiB free",
         ),
         (
-            {"space": [room("/", 99999, inodes=3)]},
+            {"space": [room(99999, inodes=3)]},
             "error",
             "disk-full",
             "/ has 3 inodes",
         ),
         (
-            {"space": [room("/", 99999, inodes=0, read_only=True)]},
+            {"space": [room(99999, inodes=0, read_only=True)]},
             "error",
             "read-only",
             "mounted so",
@@ -326,6 +327,30 @@ def test_this_machine_answers() -> None:
     assert facts.system.cpus == len(os.sched_getaffinity(0))
     assert "127.0.0.1/8" in facts.addresses
     assert abs(facts.time - time.time()) < 60
+
+
+LISTENS = """
+import ctypes, socket, sys
+ctypes.CDLL(None).prctl(15, b"\\nLISTEN 0 0 a")  # PR_SET_NAME
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_name_of_a_program_that_listens_is_no_line_of_its_own() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LISTENS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout
+        port = int(program.stdout.readline())
+        assert remote.listeners({port, 1}) == {str(port): "\nLISTEN 0 0 a"}
+        program.communicate()
+
+
+def test_a_file_system_that_does_not_answer_is_a_finding() -> None:
+    (one,) = found({"space": [room(99999, "/")]})
+    assert (one.level, one.code, one.why) == ("error", "disk", "/var can't be looked at")
 
 
 HOLDS = """

@@ -141,9 +141,11 @@ def test_a_file_system_without_room_is_told_with_its_largest_files(monkeypatch: 
         (top / "small").write_bytes(b"x" * 10_000)
         (top / "inner").mkdir()
         (top / "inner/large").write_bytes(b"x" * 100_000)
+        (top / os.fsdecode(b"odd\xff")).write_bytes(b"x" * 50_000)
         nest(top / "deep")
         names = [path for _, path in remote_probe.largest(str(top), top.stat().st_dev)]
-        assert names == [str(top / "inner/large"), str(top / "small")]
+        odd = f"{top}/odd\N{REPLACEMENT CHARACTER}"
+        assert names == [str(top / "inner/large"), odd, str(top / "small")]
 
 
 @pytest.mark.parametrize(

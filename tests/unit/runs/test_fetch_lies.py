@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.errors import CollectError, TransferError
+from clusterctl.errors import CollectError, MachineError, TransferError
 from clusterctl.runs.fetch import choose, fetch_tree, shown_path
 from clusterctl.transport.get import parse_listing
 from tests.support.here import LocalTransport
@@ -67,6 +67,9 @@ def test_paths_that_lead_elsewhere_are_refused(path, remote, tree, verb, error):
         row(b"a/b"),  # in a folder that nobody told of
         row(b"a", kind="device"),
         row(b"a", size=-1),
+        row(b"a", size=10**400, space=10**400),
+        row(b"a/../../x", kind="left"),
+        row(b"", kind="left"),
         row(b"a", space=-1),
         row(b"a", size="many"),
         row(b"a", size=float("inf")),
@@ -83,6 +86,34 @@ def test_listings_that_contradict_themselves_are_refused(listing, remote, tree, 
     with pytest.raises(error, match="makes no sense"):
         verb(remote, tree, Lying(listing, b""))
     assert content(tree) == {}
+
+
+def test_a_file_called_like_one_on_its_way_stays(remote, tree):
+    """Another file's arrival would take its place."""
+    name = f".clusterctl-{'0' * 32}.part"
+    (remote / name).write_text("a job's")
+    (left,) = fetch(remote, tree, LocalTransport()).skipped
+    assert (left.path, left.reason) == (name, "files on their way have such names")
+    assert content(tree) == {}
+
+
+def test_a_list_of_more_bytes_than_any_cluster_says(monkeypatch, remote, tree):
+    monkeypatch.setattr("clusterctl.transport.get._MOST_BYTES", 1000)
+    with pytest.raises(CollectError, match="makes no sense") as caught:
+        fetch(remote, tree, Lying("".join(row(b"%d" % number) for number in range(100)), b""))
+    assert "it does not end" in caught.value.why
+
+
+def test_a_hash_cache_that_fails_ends_this_run_alone(monkeypatch, remote, tree):
+    (remote / "a").write_bytes(b"a")
+    fetch(remote, tree, LocalTransport())
+
+    def fails(*_, **__):
+        raise MachineError("the hashes of files can't be remembered")
+
+    monkeypatch.setattr("clusterctl.transport.get.hash_items", fails)
+    with pytest.raises(CollectError, match="can't be remembered"):
+        fetch(remote, tree, LocalTransport())
 
 
 def test_a_link_that_the_cluster_lists_is_not_made(remote, tree):
