@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from clusterctl.cli.completion import job_ids
-from clusterctl.cli.options import Options, OutFolder, open_session
+from clusterctl.cli.options import Options, OutFolder, job_ids, open_session
 from clusterctl.cli.output import Screen
 from clusterctl.errors import UsageError
 from clusterctl.runs.collect import collect as collect_runs

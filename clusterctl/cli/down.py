@@ -10,8 +10,15 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli.collect import not_brought_home
-from clusterctl.cli.completion import job_ids
-from clusterctl.cli.options import AskBecomePass, Options, OutFolder, prompts_for, spec_of, workspace_of
+from clusterctl.cli.options import (
+    AskBecomePass,
+    Options,
+    OutFolder,
+    job_ids,
+    prompts_for,
+    spec_of,
+    workspace_of,
+)
 from clusterctl.cli.output import Phases, Screen
 from clusterctl.cli.up import NoWait, Yes, phase_dicts
 from clusterctl.cluster import down as cluster_down

@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from clusterctl.cli.completion import job_ids
-from clusterctl.cli.options import Options, open_session
+from clusterctl.cli.options import Options, job_ids, open_session
 from clusterctl.cli.output import Screen, job_table
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.jobs import control

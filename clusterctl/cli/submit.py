@@ -10,9 +10,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from clusterctl.cli.completion import jobs_to_submit, launchers, partitions
 from clusterctl.cli.job import follow_job, timeout_of, wait_for
-from clusterctl.cli.options import Options, open_session, spec_of
+from clusterctl.cli.options import Options, jobs_to_submit, launchers, open_session, partitions, spec_of
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.jobs.control import raise_unless_completed
