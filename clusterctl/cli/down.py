@@ -30,8 +30,7 @@ from clusterctl.providers.pending import pending_releases
 from clusterctl.providers.registry import cached_images
 from clusterctl.spec.gcp import whole_project
 from clusterctl.spec.models import DEFAULT_PROVIDER, Provider
-from clusterctl.state import lock
-from clusterctl.state.workspace import Workspace
+from clusterctl.state.workspace import WAIT_S, Workspace
 
 
 def down(
@@ -92,7 +91,7 @@ def down(
     )
     with phases.shown("`clusterctl down` goes on from here"):
         done = cluster_down.down(
-            Run(workspace=workspace, reporter=phases, wait_s=0 if no_wait else lock.WAIT_S), wanted
+            Run(workspace=workspace, reporter=phases, wait_s=0 if no_wait else WAIT_S), wanted
         )
     for entry in done.discarded:
         screen.note(f"discarded the run of {entry.shown}")

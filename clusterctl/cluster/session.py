@@ -16,8 +16,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import Journal, digest
-from clusterctl.state.lock import WAIT_S
-from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
 from clusterctl.transport.local import write_ssh_files
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.progress import WAITING, HostStep, PhaseReporter, Reporter

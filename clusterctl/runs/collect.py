@@ -46,8 +46,7 @@ from clusterctl.state.ledger import (
     TaskRecord,
     node_hours,
 )
-from clusterctl.state.lock import open_private
-from clusterctl.state.workspace import Workspace
+from clusterctl.state.workspace import Workspace, open_private
 from clusterctl.util.disk import reason
 
 DEFAULT_OUT = Path("runs")

@@ -26,7 +26,7 @@ from clusterctl.providers.local import layout, machine, system
 from clusterctl.providers.local.system import TOOL_ENV, run
 from clusterctl.spec import distributions
 from clusterctl.spec.distributions import distribution_of
-from clusterctl.state.lock import hold
+from clusterctl.state.workspace import hold
 from clusterctl.util.tables import table
 
 SUITE = "bookworm"
