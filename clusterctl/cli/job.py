@@ -17,7 +17,7 @@ from clusterctl.jobs import logs as job_logs
 from clusterctl.jobs.logs import LogChunk, OnOutput
 from clusterctl.scheduler.models import JobInfo, worst
 from clusterctl.scheduler.session import Session
-from clusterctl.spec.units import parse_slurm_time_s
+from clusterctl.spec.base import parse_slurm_time_s
 
 Ids = Annotated[
     list[str],

@@ -23,9 +23,9 @@ from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelho
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import NodeInfo
 from clusterctl.scheduler.slurm.config import gres, needs_facts, promised_mib
+from clusterctl.spec.base import format_size
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock

@@ -17,9 +17,9 @@ from clusterctl.providers.base import HostChange, Planned, Size
 from clusterctl.scheduler.base import Scheduler, active_jobs, polls
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import scheduler_of
+from clusterctl.spec.base import format_size
 from clusterctl.spec.common import Partition
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 
 PATIENCE_S = 5.0

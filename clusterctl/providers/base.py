@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 from pydantic import ValidationError
 
 from clusterctl.errors import Failure, HostKeyError, ProvisionError
+from clusterctl.spec.base import format_size
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError
+from clusterctl.spec.base import format_duration
 from clusterctl.spec.common import Partition
 from clusterctl.spec.job import JobSpec, is_python
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.units import format_duration
 from clusterctl.state.ledger import OUR_RECORDS
 
 if TYPE_CHECKING:
