@@ -15,7 +15,7 @@ from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.jobs import control
 from clusterctl.jobs import logs as job_logs
 from clusterctl.jobs.logs import LogChunk, OnOutput
-from clusterctl.scheduler.models import JobInfo, worst
+from clusterctl.scheduler.base import JobInfo, worst
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.base import parse_slurm_time_s
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from clusterctl.jobs.logs import LogChunk
-    from clusterctl.scheduler.models import JobInfo
+    from clusterctl.scheduler.base import JobInfo
     from clusterctl.transport.tree import Progress
     from clusterctl.util.progress import HostStep
     from clusterctl.util.terminal import LogFilter

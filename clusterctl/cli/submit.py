@@ -18,7 +18,7 @@ from clusterctl.jobs.control import raise_unless_completed
 from clusterctl.jobs.environment import environment_of
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.submit import submit as submit_job
-from clusterctl.scheduler.models import worst
+from clusterctl.scheduler.base import worst
 from clusterctl.scheduler.script import Environment, with_gpus
 from clusterctl.scheduler.session import Session, distribution_ahead, script_of
 from clusterctl.spec import distributions

@@ -23,8 +23,7 @@ from clusterctl.errors import (
 from clusterctl.providers import pending, registry
 from clusterctl.providers.base import hosts_as_raised
 from clusterctl.providers.pending import PendingRelease, pending_releases
-from clusterctl.scheduler.base import Scheduler, active_jobs, polls
-from clusterctl.scheduler.models import JobInfo, NodeInfo
+from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs, polls
 from clusterctl.scheduler.session import applied_spec, inventory_of
 from clusterctl.spec.base import did_you_mean
 from clusterctl.spec.hosts import expand

@@ -20,8 +20,7 @@ from clusterctl.errors import (
     WaitTimeoutError,
 )
 from clusterctl.jobs.logs import LONGEST_PAUSE_S, JobLogs, OnOutput, folder_of, tail
-from clusterctl.scheduler.base import backoff
-from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
+from clusterctl.scheduler.base import JobInfo, JobState, Outcome, backoff, worst
 from clusterctl.scheduler.session import Session, resolve_submissions
 
 OnChange = Callable[[JobInfo], None]

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from clusterctl.errors import SchedulerError, TransportError
-from clusterctl.scheduler.base import backoff
-from clusterctl.scheduler.models import JobInfo, unmanaged_job
+from clusterctl.scheduler.base import JobInfo, backoff, unmanaged_job
 from clusterctl.scheduler.session import Session
 from clusterctl.transport.base import Transport, lines, remote_argv
 from clusterctl.util.terminal import plain_line

@@ -28,8 +28,7 @@ from clusterctl.errors import (
 )
 from clusterctl.providers.registry import node_price
 from clusterctl.runs.fetch import FROM_JOB, MAX_FILE, Manifest, fetch_from
-from clusterctl.scheduler.base import Scheduler
-from clusterctl.scheduler.models import JobInfo, JobState, Outcome, unmanaged_job, worst
+from clusterctl.scheduler.base import JobInfo, JobState, Outcome, Scheduler, unmanaged_job, worst
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.scheduler.session import session as session_of
 from clusterctl.spec.load import dump_spec

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from clusterctl.errors import NotUpError, UsageError
-from clusterctl.scheduler.base import Scheduler
-from clusterctl.scheduler.models import JobRequest
+from clusterctl.scheduler.base import JobRequest, Scheduler
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.spec.load import load_spec

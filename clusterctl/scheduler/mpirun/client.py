@@ -19,8 +19,15 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.scheduler.base import Clock, patiently, verification_argv
-from clusterctl.scheduler.models import JobInfo, JobRequest, JobState, NodeInfo
+from clusterctl.scheduler.base import (
+    Clock,
+    JobInfo,
+    JobRequest,
+    JobState,
+    NodeInfo,
+    patiently,
+    verification_argv,
+)
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory
 from clusterctl.transport.base import Result, Transport, remote_argv

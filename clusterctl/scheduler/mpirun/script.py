@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.models import JobRequest
+from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.script import (
     PAYLOAD_ROOT,
     PLAIN,

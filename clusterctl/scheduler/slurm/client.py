@@ -22,8 +22,7 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.scheduler.base import Clock, patiently, verification_argv
-from clusterctl.scheduler.models import JobInfo, JobRequest, NodeInfo
+from clusterctl.scheduler.base import Clock, JobInfo, JobRequest, NodeInfo, patiently, verification_argv
 from clusterctl.scheduler.slurm import parse
 from clusterctl.spec.common import ADMIN_USER, PROOF_PARTITION
 from clusterctl.spec.distributions import JOB_PROFILE

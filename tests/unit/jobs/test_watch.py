@@ -21,8 +21,7 @@ from clusterctl.errors import (
 )
 from clusterctl.jobs.control import follow, raise_unless_completed, wait
 from clusterctl.jobs.logs import LogChunk, logs, tail
-from clusterctl.scheduler.base import Clock
-from clusterctl.scheduler.models import JobState
+from clusterctl.scheduler.base import Clock, JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
 from tests.support.here import LocalTransport

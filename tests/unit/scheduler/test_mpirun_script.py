@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.models import JobRequest
+from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.mpirun.script import render_mpirun_script, with_nodes
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import SlurmError
-from clusterctl.scheduler.models import JobInfo, JobState, NodeInfo, Outcome, worst
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, worst
 from clusterctl.scheduler.slurm import parse
 from clusterctl.scheduler.slurm.parse import expand_nodes
 from tests.support.slurm import CAPTURED, separator_in
