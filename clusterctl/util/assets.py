@@ -56,6 +56,16 @@ def tree_hash(root: Path) -> str:
     return sha.hexdigest()[:16]
 
 
+def digest(*parts: str | bytes) -> str:
+    """A short stable hash of a phase's inputs."""
+    sha = hashlib.sha256()
+    for part in parts:
+        raw = part.encode() if isinstance(part, str) else part
+        sha.update(len(raw).to_bytes(8, "little"))
+        sha.update(raw)
+    return sha.hexdigest()[:16]
+
+
 def payload_hash() -> str:
     """The hash that names the payload on the nodes: /opt/clusterctl/payload/<hash>/payload."""
     return tree_hash(asset("payload"))

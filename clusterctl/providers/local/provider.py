@@ -30,9 +30,8 @@ from clusterctl.spec.common import LEAST_MEMORY_MIB, User
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.models import LocalProvider as Settings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
-from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.assets import install_inputs
+from clusterctl.util.assets import digest, install_inputs
 from clusterctl.util.progress import Reporter
 
 

@@ -20,9 +20,9 @@ from clusterctl.errors import ClusterctlError, Failure, MachineError, ProvisionE
 from clusterctl.providers.base import Confirm, OfferedKey
 from clusterctl.providers.pending import host_port
 from clusterctl.spec.hosts import OnpremHost
-from clusterctl.state.journal import digest
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.target import paramiko
+from clusterctl.util.assets import digest
 from clusterctl.util.parallel import on_each
 from clusterctl.util.process import run, temporary_folder
 from clusterctl.util.tables import Rule, first_rule, table

@@ -38,9 +38,9 @@ from clusterctl.spec.common import ADMIN_USER
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
-from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.local import write_ssh_files
+from clusterctl.util.assets import digest
 from clusterctl.util.parallel import on_each
 from clusterctl.util.progress import HostStep, Reporter
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import LockedError, MachineError
-from clusterctl.state.journal import Journal
+from clusterctl.state.ledger import Journal
 from clusterctl.state.workspace import Workspace, open_private, write_atomic
 
 HOLD = """
