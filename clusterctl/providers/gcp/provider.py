@@ -23,9 +23,8 @@ from clusterctl.spec.gcp_nodes import GcpDisk, GcpNodes, Machine, image_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.util.assets import asset, digest, tree_files
+from clusterctl.util.assets import asset, digest, table, tree_files
 from clusterctl.util.progress import Reporter
-from clusterctl.util.tables import table
 
 SHARED: Final = "/shared"
 

