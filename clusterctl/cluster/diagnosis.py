@@ -21,7 +21,7 @@ from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Result, Transport, remote_argv
 from clusterctl.transport.ssh import Connections
-from clusterctl.util.parallel import parallel_map
+from clusterctl.util.process import parallel_map
 
 Probe = Callable[[tuple[str, ...]], Result]  # runs the bundled probe, one rank on each of these hosts
 TIMED_OUT = 124  # timeout(1)'s exit code

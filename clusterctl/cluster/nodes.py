@@ -32,7 +32,7 @@ from clusterctl.spec.onprem import own_machines
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Transport
-from clusterctl.util.parallel import parallel_map
+from clusterctl.util.process import parallel_map
 
 BOOT_S: Final = 1800.0  # a server with eight GPUs tests its memory for many minutes
 _ANSWER_S: Final = 20.0

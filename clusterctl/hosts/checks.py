@@ -16,7 +16,7 @@ from clusterctl.hosts.roles import role_files, role_packages, role_ports, role_u
 from clusterctl.spec.base import format_duration, format_size
 from clusterctl.spec.distributions import distribution_of, releases
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.util.parallel import on_each
+from clusterctl.util.process import on_each
 
 Level = Literal["error", "warning"]
 

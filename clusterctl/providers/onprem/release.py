@@ -41,7 +41,7 @@ from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.local import write_ssh_files
 from clusterctl.util.assets import digest
-from clusterctl.util.parallel import on_each
+from clusterctl.util.process import on_each
 from clusterctl.util.progress import HostStep, Reporter
 
 NOT_RELEASED: Final = "could not be released"

@@ -31,7 +31,7 @@ from clusterctl.scheduler.base import (
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory
 from clusterctl.transport.base import Result, Transport, remote_argv
-from clusterctl.util.parallel import parallel_map
+from clusterctl.util.process import parallel_map
 
 _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")
 _KIB_MIB = 1024
