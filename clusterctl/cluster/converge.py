@@ -32,7 +32,7 @@ from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.session import scheduler_of
-from clusterctl.scheduler.slurm.config import health_file, needs_facts, render_files, slurmd_file
+from clusterctl.scheduler.slurm_conf import health_file, needs_facts, render_files, slurmd_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace, write_atomic

@@ -26,7 +26,7 @@ from clusterctl.errors import (
 )
 from clusterctl.scheduler.base import NodeInfo, Scheduler, polls
 from clusterctl.scheduler.session import scheduler_of
-from clusterctl.scheduler.slurm.config import HEALTH_REASON
+from clusterctl.scheduler.slurm_conf import HEALTH_REASON
 from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory
 from clusterctl.util.assets import payload_hash
 

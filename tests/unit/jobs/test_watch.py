@@ -23,7 +23,7 @@ from clusterctl.jobs.control import follow, raise_unless_completed, wait
 from clusterctl.jobs.logs import LogChunk, logs, tail
 from clusterctl.scheduler.base import Clock, JobState
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.slurm import SlurmClient
 from tests.support.here import LocalTransport
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 from tests.support.sweeps import in_sweep
