@@ -171,7 +171,7 @@ def script_of(spec: ClusterSpec, job: JobSpec, environment: Environment | None =
         from clusterctl.scheduler.mpirun.script import render_mpirun_script  # noqa: PLC0415 - as above
 
         return render_mpirun_script(spec, job, payload_hash=payload_hash(), environment=environment)
-    from clusterctl.scheduler.slurm_script import render_script  # noqa: PLC0415 - as above
+    from clusterctl.scheduler.script import render_script  # noqa: PLC0415 - as above
 
     partition_name(spec, job)
     interval_s = spec.monitoring.interval
