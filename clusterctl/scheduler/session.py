@@ -163,15 +163,18 @@ def script_of(spec: ClusterSpec, job: JobSpec, environment: Environment | None =
     Raises:
         UsageError: the user's script can't be read or can't be run as a job, or its partition can't have it.
     """
-    from clusterctl.scheduler.script import PLAIN, partition_name  # noqa: PLC0415 - most verbs need none
+    from clusterctl.scheduler.script import (  # noqa: PLC0415 - most verbs need none
+        PLAIN,
+        partition_name,
+        render_script,
+    )
     from clusterctl.util.assets import payload_hash  # noqa: PLC0415 - likewise
 
     environment = environment or PLAIN
     if not spec.has_slurm:
-        from clusterctl.scheduler.mpirun.script import render_mpirun_script  # noqa: PLC0415 - as above
+        from clusterctl.scheduler.mpirun.client import render_mpirun_script  # noqa: PLC0415 - as above
 
         return render_mpirun_script(spec, job, payload_hash=payload_hash(), environment=environment)
-    from clusterctl.scheduler.script import render_script  # noqa: PLC0415 - as above
 
     partition_name(spec, job)
     interval_s = spec.monitoring.interval
@@ -184,7 +187,7 @@ def request_of(spec: ClusterSpec, job: JobSpec, entry: JobEntry, script: str) ->
     request = JobRequest(entry.token, entry.name, entry.remote_dir or "", script, submitted_at=at)
     if spec.has_slurm:
         return request  # its script says the rest
-    from clusterctl.scheduler.mpirun.script import with_nodes  # noqa: PLC0415 - as above
+    from clusterctl.scheduler.mpirun.client import with_nodes  # noqa: PLC0415 - as above
 
     return with_nodes(request, spec, job)
 
