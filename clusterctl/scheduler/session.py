@@ -103,7 +103,7 @@ def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATI
         )
         scheduler: Scheduler = SlurmClient(controller, patience_s=patience_s)
         if not spec.has_slurm:
-            from clusterctl.scheduler.mpirun.client import MpirunClient  # noqa: PLC0415 - not with Slurm
+            from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - not with Slurm
 
             known = inventory_of(workspace)
             scheduler = MpirunClient(known, user, controller, connections.to, patience_s=patience_s)
@@ -152,7 +152,7 @@ def scheduler_of(
     controller = to(inventory.controller.name)
     if inventory.has_slurm or inventory.job_user is None:
         return SlurmClient(controller, patience_s=patience_s)
-    from clusterctl.scheduler.mpirun.client import MpirunClient  # noqa: PLC0415 - as above
+    from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - as above
 
     return MpirunClient(inventory, inventory.job_user, controller, to, patience_s=patience_s)
 
@@ -172,7 +172,7 @@ def script_of(spec: ClusterSpec, job: JobSpec, environment: Environment | None =
 
     environment = environment or PLAIN
     if not spec.has_slurm:
-        from clusterctl.scheduler.mpirun.client import render_mpirun_script  # noqa: PLC0415 - as above
+        from clusterctl.scheduler.mpirun import render_mpirun_script  # noqa: PLC0415 - as above
 
         return render_mpirun_script(spec, job, payload_hash=payload_hash(), environment=environment)
 
@@ -187,7 +187,7 @@ def request_of(spec: ClusterSpec, job: JobSpec, entry: JobEntry, script: str) ->
     request = JobRequest(entry.token, entry.name, entry.remote_dir or "", script, submitted_at=at)
     if spec.has_slurm:
         return request  # its script says the rest
-    from clusterctl.scheduler.mpirun.client import with_nodes  # noqa: PLC0415 - as above
+    from clusterctl.scheduler.mpirun import with_nodes  # noqa: PLC0415 - as above
 
     return with_nodes(request, spec, job)
 

@@ -294,7 +294,7 @@ class MpirunClient:
 
     def _ask_once(self, host: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         asked = json.dumps({"user": self.user, **request})
-        program = remote_argv("clusterctl.scheduler.mpirun.remote_jobs", asked)[1:]
+        program = remote_argv("clusterctl.scheduler.remote_jobs", asked)[1:]
         said = self.to(host).run(["sudo", "-n", "/usr/bin/python3", "-I", "-S", *program]).stdout
         try:
             answer: Mapping[str, Any] = json.loads(said)
