@@ -23,9 +23,9 @@ from clusterctl.errors import Failure, ProvisionError, TerraformError, UsageErro
 from clusterctl.providers.base import Action, HostChange
 from clusterctl.providers.gcp.costs import OFF
 from clusterctl.providers.gcp.orphans import cluster_id_of
-from clusterctl.providers.gcp.terraform.client import Action as TerraformAction
-from clusterctl.providers.gcp.terraform.client import Plan, ResourceChange, Terraform
-from clusterctl.providers.gcp.terraform.run import Diagnostic, Resource, first_of
+from clusterctl.providers.gcp.terraform import Action as TerraformAction
+from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
+from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource, first_of
 from clusterctl.spec import gcp_nodes
 from clusterctl.util import assets
 from clusterctl.util.assets import first_rule, table

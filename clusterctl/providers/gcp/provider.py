@@ -12,7 +12,7 @@ from clusterctl.errors import LockedError, ProvisionError, StalePlanError, Usage
 from clusterctl.providers.base import Leftover, Planned, Provider, Provisioned, Sizes, hosts_as_raised
 from clusterctl.providers.gcp import apply, costs, orphans
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
-from clusterctl.providers.gcp.terraform.client import BACKEND_FILE, Plan, Terraform
+from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
 from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.base import GIB_MIB, Model
 from clusterctl.spec.common import ADMIN_USER, Partition

