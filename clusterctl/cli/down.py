@@ -25,8 +25,7 @@ from clusterctl.cluster import down as cluster_down
 from clusterctl.cluster.nodes import names_of
 from clusterctl.cluster.session import Run, provider_of
 from clusterctl.errors import UsageError
-from clusterctl.providers.base import Leftover
-from clusterctl.providers.pending import pending_releases
+from clusterctl.providers.base import Leftover, pending_releases
 from clusterctl.providers.registry import cached_images
 from clusterctl.spec.gcp import whole_project
 from clusterctl.spec.models import DEFAULT_PROVIDER, Provider

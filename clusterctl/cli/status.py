@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from clusterctl.cli.options import Options, naming_lock_holder, workspace_of
 from clusterctl.cli.output import Screen, job_table
 from clusterctl.errors import ClusterctlError
-from clusterctl.providers.pending import pending_releases
+from clusterctl.providers.base import pending_releases
 from clusterctl.providers.registry import cached_images, clusters_on_this_machine
 from clusterctl.scheduler import session
 from clusterctl.scheduler.base import active_jobs

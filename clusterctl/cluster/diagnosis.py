@@ -13,8 +13,7 @@ from typing import Final
 from clusterctl.errors import Failure, NotUpError, TransportError, VerifyError
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request, reject_unknown_hosts
-from clusterctl.providers.base import Provider
-from clusterctl.providers.pending import pending_releases
+from clusterctl.providers.base import Provider, pending_releases
 from clusterctl.scheduler.session import inventory_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory

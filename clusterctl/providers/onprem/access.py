@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import ClusterctlError, Failure, MachineError, ProvisionError, UnreachableError
-from clusterctl.providers.base import Confirm, OfferedKey
-from clusterctl.providers.pending import host_port
+from clusterctl.providers.base import Confirm, OfferedKey, host_port
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.target import paramiko

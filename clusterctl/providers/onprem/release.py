@@ -16,10 +16,15 @@ from clusterctl.errors import (
 )
 from clusterctl.hosts.checks import CLAIM
 from clusterctl.providers.base import (
+    FOLDER,
+    REPLACED,
     Leftover,
+    PendingRelease,
     Prompts,
+    address_of,
     hosts_as_raised,
     inventory_as_raised,
+    pending_releases,
     refuse_unknown_keys,
 )
 from clusterctl.providers.onprem.access import raise_failures, ssh_host
@@ -33,7 +38,6 @@ from clusterctl.providers.onprem.login import (
     workspace_for,
 )
 from clusterctl.providers.onprem.members import admin_login, log_in, parse_claim
-from clusterctl.providers.pending import FOLDER, REPLACED, PendingRelease, address_of, pending_releases
 from clusterctl.spec.common import ADMIN_USER
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.spec.onprem import OnpremProvider as Settings
