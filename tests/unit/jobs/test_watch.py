@@ -19,8 +19,7 @@ from clusterctl.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from clusterctl.jobs.control import follow, raise_unless_completed, wait
-from clusterctl.jobs.logs import LogChunk, logs, tail
+from clusterctl.jobs.watch import LogChunk, follow, logs, raise_unless_completed, tail, wait
 from clusterctl.scheduler.base import Clock, JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import CollectError
-from clusterctl.jobs.logs import LogReader
 from clusterctl.jobs.source import patterns
+from clusterctl.jobs.watch import LogReader
 from clusterctl.runs.collect import collect
 from clusterctl.runs.fetch import fetch_tree
 from clusterctl.runs.remote_files import DEEPEST, LONGEST, MOST, Globs, Listing
