@@ -153,8 +153,8 @@ def fetch_from(
 
     by_name = dict(hosts)
     found, failed = on_each(by_name, lambda name: fetch((name, by_name[name])))
-    for exc in failed.values():  # once all have ended: the folder is locked no longer
-        raise exc
+    if failed:  # all have ended: nothing writes there once the folder is unlocked
+        raise next(iter(failed.values()))
     return _as_one(found, nodes, tree)
 
 

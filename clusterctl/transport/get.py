@@ -299,7 +299,7 @@ def parse_listing(
             entry = Entry(row, len(found) + len(left))
             if entry.kind == LEFT:
                 if entry.path != b".":  # the folder itself
-                    _reject_outside(entry.path)
+                    _parts(entry.path)
                 left.append(entry)
             else:
                 found[entry.path] = _sensible(entry, found)
@@ -314,7 +314,7 @@ def parse_listing(
 
 def _sensible(entry: Entry, before: Mapping[bytes, Entry]) -> Entry:
     """The entry, if it can be so after those before; raises ValueError or LookupError."""
-    parts = _reject_outside(entry.path)
+    parts = _parts(entry.path)
     Kind(entry.kind)
     base64.b64decode(entry.payload)
     if entry.path in before:
@@ -329,7 +329,7 @@ def _sensible(entry: Entry, before: Mapping[bytes, Entry]) -> Entry:
     return entry
 
 
-def _reject_outside(path: bytes) -> list[bytes]:
+def _parts(path: bytes) -> list[bytes]:
     """The parts of a path inside a folder; raises ValueError for any other."""
     parts = path.split(b"/")
     if b"\0" in path or any(part in {b"", b".", b".."} or len(part) > _MAX_NAME for part in parts):
