@@ -14,8 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from clusterctl.cli.completion import hosts
-from clusterctl.cli.options import Options, naming_lock_holder, open_session, workspace_of
+from clusterctl.cli.options import Options, hosts, naming_lock_holder, open_session, workspace_of
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.cli.submit import JOB_FLAGS, resolve
 from clusterctl.errors import Failure, UsageError

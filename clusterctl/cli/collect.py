@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from clusterctl.cli.completion import job_ids
-from clusterctl.cli.options import Options, OutFolder, open_session
+from clusterctl.cli.options import Options, OutFolder, job_ids, open_session
 from clusterctl.cli.output import Screen
 from clusterctl.errors import UsageError
 from clusterctl.runs.collect import collect as collect_runs
-from clusterctl.spec.units import parse_size_mib
+from clusterctl.spec.base import parse_size_mib
 from clusterctl.state.ledger import UNCHANGED, RunRecord
 
 _MOST_REASONS = 8

@@ -14,8 +14,8 @@ from clusterctl.cluster.session import provider_of
 from clusterctl.hosts.checks import DoctorReport, failures
 from clusterctl.hosts.firewall import firewall_of
 from clusterctl.hosts.probe import GpuFacts
+from clusterctl.spec.base import GIB_MIB
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.workspace import Workspace
 
 

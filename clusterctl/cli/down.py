@@ -10,21 +10,26 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli.collect import not_brought_home
-from clusterctl.cli.completion import job_ids
-from clusterctl.cli.options import AskBecomePass, Options, OutFolder, prompts_for, spec_of, workspace_of
+from clusterctl.cli.options import (
+    AskBecomePass,
+    Options,
+    OutFolder,
+    job_ids,
+    prompts_for,
+    spec_of,
+    workspace_of,
+)
 from clusterctl.cli.output import Phases, Screen
 from clusterctl.cli.up import NoWait, Yes, phase_dicts
 from clusterctl.cluster import down as cluster_down
 from clusterctl.cluster.nodes import names_of
 from clusterctl.cluster.session import Run, provider_of
 from clusterctl.errors import UsageError
-from clusterctl.providers.base import Leftover
-from clusterctl.providers.pending import pending_releases
+from clusterctl.providers.base import Leftover, pending_releases
 from clusterctl.providers.registry import cached_images
 from clusterctl.spec.gcp import whole_project
 from clusterctl.spec.models import DEFAULT_PROVIDER, Provider
-from clusterctl.state import lock
-from clusterctl.state.workspace import Workspace
+from clusterctl.state.workspace import WAIT_S, Workspace
 
 
 def down(
@@ -85,7 +90,7 @@ def down(
     )
     with phases.shown("`clusterctl down` goes on from here"):
         done = cluster_down.down(
-            Run(workspace=workspace, reporter=phases, wait_s=0 if no_wait else lock.WAIT_S), wanted
+            Run(workspace=workspace, reporter=phases, wait_s=0 if no_wait else WAIT_S), wanted
         )
     for entry in done.discarded:
         screen.note(f"discarded the run of {entry.shown}")

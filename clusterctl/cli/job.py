@@ -9,16 +9,14 @@ from typing import Annotated
 
 import typer
 
-from clusterctl.cli.completion import job_ids
-from clusterctl.cli.options import Options, open_session
+from clusterctl.cli.options import Options, job_ids, open_session
 from clusterctl.cli.output import Screen, job_table
 from clusterctl.errors import SchedulerError, TransportError, UsageError
-from clusterctl.jobs import control
-from clusterctl.jobs import logs as job_logs
-from clusterctl.jobs.logs import LogChunk, OnOutput
-from clusterctl.scheduler.models import JobInfo, worst
+from clusterctl.jobs import watch
+from clusterctl.jobs.watch import LogChunk, OnOutput
+from clusterctl.scheduler.base import JobInfo, worst
 from clusterctl.scheduler.session import Session
-from clusterctl.spec.units import parse_slurm_time_s
+from clusterctl.spec.base import parse_slurm_time_s
 
 Ids = Annotated[
     list[str],
@@ -35,7 +33,7 @@ def jobs(
 ) -> None:
     """List pending and running jobs, and those submitted from here."""
     with open_session(screen, options) as session:
-        found = control.known_jobs(session, ids) if ids else control.list_jobs(session)
+        found = watch.known_jobs(session, ids) if ids else watch.list_jobs(session)
     lines = job_table(screen, found) if found else ["no jobs"]
     screen.result({"jobs": [job.as_dict() for job in found]}, *lines)
 
@@ -64,7 +62,7 @@ def logs(
                 ended = follow_job(screen, session, job_id, None, show=show)
                 state = {"state": worst(ended).state.value}
             else:
-                job_logs.logs(session, job_id, on_output=show)
+                watch.logs(session, job_id, on_output=show)
     except KeyboardInterrupt:
         if not follow:
             raise  # else detaching is what was asked for
@@ -76,7 +74,7 @@ def logs(
 def cancel(screen: Screen, options: Options, ids: Ids) -> None:
     """Cancel jobs. The id of an array cancels all of its tasks."""
     with open_session(screen, options) as session:
-        done = control.cancel(session, ids)
+        done = watch.cancel(session, ids)
     lines = [f"cancelled job {job.id} ({job.name})" for job in done.cancelled]
     lines += [f"job {job.id} ({job.name}) had ended already: {job.state}" for job in done.ended]
     answer = {
@@ -98,7 +96,7 @@ def wait_for(
         WaitTimeoutError: ``timeout_s`` has passed.
     """
     with screen.working(f"waiting for job {', '.join(ids)}"), _detaching(screen, ids):
-        return control.wait(session, ids, timeout_s=timeout_s, on_change=_Changes(screen, session))
+        return watch.wait(session, ids, timeout_s=timeout_s, on_change=_Changes(screen, session))
 
 
 def follow_job(
@@ -107,8 +105,8 @@ def follow_job(
     """Show what a job writes until it has ended; raises unless it completed."""
     changes = _Changes(screen, session)
     with _detaching(screen, [job_id]):
-        ended = control.follow(session, job_id, on_output=show, timeout_s=timeout_s, on_change=changes)
-    control.raise_unless_completed(session, ended)
+        ended = watch.follow(session, job_id, on_output=show, timeout_s=timeout_s, on_change=changes)
+    watch.raise_unless_completed(session, ended)
     return ended
 
 

@@ -29,9 +29,8 @@ from clusterctl.scheduler.base import Scheduler
 from clusterctl.spec.hosts import is_this_machine
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import own_machines
-from clusterctl.state import lock
 from clusterctl.state.inventory import Inventory
-from clusterctl.state.workspace import Workspace
+from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.transport.ssh import Connections
 
 Names = Annotated[
@@ -136,7 +135,7 @@ def forget(screen: Screen, options: Options, names: Names, yes: Yes = False, no_
     chosen = nodes.names_of(names)
     nodes.check_left(workspace, chosen)
     screen.confirm(f"forget {', '.join(chosen)}? What is ours stays on them", yes=yes)
-    with workspace.lock("node forget", wait_s=0 if no_wait else lock.WAIT_S, waiting=screen.note):
+    with workspace.lock("node forget", wait_s=0 if no_wait else WAIT_S, waiting=screen.note):
         nodes.check_left(workspace, chosen)
         which = nodes.forget(workspace, chosen)
     screen.result({"forgotten": chosen}, f"forgotten: {'; '.join(which)}")
@@ -181,7 +180,7 @@ def reboot(
     chosen = _chosen(inventory, names)
     _refuse_reboot(inventory, chosen)
     with (  # an `up` meanwhile would put them back
-        workspace.lock("node reboot", wait_s=0 if no_wait else lock.WAIT_S, waiting=screen.note),
+        workspace.lock("node reboot", wait_s=0 if no_wait else WAIT_S, waiting=screen.note),
         Connections(workspace.ssh_config) as connections,
     ):
         inventory = session.inventory_of(workspace)  # it may have changed while we waited

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
-    from clusterctl.jobs.logs import LogChunk
-    from clusterctl.scheduler.models import JobInfo
+    from clusterctl.jobs.watch import LogChunk
+    from clusterctl.scheduler.base import JobInfo
     from clusterctl.transport.tree import Progress
     from clusterctl.util.progress import HostStep
     from clusterctl.util.terminal import LogFilter

@@ -13,12 +13,12 @@ from pydantic import ValidationError
 from clusterctl.cli.options import Options, naming_lock_holder, workspace_of
 from clusterctl.cli.output import Screen, job_table
 from clusterctl.errors import ClusterctlError
-from clusterctl.providers.pending import pending_releases
+from clusterctl.providers.base import pending_releases
 from clusterctl.providers.registry import cached_images, clusters_on_this_machine
 from clusterctl.scheduler import session
 from clusterctl.scheduler.base import active_jobs
+from clusterctl.spec.base import format_duration
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS, ClusterSpec
-from clusterctl.spec.units import format_duration
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import state_home
 from clusterctl.transport.base import Transport

@@ -10,16 +10,15 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from clusterctl.cli.completion import jobs_to_submit, launchers, partitions
 from clusterctl.cli.job import follow_job, timeout_of, wait_for
-from clusterctl.cli.options import Options, open_session, spec_of
+from clusterctl.cli.options import Options, jobs_to_submit, launchers, open_session, partitions, spec_of
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.jobs.control import raise_unless_completed
 from clusterctl.jobs.environment import environment_of
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.submit import submit as submit_job
-from clusterctl.scheduler.models import worst
+from clusterctl.jobs.watch import raise_unless_completed
+from clusterctl.scheduler.base import worst
 from clusterctl.scheduler.script import Environment, with_gpus
 from clusterctl.scheduler.session import Session, distribution_ahead, script_of
 from clusterctl.spec import distributions

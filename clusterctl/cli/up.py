@@ -30,8 +30,7 @@ from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, Planned, Prompts
 from clusterctl.spec.load import CurrentUser, job_user_notes
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state import lock
-from clusterctl.state.workspace import Workspace
+from clusterctl.state.workspace import WAIT_S, Workspace
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt.")]
 NoWait = Annotated[
@@ -120,7 +119,7 @@ def bring_up(
         provider=provider_of(spec.provider, prompts),
         reporter=phases,
         on_repair=on_repair,
-        wait_s=0 if no_wait else lock.WAIT_S,
+        wait_s=0 if no_wait else WAIT_S,
     )
     then = "`clusterctl up` goes on from here, `clusterctl down` removes what there is"
     with phases.shown(then):

@@ -32,12 +32,11 @@ from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.session import scheduler_of
-from clusterctl.scheduler.slurm.config import health_file, needs_facts, render_files, slurmd_file
+from clusterctl.scheduler.slurm_conf import health_file, needs_facts, render_files, slurmd_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
-from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.util.assets import asset, tree_hash
+from clusterctl.util.assets import asset, digest, tree_hash
 from clusterctl.util.progress import HostStep
 
 _PATIENCE_S = 5.0  # for Slurm to tell of its jobs

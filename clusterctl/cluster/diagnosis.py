@@ -13,15 +13,14 @@ from typing import Final
 from clusterctl.errors import Failure, NotUpError, TransportError, VerifyError
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request, reject_unknown_hosts
-from clusterctl.providers.base import Provider
-from clusterctl.providers.pending import pending_releases
+from clusterctl.providers.base import Provider, pending_releases
 from clusterctl.scheduler.session import inventory_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Result, Transport, remote_argv
 from clusterctl.transport.ssh import Connections
-from clusterctl.util.parallel import parallel_map
+from clusterctl.util.process import parallel_map
 
 Probe = Callable[[tuple[str, ...]], Result]  # runs the bundled probe, one rank on each of these hosts
 TIMED_OUT = 124  # timeout(1)'s exit code

@@ -22,8 +22,7 @@ from clusterctl.errors import (
     TransportError,
     UsageError,
 )
-from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider
-from clusterctl.providers.pending import pending_releases
+from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider, pending_releases
 from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.scheduler.session import applied_spec
 from clusterctl.spec.models import DEFAULT_PROVIDER

@@ -14,12 +14,11 @@ from clusterctl.cluster.nodes import drain_usable
 from clusterctl.cluster.session import ClusterSession, known_inventory, known_spec
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostChange, Planned, Size
-from clusterctl.scheduler.base import Scheduler, active_jobs, polls
-from clusterctl.scheduler.models import JobInfo, NodeInfo
+from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs, polls
 from clusterctl.scheduler.session import scheduler_of
+from clusterctl.spec.base import format_size
 from clusterctl.spec.common import Partition
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 
 PATIENCE_S = 5.0

@@ -20,11 +20,9 @@ from clusterctl.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from clusterctl.providers import pending, registry
-from clusterctl.providers.base import hosts_as_raised
-from clusterctl.providers.pending import PendingRelease, pending_releases
-from clusterctl.scheduler.base import Scheduler, active_jobs, polls
-from clusterctl.scheduler.models import JobInfo, NodeInfo
+from clusterctl.providers import registry
+from clusterctl.providers.base import REPLACED, PendingRelease, address_of, hosts_as_raised, pending_releases
+from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs, polls
 from clusterctl.scheduler.session import applied_spec, inventory_of
 from clusterctl.spec.base import did_you_mean
 from clusterctl.spec.hosts import expand
@@ -33,7 +31,7 @@ from clusterctl.spec.onprem import own_machines
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Transport
-from clusterctl.util.parallel import parallel_map
+from clusterctl.util.process import parallel_map
 
 BOOT_S: Final = 1800.0  # a server with eight GPUs tests its memory for many minutes
 _ANSWER_S: Final = 20.0
@@ -272,9 +270,7 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable
     inventory, spec = inventory_of(workspace), applied_spec(workspace)
     files = (workspace.hosts, workspace.joining, workspace.trusted_hosts, workspace.known_hosts)
     before = {path: path.read_bytes() for path in files if path.exists()}
-    aside = [
-        registry.record_pending(host, inventory, spec, workspace, why=pending.REPLACED) for host in there
-    ]
+    aside = [registry.record_pending(host, inventory, spec, workspace, why=REPLACED) for host in there]
     _forget_hosts(workspace, names)
     settled: list[bool] = []
     try:
@@ -318,7 +314,7 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
 
 def _was_left(one: PendingRelease, namesake: Host | None) -> str:
     said = f"{one.title}, pending release"
-    return f"{said} ({pending.address_of(namesake)} is {namesake.name} now, and stays)" if namesake else said
+    return f"{said} ({address_of(namesake)} is {namesake.name} now, and stays)" if namesake else said
 
 
 def check_left(workspace: Workspace, names: Iterable[str]) -> None:

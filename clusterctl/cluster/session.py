@@ -15,11 +15,11 @@ from clusterctl.scheduler.session import applied_spec, inventory_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.state.inventory import Inventory
-from clusterctl.state.journal import Journal, digest
-from clusterctl.state.lock import WAIT_S
-from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.state.ledger import Journal
+from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
 from clusterctl.transport.local import write_ssh_files
 from clusterctl.transport.ssh import Connections
+from clusterctl.util.assets import digest
 from clusterctl.util.progress import WAITING, HostStep, PhaseReporter, Reporter
 
 S = TypeVar("S", bound="Run")

@@ -24,10 +24,9 @@ from clusterctl.errors import (
     UnreachableError,
     VerifyError,
 )
-from clusterctl.scheduler.base import Scheduler, polls
-from clusterctl.scheduler.models import NodeInfo
+from clusterctl.scheduler.base import NodeInfo, Scheduler, polls
 from clusterctl.scheduler.session import scheduler_of
-from clusterctl.scheduler.slurm.config import HEALTH_REASON
+from clusterctl.scheduler.slurm_conf import HEALTH_REASON
 from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory
 from clusterctl.util.assets import payload_hash
 

@@ -17,9 +17,8 @@ from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.hosts import is_this_machine
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, MPI_SSH, MPI_SSH_FOLDER, Host, Inventory
-from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.util.assets import asset, gpu_lock, install_inputs, job_lock, payload_hash
+from clusterctl.util.assets import asset, digest, gpu_lock, install_inputs, job_lock, payload_hash
 
 GPUS_FILE = "gpus.json"  # of the rendered ones: what each node's driver shows
 HEALTH_FILE = "health.json"  # likewise: what each node must have

@@ -15,7 +15,7 @@ from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.transport.base import Transport
 from clusterctl.util.assets import asset, render, tree_files
-from clusterctl.util.parallel import on_each, parallel_map
+from clusterctl.util.process import on_each, parallel_map
 from clusterctl.util.progress import HostStep, Reporter
 
 _MAX_PARALLEL: Final = 8

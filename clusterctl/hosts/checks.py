@@ -13,10 +13,10 @@ from clusterctl.errors import ClusterctlError, Failure, ProvisionError, Transpor
 from clusterctl.hosts.firewall import Chain, firewall_of
 from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, ProbeRequest, parse_report
 from clusterctl.hosts.roles import role_files, role_packages, role_ports, role_units
+from clusterctl.spec.base import format_duration, format_size
 from clusterctl.spec.distributions import distribution_of, releases
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.units import format_duration, format_size
-from clusterctl.util.parallel import on_each
+from clusterctl.util.process import on_each
 
 Level = Literal["error", "warning"]
 

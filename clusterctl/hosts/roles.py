@@ -23,8 +23,7 @@ from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import LOGIN, Host, Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.assets import asset, payload_hash
-from clusterctl.util.tables import table
+from clusterctl.util.assets import asset, payload_hash, table
 
 _PLACES: Final = ("/", "/tmp", "/var", "/run")  # noqa: S108
 

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import SlurmError, TransportError, UnreachableError, UsageError
-from clusterctl.scheduler.script import Environment
+from clusterctl.scheduler.script import Environment, resource_options
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm.parse import expand_nodes
-from clusterctl.scheduler.slurm.script import resource_options
+from clusterctl.scheduler.slurm_parse import expand_nodes
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.job import JobOptions
 from clusterctl.transport.local import ALONE, OpenSSH, talking

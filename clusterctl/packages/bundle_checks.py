@@ -34,9 +34,8 @@ from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import ARCHITECTURE
-from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.util.assets import gpu_lock, job_lock, payload_hash
+from clusterctl.util.assets import digest, gpu_lock, job_lock, payload_hash
 from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import LineReporter
 

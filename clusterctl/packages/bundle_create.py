@@ -32,7 +32,7 @@ from clusterctl.packages.wheelhouse import (
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import ARCHITECTURE
-from clusterctl.state.lock import WAIT_S, hold
+from clusterctl.state.workspace import WAIT_S, hold
 from clusterctl.util.assets import gpu_lock, job_lock, payload_hash
 from clusterctl.util.progress import LineReporter
 

@@ -16,7 +16,7 @@ from clusterctl.packages.os_packages import PLAIN, Upstream
 from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution
 from clusterctl.util import process
-from clusterctl.util.tables import table
+from clusterctl.util.assets import table
 
 _ARCHIVES: Final = Path(__file__).with_name("data") / "archives.toml"
 

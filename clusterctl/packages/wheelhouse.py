@@ -19,9 +19,8 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.state.inventory import ARCHITECTURE
-from clusterctl.state.journal import digest
 from clusterctl.state.workspace import cache_home, write_atomic
-from clusterctl.util.assets import file_sha256
+from clusterctl.util.assets import digest, file_sha256
 from clusterctl.util.disk import reason
 from clusterctl.util.process import Ended, run_heard, temporary_folder
 from clusterctl.util.progress import LineReporter

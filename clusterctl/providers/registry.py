@@ -19,8 +19,8 @@ from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 
 if TYPE_CHECKING:
+    from clusterctl.providers.base import PendingRelease
     from clusterctl.providers.local.layout import CachedImage, ClusterState
-    from clusterctl.providers.pending import PendingRelease
     from clusterctl.util.progress import Reporter
 
 

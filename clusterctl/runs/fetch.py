@@ -149,7 +149,7 @@ def fetch_from(
 
     if len(hosts) == 1:
         return fetch(hosts[0])
-    from clusterctl.util.parallel import on_each  # noqa: PLC0415 - only where homes are not shared
+    from clusterctl.util.process import on_each  # noqa: PLC0415 - only where homes are not shared
 
     by_name = dict(hosts)
     found, failed = on_each(by_name, lambda name: fetch((name, by_name[name])))

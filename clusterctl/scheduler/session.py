@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from clusterctl.errors import NotUpError, UsageError
-from clusterctl.scheduler.base import Scheduler
-from clusterctl.scheduler.models import JobRequest
-from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.base import JobRequest, Scheduler
+from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec
@@ -104,7 +103,7 @@ def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATI
         )
         scheduler: Scheduler = SlurmClient(controller, patience_s=patience_s)
         if not spec.has_slurm:
-            from clusterctl.scheduler.mpirun.client import MpirunClient  # noqa: PLC0415 - not with Slurm
+            from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - not with Slurm
 
             known = inventory_of(workspace)
             scheduler = MpirunClient(known, user, controller, connections.to, patience_s=patience_s)
@@ -153,7 +152,7 @@ def scheduler_of(
     controller = to(inventory.controller.name)
     if inventory.has_slurm or inventory.job_user is None:
         return SlurmClient(controller, patience_s=patience_s)
-    from clusterctl.scheduler.mpirun.client import MpirunClient  # noqa: PLC0415 - as above
+    from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - as above
 
     return MpirunClient(inventory, inventory.job_user, controller, to, patience_s=patience_s)
 
@@ -164,15 +163,18 @@ def script_of(spec: ClusterSpec, job: JobSpec, environment: Environment | None =
     Raises:
         UsageError: the user's script can't be read or can't be run as a job, or its partition can't have it.
     """
-    from clusterctl.scheduler.script import PLAIN, partition_name  # noqa: PLC0415 - most verbs need none
+    from clusterctl.scheduler.script import (  # noqa: PLC0415 - most verbs need none
+        PLAIN,
+        partition_name,
+        render_script,
+    )
     from clusterctl.util.assets import payload_hash  # noqa: PLC0415 - likewise
 
     environment = environment or PLAIN
     if not spec.has_slurm:
-        from clusterctl.scheduler.mpirun.script import render_mpirun_script  # noqa: PLC0415 - as above
+        from clusterctl.scheduler.mpirun import render_mpirun_script  # noqa: PLC0415 - as above
 
         return render_mpirun_script(spec, job, payload_hash=payload_hash(), environment=environment)
-    from clusterctl.scheduler.slurm.script import render_script  # noqa: PLC0415 - as above
 
     partition_name(spec, job)
     interval_s = spec.monitoring.interval
@@ -185,7 +187,7 @@ def request_of(spec: ClusterSpec, job: JobSpec, entry: JobEntry, script: str) ->
     request = JobRequest(entry.token, entry.name, entry.remote_dir or "", script, submitted_at=at)
     if spec.has_slurm:
         return request  # its script says the rest
-    from clusterctl.scheduler.mpirun.script import with_nodes  # noqa: PLC0415 - as above
+    from clusterctl.scheduler.mpirun import with_nodes  # noqa: PLC0415 - as above
 
     return with_nodes(request, spec, job)
 

@@ -23,9 +23,21 @@ from pydantic import (
     model_validator,
 )
 
-from clusterctl.spec.base import PATTERNS, Fault, FileName, Model, Toggle, Url, Usd, shown
+from clusterctl.spec.base import (
+    PATTERNS,
+    DurationS,
+    Fault,
+    FileName,
+    Model,
+    SizeMib,
+    Toggle,
+    Url,
+    Usd,
+    format_duration,
+    format_size,
+    shown,
+)
 from clusterctl.spec.hosts import HostRange, OnpremHost, Switch, expand
-from clusterctl.spec.units import DurationS, SizeMib, format_duration, format_size
 
 ClusterName = Annotated[str, PATTERNS["label"]]
 PartitionName = Annotated[str, PATTERNS["label"]]

@@ -12,14 +12,19 @@ from pydantic import Field
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.spec import distributions
 from clusterctl.spec.base import (
+    GIB_MIB,
     PATTERNS,
     PRIVATE_NETWORKS,
+    DurationS,
     Fault,
     Model,
     Network,
+    SizeMib,
     Toggle,
     Usd,
     did_you_mean,
+    format_duration,
+    format_size,
     shown,
 )
 from clusterctl.spec.common import Cluster, Gpus, Partition, ProviderSettings
@@ -41,7 +46,6 @@ from clusterctl.spec.gcp_nodes import (
     release_of,
     with_added,
 )
-from clusterctl.spec.units import GIB_MIB, DurationS, SizeMib, format_duration, format_size
 
 
 class GcpNetwork(Model):

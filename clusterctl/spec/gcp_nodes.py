@@ -15,9 +15,21 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from clusterctl.spec.base import PATTERNS, UNKNOWN, Fault, Loc, Model, Toggle, did_you_mean, either, shown
+from clusterctl.spec.base import (
+    GIB_MIB,
+    PATTERNS,
+    UNKNOWN,
+    Fault,
+    Loc,
+    Model,
+    SizeMib,
+    Toggle,
+    did_you_mean,
+    either,
+    format_size,
+    shown,
+)
 from clusterctl.spec.common import Gpus
-from clusterctl.spec.units import GIB_MIB, SizeMib, format_size
 
 Project = Annotated[str, PATTERNS["project"]]
 Resource = Annotated[str, PATTERNS["resource"]]

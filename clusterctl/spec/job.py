@@ -27,6 +27,8 @@ from clusterctl.spec.base import (
     SCHEMA_DIALECT,
     Fault,
     FileName,
+    JobMemoryMib,
+    JobTimeS,
     Loc,
     Model,
     Toggle,
@@ -38,7 +40,6 @@ from clusterctl.spec.base import (
 )
 from clusterctl.spec.common import AccountName, PartitionName
 from clusterctl.spec.parse import Document, Filetype, read_text
-from clusterctl.spec.units import JobMemoryMib, JobTimeS
 
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _SLURMS: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")

@@ -1,6 +1,6 @@
-"""The records of jobs: the ledger of submissions in the workspace, and run.json of a collected run.
+"""The ledger of submissions and the journal of phases in the workspace; run.json of a collected run.
 
-Both are read back by later versions, so unknown keys are tolerated on reading.
+All are read back by later versions, so unknown keys are tolerated on reading.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +222,58 @@ class RunRecord(_Stored):
     def as_json(self) -> str:
         """The content of run.json; where the folder lies is not part of it."""
         return self.model_dump_json(indent=2, exclude={"directory"}) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRecord:
+    """One finished phase: ``inputs`` hashed, ``seconds`` of wall time, ``at`` the Unix time of its end."""
+
+    verb: str
+    phase: str
+    inputs: str
+    seconds: float
+    at: float
+    ok: bool
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Step:
+    """Given to the body of a phase, which may set a note for the table; ``seconds`` is set at its end."""
+
+    note: str = ""
+    seconds: float = 0.0
+
+
+class Journal:
+    """The workspace's journal.jsonl: phases are appended, unless its disk is full."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextmanager
+    def phase(self, verb: str, name: str, *, inputs: str = "") -> Iterator[Step]:
+        """Time the body and record its outcome."""
+        step = Step()
+        start = time.monotonic()
+        ok = False
+        try:
+            yield step
+            ok = True
+        finally:
+            step.seconds = round(time.monotonic() - start, 3)
+            self._append(PhaseRecord(verb, name, inputs, step.seconds, time.time(), ok, step.note))
+
+    def entries(self) -> tuple[PhaseRecord, ...]:
+        """All phases so far, oldest first."""
+        entries = []
+        for row in read_rows(self.path):
+            with suppress(TypeError):  # of another version
+                entries.append(PhaseRecord(**row))
+        return tuple(entries)
+
+    def _append(self, entry: PhaseRecord) -> None:
+        if not self.path.parent.is_dir():  # `down` has removed the workspace
+            return
+        with suppress(DiskError):  # what was done counts, not the note of it; and `down` needs no disk
+            append_line(self.path, json.dumps(asdict(entry), separators=(",", ":")))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.packages.bundle import open_bundle
-from clusterctl.state.journal import digest
 from clusterctl.state.workspace import cache_home
+from clusterctl.util.assets import digest
 from tests.support.bundled import unconnected
 from tests.support.dnf_tools import dnf_tools
 from tests.support.el.build import inputs

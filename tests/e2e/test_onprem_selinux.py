@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from clusterctl.jobs.environment import BASE_ENVIRONMENT
-from clusterctl.scheduler.slurm.config import CONTROLLER_PROLOG, TASK_PROLOG
+from clusterctl.scheduler.slurm_conf import CONTROLLER_PROLOG, TASK_PROLOG
 from clusterctl.state.inventory import HEALTH_PROGRAM
 from clusterctl.util.assets import asset
 from tests.support.lab import Lab, lab

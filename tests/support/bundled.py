@@ -16,9 +16,8 @@ from clusterctl.packages.bundle_create import BundleRequest, create
 from clusterctl.packages.os_packages import package_names
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import default_spec
-from clusterctl.state.journal import digest
 from clusterctl.state.workspace import cache_home
-from clusterctl.util.assets import job_lock, payload_hash, tree_hash
+from clusterctl.util.assets import digest, job_lock, payload_hash, tree_hash
 
 DEBIAN: Final = distribution_of("debian-12")
 _KEPT_S: Final = 24 * 3600

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.gcp.terraform.client import Terraform
-from clusterctl.providers.gcp.terraform.program import Program, find, from_library
-from clusterctl.providers.gcp.terraform.run import Diagnostic, run
+from clusterctl.providers.gcp.terraform import Terraform
+from clusterctl.providers.gcp.terraform_program import Program, find, from_library
+from clusterctl.providers.gcp.terraform_run import Diagnostic, run
 
 MODULE = """
 variable "hosts" { type = map(string) }

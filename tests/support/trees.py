@@ -13,7 +13,7 @@ from pathlib import Path
 from clusterctl.providers.local import image, system
 from clusterctl.providers.local.layout import CACHE, BakeRequest
 from clusterctl.providers.local.provider import image_keys
-from clusterctl.state.journal import digest
+from clusterctl.util.assets import digest
 from tests.support.el import repository
 from tests.support.el.build import build, inputs
 

@@ -23,13 +23,13 @@ from clusterctl.errors import Failure, ProvisionError, TerraformError, UsageErro
 from clusterctl.providers.base import Action, HostChange
 from clusterctl.providers.gcp.costs import OFF
 from clusterctl.providers.gcp.orphans import cluster_id_of
-from clusterctl.providers.gcp.terraform.client import Action as TerraformAction
-from clusterctl.providers.gcp.terraform.client import Plan, ResourceChange, Terraform
-from clusterctl.providers.gcp.terraform.run import Diagnostic, Resource, first_of
+from clusterctl.providers.gcp.terraform import Action as TerraformAction
+from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
+from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource, first_of
 from clusterctl.spec import gcp_nodes
-from clusterctl.util import tables
+from clusterctl.util import assets
+from clusterctl.util.assets import first_rule, table
 from clusterctl.util.progress import LineReporter
-from clusterctl.util.tables import first_rule, table
 
 WAITS_S: Final = (5, 10, 20, 40, 60, 60)
 _DATA: Final = Path(__file__).with_name("data")
@@ -155,7 +155,7 @@ class Place:
         return self.controller if address.startswith(_CONTROLLER) else None
 
 
-class Rule(tables.Rule):
+class Rule(assets.Rule):
     """One entry of diagnoses.yaml. ``transient``: it goes away by itself, and is waited for."""
 
     transient: bool = False

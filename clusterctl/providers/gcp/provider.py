@@ -12,22 +12,19 @@ from clusterctl.errors import LockedError, ProvisionError, StalePlanError, Usage
 from clusterctl.providers.base import Leftover, Planned, Provider, Provisioned, Sizes, hosts_as_raised
 from clusterctl.providers.gcp import apply, costs, orphans
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
-from clusterctl.providers.gcp.terraform.client import BACKEND_FILE, Plan, Terraform
+from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
 from clusterctl.spec import gcp, gcp_nodes
-from clusterctl.spec.base import Model
+from clusterctl.spec.base import GIB_MIB, Model
 from clusterctl.spec.common import ADMIN_USER, Partition
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcpProvider as Settings
 from clusterctl.spec.gcp import GcsState
 from clusterctl.spec.gcp_nodes import GcpDisk, GcpNodes, Machine, image_of
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
-from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.util.assets import asset, tree_files
+from clusterctl.util.assets import asset, digest, table, tree_files
 from clusterctl.util.progress import Reporter
-from clusterctl.util.tables import table
 
 SHARED: Final = "/shared"
 

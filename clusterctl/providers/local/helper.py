@@ -24,8 +24,7 @@ from clusterctl.providers.local import image, layout, machine, network, system
 from clusterctl.providers.local.machine import Machine
 from clusterctl.providers.local.system import TOOL_ENV, end_children, has_dnf
 from clusterctl.spec import distributions
-from clusterctl.state.lock import WAIT_S, hold
-from clusterctl.state.workspace import write_atomic
+from clusterctl.state.workspace import WAIT_S, hold, write_atomic
 from clusterctl.util.disk import REFUSALS, disk_error
 
 TOOLS = {

@@ -26,8 +26,8 @@ from clusterctl.providers.local import layout, machine, system
 from clusterctl.providers.local.system import TOOL_ENV, run
 from clusterctl.spec import distributions
 from clusterctl.spec.distributions import distribution_of
-from clusterctl.state.lock import hold
-from clusterctl.util.tables import table
+from clusterctl.state.workspace import hold
+from clusterctl.util.assets import table
 
 SUITE = "bookworm"
 DEFAULT_MIRROR = "http://deb.debian.org/debian"

@@ -25,14 +25,13 @@ from clusterctl.providers.base import (
 from clusterctl.providers.local import client, layout
 from clusterctl.providers.local.image import DEFAULT_MIRROR, base_inputs
 from clusterctl.spec import distributions
+from clusterctl.spec.base import format_size
 from clusterctl.spec.common import LEAST_MEMORY_MIB, User
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.models import LocalProvider as Settings
-from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
-from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.assets import install_inputs
+from clusterctl.util.assets import digest, install_inputs
 from clusterctl.util.progress import Reporter
 
 

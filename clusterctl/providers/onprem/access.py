@@ -17,15 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import ClusterctlError, Failure, MachineError, ProvisionError, UnreachableError
-from clusterctl.providers.base import Confirm, OfferedKey
-from clusterctl.providers.pending import host_port
+from clusterctl.providers.base import Confirm, OfferedKey, host_port
 from clusterctl.spec.hosts import OnpremHost
-from clusterctl.state.journal import digest
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.target import paramiko
-from clusterctl.util.parallel import on_each
-from clusterctl.util.process import run, temporary_folder
-from clusterctl.util.tables import Rule, first_rule, table
+from clusterctl.util.assets import Rule, digest, first_rule, table
+from clusterctl.util.process import on_each, run, temporary_folder
 
 CONNECT_S: Final = 15  # each of the jumps takes its time
 _JUMP: Final = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>[^:]+)(?::(?P<port>\d+))?")

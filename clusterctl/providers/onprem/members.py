@@ -25,7 +25,7 @@ from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
-from clusterctl.util.parallel import on_each
+from clusterctl.util.process import on_each
 
 _NO_PLACE: Final = "network"
 _HERE: Final = "127.0.0.1"  # whatever other addresses this machine has, now or tomorrow

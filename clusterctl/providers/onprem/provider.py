@@ -10,6 +10,7 @@ from typing import Final
 from clusterctl.errors import ClusterctlError, Failure, MachineError, ProvisionError, UsageError
 from clusterctl.hosts.checks import DoctorReport, failures, reject_unknown_hosts
 from clusterctl.providers.base import (
+    REPLACED,
     Action,
     HostChange,
     Leftover,
@@ -20,18 +21,18 @@ from clusterctl.providers.base import (
     Sizes,
     hosts_as_raised,
     inventory_as_raised,
+    pending_releases,
 )
 from clusterctl.providers.onprem import members, release
 from clusterctl.providers.onprem.access import raise_failures
 from clusterctl.providers.onprem.login import Login, create_account, workspace_for
-from clusterctl.providers.pending import REPLACED, pending_releases
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.local import write_ssh_files
-from clusterctl.util.parallel import on_each
+from clusterctl.util.process import on_each
 from clusterctl.util.progress import HostStep, Reporter
 
 _THEN: Final = "nothing was changed; correct it, then run the same command again"

@@ -16,10 +16,15 @@ from clusterctl.errors import (
 )
 from clusterctl.hosts.checks import CLAIM
 from clusterctl.providers.base import (
+    FOLDER,
+    REPLACED,
     Leftover,
+    PendingRelease,
     Prompts,
+    address_of,
     hosts_as_raised,
     inventory_as_raised,
+    pending_releases,
     refuse_unknown_keys,
 )
 from clusterctl.providers.onprem.access import raise_failures, ssh_host
@@ -33,15 +38,14 @@ from clusterctl.providers.onprem.login import (
     workspace_for,
 )
 from clusterctl.providers.onprem.members import admin_login, log_in, parse_claim
-from clusterctl.providers.pending import FOLDER, REPLACED, PendingRelease, address_of, pending_releases
 from clusterctl.spec.common import ADMIN_USER
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
-from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.local import write_ssh_files
-from clusterctl.util.parallel import on_each
+from clusterctl.util.assets import digest
+from clusterctl.util.process import on_each
 from clusterctl.util.progress import HostStep, Reporter
 
 NOT_RELEASED: Final = "could not be released"

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from clusterctl.providers.gcp.apply import Owner, apply_plan, explaining, names
-from clusterctl.providers.gcp.terraform.client import Terraform
+from clusterctl.providers.gcp.terraform import Terraform
 from tests.support.google.terraformed import CLUSTER_ID, PLACE
 
 

@@ -19,8 +19,8 @@ from typing import Any
 from clusterctl.providers.gcp.apply import INSTANCE, Owner, Place, apply_plan, explaining, host_changes, names
 from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.providers.gcp.provider import variables
-from clusterctl.providers.gcp.terraform.client import UNKNOWN, Plan, Terraform
-from clusterctl.providers.gcp.terraform.program import Program
+from clusterctl.providers.gcp.terraform import UNKNOWN, Plan, Terraform
+from clusterctl.providers.gcp.terraform_program import Program
 from clusterctl.spec.load import parse_spec
 from clusterctl.util.assets import asset
 from tests.support.google.cloud import GoogleCloud

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from clusterctl.scheduler.slurm.script import render_script
+from clusterctl.scheduler.script import render_script
 from clusterctl.spec.job import JobSpec
 from clusterctl.util.assets import asset
 

@@ -20,7 +20,7 @@ from typing import Any
 from clusterctl.jobs.submit import submit
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.ledger import Ledger

@@ -17,9 +17,9 @@ from clusterctl.cli.job import KeptLogs
 from clusterctl.cli.output import Phases, Screen, _Bar
 from clusterctl.cli.run import app
 from clusterctl.errors import ClusterctlError
-from clusterctl.jobs.logs import LogChunk
+from clusterctl.jobs.watch import LogChunk
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace

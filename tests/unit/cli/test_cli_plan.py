@@ -16,7 +16,7 @@ from clusterctl.cluster.plan import Plan
 from clusterctl.cluster.session import Drift
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, Planned
-from clusterctl.scheduler.models import JobInfo, JobState
+from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.spec.load import Difference
 from clusterctl.spec.models import ClusterSpec
 from tests.support.terminal import on_terminal

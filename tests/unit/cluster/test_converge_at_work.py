@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clusterctl.cluster.hardware import nodes_with_jobs
 from clusterctl.scheduler.base import Clock
-from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.slurm import SlurmClient
 from tests.support.gpu_nodes import ONE, TWO
 from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.cluster.test_impact import sinfo, squeue

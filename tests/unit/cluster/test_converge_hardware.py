@@ -19,8 +19,8 @@ from clusterctl.cluster.hardware import (
 )
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.hosts.probe import HostReport, NodeFacts
-from clusterctl.scheduler.models import NodeInfo
-from clusterctl.scheduler.mpirun.client import MpirunClient
+from clusterctl.scheduler.base import NodeInfo
+from clusterctl.scheduler.mpirun import MpirunClient
 from clusterctl.spec.models import ClusterSpec
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
 from tests.support.scripted import ScriptedTransport

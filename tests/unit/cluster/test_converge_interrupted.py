@@ -14,7 +14,7 @@ from clusterctl.errors import ConfigureError
 from clusterctl.hosts.probe import HostReport
 from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Clock
-from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.workspace import Workspace
 from tests.support.cluster_session import session_of
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO

@@ -17,8 +17,7 @@ from clusterctl.errors import CollectError, LeftoversError, UnreachableError, Us
 from clusterctl.providers.base import Leftover
 from clusterctl.spec.gcp import GcpProvider
 from clusterctl.spec.models import Provider as Settings
-from clusterctl.state.journal import Journal
-from clusterctl.state.ledger import JobEntry, Ledger
+from clusterctl.state.ledger import JobEntry, Journal, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Reporter
 from tests.support.verbs import Clusterctl

@@ -10,8 +10,8 @@ from clusterctl.cluster.impact import Impact, evaluate, reject, reject_taken_uid
 from clusterctl.errors import ClusterctlError, SlurmError, UnreachableError, UsageError
 from clusterctl.providers.base import HostChange, Size
 from clusterctl.scheduler.base import Clock
-from clusterctl.scheduler.slurm.client import SlurmClient
-from clusterctl.scheduler.slurm.parse import SQUEUE
+from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.slurm_parse import SQUEUE
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from tests.support.scripted import ScriptedTransport, Step

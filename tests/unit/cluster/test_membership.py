@@ -16,7 +16,7 @@ from clusterctl.cluster.nodes import (
     without,
 )
 from clusterctl.errors import UsageError
-from clusterctl.providers import pending
+from clusterctl.providers.base import REPLACED, pending_releases
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
@@ -156,8 +156,8 @@ def test_a_machine_that_is_replaced_is_known_as_left_behind_alone(noted: Workspa
     assert known(noted.hosts) == known(noted.joining) == ["ctl", "gpu2"]
     for name in ("trusted_hosts", "known_hosts"):
         assert (noted.root / name).read_text() == "gpu10 ssh-ed25519 BBBB\n"
-    (one,) = pending.pending_releases(noted)
-    assert (one.host.name, one.address, one.why) == ("gpu1", "10.0.0.2", pending.REPLACED)
+    (one,) = pending_releases(noted)
+    assert (one.host.name, one.address, one.why) == ("gpu1", "10.0.0.2", REPLACED)
     assert one.workspace.known_id() == noted.known_id()
     assert one.workspace.key.read_bytes() == noted.key.read_bytes()
     assert "gpu1 ssh-ed25519 AAAA" in one.workspace.trusted_hosts.read_text()
@@ -169,7 +169,7 @@ def test_a_replacement_that_fails_before_it_is_settled_has_changed_nothing(noted
     with pytest.raises(UsageError, match="must be confirmed"), replacing(noted, ["gpu1"]):
         raise UsageError("host keys must be confirmed")
     assert {path: path.read_bytes() for path in noted.root.iterdir() if path.is_file()} == before
-    assert pending.pending_releases(noted) == ()
+    assert pending_releases(noted) == ()
 
 
 def test_one_that_failed_later_goes_on(noted: Workspace) -> None:
@@ -181,7 +181,7 @@ def test_one_that_failed_later_goes_on(noted: Workspace) -> None:
     for _ in range(2):
         with pytest.raises(UsageError, match="does not answer"):
             replace()
-        assert len(pending.pending_releases(noted)) == 1
+        assert len(pending_releases(noted)) == 1
 
 
 def test_machines_that_are_gone_for_good_are_forgotten(noted: Workspace) -> None:
@@ -192,7 +192,7 @@ def test_machines_that_are_gone_for_good_are_forgotten(noted: Workspace) -> None
     with pytest.raises(UsageError, match="no machine with a pending release 'gpu2'"):
         check_left(noted, ["gpu2"])
     forget(noted, ["gpu1"])
-    assert pending.pending_releases(noted) == ()
+    assert pending_releases(noted) == ()
     forget(noted, ["gpu1", "ctl"])  # once more, and with the one that leads
     inventory = Inventory.model_validate_json(noted.hosts.read_bytes())
     assert inventory.controller.name == "gpu2"
@@ -210,7 +210,7 @@ def test_a_machine_that_was_left_behind_is_forgotten_without_the_one_that_has_it
         write_atomic(path, content.replace(b"10.0.0.2", b"10.0.0.9"))
     before = {path: path.read_bytes() for path in raised}
     assert forget(noted, ["gpu1"]) == ("gpu1 (10.0.0.2), pending release (10.0.0.9 is gpu1 now, and stays)",)
-    assert pending.pending_releases(noted) == ()
+    assert pending_releases(noted) == ()
     assert {path: path.read_bytes() for path in raised} == before
     assert forget(noted, ["gpu1"]) == ("gpu1, of the cluster",)
     assert known(noted.hosts) == ["ctl", "gpu2"]

@@ -18,7 +18,7 @@ from clusterctl.cluster.up import UpOptions
 from clusterctl.cluster.verify import Standing, standing
 from clusterctl.errors import SchedulerError, TransportError, UnreachableError, UsageError
 from clusterctl.scheduler import session
-from clusterctl.scheduler.models import NodeInfo
+from clusterctl.scheduler.base import NodeInfo
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Result

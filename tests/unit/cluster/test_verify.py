@@ -13,8 +13,8 @@ import pytest
 from clusterctl.cluster.verify import Verification, out_of_service, unusable
 from clusterctl.cluster.verify import run_verification as verify_by
 from clusterctl.errors import VerifyError
-from clusterctl.scheduler.models import NodeInfo
-from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.base import NodeInfo
+from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.transport.base import Transport, remote_argv
 from tests.support.scripted import Call, ScriptedTransport, Step

@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.errors import Failure, TerraformError
 from clusterctl.providers.gcp.apply import WAITS_S, Owner, apply_plan
-from clusterctl.providers.gcp.terraform.client import Plan, ResourceChange, Terraform
+from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
 
 OWNER = Owner("a1b2c3")
 SHOWN = Plan(Path("plan.tfplan"), "0", ())

@@ -10,8 +10,8 @@ import pytest
 
 from clusterctl.providers.base import HostChange
 from clusterctl.providers.gcp.apply import INSTANCE, host_changes, lost, names, other_changes, words_for
-from clusterctl.providers.gcp.terraform.client import Action, Plan, ResourceChange
-from clusterctl.providers.gcp.terraform.run import Resource
+from clusterctl.providers.gcp.terraform import Action, Plan, ResourceChange
+from clusterctl.providers.gcp.terraform_run import Resource
 from tests.support.google.terraformed import PLACE, Terraformed
 from tests.support.terraform import program
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterctl.providers.gcp.apply import Place, diagnose, explaining, rules
-from clusterctl.providers.gcp.terraform.run import Diagnostic
+from clusterctl.providers.gcp.terraform_run import Diagnostic
 from tests.support.google.provider.faults import TEXTS
 
 PLACE = Place("my-project", "us-central1-a", "demo-ctl")

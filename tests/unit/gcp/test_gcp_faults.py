@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import Failure, TerraformError
-from clusterctl.providers.gcp.terraform.program import Program
+from clusterctl.providers.gcp.terraform_program import Program
 from tests.support.google.terraformed import Terraformed
 from tests.support.terraform import program
 

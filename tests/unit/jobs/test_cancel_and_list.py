@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.errors import SlurmError, UsageError
-from clusterctl.jobs.control import cancel, known_jobs, list_jobs
+from clusterctl.jobs.watch import cancel, known_jobs, list_jobs
 from tests.support.played.cluster import submitted
 
 

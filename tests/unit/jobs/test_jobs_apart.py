@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import SlurmError, UnreachableError
-from clusterctl.jobs.control import follow
 from clusterctl.jobs.submit import Submitted, submit
+from clusterctl.jobs.watch import follow
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.session import Session, UnsharedNode
 from clusterctl.spec.job import JobSpec

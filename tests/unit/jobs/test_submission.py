@@ -17,7 +17,7 @@ from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import MAX_DIFF, client_facts, submit
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.session import Session, resolve_submissions, script_of
-from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.transport.base import Result

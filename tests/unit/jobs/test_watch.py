@@ -19,12 +19,10 @@ from clusterctl.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from clusterctl.jobs.control import follow, raise_unless_completed, wait
-from clusterctl.jobs.logs import LogChunk, logs, tail
-from clusterctl.scheduler.base import Clock
-from clusterctl.scheduler.models import JobState
+from clusterctl.jobs.watch import LogChunk, follow, logs, raise_unless_completed, tail, wait
+from clusterctl.scheduler.base import Clock, JobState
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.slurm import SlurmClient
 from tests.support.here import LocalTransport
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 from tests.support.sweeps import in_sweep

@@ -19,7 +19,7 @@ from clusterctl.providers.onprem.access import (
 from clusterctl.providers.onprem.login import Login
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.parallel import on_each
+from clusterctl.util.process import on_each
 
 PASSWORD = 'it\'s "a" $secret'  # noqa: S105
 

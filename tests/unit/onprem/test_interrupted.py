@@ -15,7 +15,7 @@ from pathlib import Path
 from clusterctl.providers.onprem.login import Login
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.parallel import on_each
+from clusterctl.util.process import on_each
 hosts = ["a", "b"]
 login = Login({host: OnpremHost(user="rocky") for host in hosts}, Workspace(Path(sys.argv[1])))
 on_each(hosts, lambda host: login.run(host, ["true"]))

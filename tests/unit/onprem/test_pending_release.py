@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ProvisionError, UnreachableError
-from clusterctl.providers import pending
-from clusterctl.providers.base import NO_PROMPTS
+from clusterctl.providers.base import NO_PROMPTS, REPLACED, pending_releases
 from clusterctl.providers.onprem import release
 from clusterctl.providers.onprem.provider import OnpremProvider
 from clusterctl.spec.onprem import OnpremProvider as Settings
@@ -62,19 +61,19 @@ def silent(*_: object, **__: object) -> None:
 def test_its_owners_way_in_is_known_though_the_spec_names_another_machine_by_now(
     workspace: Workspace,
 ) -> None:
-    (one,) = pending.pending_releases(workspace)
+    (one,) = pending_releases(workspace)
     assert (one.machine.address, one.machine.user) == ("10.0.0.2", "rocky")
 
 
 def test_one_that_still_does_not_answer_stays_noted(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (before,) = pending.pending_releases(workspace)
+    (before,) = pending_releases(workspace)
     (note,) = tried(workspace, monkeypatch, release_all=silent)
     assert note.startswith("gpu1 (10.0.0.2) is not released yet: it does not answer; there are the account")
-    (now,) = pending.pending_releases(workspace)
+    (now,) = pending_releases(workspace)
     assert now.since == before.since
-    failure = pending.pending_releases(workspace)[0].failure
+    failure = pending_releases(workspace)[0].failure
     assert failure.host == "gpu1"
     assert "`clusterctl down --forget gpu1`" in failure.fix
 
@@ -98,7 +97,7 @@ def test_one_that_was_given_back_is_known_no_more(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tried(workspace, monkeypatch) == ("gpu1 (10.0.0.2) was released",)
-    assert pending.pending_releases(workspace) == ()
+    assert pending_releases(workspace) == ()
     assert not (workspace.root / "pending-releases").exists()
 
 
@@ -107,7 +106,7 @@ def test_one_that_is_in_the_cluster_again_is_not_touched(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, again: Host
 ) -> None:
     assert tried(workspace, monkeypatch, again, release_all=silent) == ()
-    assert pending.pending_releases(workspace) == ()
+    assert pending_releases(workspace) == ()
 
 
 def test_one_whose_host_key_another_machine_has_is_neither_dropped_nor_touched_before_the_end(
@@ -117,7 +116,7 @@ def test_one_whose_host_key_another_machine_has_is_neither_dropped_nor_touched_b
         workspace, monkeypatch, clone := host("gpu7", "10.0.0.7"), release_all=lambda *_, **__: 1 / 0
     )
     assert "gpu7 (10.0.0.7) has the same host key" in note
-    assert len(pending.pending_releases(workspace)) == 1
+    assert len(pending_releases(workspace)) == 1
     monkeypatch.setattr(release, "release_all", lambda *_, **__: None)
     ended = release.retry_all(workspace, (clone,), NO_PROMPTS, report=lambda _: None, ending=True)
     assert ended == ("gpu1 (10.0.0.2) was released",)
@@ -126,11 +125,11 @@ def test_one_whose_host_key_another_machine_has_is_neither_dropped_nor_touched_b
 def test_a_clone_that_takes_the_name_of_the_machine_it_replaces_is_not_taken_for_it(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (one,) = pending.pending_releases(workspace)
-    dataclasses.replace(one, why=pending.REPLACED).save()
+    (one,) = pending_releases(workspace)
+    dataclasses.replace(one, why=REPLACED).save()
     (note,) = tried(workspace, monkeypatch, host(address="10.0.0.7"))
     assert "has the same host key" in note
-    assert len(pending.pending_releases(workspace)) == 1
+    assert len(pending_releases(workspace)) == 1
 
 
 def test_another_machine_at_its_address_is_not_touched(
@@ -138,7 +137,7 @@ def test_another_machine_at_its_address_is_not_touched(
 ) -> None:
     (note,) = tried(workspace, monkeypatch, host(key="BBBB"), release_all=silent)
     assert "another machine is at its address now" in note
-    assert pending.pending_releases(workspace) == ()
+    assert pending_releases(workspace) == ()
 
 
 def test_what_is_there_after_all_keeps_it_noted(
@@ -146,7 +145,7 @@ def test_what_is_there_after_all_keeps_it_noted(
 ) -> None:
     (note,) = tried(workspace, monkeypatch, find_leftovers=lambda *_, **__: ("gpu1: the account clusterctl",))
     assert "the account clusterctl" in note
-    assert len(pending.pending_releases(workspace)) == 1
+    assert len(pending_releases(workspace)) == 1
 
 
 def test_down_gives_all_others_back_and_fails_for_the_sake_of_one_that_is_silent(
@@ -166,6 +165,6 @@ def test_down_gives_all_others_back_and_fails_for_the_sake_of_one_that_is_silent
     assert asked[0] == "own"
     assert asked[1].startswith("gpu1-")
     assert [failure.code for failure in caught.value.failures] == ["pending-release"]
-    (one,) = pending.pending_releases(workspace)
+    (one,) = pending_releases(workspace)
     one.remove()
     provider.destroy("abc", workspace=workspace, report=lambda _: None)

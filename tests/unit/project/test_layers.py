@@ -43,10 +43,10 @@ def test_the_tree_keeps_the_rules(tree: Path) -> None:
         ("an import upwards", "clusterctl/errors.py", "import clusterctl.state.workspace"),
         (
             "an import upwards inside a function",
-            "clusterctl/spec/units.py",
-            "def f():\n    import clusterctl.state.journal",
+            "clusterctl/spec/base.py",
+            "def f():\n    import clusterctl.state.ledger",
         ),
-        ("an import upwards from util", "clusterctl/util/assets.py", "import clusterctl.state.journal"),
+        ("an import upwards from util", "clusterctl/util/assets.py", "import clusterctl.state.ledger"),
         ("clusterctl knows the payload", "clusterctl/state/workspace.py", "import payload"),
         ("the payload knows clusterctl", "payload/metrics.py", "import clusterctl.errors"),
     ],

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from clusterctl.hosts.gpus import Driver, Gpu
-from clusterctl.scheduler.slurm.config import health_file
+from clusterctl.scheduler.slurm_conf import health_file
 from clusterctl.util.assets import asset
 from tests.support.nvidia import machines
 from tests.unit.roles.described import RENAMED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.jobs.environment import BASE_ENVIRONMENT
-from clusterctl.scheduler.slurm.config import CONTROLLER_PROLOG, TASK_PROLOG
+from clusterctl.scheduler.slurm_conf import CONTROLLER_PROLOG, TASK_PROLOG
 from clusterctl.state.inventory import HEALTH_PROGRAM
 from tests.support.plays import role_data
 

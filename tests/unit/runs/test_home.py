@@ -16,7 +16,7 @@ from clusterctl.cli.collect import not_brought_home
 from clusterctl.errors import CollectError, SchedulerError, SlurmError, UnreachableError, UsageError
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.ledger import UNCHANGED, Ledger, RunRecord, TaskRecord, node_hours
 from tests.support.disks import FAULTS, small_disk
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted

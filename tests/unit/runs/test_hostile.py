@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import CollectError
-from clusterctl.jobs.logs import LogReader
 from clusterctl.jobs.source import patterns
+from clusterctl.jobs.watch import LogReader
 from clusterctl.runs.collect import collect
 from clusterctl.runs.fetch import fetch_tree
 from clusterctl.runs.remote_files import DEEPEST, LONGEST, MOST, Globs, Listing
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.transport.base import SILENCE_S
 from clusterctl.transport.get import parse_listing
 from clusterctl.transport.tree import Kind

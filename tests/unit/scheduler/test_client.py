@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.errors import AnswerLostError, NoAnswerError, SlurmError, UnreachableError, UsageError
 from clusterctl.scheduler.base import Clock, backoff
-from clusterctl.scheduler.slurm.client import SlurmAwayError, SlurmClient
+from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
 from tests.support.scripted import ScriptedTransport, Step
 from tests.support.slurm import said
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import SchedulerError, UnreachableError, UsageError
+from clusterctl.scheduler import remote_jobs
 from clusterctl.scheduler.base import Clock
-from clusterctl.scheduler.mpirun import remote_jobs
-from clusterctl.scheduler.mpirun.client import BusyError, JobRequest, MpirunClient, UnhealthyError, job_info
-from clusterctl.scheduler.mpirun.remote_jobs import open_new, read
+from clusterctl.scheduler.mpirun import BusyError, JobRequest, MpirunClient, UnhealthyError, job_info
+from clusterctl.scheduler.remote_jobs import open_new, read
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from tests.support.scripted import Call, ScriptedTransport, Step
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.models import JobRequest
-from clusterctl.scheduler.mpirun.script import render_mpirun_script, with_nodes
+from clusterctl.scheduler.base import JobRequest
+from clusterctl.scheduler.mpirun import render_mpirun_script, with_nodes
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
 
@@ -138,7 +138,7 @@ def test_nodes_and_time_are_those_of_the_partition() -> None:
 
 def gpu(tmp_path: Path, rank: int, size: int, **more: str) -> str:
     """What a rank finds in CUDA_VISIBLE_DEVICES on a node with two GPUs."""
-    from clusterctl.scheduler.mpirun.script import _RANK  # noqa: PLC0415
+    from clusterctl.scheduler.mpirun import _RANK  # noqa: PLC0415
 
     for index in range(2):
         (tmp_path / f"nvidia{index}").touch()

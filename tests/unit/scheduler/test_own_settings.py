@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.hosts.gpus import Gpu
 from clusterctl.hosts.probe import NodeFacts
-from clusterctl.scheduler.slurm.config import render_files, slurmd_file
+from clusterctl.scheduler.slurm_conf import render_files, slurmd_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 

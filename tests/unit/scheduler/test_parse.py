@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import SlurmError
-from clusterctl.scheduler.models import JobInfo, JobState, NodeInfo, Outcome, worst
-from clusterctl.scheduler.slurm import parse
-from clusterctl.scheduler.slurm.parse import expand_nodes
+from clusterctl.scheduler import slurm_parse
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, worst
+from clusterctl.scheduler.slurm_parse import expand_nodes
 from tests.support.slurm import CAPTURED, separator_in
 
 CAPTURES = Path(__file__).parent / "captures"
@@ -22,20 +22,22 @@ def capture(name: str) -> str:
 
 
 def squeue(text: str) -> tuple[JobInfo, ...]:
-    return parse.SQUEUE.parse(text, CAPTURED)
+    return slurm_parse.SQUEUE.parse(text, CAPTURED)
 
 
 def sacct(text: str) -> tuple[JobInfo, ...]:
-    return parse.SACCT.parse(text, CAPTURED)
+    return slurm_parse.SACCT.parse(text, CAPTURED)
 
 
 def sinfo(text: str) -> tuple[NodeInfo, ...]:
-    return parse.SINFO.parse(text, CAPTURED)
+    return slurm_parse.SINFO.parse(text, CAPTURED)
 
 
 def with_field(command: str, name: str, value: str) -> str:
     """The first record of a capture, with another value in a field."""
-    names = {"squeue": parse.SQUEUE, "sacct": parse.SACCT, "sinfo": parse.SINFO}[command].fields
+    names = {"squeue": slurm_parse.SQUEUE, "sacct": slurm_parse.SACCT, "sinfo": slurm_parse.SINFO}[
+        command
+    ].fields
     fields = capture(command).split(CAPTURED)[: len(names)]
     fields[names.index(name)] = value
     return CAPTURED.join([*fields, "\n"])
@@ -95,14 +97,14 @@ def test_strides_of_an_array_are_expanded():
 
 
 def test_a_component_of_a_heterogeneous_job_has_its_own_number():
-    jobs = {job.id: job for job in parse.SACCT.parse(capture("sacct-hostile"), "|captured|")}
+    jobs = {job.id: job for job in slurm_parse.SACCT.parse(capture("sacct-hostile"), "|captured|")}
     assert (jobs["35"].name, jobs["36"].name, jobs["35"].reason) == ("het.sh", "het.sh", "")
 
 
 @pytest.mark.parametrize("command", ["squeue", "sacct"])
 def test_no_byte_in_a_name_a_comment_or_a_folder_spoils_a_record(command):
     """Slurm's answers about jobs whose name, comment and folder hold every byte from 1 to 255."""
-    parser = {"squeue": parse.SQUEUE.parse, "sacct": parse.SACCT.parse}[command]
+    parser = {"squeue": slurm_parse.SQUEUE.parse, "sacct": slurm_parse.SACCT.parse}[command]
     jobs = {job.id: job for job in parser(capture(f"{command}-hostile"), "|captured|")}
     assert {"28", "29", "30", "31_1", "31_2", "35", "36"} <= jobs.keys()
     assert "99" not in jobs  # which the name of job 30 pretends to be
@@ -121,7 +123,7 @@ def test_no_byte_in_a_name_a_comment_or_a_folder_spoils_a_record(command):
     }
 
 
-@pytest.mark.parametrize("query", [parse.SQUEUE, parse.SACCT, parse.SINFO])
+@pytest.mark.parametrize("query", [slurm_parse.SQUEUE, slurm_parse.SACCT, slurm_parse.SINFO])
 def test_each_separator_is_another(query):
     asked: list[list[str]] = []
     for _ in range(2):
@@ -221,9 +223,9 @@ def test_the_star_that_only_the_short_state_has():
 
 
 def test_version():
-    assert parse.parse_version(capture("version")) == "22.05.8"
+    assert slurm_parse.parse_version(capture("version")) == "22.05.8"
     with pytest.raises(SlurmError):
-        parse.parse_version("slurm")
+        slurm_parse.parse_version("slurm")
 
 
 @pytest.mark.parametrize(

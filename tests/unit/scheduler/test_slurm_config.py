@@ -11,7 +11,7 @@ import pytest
 from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Gpu
 from clusterctl.hosts.probe import NodeFacts
-from clusterctl.scheduler.slurm.config import render_files, slurm_minutes, timeouts
+from clusterctl.scheduler.slurm_conf import render_files, slurm_minutes, timeouts
 from clusterctl.spec.common import OWNED_SLURM_KEYS
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.hosts.gpus import Driver, Gpu, gpu_type
 from clusterctl.hosts.probe import NODE_ARGV, NodeFacts, read_node
-from clusterctl.scheduler.slurm.config import render_files
+from clusterctl.scheduler.slurm_conf import render_files
 from tests.support.nvidia import machines
 from tests.unit.scheduler.test_slurm_config import lines, make_inventory, make_spec
 

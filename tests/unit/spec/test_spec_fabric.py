@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import SpecError
-from clusterctl.scheduler.slurm.config import render_files
+from clusterctl.scheduler.slurm_conf import render_files
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
 from tests.unit.scheduler.test_slurm_config import make_inventory

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import LockedError, MachineError
-from clusterctl.state.journal import Journal
-from clusterctl.state.lock import open_private
-from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.state.ledger import Journal
+from clusterctl.state.workspace import Workspace, open_private, write_atomic
 
 HOLD = """
 import sys

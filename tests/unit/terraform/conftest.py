@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.providers.gcp.terraform.program import Program
+from clusterctl.providers.gcp.terraform_program import Program
 from tests.support.terraform import Work, program
 
 BOTH = ["found", pytest.param("library", marks=pytest.mark.sweep)]

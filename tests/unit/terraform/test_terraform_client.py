@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from clusterctl.errors import ProvisionError, StalePlanError
-from clusterctl.providers.gcp.terraform.client import ResourceChange
+from clusterctl.providers.gcp.terraform import ResourceChange
 from tests.support.terraform import Work, addresses
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.providers.gcp.terraform.client import SENSITIVE, UNKNOWN, read_changes
+from clusterctl.providers.gcp.terraform import SENSITIVE, UNKNOWN, read_changes
 
 
 def shown(change: dict[str, Any], **more: Any) -> dict[str, Any]:

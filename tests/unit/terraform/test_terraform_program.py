@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import MachineError
-from clusterctl.providers.gcp.terraform import program as finding
-from clusterctl.providers.gcp.terraform.program import Library, find, programs
+from clusterctl.providers.gcp import terraform_program as finding
+from clusterctl.providers.gcp.terraform_program import Library, find, programs
 from tests.support.terraform import MODULE, Work, program
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.providers.gcp.terraform.program import LOCK_FILE, shared_providers
+from clusterctl.providers.gcp.terraform_program import LOCK_FILE, shared_providers
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.gcp.terraform.program import Program
-from clusterctl.providers.gcp.terraform.run import recorded, run
+from clusterctl.providers.gcp.terraform_program import Program
+from clusterctl.providers.gcp.terraform_run import recorded, run
 from tests.support.terraform import MODULE, Work, terraform_in
 
 ME = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
@@ -38,7 +38,7 @@ terraform.apply(terraform.plan())
 WINDS_UP = """
 import os, signal, sys
 from pathlib import Path
-from clusterctl.providers.gcp.terraform.run import recorded, run
+from clusterctl.providers.gcp.terraform_run import recorded, run
 interrupt = lambda _: os.kill(os.getpid(), signal.SIGINT)
 run(["sh", "-c", sys.argv[1]], Path(sys.argv[2]), heard=interrupt, report=print)
 """

@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from clusterctl.errors import SlurmError
-from clusterctl.scheduler.models import JobInfo, JobState, NodeInfo
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
 
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 

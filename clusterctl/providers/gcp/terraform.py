@@ -13,12 +13,12 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from clusterctl.errors import ProvisionError, StalePlanError
-from clusterctl.providers.gcp.terraform import run
-from clusterctl.providers.gcp.terraform.program import FLAG, Program, command_line, find, shared_providers
+from clusterctl.providers.gcp import terraform_run
+from clusterctl.providers.gcp.terraform_program import FLAG, Program, command_line, find, shared_providers
 from clusterctl.state.workspace import write_atomic
 from clusterctl.util.progress import LineReporter
 
-Explain = Callable[[str, tuple[run.Diagnostic, ...]], ProvisionError]
+Explain = Callable[[str, tuple[terraform_run.Diagnostic, ...]], ProvisionError]
 
 PLAN_FILE: Final = "plan.tfplan"
 BACKEND_FILE: Final = "backend.tfbackend"
@@ -41,7 +41,7 @@ class Terraform:
     folder: Path
     report: LineReporter
     explain: Explain
-    names: Callable[[run.Resource], str]
+    names: Callable[[terraform_run.Resource], str]
     program: Program | None = None  # found when it is needed
 
     def init(self) -> None:
@@ -130,39 +130,43 @@ class Terraform:
             raise self.explain(what, found)
         return True
 
-    def _events(self, verb: str, *words: str, **options: object) -> tuple[int, tuple[run.Diagnostic, ...]]:
+    def _events(
+        self, verb: str, *words: str, **options: object
+    ) -> tuple[int, tuple[terraform_run.Diagnostic, ...]]:
         """Run it with -json and tell its progress; its exit code, and its errors if it failed."""
-        progress = run.Progress(self.report, self.names)
-        found: list[run.Diagnostic] = []
+        progress = terraform_run.Progress(self.report, self.names)
+        found: list[terraform_run.Diagnostic] = []
         other: list[str] = []
 
         def hear(line: str) -> None:
-            if (event := run.parse_event(line)) is None:
+            if (event := terraform_run.parse_event(line)) is None:
                 other.append(line)
             elif event.get("type") == "diagnostic":
-                found.append(run.Diagnostic.of(event["diagnostic"]))
+                found.append(terraform_run.Diagnostic.of(event["diagnostic"]))
             else:
                 progress.take(event)
 
         began = time.time()
-        code, stderr = run.run(
+        code, stderr = terraform_run.run(
             self._argv(verb, *words, json=FLAG, **options), self.folder, heard=hear, report=self.report
         )
         if code in (0, _CHANGES):
             return code, ()
-        failed = run.errors_in(found) or run.printed_errors("".join(other) + stderr, code=code)
+        failed = terraform_run.errors_in(found) or terraform_run.printed_errors(
+            "".join(other) + stderr, code=code
+        )
         if self._unlocked(failed, began):
             return self._events(verb, *words, **options)
         return code, failed
 
-    def _unlocked(self, failed: tuple[run.Diagnostic, ...], began: float) -> bool:
+    def _unlocked(self, failed: tuple[terraform_run.Diagnostic, ...], began: float) -> bool:
         """Whether it failed for a lock that a Terraform of ours left behind, and that is released now."""
-        if (held := run.stale_lock(failed, self.folder, before=began)) is None:
+        if (held := terraform_run.stale_lock(failed, self.folder, before=began)) is None:
             return False
         lock_id, created = held
         self.report(f"releasing the state lock that a Terraform left behind which was killed ({created})")
         self._printing("the state could not be unlocked", "force-unlock", lock_id, force=FLAG)
-        run.forget_runs(self.folder)
+        terraform_run.forget_runs(self.folder)
         return True
 
     def _printing(
@@ -176,14 +180,14 @@ class Terraform:
         """Run what tells no events: what it prints; its failure is explained after ``what``."""
         said: list[str] = []
         argv = self._argv(verb, *words, **options)
-        code, stderr = run.run(argv, self.folder, env=env, heard=said.append, report=self.report)
+        code, stderr = terraform_run.run(argv, self.folder, env=env, heard=said.append, report=self.report)
         if code != 0:
-            raise self.explain(what, run.printed_errors("".join(said) + stderr, code=code))
+            raise self.explain(what, terraform_run.printed_errors("".join(said) + stderr, code=code))
         return "".join(said)
 
-    def _answer(self, what: str, verb: str, *words: str) -> run.Event:
+    def _answer(self, what: str, verb: str, *words: str) -> terraform_run.Event:
         """Run what answers in JSON."""
-        if (answer := run.parse_event(self._printing(what, verb, *words, json=FLAG))) is None:
+        if (answer := terraform_run.parse_event(self._printing(what, verb, *words, json=FLAG))) is None:
             raise self.explain(what, ())
         return answer
 

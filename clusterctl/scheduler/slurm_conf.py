@@ -24,8 +24,7 @@ from clusterctl.state.inventory import (
     Inventory,
     partition_hosts,
 )
-from clusterctl.state.journal import digest
-from clusterctl.util.assets import render
+from clusterctl.util.assets import digest, render
 
 TASK_PROLOG = "/opt/clusterctl/task-prolog"  # of the role job_env
 CONTROLLER_PROLOG = "/opt/clusterctl/prolog-slurmctld"  # of the role slurmctld

@@ -1,1 +1,0 @@
-"""Terraform, driven: a module goes in; a plan, progress, outputs and typed failures come out."""
