@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, MachineError, ProvisionError
-from clusterctl.providers.local import image, layout, machine, network, system
+from clusterctl.providers.local import image, layout, machine, system
 from clusterctl.providers.local.machine import Machine
 from clusterctl.providers.local.system import TOOL_ENV, end_children, has_dnf
 from clusterctl.spec import distributions
@@ -161,8 +161,8 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         system.erase_doomed(layout.STATE)
         state = _state(wanted)
         lower = image.layers(state.image)
-        network.create(wanted.id, state.subnet)
-        notes = network.close(wanted.id, state.subnet)
+        system.create_network(wanted.id, state.subnet)
+        notes = system.close_network(wanted.id, state.subnet)
         alive = machine.alive()
         others = len(alive) - len(_machines_of(wanted.id, alive))
         notes += system.raise_kernel_limits(others + len(wanted.nodes))
@@ -208,7 +208,7 @@ def _state(wanted: layout.ClusterRequest) -> layout.ClusterState:
         return layout.ClusterState.model_validate_json(path.read_bytes())
     image.layers(wanted.image)  # it may have been pruned since it was baked
     others = [s.subnet for s in image.states()]
-    subnet = network.choose_subnet(wanted.id, [*network.used_networks(), *others], wanted.subnet)
+    subnet = system.choose_subnet(wanted.id, [*system.used_networks(), *others], wanted.subnet)
     state = layout.ClusterState.model_validate({**wanted.model_dump(), "subnet": subnet})
     layout.make_private(path.parent)
     write_atomic(path, state.model_dump_json())
@@ -250,12 +250,12 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
         machine.stop(_machines_of(cluster_id, machine.alive()))
         machine.end_rooted(layout.cluster_dir(cluster_id))
         machine.remove_cgroups(f"c{cluster_id}-")  # of machines that died by themselves
-        network.remove(cluster_id)
+        system.remove_network(cluster_id)
         system.erase(layout.cluster_dir(cluster_id))
         system.erase_doomed(layout.STATE)
         if not image.states():
             system.restore_kernel_settings()
-            network.remove_empty_folder()
+            system.remove_netns_folder()
     return {}
 
 
@@ -350,9 +350,10 @@ def residue(cluster_id: str) -> tuple[str, ...]:
     for place in (folder, system.doomed(folder)):
         found += [f"loop device {name}" for name in system.loops_under(place)]
     names = {layout.netns_name(cluster_id), layout.bridge_name(cluster_id)}
-    found += [f"link {name}" for name in network.links() if name in names or f"c{cluster_id}-" in name]
+    links = [path.name for path in Path("/sys/class/net").iterdir()]
+    found += [f"link {name}" for name in links if name in names or f"c{cluster_id}-" in name]
     found += [f"control group {group}" for group in machine.cgroups(f"c{cluster_id}-")]
-    if (network.NETNS_DIR / layout.netns_name(cluster_id)).exists():
+    if (system.NETNS_DIR / layout.netns_name(cluster_id)).exists():
         found.append(f"network namespace {layout.netns_name(cluster_id)}")
     found += [f"folder {path}" for path in (folder, system.doomed(folder)) if path.exists()]
     return tuple(found)
@@ -361,7 +362,7 @@ def residue(cluster_id: str) -> tuple[str, ...]:
 def _processes_in(cluster_id: str) -> list[int]:
     """Processes that live in the cluster's network namespace."""
     try:
-        namespace = (network.NETNS_DIR / layout.netns_name(cluster_id)).stat()
+        namespace = (system.NETNS_DIR / layout.netns_name(cluster_id)).stat()
     except FileNotFoundError:
         return []
 

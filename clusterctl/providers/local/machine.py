@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.local import layout, network, system
+from clusterctl.providers.local import layout, system
 from clusterctl.providers.local.system import TOOL_ENV, mount_disk, mount_overlay, rooted_under, run
 
 STOP_TIMEOUT_S = 45.0  # of a machine with much else to do
@@ -156,7 +156,7 @@ def start(machine: Machine, shared: Path) -> None:
     nspawn += [f"--machine={machine.name}", f"--hostname={machine.node.name}", f"--bind={shared}:/shared"]
     nspawn += [f"--network-bridge={layout.bridge_name(machine.cluster_id)}"]
     nspawn += ["--resolv-conf=off", "--timezone=off", "--link-journal=no"]
-    inside = ["nsenter", f"--net={network.NETNS_DIR / layout.netns_name(machine.cluster_id)}"]
+    inside = ["nsenter", f"--net={system.NETNS_DIR / layout.netns_name(machine.cluster_id)}"]
     if machine.node.cores:
         inside += ["taskset", "--cpu-list", ",".join(map(str, machine.node.cores))]
     launch(machine.name, inside, nspawn, machine.folder / "console.log")
