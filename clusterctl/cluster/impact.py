@@ -14,7 +14,7 @@ from clusterctl.cluster.nodes import drain_usable
 from clusterctl.cluster.session import ClusterSession, known_inventory, known_spec
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostChange, Planned, Size
-from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs, polls
+from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.spec.base import format_size
 from clusterctl.spec.common import Partition
@@ -267,7 +267,7 @@ def _end(affected: Sequence[AffectedJob], scheduler: Scheduler) -> None:
         scheduler.annotate(job.job.id, f"clusterctl up --force: {job.why}")
     ids = [job.job.id for job in affected]
     scheduler.cancel(ids)
-    for _ in polls(END_S, longest_s=_PAUSE_S):
+    for _ in scheduler.clock.polls(END_S, longest_s=_PAUSE_S):
         left = [job.id for job in active_jobs(scheduler) if job.id in ids]
         if not left:
             return
