@@ -13,10 +13,10 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import NotUpError, ProvisionError, UsageError
 from clusterctl.packages.bundle import Bundle, damages, open_bundle
 from clusterctl.packages.bundle_checks import mismatches, raise_faults
-from clusterctl.scheduler.session import inventory_of
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import find_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import inventory_of
 from clusterctl.transport.tree import shown_size
 
 BundleFile = Annotated[Path, typer.Argument(metavar="FILE", help="A bundle that `bundle create` made.")]

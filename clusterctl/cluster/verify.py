@@ -34,10 +34,10 @@ from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request, reject_unknown_hosts
 from clusterctl.providers.base import Provider, pending_releases
 from clusterctl.scheduler.base import NodeInfo, Scheduler, polls
-from clusterctl.scheduler.session import inventory_of, scheduler_of
+from clusterctl.scheduler.session import scheduler_of
 from clusterctl.scheduler.slurm_conf import HEALTH_REASON
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory
+from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Result, Transport, remote_argv
 from clusterctl.transport.ssh import Connections
