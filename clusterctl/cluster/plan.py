@@ -22,7 +22,7 @@ from clusterctl.errors import ConfigureError, MachineError, SchedulerError, Tran
 from clusterctl.hosts.probe import probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.jobs.environment import unbuilt
-from clusterctl.providers.base import HostChange, Planned, Size
+from clusterctl.providers.base import HostChange, HostPlan, Size
 from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs, polls
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.spec.base import format_size
@@ -80,7 +80,7 @@ class Plan:
     ``tasks`` is what configuring would change on machines of the user's own.
     """
 
-    hosts: Planned
+    hosts: HostPlan
     jobs: Impact = field(default_factory=Impact)
     settings: tuple[Difference, ...] = ()
     drift: tuple[Drift, ...] = ()
@@ -243,7 +243,7 @@ def _with_tasks(session: ClusterSession, found: Plan, before: Inventory, copy: W
     return replace(found, tasks=tasks, notes=(*found.notes, *told))
 
 
-def review(session: ClusterSession, planned: Planned, *, force: bool) -> Mapping[str, Size]:
+def review(session: ClusterSession, planned: HostPlan, *, force: bool) -> Mapping[str, Size]:
     """Check what the spec changes of a cluster that is up; under ``force`` jobs in its way are cancelled.
 
     Nodes that leave are drained first, so that no job begins there, and resumed if the change is refused.
@@ -261,7 +261,9 @@ def review(session: ClusterSession, planned: Planned, *, force: bool) -> Mapping
     return impact.keep
 
 
-def impact_of(session: ClusterSession, before: Inventory, planned: Planned, *, drain: bool = False) -> Impact:
+def impact_of(
+    session: ClusterSession, before: Inventory, planned: HostPlan, *, drain: bool = False
+) -> Impact:
     """``evaluate`` of a session."""
     spec, provider = session.spec, session.provider
     return evaluate(

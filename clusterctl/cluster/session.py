@@ -26,7 +26,7 @@ from clusterctl.util.assets import digest
 from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import WAITING, HostStep, PhaseReporter, Reporter
 
-S = TypeVar("S", bound="Run")
+S = TypeVar("S", bound="PhaseRunner")
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ def ignore(*_: object) -> None:
 
 
 @dataclass(kw_only=True)
-class Run:
+class PhaseRunner:
     """One `up` or `down` of a cluster: its phases are journaled, timed and reported while they run.
 
     ``reporter`` gets (phase, message), ``on_repair`` each repair as soon as it is made. ``wait_s`` bounds how
@@ -107,7 +107,7 @@ class Run:
 
 
 @dataclass(kw_only=True)
-class ClusterSession(Run):
+class ClusterSession(PhaseRunner):
     """What every step of `up` and `plan` needs, made once by the command line."""
 
     spec: ClusterSpec
