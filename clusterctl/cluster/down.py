@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from clusterctl.cluster.nodes import forget
-from clusterctl.cluster.plan import copied
-from clusterctl.cluster.session import Phase, Run, provider_of
+from clusterctl.cluster.session import Phase, Run, copied, provider_of
 from clusterctl.errors import (
     ClusterctlError,
     CollectError,

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from clusterctl.cluster.converge import converge
 from clusterctl.cluster.hardware import link_wheels
-from clusterctl.cluster.impact import reject, review
 from clusterctl.cluster.nodes import limited, replacing
-from clusterctl.cluster.plan import Plan, plan_changes
+from clusterctl.cluster.plan import Plan, plan_changes, reject, review
 from clusterctl.cluster.session import ClusterSession, Drift, Phase, write_inventory
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import ansible, inventory_file

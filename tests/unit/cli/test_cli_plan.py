@@ -11,8 +11,7 @@ import pytest
 
 from clusterctl.cli.output import Screen
 from clusterctl.cli.up import approval, as_dict, text
-from clusterctl.cluster.impact import AffectedJob, Impact
-from clusterctl.cluster.plan import Plan
+from clusterctl.cluster.plan import AffectedJob, Impact, Plan
 from clusterctl.cluster.session import Drift
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, Planned
