@@ -12,12 +12,11 @@ from pathlib import Path
 
 from clusterctl.cluster.converge import converge
 from clusterctl.cluster.hardware import link_wheels
-from clusterctl.cluster.impact import reject, review
 from clusterctl.cluster.nodes import limited, replacing
-from clusterctl.cluster.plan import Plan, plan_changes
+from clusterctl.cluster.plan import Plan, plan_changes, reject, review
 from clusterctl.cluster.session import ClusterSession, Drift, Phase, write_inventory
 from clusterctl.cluster.verify import Verification, verify
-from clusterctl.configure import ansible, ship
+from clusterctl.configure import ansible, inventory_file
 from clusterctl.errors import UsageError
 from clusterctl.hosts.probe import HostReport, probe_hosts, reject_full_disks, with_distributions
 from clusterctl.hosts.roles import probe_requests
@@ -226,10 +225,14 @@ def send_packages(
         TransportError: it could not be sent to some hosts.
     """
     to = session.connections.to
-    hosts = ship.lacking(inventory, session.spec.software, reports, to)
+    hosts = inventory_file.hosts_to_install(inventory, session.spec.software, reports, to)
     if hosts and packages is None:
         raise missing_bundle(session.workspace)
-    sent = ship.ship(packages, hosts, to, report=session.report) if packages and hosts else ()
+    sent = (
+        inventory_file.send_repository(packages, hosts, to, report=session.report)
+        if packages and hosts
+        else ()
+    )
     session.note = f"sent to {len(sent)} hosts" if sent else "nothing to send"
 
 

@@ -118,7 +118,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class HostPlan:
     """What an ``apply`` would do: to each host of before and after, and to what is no host (``other``).
 
     ``priced_on`` is the date of the prices, where a table has them. ``other_usd_per_hour`` is what is no
@@ -230,7 +230,7 @@ class Provider(Protocol):
         """Compute host -> its size by this spec; without those whose own hardware decides."""
         return {}
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> HostPlan:
         """What ``apply`` would do. Nothing is made; where nothing is up, ``workspace`` may be a fresh one.
 
         Raises:

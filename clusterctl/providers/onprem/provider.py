@@ -13,8 +13,8 @@ from clusterctl.providers.base import (
     REPLACED,
     Action,
     HostChange,
+    HostPlan,
     Leftover,
-    Planned,
     Prompts,
     Provider,
     Provisioned,
@@ -84,7 +84,7 @@ class OnpremProvider(Provider):
             findings=(*report.findings, *members.claim_findings(report.facts, workspace.known_id() or "")),
         )
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:  # noqa: ARG002
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> HostPlan:  # noqa: ARG002
         found = self._look(spec, workspace, report)
         before = hosts_as_raised(workspace)
         left = pending_releases(workspace)
@@ -96,7 +96,7 @@ class OnpremProvider(Provider):
             for name, host in before.items()
             if name not in names
         ]
-        return Planned(tuple(changes), notes=(*found.notes, *found.ahead, *map(str, left)))
+        return HostPlan(tuple(changes), notes=(*found.notes, *found.ahead, *map(str, left)))
 
     def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:  # noqa: ARG002
         found = self._found

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.cluster.plan import Plan, preview
 from clusterctl.errors import UsageError
-from clusterctl.providers.base import HostChange, Planned, Size
+from clusterctl.providers.base import HostChange, HostPlan, Size
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
@@ -41,7 +41,7 @@ class Stub:
 
     def plan(
         self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], report: Reporter
-    ) -> Planned:
+    ) -> HostPlan:
         del spec, keep, report
         self.given.append(workspace)
         assert workspace.public_key.read_text().startswith("ssh-ed25519 ")
@@ -53,7 +53,7 @@ class Stub:
         (workspace.root / "id").write_text(workspace.cluster_id())
         (workspace.root / "terraform").mkdir(exist_ok=True)
         (workspace.root / "terraform" / "plan").write_text("a plan")
-        return Planned(self.hosts, notes=("worth knowing",))
+        return HostPlan(self.hosts, notes=("worth knowing",))
 
     def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
         del spec
