@@ -16,7 +16,7 @@ from clusterctl.errors import CommandError, TransportError
 from clusterctl.hosts.probe import HostReport
 from clusterctl.hosts.roles import cluster_roles
 from clusterctl.packages.bundle import PAYLOAD, Bundle, payload_tar
-from clusterctl.packages.bundle_checks import mismatches, raise_faults, system_folder
+from clusterctl.packages.bundle_checks import mismatches, reject_defects, system_folder
 from clusterctl.spec.common import ADMIN_USER, Software
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.hosts import is_this_machine
@@ -336,7 +336,7 @@ def send_repository(
         TransportError: it could not be sent to some hosts; one failure a host.
     """
     releases = {distribution_of(host.distribution).release for host in hosts}
-    raise_faults(bundle.file, mismatches(bundle, None, sorted(releases)))
+    reject_defects(bundle.file, mismatches(bundle, None, sorted(releases)))
     by_name = {host.name: host for host in hosts}
 
     def bring(name: str) -> bool:
