@@ -14,8 +14,8 @@ from clusterctl.errors import MachineError, UsageError
 from clusterctl.providers.base import (
     Bake,
     HostChange,
+    HostPlan,
     Leftover,
-    Planned,
     Provider,
     Provisioned,
     Size,
@@ -79,7 +79,7 @@ class LocalProvider(Provider):
     def sizes(self, spec: ClusterSpec) -> Sizes:
         return {share.host: share.size for share in divide(spec, Hardware.here())[0]}
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> HostPlan:
         client.refuse_other_machines(sys.platform)
         shares, notes = _shares(spec, keep)
         hosts = hosts_as_raised(workspace)
@@ -93,7 +93,7 @@ class LocalProvider(Provider):
                 notes += (f"the nodes are taken to be as `up` left them: {exc.cause}",)
         if found.state is not None:
             notes += found.state.kept(self._settings.subnet, image_keys(self._settings.mirror)[1])
-        return Planned(compare(spec, shares, found, hosts), notes=notes)
+        return HostPlan(compare(spec, shares, found, hosts), notes=notes)
 
     def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:
         shares, notes = _shares(spec, keep)
