@@ -27,7 +27,7 @@ from clusterctl.cluster.plan import Plan
 from clusterctl.cluster.session import ClusterSession, Drift, Phase, provider_of
 from clusterctl.cluster.up import UpOptions
 from clusterctl.errors import UsageError
-from clusterctl.providers.base import HostChange, Planned, Prompts
+from clusterctl.providers.base import HostChange, HostPlan, Prompts
 from clusterctl.spec.load import CurrentUser, job_user_notes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import WAIT_S, Workspace
@@ -131,7 +131,7 @@ def bring_up(
         "provider": spec.provider.type,
         "ready": True,
         "nodes": [host.name for host in done.inventory.compute],
-        "probed": done.verification.probed,
+        "probed": done.verification.verified,
         "not_probed": [*done.verification.busy, *done.verification.drained],
         "phases": phase_dicts(done.phases),
         "notes": done.notes,
@@ -259,7 +259,7 @@ def _changes(found: Plan) -> Iterator[dict[str, Any]]:
         yield dict(zip(("kind", "name", "action", "what", "why", "usd_per_hour"), row, strict=True))
 
 
-def _cost_dict(planned: Planned) -> dict[str, Any] | None:
+def _cost_dict(planned: HostPlan) -> dict[str, Any] | None:
     cost = planned.cost
     if cost is None:
         return None
@@ -297,7 +297,7 @@ def _parts(screen: Screen, spec: ClusterSpec, found: Plan) -> Iterator[list[str]
         yield cost
 
 
-def _hosts(screen: Screen, planned: Planned, *, kept: bool) -> list[str]:
+def _hosts(screen: Screen, planned: HostPlan, *, kept: bool) -> list[str]:
     """A table of the hosts, equal ones in one row."""
     rows: dict[tuple[str, str, str], list[HostChange]] = {}
     for host in planned.hosts:
@@ -319,7 +319,7 @@ def _sum(hosts: list[HostChange]) -> str:
     return f"{sum(prices):.2f}" if prices else "-"
 
 
-def _cost(planned: Planned) -> list[str]:
+def _cost(planned: HostPlan) -> list[str]:
     cost = planned.cost
     if cost is None:
         return []

@@ -23,12 +23,11 @@ from clusterctl.errors import (
 from clusterctl.providers import registry
 from clusterctl.providers.base import REPLACED, PendingRelease, address_of, hosts_as_raised, pending_releases
 from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs, polls
-from clusterctl.scheduler.session import applied_spec, inventory_of
 from clusterctl.spec.base import did_you_mean
 from clusterctl.spec.hosts import expand
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import own_machines
-from clusterctl.state.inventory import CONTROLLER, Host, Inventory
+from clusterctl.state.inventory import CONTROLLER, Host, Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import parallel_map
@@ -219,7 +218,7 @@ def limited(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> 
     hint = "name it under provider.hosts, and in a partition"
     reject_unknown(limit, known, "the spec has no host", hint, where="--limit")
     there: dict[str, str | None] = {}
-    if workspace.hosts.exists():
+    if workspace.inventory.exists():
         there = {host.name: host.partition for host in inventory_of(workspace).compute}
         was = applied_spec(workspace).provider.machines  # the spec may no longer name some that stay
         gone = {name: was[name] for name in there if name in was and name not in provider.machines}
@@ -268,7 +267,7 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable
         yield lambda: None
         return
     inventory, spec = inventory_of(workspace), applied_spec(workspace)
-    files = (workspace.hosts, workspace.joining, workspace.trusted_hosts, workspace.known_hosts)
+    files = (workspace.inventory, workspace.joining, workspace.trusted_hosts, workspace.known_hosts)
     before = {path: path.read_bytes() for path in files if path.exists()}
     aside = [registry.record_pending(host, inventory, spec, workspace, why=REPLACED) for host in there]
     _forget_hosts(workspace, names)
@@ -333,7 +332,7 @@ def check_left(workspace: Workspace, names: Iterable[str]) -> None:
 
 def _forget_hosts(workspace: Workspace, names: Collection[str]) -> None:
     """Remove these hosts and their keys from the records."""
-    for path in (workspace.hosts, workspace.joining):
+    for path in (workspace.inventory, workspace.joining):
         try:
             inventory = Inventory.model_validate_json(path.read_bytes())
         except (FileNotFoundError, ValidationError):

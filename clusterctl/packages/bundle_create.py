@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clusterctl import __version__
 from clusterctl.errors import UsageError
-from clusterctl.packages import bundle, debian, redhat
+from clusterctl.packages import bundle
 from clusterctl.packages.bundle import PAYLOAD, WHEELS, Bundle, System
 from clusterctl.packages.bundle_checks import (
     asks_for_cupy,
@@ -19,7 +19,13 @@ from clusterctl.packages.bundle_checks import (
     system_folder,
 )
 from clusterctl.packages.os_packages import asked_packages, package_names, upstream_packages
-from clusterctl.packages.repository import Repository, RepositoryRequest
+from clusterctl.packages.repository import (
+    Repository,
+    RepositoryRequest,
+    own_repositories,
+    own_sources,
+    pack,
+)
 from clusterctl.packages.wheelhouse import (
     NodePlatform,
     Requirements,
@@ -120,7 +126,7 @@ def _wheels(
 
 
 def _check(wanted: BundleRequest, out: Path) -> None:
-    read = {"Debian": debian.own_sources, "RedHat": redhat.own_repositories}
+    read = {"Debian": own_sources, "RedHat": own_repositories}
     for distribution in wanted.distributions:
         if (archive := wanted.archives.get(distribution.release)) is not None:
             read[distribution.family](archive)
@@ -145,7 +151,6 @@ def _packages(wanted: BundleRequest, distribution: Distribution, report: LineRep
         upstream_packages(distribution, software),
         wanted.called.get(release, ""),
     )
-    pack = {"Debian": debian.pack, "RedHat": redhat.pack}[distribution.family]
     return pack(packer, package_names(distribution, software), report=report)
 
 

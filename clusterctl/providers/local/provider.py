@@ -20,8 +20,8 @@ from clusterctl.errors import DiskError, LockedError, MachineError, ProvisionErr
 from clusterctl.providers.base import (
     Bake,
     HostChange,
+    HostPlan,
     Leftover,
-    Planned,
     Provider,
     Provisioned,
     Size,
@@ -85,7 +85,7 @@ class LocalProvider(Provider):
     def sizes(self, spec: ClusterSpec) -> Sizes:
         return {share.host: share.size for share in divide(spec, Hardware.here())[0]}
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:  # noqa: ARG002
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> HostPlan:  # noqa: ARG002
         refuse_other_machines(sys.platform)
         shares, notes = _shares(spec, keep)
         hosts = hosts_as_raised(workspace)
@@ -99,7 +99,7 @@ class LocalProvider(Provider):
                 notes += (f"the nodes are taken to be as `up` left them: {exc.cause}",)
         if found.state is not None:
             notes += found.state.kept(self._settings.subnet, image_keys(self._settings.mirror)[1])
-        return Planned(compare(spec, shares, found, hosts), notes=notes)
+        return HostPlan(compare(spec, shares, found, hosts), notes=notes)
 
     def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:
         shares, notes = _shares(spec, keep)

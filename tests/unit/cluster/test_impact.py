@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster.impact import Impact, evaluate, reject, reject_taken_uids, settle
+from clusterctl.cluster.plan import Impact, evaluate, reject, reject_taken_uids, settle
 from clusterctl.errors import ClusterctlError, SlurmError, UnreachableError, UsageError
 from clusterctl.providers.base import HostChange, Size
 from clusterctl.scheduler.base import Clock
