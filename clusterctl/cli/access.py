@@ -21,12 +21,12 @@ from clusterctl.errors import Failure, UsageError
 from clusterctl.jobs.environment import build
 from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
 from clusterctl.scheduler.script import Environment
-from clusterctl.scheduler.session import Session, inventory_of
+from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobOptions, job_options
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.get import Fetched, fetch
-from clusterctl.transport.local import OpenSSH, attached, captured
+from clusterctl.transport.openssh import OpenSSH, attached, captured
 from clusterctl.transport.put import Sent, send_into
 from clusterctl.transport.tree import shown_size, walk
 

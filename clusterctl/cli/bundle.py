@@ -11,11 +11,11 @@ from clusterctl.cli.options import Options, spec_of, workspace_of
 from clusterctl.cli.output import Screen
 from clusterctl.errors import NotUpError, ProvisionError, UsageError
 from clusterctl.packages.bundle import Bundle, damages, open_bundle
-from clusterctl.packages.bundle_checks import mismatches, raise_faults
-from clusterctl.scheduler.session import inventory_of
+from clusterctl.packages.bundle_checks import mismatches, reject_defects
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import find_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import inventory_of
 from clusterctl.transport.tree import shown_size
 
 BundleFile = Annotated[Path, typer.Argument(metavar="FILE", help="A bundle that `bundle create` made.")]
@@ -74,7 +74,7 @@ def verify(screen: Screen, options: Options, path: BundleFile, system: Systems =
     opened = open_bundle(path)
     releases = list({_distribution(name).release: None for name in system or ()})
     wrong = (*mismatches(opened, _spec(screen, options), releases), *damages(opened))
-    raise_faults(path, wrong)
+    reject_defects(path, wrong)
     screen.result(_answer(opened), *_lines(opened), "all checksums match")
 
 

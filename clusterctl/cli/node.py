@@ -23,11 +23,11 @@ from clusterctl.cluster import nodes
 from clusterctl.cluster.nodes import NodeState
 from clusterctl.cluster.up import UpOptions
 from clusterctl.errors import UsageError
-from clusterctl.scheduler import session
 from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.session import scheduler_of
 from clusterctl.spec.hosts import is_this_machine
 from clusterctl.spec.onprem import own_machines
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.transport.ssh import Connections
 
@@ -79,7 +79,7 @@ def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
     """
     spec = spec_of(screen, options)
     own_machines(spec.provider)
-    inventory = session.inventory_of(Workspace.of(spec.name))
+    inventory = inventory_of(Workspace.of(spec.name))
     chosen = nodes.names_of(names)
     if there := [name for name in chosen if inventory.host(name)]:
         fix = f"`clusterctl up --limit {','.join(there)}` repairs it, `clusterctl node replace` takes another"
@@ -97,8 +97,8 @@ def remove(
 ) -> int:
     """Remove nodes from the cluster and restore the machines. Other nodes and their jobs go on."""
     workspace = workspace_of(screen, options)
-    inventory = session.inventory_of(workspace)
-    spec = session.applied_spec(workspace)
+    inventory = inventory_of(workspace)
+    spec = applied_spec(workspace)
     own_machines(spec.provider)
     chosen = _chosen(inventory, names)
     fewer = nodes.without(spec, chosen)
@@ -115,7 +115,7 @@ def replace(screen: Screen, options: Options, names: Names, force: Force = False
     """
     spec = spec_of(screen, options)
     own_machines(spec.provider)
-    inventory = session.inventory_of(Workspace.of(spec.name))
+    inventory = inventory_of(Workspace.of(spec.name))
     chosen = nodes.names_of(names)
     there = tuple(name for name in chosen if inventory.host(name))  # none, of one that failed half way
     nodes.check_names(inventory, there)
@@ -158,16 +158,16 @@ def reboot(
     """
     workspace, timeout_s = workspace_of(screen, options), timeout_of(timeout)
     with naming_lock_holder(workspace):
-        inventory = session.inventory_of(workspace)
+        inventory = inventory_of(workspace)
     chosen = _chosen(inventory, names)
     _refuse_reboot(inventory, chosen)
     with (  # an `up` meanwhile would put them back
         workspace.lock("node reboot", wait_s=0 if no_wait else WAIT_S, waiting=screen.note),
         Connections(workspace.ssh_config) as connections,
     ):
-        inventory = session.inventory_of(workspace)  # it may have changed while we waited
+        inventory = inventory_of(workspace)  # it may have changed while we waited
         nodes.check_names(inventory, chosen)
-        scheduler = session.scheduler_of(inventory, connections.to)
+        scheduler = scheduler_of(inventory, connections.to)
         if not scheduler.manages_nodes:
             raise UsageError(
                 "nodes without Slurm cannot be drained, so a job could start on them",
@@ -178,7 +178,7 @@ def reboot(
         nodes.check_aside(scheduler, chosen)
         screen.note(f"booting {', '.join(chosen)}")
         nodes.reboot({name: connections.to(name) for name in chosen})
-        spec = session.applied_spec(workspace)
+        spec = applied_spec(workspace)
     # Ours are put back by it once they are configured, by the reason that they were given.
     limit = chosen if inventory.traits.user_owned else ()
     return bring_up(screen, options, spec, UpOptions(limit=limit), yes=True, no_wait=no_wait)
@@ -206,8 +206,8 @@ def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Inventory, Sche
     """The cluster that is meant, with who runs its jobs as its admin."""
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace), Connections(workspace.ssh_config) as connections:
-        inventory = session.inventory_of(workspace)
-        yield inventory, session.scheduler_of(inventory, connections.to)
+        inventory = inventory_of(workspace)
+        yield inventory, scheduler_of(inventory, connections.to)
 
 
 def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:

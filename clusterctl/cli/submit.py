@@ -20,11 +20,12 @@ from clusterctl.jobs.submit import submit as submit_job
 from clusterctl.jobs.watch import raise_unless_completed
 from clusterctl.scheduler.base import worst
 from clusterctl.scheduler.script import Environment, with_gpus
-from clusterctl.scheduler.session import Session, distribution_ahead, script_of
+from clusterctl.scheduler.session import Session, script_of
 from clusterctl.spec import distributions
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.job import JobOptions, JobSpec, is_job_file, job_spec, jobs_of_file
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import distribution_ahead
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.tree import shown_size
 
