@@ -179,7 +179,7 @@ def _installed(
         else inventory_file.hosts_to_install(inventory, spec.software, reports, session.connections.to)
     )
     chosen = asked | {h.name for h in others if not limit or h.is_controller or h.name in limit}
-    inventory_file.write_inventory(spec, inventory, workspace)
+    inventory_file.write_ansible_inventory(spec, inventory, workspace)
     ansible.run(
         "install_first",
         inventory,
@@ -295,7 +295,7 @@ def _render(
     inputs, files = _inputs(spec, inventory, workspace, reports)
     for name, content in files.items():
         write_atomic(workspace.rendered / name, content)
-    inventory_file.write_inventory(spec, inventory, workspace)
+    inventory_file.write_ansible_inventory(spec, inventory, workspace)
     return inputs
 
 

@@ -23,9 +23,9 @@ from clusterctl.errors import (
 )
 from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider, pending_releases
 from clusterctl.runs.collect import collect_all, uncollected
-from clusterctl.scheduler.session import applied_spec
 from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.spec.models import Provider as ProviderSettings
+from clusterctl.state.inventory import applied_spec
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import roomiest, sweep
@@ -141,7 +141,7 @@ def destroy(runner: PhaseRunner, provider: Provider, *, looked: bool, orphans: b
     workspace = runner.workspace
     if looked:
         remove_cluster(provider, workspace.cluster_id(), workspace, runner.report)
-    if orphans and not workspace.hosts.exists():
+    if orphans and not workspace.inventory.exists():
         for cluster_id in find_orphans(provider, workspace):
             remove_cluster(provider, cluster_id, None, runner.report)
 
@@ -231,7 +231,7 @@ def _settings(workspace: Workspace) -> ProviderSettings:
     try:
         return applied_spec(workspace).provider
     except UsageError:
-        made = workspace.terraform.is_dir() and (workspace.spec.exists() or workspace.hosts.exists())
+        made = workspace.terraform.is_dir() and (workspace.spec.exists() or workspace.inventory.exists())
         if made or is_of_own_machines(workspace) or any(workspace.terraform.glob("*.tfstate*")):
             raise  # what Terraform has made would be forgotten
         return DEFAULT_PROVIDER  # the spec is written before anything is made at Google
@@ -244,7 +244,7 @@ def is_of_own_machines(workspace: Workspace) -> bool:
 
 def _has_made_nothing(workspace: Workspace) -> bool:
     """Whether `up` ended before any host was made or joined."""
-    records = (workspace.spec, workspace.hosts, workspace.joining, workspace.terraform)
+    records = (workspace.spec, workspace.inventory, workspace.joining, workspace.terraform)
     return _has_taken_none(workspace) or not (
         workspace.known_id() or pending_releases(workspace) or any(path.exists() for path in records)
     )
@@ -253,5 +253,5 @@ def _has_made_nothing(workspace: Workspace) -> bool:
 def _has_taken_none(workspace: Workspace) -> bool:
     """Whether it is of machines of the user's own, and none of them was joined to the cluster yet."""
     return is_of_own_machines(workspace) and not (
-        workspace.joining.exists() or workspace.hosts.exists() or pending_releases(workspace)
+        workspace.joining.exists() or workspace.inventory.exists() or pending_releases(workspace)
     )

@@ -14,13 +14,12 @@ from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.providers import registry
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
-from clusterctl.scheduler.session import applied_spec, inventory_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.models import Provider as ProviderSettings
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.ledger import Journal
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
-from clusterctl.transport.local import write_ssh_files
+from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import digest
 from clusterctl.util.process import temporary_folder
@@ -186,13 +185,13 @@ def _take(source: str, target: str) -> str:
 
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
     """Put the inventory where ordinary tools find it: `ssh -F`, `ansible-playbook -i`."""
-    inventory_file.write_inventory(spec, inventory, workspace)
+    inventory_file.write_ansible_inventory(spec, inventory, workspace)
     _record(inventory, workspace)
 
 
 def _record(inventory: Inventory, workspace: Workspace) -> None:
     write_ssh_files(inventory, workspace)
-    write_atomic(workspace.hosts, inventory.model_dump_json(indent=2) + "\n")
+    write_atomic(workspace.inventory, inventory.model_dump_json(indent=2) + "\n")
     workspace.joining.unlink(missing_ok=True)  # all of it stands there now
 
 

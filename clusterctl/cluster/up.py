@@ -26,11 +26,10 @@ from clusterctl.packages.bundle_checks import cluster_bundle, missing_bundle, us
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.providers.base import Provisioned, Size
 from clusterctl.scheduler.script import PLAIN, Environment
-from clusterctl.scheduler.session import distribution_ahead
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.inventory import Host, Inventory, distribution_ahead
 from clusterctl.state.workspace import write_atomic
 from clusterctl.util.assets import job_lock
 from clusterctl.util.progress import HostStep

@@ -354,7 +354,9 @@ def _playbook_run(
 ) -> PlaybookRun:
     playbook = "site" if verb == "configure" and not inventory.baked else verb
     hosts = len(limit or inventory.hosts)
-    return PlaybookRun(f"{playbook}.yml", workspace.inventory, hosts, new_log(workspace.logs), tuple(limit))
+    return PlaybookRun(
+        f"{playbook}.yml", workspace.ansible_inventory, hosts, new_log(workspace.logs), tuple(limit)
+    )
 
 
 def install_image(

@@ -49,10 +49,10 @@ _AS_IN_AN_IMAGE = Software()
 Variables = dict[str, Any]
 
 
-def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
+def write_ansible_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
     """Write the Ansible inventory, and the payload that it names. Only paths stand in it, no secrets."""
     write_atomic(workspace.rendered / PAYLOAD, payload_tar())
-    write_atomic(workspace.inventory, inventory_text(spec, inventory, workspace))
+    write_atomic(workspace.ansible_inventory, inventory_text(spec, inventory, workspace))
 
 
 def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> str:
@@ -70,7 +70,7 @@ def write_restore_inventory(inventory: Inventory, workspace: Workspace) -> None:
     """Write the Ansible inventory of hosts that are released: what `restore.yml` reads, without a spec."""
     cluster = {"shared_storage_cluster_id": inventory.cluster_id}
     variables = {**cluster, "clusterctl_keeps": inventory.traits.user_owned}
-    write_atomic(workspace.inventory, _text(inventory, workspace, variables))
+    write_atomic(workspace.ansible_inventory, _text(inventory, workspace, variables))
 
 
 def _text(inventory: Inventory, workspace: Workspace, variables: Variables) -> str:

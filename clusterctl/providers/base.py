@@ -269,7 +269,7 @@ def inventory_as_raised(workspace: Workspace) -> Inventory | None:
     """The cluster as the last `up` left it, with the hosts that an `up` was about to join."""
     found: Inventory | None = None
     hosts: dict[str, Host] = {}
-    for path in (workspace.joining, workspace.hosts):
+    for path in (workspace.joining, workspace.inventory):
         with suppress(FileNotFoundError, ValidationError):
             found = Inventory.model_validate_json(path.read_bytes())
             hosts |= {host.name: host for host in found.hosts}
@@ -410,7 +410,7 @@ def pending_releases(workspace: Workspace) -> tuple[PendingRelease, ...]:
         one = Workspace(note.parent)
         with suppress(FileNotFoundError, ValidationError, ValueError, KeyError):
             said = json.loads(note.read_bytes())
-            host = Inventory.model_validate_json(one.hosts.read_bytes()).hosts[0]
+            host = Inventory.model_validate_json(one.inventory.read_bytes()).hosts[0]
             machine = OnpremHost.model_validate(said["machine"])
             found.append(PendingRelease(one, host, machine, float(said["since"]), str(said["why"])))
     return tuple(found)

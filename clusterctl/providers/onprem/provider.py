@@ -31,7 +31,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.local import write_ssh_files
+from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.process import on_each
 from clusterctl.util.progress import HostStep, Reporter
 

@@ -120,7 +120,7 @@ def test_a_provider_plans_in_a_copy_without_secrets(tmp_path: Path) -> None:
 def test_a_cluster_does_not_move_to_another_provider(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "d")
     workspace.create()
-    workspace.hosts.write_text(inventory("gcp"))
+    workspace.inventory.write_text(inventory("gcp"))
     with pytest.raises(UsageError, match="under the provider gcp"):
         look(workspace, Stub())
 
@@ -137,7 +137,7 @@ def test_hosts_that_do_not_answer_are_named(tmp_path: Path, monkeypatch: pytest.
     workspace = Workspace(tmp_path / "d")
     workspace.create()
     workspace.create_secrets()
-    workspace.hosts.write_text(inventory())
+    workspace.inventory.write_text(inventory())
     workspace.ssh_config.write_text(
         f"Host *\n  HostName 127.0.0.1\n  Port 9\n  IdentityFile {workspace.key}\n"
     )

@@ -145,9 +145,9 @@ def test_hosts_are_those_that_up_left(tmp_path: Path) -> None:
         shared="/shared",
         baked=True,
     )
-    workspace.hosts.write_text(inventory.model_dump_json())
+    workspace.inventory.write_text(inventory.model_dump_json())
     assert hosts_as_raised(workspace) == {CTL: host}
-    workspace.hosts.write_text("torn")
+    workspace.inventory.write_text("torn")
     assert hosts_as_raised(workspace) == {}
 
 
