@@ -12,8 +12,8 @@ from clusterctl.errors import UsageError
 from clusterctl.providers import registry
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
 from clusterctl.scheduler.session import applied_spec, inventory_of
+from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.ledger import Journal
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
