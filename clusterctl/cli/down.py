@@ -23,7 +23,7 @@ from clusterctl.cli.output import Phases, Screen
 from clusterctl.cli.up import NoWait, Yes, phase_dicts
 from clusterctl.cluster import down as cluster_down
 from clusterctl.cluster.nodes import names_of
-from clusterctl.cluster.session import Run, provider_of
+from clusterctl.cluster.session import PhaseRunner, provider_of
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import Leftover, pending_releases
 from clusterctl.providers.registry import cached_images
@@ -91,7 +91,7 @@ def down(
     )
     with phases.shown("`clusterctl down` goes on from here"):
         done = cluster_down.down(
-            Run(workspace=workspace, reporter=phases, wait_s=0 if no_wait else WAIT_S), wanted
+            PhaseRunner(workspace=workspace, reporter=phases, wait_s=0 if no_wait else WAIT_S), wanted
         )
     for entry in done.discarded:
         screen.note(f"discarded the run of {entry.shown}")

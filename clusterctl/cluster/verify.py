@@ -33,11 +33,11 @@ from clusterctl.errors import (
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request, reject_unknown_hosts
 from clusterctl.providers.base import Provider, pending_releases
-from clusterctl.scheduler.base import NodeInfo, Scheduler, polls
-from clusterctl.scheduler.session import inventory_of, scheduler_of
+from clusterctl.scheduler.base import NodeInfo, Scheduler
+from clusterctl.scheduler.session import scheduler_of
 from clusterctl.scheduler.slurm_conf import HEALTH_REASON
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory
+from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Result, Transport, remote_argv
 from clusterctl.transport.ssh import Connections
@@ -74,17 +74,17 @@ _OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "fabric-man
 
 Connect = Callable[[str], Transport]
 Unreached = Mapping[str, Mapping[str, str]]  # node -> the ones it did not reach, and why
-Probe = Callable[[tuple[str, ...]], Result]  # runs the bundled probe, one rank on each of these hosts
+RunJob = Callable[[tuple[str, ...]], Result]  # runs the verification job, one rank on each of these hosts
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """``probed`` hosts ran the job together, ``busy`` ones run users' jobs; why others did not: ``drained``.
+    """``verified`` hosts ran the job together, ``busy`` run users' jobs; why others did not: ``drained``.
 
     ``resumed`` has the nodes that Slurm had taken out of service, with the state they were in.
     """
 
-    probed: tuple[str, ...]
+    verified: tuple[str, ...]
     busy: tuple[str, ...] = ()
     drained: Mapping[str, str] = field(default_factory=dict)
     resumed: Mapping[str, str] = field(default_factory=dict)
@@ -104,7 +104,7 @@ def verify(session: ClusterSession, converged: Converged, limit: Collection[str]
     session.repaired(Drift(host, f"was {was}", "resumed") for host, was in given_up)
     released = scheduler_of(inventory, to).release_held_jobs()
     session.repaired(Drift(f"job {job}", "was held after a failed launch", "released") for job in released)
-    session.note = f"MPI across {len(found.probed)} of {len(inventory.compute)} nodes"
+    session.note = f"MPI across {len(found.verified)} of {len(inventory.compute)} nodes"
     session.notes += converged.notes
     if found.busy:
         session.notes.append(f"not probed, busy with jobs: {', '.join(found.busy)}")
@@ -126,17 +126,17 @@ def run_verification(
         VerifyError: nodes are missing or out of service, or the job failed; names hosts and causes.
     """
     scheduler = scheduler_of(inventory, to)
-    probe = partial(scheduler.run_verification_job, payload=f"/opt/clusterctl/payload/{payload_hash()}")
+    run_job = partial(scheduler.run_verification_job, payload=f"/opt/clusterctl/payload/{payload_hash()}")
     for tries_left in (1, 0):
         found = _ready_nodes(inventory, scheduler, to, timeout_s=timeout_s, only=only)
-        if not found.probed:
+        if not found.verified:
             return found
-        result = probe(found.probed)
+        result = run_job(found.verified)
         taken = _TAKEN in result.stderr
         if tries_left and result.rc != 0 and taken:
             continue  # a user's job was faster: its nodes count as busy now
-        if not is_right(result, found.probed):
-            raise verification_error(result, found.probed, inventory, to, probe, alike=taken)
+        if not is_right(result, found.verified):
+            raise verification_error(result, found.verified, inventory, to, run_job, alike=taken)
         return found
     raise AssertionError("the last try returns")
 
@@ -183,7 +183,7 @@ def wait_until_ready(
     """
     names = [host.name for host in inventory.compute if not only or host.name in only]
     resumed: dict[str, str] = {}
-    for _ in polls(timeout_s, longest_s=_PAUSE_S):
+    for _ in slurm.clock.polls(timeout_s, longest_s=_PAUSE_S):
         try:
             nodes = {node.name: node for node in slurm.nodes() if not only or node.name in only}
             found = by_standing(nodes[name] for name in names if name in nodes)
@@ -198,7 +198,7 @@ def wait_until_ready(
             wrong = {inventory.controller.name: exc.why or exc.what}
         if not wrong:
             return Verification(
-                probed=tuple(node.name for node in found[Standing.READY]),
+                verified=tuple(node.name for node in found[Standing.READY]),
                 busy=tuple(node.name for node in found[Standing.BUSY]),
                 drained={node.name: _why_drained(node) for node in found[Standing.DRAINED]},
                 resumed=resumed,
@@ -289,7 +289,7 @@ def verification_error(
     hosts: tuple[str, ...],
     inventory: Inventory,
     to: Connect,
-    probe: Probe,
+    run_job: RunJob,
     *,
     alike: bool = False,
 ) -> VerifyError:
@@ -300,7 +300,7 @@ def verification_error(
     said = _words(result)
     failures: tuple[Failure, ...] = ()
     if not alike:
-        failures = _failures_of_probe(result) or _failures_of_parts(hosts, inventory, to, probe)
+        failures = _failures_by_job(result) or _failures_of_parts(hosts, inventory, to, run_job)
     if not failures:
         fix = _LET_IN if _DENIED.search(said) and not alike else ""
         named = hosts if alike else tuple(_named(said, hosts, inventory)) or hosts
@@ -324,8 +324,8 @@ def _named(said: str, hosts: tuple[str, ...], inventory: Inventory) -> Iterator[
             yield host.name
 
 
-def _failures_of_probe(result: Result) -> tuple[Failure, ...]:
-    """The hosts of which the probe itself says what is wrong."""
+def _failures_by_job(result: Result) -> tuple[Failure, ...]:
+    """The hosts of which the job itself says what is wrong."""
     try:
         found = json.loads(result.stdout)["failures"]
         return tuple(Failure("verify", str(one["cause"]), str(one["host"]), "verify") for one in found)
@@ -334,12 +334,12 @@ def _failures_of_probe(result: Result) -> tuple[Failure, ...]:
 
 
 def _failures_of_parts(
-    hosts: tuple[str, ...], inventory: Inventory, to: Connect, probe: Probe
+    hosts: tuple[str, ...], inventory: Inventory, to: Connect, run_job: RunJob
 ) -> tuple[Failure, ...]:
     """The hosts that TCP does not join; else those on which even a job of their own fails."""
     if (found := cut_off(inventory, hosts, to)) or len(hosts) == 1:
         return found
-    results = zip(hosts, parallel_map(hosts, lambda host: probe((host,))), strict=True)
+    results = zip(hosts, parallel_map(hosts, lambda host: run_job((host,))), strict=True)
     return tuple(
         Failure("verify", _words(result), host, "verify")
         for host, result in results

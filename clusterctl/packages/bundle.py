@@ -256,8 +256,8 @@ Kind = Literal["corrupted", "missing", "extra", "truncated", "mismatch"]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault of a bundle; ``what`` is the file concerned, or what does not match."""
+class Defect:
+    """One defect of a bundle; ``what`` is the file concerned, or what does not match."""
 
     kind: Kind
     what: str
@@ -267,15 +267,15 @@ class Fault:
         return f"{self.kind}: {self.what}: {self.why}"
 
 
-def damages(bundle: Bundle) -> tuple[Fault, ...]:
-    """The faults of the bundle's content against its manifest; the whole file is read."""
+def damages(bundle: Bundle) -> tuple[Defect, ...]:
+    """The defects of the bundle's content against its manifest; the whole file is read."""
     size = bundle.file.stat().st_size
     places = tuple(bundle.places.values())
     with bundle.file.open("rb") as file:
         return tuple(_walk(file, places, size, bundle.begin))
 
 
-def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> Iterator[Fault]:
+def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> Iterator[Defect]:
     """Look at each file where it belongs. Where another one lies there, find out which ones there are."""
     for number, place in enumerate(places):
         path = place.entry.path
@@ -288,12 +288,12 @@ def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> It
             return
         if place.content + place.entry.size > size:
             left = f" and {len(places) - number - 1} files after it" if number + 1 < len(places) else ""
-            yield Fault("truncated", path, f"the bundle ends after {size} bytes, before the end of it{left}")
+            yield Defect("truncated", path, f"the bundle ends after {size} bytes, before the end of it{left}")
             return
         if head != header(path, place.entry.size):
-            yield Fault("corrupted", path, "its header is damaged")
+            yield Defect("corrupted", path, "its header is damaged")
         elif not _is_whole(file, place):
-            yield Fault("corrupted", path, "its content is not what the manifest says")
+            yield Defect("corrupted", path, "its content is not what the manifest says")
     end = places[-1].end if places else begin
     file.seek(end)
     if file.read(len(END) + 1) != END:
@@ -316,7 +316,7 @@ def _is_whole(file: IO[bytes], place: Place) -> bool:
     )
 
 
-def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, here: str) -> Iterator[Fault]:
+def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, here: str) -> Iterator[Defect]:
     """Files were taken out, put in, renamed or moved: follow the headers, and compare the names."""
     found: Counter[str] = Counter()
     file.seek(offset)
@@ -325,11 +325,11 @@ def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, here: s
         file.seek(padded(min(max(0, info.size), MOST_BYTES)), os.SEEK_CUR)
     wanted = Counter(place.entry.path for place in expected)
     for name in found - wanted:
-        yield Fault("extra", name, "the manifest does not name it")
+        yield Defect("extra", name, "the manifest does not name it")
     for path in wanted - found:
-        yield Fault("missing", path, "the manifest names it, and it is not there")
+        yield Defect("missing", path, "the manifest names it, and it is not there")
     if found == wanted:
-        yield Fault("corrupted", here, "something else lies where it belongs")
+        yield Defect("corrupted", here, "something else lies where it belongs")
 
 
 def check_target(target: Path) -> None:

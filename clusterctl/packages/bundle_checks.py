@@ -15,7 +15,7 @@ from clusterctl.packages.bundle import (
     SYSTEMS,
     WHEELS,
     Bundle,
-    Fault,
+    Defect,
     Manifest,
     System,
     damages,
@@ -60,8 +60,8 @@ def system_folder(release: str) -> str:
     return f"{SYSTEMS}/{release}"
 
 
-def raise_faults(file: Path, wrong: Sequence[Fault]) -> None:
-    """Raise if there are faults.
+def reject_defects(file: Path, wrong: Sequence[Defect]) -> None:
+    """Raise if there are defects.
 
     Raises:
         BundleError: something is; one failure each.
@@ -83,7 +83,9 @@ def raise_faults(file: Path, wrong: Sequence[Fault]) -> None:
     )
 
 
-def mismatches(bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()) -> tuple[Fault, ...]:
+def mismatches(
+    bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()
+) -> tuple[Defect, ...]:
     """The mismatches with this clusterctl, the spec, if there is one, or hosts of these releases."""
     manifest = bundle.manifest
     found = [*_of_clusterctl(manifest)]
@@ -92,7 +94,7 @@ def mismatches(bundle: Bundle, spec: ClusterSpec | None, releases: Collection[st
     for release, system in manifest.systems.items():
         if not releases or release in releases:
             found += [(release, why) for why in _of_system(release, system, spec)]
-    return tuple(Fault("mismatch", what, why) for what, why in found)
+    return tuple(Defect("mismatch", what, why) for what, why in found)
 
 
 def _of_clusterctl(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -182,11 +184,11 @@ def use_bundle(file: Path, spec: ClusterSpec, workspace: Workspace, *, report: L
         MachineError: the cache of downloads can't be written.
     """
     bundle = open_bundle(file)
-    raise_faults(file, mismatches(bundle, spec))
+    reject_defects(file, mismatches(bundle, spec))
     now = Remembered.of(bundle)
     if now != cluster_bundle(workspace):
         report(f"checking {bundle.file.name}")
-        raise_faults(file, damages(bundle))
+        reject_defects(file, damages(bundle))
         write_atomic(workspace.bundle, now.model_dump_json() + "\n")
     _place_wheels(bundle, spec)
     return bundle

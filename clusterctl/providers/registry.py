@@ -1,8 +1,8 @@
 """The registered providers: the only way to one from outside this subpackage.
 
-Each is found by its type: `provider: {type: local}` is ``LocalProvider`` of ``local/provider.py``; what a cloud
-asks for nodes is in its ``costs.py``. A provider is imported when it is needed: most commands are about one,
-and Google's libraries load slowly.
+Each is found by its type: `provider: {type: local}` is ``LocalProvider`` of ``local/provider.py``, and the
+prices of a cloud are in its ``costs.py``. A provider is imported when it is needed: most commands are about
+one, and Google's libraries load slowly.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from typing import Any, Final
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError, UsageError
 from clusterctl.providers.base import (
     NO_PROMPTS,
+    HostPlan,
     Leftover,
-    Planned,
     Prompts,
     Provider,
     Provisioned,
@@ -51,7 +51,7 @@ class GcpProvider(Provider):
             raise refused
         check_gcloud()
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:  # noqa: ARG002
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> HostPlan:  # noqa: ARG002
         asked = self._write_module(spec, workspace)
         terraform = self._terraform(workspace, spec.controller_host, report)
         terraform.init()
@@ -63,7 +63,7 @@ class GcpProvider(Provider):
         hosts = apply.host_changes(plan, costs.host_price(spec))
         now, _ = costs.others((c.type, c.before) for c in plan.changes if c.before is not None)
         then, unknown = costs.others((c.type, c.after) for c in plan.changes if c.after is not None)
-        return Planned(
+        return HostPlan(
             tuple(sorted(hosts, key=lambda host: order.get(host.name, len(order)))),
             apply.other_changes(plan),
             priced_on=costs.table().date,

@@ -13,8 +13,8 @@ from clusterctl.providers.base import (
     REPLACED,
     Action,
     HostChange,
+    HostPlan,
     Leftover,
-    Planned,
     Prompts,
     Provider,
     Provisioned,
@@ -31,7 +31,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.local import write_ssh_files
+from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.process import on_each
 from clusterctl.util.progress import HostStep, Reporter
 
@@ -84,7 +84,7 @@ class OnpremProvider(Provider):
             findings=(*report.findings, *members.claim_findings(report.facts, workspace.known_id() or "")),
         )
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:  # noqa: ARG002
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> HostPlan:  # noqa: ARG002
         found = self._look(spec, workspace, report)
         before = hosts_as_raised(workspace)
         left = pending_releases(workspace)
@@ -96,7 +96,7 @@ class OnpremProvider(Provider):
             for name, host in before.items()
             if name not in names
         ]
-        return Planned(tuple(changes), notes=(*found.notes, *found.ahead, *map(str, left)))
+        return HostPlan(tuple(changes), notes=(*found.notes, *found.ahead, *map(str, left)))
 
     def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:  # noqa: ARG002
         found = self._found

@@ -43,7 +43,7 @@ from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.local import write_ssh_files
+from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.assets import digest
 from clusterctl.util.process import on_each
 from clusterctl.util.progress import HostStep, Reporter
@@ -265,7 +265,7 @@ def record_pending(
     trusted = workspace.trusted_hosts.read_text() if workspace.trusted_hosts.exists() else ""
     others = [line for line in trusted.splitlines() if line.partition(" ")[0] != host.name]
     write_atomic(one.trusted_hosts, "\n".join([*others, f"{host.name} {host.host_key}", ""]))
-    write_atomic(one.hosts, inventory.model_copy(update={"hosts": (host,)}).model_dump_json(indent=2))
+    write_atomic(one.inventory, inventory.model_copy(update={"hosts": (host,)}).model_dump_json(indent=2))
     machine = _machine(host, settings)
     return PendingRelease(one, host, machine, time.time(), why).save()  # last: from here on it counts
 
@@ -335,9 +335,9 @@ def _release_pending(one: PendingRelease, prompts: Prompts, report: Reporter) ->
     if lost := login.trust([name]):
         raise lost[name]
     host = one.host.model_copy(update={"proxy_command": login.proxies([name]).get(name, ())})
-    inventory = Inventory.model_validate_json(one.workspace.hosts.read_bytes())
+    inventory = Inventory.model_validate_json(one.workspace.inventory.read_bytes())
     inventory = inventory.model_copy(update={"hosts": (host,)})
-    write_atomic(one.workspace.hosts, inventory.model_dump_json(indent=2))
+    write_atomic(one.workspace.inventory, inventory.model_dump_json(indent=2))
     release_all(login, cluster_id, one.workspace, prompts, report=report)
     if left := _left_of(one, prompts):
         raise ProvisionError(f"{name} has something of ours", why="; ".join(map(str, left)), host=name)

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.errors import BundleError
 from clusterctl.packages.bundle import Manifest, open_bundle
-from clusterctl.packages.bundle_checks import lock_digest, mismatches, raise_faults
+from clusterctl.packages.bundle_checks import lock_digest, mismatches, reject_defects
 from clusterctl.packages.os_packages import asked_packages
 from clusterctl.packages.wheelhouse import content_hash
 from clusterctl.spec.distributions import distribution_of
@@ -143,7 +143,7 @@ def test_what_only_some_specs_ask_for_must_be_in_it_for_these(
 def test_only_misfits_are_told_as_such(tmp_path: Path, spec: ClusterSpec) -> None:
     path = a_bundle(tmp_path / "b.tar", clusterctl="0.0.1")
     with pytest.raises(BundleError, match="does not match") as caught:
-        raise_faults(path, mismatches(open_bundle(path), spec))
+        reject_defects(path, mismatches(open_bundle(path), spec))
     assert "bundle create" in caught.value.fix
 
 
