@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +11,11 @@ from clusterctl.cli.options import Options, spec_of, workspace_of
 from clusterctl.cli.output import Screen
 from clusterctl.errors import NotUpError, ProvisionError, UsageError
 from clusterctl.packages.bundle import Bundle, damages, open_bundle
-from clusterctl.packages.bundle_checks import mismatches, raise_faults
-from clusterctl.scheduler.session import inventory_of
+from clusterctl.packages.bundle_checks import mismatches, reject_defects
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import find_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import inventory_of
 from clusterctl.transport.tree import shown_size
 
 BundleFile = Annotated[Path, typer.Argument(metavar="FILE", help="A bundle that `bundle create` made.")]
@@ -59,7 +58,10 @@ def create(
             f"--from names {', '.join(sorted(unknown))}, which no host has", fix="say it with --os"
         )
     target = out or Path(f"{spec.name}.bundle.tar")
-    wanted = bundle_create.BundleRequest(spec, distributions, archives, _called(by_name))
+    # The first of the names for a release; RHEL's before all, whose packages are not public.
+    ranked = sorted(by_name, key=lambda name: not name.startswith("rhel-"))
+    called = {by_name[name].release: name for name in reversed(ranked)}
+    wanted = bundle_create.BundleRequest(spec, distributions, archives, called)
     made = bundle_create.create(wanted, target, report=screen.note)
     size = shown_size(target.stat().st_size)
     screen.result(
@@ -72,7 +74,7 @@ def verify(screen: Screen, options: Options, path: BundleFile, system: Systems =
     opened = open_bundle(path)
     releases = list({_distribution(name).release: None for name in system or ()})
     wrong = (*mismatches(opened, _spec(screen, options), releases), *damages(opened))
-    raise_faults(path, wrong)
+    reject_defects(path, wrong)
     screen.result(_answer(opened), *_lines(opened), "all checksums match")
 
 
@@ -93,12 +95,6 @@ def _distribution(name: str) -> Distribution:
         return distribution_of(name)
     except ProvisionError as exc:
         raise UsageError(exc.what, where="--os", why=exc.why, fix=exc.fix) from exc
-
-
-def _called(by_name: Mapping[str, Distribution]) -> dict[str, str]:
-    """Release -> the first of these names for it; RHEL's before all, whose packages are not public."""
-    ranked = sorted(by_name, key=lambda name: not name.startswith("rhel-"))
-    return {by_name[name].release: name for name in reversed(ranked)}
 
 
 def _names(screen: Screen, options: Options, names: list[str] | None) -> list[str]:

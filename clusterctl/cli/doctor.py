@@ -9,7 +9,6 @@ import typer
 
 from clusterctl.cli.options import AskBecomePass, Options, read_only_prompts, spec_of
 from clusterctl.cli.output import Screen
-from clusterctl.cluster.diagnosis import checkup
 from clusterctl.cluster.session import provider_of
 from clusterctl.hosts.checks import DoctorReport, failures
 from clusterctl.hosts.firewall import firewall_of
@@ -47,6 +46,8 @@ def examined(
     ask_become_pass: bool = False,
 ) -> DoctorReport:
     """What a look at the hosts finds."""
+    from clusterctl.cluster.verify import checkup
+
     provider = provider_of(spec.provider, read_only_prompts(ask_password=ask_become_pass))
     with screen.working("looking at the hosts"):
         return checkup(spec, Workspace.of(spec.name), provider, hosts=tuple(hosts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
@@ -14,22 +14,20 @@ from clusterctl.cli.options import (
     AskBecomePass,
     Options,
     naming_lock_holder,
-    prompts_for,
     spec_of,
     workspace_of,
 )
 from clusterctl.cli.output import Screen
-from clusterctl.cli.up import NoWait, Yes, approval, bring_up
+from clusterctl.cli.up import NoWait, Yes, bring_up
 from clusterctl.cluster import nodes
 from clusterctl.cluster.nodes import NodeState
 from clusterctl.cluster.up import UpOptions
 from clusterctl.errors import UsageError
-from clusterctl.scheduler import session
 from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.session import scheduler_of
 from clusterctl.spec.hosts import is_this_machine
-from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import own_machines
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.transport.ssh import Connections
 
@@ -81,12 +79,12 @@ def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
     """
     spec = spec_of(screen, options)
     own_machines(spec.provider)
-    inventory = session.inventory_of(Workspace.of(spec.name))
+    inventory = inventory_of(Workspace.of(spec.name))
     chosen = nodes.names_of(names)
     if there := [name for name in chosen if inventory.host(name)]:
         fix = f"`clusterctl up --limit {','.join(there)}` repairs it, `clusterctl node replace` takes another"
         raise UsageError(f"already in the cluster: {', '.join(there)}", fix=fix)
-    return _join(screen, options, spec, chosen, joining)
+    return bring_up(screen, options, spec, UpOptions(limit=chosen), **joining)
 
 
 def remove(
@@ -99,15 +97,13 @@ def remove(
 ) -> int:
     """Remove nodes from the cluster and restore the machines. Other nodes and their jobs go on."""
     workspace = workspace_of(screen, options)
-    inventory = session.inventory_of(workspace)
-    spec = session.applied_spec(workspace)
+    inventory = inventory_of(workspace)
+    spec = applied_spec(workspace)
     own_machines(spec.provider)
     chosen = _chosen(inventory, names)
     fewer = nodes.without(spec, chosen)
-    limit = (inventory.controller.name, *chosen)
-    own = prompts_for(screen, ask_password=False)
-    wanted = UpOptions(approve=approval(screen, yes=yes), limit=limit, force=force)
-    done = bring_up(screen, options, fewer, wanted, prompts=own, no_wait=no_wait)
+    wanted = UpOptions(limit=(inventory.controller.name, *chosen), force=force)
+    done = bring_up(screen, options, fewer, wanted, yes=yes, no_wait=no_wait)
     screen.note(f"take {', '.join(chosen)} out of your spec file, too: else the next `up` adds them again")
     return done
 
@@ -119,14 +115,15 @@ def replace(screen: Screen, options: Options, names: Names, force: Force = False
     """
     spec = spec_of(screen, options)
     own_machines(spec.provider)
-    inventory = session.inventory_of(Workspace.of(spec.name))
+    inventory = inventory_of(Workspace.of(spec.name))
     chosen = nodes.names_of(names)
     there = tuple(name for name in chosen if inventory.host(name))  # none, of one that failed half way
     nodes.check_names(inventory, there)
     if inventory.controller.name in chosen:
         fix = "take the cluster down, and raise it anew"
         raise UsageError(f"{inventory.controller.name} is the controller: it can't be replaced", fix=fix)
-    return _join(screen, options, spec, chosen, joining, replaced=there, force=force)
+    wanted = UpOptions(limit=chosen, replaced=there, force=force)
+    return bring_up(screen, options, spec, wanted, **joining)
 
 
 def forget(screen: Screen, options: Options, names: Names, yes: Yes = False, no_wait: NoWait = False) -> None:
@@ -139,21 +136,6 @@ def forget(screen: Screen, options: Options, names: Names, yes: Yes = False, no_
         nodes.check_left(workspace, chosen)
         which = nodes.forget(workspace, chosen)
     screen.result({"forgotten": chosen}, f"forgotten: {'; '.join(which)}")
-
-
-def _join(
-    screen: Screen,
-    options: Options,
-    spec: ClusterSpec,
-    names: Sequence[str],
-    joining: Mapping[str, Any],
-    **more: Any,
-) -> int:
-    """Have these machines in the cluster; ``joining`` are the flags of ``_JOINING``."""
-    ask_password, accepted = bool(joining["ask_become_pass"]), joining["accept_host_key"]
-    own = prompts_for(screen, ask_password=ask_password, accepted=accepted)
-    wanted = UpOptions(approve=approval(screen, yes=bool(joining["yes"])), limit=names, **more)
-    return bring_up(screen, options, spec, wanted, prompts=own, no_wait=bool(joining["no_wait"]))
 
 
 def reboot(
@@ -176,16 +158,16 @@ def reboot(
     """
     workspace, timeout_s = workspace_of(screen, options), timeout_of(timeout)
     with naming_lock_holder(workspace):
-        inventory = session.inventory_of(workspace)
+        inventory = inventory_of(workspace)
     chosen = _chosen(inventory, names)
     _refuse_reboot(inventory, chosen)
     with (  # an `up` meanwhile would put them back
         workspace.lock("node reboot", wait_s=0 if no_wait else WAIT_S, waiting=screen.note),
         Connections(workspace.ssh_config) as connections,
     ):
-        inventory = session.inventory_of(workspace)  # it may have changed while we waited
+        inventory = inventory_of(workspace)  # it may have changed while we waited
         nodes.check_names(inventory, chosen)
-        scheduler = session.scheduler_of(inventory, connections.to)
+        scheduler = scheduler_of(inventory, connections.to)
         if not scheduler.manages_nodes:
             raise UsageError(
                 "nodes without Slurm cannot be drained, so a job could start on them",
@@ -196,12 +178,10 @@ def reboot(
         nodes.check_aside(scheduler, chosen)
         screen.note(f"booting {', '.join(chosen)}")
         nodes.reboot({name: connections.to(name) for name in chosen})
-        spec = session.applied_spec(workspace)
+        spec = applied_spec(workspace)
     # Ours are put back by it once they are configured, by the reason that they were given.
     limit = chosen if inventory.traits.user_owned else ()
-    own = prompts_for(screen, ask_password=False)
-    wanted = UpOptions(approve=approval(screen, yes=True), limit=limit)
-    return bring_up(screen, options, spec, wanted, prompts=own, no_wait=no_wait)
+    return bring_up(screen, options, spec, UpOptions(limit=limit), yes=True, no_wait=no_wait)
 
 
 def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
@@ -226,8 +206,8 @@ def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Inventory, Sche
     """The cluster that is meant, with who runs its jobs as its admin."""
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace), Connections(workspace.ssh_config) as connections:
-        inventory = session.inventory_of(workspace)
-        yield inventory, session.scheduler_of(inventory, connections.to)
+        inventory = inventory_of(workspace)
+        yield inventory, scheduler_of(inventory, connections.to)
 
 
 def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:

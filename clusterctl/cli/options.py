@@ -359,7 +359,8 @@ def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
 @contextmanager
 def open_session(screen: Screen, options: Options) -> Iterator[Session]:
     """A connection to the controller as the job user."""
-    from clusterctl.scheduler.session import applied_spec, inventory_of, session
+    from clusterctl.scheduler.session import session
+    from clusterctl.state.inventory import applied_spec, inventory_of
 
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace):

@@ -15,11 +15,11 @@ from clusterctl.cli.output import Screen, job_table
 from clusterctl.errors import ClusterctlError
 from clusterctl.providers.base import pending_releases
 from clusterctl.providers.registry import cached_images, clusters_on_this_machine
-from clusterctl.scheduler import session
 from clusterctl.scheduler.base import active_jobs
+from clusterctl.scheduler.session import scheduler_of
 from clusterctl.spec.base import format_duration
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS, ClusterSpec
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import state_home
 from clusterctl.transport.base import Transport
 from clusterctl.transport.ssh import Connections
@@ -31,13 +31,13 @@ def status(screen: Screen, options: Options) -> None:
     """Show the state of nodes and jobs."""
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace):
-        inventory = session.inventory_of(workspace)
+        inventory = inventory_of(workspace)
         with Connections(workspace.ssh_config) as connections:
-            scheduler = session.scheduler_of(inventory, connections.to, patience_s=_STATUS_WAIT_S)
+            scheduler = scheduler_of(inventory, connections.to, patience_s=_STATUS_WAIT_S)
             nodes, active = scheduler.nodes(), active_jobs(scheduler)
             is_cloud = inventory.traits.is_cloud
             controller = connections.to(inventory.controller.name)
-            by_itself = auto_down(session.applied_spec(workspace), controller) if is_cloud else None
+            by_itself = auto_down(applied_spec(workspace), controller) if is_cloud else None
     left = pending_releases(workspace)
     ready = {n.name for n in nodes if n.usable} >= {h.name for h in inventory.compute}
     keys = ("name", "state", "cpus", "memory_mib", "reason")

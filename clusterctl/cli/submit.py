@@ -20,11 +20,12 @@ from clusterctl.jobs.submit import submit as submit_job
 from clusterctl.jobs.watch import raise_unless_completed
 from clusterctl.scheduler.base import worst
 from clusterctl.scheduler.script import Environment, with_gpus
-from clusterctl.scheduler.session import Session, distribution_ahead, script_of
+from clusterctl.scheduler.session import Session, script_of
 from clusterctl.spec import distributions
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.job import JobOptions, JobSpec, is_job_file, job_spec, jobs_of_file
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import distribution_ahead
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.tree import shown_size
 
@@ -209,15 +210,9 @@ def _submitted(screen: Screen, options: Options, session: Session, wanted: Seque
                     progress=progress,
                     report=screen.note,
                 )
-            rows.append(
-                {
-                    "job_id": done.job_id,
-                    "name": done.name,
-                    "script": done.script,
-                    "dir": done.remote_dir,
-                    "source": dataclasses.asdict(done.source) if done.source else None,
-                }
-            )
+            row = dataclasses.asdict(done)
+            del row["token"]
+            rows.append({"dir": row.pop("remote_dir"), **row})
             screen.known = _answer(rows)
     return rows
 

@@ -25,7 +25,7 @@ from clusterctl.cluster.hardware import (
     without_jitter,
 )
 from clusterctl.cluster.session import ClusterSession, Drift
-from clusterctl.configure import ansible, events, inventory_file, ship
+from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import Failure, SchedulerError, TransportError
 from clusterctl.hosts.probe import Checksums, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
@@ -174,10 +174,12 @@ def _installed(
     if not asked:
         return reports
     others = (
-        () if inventory.baked else ship.lacking(inventory, spec.software, reports, session.connections.to)
+        ()
+        if inventory.baked
+        else inventory_file.hosts_to_install(inventory, spec.software, reports, session.connections.to)
     )
     chosen = asked | {h.name for h in others if not limit or h.is_controller or h.name in limit}
-    inventory_file.write_inventory(spec, inventory, workspace)
+    inventory_file.write_ansible_inventory(spec, inventory, workspace)
     ansible.run(
         "install_first",
         inventory,
@@ -293,7 +295,7 @@ def _render(
     inputs, files = _inputs(spec, inventory, workspace, reports)
     for name, content in files.items():
         write_atomic(workspace.rendered / name, content)
-    inventory_file.write_inventory(spec, inventory, workspace)
+    inventory_file.write_ansible_inventory(spec, inventory, workspace)
     return inputs
 
 

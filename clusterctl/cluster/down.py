@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from clusterctl.cluster.nodes import forget
-from clusterctl.cluster.plan import copied
-from clusterctl.cluster.session import Phase, Run, provider_of
+from clusterctl.cluster.session import Phase, PhaseRunner, copied, provider_of
 from clusterctl.errors import (
     ClusterctlError,
     CollectError,
@@ -24,9 +23,9 @@ from clusterctl.errors import (
 )
 from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider, pending_releases
 from clusterctl.runs.collect import collect_all, uncollected
-from clusterctl.scheduler.session import applied_spec
+from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import DEFAULT_PROVIDER
-from clusterctl.spec.models import Provider as ProviderSettings
+from clusterctl.state.inventory import applied_spec
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import roomiest, sweep
@@ -62,7 +61,7 @@ class DownResult:
     discarded: tuple[JobEntry, ...] = ()
 
 
-def down(run: Run, options: DownOptions) -> DownResult:
+def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
     """Collect the runs that are not home, then remove the cluster and verify that nothing is left.
 
     Raises:
@@ -73,21 +72,21 @@ def down(run: Run, options: DownOptions) -> DownResult:
         UsageError: there is no such cluster, it has no machine of a name that is gone, or a job to discard
             was not submitted from here.
     """
-    run.verb, workspace = "down", run.workspace
-    with workspace.lock("down", wait_s=run.wait_s, waiting=run.report_waiting):
+    runner.verb, workspace = "down", runner.workspace
+    with workspace.lock("down", wait_s=runner.wait_s, waiting=runner.report_waiting):
         sweep()
         discarded = to_discard(workspace, options.discard, everything=options.discard_runs)
         if not workspace.root.is_dir():
-            return _down_without_workspace(run)
-        with _writable(run):
-            result = take_down(run, options, discarded)
+            return _down_without_workspace(runner)
+        with _writable(runner):
+            result = take_down(runner, options, discarded)
         workspace.remove()
     return result
 
 
-def take_down(run: Run, options: DownOptions, discarded: tuple[JobEntry, ...]) -> DownResult:
+def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEntry, ...]) -> DownResult:
     """The phases of `down`: collect runs, discard runs, destroy."""
-    workspace = run.workspace
+    workspace = runner.workspace
     if _has_made_nothing(workspace):
         forget(workspace, options.gone)
         return DownResult(on_this_machine=False, looked=False)
@@ -95,60 +94,62 @@ def take_down(run: Run, options: DownOptions, discarded: tuple[JobEntry, ...]) -
     provider = provider_of(settings, options.prompts)
     collected: tuple[RunRecord, ...] = ()
     if set(uncollected(workspace)) - set(discarded):
-        collected = run.phase(collect_runs, options.out, discarded)
+        collected = runner.phase(collect_runs, options.out, discarded)
     if discarded:
-        run.phase(discard_runs, discarded)
+        runner.phase(discard_runs, discarded)
     if forgotten := forget(workspace, options.gone):
         options.prompts.note(f"forgotten: {'; '.join(forgotten)}")
     looked = not _has_taken_none(workspace)
-    run.phase(destroy, provider, looked=looked, orphans=settings.shares_kernel)
-    return DownResult(collected, tuple(run.phases), settings.shares_kernel, looked, discarded)
+    runner.phase(destroy, provider, looked=looked, orphans=settings.shares_kernel)
+    return DownResult(collected, tuple(runner.phases), settings.shares_kernel, looked, discarded)
 
 
 @contextmanager
-def _writable(run: Run) -> Iterator[None]:
+def _writable(runner: PhaseRunner) -> Iterator[None]:
     """Work on a copy of the workspace where its disk takes nothing more: `down` must not need it."""
-    workspace = run.workspace
+    workspace = runner.workspace
     try:
         workspace.create()
     except DiskError as exc:
-        run.report_waiting(f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it")
-        with copied(workspace, without=["logs"], place=roomiest()) as run.workspace:
+        runner.report_waiting(f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it")
+        with copied(workspace, without=["logs"], place=roomiest()) as runner.workspace:
             yield
     else:
         yield
 
 
-def collect_runs(run: Run, out: Path | None, discarded: Collection[JobEntry] = ()) -> tuple[RunRecord, ...]:
+def collect_runs(
+    runner: PhaseRunner, out: Path | None, discarded: Collection[JobEntry] = ()
+) -> tuple[RunRecord, ...]:
     """Collect the runs that were not collected yet, but for those that are discarded."""
     ids = [entry.job_id for entry in discarded if entry.job_id]
     try:
-        found = collect_all(applied_spec(run.workspace), run.workspace, out=out, discard=ids)
+        found = collect_all(applied_spec(runner.workspace), runner.workspace, out=out, discard=ids)
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
         raise stays_up(exc, ids) from exc
-    run.note = f"{len(found)} runs"
+    runner.note = f"{len(found)} runs"
     return found
 
 
-def discard_runs(run: Run, discarded: Collection[JobEntry]) -> None:
+def discard_runs(runner: PhaseRunner, discarded: Collection[JobEntry]) -> None:
     """Note whose runs are discarded; they are removed with the cluster."""
-    run.note = f"runs of {', '.join(entry.shown for entry in discarded)}"
+    runner.note = f"runs of {', '.join(entry.shown for entry in discarded)}"
 
 
-def destroy(run: Run, provider: Provider, *, looked: bool, orphans: bool) -> None:
+def destroy(runner: PhaseRunner, provider: Provider, *, looked: bool, orphans: bool) -> None:
     """Remove the cluster, and orphans of its name: an `up` that created no hosts took their name."""
-    workspace = run.workspace
+    workspace = runner.workspace
     if looked:
-        remove_cluster(provider, workspace.cluster_id(), workspace, run.report)
-    if orphans and not workspace.hosts.exists():
+        remove_cluster(provider, workspace.cluster_id(), workspace, runner.report)
+    if orphans and not workspace.inventory.exists():
         for cluster_id in find_orphans(provider, workspace):
-            remove_cluster(provider, cluster_id, None, run.report)
+            remove_cluster(provider, cluster_id, None, runner.report)
 
 
-def _down_without_workspace(run: Run) -> DownResult:
+def _down_without_workspace(runner: PhaseRunner) -> DownResult:
     """Remove local clusters whose workspace is missing."""
-    provider, name = provider_of(DEFAULT_PROVIDER), run.workspace.root.name
-    found = find_orphans(provider, run.workspace)
+    provider, name = provider_of(DEFAULT_PROVIDER), runner.workspace.root.name
+    found = find_orphans(provider, runner.workspace)
     if not found:
         raise NotUpError(
             f"there is no cluster {name!r}",
@@ -156,7 +157,7 @@ def _down_without_workspace(run: Run) -> DownResult:
             "on machines of your own whose workspace is missing is found with --orphans",
         )
     for cluster_id in found:
-        remove_cluster(provider, cluster_id, None, partial(run.reporter, "destroy"))
+        remove_cluster(provider, cluster_id, None, partial(runner.reporter, "destroy"))
     return DownResult()
 
 
@@ -230,7 +231,7 @@ def _settings(workspace: Workspace) -> ProviderSettings:
     try:
         return applied_spec(workspace).provider
     except UsageError:
-        made = workspace.terraform.is_dir() and (workspace.spec.exists() or workspace.hosts.exists())
+        made = workspace.terraform.is_dir() and (workspace.spec.exists() or workspace.inventory.exists())
         if made or is_of_own_machines(workspace) or any(workspace.terraform.glob("*.tfstate*")):
             raise  # what Terraform has made would be forgotten
         return DEFAULT_PROVIDER  # the spec is written before anything is made at Google
@@ -243,7 +244,7 @@ def is_of_own_machines(workspace: Workspace) -> bool:
 
 def _has_made_nothing(workspace: Workspace) -> bool:
     """Whether `up` ended before any host was made or joined."""
-    records = (workspace.spec, workspace.hosts, workspace.joining, workspace.terraform)
+    records = (workspace.spec, workspace.inventory, workspace.joining, workspace.terraform)
     return _has_taken_none(workspace) or not (
         workspace.known_id() or pending_releases(workspace) or any(path.exists() for path in records)
     )
@@ -252,5 +253,5 @@ def _has_made_nothing(workspace: Workspace) -> bool:
 def _has_taken_none(workspace: Workspace) -> bool:
     """Whether it is of machines of the user's own, and none of them was joined to the cluster yet."""
     return is_of_own_machines(workspace) and not (
-        workspace.joining.exists() or workspace.hosts.exists() or pending_releases(workspace)
+        workspace.joining.exists() or workspace.inventory.exists() or pending_releases(workspace)
     )

@@ -22,16 +22,16 @@ from clusterctl.errors import (
 )
 from clusterctl.providers import registry
 from clusterctl.providers.base import REPLACED, PendingRelease, address_of, hosts_as_raised, pending_releases
-from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs, polls
-from clusterctl.scheduler.session import applied_spec, inventory_of
+from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs
 from clusterctl.spec.base import did_you_mean
 from clusterctl.spec.hosts import expand
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import own_machines
-from clusterctl.state.inventory import CONTROLLER, Host, Inventory
+from clusterctl.state.inventory import CONTROLLER, Host, Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import parallel_map
+from clusterctl.util.progress import Clock
 
 BOOT_S: Final = 1800.0  # a server with eight GPUs tests its memory for many minutes
 _ANSWER_S: Final = 20.0
@@ -110,7 +110,7 @@ def wait_idle(
         WaitTimeoutError: ``timeout_s`` has passed. The nodes stay as they are.
     """
     told: tuple[str, ...] = ()
-    for _ in polls(timeout_s):
+    for _ in scheduler.clock.polls(timeout_s):
         found = states(scheduler, names)
         ids = tuple(dict.fromkeys(job.id for state in found for job in state.jobs))
         if not ids:
@@ -159,7 +159,7 @@ def _boot(host: Transport, timeout_s: float) -> str:
     with suppress(TransportError):  # it may be gone before it has answered
         host.run(("sudo", "-n", "systemctl", "reboot"), check=False, timeout_s=_ANSWER_S)
     why = "it was told to, and goes on running"
-    for _ in polls(timeout_s):
+    for _ in Clock().polls(timeout_s):
         host.close()
         try:
             if host.run(_BOOT_ID, timeout_s=_ANSWER_S).stdout != before:
@@ -219,7 +219,7 @@ def limited(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> 
     hint = "name it under provider.hosts, and in a partition"
     reject_unknown(limit, known, "the spec has no host", hint, where="--limit")
     there: dict[str, str | None] = {}
-    if workspace.hosts.exists():
+    if workspace.inventory.exists():
         there = {host.name: host.partition for host in inventory_of(workspace).compute}
         was = applied_spec(workspace).provider.machines  # the spec may no longer name some that stay
         gone = {name: was[name] for name in there if name in was and name not in provider.machines}
@@ -268,7 +268,7 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable
         yield lambda: None
         return
     inventory, spec = inventory_of(workspace), applied_spec(workspace)
-    files = (workspace.hosts, workspace.joining, workspace.trusted_hosts, workspace.known_hosts)
+    files = (workspace.inventory, workspace.joining, workspace.trusted_hosts, workspace.known_hosts)
     before = {path: path.read_bytes() for path in files if path.exists()}
     aside = [registry.record_pending(host, inventory, spec, workspace, why=REPLACED) for host in there]
     _forget_hosts(workspace, names)
@@ -333,7 +333,7 @@ def check_left(workspace: Workspace, names: Iterable[str]) -> None:
 
 def _forget_hosts(workspace: Workspace, names: Collection[str]) -> None:
     """Remove these hosts and their keys from the records."""
-    for path in (workspace.hosts, workspace.joining):
+    for path in (workspace.inventory, workspace.joining):
         try:
             inventory = Inventory.model_validate_json(path.read_bytes())
         except (FileNotFoundError, ValidationError):

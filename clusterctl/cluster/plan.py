@@ -2,36 +2,75 @@
 
 The spec is compared with the cluster as it was raised, and with its live hosts. Nothing is written: a
 provider gets a copy of the workspace to plan in.
+
+Slurm ends the jobs of a node whose number of CPUs changes, in either direction. So a node at work keeps the
+size that it has where the spec leaves that to us; where the spec itself says another, the change is refused.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
-from clusterctl.cluster import converge, impact, verify
-from clusterctl.cluster.session import ClusterSession, Drift, known_inventory, known_spec
+from clusterctl.cluster import converge, verify
+from clusterctl.cluster.nodes import drain_usable
+from clusterctl.cluster.session import ClusterSession, Drift, copied, known_inventory, known_spec
 from clusterctl.configure.events import TaskProgress
 from clusterctl.errors import ConfigureError, MachineError, SchedulerError, TransportError, UsageError
 from clusterctl.hosts.probe import probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.jobs.environment import unbuilt
-from clusterctl.providers.base import Planned
+from clusterctl.providers.base import HostChange, HostPlan, Size
+from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs
 from clusterctl.scheduler.session import scheduler_of
+from clusterctl.spec.base import format_size
+from clusterctl.spec.common import Partition
 from clusterctl.spec.load import Difference, differences
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.process import temporary_folder
 
 PATIENCE_S = 5.0  # for hosts and Slurm to answer
 _WORDS = {"make": "made", "change": "changed", "replace": "made anew", "remove": "removed"}
 _NOT_COPIED = ("logs", "rendered", "id_ed25519", "munge.key")
-_HEAVY = ".terraform"  # plugins of a hundred megabytes; linked
+END_S = 60.0
+REASON = "clusterctl: leaves the cluster"
+_PAUSE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Impact:
+    """What a change does to jobs: those that it would end, and the nodes that keep their size.
+
+    ``unknown`` says why that is not known, ``drained`` which nodes were drained to find it out.
+    """
+
+    keep: Mapping[str, Size] = field(default_factory=dict)
+    affected: tuple[AffectedJob, ...] = ()
+    unknown: str = ""
+    drained: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of it."""
+        return tuple(
+            f"{name} keeps {' and '.join(size.parts[:2])} while jobs run there"
+            for name, size in self.keep.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AffectedJob:
+    """A job that the change would end, and why."""
+
+    job: JobInfo
+    why: str
+
+    def __str__(self) -> str:
+        where = f" on {','.join(self.job.nodes)}" if self.job.nodes else ""
+        return f"job {self.job.id} ({self.job.name}) of {self.job.user}{where}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +80,8 @@ class Plan:
     ``tasks`` is what configuring would change on machines of the user's own.
     """
 
-    hosts: Planned
-    jobs: impact.Impact = field(default_factory=impact.Impact)
+    hosts: HostPlan
+    jobs: Impact = field(default_factory=Impact)
     settings: tuple[Difference, ...] = ()
     drift: tuple[Drift, ...] = ()
     notes: tuple[str, ...] = ()
@@ -112,7 +151,7 @@ def plan_changes(session: ClusterSession) -> Plan:
     if before is None:
         plan = Plan(hosts)
     else:
-        affected = impact.impact_of(session, before, hosts)
+        affected = impact_of(session, before, hosts)
         if affected.keep:
             hosts = provider.plan(spec, workspace, keep=affected.keep, report=session.report)
         no_spec = (Difference("spec", "the applied spec is not known"),)
@@ -174,7 +213,7 @@ def _refusals(session: ClusterSession, before: Inventory | None) -> Iterator[str
     """Why `up` would refuse the spec, its users, or this machine, at once."""
     checks = [partial(session.provider.check, session.spec)]
     if before is not None:
-        checks.append(partial(impact.reject_changed_users, session, before))
+        checks.append(partial(reject_changed_users, session, before))
     for check in checks:
         try:
             check()
@@ -204,36 +243,212 @@ def _with_tasks(session: ClusterSession, found: Plan, before: Inventory, copy: W
     return replace(found, tasks=tasks, notes=(*found.notes, *told))
 
 
-@contextmanager
-def copied(
-    workspace: Workspace, *, without: Collection[str], place: Path | None = None
-) -> Iterator[Workspace]:
-    """A copy of the workspace, to write in, but for what bears these names; a fresh one where there is none.
+def review(session: ClusterSession, planned: HostPlan, *, force: bool) -> Mapping[str, Size]:
+    """Check what the spec changes of a cluster that is up; under ``force`` jobs in its way are cancelled.
 
-    It is below ``place``, by default where temporary files go.
+    Nodes that leave are drained first, so that no job begins there, and resumed if the change is refused.
+    Returns the nodes that keep their size, since jobs are at work there.
 
     Raises:
-        MachineError: none can be made.
+        UsageError: it would cancel jobs, or give a user's uid to another; nothing was changed.
     """
-    with temporary_folder(place) as folder:
-        copy = Workspace(folder / workspace.root.name)
-        try:
-            if workspace.root.is_dir():
-                ignored = shutil.ignore_patterns(*without)
-                shutil.copytree(workspace.root, copy.root, ignore=ignored, symlinks=True, copy_function=_take)
-        except OSError as exc:  # shutil's own error is one too
-            raise MachineError("no copy of the cluster's record can be made", why=str(exc)) from exc
-        copy.create()
-        if not copy.public_key.exists():
-            copy.create_secrets()
-        yield copy
+    before = known_inventory(session.workspace)
+    if before is None:
+        return {}
+    reject_changed_users(session, before)
+    impact = impact_of(session, before, planned, drain=True)
+    session.notes += settle(impact, scheduler_of(before, session.connections.to), force=force)
+    return impact.keep
 
 
-def _take(source: str, target: str) -> str:
-    if _HEAVY in Path(source).parts:
-        try:
-            os.link(source, target)
-        except OSError:  # another file system
-            return shutil.copy2(source, target)
-        return target
-    return shutil.copy2(source, target)
+def impact_of(
+    session: ClusterSession, before: Inventory, planned: HostPlan, *, drain: bool = False
+) -> Impact:
+    """``evaluate`` of a session."""
+    spec, provider = session.spec, session.provider
+    return evaluate(
+        spec,
+        before,
+        provider.sizes(spec),
+        scheduler_of(before, session.connections.to, patience_s=PATIENCE_S),
+        hosts=planned.changes,
+        alive=lambda: provider.alive(before.cluster_id),
+        drain=drain,
+    )
+
+
+def evaluate(
+    spec: ClusterSpec,
+    before: Inventory,
+    sizes: Mapping[str, Size],
+    scheduler: Scheduler,
+    *,
+    hosts: Sequence[HostChange] = (),
+    alive: Callable[[], bool],
+    drain: bool = False,
+) -> Impact:
+    """What the change from the hosts of ``before`` to the spec means for jobs.
+
+    ``hosts``: what the provider would do to some of them. ``alive``: whether any host runs, asked where the
+    controller says nothing: nodes may be at work then. ``drain``: let no job start on nodes that leave.
+    """
+    changes = _NodeChanges.of(spec, before, sizes, hosts)
+    if not (changes.gone or changes.resized or changes.stopped):
+        return Impact()
+    try:
+        found = drain_usable(scheduler, changes.gone if drain else (), REASON)
+    except (SchedulerError, TransportError) as exc:  # what lies still has no jobs to spare
+        return Impact(unknown=exc.cause if isinstance(exc, SchedulerError) or alive() else "")
+    affected = tuple(changes.affected(found.jobs, found.nodes))
+    ending = {one.job.id for one in affected}
+    keep = changes.kept({node for job in found.jobs if job.id not in ending for node in job.nodes})
+    return Impact(keep, affected, drained=found.drained)
+
+
+def settle(impact: Impact, scheduler: Scheduler, *, force: bool) -> tuple[str, ...]:
+    """Reject a change that would cancel jobs, or under ``force`` cancel them; what the user should know."""
+    if force:
+        _end(impact.affected, scheduler)
+        return (*(f"ended {job}" for job in impact.affected), *impact.notes)
+    if impact.affected and impact.drained:
+        scheduler.resume(impact.drained)
+    reject(impact)
+    return impact.notes
+
+
+def reject(impact: Impact) -> None:
+    """Reject a change that would cancel jobs.
+
+    Raises:
+        UsageError: it would end jobs, or nobody can tell.
+    """
+    if impact.unknown:
+        raise UsageError(
+            "the jobs that this change would end are not known",
+            why=impact.unknown,
+            fix="run `clusterctl up` with the spec as it was, which repairs the cluster; or go ahead: "
+            "--force",
+        )
+    if impact.affected:
+        count = len(impact.affected)
+        raise UsageError(
+            f"this change would end {count} job{'s' if count > 1 else ''}",
+            why="; ".join(map(str, impact.affected)),
+            fix="wait until they have ended, or end them: `clusterctl cancel`, or `up --force` ends them "
+            "for you",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeChanges:
+    """The nodes that go, and those whose size changes: as they are, and as they would be.
+
+    ``stopped``: hosts that the provider makes anew or restarts, and why.
+    """
+
+    partitions: Mapping[str, Partition]  # by node
+    gone: frozenset[str]
+    resized: Mapping[str, tuple[Size, Size]]
+    stopped: Mapping[str, str]
+    controller: str
+
+    @classmethod
+    def of(
+        cls, spec: ClusterSpec, before: Inventory, sizes: Mapping[str, Size], hosts: Sequence[HostChange]
+    ) -> _NodeChanges:
+        partitions = {node: partition for partition in spec.partitions for node in spec.node_names(partition)}
+        resized = {
+            host.name: (size, sizes[host.name])
+            for host in before.compute
+            if host.name in sizes and (size := Size.of(host)) and size != sizes[host.name]
+        }
+        gone = frozenset(host.name for host in before.compute if host.name not in partitions)
+        gone |= {host.name for host in hosts if host.released and host.action == "replace"}
+        controller = before.controller.name
+        stopped = {}
+        for host in hosts:
+            anew = host.action == "replace" and not host.released
+            if anew or (host.restarts and host.name != controller):
+                why = f": {host.why}" if host.why else ""
+                stopped[host.name] = f"{host.name} is {'made anew' if anew else 'restarted'}{why}"
+        return cls(partitions, gone, resized, stopped, controller)
+
+    def affected(self, active: Iterable[JobInfo], nodes: Mapping[str, NodeInfo]) -> Iterator[AffectedJob]:
+        """The jobs that would end."""
+        reasons = {**self.stopped, **{node: f"{node} leaves the cluster" for node in self.gone}}
+        for name, (now, then) in self.resized.items():
+            partition = self.partitions[name]
+            allocated = nodes[name].allocated_mib if name in nodes else 0
+            if now.disk_mib != then.disk_mib:
+                reasons[name] = f"{name} is made anew, with another disk"
+            elif partition.cpus is not None and now.cpus != then.cpus:
+                reasons[name] = f"{name} gets {then.cpus} CPUs instead of {now.cpus}"
+            elif partition.memory is not None and allocated > then.memory_mib:
+                reasons[name] = f"{name} gets {format_size(then.memory_mib)} of memory, less than jobs have"
+        stay = {partition.name for partition in self.partitions.values()}
+        for job in active:
+            where = (self.controller, *job.nodes)  # who loses the controller forgets all jobs
+            if hit := [reasons[node] for node in where if node in reasons]:
+                yield AffectedJob(job, hit[0])
+            elif not job.nodes and not stay & set(job.partition.split(",")):
+                yield AffectedJob(job, f"partition {job.partition} is removed")
+
+    def kept(self, at_work: Collection[str]) -> dict[str, Size]:
+        """The nodes at work that would change without the spec saying so, with the size that they keep."""
+        keep = {}
+        for name, (now, then) in self.resized.items():
+            partition = self.partitions[name]
+            size = replace(
+                then,
+                cpus=then.cpus if partition.cpus else now.cpus,
+                memory_mib=then.memory_mib if partition.memory else now.memory_mib,
+            )
+            if name in at_work and size != then:
+                keep[name] = size
+        return keep
+
+
+def reject_changed_users(session: ClusterSession, before: Inventory) -> None:
+    """``reject_taken_uids``, of changed users and where the controller answers; else their role says it."""
+    applied = known_spec(session.workspace)
+    if applied is None or session.spec.users != applied.users:
+        with suppress(TransportError):
+            accounts = session.connections.to(before.controller.name).run(["cat", "/etc/passwd"])
+            reject_taken_uids(session.spec, accounts.stdout)
+
+
+def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
+    """An account's number belongs to its files: it can't pass to another name while the hosts live.
+
+    ``accounts`` is the controller's table of accounts.
+
+    Raises:
+        UsageError: a uid of the spec is another account's there.
+    """
+    rows = (line.split(":") for line in accounts.splitlines())
+    holders = {int(row[2]): row[0] for row in rows if len(row) > 2 and row[2].isdigit()}  # noqa: PLR2004
+    taken = [user for user in spec.users if holders.get(user.uid, user.name) != user.name]
+    if taken:
+        raise UsageError(
+            f"a uid can't pass to another user: {', '.join(f'{u.name} ({u.uid})' for u in taken)}",
+            where="users",
+            why="; ".join(
+                f"uid {u.uid} is that of {holders[u.uid]} on the hosts, with their files" for u in taken
+            ),
+            fix="give each new name a uid that nobody had, or take the cluster down first",
+        )
+
+
+def _end(affected: Sequence[AffectedJob], scheduler: Scheduler) -> None:
+    """End these jobs, with the reason in their accounting, and wait until they have ended."""
+    if not affected:
+        return
+    for job in affected:
+        scheduler.annotate(job.job.id, f"clusterctl up --force: {job.why}")
+    ids = [job.job.id for job in affected]
+    scheduler.cancel(ids)
+    for _ in scheduler.clock.polls(END_S, longest_s=_PAUSE_S):
+        left = [job.id for job in active_jobs(scheduler) if job.id in ids]
+        if not left:
+            return
+    raise SchedulerError(f"jobs do not end: {', '.join(left)}", fix="look at them with `clusterctl jobs`")

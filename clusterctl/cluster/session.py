@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from clusterctl.configure import ansible, events, inventory_file
-from clusterctl.errors import UsageError
+from clusterctl.errors import MachineError, UsageError
 from clusterctl.providers import registry
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
-from clusterctl.scheduler.session import applied_spec, inventory_of
+from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.models import Provider as ProviderSettings
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.ledger import Journal
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
-from clusterctl.transport.local import write_ssh_files
+from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import digest
+from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import WAITING, HostStep, PhaseReporter, Reporter
 
-S = TypeVar("S", bound="Run")
+S = TypeVar("S", bound="PhaseRunner")
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+_HEAVY = ".terraform"  # plugins of a hundred megabytes; linked
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ def ignore(*_: object) -> None:
 
 
 @dataclass(kw_only=True)
-class Run:
+class PhaseRunner:
     """One `up` or `down` of a cluster: its phases are journaled, timed and reported while they run.
 
     ``reporter`` gets (phase, message), ``on_repair`` each repair as soon as it is made. ``wait_s`` bounds how
@@ -100,7 +106,7 @@ class Run:
 
 
 @dataclass(kw_only=True)
-class ClusterSession(Run):
+class ClusterSession(PhaseRunner):
     """What every step of `up` and `plan` needs, made once by the command line."""
 
     spec: ClusterSpec
@@ -142,15 +148,50 @@ def known_spec(workspace: Workspace) -> ClusterSpec | None:
     return None
 
 
+@contextmanager
+def copied(
+    workspace: Workspace, *, without: Collection[str], place: Path | None = None
+) -> Iterator[Workspace]:
+    """A copy of the workspace, to write in, but for what bears these names; a fresh one where there is none.
+
+    It is below ``place``, by default where temporary files go.
+
+    Raises:
+        MachineError: none can be made.
+    """
+    with temporary_folder(place) as folder:
+        copy = Workspace(folder / workspace.root.name)
+        try:
+            if workspace.root.is_dir():
+                ignored = shutil.ignore_patterns(*without)
+                shutil.copytree(workspace.root, copy.root, ignore=ignored, symlinks=True, copy_function=_take)
+        except OSError as exc:  # shutil's own error is one too
+            raise MachineError("no copy of the cluster's record can be made", why=str(exc)) from exc
+        copy.create()
+        if not copy.public_key.exists():
+            copy.create_secrets()
+        yield copy
+
+
+def _take(source: str, target: str) -> str:
+    if _HEAVY in Path(source).parts:
+        try:
+            os.link(source, target)
+        except OSError:  # another file system
+            return shutil.copy2(source, target)
+        return target
+    return shutil.copy2(source, target)
+
+
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
     """Put the inventory where ordinary tools find it: `ssh -F`, `ansible-playbook -i`."""
-    inventory_file.write_inventory(spec, inventory, workspace)
+    inventory_file.write_ansible_inventory(spec, inventory, workspace)
     _record(inventory, workspace)
 
 
 def _record(inventory: Inventory, workspace: Workspace) -> None:
     write_ssh_files(inventory, workspace)
-    write_atomic(workspace.hosts, inventory.model_dump_json(indent=2) + "\n")
+    write_atomic(workspace.inventory, inventory.model_dump_json(indent=2) + "\n")
     workspace.joining.unlink(missing_ok=True)  # all of it stands there now
 
 

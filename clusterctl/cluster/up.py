@@ -12,26 +12,24 @@ from pathlib import Path
 
 from clusterctl.cluster.converge import converge
 from clusterctl.cluster.hardware import link_wheels
-from clusterctl.cluster.impact import reject, review
 from clusterctl.cluster.nodes import limited, replacing
-from clusterctl.cluster.plan import Plan, plan_changes
+from clusterctl.cluster.plan import Plan, plan_changes, reject, review
 from clusterctl.cluster.session import ClusterSession, Drift, Phase, write_inventory
 from clusterctl.cluster.verify import Verification, verify
-from clusterctl.configure import ansible, ship
+from clusterctl.configure import ansible, inventory_file
 from clusterctl.errors import UsageError
 from clusterctl.hosts.probe import HostReport, probe_hosts, reject_full_disks, with_distributions
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.jobs.environment import build, environment_of
 from clusterctl.packages.bundle import Bundle
-from clusterctl.packages.bundle_checks import cluster_bundle, forget, missing_bundle, use_bundle
+from clusterctl.packages.bundle_checks import cluster_bundle, missing_bundle, use_bundle
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.providers.base import Provisioned, Size
 from clusterctl.scheduler.script import PLAIN, Environment
-from clusterctl.scheduler.session import distribution_ahead
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.inventory import Host, Inventory, distribution_ahead
 from clusterctl.state.workspace import write_atomic
 from clusterctl.util.assets import job_lock
 from clusterctl.util.progress import HostStep
@@ -127,7 +125,7 @@ def bundle_file(session: ClusterSession, options: UpOptions) -> Path | None:
         reject_bundles(session.spec, fix="leave --bundle out")
         return options.bundle
     if options.own_repositories:
-        forget(session.workspace)
+        session.workspace.bundle.unlink(missing_ok=True)
     known = cluster_bundle(session.workspace)
     return known.file if known and known.file.exists() else None
 
@@ -227,10 +225,14 @@ def send_packages(
         TransportError: it could not be sent to some hosts.
     """
     to = session.connections.to
-    hosts = ship.lacking(inventory, session.spec.software, reports, to)
+    hosts = inventory_file.hosts_to_install(inventory, session.spec.software, reports, to)
     if hosts and packages is None:
         raise missing_bundle(session.workspace)
-    sent = ship.ship(packages, hosts, to, report=session.report) if packages and hosts else ()
+    sent = (
+        inventory_file.send_repository(packages, hosts, to, report=session.report)
+        if packages and hosts
+        else ()
+    )
     session.note = f"sent to {len(sent)} hosts" if sent else "nothing to send"
 
 

@@ -2,50 +2,117 @@
 
 The job runs in a hidden partition of its own, so it never waits behind users' jobs. Nodes that are busy with
 users' jobs are taken at their slurmd's word and named as not probed; so are those that a person drained.
+Where the job fails, the hosts at fault are found, and why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+import itertools
+import json
+import random
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
+from typing import Final
 
 from clusterctl.cluster.converge import Converged
-from clusterctl.cluster.diagnosis import Connect, driver_findings, is_right, verification_error
 from clusterctl.cluster.hardware import REASON, reject_missing_gpus
 from clusterctl.cluster.session import ClusterSession, Drift
 from clusterctl.errors import (
     CommandError,
     Failure,
+    NotUpError,
     SchedulerError,
     SlurmError,
     TransportError,
     UnreachableError,
     VerifyError,
 )
-from clusterctl.scheduler.base import NodeInfo, Scheduler, polls
+from clusterctl.hosts import checks
+from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request, reject_unknown_hosts
+from clusterctl.providers.base import Provider, pending_releases
+from clusterctl.scheduler.base import NodeInfo, Scheduler
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.scheduler.slurm_conf import HEALTH_REASON
-from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory, inventory_of
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.base import Result, Transport, remote_argv
+from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import payload_hash
+from clusterctl.util.process import parallel_map
 
 READY_TIMEOUT_S = 120.0  # slurmctld takes a minute to ask a node again that was out of reach
 HEALTH_S = 60
 _TAKEN = "Requested nodes are busy"  # srun's words when --immediate has run out
+_PAUSE_S = 0.2
+_DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL"})
+_RESERVED = frozenset({"MAINT", "RESERVED"})
+_SLURM = "slurm"  # the account of slurmctld
+# How the reasons begin that clusterctl gives, and slurmd: as root, whom a person may be, too.
+_OUR_WORDS = "clusterctl: "
+_SLURMDS_WORDS = (
+    *("Kill task failed", "Prolog error", "Epilog error", "batch job complete failure", "Low ", "gres/"),
+    *("Not responding", "Node unexpectedly rebooted", "Duplicate jobid"),
+)
+TIMED_OUT = 124  # timeout(1)'s exit code
+# Open MPI's, of what may be wrong
+_ADVICE: Final = re.compile(r"^-{40,}\n.*?^-{40,}$\n?", re.MULTILINE | re.DOTALL)
+_DENIED: Final = re.compile(r"\S+@\S+: Permission denied \(.*\)")  # what ssh says
+_LET_IN: Final = (
+    "let job users log in there with their keys (AllowUsers, AllowGroups, AuthorizedKeysFile in sshd_config;"
+    " `clusterctl up --reconfigure` puts back a key that somebody removed)"
+)
+_PORTS = range(40_000, 60_000)
+_LISTEN_S = 6.0
+_LISTEN_PER_NODE_S = 0.1
+_SHOWN = 3  # pairs in the failure of one host
+_TIMEOUT_S = 60.0
+_OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "fabric-manager"})
+
+Connect = Callable[[str], Transport]
+Unreached = Mapping[str, Mapping[str, str]]  # node -> the ones it did not reach, and why
+RunJob = Callable[[tuple[str, ...]], Result]  # runs the verification job, one rank on each of these hosts
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """``probed`` hosts ran the job together, ``busy`` ones run users' jobs; why others did not: ``drained``.
+    """``verified`` hosts ran the job together, ``busy`` run users' jobs; why others did not: ``drained``.
 
     ``resumed`` has the nodes that Slurm had taken out of service, with the state they were in.
     """
 
-    probed: tuple[str, ...]
+    verified: tuple[str, ...]
     busy: tuple[str, ...] = ()
     drained: Mapping[str, str] = field(default_factory=dict)
     resumed: Mapping[str, str] = field(default_factory=dict)
+
+
+def verify(session: ClusterSession, converged: Converged, limit: Collection[str] = ()) -> Verification:
+    """Run an MPI job across the nodes concerned, release held jobs, and check that all GPUs are there.
+
+    Raises:
+        VerifyError: the job failed, or hosts show fewer GPUs than they should; names hosts and causes.
+    """
+    inventory, to = converged.inventory, session.connections.to
+    lead = inventory.controller.name
+    others = (host.name for host in inventory.compute if host.name in limit and host.name != lead)
+    found = run_verification(inventory, to, only=(lead, *others) if limit else ())
+    given_up = ((host, was) for host, was in found.resumed.items() if REASON not in was)
+    session.repaired(Drift(host, f"was {was}", "resumed") for host, was in given_up)
+    released = scheduler_of(inventory, to).release_held_jobs()
+    session.repaired(Drift(f"job {job}", "was held after a failed launch", "released") for job in released)
+    session.note = f"MPI across {len(found.verified)} of {len(inventory.compute)} nodes"
+    session.notes += converged.notes
+    if found.busy:
+        session.notes.append(f"not probed, busy with jobs: {', '.join(found.busy)}")
+    session.notes += [f"not probed, and left as it is: {host}: {why}" for host, why in found.drained.items()]
+    needs = driver_findings(session.spec, inventory, session.connections)
+    session.notes += [note for note in map(str, needs) if note not in session.notes]
+    reject_missing_gpus(session.spec, inventory, converged.reports, limit, needs=needs)
+    return found
 
 
 def run_verification(
@@ -59,17 +126,17 @@ def run_verification(
         VerifyError: nodes are missing or out of service, or the job failed; names hosts and causes.
     """
     scheduler = scheduler_of(inventory, to)
-    probe = partial(scheduler.run_verification_job, payload=f"/opt/clusterctl/payload/{payload_hash()}")
+    run_job = partial(scheduler.run_verification_job, payload=f"/opt/clusterctl/payload/{payload_hash()}")
     for tries_left in (1, 0):
         found = _ready_nodes(inventory, scheduler, to, timeout_s=timeout_s, only=only)
-        if not found.probed:
+        if not found.verified:
             return found
-        result = probe(found.probed)
+        result = run_job(found.verified)
         taken = _TAKEN in result.stderr
         if tries_left and result.rc != 0 and taken:
             continue  # a user's job was faster: its nodes count as busy now
-        if not is_right(result, found.probed):
-            raise verification_error(result, found.probed, inventory, to, probe, alike=taken)
+        if not is_right(result, found.verified):
+            raise verification_error(result, found.verified, inventory, to, run_job, alike=taken)
         return found
     raise AssertionError("the last try returns")
 
@@ -89,18 +156,6 @@ def _ready_nodes(
     if any(look.rc == 0 for look in looks):
         found = wait_until_ready(inventory, scheduler, timeout_s=timeout_s, only=only)
     return found
-
-
-_PAUSE_S = 0.2
-_DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL"})
-_RESERVED = frozenset({"MAINT", "RESERVED"})
-_SLURM = "slurm"  # the account of slurmctld
-# How the reasons begin that clusterctl gives, and slurmd: as root, whom a person may be, too.
-_OUR_WORDS = "clusterctl: "
-_SLURMDS_WORDS = (
-    *("Kill task failed", "Prolog error", "Epilog error", "batch job complete failure", "Low ", "gres/"),
-    *("Not responding", "Node unexpectedly rebooted", "Duplicate jobid"),
-)
 
 
 class Standing(Enum):
@@ -128,7 +183,7 @@ def wait_until_ready(
     """
     names = [host.name for host in inventory.compute if not only or host.name in only]
     resumed: dict[str, str] = {}
-    for _ in polls(timeout_s, longest_s=_PAUSE_S):
+    for _ in slurm.clock.polls(timeout_s, longest_s=_PAUSE_S):
         try:
             nodes = {node.name: node for node in slurm.nodes() if not only or node.name in only}
             found = by_standing(nodes[name] for name in names if name in nodes)
@@ -143,7 +198,7 @@ def wait_until_ready(
             wrong = {inventory.controller.name: exc.why or exc.what}
         if not wrong:
             return Verification(
-                probed=tuple(node.name for node in found[Standing.READY]),
+                verified=tuple(node.name for node in found[Standing.READY]),
                 busy=tuple(node.name for node in found[Standing.BUSY]),
                 drained={node.name: _why_drained(node) for node in found[Standing.DRAINED]},
                 resumed=resumed,
@@ -220,26 +275,177 @@ def _busy(inventory: Inventory, scheduler: Scheduler) -> tuple[str, ...]:
     return tuple(host.name for host in inventory.compute if host.name in at_work)
 
 
-def verify(session: ClusterSession, converged: Converged, limit: Collection[str] = ()) -> Verification:
-    """Run an MPI job across the nodes concerned, release held jobs, and check that all GPUs are there.
+def is_right(result: Result, hosts: tuple[str, ...]) -> bool:
+    """Whether as many ranks agreed as there are hosts."""
+    try:
+        answer = json.loads(result.stdout)
+        return result.rc == 0 and answer["ok"] is True and answer["world_size"] == len(hosts)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def verification_error(
+    result: Result,
+    hosts: tuple[str, ...],
+    inventory: Inventory,
+    to: Connect,
+    run_job: RunJob,
+    *,
+    alike: bool = False,
+) -> VerifyError:
+    """The hosts at fault and why; smaller jobs tell where the job itself does not.
+
+    ``alike``: it is known to be no single host's fault.
+    """
+    said = _words(result)
+    failures: tuple[Failure, ...] = ()
+    if not alike:
+        failures = _failures_by_job(result) or _failures_of_parts(hosts, inventory, to, run_job)
+    if not failures:
+        fix = _LET_IN if _DENIED.search(said) and not alike else ""
+        named = hosts if alike else tuple(_named(said, hosts, inventory)) or hosts
+        failures = tuple(Failure("verify", said, host, "verify", fix) for host in named)
+    hosts_of = {failure.cause: str(failure.host) for failure in reversed(failures)}
+    told = (cause if host in cause else f"{host}: {cause}" for cause, host in hosts_of.items())
+    fixes = "; ".join(dict.fromkeys(failure.fix for failure in failures if failure.fix))
+    return VerifyError(
+        f"the verification job failed on {', '.join(str(f.host) for f in failures)}",
+        why="; ".join(told),
+        fix=f"{fixes or 'correct the cause on these hosts'}, then run `clusterctl up` again",
+        failures=failures,
+    )
+
+
+def _named(said: str, hosts: tuple[str, ...], inventory: Inventory) -> Iterator[str]:
+    """The hosts that are spoken of, by name or by address."""
+    for host in inventory.hosts:
+        words = "|".join(map(re.escape, (host.name, host.address)))
+        if host.name in hosts and re.search(rf"(?<![\w.-])({words})(?![\w-]|\.\w)", said):
+            yield host.name
+
+
+def _failures_by_job(result: Result) -> tuple[Failure, ...]:
+    """The hosts of which the job itself says what is wrong."""
+    try:
+        found = json.loads(result.stdout)["failures"]
+        return tuple(Failure("verify", str(one["cause"]), str(one["host"]), "verify") for one in found)
+    except (ValueError, KeyError, TypeError):
+        return ()
+
+
+def _failures_of_parts(
+    hosts: tuple[str, ...], inventory: Inventory, to: Connect, run_job: RunJob
+) -> tuple[Failure, ...]:
+    """The hosts that TCP does not join; else those on which even a job of their own fails."""
+    if (found := cut_off(inventory, hosts, to)) or len(hosts) == 1:
+        return found
+    results = zip(hosts, parallel_map(hosts, lambda host: run_job((host,))), strict=True)
+    return tuple(
+        Failure("verify", _words(result), host, "verify")
+        for host, result in results
+        if not is_right(result, (host,))
+    )
+
+
+def _words(result: Result) -> str:
+    said = result.stderr.strip() or result.stdout.strip()
+    said = (_ADVICE.sub("", f"{said}\n").strip() or said)[-2000:]
+    if result.rc == TIMED_OUT:
+        said = f"it did not end in time\n{said}".strip()
+    return said or f"it ended with exit code {result.rc} and said nothing"
+
+
+def cut_off(inventory: Inventory, hosts: Sequence[str], to: Connect) -> tuple[Failure, ...]:
+    """The hosts that TCP does not join with each other, one failure each; none when all reach all."""
+    unreached = _unreached(inventory, hosts, to) if len(hosts) > 1 else {}
+    causes: dict[str, list[str]] = {}
+    for one, other in itertools.combinations(hosts, 2):
+        there, back = unreached.get(one, {}).get(other), unreached.get(other, {}).get(one)
+        if there and back:
+            cause = f"{one} and {other} can't reach each other: {one}: {there}; {other}: {back}"
+        elif there or back:
+            near, far = (one, other) if there else (other, one)
+            cause = f"{near} can't reach {far}: {there or back}"
+        else:
+            continue
+        for host in (one, other):
+            causes.setdefault(host, []).append(cause)
+    fix = "see what drops their traffic: firewalls, routes, cables"
+    for host, said in causes.items():  # of 64 nodes that reach none, there would be 2,016 pairs
+        if (more := len(said) - _SHOWN) > 0:
+            causes[host] = [*said[:_SHOWN], f"and {more} more such pairs"]
+    return tuple(Failure("network", "; ".join(said), host, "verify", fix) for host, said in causes.items())
+
+
+def _unreached(inventory: Inventory, hosts: Sequence[str], to: Connect) -> Unreached:
+    port = random.choice(_PORTS)  # noqa: S311
+    seconds = _LISTEN_S + _LISTEN_PER_NODE_S * len(hosts)
+    addresses = {host.name: host.address for host in inventory.hosts if host.name in hosts}
+
+    def ask(name: str) -> Mapping[str, str]:
+        peers = {other: address for other, address in addresses.items() if other != name}
+        request = json.dumps({"port": port, "seconds": seconds, "peers": peers})
+        argv = remote_argv("clusterctl.cluster.remote_pairs", request)
+        try:
+            return dict(json.loads(to(name).run(argv, timeout_s=seconds + 30).stdout))
+        except (TransportError, ValueError):  # what it can't say, the others see
+            return {}
+
+    return dict(zip(hosts, parallel_map(hosts, ask, most=len(hosts)), strict=True))
+
+
+def checkup(
+    spec: ClusterSpec, workspace: Workspace, provider: Provider, *, hosts: Collection[str] = ()
+) -> DoctorReport:
+    """What is wrong with the hosts, or with those of ``hosts``; nothing is changed.
 
     Raises:
-        VerifyError: the job failed, or hosts show fewer GPUs than they should; names hosts and causes.
+        NotUpError: there is nothing to look at yet.
+        UsageError: the cluster has no such host.
     """
-    inventory, to = converged.inventory, session.connections.to
-    lead = inventory.controller.name
-    others = (host.name for host in inventory.compute if host.name in limit and host.name != lead)
-    found = run_verification(inventory, to, only=(lead, *others) if limit else ())
-    given_up = ((host, was) for host, was in found.resumed.items() if REASON not in was)
-    session.repaired(Drift(host, f"was {was}", "resumed") for host, was in given_up)
-    released = scheduler_of(inventory, to).release_held_jobs()
-    session.repaired(Drift(f"job {job}", "was held after a failed launch", "released") for job in released)
-    session.note = f"MPI across {len(found.probed)} of {len(inventory.compute)} nodes"
-    session.notes += converged.notes
-    if found.busy:
-        session.notes.append(f"not probed, busy with jobs: {', '.join(found.busy)}")
-    session.notes += [f"not probed, and left as it is: {host}: {why}" for host, why in found.drained.items()]
-    needs = driver_findings(session.spec, inventory, session.connections)
-    session.notes += [note for note in map(str, needs) if note not in session.notes]
-    reject_missing_gpus(session.spec, inventory, converged.reports, limit, needs=needs)
-    return found
+    try:
+        inventory = inventory_of(workspace)
+    except NotUpError:
+        before = provider.examine(spec, workspace, hosts=hosts)
+        if before is None:
+            raise
+        return _with_left(before, workspace, hosts)
+    with Connections(workspace.ssh_config) as connections:
+        return _with_left(_of_cluster(spec, inventory, connections, hosts), workspace, hosts)
+
+
+def _with_left(report: DoctorReport, workspace: Workspace, hosts: Collection[str]) -> DoctorReport:
+    """The report with the pending releases."""
+    about = "the release of {} is pending"
+    found = tuple(
+        Finding(one.host.name, "warning", "pending-release", about.format(one.address), one.why, one.fix)
+        for one in pending_releases(workspace)
+        if not hosts or one.host.name in hosts
+    )
+    return replace(report, findings=(*report.findings, *found))
+
+
+def driver_findings(spec: ClusterSpec, inventory: Inventory, connections: Connections) -> tuple[Finding, ...]:
+    """What a driver of NVIDIA that the spec asks for still needs on some nodes, such as a reboot."""
+    if not spec.software.nvidia.has_driver:
+        return ()
+    report = _of_cluster(spec, inventory, connections, [host.name for host in inventory.compute])
+    return tuple(finding for finding in report.findings if finding.code in _OF_DRIVER)
+
+
+def _of_cluster(
+    spec: ClusterSpec, inventory: Inventory, connections: Connections, hosts: Collection[str]
+) -> DoctorReport:
+    """Through the account that every host of a cluster has."""
+    reject_unknown_hosts(hosts, inventory.hosts)
+
+    def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
+        return connections.to(host).run(("sudo", "-n", *argv), stdin=stdin, timeout_s=_TIMEOUT_S).stdout
+
+    return checks.examine(
+        host_facts_request(spec, inventory.hosts),
+        expected(spec, inventory.hosts, installed=[host.name for host in inventory.hosts]),
+        root,
+        leader=inventory.controller.name,
+        only=hosts,
+    )

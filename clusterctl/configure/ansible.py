@@ -26,7 +26,7 @@ from clusterctl.configure.events import Event, Recap, Status, TaskProgress
 from clusterctl.errors import ConfigureError, Failure
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import asset, yaml_text
 from clusterctl.util.disk import writing
 from clusterctl.util.process import SHORT, temporary_folder, under_subreaper
 
@@ -354,7 +354,9 @@ def _playbook_run(
 ) -> PlaybookRun:
     playbook = "site" if verb == "configure" and not inventory.baked else verb
     hosts = len(limit or inventory.hosts)
-    return PlaybookRun(f"{playbook}.yml", workspace.inventory, hosts, new_log(workspace.logs), tuple(limit))
+    return PlaybookRun(
+        f"{playbook}.yml", workspace.ansible_inventory, hosts, new_log(workspace.logs), tuple(limit)
+    )
 
 
 def install_image(
@@ -386,5 +388,5 @@ def install_image(
             }
         }
         inventory = folder / "inventory.yml"
-        write_atomic(inventory, inventory_file.to_yaml(document))
+        write_atomic(inventory, yaml_text(document))
         return run_playbook(PlaybookRun("install.yml", inventory, 1, new_log(workspace.logs)), progress)

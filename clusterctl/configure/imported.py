@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -16,10 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from ClusterShell.NodeSet import NodeSet
-from ruamel.yaml import YAML
 
 from clusterctl.errors import Problem, SpecError, UsageError
 from clusterctl.spec.load import parse_spec
+from clusterctl.util.assets import yaml_text
 from clusterctl.util.process import run, temporary_folder
 
 _LEADERS: Final = ("controller", "slurmctld", "slurm_controller", "head", "headnode", "master", "manager")
@@ -64,7 +63,7 @@ def spec_of_inventory(source: Path) -> Imported:
         UsageError: Ansible can't read it, or no spec can be made of it.
     """
     read = _Inventory(source)
-    text = _HEAD.format(source=source.name) + _yaml(read.document())
+    text = _HEAD.format(source=source.name) + yaml_text(read.document(), offset=2)
     try:
         parse_spec(text, "")
     except SpecError as exc:
@@ -287,12 +286,3 @@ def _label(text: str) -> str:
     """A name for a partition, or a cluster, out of a group's."""
     label = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")[:_LONGEST_LABEL].strip("-")
     return label if re.match(r"[a-z]", label) else (f"p-{label}"[:_LONGEST_LABEL] if label else "")
-
-
-def _yaml(document: Mapping[str, Any]) -> str:
-    yaml = YAML()
-    yaml.indent(mapping=2, sequence=4, offset=2)
-    yaml.width = 110
-    stream = io.StringIO()
-    yaml.dump(document, stream)
-    return stream.getvalue()

@@ -1,24 +1,42 @@
-"""`inventory.yml`: hosts, groups and every role variable, so that plain `ansible-playbook -i` works on it."""
+"""What Ansible finds: `inventory.yml` here, and on hosts to install the repository of a bundle.
+
+The inventory has hosts, groups and every role variable, so that plain `ansible-playbook -i` works on it.
+"""
 
 from __future__ import annotations
 
-import io
 import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from ruamel.yaml import YAML
 from ruamel.yaml.comments import TaggedScalar
 
+from clusterctl.errors import CommandError, TransportError
+from clusterctl.hosts.probe import HostReport
 from clusterctl.hosts.roles import cluster_roles
-from clusterctl.packages.bundle import PAYLOAD, payload_tar
+from clusterctl.packages.bundle import PAYLOAD, REPOSITORY, Bundle, payload_tar
+from clusterctl.packages.bundle_checks import mismatches, reject_defects
 from clusterctl.spec.common import ADMIN_USER, Software
-from clusterctl.spec.distributions import Distribution
+from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.hosts import is_this_machine
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, MPI_SSH, MPI_SSH_FOLDER, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.util.assets import asset, digest, gpu_lock, install_inputs, job_lock, payload_hash
+from clusterctl.transport.base import Transport, lines
+from clusterctl.util.assets import (
+    asset,
+    digest,
+    gpu_lock,
+    install_inputs,
+    job_lock,
+    payload_hash,
+    render,
+    tree_files,
+    yaml_text,
+)
+from clusterctl.util.process import on_each, parallel_map
+from clusterctl.util.progress import HostStep, Reporter
 
 GPUS_FILE = "gpus.json"  # of the rendered ones: what each node's driver shows
 HEALTH_FILE = "health.json"  # likewise: what each node must have
@@ -31,10 +49,10 @@ _AS_IN_AN_IMAGE = Software()
 Variables = dict[str, Any]
 
 
-def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
+def write_ansible_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
     """Write the Ansible inventory, and the payload that it names. Only paths stand in it, no secrets."""
     write_atomic(workspace.rendered / PAYLOAD, payload_tar())
-    write_atomic(workspace.inventory, inventory_text(spec, inventory, workspace))
+    write_atomic(workspace.ansible_inventory, inventory_text(spec, inventory, workspace))
 
 
 def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> str:
@@ -52,7 +70,7 @@ def write_restore_inventory(inventory: Inventory, workspace: Workspace) -> None:
     """Write the Ansible inventory of hosts that are released: what `restore.yml` reads, without a spec."""
     cluster = {"shared_storage_cluster_id": inventory.cluster_id}
     variables = {**cluster, "clusterctl_keeps": inventory.traits.user_owned}
-    write_atomic(workspace.inventory, _text(inventory, workspace, variables))
+    write_atomic(workspace.ansible_inventory, _text(inventory, workspace, variables))
 
 
 def _text(inventory: Inventory, workspace: Workspace, variables: Variables) -> str:
@@ -74,7 +92,7 @@ def _text(inventory: Inventory, workspace: Workspace, variables: Variables) -> s
     head = (
         f"# Written by clusterctl; use it with: ansible-playbook -i THIS_FILE {asset('ansible')}/site.yml\n"
     )
-    return head + to_yaml(document)
+    return head + yaml_text(document)
 
 
 def install_mark(inventory: Inventory | None = None, software: Software = _AS_IN_AN_IMAGE) -> str:
@@ -108,13 +126,15 @@ def connection_variables(ssh_config: Path) -> Variables:
 def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Variables:
     """The variables of every role, each under the prefix of its role."""
     runs, rendered = cluster_roles(spec, inventory), literal(str(workspace.rendered))
+    nvidia = spec.software.nvidia.model_dump(exclude_none=True)
+    key = workspace.public_key.read_text().strip()
     return {
         "common_hosts": [{"name": host.name, "address": host.address} for host in inventory.hosts],
         "shared_storage_path": inventory.shared,
         "shared_storage_cluster_id": inventory.cluster_id,
         **_shared_folder(inventory),
         "users_home_root": f"{inventory.shared}/home",
-        "users_accounts": _accounts(spec, workspace),
+        "users_accounts": [{"name": u.name, "uid": u.uid, "ssh_authorized_keys": [key]} for u in spec.users],
         **(_slurm(spec, inventory, workspace) if "slurmctld" in runs else {}),
         **(_mpi_ssh(inventory) if "mpi_ssh" in runs else {}),
         "health_config_src": literal(str(workspace.rendered / HEALTH_FILE)),
@@ -134,7 +154,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         **_auto_down(spec, inventory),
         **own_machine_variables(spec, inventory),
         **({"apptainer_wanted": True, "apptainer_fetched": rendered} if "apptainer" in runs else {}),
-        **(_nvidia(spec) if "cuda" in runs else {}),
+        **({"cuda_wanted": True, **{f"cuda_{k}": v for k, v in nvidia.items()}} if "cuda" in runs else {}),
         **({} if inventory.baked else job_packages(workspace.wheels, job_lock())),
         **({"packages_bundle": BUNDLE_FOLDER} if workspace.bundle.exists() else {}),
     }
@@ -171,16 +191,6 @@ def _mpi_ssh(inventory: Inventory) -> Variables:
 def literal(text: str) -> str | TaggedScalar:
     """A string that Ansible must not read as a template, whatever braces the user's path has."""
     return TaggedScalar(text, style="'", tag="!unsafe") if "{" in text else text
-
-
-def to_yaml(document: Variables) -> str:
-    """The document as YAML."""
-    yaml = YAML()
-    yaml.default_flow_style = False
-    yaml.width = 4096
-    stream = io.StringIO()
-    yaml.dump(document, stream)
-    return stream.getvalue()
 
 
 def _host_variables(host: Host) -> Variables:
@@ -226,12 +236,6 @@ def _repositories(spec: ClusterSpec) -> Variables:
     return {**chosen, **({"repositories_mirrors": mirrors} if mirrors else {})}
 
 
-def _nvidia(spec: ClusterSpec) -> Variables:
-    """What hosts with NVIDIA's cards get."""
-    asked = spec.software.nvidia.model_dump(exclude_none=True)
-    return {"cuda_wanted": True, **{f"cuda_{key}": value for key, value in asked.items()}}
-
-
 def _auto_down(spec: ClusterSpec, inventory: Inventory) -> Variables:
     """What of Google's an idle cluster may take away by itself; said also where it is not to, to end that."""
     if not spec.provider.is_cloud:
@@ -248,11 +252,6 @@ def _auto_down(spec: ClusterSpec, inventory: Inventory) -> Variables:
     }
 
 
-def _accounts(spec: ClusterSpec, workspace: Workspace) -> list[Variables]:
-    key = workspace.public_key.read_text().strip()
-    return [{"name": u.name, "uid": u.uid, "ssh_authorized_keys": [key]} for u in spec.users]
-
-
 def _accounting(spec: ClusterSpec) -> Variables:
     users: list[Variables] = [{"name": u.name, "accounts": list(u.accounts)} for u in spec.users]
     users.append({"name": ADMIN_USER, "accounts": [ADMIN_USER], "admin": True})
@@ -267,31 +266,132 @@ def _accounting(spec: ClusterSpec) -> Variables:
     }
 
 
-def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> dict[str, Any]:
+def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> Variables:
     """The variables of the roles time, tuning, firewall and selinux, where the provider has use for them."""
     if spec.provider.shares_kernel:
         return {}
+    kind = inventory.shared_folder.kind
+    guarded = {
+        "clusterctl_guarded": True,  # SELinux and a firewall that are in force there let the cluster work
+        # What a machine says to itself, no firewall keeps from it.
+        "firewall_addresses": [h.address for h in inventory.hosts if not is_this_machine(h.address)],
+        "firewall_exports": kind == "nfs",
+        "selinux_homes": f"{inventory.shared}/home",
+        "selinux_homes_are": {"nfs": "exported", "none": "node-local"}.get(kind, "mounted"),
+    }
     if not spec.provider.user_owned:
-        return _guarded(inventory)
+        return guarded
     return {
         "clusterctl_keeps": True,  # they are given back as they were: what they are is noted first
         "job_env_looks_at_fabric": True,
         "time_controller": inventory.controller.address,
         "time_network": inventory.network,
         "firewall_serves_time": True,
-        **_guarded(inventory),
+        **guarded,
     }
 
 
-def _guarded(inventory: Inventory) -> dict[str, Any]:
-    """What SELinux and a firewall that are in force there must know of the cluster."""
-    kind = inventory.shared_folder.kind
-    homes_are = {"nfs": "exported", "none": "node-local"}.get(kind, "mounted")
-    return {
-        "clusterctl_guarded": True,
-        # What a machine says to itself, no firewall keeps from it.
-        "firewall_addresses": [h.address for h in inventory.hosts if not is_this_machine(h.address)],
-        "firewall_exports": kind == "nfs",
-        "selinux_homes": f"{inventory.shared}/home",
-        "selinux_homes_are": homes_are,
+_MAX_PARALLEL: Final = 8
+_UNPACK_S: Final = 1800.0  # a host says nothing while it unpacks and prepares
+# Below it, by family, what apt and dnf are told in place of the host's own settings of repositories. The
+# indexes were made of signed ones when the bundle was packed; packages of rpm bear signatures of their own.
+_TEMPLATES: Final = "bundle"
+
+# Which of the files that tell of a finished install are there.
+_LOOK: Final = 'for mark; do [ ! -e "$mark" ] || echo there; done'
+
+
+def hosts_to_install(
+    inventory: Inventory,
+    software: Software,
+    reports: Mapping[str, HostReport],
+    to: Callable[[str], Transport],
+) -> tuple[Host, ...]:
+    """The hosts that are not installed to the end. On those with cards something is installed for these, too.
+
+    Raises:
+        TransportError: a host can't be asked.
+    """
+    mark = install_mark(inventory, software)
+    counted = inventory.compute if software.nvidia.installs else ()
+    with_cards = {host.name for host in counted if reports[host.name].cards}
+
+    def lacks(host: Host) -> bool:
+        argv = ["sh", "-c", _LOOK, "sh", *_marks(host, mark, with_cards=host.name in with_cards)]
+        return not to(host.name).run(argv).stdout
+
+    found = parallel_map(inventory.hosts, lacks)
+    return tuple(host for host, does in zip(inventory.hosts, found, strict=True) if does)
+
+
+def send_repository(
+    bundle: Bundle, hosts: Sequence[Host], to: Callable[[str], Transport], *, report: Reporter
+) -> tuple[str, ...]:
+    """Have the repository on these hosts; the names of those that it had to be sent to.
+
+    Installing removes it again.
+
+    Raises:
+        BundleError: the bundle has no packages for some host's distribution; nothing was sent.
+        TransportError: it could not be sent to some hosts; one failure a host.
+    """
+    releases = {distribution_of(host.distribution).release for host in hosts}
+    reject_defects(bundle.file, mismatches(bundle, None, sorted(releases)))
+    by_name = {host.name: host for host in hosts}
+
+    def bring(name: str) -> bool:
+        failed = True
+        try:
+            was_sent = _bring(bundle, by_name[name], to(name))
+            failed = False
+        finally:
+            report(HostStep(name, "has the packages", len(hosts), failed=failed))
+        return was_sent
+
+    sent, failed = on_each(by_name, bring, most=_MAX_PARALLEL)
+    if failed:
+        full = any(isinstance(exc, CommandError) and "No space" in exc.why for exc in failed.values())
+        first = "make room in /var/lib there" if full else "see what `clusterctl ssh HOST` says"
+        raise TransportError.of_hosts(
+            "the packages could not be brought to {hosts}",
+            [exc.on(host, "bundle") for host, exc in failed.items()],
+            fix=f"{first}, then run `clusterctl up` again",
+        )
+    return tuple(sorted(name for name, was_sent in sent.items() if was_sent))
+
+
+def _bring(bundle: Bundle, host: Host, transport: Transport) -> bool:
+    """Whether it had to be sent."""
+    argv = ["sudo", "-n", "sh", "-c", render(f"{_TEMPLATES}/receive.sh"), "sh", BUNDLE_FOLDER, bundle.digest]
+    with transport.converse(argv, bulk=True, silence_s=_UNPACK_S) as talk:
+        long = TransportError(f"{host.name} says too much", host=host.name)
+        answer = next(lines(iter(talk.receive, b""), long), b"").strip()
+        if answer == b"send":
+            for chunk in _tar(bundle, distribution_of(host.distribution)):
+                talk.send(chunk)
+        talk.finish()
+    return answer == b"send"
+
+
+def _marks(host: Host, mark: str, *, with_cards: bool) -> tuple[str, ...]:
+    """The files by which a host tells that all is installed, or what its roles need: see install.yml."""
+    whole = f"/opt/clusterctl/installed-{mark}"
+    role = (
+        "" if host.is_controller and host.is_compute else "-controller" if host.is_controller else "-compute"
+    )
+    own = f"{whole}{role if host.is_controller or host.is_compute else '-login'}"
+    return (f"{own}-cards",) if with_cards else (whole, own)
+
+
+def _tar(bundle: Bundle, distribution: Distribution) -> Iterator[bytes]:
+    """The repository as it lies in the bundle, and before it what points apt or dnf at it."""
+    folder = REPOSITORY.format(distribution.release)
+    paths = sorted(path for path in bundle.places if path.startswith(f"{folder}/keys/"))
+    keys = " ".join(f"file://{BUNDLE_FOLDER}/repository/keys/{path.rpartition('/')[2]}" for path in paths)
+    root = asset("templates") / _TEMPLATES / distribution.family
+    names = [path.relative_to(root.parents[1]).as_posix() for path in tree_files(root)]
+    files = {
+        name.split("/", 2)[2].removesuffix(".j2"): render(name, folder=BUNDLE_FOLDER, keys=keys).encode()
+        for name in names
     }
+    return bundle.stream(folder, as_folder="repository", after=files)

@@ -29,7 +29,7 @@ from clusterctl.spec.base import format_size
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport, remote_program
-from clusterctl.transport.local import write_ssh_files
+from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.progress import HostStep, Reporter
 
 PROGRAM: Final = remote_program("clusterctl.hosts.remote_probe").encode()

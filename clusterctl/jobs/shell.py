@@ -23,7 +23,7 @@ from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_parse import expand_nodes
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.job import JobOptions
-from clusterctl.transport.local import ALONE, OpenSSH, talking
+from clusterctl.transport.openssh import ALONE, OpenSSH, talking
 
 _SIGN_OF_LIFE_S = 10.0
 _SILENCE_S = 60  # after which the controller gives up on us

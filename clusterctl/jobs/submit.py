@@ -34,7 +34,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE, SPEC_FILE, JobEntry
 from clusterctl.transport.base import Transport
-from clusterctl.transport.local import talking
+from clusterctl.transport.openssh import talking
 from clusterctl.transport.put import Sent, send_new_folder, send_to_store
 from clusterctl.transport.remote_receive import NO_REQUIRED
 from clusterctl.transport.tree import Progress, hash_items

@@ -32,7 +32,8 @@ DIGEST: Final = "manifest.sha256"
 PAYLOAD: Final = "payload.tar"
 LOCK: Final = "lock.json"  # of all versions, for people and other programs
 WHEELS: Final = "wheels"
-SYSTEMS: Final = "systems"
+WHEELS_LOCK: Final = f"{WHEELS}/{{}}.lock"  # of what the spec's requirements come to, by release
+REPOSITORY: Final = "systems/{}"  # by release
 MOST_FILES: Final = 50_000
 MOST_BYTES: Final = 200 << 30
 _PART: Final = r"[A-Za-z0-9_][A-Za-z0-9._+~%=@^-]*"  # never `..`, hidden, or an option
@@ -104,16 +105,11 @@ class Manifest(_Stored):
 
     @property
     def text(self) -> str:
-        """As it stands in the bundle."""
         return self.model_dump_json(indent=1) + "\n"
 
     @classmethod
     def read(cls, raw: bytes, where: str) -> Manifest:
-        """The manifest of a bundle whose digest was right.
-
-        Raises:
-            BundleError: its format is not ours, or it can't be a manifest of clusterctl's.
-        """
+        """The manifest of a bundle whose digest was right."""
         try:
             said = _Head.model_validate_json(raw)
             if said.format != FORMAT:
@@ -256,8 +252,8 @@ Kind = Literal["corrupted", "missing", "extra", "truncated", "mismatch"]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault of a bundle; ``what`` is the file concerned, or what does not match."""
+class Defect:
+    """One defect of a bundle; ``what`` is the file concerned, or what does not match."""
 
     kind: Kind
     what: str
@@ -267,15 +263,15 @@ class Fault:
         return f"{self.kind}: {self.what}: {self.why}"
 
 
-def damages(bundle: Bundle) -> tuple[Fault, ...]:
-    """The faults of the bundle's content against its manifest; the whole file is read."""
+def damages(bundle: Bundle) -> tuple[Defect, ...]:
+    """The defects of the bundle's content against its manifest; the whole file is read."""
     size = bundle.file.stat().st_size
     places = tuple(bundle.places.values())
     with bundle.file.open("rb") as file:
         return tuple(_walk(file, places, size, bundle.begin))
 
 
-def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> Iterator[Fault]:
+def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> Iterator[Defect]:
     """Look at each file where it belongs. Where another one lies there, find out which ones there are."""
     for number, place in enumerate(places):
         path = place.entry.path
@@ -288,12 +284,12 @@ def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> It
             return
         if place.content + place.entry.size > size:
             left = f" and {len(places) - number - 1} files after it" if number + 1 < len(places) else ""
-            yield Fault("truncated", path, f"the bundle ends after {size} bytes, before the end of it{left}")
+            yield Defect("truncated", path, f"the bundle ends after {size} bytes, before the end of it{left}")
             return
         if head != header(path, place.entry.size):
-            yield Fault("corrupted", path, "its header is damaged")
+            yield Defect("corrupted", path, "its header is damaged")
         elif not _is_whole(file, place):
-            yield Fault("corrupted", path, "its content is not what the manifest says")
+            yield Defect("corrupted", path, "its content is not what the manifest says")
     end = places[-1].end if places else begin
     file.seek(end)
     if file.read(len(END) + 1) != END:
@@ -316,7 +312,7 @@ def _is_whole(file: IO[bytes], place: Place) -> bool:
     )
 
 
-def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, here: str) -> Iterator[Fault]:
+def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, here: str) -> Iterator[Defect]:
     """Files were taken out, put in, renamed or moved: follow the headers, and compare the names."""
     found: Counter[str] = Counter()
     file.seek(offset)
@@ -325,11 +321,11 @@ def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, here: s
         file.seek(padded(min(max(0, info.size), MOST_BYTES)), os.SEEK_CUR)
     wanted = Counter(place.entry.path for place in expected)
     for name in found - wanted:
-        yield Fault("extra", name, "the manifest does not name it")
+        yield Defect("extra", name, "the manifest does not name it")
     for path in wanted - found:
-        yield Fault("missing", path, "the manifest names it, and it is not there")
+        yield Defect("missing", path, "the manifest names it, and it is not there")
     if found == wanted:
-        yield Fault("corrupted", here, "something else lies where it belongs")
+        yield Defect("corrupted", here, "something else lies where it belongs")
 
 
 def check_target(target: Path) -> None:
@@ -397,7 +393,6 @@ def tar(files: Iterable[tuple[str, int, Iterable[bytes]]]) -> Iterator[bytes]:
 
 
 def in_memory(files: Mapping[str, bytes]) -> Iterator[tuple[str, int, Iterable[bytes]]]:
-    """Files for ``tar``."""
     return ((name, len(raw), [raw]) for name, raw in files.items())
 
 
@@ -439,21 +434,13 @@ def _checked(chunks: Iterable[bytes], entry: Entry, error: BundleError) -> Itera
 
 
 def _first(file: IO[bytes], name: str, longest: int, path: Path) -> bytes:
-    """The next member, which must be a plain file of that name.
-
-    Raises:
-        BundleError: it is not.
-    """
+    """The next member, which must be a plain file of that name."""
     head = file.read(BLOCK)
-    try:
-        size = tarfile.TarInfo.frombuf(head, "utf-8", "strict").size
-        fits = 0 <= size <= longest and head == header(name, size)
-    except (tarfile.HeaderError, UnicodeDecodeError):
-        fits = False
-    if fits:
-        raw = file.read(padded(size))
-        if len(raw) == padded(size) and not any(raw[size:]):
-            return raw[:size]
+    info = _parsed(head)
+    if info is not None and 0 <= info.size <= longest and head == header(name, info.size):
+        raw = file.read(padded(info.size))
+        if len(raw) == padded(info.size) and not any(raw[info.size :]):
+            return raw[: info.size]
     raise _no_bundle(str(path), f"{name} is not whole where it belongs")
 
 

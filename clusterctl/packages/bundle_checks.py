@@ -12,10 +12,10 @@ from clusterctl import __version__
 from clusterctl.errors import BundleError, Failure, ProvisionError
 from clusterctl.packages.bundle import (
     PAYLOAD,
-    SYSTEMS,
     WHEELS,
+    WHEELS_LOCK,
     Bundle,
-    Fault,
+    Defect,
     Manifest,
     System,
     damages,
@@ -40,28 +40,13 @@ from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import LineReporter
 
 
-def lock_digest(lock: Path) -> str:
-    """Names what is in a lock: the job environment's, or that of what nodes with GPUs have beside it."""
-    return digest(lock.read_bytes())
-
-
 def asks_for_cupy(spec: ClusterSpec) -> bool:
     """Whether its bundle must have CuPy: only the spec can tell which nodes have GPUs."""
     return spec.software.cupy and any(partition.gpus for partition in spec.partitions)
 
 
-def lock_path(release: str) -> str:
-    """Where the lock of the spec's requirements lies in a bundle."""
-    return f"{WHEELS}/{release}.lock"
-
-
-def system_folder(release: str) -> str:
-    """Where the repository of a release lies in a bundle."""
-    return f"{SYSTEMS}/{release}"
-
-
-def raise_faults(file: Path, wrong: Sequence[Fault]) -> None:
-    """Raise if there are faults.
+def reject_defects(file: Path, wrong: Sequence[Defect]) -> None:
+    """Raise if there are defects.
 
     Raises:
         BundleError: something is; one failure each.
@@ -83,7 +68,9 @@ def raise_faults(file: Path, wrong: Sequence[Fault]) -> None:
     )
 
 
-def mismatches(bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()) -> tuple[Fault, ...]:
+def mismatches(
+    bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()
+) -> tuple[Defect, ...]:
     """The mismatches with this clusterctl, the spec, if there is one, or hosts of these releases."""
     manifest = bundle.manifest
     found = [*_of_clusterctl(manifest)]
@@ -92,7 +79,7 @@ def mismatches(bundle: Bundle, spec: ClusterSpec | None, releases: Collection[st
     for release, system in manifest.systems.items():
         if not releases or release in releases:
             found += [(release, why) for why in _of_system(release, system, spec)]
-    return tuple(Fault("mismatch", what, why) for what, why in found)
+    return tuple(Defect("mismatch", what, why) for what, why in found)
 
 
 def _of_clusterctl(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -107,9 +94,9 @@ def _of_clusterctl(manifest: Manifest) -> Iterator[tuple[str, str]]:
 def _of_system(release: str, system: System, spec: ClusterSpec | None) -> Iterator[str]:
     if lacking := _wanted(release, spec) - set(system.asked):
         yield f"lacks the packages {named(sorted(lacking))}"
-    if system.base != lock_digest(job_lock()):
+    if system.base != digest(job_lock().read_bytes()):
         yield "the wheels of the job environment are from another version of clusterctl"
-    if system.gpu_base not in (None, lock_digest(gpu_lock())):
+    if system.gpu_base not in (None, digest(gpu_lock().read_bytes())):
         yield "CuPy and CUDA's libraries are from another version of clusterctl"
     elif spec is not None and asks_for_cupy(spec) and not system.gpu:
         yield "the spec has GPUs, and the bundle has no CuPy for them"
@@ -155,11 +142,6 @@ def cluster_bundle(workspace: Workspace) -> Remembered | None:
         return None
 
 
-def forget(workspace: Workspace) -> None:
-    """Install from the hosts' own repositories from now on."""
-    workspace.bundle.unlink(missing_ok=True)
-
-
 def missing_bundle(workspace: Workspace) -> BundleError:
     """The error for hosts that are to be installed from a bundle that is not there any more."""
     known = cluster_bundle(workspace)
@@ -182,11 +164,11 @@ def use_bundle(file: Path, spec: ClusterSpec, workspace: Workspace, *, report: L
         MachineError: the cache of downloads can't be written.
     """
     bundle = open_bundle(file)
-    raise_faults(file, mismatches(bundle, spec))
+    reject_defects(file, mismatches(bundle, spec))
     now = Remembered.of(bundle)
     if now != cluster_bundle(workspace):
         report(f"checking {bundle.file.name}")
-        raise_faults(file, damages(bundle))
+        reject_defects(file, damages(bundle))
         write_atomic(workspace.bundle, now.model_dump_json() + "\n")
     _place_wheels(bundle, spec)
     return bundle
@@ -200,7 +182,7 @@ def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
             wheelhouse(gpu_lock(), node, partial(_copy_wheels, bundle, system.gpu))
         if (asked := spec.software.python.requirements) is not None:
             with temporary_folder() as folder:
-                bundle.copy(lock_path(release), folder / "lock")
+                bundle.copy(WHEELS_LOCK.format(release), folder / "lock")
                 text = (folder / "lock").read_text()
             store_lock(
                 Requirements((asked,), job_lock(), node=node),

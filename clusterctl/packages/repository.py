@@ -1,43 +1,40 @@
-"""What packing the OS packages of Debian's and Red Hat's families shares: settings, tools, downloads."""
+"""Fetch the OS packages of a distribution, with all that they need, as a repository for its hosts.
+
+Of Debian's family by apt, which checks the archive's signature with the archive's keyring, and every package
+with the signed index; its entries there become those of our index. Of Red Hat's by dnf: each package's own
+signature is checked with the keys of its repositories, which go into the bundle, since the hosts check it
+once more when they install. Both have folders of their own, in which nothing counts as installed.
+"""
 
 from __future__ import annotations
 
+import configparser
+import hashlib
 import os
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 import requests
 
 from clusterctl.errors import MachineError, UsageError
-from clusterctl.packages.os_packages import PLAIN, Upstream
+from clusterctl.packages.os_packages import PLAIN, Upstream, nvidia_stream
 from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution
+from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util import process
-from clusterctl.util.assets import table
+from clusterctl.util.assets import file_sha256, table
+from clusterctl.util.progress import LineReporter
 
-_ARCHIVES: Final = Path(__file__).with_name("data") / "archives.toml"
-
-
-def read_own(path: Path) -> str:
-    """A file of the user's that names repositories.
-
-    Raises:
-        UsageError: it can't be read.
-    """
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as exc:
-        why = getattr(exc, "strerror", None) or str(exc)
-        fix = "name a file as in /etc/apt/sources.list.d or /etc/yum.repos.d"
-        raise not_repositories(path, "can't be read", why, fix) from exc
-
-
-def not_repositories(path: Path, what: str, why: str, fix: str) -> UsageError:
-    """The error for a file of the user's that does not name repositories."""
-    return UsageError(f"the file of repositories {what}", where=str(path), why=why, fix=fix)
+_DATA: Final = Path(__file__).with_name("data")
+_TIMEOUT_S: Final = 60.0
+_ALWAYS: Final = {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,7 @@ class RepositoryRequest:
         Raises:
             UsageError: the distribution is not in the table.
         """
-        known = table(_ARCHIVES, dict[str, dict[str, Any]])
+        known = table(_DATA / "archives.toml", dict[str, dict[str, Any]])
         if (archive := known.get(self.distribution.release)) is None:
             raise UsageError(
                 f"no archive of packages is known for {self.title}",
@@ -87,11 +84,325 @@ class Repository:
     versions: tuple[tuple[str, str, str], ...]
 
 
-_TIMEOUT_S = 60.0
-_ALWAYS = {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+_DEBS: Final = {"x86_64": "amd64"}  # by ARCHITECTURE
+_FIELDS: Final = ("Types", "URIs", "Suites")  # what apt wants of a .sources file
+_LINE: Final = re.compile(r"deb(-src)?\s+(\[[^\]]*\]\s*)?\S+\s+\S+")  # of a .list file
+_FILE: Final = re.compile(r"^'([^']+)' (\S+\.deb) \d+ ", re.MULTILINE)
+_FIELD: Final = re.compile(r"^(Package|Version|Architecture|Filename|Size|SHA256): (.*)$", re.MULTILINE)
 
 
-def need(tool: str, *, of: str, fix: str) -> None:
+def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporter) -> Repository:
+    """The packages of these names with all that they need.
+
+    Raises:
+        MachineError: a tool or keyring is missing, an archive can't be reached, or a signature is not right.
+        UsageError: no archive of this distribution is known, or the user's file of them is none.
+    """
+    return {"Debian": _pack_apt, "RedHat": _pack_dnf}[packer.distribution.family](packer, names, report)
+
+
+def _pack_apt(packer: RepositoryRequest, names: Sequence[str], report: LineReporter) -> Repository:
+    title, folder = packer.title, packer.folder
+    _need("apt-get", of=title, fix="make this bundle on a machine with Debian or Ubuntu")
+    apt = partial(_apt, _apt_options(packer))
+    report(f"{title}: reading the package lists")
+    apt("apt-get", "update", what=f"reading the package lists of {title}")
+    upstream = {path.name: path for path in (_fetched(one, folder) for one in packer.upstream)}
+    install = ("apt-get", "install", "--quiet=2", *names, *map(str, upstream.values()))
+    nothing = f"Dir::Cache::archives={folder / 'none'}"  # else it names only what is yet to come
+    said = apt(*install, "--print-uris", "-o", nothing, what=f"finding what the packages of {title} need")
+    paths = {name: _place(name, uri, folder) for uri, name in sorted(_FILE.findall(said), key=itemgetter(1))}
+    report(f"{title}: downloading {len(paths)} packages")
+    apt(*install, "--download-only", what=f"downloading the packages of {title}")
+    show = partial(apt, "apt-cache", "show", "--quiet=2", what="reading the package lists")
+    records = _records(show(*(_asked(file) for file in paths if file not in upstream)))
+    if upstream:
+        found = _records(show(*map(str, upstream.values())))
+        records += [
+            f"{record}SHA256: {file_sha256(Path(dict(_FIELD.findall(record))['Filename']))}\n"
+            for record in found
+        ]
+    return _apt_repository(title, records, paths)
+
+
+def _apt_options(packer: RepositoryRequest) -> list[str]:
+    """What makes apt work for one distribution, with all of its state in one folder."""
+    folder, architecture = packer.folder, _DEBS[ARCHITECTURE]
+    for name in ("state/lists/partial", "cache/archives/partial", "none/partial"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "state/status").write_text("")
+    sources = folder / f"archive{packer.archive.suffix if packer.archive else '.list'}"
+    sources.write_text(own_sources(packer.archive) if packer.archive else "".join(_apt_lines(packer)))
+    own = {
+        "Dir::State": folder / "state",
+        "Dir::Cache": folder / "cache",
+        "Dir::Etc::SourceList": sources,
+        "APT::Architecture": architecture,
+        "APT::Architectures": architecture,
+    }
+    return [f"--config-file={_DATA / 'apt.conf'}", *(f"--option={key}={value}" for key, value in own.items())]
+
+
+def _apt(options: Sequence[str], tool: str, *words: str, what: str) -> str:
+    yes = ["--assume-yes"] if tool == "apt-get" else []
+    return _run(
+        [tool, *yes, *options, *words],
+        what=what,
+        fix="check that this machine reaches the archive (apt's own settings for a proxy apply; --from "
+        "names another), then run it again: what was downloaded is kept",
+    )
+
+
+def _place(file: str, uri: str, folder: Path) -> Path:
+    """What lies on this machine, apt takes where it is; what is in the cache already is kept."""
+    here = uri.startswith("file:")
+    return Path(unquote(uri.removeprefix("file:"))) if here else folder / "cache/archives" / file
+
+
+def _records(said: str) -> list[str]:
+    """What the signed index says of each package."""
+    return [record.strip() + "\n" for record in said.split("\n\n") if record.strip()]
+
+
+def _fetched(one: Upstream, folder: Path) -> Path:
+    """A package of its makers', from the cache if it is there."""
+    path = folder / one.file
+    if not path.is_file() or file_sha256(path) != one.sha256:
+        path.write_bytes(_download(one.url, what=f"the package {path.name}"))
+    if file_sha256(path) != one.sha256:
+        path.unlink()
+        raise MachineError(f"the package {path.name} is another", where=one.url, why="its SHA-256 is another")
+    return path
+
+
+def own_sources(path: Path) -> str:
+    """A list of archives of the user's, in one of apt's two forms.
+
+    Raises:
+        UsageError: it is none.
+    """
+    text = _read_own(path)
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if path.suffix == ".sources":
+        given = {line.partition(":")[0].lower() for line in lines if ":" in line}
+        wrong = next((f"it has no {field}:" for field in _FIELDS if field.lower() not in given), None)
+    else:
+        wrong = next((f"apt reads no line like {line!r}" for line in lines if not _LINE.match(line)), None)
+    if wrong or not lines:
+        fix = "write it as in /etc/apt/sources.list.d; what is named .sources, in that form"
+        raise _not_repositories(path, "is not a list of apt sources", wrong or "it names none", fix)
+    return text
+
+
+def _apt_lines(packer: RepositoryRequest) -> Iterator[str]:
+    """The archives of the distribution, as apt reads them."""
+    for archive in packer.sources:
+        if not Path(archive["keyring"]).is_file():
+            raise MachineError(
+                f"the signatures of {packer.title} can't be checked here",
+                where=archive["keyring"],
+                why="that keyring is missing",
+                fix=f"install the package {archive['keyring_package']}",
+            )
+        for source in archive["sources"]:
+            keyring = source.get("keyring", archive["keyring"])
+            for suite in source["suites"]:
+                words = [f"[signed-by={keyring}]", source["uri"], suite, *source["components"]]
+                yield f"deb {' '.join(words)}\n"
+
+
+def _asked(file: str) -> str:
+    """`name:arch=version` of a file's name, in which apt writes the colon of an epoch as %3a."""
+    name, version, architecture = file.removesuffix(".deb").split("_")
+    return f"{name}:{architecture}={version.replace('%3a', ':')}".replace(":all=", "=")
+
+
+def _apt_repository(distribution: str, records: Sequence[str], paths: Mapping[str, Path]) -> Repository:
+    """The files of a flat repository, and the versions in it."""
+    files: dict[str, Path | bytes] = {f"pool/{name}": path for name, path in paths.items()}
+    index, versions = [], []
+    for record in records:
+        fields = dict(_FIELD.findall(record))
+        file = f"{fields['Package']}_{fields['Version'].replace(':', '%3a')}_{fields['Architecture']}.deb"
+        if f"pool/{file}" not in files:
+            continue
+        _check(paths[file], fields, distribution)
+        index.append(re.sub(r"^Filename: .*$", f"Filename: pool/{file}", record, flags=re.MULTILINE))
+        versions.append((fields["Package"], fields["Version"], fields["SHA256"]))
+    if len(index) != len(paths):
+        raise MachineError(f"the package lists of {distribution} changed meanwhile", fix="run it again")
+    packages = "\n".join(sorted(index)).encode()
+    files["Packages"] = packages
+    digest = hashlib.sha256(packages).hexdigest()
+    files["Release"] = (
+        f"Origin: clusterctl\nLabel: clusterctl bundle for {distribution}\nSuite: bundle\n"
+        f"SHA256:\n {digest} {len(packages)} Packages\n"
+    ).encode()
+    return Repository(files, tuple(sorted(versions)))
+
+
+def _check(path: Path, fields: Mapping[str, str], distribution: str) -> None:
+    """What apt has downloaded it has checked; what lay in the cache may have been damaged since."""
+    if file_sha256(path) == fields["SHA256"]:
+        return
+    path.unlink()
+    raise MachineError(
+        f"a package of {distribution} in the cache was damaged, and is removed",
+        where=str(path),
+        fix="run it again",
+    )
+
+
+_TOOLS: Final = {"dnf": "dnf", "createrepo_c": "createrepo_c", "rpmkeys": "rpm"}
+_SIGNED: Final = "signatures OK"
+
+
+def _pack_dnf(packer: RepositoryRequest, names: Sequence[str], report: LineReporter) -> Repository:
+    title, folder = packer.title, packer.folder
+    for tool, package in _TOOLS.items():
+        fix = f"install {package} and dnf-plugins-core here, or make this bundle on a machine of its family"
+        _need(tool, of=title, fix=fix)
+    repositories, urls = _repositories(packer)
+    report(f"{title}: reading the repositories")
+    dnf = partial(_dnf, packer)
+    _configure_dnf(folder, repositories)
+    if stream := nvidia_stream(packer.distribution, packer.software):
+        what = f"choosing the stream of NVIDIA's driver for {title}"
+        dnf("module", "enable", f"nvidia-driver:{stream}", what=what)
+    keys = {
+        f"keys/{number}.asc": _download(url, what="a repository's key") for number, url in enumerate(urls)
+    }
+    download = ("download", "--resolve", "--alldeps", f"--arch={ARCHITECTURE}", "--arch=noarch")
+    said = dnf(*download, "--url", *names, what=f"finding what the packages of {title} need")
+    files = sorted({line.rpartition("/")[2] for line in said.split() if line.endswith(".rpm")})
+    report(f"{title}: downloading {len(files)} packages")
+    packages = folder / "repository" / "Packages"  # those of earlier bundles too
+    dnf(*download, f"--downloaddir={packages}", *names, what=f"downloading the packages of {title}")
+    _check_signatures(folder, keys.values(), [packages / file for file in files])
+    return Repository({**_dnf_index(folder, files), **keys}, tuple(_versions(packages, files)))
+
+
+def _configure_dnf(folder: Path, repositories: str) -> None:
+    """Write dnf's configuration; nothing counts as installed."""
+    shutil.rmtree(folder / "root", ignore_errors=True)
+    for name in ("root", "repos", "log", "repository/Packages"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "dnf.conf").write_text("[main]\n")
+    (folder / "repos" / "bundle.repo").write_text(repositories)
+
+
+def _dnf(packer: RepositoryRequest, *words: str, what: str) -> str:
+    """Run dnf with all of its state in one folder, for one distribution."""
+    folder = packer.folder
+    settings = {
+        "reposdir": folder / "repos",
+        "cachedir": folder / "cache",
+        "logdir": folder / "log",
+        "gpgcheck": "1",
+        "install_weak_deps": "0",
+        "best": "1",
+        "retries": "3",
+    }
+    argv = ["dnf", "--quiet", "--assumeyes", f"--config={folder / 'dnf.conf'}"]
+    argv += [f"--installroot={folder / 'root'}"]
+    argv += [f"--releasever={packer.distribution.release.rpartition('-')[2]}"]
+    argv += [f"--setopt={key}={value}" for key, value in settings.items()]
+    return _run(
+        [*argv, *words],
+        what=what,
+        fix="check that this machine reaches the repositories (--from names others) and has "
+        "dnf-plugins-core, then run it again: what was downloaded is kept",
+    )
+
+
+def _repositories(packer: RepositoryRequest) -> tuple[str, tuple[str, ...]]:
+    """A .repo file of the repositories, and where their keys are."""
+    if packer.archive is not None:
+        return own_repositories(packer.archive)
+    text = "\n".join(
+        f"[{name}]\nname={name}\nbaseurl={url}\ngpgcheck=1\ngpgkey={' '.join(part['keys'])}\n"
+        for part in packer.sources
+        for name, url in part["repositories"].items()
+    )
+    return text, tuple(key for part in packer.sources for key in part["keys"])
+
+
+def own_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
+    """A .repo file of the user's, and where its keys are.
+
+    Raises:
+        UsageError: it is none, or names no key.
+    """
+    text = _read_own(path)
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read_string(text)
+        keys = {key for name in parser.sections() for key in parser[name].get("gpgkey", "").split()}
+    except configparser.Error as exc:
+        fix = "write it as in /etc/yum.repos.d"
+        raise _not_repositories(path, "is no .repo file", exc.message, fix) from exc
+    if not keys:
+        why = "packages without a verifiable signature are not put into a bundle"
+        raise _not_repositories(path, "names no key", why, "say gpgkey= for each repository")
+    return text, tuple(sorted(keys))
+
+
+def _check_signatures(folder: Path, keys: Iterable[bytes], paths: Sequence[Path]) -> None:
+    """Refuse a package that no key of its repositories has signed."""
+    database = folder / "rpmdb"
+    shutil.rmtree(database, ignore_errors=True)
+    database.mkdir()
+    rpmkeys = ["rpmkeys", f"--dbpath={database}"]
+    fix = "see where it comes from; what is right is kept, so run it again after it is removed"
+    for key in keys:
+        place = folder / "key.asc"
+        place.write_bytes(key)
+        _run([*rpmkeys, "--import", str(place)], what="reading a repository's key", fix="name its true key")
+    said = _run(
+        [*rpmkeys, "--checksig", *map(str, paths)], what="checking the signatures of packages", fix=fix
+    )
+    unsigned = [line.partition(": ")[0] for line in said.splitlines() if not line.endswith(_SIGNED)]
+    if unsigned or len(said.splitlines()) != len(paths):
+        raise MachineError("a package is not signed", where=", ".join(unsigned), fix=fix)
+
+
+def _dnf_index(folder: Path, files: Sequence[str]) -> Mapping[str, Path | bytes]:
+    """The repository: its index is made of the packages that are wanted now."""
+    root, chosen = folder / "repository", folder / "chosen"
+    shutil.rmtree(root / "repodata", ignore_errors=True)
+    chosen.write_text("".join(f"Packages/{file}\n" for file in files))
+    words = ["--quiet", "--no-database", "--revision=1", "--set-timestamp-to-revision", f"--pkglist={chosen}"]
+    _run(["createrepo_c", *words, str(root)], what="making the repository's index", fix="run it again")
+    index = {f"repodata/{path.name}": path for path in (root / "repodata").iterdir()}
+    return {**index, **{f"Packages/{file}": root / "Packages" / file for file in files}}
+
+
+def _versions(packages: Path, files: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    for file in files:
+        name, version, release = file.removesuffix(".rpm").rpartition(".")[0].rsplit("-", 2)
+        yield name, f"{version}-{release}", file_sha256(packages / file)
+
+
+def _read_own(path: Path) -> str:
+    """A file of the user's that names repositories.
+
+    Raises:
+        UsageError: it can't be read.
+    """
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as exc:
+        why = getattr(exc, "strerror", None) or str(exc)
+        fix = "name a file as in /etc/apt/sources.list.d or /etc/yum.repos.d"
+        raise _not_repositories(path, "can't be read", why, fix) from exc
+
+
+def _not_repositories(path: Path, what: str, why: str, fix: str) -> UsageError:
+    """The error for a file of the user's that does not name repositories."""
+    return UsageError(f"the file of repositories {what}", where=str(path), why=why, fix=fix)
+
+
+def _need(tool: str, *, of: str, fix: str) -> None:
     """Require a tool that packing for ``of`` needs.
 
     Raises:
@@ -101,7 +412,7 @@ def need(tool: str, *, of: str, fix: str) -> None:
         raise MachineError(f"packages of {of} can't be fetched here: there is no {tool}", fix=fix)
 
 
-def run(argv: Sequence[str], *, what: str, fix: str) -> str:
+def _run(argv: Sequence[str], *, what: str, fix: str) -> str:
     """Run a command and return its stdout.
 
     Raises:
@@ -113,7 +424,7 @@ def run(argv: Sequence[str], *, what: str, fix: str) -> str:
     return done.stdout
 
 
-def download(url: str, *, what: str) -> bytes:
+def _download(url: str, *, what: str) -> bytes:
     """The content at a URL; `file:` is of this machine.
 
     Raises:

@@ -118,7 +118,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class HostPlan:
     """What an ``apply`` would do: to each host of before and after, and to what is no host (``other``).
 
     ``priced_on`` is the date of the prices, where a table has them. ``other_usd_per_hour`` is what is no
@@ -230,7 +230,7 @@ class Provider(Protocol):
         """Compute host -> its size by this spec; without those whose own hardware decides."""
         return {}
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> HostPlan:
         """What ``apply`` would do. Nothing is made; where nothing is up, ``workspace`` may be a fresh one.
 
         Raises:
@@ -269,7 +269,7 @@ def inventory_as_raised(workspace: Workspace) -> Inventory | None:
     """The cluster as the last `up` left it, with the hosts that an `up` was about to join."""
     found: Inventory | None = None
     hosts: dict[str, Host] = {}
-    for path in (workspace.joining, workspace.hosts):
+    for path in (workspace.joining, workspace.inventory):
         with suppress(FileNotFoundError, ValidationError):
             found = Inventory.model_validate_json(path.read_bytes())
             hosts |= {host.name: host for host in found.hosts}
@@ -410,7 +410,7 @@ def pending_releases(workspace: Workspace) -> tuple[PendingRelease, ...]:
         one = Workspace(note.parent)
         with suppress(FileNotFoundError, ValidationError, ValueError, KeyError):
             said = json.loads(note.read_bytes())
-            host = Inventory.model_validate_json(one.hosts.read_bytes()).hosts[0]
+            host = Inventory.model_validate_json(one.inventory.read_bytes()).hosts[0]
             machine = OnpremHost.model_validate(said["machine"])
             found.append(PendingRelease(one, host, machine, float(said["since"]), str(said["why"])))
     return tuple(found)

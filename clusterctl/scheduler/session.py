@@ -8,15 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
-from clusterctl.errors import NotUpError, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.scheduler.base import JobRequest, Scheduler
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
-from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.inventory import Host, Inventory, distribution_ahead, inventory_of
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
@@ -112,37 +109,10 @@ def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATI
 
 def _hosts_without_shared_folder(workspace: Workspace) -> tuple[Host, ...]:
     """The nodes of a cluster whose hosts share no folder."""
-    if not workspace.hosts.exists():
+    if not workspace.inventory.exists():
         return ()
     inventory = inventory_of(workspace)
     return inventory.compute if inventory.shared_folder.kind == "none" else ()
-
-
-def inventory_of(workspace: Workspace) -> Inventory:
-    """The inventory that `up` left.
-
-    Raises:
-        UsageError: the cluster is not up, or its record is damaged.
-    """
-    try:
-        return Inventory.model_validate_json(workspace.hosts.read_bytes())
-    except ValidationError as exc:
-        raise UsageError(
-            f"what is noted of cluster {workspace.root.name!r} is damaged",
-            where=str(workspace.hosts),
-            fix="run `clusterctl up`, which writes it anew",
-        ) from exc
-    except FileNotFoundError as exc:
-        raise NotUpError(
-            f"cluster {workspace.root.name!r} is not up",
-            where=str(workspace.root),
-            fix="run `clusterctl up` first, or name another with --cluster (`clusterctl list` shows them)",
-        ) from exc
-
-
-def applied_spec(workspace: Workspace) -> ClusterSpec:
-    """The spec that `up` was last given, which may differ from what the user's file says by now."""
-    return load_spec(workspace.spec)
 
 
 def scheduler_of(
@@ -192,15 +162,6 @@ def request_of(spec: ClusterSpec, job: JobSpec, entry: JobEntry, script: str) ->
     return with_nodes(request, spec, job)
 
 
-def distribution_ahead(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:
-    """What the hosts have; None where they are to be looked at first."""
-    try:
-        return inventory_of(workspace).distribution
-    except UsageError:
-        release = spec.provider.expected_release(spec)
-        return distribution_of(release) if release else None
-
-
 _SBATCH_MAY_HANG_S = 600
 
 
@@ -208,7 +169,7 @@ def resolve_submissions(scheduler: Scheduler, ledger: Ledger) -> None:
     """Find out what became of submissions whose answer was lost, and write it down."""
     for entry in ledger.entries():
         if entry.job_id is None and not entry.refused:
-            found = scheduler.by_comment(entry.comment, entry.submitted_at)
+            found = scheduler.by_token(entry.token, entry.submitted_at)
             if found is not None:
                 ledger.update(entry, job_id=found.whole_id)
             elif time.time() - entry.submitted_at > _SBATCH_MAY_HANG_S:

@@ -5,7 +5,6 @@ The defaults that depend on the current user are filled in here.
 
 from __future__ import annotations
 
-import io
 import os
 import pwd
 import re
@@ -16,13 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
-from ruamel.yaml import YAML
 
 from clusterctl.errors import SpecError, UsageError
 from clusterctl.spec.base import HERE, PATTERNS, SCHEMA_DIALECT, did_you_mean, shown
 from clusterctl.spec.common import Partition, User
-from clusterctl.spec.models import PROVIDER_TYPES, ClusterSpec, faults
+from clusterctl.spec.models import PROVIDERS, ClusterSpec, faults
 from clusterctl.spec.parse import Document, Filetype, parse, read_text
+from clusterctl.util.assets import yaml_text
 
 SPEC_NAME: Final = "cluster.yaml"
 SPEC: Final = Filetype(
@@ -100,12 +99,7 @@ def _given_name(text: str) -> str:
 
 def dump_spec(spec: ClusterSpec) -> str:
     """YAML that loads back to the same spec. Fields without a value are left out."""
-    yaml = YAML()
-    yaml.width = 2**16  # folded lines are hard to diff
-    yaml.indent(mapping=2, sequence=4, offset=2)
-    stream = io.StringIO()
-    yaml.dump(spec.model_dump(mode="json", exclude_none=True), stream)
-    return stream.getvalue()
+    return yaml_text(spec.model_dump(mode="json", exclude_none=True), offset=2)
 
 
 def starter_spec(provider: str) -> str:
@@ -114,16 +108,15 @@ def starter_spec(provider: str) -> str:
     Raises:
         UsageError: there is no such provider.
     """
-    if provider not in PROVIDER_TYPES:
-        built = f"built in this version: {', '.join(PROVIDER_TYPES)}"
+    if provider not in PROVIDERS:
+        built = f"built in this version: {', '.join(PROVIDERS)}"
         raise UsageError(
-            f"there is no provider {shown(provider)}", why=built, fix=did_you_mean(provider, PROVIDER_TYPES)
+            f"there is no provider {shown(provider)}", why=built, fix=did_you_mean(provider, PROVIDERS)
         )
     folder = resources.files("clusterctl.spec").joinpath("starter")
-    parts = (
-        folder.joinpath(name).read_text(encoding="utf-8") for name in (f"{provider}.yaml", "common.yaml")
-    )
-    return "\n".join(parts)
+    machines = () if PROVIDERS[provider].shares_kernel else ("machines",)
+    parts = (folder.joinpath(f"{part}.yaml") for part in (provider, *machines, "common"))
+    return "".join(part.read_text(encoding="utf-8") for part in parts)
 
 
 FALLBACK_USER: Final = User(name="hpc", uid=10_000)

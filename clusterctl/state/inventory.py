@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from clusterctl.errors import NotUpError, UsageError
 from clusterctl.spec import distributions
 from clusterctl.spec.common import ADMIN_USER, ProviderSettings
 from clusterctl.spec.distributions import Distribution
+from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import PROVIDERS, ClusterSpec
+from clusterctl.state.workspace import Workspace
 
 CONTROLLER = "controller"
 ARCHITECTURE = "x86_64"  # of all nodes, as the kernel calls it
@@ -206,3 +209,39 @@ def ssh_options(*, key: Path, known_hosts: Path) -> str:
 def partition_hosts(spec: ClusterSpec, inventory: Inventory) -> dict[str, tuple[Host, ...]]:
     """Partition name -> its hosts, in the spec's order."""
     return {p.name: tuple(h for h in inventory.compute if h.partition == p.name) for p in spec.partitions}
+
+
+def inventory_of(workspace: Workspace) -> Inventory:
+    """The inventory that `up` left.
+
+    Raises:
+        UsageError: the cluster is not up, or its record is damaged.
+    """
+    try:
+        return Inventory.model_validate_json(workspace.inventory.read_bytes())
+    except ValidationError as exc:
+        raise UsageError(
+            f"what is noted of cluster {workspace.root.name!r} is damaged",
+            where=str(workspace.inventory),
+            fix="run `clusterctl up`, which writes it anew",
+        ) from exc
+    except FileNotFoundError as exc:
+        raise NotUpError(
+            f"cluster {workspace.root.name!r} is not up",
+            where=str(workspace.root),
+            fix="run `clusterctl up` first, or name another with --cluster (`clusterctl list` shows them)",
+        ) from exc
+
+
+def applied_spec(workspace: Workspace) -> ClusterSpec:
+    """The spec that `up` was last given, which may differ from what the user's file says by now."""
+    return load_spec(workspace.spec)
+
+
+def distribution_ahead(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:
+    """What the hosts have; None where they are to be looked at first."""
+    try:
+        return inventory_of(workspace).distribution
+    except UsageError:
+        release = spec.provider.expected_release(spec)
+        return distributions.distribution_of(release) if release else None

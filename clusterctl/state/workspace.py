@@ -124,8 +124,8 @@ class Workspace:
 
     _id = _Path("id")
     spec = _Path("spec.yaml")
-    inventory = _Path("inventory.yml")  # Ansible's
-    hosts = _Path("hosts.json")  # the Inventory value itself; ours to read back
+    ansible_inventory = _Path("inventory.yml")
+    inventory = _Path("hosts.json")  # the Inventory value itself; ours to read back
     ssh_config = _Path("ssh_config")
     known_hosts = _Path("known_hosts")
     key = _Path("id_ed25519")

@@ -123,7 +123,7 @@ class SSHTransport:
     ) -> Iterator[Conversation]:
         silence_s = silence_s or self._silence_s
         if bulk and shutil.which("ssh"):
-            from clusterctl.transport.local import OpenSSH  # noqa: PLC0415 - only for much data
+            from clusterctl.transport.openssh import OpenSSH  # noqa: PLC0415 - only for much data
 
             self._connected()  # which says better than ssh what is wrong
             with OpenSSH(self._config, self._user).converse(self._host, argv, silence_s) as talk:

@@ -7,6 +7,7 @@ such as tables of what a program's words mean.
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 import shlex
 import tomllib
@@ -151,6 +152,17 @@ def _read(path: Path, kind: Any) -> Any:
     from ruamel.yaml import YAML  # noqa: PLC0415 - slow, and root's helper has no use for it
 
     return TypeAdapter(kind).validate_python(YAML(typ="safe").load(path))
+
+
+def yaml_text(document: Mapping[str, Any], *, offset: int = 0) -> str:
+    """A document as YAML, in which lists are indented by ``offset``; no line is folded."""
+    from ruamel.yaml import YAML  # noqa: PLC0415
+
+    yaml, stream = YAML(), io.StringIO()
+    yaml.width = 2**16
+    yaml.indent(mapping=2, sequence=offset + 2, offset=offset)
+    yaml.dump(document, stream)
+    return stream.getvalue()
 
 
 class Rule(BaseModel):

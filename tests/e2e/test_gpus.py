@@ -1,4 +1,4 @@
-"""GPUs on a real cluster whose nodes have a stand-in of nvidia-smi: what Slurm gives, and sick nodes."""
+"""GPUs on a real cluster whose nodes have a stand-in of nvidia-smi: what Slurm gives, and unhealthy nodes."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_job_of_a_file_asks_for_gpus(gpus: Cluster, tmp_path: Path) -> None:
     assert f"gpus=0 on {_node(gpus)}" in (run / "stdout.log").read_text()
 
 
-def test_a_sick_node_is_drained_with_the_reason_and_comes_back(gpus: Cluster) -> None:
+def test_an_unhealthy_node_is_drained_with_the_reason_and_comes_back(gpus: Cluster) -> None:
     _becomes(gpus, _two_t4(temperature=97))
     said = _wait(gpus, lambda said: "drain" in said)
     assert "clusterctl health: GPU 0: 97 C, and 90 are allowed" in said

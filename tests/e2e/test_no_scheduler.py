@@ -140,13 +140,13 @@ def test_two_nodes_train_and_the_run_comes_home(plain: Cluster) -> None:
     assert not (run / "telemetry.log").exists()
 
 
-def test_a_sick_node_gets_no_job_until_it_is_well(plain: Cluster, script: Any) -> None:
-    path, sick = script("says.sh", "#!/bin/bash\necho here\n"), nodes(plain)[1]
-    sh = partial(plain.ssh, sick)
+def test_an_unhealthy_node_gets_no_job_until_it_is_healthy(plain: Cluster, script: Any) -> None:
+    path, unhealthy = script("says.sh", "#!/bin/bash\necho here\n"), nodes(plain)[1]
+    sh = partial(plain.ssh, unhealthy)
     becomes(sh, machines.hot())
     refused = plain("-o", "json", "submit", path, "--nodes", "2", rc=1)
     (failure,) = refused.json["failures"]
-    assert (failure["code"], failure["host"]) == ("unhealthy", sick)
+    assert (failure["code"], failure["host"]) == ("unhealthy", unhealthy)
     assert failure["cause"] == "GPU 0: 96 C, and 90 are allowed"
     becomes(sh, machines.rtx_4070())
     assert plain.json("submit", path, "--nodes", "2", "--wait")["state"] == "COMPLETED"

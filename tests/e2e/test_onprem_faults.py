@@ -54,7 +54,7 @@ EXPECTED = {
 
 
 @dataclass(frozen=True)
-class Sick:
+class Broken:
     """The machines, and who looks at them."""
 
     lab: Lab
@@ -87,11 +87,11 @@ class Sick:
 
 
 @pytest.fixture(scope="module")
-def sick(clusterctl_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sick]:
+def broken(clusterctl_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
     boxes = [Box("lead"), *(Box(name) for name in EXPECTED if name not in ("nosudo", "full"))]
     boxes += [Box("nosudo", sudo="none"), Box("full", disk_mib=DISK_MIB)]
     with lab("debian", boxes, internet=True) as one:
-        yield Sick(one, Clusterctl(clusterctl_home, tmp_path_factory.mktemp("cwd"), forked=True))
+        yield Broken(one, Clusterctl(clusterctl_home, tmp_path_factory.mktemp("cwd"), forked=True))
 
 
 def errors(findings: list[dict[str, Any]]) -> dict[str, list[str]]:
@@ -142,34 +142,34 @@ def mend_them(one: Lab, cure_of_firewall: str) -> None:
         one.host(host).inside.sh(script)
 
 
-def test_each_fault_is_told_apart_and_no_machine_is_touched(sick: Sick, cluster_name: str) -> None:
-    break_them(sick.lab)
-    sick.write(cluster_name, {"otherhost": OTHER_KEY})
-    found = sick.findings(rc=1)
+def test_each_fault_is_told_apart_and_no_machine_is_touched(broken: Broken, cluster_name: str) -> None:
+    break_them(broken.lab)
+    broken.write(cluster_name, {"otherhost": OTHER_KEY})
+    found = broken.findings(rc=1)
     assert errors(found) == {host: [code] for host, code in EXPECTED.items()}
     cure = cure_of_firewall(found)
-    refused = sick.runner("-o", "json", "-f", sick.spec, "up", rc=None)
+    refused = broken.runner("-o", "json", "-f", broken.spec, "up", rc=None)
     assert refused.rc == 1
     failures = {failure["host"]: failure for failure in refused.json["failures"]}
     assert set(failures) == set(EXPECTED)
     assert all(failure["fix"] for failure in failures.values())
-    assert not any(sick.accounts().values())
+    assert not any(broken.accounts().values())
 
-    mend_them(sick.lab, cure)
-    sick.write(cluster_name, {})
-    found = sick.findings(rc=0)
+    mend_them(broken.lab, cure)
+    broken.write(cluster_name, {})
+    found = broken.findings(rc=0)
     assert errors(found) == {}
     assert "firewall" not in [finding["code"] for finding in found]
-    assert not any(sick.accounts().values())
+    assert not any(broken.accounts().values())
 
 
 @pytest.mark.sweep  # eight machines that install
-def test_up_makes_a_cluster_of_all_that_were_mended(sick: Sick, cluster_name: str) -> None:
-    sick.write(cluster_name, {})
+def test_up_makes_a_cluster_of_all_that_were_mended(broken: Broken, cluster_name: str) -> None:
+    broken.write(cluster_name, {})
     try:
-        up = sick.runner("-o", "json", "-f", sick.spec, "up", "--yes", timeout_s=900).json
+        up = broken.runner("-o", "json", "-f", broken.spec, "up", "--yes", timeout_s=900).json
         assert up["ready"]
         assert sorted(up["probed"]) == sorted(EXPECTED)
     finally:
-        sick.runner("-f", sick.spec, "down", "--yes", "--discard-runs", rc=None, timeout_s=900)
-    assert not any(sick.accounts().values())
+        broken.runner("-f", broken.spec, "down", "--yes", "--discard-runs", rc=None, timeout_s=900)
+    assert not any(broken.accounts().values())

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 
 from clusterctl.errors import CommandError
 from clusterctl.transport.base import ENDED_BY_SIGNAL, SILENCE_S, Conversation, Result, failed, no_answer
-from clusterctl.transport.local import talking
+from clusterctl.transport.openssh import talking
 
 
 class LocalTransport:

@@ -20,7 +20,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, TextIO
 
-from clusterctl.providers.local import image, machine, network, system
+from clusterctl.providers.local import image, machine, system
 from clusterctl.providers.local.helper import state_lock
 from clusterctl.providers.local.layout import address, bridge_name, machine_name, make_private, netns_name
 from clusterctl.providers.local.system import run
@@ -43,7 +43,7 @@ class Keeper:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._folder = STATE / request.id
-        self._netns = network.NETNS_DIR / netns_name(request.id)
+        self._netns = system.NETNS_DIR / netns_name(request.id)
         self._boxes = (*((Box(GATE),) if request.gate else ()), *request.boxes)
         self._front, self._back = IPv4Network(0), IPv4Network(0)
         self._tree = Tree((), frozenset())
@@ -72,10 +72,10 @@ class Keeper:
         """The bridge with its cable to this machine; one more without a cable for what lies behind a gate."""
         own = self._request.id
         with state_lock("up", _silent):
-            used = (*network.used_networks(), *(state.subnet for state in image.states()))
-            self._front = network.choose_subnet(own, used)
-            network.create(own, self._front)
-        self._back = network.choose_subnet(own, (*used, self._front))
+            used = (*system.used_networks(), *(state.subnet for state in image.states()))
+            self._front = system.choose_subnet(own, used)
+            system.create_network(own, self._front)
+        self._back = system.choose_subnet(own, (*used, self._front))
         ip = ["ip", "-n", netns_name(own)]
         bridges = {bridge_name(own): self._front}
         if self._request.gate:
@@ -163,10 +163,10 @@ def remove(lab_id: str) -> None:
     machine.end_rooted(STATE / lab_id)
     machine.remove_cgroups(f"c{lab_id}-")
     with state_lock("down", _silent):
-        network.remove(lab_id)
+        system.remove_network(lab_id)
         for _ in range(_TRIES):  # who looks into it just now keeps it
-            network.remove_empty_folder()
-            if not network.NETNS_DIR.is_dir() or any(network.NETNS_DIR.iterdir()):
+            system.remove_netns_folder()
+            if not system.NETNS_DIR.is_dir() or any(system.NETNS_DIR.iterdir()):
                 break
             time.sleep(0.1)
     system.erase(STATE / lab_id)

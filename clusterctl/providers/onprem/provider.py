@@ -13,8 +13,8 @@ from clusterctl.providers.base import (
     REPLACED,
     Action,
     HostChange,
+    HostPlan,
     Leftover,
-    Planned,
     Prompts,
     Provider,
     Provisioned,
@@ -28,10 +28,10 @@ from clusterctl.providers.onprem.access import raise_failures
 from clusterctl.providers.onprem.login import Login, create_account, workspace_for
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremProvider as Settings
+from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.local import write_ssh_files
+from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.process import on_each
 from clusterctl.util.progress import HostStep, Reporter
 
@@ -46,7 +46,7 @@ class _Found:
     inventory: Inventory
     new: tuple[str, ...]
     silent: Mapping[str, Host]
-    access: Settings  # how machines were let in to that were in the cluster before
+    access: OnpremSettings  # how machines were let in to that were in the cluster before
     notes: tuple[str, ...] = ()
     ahead: tuple[str, ...] = ()  # what will become of machines that are new
     joined: set[str] = field(default_factory=set)
@@ -55,7 +55,7 @@ class _Found:
 class OnpremProvider(Provider):
     """Machines of the user's own."""
 
-    def __init__(self, settings: Settings, prompts: Prompts) -> None:
+    def __init__(self, settings: OnpremSettings, prompts: Prompts) -> None:
         self._settings = settings
         self._prompts = prompts
         self._found: _Found | None = None
@@ -84,7 +84,7 @@ class OnpremProvider(Provider):
             findings=(*report.findings, *members.claim_findings(report.facts, workspace.known_id() or "")),
         )
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:  # noqa: ARG002
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> HostPlan:  # noqa: ARG002
         found = self._look(spec, workspace, report)
         before = hosts_as_raised(workspace)
         left = pending_releases(workspace)
@@ -96,7 +96,7 @@ class OnpremProvider(Provider):
             for name, host in before.items()
             if name not in names
         ]
-        return Planned(tuple(changes), notes=(*found.notes, *found.ahead, *map(str, left)))
+        return HostPlan(tuple(changes), notes=(*found.notes, *found.ahead, *map(str, left)))
 
     def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:  # noqa: ARG002
         found = self._found
@@ -225,13 +225,13 @@ def _refuse(
         raise ProvisionError.of_hosts("these machines can't be used: {hosts}", found, then=_THEN)
 
 
-def _access_before(workspace: Workspace) -> Settings | None:
+def _access_before(workspace: Workspace) -> OnpremSettings | None:
     """What the spec of the last `up` said of its machines."""
     try:
         provider = load_spec(workspace.spec).provider
     except UsageError:
         return None
-    return provider if isinstance(provider, Settings) else None
+    return provider if isinstance(provider, OnpremSettings) else None
 
 
 def _change(host: Host, found: _Found, before: Mapping[str, Host], replaced: Collection[str]) -> HostChange:

@@ -73,7 +73,7 @@ def here(cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         cluster="demo", cluster_id="a1b2c3", provider="local", hosts=hosts, network="10.0.0.0/24",
         shared="/shared", baked=True,
     )  # fmt: skip
-    workspace.hosts.write_text(inventory.model_dump_json())
+    workspace.inventory.write_text(inventory.model_dump_json())
     monkeypatch.setattr(ssh, "SSHTransport", lambda *_, **__: Nearby(cluster.payload))
     return Session(cluster.session().spec, SlurmClient(Nearby(cluster.payload)), Ledger(workspace.jobs))
 

@@ -11,11 +11,10 @@ import pytest
 
 from clusterctl.cli.output import Screen
 from clusterctl.cli.up import approval, as_dict, text
-from clusterctl.cluster.impact import AffectedJob, Impact
-from clusterctl.cluster.plan import Plan
+from clusterctl.cluster.plan import AffectedJob, Impact, Plan
 from clusterctl.cluster.session import Drift
 from clusterctl.errors import UsageError
-from clusterctl.providers.base import HostChange, Planned
+from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.spec.load import Difference
 from clusterctl.spec.models import ClusterSpec
@@ -37,7 +36,7 @@ def show(plan: Plan) -> list[str]:
 
 
 def test_equal_hosts_share_a_row_and_the_cost_stands_below() -> None:
-    planned = Planned((STAY, *MAKE, REMOVE), ("a disk of 10GiB is made",), "2026-10-01")
+    planned = HostPlan((STAY, *MAKE, REMOVE), ("a disk of 10GiB is made",), "2026-10-01")
     assert show(Plan(planned)) == [
         "cluster 'd' (local): `clusterctl up` would do this",
         "",
@@ -57,7 +56,7 @@ def test_equal_hosts_share_a_row_and_the_cost_stands_below() -> None:
 def test_what_is_not_a_host_is_told_in_words() -> None:
     job = JobInfo(job_id=7, name="long", user="ada", state=JobState.RUNNING, reason="", nodes=("d-old-1",))
     plan = Plan(
-        Planned((HostChange("d-ctl", "keep", "the controller"),)),
+        HostPlan((HostChange("d-ctl", "keep", "the controller"),)),
         Impact(affected=(AffectedJob(job, "d-old-1 leaves the cluster"),)),
         (Difference("users", "bob is added"),),
         (Drift("d-ctl", "munge was stopped"),),
@@ -84,7 +83,7 @@ def test_what_is_not_a_host_is_told_in_words() -> None:
 
 def test_the_cost_in_json_is_now_and_then() -> None:
     unpriced = HostChange("d-x-1", "make", "a thing")
-    answer = as_dict(SPEC, Plan(Planned((STAY, *MAKE, REMOVE, unpriced), priced_on="2026-10-01")))
+    answer = as_dict(SPEC, Plan(HostPlan((STAY, *MAKE, REMOVE, unpriced), priced_on="2026-10-01")))
     assert answer["cost"] == {
         "per_hour": 2.5,
         "per_day": 60.0,
@@ -97,36 +96,38 @@ def test_the_cost_in_json_is_now_and_then() -> None:
 
 
 def test_a_plan_without_changes_says_so() -> None:
-    plan = Plan(Planned((HostChange("d-ctl", "keep", "the controller"),), notes=()))
+    plan = Plan(HostPlan((HostChange("d-ctl", "keep", "the controller"),), notes=()))
     assert plan.is_empty
     assert show(plan) == ["cluster 'd' (local): no changes"]
 
 
-def agree(plan: Planned, *, yes: bool = False) -> None:
+def agree(plan: HostPlan, *, yes: bool = False) -> None:
     approval(Screen(json=False, color=False), yes=yes)(Plan(plan))
 
 
 def test_without_a_terminal_only_what_destroys_needs_a_yes(capsys: pytest.CaptureFixture[str]) -> None:
-    agree(Planned((HostChange("d-ctl", "make", "the controller"),)))
+    agree(HostPlan((HostChange("d-ctl", "make", "the controller"),)))
     assert capsys.readouterr().err == "", "free hosts that are made are no question"
-    agree(Planned((STAY, *MAKE)))
+    agree(HostPlan((STAY, *MAKE)))
     assert "d-train-[1-3]" in capsys.readouterr().err, "what costs is shown"
     for gone in (REMOVE, HostChange("d-old-1", "replace", L4)):
-        agree(Planned((STAY, gone)), yes=True)
+        agree(HostPlan((STAY, gone)), yes=True)
         with pytest.raises(UsageError, match=r"remove d-old-1, with all data"):
-            agree(Planned((STAY, gone)))
+            agree(HostPlan((STAY, gone)))
 
 
 def test_a_machine_that_is_given_back_loses_nothing_and_is_asked_about_all_the_same() -> None:
     for action in ("remove", "replace"):
-        plan = Planned((STAY, HostChange("gpu7", action, "compute", released=True)))
+        plan = HostPlan((STAY, HostChange("gpu7", action, "compute", released=True)))
         with pytest.raises(UsageError, match="release gpu7 to the owner, restored as it was"):
             agree(plan)
         agree(plan, yes=True)
 
 
 def test_what_holds_data_needs_a_yes_though_it_is_no_host() -> None:
-    plan = Planned((STAY,), other=("make anew a Filestore instance",), other_lost=("a Filestore (d-shared)",))
+    plan = HostPlan(
+        (STAY,), other=("make anew a Filestore instance",), other_lost=("a Filestore (d-shared)",)
+    )
     with pytest.raises(UsageError, match=r"remove a Filestore \(d-shared\), with all data there"):
         agree(plan)
     agree(plan, yes=True)
@@ -143,16 +144,16 @@ def test_what_holds_data_needs_a_yes_though_it_is_no_host() -> None:
 def test_what_nobody_knows_the_price_of_is_taken_for_dearer(
     more: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = Planned(priced_on="2026-10-01", **more)
+    plan = HostPlan(priced_on="2026-10-01", **more)
     assert plan.may_cost_more
     assert plan.usd_per_hour is None
     agree(plan)
     shown = capsys.readouterr().err
     assert "their price is not known: d-" in shown
     assert all(line in shown for line in plan.other)
-    assert not Planned((STAY,), priced_on="2026-10-01").may_cost_more
+    assert not HostPlan((STAY,), priced_on="2026-10-01").may_cost_more
     gone = HostChange("d-x-1", "remove", "a3-megagpu-8g")
-    assert not Planned((STAY, gone), priced_on="2026-10-01").may_cost_more
+    assert not HostPlan((STAY, gone), priced_on="2026-10-01").may_cost_more
 
 
 ASKS = """
@@ -160,7 +161,7 @@ import sys, time
 from clusterctl.cli.up import approval
 from clusterctl.cli.output import Phases, Screen
 from clusterctl.cluster.plan import Plan
-from clusterctl.providers.base import HostChange, Planned
+from clusterctl.providers.base import HostChange, HostPlan
 
 class Counted:
     writes = 0
@@ -183,7 +184,7 @@ screen = Slow(json=False, color=False)
 phases = Phases(screen, verbose=False)
 with phases.shown():
     phases("plan", "a picture that moves")
-    approval(screen, yes=False)(Plan(Planned(hosts)))
+    approval(screen, yes=False)(Plan(HostPlan(hosts)))
     print("goes on")
 """
 

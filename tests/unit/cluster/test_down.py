@@ -12,11 +12,11 @@ from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
 from clusterctl.cluster.down import DownOptions, find_orphans, remove_cluster, stays_up, to_discard
-from clusterctl.cluster.session import Run
+from clusterctl.cluster.session import PhaseRunner
 from clusterctl.errors import CollectError, LeftoversError, UnreachableError, UsageError
 from clusterctl.providers.base import Leftover
-from clusterctl.spec.gcp import GcpProvider
-from clusterctl.spec.models import Provider as Settings
+from clusterctl.spec.common import ProviderSettings
+from clusterctl.spec.gcp import GcpSettings
 from clusterctl.state.ledger import JobEntry, Journal, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Reporter
@@ -69,11 +69,11 @@ def test_a_cluster_that_a_workspace_knows_is_no_orphan(tmp_path: Path) -> None:
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
     """Two clusters called `d` there; one of them is known here."""
     stub = Stub({"a1b2c3": (DISK, RULE), "ffffff": (RULE,)})
-    asked: list[Settings] = []
+    asked: list[ProviderSettings] = []
 
-    def provider_of(settings: Settings, _hands: object = None) -> Stub:
+    def provider_of(settings: ProviderSettings, _hands: object = None) -> Stub:
         asked.append(settings)
-        assert isinstance(settings, GcpProvider)
+        assert isinstance(settings, GcpSettings)
         assert settings.project == "my-project"
         return stub
 
@@ -125,7 +125,7 @@ def test_one_down_is_enough_after_a_lost_workspace_and_an_up_that_was_refused(
     workspace.create()
     for record in records:
         (workspace.root / record).write_text("ffffff\n")
-    down.down(Run(workspace=workspace), DownOptions())
+    down.down(PhaseRunner(workspace=workspace), DownOptions())
     assert [cluster for cluster, _ in stub.destroyed] == gone
     assert not workspace.root.exists()
 
@@ -158,7 +158,7 @@ def test_runs_are_given_up_by_their_jobs(
 def test_to_give_up_the_run_of_an_unknown_job_is_misuse(tmp_path: Path, job_id: str) -> None:
     workspace = cluster_with_runs(tmp_path)
     with pytest.raises(UsageError, match="no run of job") as caught:
-        down.down(Run(workspace=workspace), DownOptions(discard=["2", job_id]))
+        down.down(PhaseRunner(workspace=workspace), DownOptions(discard=["2", job_id]))
     assert caught.value.fix == "the jobs whose runs are not home: 2, 3"
     assert not workspace.journal.exists()
 
@@ -169,11 +169,11 @@ def test_what_was_given_up_is_said_and_journaled(tmp_path: Path, monkeypatch: py
     workspace = cluster_with_runs(tmp_path)
     (workspace.root / "hosts.json").touch()
     with pytest.raises(LeftoversError):
-        down.down(Run(workspace=workspace), DownOptions(discard=["2", "3"]))
+        down.down(PhaseRunner(workspace=workspace), DownOptions(discard=["2", "3"]))
     first = Journal(workspace.journal).entries()[0]
     assert (first.phase, first.note) == ("discard_runs", "runs of job 2 (mine), job 3 (mine)")
     stub.stubborn = False  # the same command goes on
-    done = down.down(Run(workspace=workspace), DownOptions(discard=["2", "3"]))
+    done = down.down(PhaseRunner(workspace=workspace), DownOptions(discard=["2", "3"]))
     assert [entry.job_id for entry in done.discarded] == ["2", "3"]
     assert not workspace.root.exists()
 
@@ -197,7 +197,7 @@ def test_a_damaged_record_does_not_make_terraforms_hosts_forgotten(tmp_path: Pat
     workspace.spec.write_text("torn")
     (workspace.root / "terraform").mkdir()
     with pytest.raises(UsageError):
-        down.down(Run(workspace=workspace), DownOptions(discard_runs=True))
+        down.down(PhaseRunner(workspace=workspace), DownOptions(discard_runs=True))
     assert workspace.root.is_dir()
 
 
@@ -209,7 +209,7 @@ def test_of_what_was_never_made_nothing_is_claimed(tmp_path: Path, *, access: bo
     if access:
         workspace.access_config.touch()
     with pytest.raises(UsageError, match="nothing is known of a machine 'zzz'"):
-        down.down(Run(workspace=workspace), DownOptions(gone=["zzz"]))
+        down.down(PhaseRunner(workspace=workspace), DownOptions(gone=["zzz"]))
     said = cli("--cluster", "d", "down", "--yes").stdout
     assert said == "cluster 'd' is down; nothing had been put on any machine\n"
     assert not workspace.root.exists()

@@ -66,7 +66,7 @@ def raised(tmp_path: Path) -> Raise:
             shared="/shared",
             baked=False,
         )
-        write_atomic(workspace.hosts, inventory.model_dump_json())
+        write_atomic(workspace.inventory, inventory.model_dump_json())
         write_atomic(workspace.spec, dump_spec(before))
         return workspace
 
@@ -142,7 +142,7 @@ def noted(raised: Raise) -> Workspace:
     workspace.cluster_id()
     for name in ("trusted_hosts", "known_hosts"):
         (workspace.root / name).write_text("gpu1 ssh-ed25519 AAAA\ngpu10 ssh-ed25519 BBBB\n")
-    workspace.joining.write_bytes(workspace.hosts.read_bytes())  # of an `up` that was killed
+    workspace.joining.write_bytes(workspace.inventory.read_bytes())  # of an `up` that was killed
     return workspace
 
 
@@ -153,7 +153,7 @@ def known(file: Path) -> list[str]:
 def test_a_machine_that_is_replaced_is_known_as_left_behind_alone(noted: Workspace) -> None:
     with replacing(noted, ["gpu1"]) as settle:
         settle()
-    assert known(noted.hosts) == known(noted.joining) == ["ctl", "gpu2"]
+    assert known(noted.inventory) == known(noted.joining) == ["ctl", "gpu2"]
     for name in ("trusted_hosts", "known_hosts"):
         assert (noted.root / name).read_text() == "gpu10 ssh-ed25519 BBBB\n"
     (one,) = pending_releases(noted)
@@ -194,10 +194,10 @@ def test_machines_that_are_gone_for_good_are_forgotten(noted: Workspace) -> None
     forget(noted, ["gpu1"])
     assert pending_releases(noted) == ()
     forget(noted, ["gpu1", "ctl"])  # once more, and with the one that leads
-    inventory = Inventory.model_validate_json(noted.hosts.read_bytes())
+    inventory = Inventory.model_validate_json(noted.inventory.read_bytes())
     assert inventory.controller.name == "gpu2"
     forget(noted, ["gpu2"])
-    assert not noted.hosts.exists()
+    assert not noted.inventory.exists()
 
 
 def test_a_machine_that_was_left_behind_is_forgotten_without_the_one_that_has_its_name_now(
@@ -213,7 +213,7 @@ def test_a_machine_that_was_left_behind_is_forgotten_without_the_one_that_has_it
     assert pending_releases(noted) == ()
     assert {path: path.read_bytes() for path in raised} == before
     assert forget(noted, ["gpu1"]) == ("gpu1, of the cluster",)
-    assert known(noted.hosts) == ["ctl", "gpu2"]
+    assert known(noted.inventory) == ["ctl", "gpu2"]
 
 
 def test_ranges_are_names() -> None:

@@ -17,11 +17,11 @@ from clusterctl.cluster import nodes
 from clusterctl.cluster.up import UpOptions
 from clusterctl.cluster.verify import Standing, standing
 from clusterctl.errors import SchedulerError, TransportError, UnreachableError, UsageError
-from clusterctl.scheduler import session
 from clusterctl.scheduler.base import NodeInfo
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Result
+from clusterctl.util.progress import Clock
 
 
 class Machine:
@@ -106,7 +106,7 @@ class Nodes:
     """Slurm without jobs: a and c take some, a person drained b. ``resumes``: somebody puts c back."""
 
     def __init__(self, workspace: Workspace) -> None:
-        self.workspace, self.resumes, self.manages_nodes = workspace, False, True
+        self.workspace, self.resumes, self.manages_nodes, self.clock = workspace, False, True, Clock()
         self.reasons = {"b": "noisy disk"}
 
     def nodes(self) -> tuple[NodeInfo, ...]:
@@ -151,9 +151,9 @@ class Booted:
 
         monkeypatch.setattr(node, "workspace_of", lambda *_: workspace)
         monkeypatch.setattr(node, "bring_up", unlocked)
-        monkeypatch.setattr(session, "inventory_of", lambda _: cluster())
-        monkeypatch.setattr(session, "applied_spec", lambda _: None)
-        monkeypatch.setattr(session, "scheduler_of", lambda *_: self.slurm)
+        monkeypatch.setattr(node, "inventory_of", lambda _: cluster())
+        monkeypatch.setattr(node, "applied_spec", lambda _: None)
+        monkeypatch.setattr(node, "scheduler_of", lambda *_: self.slurm)
         monkeypatch.setattr(node, "Connections", to_machines)
 
     def __call__(self) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.cluster.plan import Plan, preview
 from clusterctl.errors import UsageError
-from clusterctl.providers.base import HostChange, Planned, Size
+from clusterctl.providers.base import HostChange, HostPlan, Size
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
@@ -41,7 +41,7 @@ class Stub:
 
     def plan(
         self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], report: Reporter
-    ) -> Planned:
+    ) -> HostPlan:
         del spec, keep, report
         self.given.append(workspace)
         assert workspace.public_key.read_text().startswith("ssh-ed25519 ")
@@ -53,7 +53,7 @@ class Stub:
         (workspace.root / "id").write_text(workspace.cluster_id())
         (workspace.root / "terraform").mkdir(exist_ok=True)
         (workspace.root / "terraform" / "plan").write_text("a plan")
-        return Planned(self.hosts, notes=("worth knowing",))
+        return HostPlan(self.hosts, notes=("worth knowing",))
 
     def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
         del spec
@@ -120,7 +120,7 @@ def test_a_provider_plans_in_a_copy_without_secrets(tmp_path: Path) -> None:
 def test_a_cluster_does_not_move_to_another_provider(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "d")
     workspace.create()
-    workspace.hosts.write_text(inventory("gcp"))
+    workspace.inventory.write_text(inventory("gcp"))
     with pytest.raises(UsageError, match="under the provider gcp"):
         look(workspace, Stub())
 
@@ -137,7 +137,7 @@ def test_hosts_that_do_not_answer_are_named(tmp_path: Path, monkeypatch: pytest.
     workspace = Workspace(tmp_path / "d")
     workspace.create()
     workspace.create_secrets()
-    workspace.hosts.write_text(inventory())
+    workspace.inventory.write_text(inventory())
     workspace.ssh_config.write_text(
         f"Host *\n  HostName 127.0.0.1\n  Port 9\n  IdentityFile {workspace.key}\n"
     )

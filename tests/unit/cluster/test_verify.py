@@ -99,26 +99,26 @@ TAKEN = "srun: error: Unable to allocate resources: Requested nodes are busy\n"
 def test_a_job_across_all_idle_nodes_is_the_proof() -> None:
     transport = ScriptedTransport([BOTH, srun(*NAMES)])
     proof = verify(inventory(), transport)
-    assert (proof.probed, proof.busy) == (NAMES, ())
+    assert (proof.verified, proof.busy) == (NAMES, ())
     assert transport.left == ()
 
 
 def test_nodes_at_work_are_named_and_left_alone() -> None:
     transport = ScriptedTransport([sinfo(d_train_1="mixed", d_train_2="idle+planned"), srun(NAMES[1])])
     proof = verify(inventory(), transport)
-    assert (proof.probed, proof.busy) == (NAMES[1:], NAMES[:1])
+    assert (proof.verified, proof.busy) == (NAMES[1:], NAMES[:1])
 
 
 def test_with_all_nodes_at_work_there_is_no_job() -> None:
     transport = ScriptedTransport([sinfo(d_train_1="allocated", d_train_2="allocated")])
-    assert verify(inventory(), transport).probed == ()
+    assert verify(inventory(), transport).verified == ()
 
 
 def test_a_node_that_a_users_job_took_meanwhile_counts_as_busy() -> None:
     late = Step((*SRUN, "..."), stderr=TAKEN, rc=1)
     busy = sinfo(d_train_1="allocated", d_train_2="idle")
     proof = verify(inventory(), ScriptedTransport([BOTH, late, busy, srun(NAMES[1])]))
-    assert (proof.probed, proof.busy) == (NAMES[1:], NAMES[:1])
+    assert (proof.verified, proof.busy) == (NAMES[1:], NAMES[:1])
 
 
 def test_nodes_that_slurm_never_gives_are_an_error() -> None:
@@ -151,7 +151,7 @@ def test_a_node_that_is_not_right_is_named_with_the_cause(
 def test_a_node_that_a_person_drained_is_left_and_named() -> None:
     states = sinfo("noisy disk", "ada", d_train_1="idle+drain", d_train_2="idle")
     proof = verify(inventory(), ScriptedTransport([states, srun(NAMES[1])]))
-    assert proof.probed == NAMES[1:]
+    assert proof.verified == NAMES[1:]
     assert proof.drained == {"d-train-1": "drained by ada: noisy disk"}
     assert not proof.resumed
 
@@ -169,7 +169,7 @@ def test_a_node_that_slurm_gave_up_is_resumed_and_named(state: str, reason: str,
     states = sinfo(reason, by, d_train_1=state, d_train_2="idle")
     resume = Step(("scontrol", "update", "nodename=d-train-1", "state=resume"))
     proof = verify(inventory(), ScriptedTransport([states, resume, BOTH, srun(*NAMES)]))
-    assert proof.probed == NAMES
+    assert proof.verified == NAMES
     assert reason in proof.resumed[NAMES[0]]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.configure.inventory_file import install_mark, write_inventory
+from clusterctl.configure.inventory_file import install_mark, write_ansible_inventory
 from clusterctl.spec.common import Software
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory, SharedFolder
@@ -22,8 +22,8 @@ from tests.support.forks import ansible
 @pytest.fixture
 def seen(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path) -> dict[str, Any]:
     """The inventory as plain ansible-inventory reads it."""
-    write_inventory(spec, inventory, workspace)
-    done = ansible("ansible-inventory", ["-i", workspace.inventory, "--list"], cwd=tmp_path)
+    write_ansible_inventory(spec, inventory, workspace)
+    done = ansible("ansible-inventory", ["-i", workspace.ansible_inventory, "--list"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
@@ -42,8 +42,8 @@ def test_hostile_paths_arrive_unchanged(seen: dict[str, Any], workspace: Workspa
 def test_ansible_does_not_read_a_path_as_a_template(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
 ) -> None:
-    write_inventory(spec, inventory, workspace)
-    argv = ["-i", workspace.inventory, "demo-ctl", "-c", "local", "-m", "ansible.builtin.debug"]
+    write_ansible_inventory(spec, inventory, workspace)
+    argv = ["-i", workspace.ansible_inventory, "demo-ctl", "-c", "local", "-m", "ansible.builtin.debug"]
     done = ansible("ansible", [*argv, "-a", "var=munge_key_src"], cwd=tmp_path)
     said = json.loads(done.stdout.split("=>", 1)[1])
     assert said["munge_key_src"] == str(workspace.munge_key)
@@ -74,8 +74,8 @@ def test_users_and_their_accounts(seen: dict[str, Any]) -> None:
 def test_every_role_gets_its_arguments(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
 ) -> None:
-    write_inventory(spec, inventory, workspace)
-    argv = ["-i", workspace.inventory, "-c", "local", asset("ansible") / "validate.yml"]
+    write_ansible_inventory(spec, inventory, workspace)
+    argv = ["-i", workspace.ansible_inventory, "-c", "local", asset("ansible") / "validate.yml"]
     done = ansible("ansible-playbook", argv, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
 
@@ -83,10 +83,10 @@ def test_every_role_gets_its_arguments(
 def test_an_inventory_of_another_structure_is_refused(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
 ) -> None:
-    write_inventory(spec, inventory, workspace)
-    text = workspace.inventory.read_text().replace("    compute:\n", "    workers:\n")
-    workspace.inventory.write_text(text)
-    argv = ["-i", workspace.inventory, "-c", "local", asset("ansible") / "validate.yml"]
+    write_ansible_inventory(spec, inventory, workspace)
+    text = workspace.ansible_inventory.read_text().replace("    compute:\n", "    workers:\n")
+    workspace.ansible_inventory.write_text(text)
+    argv = ["-i", workspace.ansible_inventory, "-c", "local", asset("ansible") / "validate.yml"]
     done = ansible("ansible-playbook", argv, cwd=tmp_path)
     assert done.returncode != 0
     assert "one host in the group controller" in done.stdout
@@ -97,8 +97,8 @@ def test_one_host_may_have_every_role_and_others_be_for_logins(
 ) -> None:
     roles = [("controller", "compute", "login"), ("compute",), ("login",)]
     hosts = [host.model_copy(update={"roles": r}) for host, r in zip(inventory.hosts, roles, strict=True)]
-    write_inventory(spec, inventory.model_copy(update={"hosts": tuple(hosts)}), workspace)
-    argv = ["-i", workspace.inventory, "-c", "local"]
+    write_ansible_inventory(spec, inventory.model_copy(update={"hosts": tuple(hosts)}), workspace)
+    argv = ["-i", workspace.ansible_inventory, "-c", "local"]
     done = ansible("ansible-playbook", [*argv, asset("ansible") / "validate.yml"], cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     argv += ["--list-hosts", asset("ansible") / "configure.yml"]
@@ -115,18 +115,18 @@ def test_one_host_may_have_every_role_and_others_be_for_logins(
 def test_no_secret_stands_in_it(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
     workspace.munge_key.write_bytes(b"SECRET" * 20)
     workspace.key.write_text("SECRET")
-    write_inventory(spec, inventory, workspace)
-    assert "SECRET" not in workspace.inventory.read_text()
-    assert workspace.inventory.stat().st_mode & 0o077 == 0
+    write_ansible_inventory(spec, inventory, workspace)
+    assert "SECRET" not in workspace.ansible_inventory.read_text()
+    assert workspace.ansible_inventory.stat().st_mode & 0o077 == 0
 
 
 def test_the_payload_is_packed_the_same_each_time_and_marked_last(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace
 ) -> None:
-    write_inventory(spec, inventory, workspace)
+    write_ansible_inventory(spec, inventory, workspace)
     path = workspace.rendered / "payload.tar"
     first = path.read_bytes()
-    write_inventory(spec, inventory, workspace)
+    write_ansible_inventory(spec, inventory, workspace)
     assert path.read_bytes() == first
     with tarfile.open(path) as tar:
         names = tar.getnames()
@@ -149,8 +149,8 @@ def test_what_an_idle_cluster_may_take_away_is_said_also_where_it_is_not_to(
             "users": [{"name": "ada", "uid": 10001}],
         }
     )
-    write_inventory(spec, inventory, workspace)
-    done = ansible("ansible-inventory", ["-i", workspace.inventory, "--list"], cwd=tmp_path)
+    write_ansible_inventory(spec, inventory, workspace)
+    done = ansible("ansible-inventory", ["-i", workspace.ansible_inventory, "--list"], cwd=tmp_path)
     of = json.loads(done.stdout)["_meta"]["hostvars"]["demo-ctl"]
     assert of["auto_down_after_s"] == after_s
     assert of["auto_down_cluster"] == {
@@ -161,7 +161,7 @@ def test_what_an_idle_cluster_may_take_away_is_said_also_where_it_is_not_to(
         "controller": "demo-ctl",
         "hosts": ["demo-train-1", "demo-train-2"],
     }
-    argv = ["-i", workspace.inventory, "-c", "local", asset("ansible") / "validate.yml"]
+    argv = ["-i", workspace.ansible_inventory, "-c", "local", asset("ansible") / "validate.yml"]
     checked = ansible("ansible-playbook", argv, cwd=tmp_path)
     assert checked.returncode == 0, checked.stdout
 
@@ -176,8 +176,8 @@ def test_what_only_some_hosts_have_reaches_their_roles(
     made = inventory.model_copy(
         update={"hosts": (controller, first, second), "shared_folder": shared, "bucket": "my-data"}
     )
-    write_inventory(spec, made, workspace)
-    done = ansible("ansible-inventory", ["-i", workspace.inventory, "--list"], cwd=tmp_path)
+    write_ansible_inventory(spec, made, workspace)
+    done = ansible("ansible-inventory", ["-i", workspace.ansible_inventory, "--list"], cwd=tmp_path)
     of = json.loads(done.stdout)["_meta"]["hostvars"]
     assert of[first.name]["job_env_variables"] == {
         "NCCL_SOCKET_IFNAME": {"__ansible_unsafe": "={interface}"},
@@ -191,7 +191,7 @@ def test_what_only_some_hosts_have_reaches_their_roles(
         assert host["bucket_name"] == "my-data"
         assert (host["shared_storage_kind"], host["shared_storage_server"]) == ("nfs", "10.1.2.10")
         assert (host["shared_storage_export"], host["shared_storage_network"]) == ("/shared", "10.1.2.0/24")
-    argv = ["-i", workspace.inventory, "-c", "local", asset("ansible") / "validate.yml"]
+    argv = ["-i", workspace.ansible_inventory, "-c", "local", asset("ansible") / "validate.yml"]
     checked = ansible("ansible-playbook", argv, cwd=tmp_path)
     assert checked.returncode == 0, checked.stdout
 

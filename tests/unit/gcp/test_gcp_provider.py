@@ -15,8 +15,7 @@ from clusterctl.providers.gcp import api, provider
 from clusterctl.providers.gcp.provider import GcpProvider, job_environment, network_note
 from clusterctl.spec import gcp_nodes
 from clusterctl.spec.distributions import UNSEEN
-from clusterctl.spec.gcp import GcpProvider as Settings
-from clusterctl.spec.gcp import GcsState
+from clusterctl.spec.gcp import GcpSettings, GcsState
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import SharedFolder
 from clusterctl.state.workspace import Workspace
@@ -39,7 +38,7 @@ def spec_of(nodes: int = 2, **provider: Any) -> ClusterSpec:
 
 
 def provider_of(spec: ClusterSpec) -> GcpProvider:
-    assert isinstance(spec.provider, Settings)
+    assert isinstance(spec.provider, GcpSettings)
     return GcpProvider(spec.provider)
 
 
@@ -70,7 +69,7 @@ def workspace(tmp_path: Path) -> Workspace:
 def raised(spec: ClusterSpec, workspace: Workspace) -> Any:
     """What `up` has of the provider; the inventory is noted as `up` does."""
     done = provider_of(spec).apply(spec, workspace, keep={}, report=silent)
-    workspace.hosts.write_text(done.inventory.model_dump_json())
+    workspace.inventory.write_text(done.inventory.model_dump_json())
     return done
 
 
@@ -105,7 +104,7 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     assert not inventory.controller.job_environment
     assert not inventory.baked
     assert {host.distribution for host in inventory.hosts} == {UNSEEN}
-    workspace.hosts.write_text(
+    workspace.inventory.write_text(
         inventory.model_dump_json().replace('"distribution":""', f'"distribution":"{SEEN}"')
     )
     assert provider.alive(workspace.cluster_id())

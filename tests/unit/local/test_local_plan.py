@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.providers.base import HostChange, Planned, hosts_as_raised
+from clusterctl.providers.base import HostChange, HostPlan, hosts_as_raised
 from clusterctl.providers.local import helper, layout, machine
 from clusterctl.providers.local.layout import ClusterState, Existing
 from clusterctl.providers.local.provider import Hardware, compare, divide, same_uids
@@ -145,9 +145,9 @@ def test_hosts_are_those_that_up_left(tmp_path: Path) -> None:
         shared="/shared",
         baked=True,
     )
-    workspace.hosts.write_text(inventory.model_dump_json())
+    workspace.inventory.write_text(inventory.model_dump_json())
     assert hosts_as_raised(workspace) == {CTL: host}
-    workspace.hosts.write_text("torn")
+    workspace.inventory.write_text("torn")
     assert hosts_as_raised(workspace) == {}
 
 
@@ -166,7 +166,7 @@ def test_costs_are_summed_now_and_then() -> None:
         HostChange("d", "change", "", usd_per_hour=8.0, was_usd_per_hour=16.0),
         HostChange("e", "replace", ""),
     )
-    cost = Planned(hosts, other_usd_per_hour=(0.5, 0.25)).cost
+    cost = HostPlan(hosts, other_usd_per_hour=(0.5, 0.25)).cost
     assert cost is not None
     assert (cost.now, cost.then, cost.unpriced) == (1 + 4 + 16 + 0.5, 1 + 2 + 8 + 0.25, ("e",))
-    assert Planned(hosts[-1:]).cost is None
+    assert HostPlan(hosts[-1:]).cost is None

@@ -6,7 +6,7 @@ import pytest
 
 from clusterctl.errors import MachineError
 from clusterctl.providers.local.layout import bridge_name, machine_name, netns_name
-from clusterctl.providers.local.network import choose_subnet, sorting
+from clusterctl.providers.local.system import choose_subnet, sorting
 
 
 def networks(*texts: str) -> tuple[IPv4Network, ...]:

@@ -62,7 +62,7 @@ def dismissed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *going: str) -> M
     workspace = Workspace(tmp_path / "own")
     workspace.create()
     workspace.create_secrets()
-    write_atomic(workspace.hosts, inventory("stays", *going).model_dump_json())
+    write_atomic(workspace.inventory, inventory("stays", *going).model_dump_json())
     return release.release_removed(inventory("stays"), workspace, NO_PROMPTS, report=lambda _: None)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import MachineError
-from clusterctl.packages import debian
+from clusterctl.packages import repository
 from clusterctl.packages.os_packages import Upstream
 from clusterctl.packages.repository import Repository, RepositoryRequest
 from clusterctl.spec.distributions import distribution_of
@@ -89,7 +89,7 @@ def pack(archive: Archive, tmp_path: Path) -> Callable[..., Repository]:
         folder = tmp_path / "kept"
         folder.mkdir(exist_ok=True)
         packer = RepositoryRequest(distribution_of("debian-12"), folder, sources, upstream=upstream)
-        return debian.pack(packer, names, report=lambda _: None)
+        return repository.pack(packer, names, report=lambda _: None)
 
     return call
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import BundleError, MachineError
-from clusterctl.packages.bundle import BLOCK, Bundle, Fault, damages, open_bundle
-from clusterctl.packages.bundle_checks import raise_faults
+from clusterctl.packages.bundle import BLOCK, Bundle, Defect, damages, open_bundle
+from clusterctl.packages.bundle_checks import reject_defects
 from tests.support.disks import small_disk
 from tests.unit.packages.bundles import FILES, a_bundle
 
@@ -87,7 +87,7 @@ def test_two_damaged_files_are_both_named(bundle: Bundle) -> None:
     for path in (MUNGE, "wheels/numpy-2.0-py3-none-any.whl"):
         flip(bundle.file, bundle.places[path].content)
     with pytest.raises(BundleError) as caught:
-        raise_faults(bundle.file, damages(bundle))
+        reject_defects(bundle.file, damages(bundle))
     assert caught.value.exit_code == 2
     assert [failure.cause.split(": ")[1] for failure in caught.value.failures] == [
         MUNGE,
@@ -190,7 +190,7 @@ def test_a_folder_is_sent_as_a_tar_of_its_own(tmp_path: Path, bundle: Bundle) ->
 
 
 def test_a_long_list_is_told_in_short_and_whole_to_programs(bundle: Bundle) -> None:
-    many = [Fault("missing", f"f{n}", "gone") for n in range(50)]
+    many = [Defect("missing", f"f{n}", "gone") for n in range(50)]
     with pytest.raises(BundleError, match="and 40 more") as caught:
-        raise_faults(bundle.file, many)
+        reject_defects(bundle.file, many)
     assert len(caught.value.failures) == 50

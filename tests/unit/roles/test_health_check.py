@@ -68,12 +68,12 @@ class Host:
     def becomes(self, machine: machines.Machine) -> None:
         machines.describe(self.folder / "machine.json", machine)
 
-    def falls(self, sick: Sick) -> None:
-        """Sick with just this."""
-        self.becomes(sick.machine)
-        self.kernel_says(*sick.kernel)
-        self.set(disk_free_mib=sick.disk_free_mib, disks=["/"])
-        self.chrony_says(sick.clock_offset_s)
+    def has(self, problem: Problem) -> None:
+        """Have this problem alone."""
+        self.becomes(problem.machine)
+        self.kernel_says(*problem.kernel)
+        self.set(disk_free_mib=problem.disk_free_mib, disks=["/"])
+        self.chrony_says(problem.clock_offset_s)
 
     def chrony_says(self, offset_s: float, leap: str = "Normal") -> None:
         said = f"0A000001,10.0.0.1,3,1763668800.1,{offset_s},0.1,0.2,-1.0,0.0,0.1,0.0,0.0,64.0,{leap}"
@@ -136,8 +136,8 @@ def test_a_node_that_is_well_is_left_alone_and_not_asked_about_twice(host: Host)
 
 
 @dataclass(frozen=True)
-class Sick:
-    """What makes a node sick, and what is said of it; ``lasting``: only once it is seen twice running."""
+class Problem:
+    """What makes a node unhealthy, and what is said of it; ``lasting``: only once seen twice running."""
 
     says: str
     machine: machines.Machine = field(default_factory=machines.rtx_4070)
@@ -147,41 +147,41 @@ class Sick:
     lasting: bool = False
 
 
-_SICK: Mapping[str, Sick] = {
-    "too hot": Sick("GPU 0: 96 C, and 90 are allowed", machines.hot()),
-    "a later driver": Sick("GPU 0: 96 C, and 90 are allowed", {**machines.hot(), "gone": list(RENAMED)}),
-    "memory errors": Sick("GPU 0: 3 memory errors that ECC could not correct", machines.rtx_4070(ecc=3)),
-    "narrow link": Sick("GPU 0: PCIe x4 instead of x16", machines.awake(pcie_width=4), lasting=True),
-    "slow link": Sick("GPU 0: PCIe generation 2 instead of 4", machines.awake(pcie_gen=2), lasting=True),
-    "slowed down": Sick(
+_PROBLEMS: Mapping[str, Problem] = {
+    "too hot": Problem("GPU 0: 96 C, and 90 are allowed", machines.hot()),
+    "a later driver": Problem("GPU 0: 96 C, and 90 are allowed", {**machines.hot(), "gone": list(RENAMED)}),
+    "memory errors": Problem("GPU 0: 3 memory errors that ECC could not correct", machines.rtx_4070(ecc=3)),
+    "narrow link": Problem("GPU 0: PCIe x4 instead of x16", machines.awake(pcie_width=4), lasting=True),
+    "slow link": Problem("GPU 0: PCIe generation 2 instead of 4", machines.awake(pcie_gen=2), lasting=True),
+    "slowed down": Problem(
         "GPU 0: slowed down (hardware slowdown)", machines.awake(throttle="0x08"), lasting=True
     ),
-    "no driver": Sick(
+    "no driver": Problem(
         "nvidia-smi: NVIDIA-SMI has failed because it couldn't communicate", machines.no_driver()
     ),
-    "off the bus": Sick("nvidia-smi: Unable to determine the device handle for GPU", machines.lost()),
-    "none": Sick("0 GPUs answer, and not 1", {"gpus": []}),
-    "forbidden": Sick(
+    "off the bus": Problem("nvidia-smi: Unable to determine the device handle for GPU", machines.lost()),
+    "none": Problem("0 GPUs answer, and not 1", {"gpus": []}),
+    "forbidden": Problem(
         "GPU 0: its compute mode forbids all work", machines.rtx_4070(compute_mode="Prohibited")
     ),
-    "grave XID": Sick("XID 79 at PCI:0000:10:00 in the kernel's log", kernel=(machines.xid(79),)),
-    "full disk": Sick("/ has ", disk_free_mib=1 << 40),
-    "clock": Sick("the clock is off by 61.5 s", clock_offset_s=-61.5),
+    "grave XID": Problem("XID 79 at PCI:0000:10:00 in the kernel's log", kernel=(machines.xid(79),)),
+    "full disk": Problem("/ has ", disk_free_mib=1 << 40),
+    "clock": Problem("the clock is off by 61.5 s", clock_offset_s=-61.5),
 }
 
 
-@pytest.mark.parametrize("name", _SICK)
-def test_a_sick_node_is_drained_with_the_reason_and_comes_back(host: Host, name: str) -> None:
-    sick = _SICK[name]
-    host.falls(sick)
-    if sick.lasting:
+@pytest.mark.parametrize("name", _PROBLEMS)
+def test_an_unhealthy_node_is_drained_with_the_reason_and_comes_back(host: Host, name: str) -> None:
+    problem = _PROBLEMS[name]
+    host.has(problem)
+    if problem.lasting:
         assert (host.look(), host.reason) == ([], "")
     (found,) = host.look()
-    assert found.startswith(sick.says)
-    assert host.reason.startswith(f"clusterctl health: {sick.says}")
+    assert found.startswith(problem.says)
+    assert host.reason.startswith(f"clusterctl health: {problem.says}")
     assert len(host.look()) == 1
     assert sum("State=DRAIN" in call for call in host.calls) == 1
-    host.falls(Sick("nothing", machines.awake()))
+    host.has(Problem("nothing", machines.awake()))
     assert (host.look(), host.reason) == ([], "")
 
 

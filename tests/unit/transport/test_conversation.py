@@ -13,7 +13,7 @@ import pytest
 from clusterctl.cli.access import _for_the_shell
 from clusterctl.errors import CommandError, UnreachableError
 from clusterctl.transport.base import Conversation, Transport
-from clusterctl.transport.local import OpenSSH
+from clusterctl.transport.openssh import OpenSSH
 from clusterctl.transport.ssh import SSHTransport
 from tests.support.here import LocalTransport
 from tests.support.processes import gone

@@ -51,8 +51,8 @@ def test_a_disk_that_takes_nothing_more_is_one_clear_error(
     assert "run the same command again" in caught.value.fix
     assert "CLUSTERCTL_HOME" not in caught.value.fix, "the cluster that is up would be forgotten"
     with pytest.raises(DiskError, match=r"hosts\.json can't be written") as caught:
-        write_atomic(workspace.hosts, "{}")
-    assert caught.value.where == str(workspace.hosts)
+        write_atomic(workspace.inventory, "{}")
+    assert caught.value.where == str(workspace.inventory)
     assert FAULTS[fault] in caught.value.why
 
 
@@ -82,12 +82,12 @@ def test_a_file_of_somebody_elses_is_no_matter_of_the_disk(tmp_path: Path) -> No
 
 
 def test_a_file_stays_as_it_was(disk: SmallDisk, workspace: Workspace) -> None:
-    write_atomic(workspace.hosts, "old")
+    write_atomic(workspace.inventory, "old")
     before = sorted(os.listdir(workspace.root))  # noqa: PTH208 - hidden ones too
     disk.suffer("full")
     with pytest.raises(DiskError):
-        write_atomic(workspace.hosts, "new" * 10000)
-    assert workspace.hosts.read_text() == "old"
+        write_atomic(workspace.inventory, "new" * 10000)
+    assert workspace.inventory.read_text() == "old"
     assert sorted(os.listdir(workspace.root)) == before  # noqa: PTH208
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/python3 -IS
-"""Slurm's HealthCheckProgram: takes this node out of service when it is sick, and puts back what it took out.
+"""Slurm's HealthCheckProgram: drains this node when it is unhealthy, and resumes what it drained.
 
-slurmd runs it as root every so often; where there is no Slurm, clusterctl does before each job. A sick node
-is drained with a reason that begins with `clusterctl health:`; its jobs end in peace, and once all is well it
-is resumed. A node that somebody else drained is left to them. One that a person resumes stays in service
-while the kernel's log still tells of a fault, or a card sleeps whose link was at fault: they know. Thresholds
-and what the node must have stand in a JSON file beside it. Ends with 1 where the node is sick. Runs under the
-platform's Python, from 3.9 on.
+slurmd runs it as root every so often; where there is no Slurm, clusterctl does before each job. An unhealthy
+node is drained with a reason that begins with `clusterctl health:`; its jobs end in peace, and once it is
+healthy it is resumed. A node that somebody else drained is left to them. One that a person resumes stays in
+service while the kernel's log still tells of a fault, or a card sleeps whose link was at fault: they know.
+Thresholds and what the node must have stand in a JSON file beside it. Ends with 1 where the node is
+unhealthy. Runs under the platform's Python, from 3.9 on.
 """
 
 from __future__ import annotations
