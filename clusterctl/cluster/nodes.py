@@ -22,7 +22,7 @@ from clusterctl.errors import (
 )
 from clusterctl.providers import registry
 from clusterctl.providers.base import REPLACED, PendingRelease, address_of, hosts_as_raised, pending_releases
-from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs, polls
+from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs
 from clusterctl.spec.base import did_you_mean
 from clusterctl.spec.hosts import expand
 from clusterctl.spec.models import ClusterSpec
@@ -31,6 +31,7 @@ from clusterctl.state.inventory import CONTROLLER, Host, Inventory, applied_spec
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import parallel_map
+from clusterctl.util.progress import Clock
 
 BOOT_S: Final = 1800.0  # a server with eight GPUs tests its memory for many minutes
 _ANSWER_S: Final = 20.0
@@ -109,7 +110,7 @@ def wait_idle(
         WaitTimeoutError: ``timeout_s`` has passed. The nodes stay as they are.
     """
     told: tuple[str, ...] = ()
-    for _ in polls(timeout_s):
+    for _ in scheduler.clock.polls(timeout_s):
         found = states(scheduler, names)
         ids = tuple(dict.fromkeys(job.id for state in found for job in state.jobs))
         if not ids:
@@ -158,7 +159,7 @@ def _boot(host: Transport, timeout_s: float) -> str:
     with suppress(TransportError):  # it may be gone before it has answered
         host.run(("sudo", "-n", "systemctl", "reboot"), check=False, timeout_s=_ANSWER_S)
     why = "it was told to, and goes on running"
-    for _ in polls(timeout_s):
+    for _ in Clock().polls(timeout_s):
         host.close()
         try:
             if host.run(_BOOT_ID, timeout_s=_ANSWER_S).stdout != before:

@@ -23,7 +23,7 @@ from clusterctl.hosts.probe import probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.jobs.environment import unbuilt
 from clusterctl.providers.base import HostChange, HostPlan, Size
-from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs, polls
+from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.spec.base import format_size
 from clusterctl.spec.common import Partition
@@ -447,7 +447,7 @@ def _end(affected: Sequence[AffectedJob], scheduler: Scheduler) -> None:
         scheduler.annotate(job.job.id, f"clusterctl up --force: {job.why}")
     ids = [job.job.id for job in affected]
     scheduler.cancel(ids)
-    for _ in polls(END_S, longest_s=_PAUSE_S):
+    for _ in scheduler.clock.polls(END_S, longest_s=_PAUSE_S):
         left = [job.id for job in active_jobs(scheduler) if job.id in ids]
         if not left:
             return

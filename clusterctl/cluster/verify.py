@@ -33,7 +33,7 @@ from clusterctl.errors import (
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request, reject_unknown_hosts
 from clusterctl.providers.base import Provider, pending_releases
-from clusterctl.scheduler.base import NodeInfo, Scheduler, polls
+from clusterctl.scheduler.base import NodeInfo, Scheduler
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.scheduler.slurm_conf import HEALTH_REASON
 from clusterctl.spec.models import ClusterSpec
@@ -183,7 +183,7 @@ def wait_until_ready(
     """
     names = [host.name for host in inventory.compute if not only or host.name in only]
     resumed: dict[str, str] = {}
-    for _ in polls(timeout_s, longest_s=_PAUSE_S):
+    for _ in slurm.clock.polls(timeout_s, longest_s=_PAUSE_S):
         try:
             nodes = {node.name: node for node in slurm.nodes() if not only or node.name in only}
             found = by_standing(nodes[name] for name in names if name in nodes)

@@ -169,7 +169,7 @@ def resolve_submissions(scheduler: Scheduler, ledger: Ledger) -> None:
     """Find out what became of submissions whose answer was lost, and write it down."""
     for entry in ledger.entries():
         if entry.job_id is None and not entry.refused:
-            found = scheduler.by_comment(entry.comment, entry.submitted_at)
+            found = scheduler.by_token(entry.token, entry.submitted_at)
             if found is not None:
                 ledger.update(entry, job_id=found.whole_id)
             elif time.time() - entry.submitted_at > _SBATCH_MAY_HANG_S:

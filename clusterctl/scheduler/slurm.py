@@ -23,10 +23,19 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.scheduler import slurm_parse
-from clusterctl.scheduler.base import Clock, JobInfo, JobRequest, NodeInfo, patiently, verification_argv
+from clusterctl.scheduler.base import (
+    JobInfo,
+    JobRequest,
+    NodeInfo,
+    Scheduler,
+    comment_of,
+    patiently,
+    verification_argv,
+)
 from clusterctl.spec.common import ADMIN_USER, PROOF_PARTITION
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.transport.base import Result, Transport
+from clusterctl.util.progress import Clock
 
 _JOB_ID = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
 _DAY_S = 86400
@@ -75,7 +84,7 @@ class SlurmAwayError(SlurmError):
     retryable = True
 
 
-class SlurmClient:
+class SlurmClient(Scheduler):
     """Slurm as the user of ``transport`` sees it.
 
     ``patience_s`` bounds how long its absence is waited out.
@@ -136,13 +145,13 @@ class SlurmClient:
     def all_jobs(self) -> tuple[JobInfo, ...]:
         return _sorted(self._queued())
 
-    def by_comment(self, comment: str, submitted_at: float) -> JobInfo | None:
+    def by_token(self, token: str, submitted_at: float) -> JobInfo | None:
         for job in self.own_jobs():
-            if job.comment == comment:
+            if job.token == token:
                 return job
         days = 2 + max(0, int((time.time() - submitted_at) // _DAY_S))  # the cluster's clock may be another
         accounted = self._accounted(f"--starttime=now-{days}days")
-        return next((job for job in accounted if job.comment == comment), None)
+        return next((job for job in accounted if job.token == token), None)
 
     def reject_if_busy(self) -> None:
         """A job that can't start yet waits in the queue."""
@@ -150,7 +159,8 @@ class SlurmClient:
     def submit(self, request: JobRequest) -> str:
         """Hand a job over; a second time only where Slurm can't have had the first request."""
         # An appended log survives a requeue; by hand, a second sbatch in the folder starts its logs anew.
-        options = (f"--comment={request.comment}", f"--chdir={request.folder}", "--open-mode=append")
+        comment = comment_of(request.token)
+        options = (f"--comment={comment}", f"--chdir={request.folder}", "--open-mode=append")
         for tries_left in (1, 0):
             try:
                 return self.sbatch(request.folder, request.script, *options)
@@ -172,7 +182,7 @@ class SlurmClient:
     def _found(self, request: JobRequest, cause: ClusterctlError) -> str | None:
         """The id of the job if Slurm has it. It is waited for until it answers, within bounds."""
         try:
-            job = self.by_comment(request.comment, request.submitted_at)
+            job = self.by_token(request.token, request.submitted_at)
         except (SlurmError, TransportError) as exc:
             raise self._answer_lost(cause) from exc
         return job.whole_id if job else None

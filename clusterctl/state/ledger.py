@@ -59,11 +59,6 @@ class JobEntry(_Stored):
     run_state: str | None = None
 
     @property
-    def comment(self) -> str:
-        """The comment that marks the job in Slurm."""
-        return f"clusterctl:{self.token}"
-
-    @property
     def shown(self) -> str:
         """The job in a message."""
         return f"job {self.job_id or 'of unknown id'} ({self.name})"

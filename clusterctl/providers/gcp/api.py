@@ -10,10 +10,8 @@ import os
 import re
 import shutil
 import subprocess
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import google.auth
@@ -32,6 +30,7 @@ from clusterctl.errors import (
     ProvisionError,
 )
 from clusterctl.util.process import run
+from clusterctl.util.progress import Clock
 
 ENDPOINT: Final = "CLUSTERCTL_GCP_ENDPOINT"
 LOG_IN: Final = "log in: `gcloud auth application-default login`"
@@ -48,14 +47,6 @@ _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _TOO_FAST = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})  # with status 403
 _API_OFF = frozenset({"SERVICE_DISABLED", "accessNotConfigured"})
 _PERMISSION = re.compile(r"'([a-z]+\.[A-Za-z.]+)'")
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """Time; a test has its own."""
-
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
 
 
 class Api:

@@ -9,11 +9,11 @@ import pytest
 from clusterctl.cluster.plan import Impact, evaluate, reject, reject_taken_uids, settle
 from clusterctl.errors import ClusterctlError, SlurmError, UnreachableError, UsageError
 from clusterctl.providers.base import HostChange, Size
-from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.scheduler.slurm_parse import SQUEUE
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.util.progress import Clock
 from tests.support.scripted import ScriptedTransport, Step
 from tests.support.slurm import records
 
