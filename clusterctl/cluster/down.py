@@ -23,8 +23,8 @@ from clusterctl.errors import (
 )
 from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider, pending_releases
 from clusterctl.runs.collect import collect_all, uncollected
+from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import DEFAULT_PROVIDER
-from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.state.inventory import applied_spec
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace

@@ -14,8 +14,8 @@ from clusterctl.configure import ansible, inventory_file
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.providers import registry
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
+from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.ledger import Journal
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic

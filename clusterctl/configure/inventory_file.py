@@ -15,8 +15,8 @@ from ruamel.yaml.comments import TaggedScalar
 from clusterctl.errors import CommandError, TransportError
 from clusterctl.hosts.probe import HostReport
 from clusterctl.hosts.roles import cluster_roles
-from clusterctl.packages.bundle import PAYLOAD, Bundle, payload_tar
-from clusterctl.packages.bundle_checks import mismatches, reject_defects, system_folder
+from clusterctl.packages.bundle import PAYLOAD, REPOSITORY, Bundle, payload_tar
+from clusterctl.packages.bundle_checks import mismatches, reject_defects
 from clusterctl.spec.common import ADMIN_USER, Software
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.hosts import is_this_machine
@@ -385,7 +385,7 @@ def _marks(host: Host, mark: str, *, with_cards: bool) -> tuple[str, ...]:
 
 def _tar(bundle: Bundle, distribution: Distribution) -> Iterator[bytes]:
     """The repository as it lies in the bundle, and before it what points apt or dnf at it."""
-    folder = system_folder(distribution.release)
+    folder = REPOSITORY.format(distribution.release)
     paths = sorted(path for path in bundle.places if path.startswith(f"{folder}/keys/"))
     keys = " ".join(f"file://{BUNDLE_FOLDER}/repository/keys/{path.rpartition('/')[2]}" for path in paths)
     root = asset("templates") / _TEMPLATES / distribution.family
