@@ -10,6 +10,7 @@ from typing import Any
 
 from clusterctl.errors import Failure
 from clusterctl.hosts.roles import role_hint
+from clusterctl.util.progress import HostStep
 
 _TAIL = 1500  # characters of a module's own words that are shown
 
@@ -50,6 +51,10 @@ class TaskProgress:
     def failed(self) -> bool:
         """Whether the host takes no further part."""
         return self.status in {Status.FAILED, Status.UNREACHABLE}
+
+    def step(self, of: int) -> HostStep:
+        """The same for a reporter; ``of`` hosts have the task to do."""
+        return HostStep(self.host, self.what, of, self.status, self.failed)
 
     def __str__(self) -> str:
         return f"{self.host}: {self.what}"
