@@ -210,15 +210,9 @@ def _submitted(screen: Screen, options: Options, session: Session, wanted: Seque
                     progress=progress,
                     report=screen.note,
                 )
-            rows.append(
-                {
-                    "job_id": done.job_id,
-                    "name": done.name,
-                    "script": done.script,
-                    "dir": done.remote_dir,
-                    "source": dataclasses.asdict(done.source) if done.source else None,
-                }
-            )
+            row = dataclasses.asdict(done)
+            del row["token"]
+            rows.append({"dir": row.pop("remote_dir"), **row})
             screen.known = _answer(rows)
     return rows
 

@@ -203,20 +203,6 @@ _INCLUDE: Final = re.compile(r"^(?:-r|--requirement|-c|--constraint)(?:\s+|\s*=\
 _COMMENT: Final = re.compile(r"(^|\s+)#.*$")
 
 
-def request_hash(files: Sequence[Path]) -> str:
-    """A hash of all that decides what pip makes of these files, but for what its indexes hold.
-
-    That is the files, those that they include, the wheels on this machine that they name, and the PIP_*
-    variables.
-
-    Raises:
-        UsageError: one of the files can't be read.
-    """
-    settings = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("PIP_")]
-    contents = [part for file in files for pair in _contents(file, frozenset()) for part in pair]
-    return digest(*settings, "", *contents)
-
-
 def content_hash(files: Sequence[Path]) -> str:
     """A hash of what these files and those that they include say, wherever they lie.
 
@@ -317,7 +303,11 @@ class Requirements:
     @property
     def answer(self) -> Path:
         """Where the answer to this question lies, once there is one."""
-        key = digest(str(self.node), _constraints(self.kept), request_hash(self.files))
+        # All that decides it, but for what pip's indexes hold: what is asked and included, the wheels on this
+        # machine that it names, and pip's settings.
+        settings = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("PIP_")]
+        contents = [part for file in self.files for pair in _contents(file, frozenset()) for part in pair]
+        key = digest(str(self.node), _constraints(self.kept), digest(*settings, "", *contents))
         return cache_home() / _CACHE / "locks" / f"{key}.txt"
 
 
@@ -335,7 +325,7 @@ def resolve(asked: Requirements, *, report: LineReporter, heard: LineReporter = 
         answer, base = asked.answer, pins(asked.base)
         if (known := _load_lock(answer, asked)) is not None:
             return known
-        report(f"resolving {', '.join(str(file) for file in asked.files)}")
+        report(f"resolving {', '.join(map(str, asked.files))}")
         answer.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
             wheels = _download(asked, folder, heard)
@@ -422,7 +412,7 @@ def _refuse_sources(files: Sequence[Path], said: Ended, wheels: set[str]) -> Non
     if missing := [name for name in names if canonicalize_name(name) not in wheels]:
         raise UsageError(
             f"no wheel: {', '.join(missing)}",
-            where=_shown(files),
+            where=", ".join(map(str, files)),
             why="nodes get wheels only; this comes from sources: a folder, an archive or a repository",
             fix="make a wheel of it (pip wheel --no-deps ...) and name that file in its place; the folder of "
             "your script needs no requirement, it travels with the job",
@@ -446,12 +436,8 @@ def _unresolvable(asked: Requirements, said: Ended) -> UsageError:
     more = " ..." if len(reason) > _LONGEST_REASON else ""
     return UsageError(
         "the requirements can't be met",
-        where=_shown(asked.files),
+        where=", ".join(map(str, asked.files)),
         why=f"pip says: {reason[:_LONGEST_REASON]}{more}",
         fix=f"the nodes take wheels for {asked.node}: "
         "ask for versions that have such wheels and fit together",
     )
-
-
-def _shown(files: Sequence[Path]) -> str:
-    return ", ".join(str(file) for file in files)

@@ -22,7 +22,6 @@ from clusterctl.state.inventory import (
     SRUN_PORTS,
     Host,
     Inventory,
-    partition_hosts,
 )
 from clusterctl.util.assets import digest, render
 
@@ -155,7 +154,7 @@ def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]
         gather="UsePss" if inventory.cgroups and not has_shares else "OverMemoryKill,UsePss",
         gpus=any(node.gpus for node in nodes),
         nodes="\n".join(_line(_node_settings(node)) for node in nodes),
-        partitions="\n".join(_line(settings) for settings in _partitions(spec, inventory, nodes)),
+        partitions="\n".join(_line(settings) for settings in _partitions(spec, nodes)),
     )
 
 
@@ -193,11 +192,9 @@ def _node_settings(node: Node) -> Settings:
     return settings
 
 
-def _partitions(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]) -> Iterable[Settings]:
-    by_name = {node.host.name: node for node in nodes}
-    hosts = partition_hosts(spec, inventory)
+def _partitions(spec: ClusterSpec, nodes: tuple[Node, ...]) -> Iterable[Settings]:
     for i, partition in enumerate(spec.partitions):
-        members = [by_name[host.name] for host in hosts[partition.name]]
+        members = [node for node in nodes if node.host.partition == partition.name]
         minutes = slurm_minutes(partition.max_time) if partition.max_time else None
         yield {
             "PartitionName": partition.name,

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError, UsageError
-from clusterctl.providers.base import HostPlan, Leftover, Provider, Provisioned, Sizes, hosts_as_raised
+from clusterctl.providers.base import (
+    NO_PROMPTS,
+    HostPlan,
+    Leftover,
+    Prompts,
+    Provider,
+    Provisioned,
+    Sizes,
+    hosts_as_raised,
+)
 from clusterctl.providers.gcp import apply, costs, orphans
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
@@ -17,8 +26,7 @@ from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.base import GIB_MIB, Model
 from clusterctl.spec.common import ADMIN_USER, Partition
 from clusterctl.spec.distributions import UNSEEN
-from clusterctl.spec.gcp import GcpProvider as Settings
-from clusterctl.spec.gcp import GcsState
+from clusterctl.spec.gcp import GcpSettings, GcsState
 from clusterctl.spec.gcp_nodes import GcpDisk, GcpNodes, Machine, image_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
@@ -32,7 +40,7 @@ SHARED: Final = "/shared"
 class GcpProvider(Provider):
     """Nodes on Google Cloud."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: GcpSettings, prompts: Prompts = NO_PROMPTS) -> None:  # noqa: ARG002
         self._settings = settings
         self._api = Api(settings.project)
         self._shown: tuple[str, Plan] | None = None  # the variables' digest, and what was shown of them
@@ -263,7 +271,7 @@ def variables(spec: ClusterSpec, cluster_id: str, public_key: str) -> Variables:
     }
 
 
-def services(settings: Settings) -> list[str]:
+def services(settings: GcpSettings) -> list[str]:
     """Google's services that the cluster needs, in the order in which they are named to the user."""
     wanted = [*_SERVICES]
     if settings.bucket or settings.state:
@@ -278,7 +286,7 @@ def placement(spec: ClusterSpec, cluster_id: str, partition: Partition) -> str:
     return f"{spec.name}-{cluster_id}-{partition.name}"
 
 
-def _hosts(spec: ClusterSpec, settings: Settings, cluster_id: str) -> dict[str, Variables]:
+def _hosts(spec: ClusterSpec, settings: GcpSettings, cluster_id: str) -> dict[str, Variables]:
     controller = _host(settings.controller, gcp.controller_machine(spec))
     hosts: dict[str, Variables] = {spec.controller_host: {"role": "controller", **controller}}
     for partition in spec.partitions:

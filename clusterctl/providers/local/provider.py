@@ -18,10 +18,12 @@ from typing import Any
 
 from clusterctl.errors import DiskError, LockedError, MachineError, ProvisionError, UsageError
 from clusterctl.providers.base import (
+    NO_PROMPTS,
     Bake,
     HostChange,
     HostPlan,
     Leftover,
+    Prompts,
     Provider,
     Provisioned,
     Size,
@@ -33,8 +35,7 @@ from clusterctl.providers.local.image import DEFAULT_MIRROR, base_inputs
 from clusterctl.spec import distributions
 from clusterctl.spec.base import format_size
 from clusterctl.spec.common import LEAST_MEMORY_MIB, User
-from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.models import LocalProvider as Settings
+from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import ARCHITECTURE, COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import digest, install_inputs
@@ -44,7 +45,7 @@ from clusterctl.util.progress import Reporter, Waiting
 class LocalProvider(Provider):
     """Nodes on this machine."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: LocalSettings, prompts: Prompts = NO_PROMPTS) -> None:  # noqa: ARG002
         self._settings = settings
 
     def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
@@ -178,7 +179,7 @@ def image_keys(mirror: str) -> tuple[str, str]:
     return base_key, digest(base_key, *install_inputs())
 
 
-def _image(settings: Settings, workspace: Workspace) -> layout.BakeRequest:
+def _image(settings: LocalSettings, workspace: Workspace) -> layout.BakeRequest:
     base_key, key = image_keys(settings.mirror)
     return layout.BakeRequest(
         key=key, base_key=base_key, mirror=settings.mirror, admin_key=workspace.public_key.read_text().strip()
@@ -460,8 +461,7 @@ def converse(
             _send(process, "done")
         elif "error" in message:
             error = message["error"]
-            kind = _ERRORS.get(error["kind"], ProvisionError)
-            raise kind(error["what"], where=error["where"], why=error["why"], fix=error["fix"])
+            raise _ERRORS.get(error.pop("kind"), ProvisionError)(**error)
         elif "result" in message:
             result: dict[str, Any] = message["result"]
             return result

@@ -21,7 +21,7 @@ from clusterctl.providers.onprem.login import ANSWER_S, Login, Root, check_sudo,
 from clusterctl.spec.distributions import common, distribution_of
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremProvider as Settings
+from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
@@ -45,7 +45,7 @@ class Member:
     partition: str | None
 
 
-def members(spec: ClusterSpec, settings: Settings) -> tuple[Member, ...]:
+def members(spec: ClusterSpec, settings: OnpremSettings) -> tuple[Member, ...]:
     """Every machine that has a part in the cluster, the controller first."""
     partitions = {name: p.name for p in spec.partitions for name in spec.node_names(p)}
     machines = settings.machines
@@ -61,7 +61,7 @@ def members(spec: ClusterSpec, settings: Settings) -> tuple[Member, ...]:
 
 def inventory(
     spec: ClusterSpec,
-    settings: Settings,
+    settings: OnpremSettings,
     asked: Sequence[Member],
     facts: Mapping[str, HostFacts],
     keys: Mapping[str, str],
@@ -115,7 +115,7 @@ def _host(one: Member, facts: HostFacts, place: str, key: str, proxy: tuple[str,
     )
 
 
-def _shared(settings: Settings, places: Mapping[str, str], *, alone: bool) -> SharedFolder:
+def _shared(settings: OnpremSettings, places: Mapping[str, str], *, alone: bool) -> SharedFolder:
     shared = settings.shared
     if shared.kind != "nfs":
         return SharedFolder(kind=shared.kind)

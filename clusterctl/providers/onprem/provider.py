@@ -28,7 +28,7 @@ from clusterctl.providers.onprem.access import raise_failures
 from clusterctl.providers.onprem.login import Login, create_account, workspace_for
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremProvider as Settings
+from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files
@@ -46,7 +46,7 @@ class _Found:
     inventory: Inventory
     new: tuple[str, ...]
     silent: Mapping[str, Host]
-    access: Settings  # how machines were let in to that were in the cluster before
+    access: OnpremSettings  # how machines were let in to that were in the cluster before
     notes: tuple[str, ...] = ()
     ahead: tuple[str, ...] = ()  # what will become of machines that are new
     joined: set[str] = field(default_factory=set)
@@ -55,7 +55,7 @@ class _Found:
 class OnpremProvider(Provider):
     """Machines of the user's own."""
 
-    def __init__(self, settings: Settings, prompts: Prompts) -> None:
+    def __init__(self, settings: OnpremSettings, prompts: Prompts) -> None:
         self._settings = settings
         self._prompts = prompts
         self._found: _Found | None = None
@@ -225,13 +225,13 @@ def _refuse(
         raise ProvisionError.of_hosts("these machines can't be used: {hosts}", found, then=_THEN)
 
 
-def _access_before(workspace: Workspace) -> Settings | None:
+def _access_before(workspace: Workspace) -> OnpremSettings | None:
     """What the spec of the last `up` said of its machines."""
     try:
         provider = load_spec(workspace.spec).provider
     except UsageError:
         return None
-    return provider if isinstance(provider, Settings) else None
+    return provider if isinstance(provider, OnpremSettings) else None
 
 
 def _change(host: Host, found: _Found, before: Mapping[str, Host], replaced: Collection[str]) -> HostChange:

@@ -40,7 +40,7 @@ from clusterctl.providers.onprem.login import (
 from clusterctl.providers.onprem.members import admin_login, log_in, parse_claim
 from clusterctl.spec.common import ADMIN_USER
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
-from clusterctl.spec.onprem import OnpremProvider as Settings
+from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files
@@ -203,7 +203,7 @@ def find_orphans(machines: Mapping[str, OnpremHost], name: str, prompts: Prompts
     return tuple(dict.fromkeys(c["id"] for c in found.values() if c.get("name") == name and "id" in c))
 
 
-def release_orphan(settings: Settings, cluster_id: str, prompts: Prompts, *, report: Reporter) -> None:
+def release_orphan(settings: OnpremSettings, cluster_id: str, prompts: Prompts, *, report: Reporter) -> None:
     """Release the machines that say that they belong to it."""
     with workspace_for(None) as folder:
         login = Login(settings.machines, folder, prompts)
@@ -231,7 +231,7 @@ def release_orphan(settings: Settings, cluster_id: str, prompts: Prompts, *, rep
         release_all(login, cluster_id, folder, prompts, report=report)
 
 
-def _claimed_host(name: str, settings: Settings, login: Login) -> Host:
+def _claimed_host(name: str, settings: OnpremSettings, login: Login) -> Host:
     """A host of which no more is known than how to reach it, and whether the others wait for it."""
     to = ssh_host(name, settings.machines[name])
     return Host(
@@ -255,7 +255,7 @@ _OURS: Final = "the account clusterctl, what the cluster brought, and the notes 
 
 
 def record_pending(
-    host: Host, inventory: Inventory, settings: Settings, workspace: Workspace, *, why: str
+    host: Host, inventory: Inventory, settings: OnpremSettings, workspace: Workspace, *, why: str
 ) -> PendingRelease:
     """Record a machine of ``inventory`` as a pending release; ``settings`` say how to log in."""
     one = Workspace(workspace.root / FOLDER / f"{host.name}-{digest(address_of(host), host.host_key)[:8]}")
@@ -270,7 +270,7 @@ def record_pending(
     return PendingRelease(one, host, machine, time.time(), why).save()  # last: from here on it counts
 
 
-def _machine(host: Host, settings: Settings) -> OnpremHost:
+def _machine(host: Host, settings: OnpremSettings) -> OnpremHost:
     """How its owner gets in: as the spec said, or as it says of all, if it names the machine no more."""
     address = host.ssh_address or host.address
     said = settings.machines.get(host.name)

@@ -12,11 +12,11 @@ from clusterctl.errors import ProvisionError, UnreachableError
 from clusterctl.providers.base import NO_PROMPTS, REPLACED, pending_releases
 from clusterctl.providers.onprem import release
 from clusterctl.providers.onprem.provider import OnpremProvider
-from clusterctl.spec.onprem import OnpremProvider as Settings
+from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 
-SETTINGS = Settings.model_validate(
+SETTINGS = OnpremSettings.model_validate(
     {
         "type": "onprem",
         "controller": "ctl",
