@@ -139,10 +139,7 @@ def shown_size(size: float) -> str:
 
 
 def hash_items(
-    files: Sequence[Item],
-    *,
-    progress: Progress = lambda *_: None,
-    now_ns: Callable[[], int] = time.time_ns,
+    files: Sequence[Item], *, progress: Progress = lambda *_: None, now_ns: Callable[[], int] = time.time_ns
 ) -> Mapping[Path, str]:
     """Origin -> sha256 in hex. A file that was hashed before is not read again while it is unchanged.
 

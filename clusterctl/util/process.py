@@ -115,12 +115,7 @@ def _started(
     if shutil.which(argv[0]) is None:  # the subreaper could only say it in words
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
     return subprocess.Popen(
-        under_subreaper(argv),
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        env=env,
-        cwd=cwd,
+        under_subreaper(argv), stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env=env, cwd=cwd
     )
 
 

@@ -461,8 +461,7 @@ def converse(
             _send(process, "done")
         elif "error" in message:
             error = message["error"]
-            kind = _ERRORS.get(error["kind"], ProvisionError)
-            raise kind(error["what"], where=error["where"], why=error["why"], fix=error["fix"])
+            raise _ERRORS.get(error.pop("kind"), ProvisionError)(**error)
         elif "result" in message:
             result: dict[str, Any] = message["result"]
             return result
