@@ -59,7 +59,8 @@ def drain(
         raise UsageError("--reason is empty", fix="say why, for whoever looks at the nodes")
     with _cluster(screen, options) as (inventory, scheduler):
         chosen = _chosen(inventory, names)
-        found = nodes.drain(scheduler, chosen, reason)
+        scheduler.drain(chosen, reason)
+        found = nodes.states(scheduler, chosen)
         if wait:
             found = _wait_idle(screen, scheduler, chosen, timeout_of(timeout))
     _show(screen, found)

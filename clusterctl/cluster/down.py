@@ -68,9 +68,6 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
         CollectError: a run could not be collected; the cluster stays.
         DiskError: all is removed but the workspace, which stands on a read-only file system.
         LeftoversError: something of the cluster is still there.
-        LockedError: another clusterctl was still at work on it.
-        UsageError: there is no such cluster, it has no machine of a name that is gone, or a job to discard
-            was not submitted from here.
     """
     runner.verb, workspace = "down", runner.workspace
     with workspace.lock("down", wait_s=runner.wait_s, waiting=runner.report_waiting):

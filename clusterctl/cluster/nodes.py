@@ -21,13 +21,13 @@ from clusterctl.errors import (
     WaitTimeoutError,
 )
 from clusterctl.providers import registry
-from clusterctl.providers.base import REPLACED, PendingRelease, address_of, hosts_as_raised, pending_releases
+from clusterctl.providers.base import REPLACED, address_of, hosts_as_raised, pending_releases
 from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs
 from clusterctl.spec.base import did_you_mean
 from clusterctl.spec.hosts import expand
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import own_machines
-from clusterctl.state.inventory import CONTROLLER, Host, Inventory, applied_spec, inventory_of
+from clusterctl.state.inventory import CONTROLLER, Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import parallel_map
@@ -44,12 +44,6 @@ class NodeState:
 
     node: NodeInfo
     jobs: tuple[JobInfo, ...] = ()
-
-
-def drain(scheduler: Scheduler, names: Sequence[str], reason: str) -> tuple[NodeState, ...]:
-    """Drain these nodes; running jobs go on. Their states afterwards."""
-    scheduler.drain(names, reason)
-    return states(scheduler, names)
 
 
 def resume(scheduler: Scheduler, names: Sequence[str]) -> tuple[NodeState, ...]:
@@ -172,7 +166,11 @@ def _boot(host: Transport, timeout_s: float) -> str:
 def reject_unknown(
     names: Iterable[str], known: Collection[str], what: str, otherwise: str = "", where: str = ""
 ) -> None:
-    """That all of these are known. ``otherwise`` is what to do where none of the known is near."""
+    """That all of these are known. ``otherwise`` is what to do where none of the known is near.
+
+    Raises:
+        UsageError: one is not.
+    """
     for name in names:
         if name not in known:
             hint = did_you_mean(name, known) or otherwise or f"known are {', '.join(sorted(known)) or 'none'}"
@@ -180,11 +178,7 @@ def reject_unknown(
 
 
 def check_names(inventory: Inventory, names: Sequence[str]) -> None:
-    """That all of them are nodes of the cluster.
-
-    Raises:
-        UsageError: one is not.
-    """
+    """That all of them are nodes of the cluster."""
     known = [host.name for host in inventory.compute]
     reject_unknown(names, known, "the cluster has no node", f"its nodes are {', '.join(known)}")
 
@@ -288,9 +282,6 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
     """Forget machines that are gone for good: pending releases, or hosts of a cluster that is taken down.
 
     Of a name that both have, the pending release is forgotten. Returns the machines in words.
-
-    Raises:
-        UsageError: one is neither.
     """
     if not names:
         return ()
@@ -304,25 +295,17 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
     others = [name for name in names if name not in {one.host.name for one in behind}]
     if others:
         _forget_hosts(workspace, others)
+    said = []
     for one in behind:
         one.remove()
-    return (
-        *(_was_left(one, members.get(one.host.name)) for one in behind),
-        *(f"{name}, of the cluster" for name in others),
-    )
-
-
-def _was_left(one: PendingRelease, namesake: Host | None) -> str:
-    said = f"{one.title}, pending release"
-    return f"{said} ({address_of(namesake)} is {namesake.name} now, and stays)" if namesake else said
+        namesake = members.get(one.host.name)
+        stays = f" ({address_of(namesake)} is {namesake.name} now, and stays)" if namesake else ""
+        said.append(f"{one.title}, pending release{stays}")
+    return (*said, *(f"{name}, of the cluster" for name in others))
 
 
 def check_left(workspace: Workspace, names: Iterable[str]) -> None:
-    """Check that these machines have a pending release.
-
-    Raises:
-        UsageError: one is not.
-    """
+    """Check that these machines have a pending release."""
     left = {one.host.name for one in pending_releases(workspace)}
     fix = (
         f"those are: {', '.join(sorted(left)) or 'none'}; one of the cluster leaves it by "

@@ -17,6 +17,7 @@ from functools import partial
 from clusterctl.cluster import converge, verify
 from clusterctl.cluster.nodes import drain_usable
 from clusterctl.cluster.session import ClusterSession, Drift, copied, known_inventory, known_spec
+from clusterctl.configure import ansible
 from clusterctl.configure.events import TaskProgress
 from clusterctl.errors import ConfigureError, MachineError, SchedulerError, TransportError, UsageError
 from clusterctl.hosts.probe import probe_hosts
@@ -54,7 +55,6 @@ class Impact:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know of it."""
         return tuple(
             f"{name} keeps {' and '.join(size.parts[:2])} while jobs run there"
             for name, size in self.keep.items()
@@ -107,13 +107,7 @@ class Plan:
 
 
 def preview(session: ClusterSession) -> Plan:
-    """What `up` would do with this spec, as far as a short look can tell.
-
-    Raises:
-        UsageError: the cluster is up under another provider.
-        MachineError: this machine can't do it.
-        ProvisionError: the provider can't tell.
-    """
+    """What `up` would do with this spec, as far as a short look can tell."""
     before = known_inventory(session.workspace)
     with copied(session.workspace, without=_NOT_COPIED) as copy, session.connections:
         planning = replace(session, workspace=copy)  # where the provider writes
@@ -236,7 +230,8 @@ def _with_tasks(session: ClusterSession, found: Plan, before: Inventory, copy: W
         asked = probe_requests(spec, before, workspace)
         reports = probe_hosts(asked, session.connections.to, timeout_s=PATIENCE_S)
         nodes = converge.pending_changes(session, before, reports)
-        tasks, failures = converge.preview(spec, before, copy, nodes.reports)
+        converge.render(spec, before, copy, nodes.reports)
+        tasks, failures = ansible.preview(before, copy, limit=tuple(nodes.reports))
     except (ConfigureError, TransportError) as exc:
         return replace(found, notes=(*found.notes, f"what tasks would change can't be told: {exc.what}"))
     told = (f"{f.host}: what comes after {f.phase} can't be told: {f.cause}" for f in failures)
@@ -248,9 +243,6 @@ def review(session: ClusterSession, planned: HostPlan, *, force: bool) -> Mappin
 
     Nodes that leave are drained first, so that no job begins there, and resumed if the change is refused.
     Returns the nodes that keep their size, since jobs are at work there.
-
-    Raises:
-        UsageError: it would cancel jobs, or give a user's uid to another; nothing was changed.
     """
     before = known_inventory(session.workspace)
     if before is None:
@@ -374,7 +366,6 @@ class _NodeChanges:
         return cls(partitions, gone, resized, stopped, controller)
 
     def affected(self, active: Iterable[JobInfo], nodes: Mapping[str, NodeInfo]) -> Iterator[AffectedJob]:
-        """The jobs that would end."""
         reasons = {**self.stopped, **{node: f"{node} leaves the cluster" for node in self.gone}}
         for name, (now, then) in self.resized.items():
             partition = self.partitions[name]

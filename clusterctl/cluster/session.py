@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from clusterctl.configure import ansible, events, inventory_file
+from clusterctl.configure import ansible, inventory_file
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.providers import registry
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
@@ -118,11 +118,7 @@ class ClusterSession(PhaseRunner):
 
     @contextmanager
     def locked(self, verb: str) -> Iterator[None]:
-        """Hold the cluster's lock, and close the connections at the end.
-
-        Raises:
-            LockedError: another clusterctl was still at work on the cluster after ``wait_s``.
-        """
+        """Hold the cluster's lock, and close the connections at the end."""
         self.verb = verb
         lock = self.workspace.lock(verb, wait_s=self.wait_s, waiting=self.report_waiting)
         with lock, self.workspace.begun(), self.connections:
@@ -202,7 +198,7 @@ def _restore(
     inventory_file.write_restore_inventory(inventory, workspace)
     _record(inventory, workspace)
 
-    def progress(task: events.TaskProgress) -> None:
-        report(HostStep(task.host, task.what, len(hosts), task.status, task.failed))
-
-    return ansible.run("restore", inventory, workspace, limit=hosts, progress=progress).notes
+    recap = ansible.run(
+        "restore", inventory, workspace, limit=hosts, progress=lambda task: report(task.step(len(hosts)))
+    )
+    return recap.notes

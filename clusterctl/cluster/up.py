@@ -32,7 +32,6 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory, distribution_ahead
 from clusterctl.state.workspace import write_atomic
 from clusterctl.util.assets import job_lock
-from clusterctl.util.progress import HostStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +165,7 @@ def prepare_image(session: ClusterSession) -> None:
             wheels=wheels,
             lock=lock,
             workspace=session.workspace,
-            progress=lambda p: session.report(HostStep(p.host, p.what, 1, p.status, p.failed)),
+            progress=lambda task: session.report(task.step(1)),
         )
 
     session.provider.prepare(session.spec, session.workspace, bake=bake, report=session.report)

@@ -91,11 +91,7 @@ class Verification:
 
 
 def verify(session: ClusterSession, converged: Converged, limit: Collection[str] = ()) -> Verification:
-    """Run an MPI job across the nodes concerned, release held jobs, and check that all GPUs are there.
-
-    Raises:
-        VerifyError: the job failed, or hosts show fewer GPUs than they should; names hosts and causes.
-    """
+    """Run an MPI job across the nodes concerned, release held jobs, and check that all GPUs are there."""
     inventory, to = converged.inventory, session.connections.to
     lead = inventory.controller.name
     others = (host.name for host in inventory.compute if host.name in limit and host.name != lead)
@@ -209,7 +205,6 @@ def wait_until_ready(
 
 
 def standing(node: NodeInfo) -> Standing:
-    """What the state of a node means for the verification."""
     states = {node.state, *node.flags}
     is_drained = bool(states & _DRAINED)
     by_slurm = node.reason_by == _SLURM or node.reason.startswith((_OUR_WORDS, *_SLURMDS_WORDS))
@@ -221,7 +216,6 @@ def standing(node: NodeInfo) -> Standing:
 
 
 def by_standing(nodes: Iterable[NodeInfo]) -> dict[Standing, list[NodeInfo]]:
-    """The nodes of each standing."""
     found: dict[Standing, list[NodeInfo]] = {one: [] for one in Standing}
     for node in nodes:
         found[standing(node)].append(node)
@@ -397,12 +391,7 @@ def _unreached(inventory: Inventory, hosts: Sequence[str], to: Connect) -> Unrea
 def checkup(
     spec: ClusterSpec, workspace: Workspace, provider: Provider, *, hosts: Collection[str] = ()
 ) -> DoctorReport:
-    """What is wrong with the hosts, or with those of ``hosts``; nothing is changed.
-
-    Raises:
-        NotUpError: there is nothing to look at yet.
-        UsageError: the cluster has no such host.
-    """
+    """What is wrong with the hosts, or with those of ``hosts``; nothing is changed."""
     try:
         inventory = inventory_of(workspace)
     except NotUpError:
