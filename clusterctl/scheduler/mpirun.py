@@ -72,25 +72,6 @@ _SLURMS: Final[Mapping[str, str]] = {
     "gpus": "a job has all GPUs of its nodes",
 }
 
-# What jobs find of their host in their environment, as Slurm would have it from its TaskProlog.
-_PROLOG: Final = """\
-if [[ -x /opt/clusterctl/task-prolog ]]; then
-    while IFS= read -r line; do export "${line#export }"; done < <(/opt/clusterctl/task-prolog)
-fi"""
-
-# Runs once a rank, on its node. Ranks that share a node get a GPU each, or a part of one, in turn.
-_RANK: Final = (
-    """\
-gpus=(/dev/nvidia[0-9]*) names=("${!gpus[@]}")
-[[ ! -r /opt/clusterctl/gpus ]] || mapfile -t names </opt/clusterctl/gpus
-if [[ -z ${CUDA_VISIBLE_DEVICES+x} && -e ${gpus[0]} ]] && ((OMPI_COMM_WORLD_LOCAL_SIZE > 1)); then
-    export CUDA_VISIBLE_DEVICES=${names[OMPI_COMM_WORLD_LOCAL_RANK % ${#names[@]}]}
-fi
-"""
-    + _PROLOG
-    + '\nexec "$@"'
-)
-
 
 class UnhealthyError(SchedulerError):
     """A node of the job failed its health check."""
@@ -385,7 +366,6 @@ def render_mpirun_script(
         nodes=nodes,
         submit_dir=own is not None or job.container is not None,
         profile=JOB_PROFILE,
-        prolog=_PROLOG,
         path=environment.path,
         cpus=job.cpus or 1,
         hostfile=render("hostfile.j2", nodes=nodes, slots=job.tasks_per_node),
@@ -400,7 +380,7 @@ def render_mpirun_script(
 def _launched(job: JobSpec, command: str, exports: str) -> str:
     """The command as mpirun starts it, once a rank."""
     spread = f"--map-by ppr:{job.tasks_per_node}:node{f':PE={job.cpus}' if job.cpus else ''}"
-    rank = f"bash -c {shlex.quote(_RANK)} rank {command}"
+    rank = f"bash -c {shlex.quote(render('rank.sh.j2').rstrip())} rank {command}"
     return f"mpirun -np {job.tasks} --hostfile hostfile {spread} {exports} {rank}"
 
 
