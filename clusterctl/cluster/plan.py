@@ -63,8 +63,6 @@ class Impact:
 
 @dataclass(frozen=True, slots=True)
 class AffectedJob:
-    """A job that the change would end, and why."""
-
     job: JobInfo
     why: str
 
@@ -156,7 +154,6 @@ def plan_changes(session: ClusterSession) -> Plan:
 
 
 def _drift(session: ClusterSession, found: Plan, before: Inventory | None) -> Iterator[Drift]:
-    """What has drifted on the hosts that stay and run."""
     spec, workspace, staying = session.spec, session.workspace, found.staying
     if before is None or before.controller.name not in staying:
         if staying:
