@@ -63,8 +63,7 @@ def _imported(provider: str, source: Path) -> tuple[str, list[str]]:
     """The spec of an Ansible inventory, and what did not come along."""
     if not PROVIDERS[provider].user_owned:
         raise UsageError("an inventory is of machines of your own", fix="say --provider onprem with it")
-    found = spec_of_inventory(source)
-    return found.text, found.notes
+    return spec_of_inventory(source)
 
 
 def validate(

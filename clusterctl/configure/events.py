@@ -95,21 +95,6 @@ def progress_of(event: Event) -> TaskProgress | None:
     )
 
 
-def recap_of(event: Event) -> Recap | None:
-    """The recap, from the event that ends a playbook."""
-    if event["event"] != "playbook_on_stats":
-        return None
-    data = event["event_data"]
-    return Recap({host: data["ok"].get(host, 0) for host in data["processed"]}, sum(data["changed"].values()))
-
-
-def notes_of(event: Event) -> tuple[str, ...]:
-    """What a module wants the user to know."""
-    if event["event"] != "runner_on_ok":
-        return ()
-    return tuple(event.get("event_data", {}).get("res", {}).get("clusterctl_notes", ()))
-
-
 def failures_of(events: Iterable[Event]) -> tuple[Failure, ...]:
     """One failure a host: its first, since what follows is a consequence."""
     found: dict[str, Failure] = {}

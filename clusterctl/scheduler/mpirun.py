@@ -47,9 +47,9 @@ from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.job import JobSpec, Launcher
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import HEALTH_PROGRAM, MPI_SSH, Host, Inventory
-from clusterctl.transport.base import Result, Transport, remote_argv
+from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.util.assets import render
-from clusterctl.util.process import parallel_map
+from clusterctl.util.process import Result, parallel_map
 from clusterctl.util.progress import Clock
 
 _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")
@@ -71,25 +71,6 @@ _SLURMS: Final[Mapping[str, str]] = {
     "mem": "a job has its nodes for itself",
     "gpus": "a job has all GPUs of its nodes",
 }
-
-# What jobs find of their host in their environment, as Slurm would have it from its TaskProlog.
-_PROLOG: Final = """\
-if [[ -x /opt/clusterctl/task-prolog ]]; then
-    while IFS= read -r line; do export "${line#export }"; done < <(/opt/clusterctl/task-prolog)
-fi"""
-
-# Runs once a rank, on its node. Ranks that share a node get a GPU each, or a part of one, in turn.
-_RANK: Final = (
-    """\
-gpus=(/dev/nvidia[0-9]*) names=("${!gpus[@]}")
-[[ ! -r /opt/clusterctl/gpus ]] || mapfile -t names </opt/clusterctl/gpus
-if [[ -z ${CUDA_VISIBLE_DEVICES+x} && -e ${gpus[0]} ]] && ((OMPI_COMM_WORLD_LOCAL_SIZE > 1)); then
-    export CUDA_VISIBLE_DEVICES=${names[OMPI_COMM_WORLD_LOCAL_RANK % ${#names[@]}]}
-fi
-"""
-    + _PROLOG
-    + '\nexec "$@"'
-)
 
 
 class UnhealthyError(SchedulerError):
@@ -385,7 +366,6 @@ def render_mpirun_script(
         nodes=nodes,
         submit_dir=own is not None or job.container is not None,
         profile=JOB_PROFILE,
-        prolog=_PROLOG,
         path=environment.path,
         cpus=job.cpus or 1,
         hostfile=render("hostfile.j2", nodes=nodes, slots=job.tasks_per_node),
@@ -400,7 +380,7 @@ def render_mpirun_script(
 def _launched(job: JobSpec, command: str, exports: str) -> str:
     """The command as mpirun starts it, once a rank."""
     spread = f"--map-by ppr:{job.tasks_per_node}:node{f':PE={job.cpus}' if job.cpus else ''}"
-    rank = f"bash -c {shlex.quote(_RANK)} rank {command}"
+    rank = f"bash -c {shlex.quote(render('rank.sh.j2').rstrip())} rank {command}"
     return f"mpirun -np {job.tasks} --hostfile hostfile {spread} {exports} {rank}"
 
 

@@ -34,7 +34,8 @@ from clusterctl.scheduler.base import (
 )
 from clusterctl.spec.common import ADMIN_USER, PROOF_PARTITION
 from clusterctl.spec.distributions import JOB_PROFILE
-from clusterctl.transport.base import Result, Transport
+from clusterctl.transport.base import Transport
+from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 
 _JOB_ID = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
@@ -247,7 +248,8 @@ class SlurmClient(Scheduler):
         if result.rc != 0:
             if _AWAY.search(result.stderr):
                 raise SlurmAwayError("Slurm's controller did not answer sbatch", why=result.stderr.strip())
-            raise SlurmError("Slurm did not take the job", why=_refusal(result.stderr))
+            words = (re.sub(r"^sbatch: (error: )?", "", line) for line in result.stderr.strip().splitlines())
+            raise SlurmError("Slurm did not take the job", why="; ".join(words))
         job_id = result.stdout.strip().splitlines()[-1].partition(";")[0] if result.stdout.strip() else ""
         if not job_id.isdigit():
             raise AnswerLostError(
@@ -302,15 +304,12 @@ class SlurmClient(Scheduler):
         return self.transport.run(argv, timeout_s=patience_s + 30, check=False)
 
     def release_held_jobs(self) -> tuple[str, ...]:
-        held = (job.id for job in self.all_jobs() if job.failed_to_launch)
-        return tuple(job_id for job_id in held if self._release(job_id))
-
-    def _release(self, job_id: str) -> bool:
-        try:
-            self.transport.run(["scontrol", "release", job_id])
-        except CommandError:  # it was cancelled meanwhile
-            return False
-        return True
+        released = []
+        for job_id in (job.id for job in self.all_jobs() if job.failed_to_launch):
+            with suppress(CommandError):  # it was cancelled meanwhile
+                self.transport.run(["scontrol", "release", job_id])
+                released.append(job_id)
+        return tuple(released)
 
     def reconfigure(self) -> None:
         self.transport.run(["scontrol", "reconfigure"])
@@ -347,9 +346,11 @@ class SlurmClient(Scheduler):
                 return result.stdout
             if nothing is not None and nothing.search(result.stderr):
                 return ""
+            why = result.stderr.strip()[-2000:]
             if _AWAY.search(result.stderr):
-                raise self._away_error(argv[0], result.stderr.strip()[-2000:])
-            raise _failed(argv[0], result)
+                raise self._away_error(argv[0], why)
+            failed = CommandError(argv[0], rc=result.rc, stderr=result.stderr)
+            raise SlurmError(f"{argv[0]} failed with exit status {result.rc}", why=why) from failed
 
         return patiently(self.clock, self._patience_s, ask)
 
@@ -385,15 +386,3 @@ def _new(
         if (job.job_id, job.task) not in known and (job.id in ids or str(job.job_id) in ids):
             new[job.id] = job
     return tuple(new.values())
-
-
-def _refusal(stderr: str) -> str:
-    lines = [re.sub(r"^sbatch: (error: )?", "", line) for line in stderr.strip().splitlines()]
-    return "; ".join(lines)
-
-
-def _failed(command: str, result: Result) -> SlurmError:
-    why = result.stderr.strip()[-2000:]
-    error = SlurmError(f"{command} failed with exit status {result.rc}", why=why)
-    error.__cause__ = CommandError(command, rc=result.rc, stderr=result.stderr)
-    return error

@@ -42,9 +42,9 @@ ansible_become_password=secret
 def imported(tmp_path: Path, text: str, name: str = "lab.ini") -> tuple[ClusterSpec, list[str]]:
     source = tmp_path / name
     source.write_text(text)
-    found = spec_of_inventory(source)
-    assert "secret" not in found.text
-    return parse_spec(found.text, "x"), found.notes
+    spec, notes = spec_of_inventory(source)
+    assert "secret" not in spec
+    return parse_spec(spec, "x"), notes
 
 
 def test_groups_become_partitions_and_variables_the_way_in(tmp_path: Path) -> None:
