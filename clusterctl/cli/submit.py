@@ -124,7 +124,6 @@ def submit(
 
 
 def _wanted(target: str, flags: Mapping[str, object], variants: Sequence[str]) -> tuple[JobSpec, ...]:
-    """The jobs that are asked for."""
     if is_job_file(target):
         return jobs_of_file(Path(target), flags, variants)
     if variants:

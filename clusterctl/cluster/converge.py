@@ -83,7 +83,7 @@ def converge(
     """
     spec, workspace, inventory = session.spec, session.workspace, provisioned.inventory
     slurm = scheduler_of(inventory, session.connections.to, patience_s=_PATIENCE_S)
-    recorded = _with_registered_hardware(_read(workspace, without=provisioned.made), slurm)
+    recorded = _with_registered_hardware(_read(workspace, provisioned.made), slurm)
     reports = _installed(session, inventory, reports, limit)
     nodes = node_config(
         spec, inventory, reports, recorded.hardware, partial(nodes_with_jobs, slurm, drain=True), limit=limit
@@ -198,7 +198,7 @@ def stale(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
 ) -> str:
     """Why ``converge`` would configure all of these hosts, which stay as they are; "" if it would not."""
-    recorded = _read(workspace, without=())
+    recorded = _read(workspace)
     if not recorded.inputs:
         return "the last `clusterctl up` did not end"
     inputs, _ = _inputs(spec, inventory, workspace, without_jitter(reports, recorded.hardware))
@@ -212,7 +212,7 @@ def pending_changes(
 ) -> NodeConfig:
     """The changes of hardware that ``converge`` would take up, and those that would wait."""
     slurm = scheduler_of(inventory, session.connections.to, patience_s=_PATIENCE_S)
-    recorded = _with_registered_hardware(_read(session.workspace, without=()), slurm)
+    recorded = _with_registered_hardware(_read(session.workspace), slurm)
     return node_config(
         session.spec, inventory, reports, recorded.hardware, partial(nodes_with_jobs, slurm, drain=False)
     )
@@ -231,7 +231,7 @@ def _with_registered_hardware(recorded: Configured, slurm: Scheduler) -> Configu
 
 def drift_of(workspace: Workspace, reports: Mapping[str, HostReport]) -> Iterator[Drift]:
     """What has drifted on these hosts since they were configured."""
-    recorded = _read(workspace, without=()).marks
+    recorded = _read(workspace).marks
     for host, seen in reports.items():
         if host not in recorded:
             yield Drift(host, "it is not configured yet")
@@ -278,7 +278,7 @@ def render(
     return inputs
 
 
-def _read(workspace: Workspace, *, without: Collection[str]) -> Configured:
+def _read(workspace: Workspace, without: Collection[str] = ()) -> Configured:
     """What was recorded, but for hosts that were recreated since."""
     try:
         recorded = Configured.model_validate_json(workspace.configured.read_bytes())
@@ -328,7 +328,6 @@ def _worth_a_word(keys: Sequence[str], marks: Checksums) -> Iterator[str]:
 
 
 def hosts_with_drift(recorded: Mapping[str, Checksums], now: Mapping[str, Checksums]) -> tuple[str, ...]:
-    """The hosts on which something is not as it was recorded."""
     return tuple(
         host for host, marks in now.items() if host not in recorded or drifted(recorded[host], marks)
     )

@@ -118,7 +118,6 @@ def _writable(runner: PhaseRunner) -> Iterator[None]:
 def collect_runs(
     runner: PhaseRunner, out: Path | None, discarded: Collection[JobEntry] = ()
 ) -> tuple[RunRecord, ...]:
-    """Collect the runs that were not collected yet, but for those that are discarded."""
     ids = [entry.job_id for entry in discarded if entry.job_id]
     try:
         found = collect_all(applied_spec(runner.workspace), runner.workspace, out=out, discard=ids)

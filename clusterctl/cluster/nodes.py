@@ -55,7 +55,6 @@ def resume(scheduler: Scheduler, names: Sequence[str]) -> tuple[NodeState, ...]:
 
 
 def states(scheduler: Scheduler, names: Collection[str]) -> tuple[NodeState, ...]:
-    """These nodes, and the jobs on them."""
     active = active_jobs(scheduler)
     return tuple(
         NodeState(node, tuple(job for job in active if node.name in job.nodes))
@@ -178,7 +177,6 @@ def reject_unknown(
 
 
 def check_names(inventory: Inventory, names: Sequence[str]) -> None:
-    """That all of them are nodes of the cluster."""
     known = [host.name for host in inventory.compute]
     reject_unknown(names, known, "the cluster has no node", f"its nodes are {', '.join(known)}")
 
@@ -305,7 +303,6 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
 
 
 def check_left(workspace: Workspace, names: Iterable[str]) -> None:
-    """Check that these machines have a pending release."""
     left = {one.host.name for one in pending_releases(workspace)}
     fix = (
         f"those are: {', '.join(sorted(left)) or 'none'}; one of the cluster leaves it by "

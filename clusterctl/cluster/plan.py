@@ -9,7 +9,7 @@ size that it has where the spec leaves that to us; where the spec itself says an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -63,8 +63,6 @@ class Impact:
 
 @dataclass(frozen=True, slots=True)
 class AffectedJob:
-    """A job that the change would end, and why."""
-
     job: JobInfo
     why: str
 
@@ -145,7 +143,8 @@ def plan_changes(session: ClusterSession) -> Plan:
     if before is None:
         plan = Plan(hosts)
     else:
-        affected = impact_of(session, before, hosts)
+        scheduler = scheduler_of(before, session.connections.to, patience_s=PATIENCE_S)
+        affected = impact_of(session, before, hosts, scheduler)
         if affected.keep:
             hosts = provider.plan(spec, workspace, keep=affected.keep, report=session.report)
         no_spec = (Difference("spec", "the applied spec is not known"),)
@@ -155,7 +154,6 @@ def plan_changes(session: ClusterSession) -> Plan:
 
 
 def _drift(session: ClusterSession, found: Plan, before: Inventory | None) -> Iterator[Drift]:
-    """What has drifted on the hosts that stay and run."""
     spec, workspace, staying = session.spec, session.workspace, found.staying
     if before is None or before.controller.name not in staying:
         if staying:
@@ -248,49 +246,34 @@ def review(session: ClusterSession, planned: HostPlan, *, force: bool) -> Mappin
     if before is None:
         return {}
     reject_changed_users(session, before)
-    impact = impact_of(session, before, planned, drain=True)
+    scheduler = scheduler_of(before, session.connections.to, patience_s=PATIENCE_S)
+    impact = impact_of(session, before, planned, scheduler, drain=True)
     session.notes += settle(impact, scheduler_of(before, session.connections.to), force=force)
     return impact.keep
 
 
 def impact_of(
-    session: ClusterSession, before: Inventory, planned: HostPlan, *, drain: bool = False
-) -> Impact:
-    """``evaluate`` of a session."""
-    spec, provider = session.spec, session.provider
-    return evaluate(
-        spec,
-        before,
-        provider.sizes(spec),
-        scheduler_of(before, session.connections.to, patience_s=PATIENCE_S),
-        hosts=planned.changes,
-        alive=lambda: provider.alive(before.cluster_id),
-        drain=drain,
-    )
-
-
-def evaluate(
-    spec: ClusterSpec,
+    session: ClusterSession,
     before: Inventory,
-    sizes: Mapping[str, Size],
+    planned: HostPlan,
     scheduler: Scheduler,
     *,
-    hosts: Sequence[HostChange] = (),
-    alive: Callable[[], bool],
     drain: bool = False,
 ) -> Impact:
-    """What the change from the hosts of ``before`` to the spec means for jobs.
+    """What the change from the hosts of ``before`` to the session's spec means for jobs.
 
-    ``hosts``: what the provider would do to some of them. ``alive``: whether any host runs, asked where the
-    controller says nothing: nodes may be at work then. ``drain``: let no job start on nodes that leave.
+    ``drain``: let no job start on nodes that leave.
     """
-    changes = _NodeChanges.of(spec, before, sizes, hosts)
+    spec, provider = session.spec, session.provider
+    changes = _NodeChanges.of(spec, before, provider.sizes(spec), planned.changes)
     if not (changes.gone or changes.resized or changes.stopped):
         return Impact()
     try:
         found = drain_usable(scheduler, changes.gone if drain else (), REASON)
-    except (SchedulerError, TransportError) as exc:  # what lies still has no jobs to spare
-        return Impact(unknown=exc.cause if isinstance(exc, SchedulerError) or alive() else "")
+    except (SchedulerError, TransportError) as exc:
+        # Without an answer nodes may be at work all the same; hosts that are off have no jobs to spare.
+        may_work = isinstance(exc, SchedulerError) or provider.alive(before.cluster_id)
+        return Impact(unknown=exc.cause if may_work else "")
     affected = tuple(changes.affected(found.jobs, found.nodes))
     ending = {one.job.id for one in affected}
     keep = changes.kept({node for job in found.jobs if job.id not in ending for node in job.nodes})

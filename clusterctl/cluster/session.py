@@ -28,8 +28,6 @@ from clusterctl.util.progress import WAITING, HostStep, PhaseReporter, Reporter
 S = TypeVar("S", bound="PhaseRunner")
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
 _HEAVY = ".terraform"  # plugins of a hundred megabytes; linked
 
 
@@ -54,10 +52,6 @@ class Drift:
         return ": ".join(filter(None, (self.host, self.what, self.action)))
 
 
-def ignore(*_: object) -> None:
-    """Reports to nobody."""
-
-
 @dataclass(kw_only=True)
 class PhaseRunner:
     """One `up` or `down` of a cluster: its phases are journaled, timed and reported while they run.
@@ -68,8 +62,8 @@ class PhaseRunner:
     """
 
     workspace: Workspace
-    reporter: PhaseReporter = ignore
-    on_repair: Callable[[Drift], None] = ignore
+    reporter: PhaseReporter = lambda *_: None
+    on_repair: Callable[[Drift], None] = lambda _: None
     wait_s: float = WAIT_S
     phases: list[Phase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -92,7 +86,6 @@ class PhaseRunner:
         return result
 
     def report(self, message: str | HostStep) -> None:
-        """Report what the current phase is doing."""
         self.reporter(self._current, message)
 
     def report_waiting(self, message: str) -> None:

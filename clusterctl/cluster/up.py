@@ -130,7 +130,6 @@ def bundle_file(session: ClusterSession, options: UpOptions) -> Path | None:
 
 
 def open_bundle(session: ClusterSession, file: Path) -> Bundle:
-    """Check a bundle against the spec."""
     opened = use_bundle(file, session.spec, session.workspace, report=session.report)
     session.note = f"{file.name}, for {', '.join(opened.manifest.systems)}"
     return opened
@@ -144,7 +143,6 @@ def environment_for(session: ClusterSession, distribution: Distribution) -> Envi
 
 
 def resolve_environment(session: ClusterSession, distribution: Distribution) -> Environment:
-    """Resolve the spec's Python requirements for a distribution."""
     environment = environment_of(
         session.spec, distribution=distribution, report=session.report, heard=session.report
     )
@@ -194,7 +192,6 @@ def provision(session: ClusterSession, plan: Plan, keep: Mapping[str, Size]) -> 
 
 
 def started(made: Provisioned) -> list[Drift]:
-    """The hosts that were powered off."""
     return [Drift(host, "was powered off", "started") for host in made.started]
 
 

@@ -39,10 +39,10 @@ from clusterctl.scheduler.slurm_conf import HEALTH_REASON
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Result, Transport, remote_argv
+from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import payload_hash
-from clusterctl.util.process import parallel_map
+from clusterctl.util.process import Result, parallel_map
 
 READY_TIMEOUT_S = 120.0  # slurmctld takes a minute to ask a node again that was out of reach
 HEALTH_S = 60
@@ -155,8 +155,6 @@ def _ready_nodes(
 
 
 class Standing(Enum):
-    """What a node's state means for the verification."""
-
     READY = "ready"
     BUSY = "busy"
     DRAINED = "drained by a person, or reserved: their choice, so `up` leaves it"
@@ -319,7 +317,6 @@ def _named(said: str, hosts: tuple[str, ...], inventory: Inventory) -> Iterator[
 
 
 def _failures_by_job(result: Result) -> tuple[Failure, ...]:
-    """The hosts of which the job itself says what is wrong."""
     try:
         found = json.loads(result.stdout)["failures"]
         return tuple(Failure("verify", str(one["cause"]), str(one["host"]), "verify") for one in found)
@@ -404,7 +401,6 @@ def checkup(
 
 
 def _with_left(report: DoctorReport, workspace: Workspace, hosts: Collection[str]) -> DoctorReport:
-    """The report with the pending releases."""
     about = "the release of {} is pending"
     found = tuple(
         Finding(one.host.name, "warning", "pending-release", about.format(one.address), one.why, one.fix)

@@ -14,7 +14,7 @@ from ruamel.yaml.comments import TaggedScalar
 
 from clusterctl.errors import CommandError, TransportError
 from clusterctl.hosts.probe import HostReport
-from clusterctl.hosts.roles import cluster_roles
+from clusterctl.hosts.roles import cluster_roles, spec_variables
 from clusterctl.packages.bundle import PAYLOAD, REPOSITORY, Bundle, payload_tar
 from clusterctl.packages.bundle_checks import mismatches, reject_defects
 from clusterctl.spec.common import ADMIN_USER, Software
@@ -130,7 +130,6 @@ def install_mark(inventory: Inventory | None = None, software: Software = _AS_IN
 def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Variables:
     """The variables of every role, each under the prefix of its role."""
     runs, rendered = cluster_roles(spec, inventory), _literal(str(workspace.rendered))
-    nvidia = spec.software.nvidia.model_dump(exclude_none=True)
     key = workspace.public_key.read_text().strip()
     return {
         "common_hosts": [{"name": host.name, "address": host.address} for host in inventory.hosts],
@@ -157,8 +156,8 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         **({"bucket_name": inventory.bucket} if inventory.bucket else {}),
         **_auto_down(spec, inventory),
         **own_machine_variables(spec, inventory),
-        **({"apptainer_wanted": True, "apptainer_fetched": rendered} if "apptainer" in runs else {}),
-        **({"cuda_wanted": True, **{f"cuda_{k}": v for k, v in nvidia.items()}} if "cuda" in runs else {}),
+        **({"apptainer_fetched": rendered} if "apptainer" in runs else {}),
+        **{name: _literal(v) if isinstance(v, str) else v for name, v in spec_variables(spec, runs).items()},
         **({} if inventory.baked else _job_packages(workspace.wheels, job_lock())),
         **({"packages_bundle": BUNDLE_FOLDER} if workspace.bundle.exists() else {}),
     }

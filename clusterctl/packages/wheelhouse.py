@@ -23,7 +23,7 @@ from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.util.assets import digest, file_sha256
 from clusterctl.util.disk import reason
-from clusterctl.util.process import Ended, run_heard, temporary_folder
+from clusterctl.util.process import Result, run_heard, temporary_folder
 from clusterctl.util.progress import LineReporter
 
 NODE_ARCH: Final = ARCHITECTURE
@@ -54,7 +54,7 @@ def pip_download(
     *,
     cwd: Path | None = None,
     heard: Callable[[str], None] = lambda _line: None,
-) -> Ended:
+) -> Result:
     """Run `pip download` for the nodes: wheels only, with pip's own settings. ``heard`` gets its lines."""
     platforms = [f"manylinux_2_{minor}_{NODE_ARCH}" for minor in range(node.glibc_minor, 4, -1)]
     platforms += [f"manylinux{name}_{NODE_ARCH}" for name in ("2014", "2010", "1")]
@@ -378,14 +378,14 @@ def _constraints(kept: Mapping[str, str]) -> str:
     return "".join(f"{name}=={version}\n" for name, version in sorted(kept.items()))
 
 
-def _without_conflict(kept: Mapping[str, str], said: Ended) -> dict[str, str]:
+def _without_conflict(kept: Mapping[str, str], said: Result) -> dict[str, str]:
     """Those that pip does not name as part of the conflict; none, if it names none of them."""
     text = said.stdout.partition(_CONFLICT)[2]
     parties = {canonicalize_name(name or other) for name, other in _PARTY.findall(text)}
     return {name: kept[name] for name in kept if name not in parties} if parties & kept.keys() else {}
 
 
-def _refuse_sources(files: Sequence[Path], said: Ended, wheels: set[str]) -> None:
+def _refuse_sources(files: Sequence[Path], said: Result, wheels: set[str]) -> None:
     """pip downloads sources too, where a line names a folder, an archive or a repository."""
     names = " ".join(_DOWNLOADED.findall(said.stdout)).split()
     if missing := [name for name in names if canonicalize_name(name) not in wheels]:
@@ -407,7 +407,7 @@ def _kept(path: Path) -> Wheel:
     return wheel
 
 
-def _unresolvable(asked: Requirements, said: Ended) -> UsageError:
+def _unresolvable(asked: Requirements, said: Result) -> UsageError:
     begin = _REASON_BEGINS.search(said.stdout)
     text = said.stdout[begin.start() :] if begin else said.stdout[-_LONGEST_REASON:]
     lines = [line.removeprefix("ERROR: ") for line in text.partition("\nTo fix this")[0].splitlines()]
