@@ -55,7 +55,9 @@ def ssh(
         inventory = inventory_of(workspace)
     host, words = _host_and_command(inventory, host, command or [])
     _refuse_shell_as_json(screen, words)
-    argv = OpenSSH(workspace.ssh_config, user).argv(host, _for_the_shell(words))
+    # One string without -- is for the remote shell, as with ssh; words after it arrive verbatim.
+    said = words[0] if len(words) == 1 and not _after_dashes() else words
+    argv = OpenSSH(workspace.ssh_config, user).argv(host, said)
     if screen.json:
         return _run_for_json(screen, argv, {"host": host})
     return os.execvp(argv[0], argv)  # noqa: S606 - ssh takes over the terminal
@@ -121,11 +123,6 @@ def _host_and_command(inventory: Inventory, host: str | None, words: list[str]) 
         return inventory.controller.name, [host, *words]
     names = [h.name for h in inventory.hosts]
     raise UsageError(f"there is no host {host!r}", fix=f"the hosts are {', '.join(names)}")
-
-
-def _for_the_shell(words: list[str]) -> str | list[str]:
-    """One string without ``--`` is for the remote shell, as with ssh; words after it arrive verbatim."""
-    return words[0] if len(words) == 1 and not _after_dashes() else words
 
 
 def _after_dashes() -> list[str]:

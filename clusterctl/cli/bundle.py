@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,7 +58,10 @@ def create(
             f"--from names {', '.join(sorted(unknown))}, which no host has", fix="say it with --os"
         )
     target = out or Path(f"{spec.name}.bundle.tar")
-    wanted = bundle_create.BundleRequest(spec, distributions, archives, _called(by_name))
+    # The first of the names for a release; RHEL's before all, whose packages are not public.
+    ranked = sorted(by_name, key=lambda name: not name.startswith("rhel-"))
+    called = {by_name[name].release: name for name in reversed(ranked)}
+    wanted = bundle_create.BundleRequest(spec, distributions, archives, called)
     made = bundle_create.create(wanted, target, report=screen.note)
     size = shown_size(target.stat().st_size)
     screen.result(
@@ -93,12 +95,6 @@ def _distribution(name: str) -> Distribution:
         return distribution_of(name)
     except ProvisionError as exc:
         raise UsageError(exc.what, where="--os", why=exc.why, fix=exc.fix) from exc
-
-
-def _called(by_name: Mapping[str, Distribution]) -> dict[str, str]:
-    """Release -> the first of these names for it; RHEL's before all, whose packages are not public."""
-    ranked = sorted(by_name, key=lambda name: not name.startswith("rhel-"))
-    return {by_name[name].release: name for name in reversed(ranked)}
 
 
 def _names(screen: Screen, options: Options, names: list[str] | None) -> list[str]:

@@ -45,7 +45,6 @@ def examined(
     *,
     ask_become_pass: bool = False,
 ) -> DoctorReport:
-    """What a look at the hosts finds."""
     from clusterctl.cluster.verify import checkup
 
     provider = provider_of(spec.provider, read_only_prompts(ask_password=ask_become_pass))

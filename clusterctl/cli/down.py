@@ -27,8 +27,9 @@ from clusterctl.cluster.session import PhaseRunner, provider_of
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import Leftover, pending_releases
 from clusterctl.providers.registry import cached_images
+from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.gcp import whole_project
-from clusterctl.spec.models import DEFAULT_PROVIDER, Provider
+from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.state.workspace import WAIT_S, Workspace
 
 
@@ -143,7 +144,7 @@ def down_orphans(
     screen.result(answer, f"cluster {name!r} ({which}) is down; cleanup verified")
 
 
-def _where(screen: Screen, options: Options, project: str | None) -> tuple[Provider, str]:
+def _where(screen: Screen, options: Options, project: str | None) -> tuple[ProviderSettings, str]:
     """Whom to ask, and for which name. Who says only the name means a local one where no spec is known."""
     if project is None:
         if options.cluster is not None and not workspace_of(screen, options).spec.exists():

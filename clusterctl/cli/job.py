@@ -142,16 +142,13 @@ class _Changes:
     def _explain(self, job: JobInfo) -> None:
         from clusterctl.cluster import verify
 
-        try:
-            nodes = self._session.scheduler.nodes()
-        except (SchedulerError, TransportError):  # the job is what was asked for
-            return
-        wanted = {*job.partition.split(",")}
-        lines = verify.out_of_service([node for node in nodes if wanted.intersection(node.partitions)])
-        if lines:
-            self._explained = True
-            head = f"job {job.id} waits for nodes that are out of service:"
-            self._screen.note(head, *(f"  {line}" for line in lines))
+        with contextlib.suppress(SchedulerError, TransportError):  # the job is what was asked for
+            wanted = {*job.partition.split(",")}
+            nodes = [one for one in self._session.scheduler.nodes() if wanted.intersection(one.partitions)]
+            if lines := verify.out_of_service(nodes):
+                self._explained = True
+                head = f"job {job.id} waits for nodes that are out of service:"
+                self._screen.note(head, *(f"  {line}" for line in lines))
 
 
 class KeptLogs:
@@ -167,7 +164,6 @@ class KeptLogs:
         self._cut: set[tuple[str, int | None]] = set()
 
     def keep(self, chunk: LogChunk) -> None:
-        """Add to it."""
         self._bytes.setdefault((chunk.stream, chunk.task), bytearray()).extend(chunk.data)
         self._size += len(chunk.data)
         if self._size > self._most:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
@@ -14,12 +14,11 @@ from clusterctl.cli.options import (
     AskBecomePass,
     Options,
     naming_lock_holder,
-    prompts_for,
     spec_of,
     workspace_of,
 )
 from clusterctl.cli.output import Screen
-from clusterctl.cli.up import NoWait, Yes, approval, bring_up
+from clusterctl.cli.up import NoWait, Yes, bring_up
 from clusterctl.cluster import nodes
 from clusterctl.cluster.nodes import NodeState
 from clusterctl.cluster.up import UpOptions
@@ -27,7 +26,6 @@ from clusterctl.errors import UsageError
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.spec.hosts import is_this_machine
-from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import own_machines
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace
@@ -61,7 +59,8 @@ def drain(
         raise UsageError("--reason is empty", fix="say why, for whoever looks at the nodes")
     with _cluster(screen, options) as (inventory, scheduler):
         chosen = _chosen(inventory, names)
-        found = nodes.drain(scheduler, chosen, reason)
+        scheduler.drain(chosen, reason)
+        found = nodes.states(scheduler, chosen)
         if wait:
             found = _wait_idle(screen, scheduler, chosen, timeout_of(timeout))
     _show(screen, found)
@@ -86,7 +85,7 @@ def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
     if there := [name for name in chosen if inventory.host(name)]:
         fix = f"`clusterctl up --limit {','.join(there)}` repairs it, `clusterctl node replace` takes another"
         raise UsageError(f"already in the cluster: {', '.join(there)}", fix=fix)
-    return _join(screen, options, spec, chosen, joining)
+    return bring_up(screen, options, spec, UpOptions(limit=chosen), **joining)
 
 
 def remove(
@@ -104,10 +103,8 @@ def remove(
     own_machines(spec.provider)
     chosen = _chosen(inventory, names)
     fewer = nodes.without(spec, chosen)
-    limit = (inventory.controller.name, *chosen)
-    own = prompts_for(screen, ask_password=False)
-    wanted = UpOptions(approve=approval(screen, yes=yes), limit=limit, force=force)
-    done = bring_up(screen, options, fewer, wanted, prompts=own, no_wait=no_wait)
+    wanted = UpOptions(limit=(inventory.controller.name, *chosen), force=force)
+    done = bring_up(screen, options, fewer, wanted, yes=yes, no_wait=no_wait)
     screen.note(f"take {', '.join(chosen)} out of your spec file, too: else the next `up` adds them again")
     return done
 
@@ -126,7 +123,8 @@ def replace(screen: Screen, options: Options, names: Names, force: Force = False
     if inventory.controller.name in chosen:
         fix = "take the cluster down, and raise it anew"
         raise UsageError(f"{inventory.controller.name} is the controller: it can't be replaced", fix=fix)
-    return _join(screen, options, spec, chosen, joining, replaced=there, force=force)
+    wanted = UpOptions(limit=chosen, replaced=there, force=force)
+    return bring_up(screen, options, spec, wanted, **joining)
 
 
 def forget(screen: Screen, options: Options, names: Names, yes: Yes = False, no_wait: NoWait = False) -> None:
@@ -139,21 +137,6 @@ def forget(screen: Screen, options: Options, names: Names, yes: Yes = False, no_
         nodes.check_left(workspace, chosen)
         which = nodes.forget(workspace, chosen)
     screen.result({"forgotten": chosen}, f"forgotten: {'; '.join(which)}")
-
-
-def _join(
-    screen: Screen,
-    options: Options,
-    spec: ClusterSpec,
-    names: Sequence[str],
-    joining: Mapping[str, Any],
-    **more: Any,
-) -> int:
-    """Have these machines in the cluster; ``joining`` are the flags of ``_JOINING``."""
-    ask_password, accepted = bool(joining["ask_become_pass"]), joining["accept_host_key"]
-    own = prompts_for(screen, ask_password=ask_password, accepted=accepted)
-    wanted = UpOptions(approve=approval(screen, yes=bool(joining["yes"])), limit=names, **more)
-    return bring_up(screen, options, spec, wanted, prompts=own, no_wait=bool(joining["no_wait"]))
 
 
 def reboot(
@@ -199,9 +182,7 @@ def reboot(
         spec = applied_spec(workspace)
     # Ours are put back by it once they are configured, by the reason that they were given.
     limit = chosen if inventory.traits.user_owned else ()
-    own = prompts_for(screen, ask_password=False)
-    wanted = UpOptions(approve=approval(screen, yes=True), limit=limit)
-    return bring_up(screen, options, spec, wanted, prompts=own, no_wait=no_wait)
+    return bring_up(screen, options, spec, UpOptions(limit=limit), yes=True, no_wait=no_wait)
 
 
 def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:

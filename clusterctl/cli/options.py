@@ -75,12 +75,10 @@ def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 
 def hosts(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Hosts of the cluster."""
     return _offered((host["name"] for host in _hosts(ctx)), incomplete)
 
 
 def partitions(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Partitions of the cluster."""
     names = dict.fromkeys(host["partition"] for host in _hosts(ctx) if host.get("partition"))
     return _offered(names, incomplete)
 
@@ -92,7 +90,6 @@ def clusters(incomplete: str) -> list[str]:
 
 
 def launchers(incomplete: str) -> list[str]:
-    """How ranks are started."""
     return _offered(("srun", "mpirun"), incomplete)
 
 
@@ -132,8 +129,6 @@ def _state_home() -> Path:
 
 
 class Output(StrEnum):
-    """How results are shown on stdout."""
-
     TEXT = "text"
     JSON = "json"
 

@@ -381,7 +381,6 @@ class _Phase:
     of: int = 0
 
     def take(self, what: str | HostStep) -> None:
-        """What is happening now."""
         if isinstance(what, str):
             self.task, self.done, self.of = what, {}, 0
             return
@@ -432,7 +431,6 @@ class Phases:
 
     @property
     def now(self) -> str:
-        """What is happening now, and on which hosts."""
         return str(self._phase)
 
     def __call__(self, phase: str, what: str | HostStep) -> None:

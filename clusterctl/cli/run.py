@@ -27,8 +27,6 @@ VARIABLE = "_CLUSTERCTL_COMPLETE"  # set by the shell's script when it asks for 
 
 
 class Shell(StrEnum):
-    """Shells that can be served."""
-
     BASH = "bash"
     ZSH = "zsh"
     FISH = "fish"
@@ -111,7 +109,6 @@ class LazyVerb(TyperCommand):
         return command(str(self.name), verb(getattr(module, function), self.name == "logs", flags))
 
     def make_context(self, *words: Any, **settings: Any) -> Any:
-        """The context of the real one."""
         return self.load().make_context(*words, **settings)
 
 

@@ -14,9 +14,10 @@ from clusterctl.configure.imported import spec_of_inventory
 from clusterctl.errors import UsageError
 from clusterctl.packages.wheelhouse import content_hash
 from clusterctl.spec import gcp
+from clusterctl.spec.base import either
 from clusterctl.spec.job import job_schema
 from clusterctl.spec.load import json_schema, starter_spec
-from clusterctl.spec.models import PROVIDERS
+from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS
 
 DEFAULT_FILE = Path("cluster.yaml")
 
@@ -24,7 +25,9 @@ DEFAULT_FILE = Path("cluster.yaml")
 def init(
     screen: Screen,
     options: Options,
-    provider: Annotated[str, typer.Option(help="Provider of the cluster: local, onprem or gcp.")] = "local",
+    provider: Annotated[
+        str, typer.Option(help=f"Provider of the cluster: {either(PROVIDERS)}.")
+    ] = DEFAULT_PROVIDER.type,
     from_inventory: Annotated[
         Path | None,
         typer.Option(
@@ -60,8 +63,7 @@ def _imported(provider: str, source: Path) -> tuple[str, list[str]]:
     """The spec of an Ansible inventory, and what did not come along."""
     if not PROVIDERS[provider].user_owned:
         raise UsageError("an inventory is of machines of your own", fix="say --provider onprem with it")
-    found = spec_of_inventory(source)
-    return found.text, found.notes
+    return spec_of_inventory(source)
 
 
 def validate(

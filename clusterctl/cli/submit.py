@@ -124,7 +124,6 @@ def submit(
 
 
 def _wanted(target: str, flags: Mapping[str, object], variants: Sequence[str]) -> tuple[JobSpec, ...]:
-    """The jobs that are asked for."""
     if is_job_file(target):
         return jobs_of_file(Path(target), flags, variants)
     if variants:
@@ -210,15 +209,9 @@ def _submitted(screen: Screen, options: Options, session: Session, wanted: Seque
                     progress=progress,
                     report=screen.note,
                 )
-            rows.append(
-                {
-                    "job_id": done.job_id,
-                    "name": done.name,
-                    "script": done.script,
-                    "dir": done.remote_dir,
-                    "source": dataclasses.asdict(done.source) if done.source else None,
-                }
-            )
+            row = dataclasses.asdict(done)
+            del row["token"]
+            rows.append({"dir": row.pop("remote_dir"), **row})
             screen.known = _answer(rows)
     return rows
 

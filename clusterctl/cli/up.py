@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -27,7 +27,7 @@ from clusterctl.cluster.plan import Plan
 from clusterctl.cluster.session import ClusterSession, Drift, Phase, provider_of
 from clusterctl.cluster.up import UpOptions
 from clusterctl.errors import UsageError
-from clusterctl.providers.base import HostChange, HostPlan, Prompts
+from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.spec.load import CurrentUser, job_user_notes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import WAIT_S, Workspace
@@ -85,15 +85,22 @@ def up(
     if dry_run:
         return show_plan(screen, spec, ask_become_pass=ask_become_pass)
     wanted = UpOptions(
-        approve=approval(screen, yes=yes),
         reconfigure=reconfigure,
         force=force,
         bundle=bundle,
         own_repositories=no_bundle,
         limit=names_of(limit or ()),
     )
-    own = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
-    return bring_up(screen, options, spec, wanted, prompts=own, no_wait=no_wait)
+    return bring_up(
+        screen,
+        options,
+        spec,
+        wanted,
+        yes=yes,
+        no_wait=no_wait,
+        ask_become_pass=ask_become_pass,
+        accept_host_key=accept_host_key,
+    )
 
 
 def bring_up(
@@ -102,10 +109,13 @@ def bring_up(
     spec: ClusterSpec,
     wanted: UpOptions,
     *,
-    prompts: Prompts,
+    yes: bool = False,
     no_wait: bool = False,
+    ask_become_pass: bool = False,
+    accept_host_key: Sequence[str] | None = None,
 ) -> int:
     """Have the cluster of this spec up, or the hosts that ``wanted`` limits it to, and show how it went."""
+    prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
     phases = Phases(screen, verbose=options.verbose)
     screen.known = {"repaired": []}
 
@@ -121,9 +131,8 @@ def bring_up(
         on_repair=on_repair,
         wait_s=0 if no_wait else WAIT_S,
     )
-    then = "`clusterctl up` goes on from here, `clusterctl down` removes what there is"
-    with phases.shown(then):
-        done = cluster_up.up(session, wanted)
+    with phases.shown("`clusterctl up` goes on from here, `clusterctl down` removes what there is"):
+        done = cluster_up.up(session, replace(wanted, approve=approval(screen, yes=yes)))
     for line in done.notes:
         screen.note(f"note: {line}")
     answer = {
@@ -139,9 +148,11 @@ def bring_up(
         "workspace": str(session.workspace.root),
     }
     nodes = len(done.inventory.compute)
+    rows: list[list[object]] = [[shown_phase(p.name), p.seconds, p.note] for p in done.phases]
+    rows.append(["total", sum(p.seconds for p in done.phases), ""])
     screen.result(
         answer,
-        *_phase_table(screen, done.phases),
+        *screen.table(["PHASE", "SECONDS", ""], rows),
         "",
         f"cluster {spec.name!r} is up: 1 controller, {nodes} nodes",
         f"submit a job with `clusterctl submit train --nodes {min(nodes, 2)} --follow`",
@@ -226,10 +237,17 @@ def text(screen: Screen, spec: ClusterSpec, found: Plan) -> list[str]:
 
 def as_dict(spec: ClusterSpec, found: Plan) -> dict[str, Any]:
     """The plan as `-o json` shows it."""
+    rows = [
+        *(("host", one.name, one.action, one.what, one.why, one.usd_per_hour) for one in found.hosts.changes),
+        *(("other", "", "change", what, "", None) for what in found.hosts.other),
+        *(("setting", one.key, "change", one.what, "", None) for one in found.settings),
+        *(("drift", one.host, "repair", one.what, "", None) for one in found.drift),
+    ]
+    keys = ("kind", "name", "action", "what", "why", "usd_per_hour")
     return {
         "cluster": spec.name,
         "provider": spec.provider.type,
-        "changes": list(_changes(found)),
+        "changes": [dict(zip(keys, row, strict=True)) for row in rows],
         "kept": [host.name for host in found.hosts.hosts if host.action == "keep"],
         "affected_jobs": [
             {
@@ -248,20 +266,8 @@ def as_dict(spec: ClusterSpec, found: Plan) -> dict[str, Any]:
     }
 
 
-def _changes(found: Plan) -> Iterator[dict[str, Any]]:
-    rows = [
-        *(("host", one.name, one.action, one.what, one.why, one.usd_per_hour) for one in found.hosts.changes),
-        *(("other", "", "change", what, "", None) for what in found.hosts.other),
-        *(("setting", one.key, "change", one.what, "", None) for one in found.settings),
-        *(("drift", one.host, "repair", one.what, "", None) for one in found.drift),
-    ]
-    for row in rows:
-        yield dict(zip(("kind", "name", "action", "what", "why", "usd_per_hour"), row, strict=True))
-
-
 def _cost_dict(planned: HostPlan) -> dict[str, Any] | None:
-    cost = planned.cost
-    if cost is None:
+    if (cost := planned.cost) is None:
         return None
     return {
         "per_hour": round(cost.then, 4),
@@ -320,8 +326,7 @@ def _sum(hosts: list[HostChange]) -> str:
 
 
 def _cost(planned: HostPlan) -> list[str]:
-    cost = planned.cost
-    if cost is None:
+    if (cost := planned.cost) is None:
         return []
     now = f"; now {_money(cost.now)}" if cost.now not in {0, cost.then} else ""
     lines = [f"cost: {_money(cost.then)}{now}"]
@@ -342,9 +347,3 @@ def _folded(names: list[str]) -> str:
 
 def phase_dicts(phases: tuple[Phase, ...]) -> list[dict[str, Any]]:
     return [{"phase": p.name, "seconds": p.seconds, "note": p.note} for p in phases]
-
-
-def _phase_table(screen: Screen, phases: tuple[Phase, ...]) -> list[str]:
-    rows: list[list[object]] = [[shown_phase(p.name), p.seconds, p.note] for p in phases]
-    rows.append(["total", sum(p.seconds for p in phases), ""])
-    return screen.table(["PHASE", "SECONDS", ""], rows)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -26,7 +27,7 @@ from clusterctl.cluster.hardware import (
 )
 from clusterctl.cluster.session import ClusterSession, Drift
 from clusterctl.configure import ansible, events, inventory_file
-from clusterctl.errors import Failure, SchedulerError, TransportError
+from clusterctl.errors import SchedulerError, TransportError
 from clusterctl.hosts.probe import Checksums, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import Provisioned
@@ -37,7 +38,6 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import asset, digest, tree_hash
-from clusterctl.util.progress import HostStep
 
 _PATIENCE_S = 5.0  # for Slurm to tell of its jobs
 _SOME = "some hosts"  # were configured last: the next `up` of the whole cluster looks at all of them
@@ -80,20 +80,16 @@ def converge(
 
     With a ``limit`` it is these hosts and the controller; the others only learn which hosts belong to the
     cluster.
-
-    Raises:
-        ConfigureError: tasks failed; one failure a host.
-        TransportError: a host could not be probed afterwards.
     """
     spec, workspace, inventory = session.spec, session.workspace, provisioned.inventory
     slurm = scheduler_of(inventory, session.connections.to, patience_s=_PATIENCE_S)
-    recorded = _with_registered_hardware(_read(workspace, without=provisioned.made), slurm)
+    recorded = _with_registered_hardware(_read(workspace, provisioned.made), slurm)
     reports = _installed(session, inventory, reports, limit)
     nodes = node_config(
         spec, inventory, reports, recorded.hardware, partial(nodes_with_jobs, slurm, drain=True), limit=limit
     )
     notes = (*nodes.notes, *fetch_gpu_wheels(spec, inventory, workspace, nodes.reports, session.report))
-    inputs = _render(spec, inventory, workspace, nodes.reports)
+    inputs = render(spec, inventory, workspace, nodes.reports)
     before = {host: report.checksums for host, report in reports.items()}
     has = hardware(spec, inventory, nodes.reports)
     drifting = hosts_with_drift(recorded.marks, before)
@@ -134,17 +130,31 @@ def _configure(
     ``others`` only learn which hosts belong to the cluster now.
     """
     introduced = ansible.run("introduce", inventory, session.workspace, limit=others) if others else None
-    recap = ansible.run(
-        "configure",
-        inventory,
-        session.workspace,
-        limit=hosts,
-        progress=lambda task: session.report(_step(task, inventory, hosts)),
-    )
+    recap = _run("configure", session, inventory, hosts)
     session.note = f"{recap}; {introduced.changed} changed on others" if introduced else str(recap)
     if reconfigures:
         scheduler_of(inventory, session.connections.to).reconfigure()
     return _probe(session, inventory, (*hosts, *others))
+
+
+def _run(
+    playbook: Literal["configure", "install_first"],
+    session: ClusterSession,
+    inventory: Inventory,
+    limit: Collection[str],
+) -> events.Recap:
+    """Run a playbook on these hosts, none: all; of each task, report how many of them have it to do."""
+
+    def progress(task: events.TaskProgress) -> None:
+        groups = task.group.split(":")
+        concerned = [
+            host
+            for host in inventory.hosts
+            if ("all" in groups or set(host.roles) & set(groups)) and (not limit or host.name in limit)
+        ]
+        session.report(task.step(len(concerned)))
+
+    return ansible.run(playbook, inventory, session.workspace, limit=limit, progress=progress)
 
 
 def _probe(session: ClusterSession, inventory: Inventory, hosts: Collection[str]) -> dict[str, HostReport]:
@@ -180,13 +190,7 @@ def _installed(
     )
     chosen = asked | {h.name for h in others if not limit or h.is_controller or h.name in limit}
     inventory_file.write_ansible_inventory(spec, inventory, workspace)
-    ansible.run(
-        "install_first",
-        inventory,
-        workspace,
-        limit=sorted(chosen),
-        progress=lambda task: session.report(_step(task, inventory, chosen)),
-    )
+    _run("install_first", session, inventory, sorted(chosen))
     return {**reports, **_probe(session, inventory, asked)}
 
 
@@ -194,7 +198,7 @@ def stale(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
 ) -> str:
     """Why ``converge`` would configure all of these hosts, which stay as they are; "" if it would not."""
-    recorded = _read(workspace, without=())
+    recorded = _read(workspace)
     if not recorded.inputs:
         return "the last `clusterctl up` did not end"
     inputs, _ = _inputs(spec, inventory, workspace, without_jitter(reports, recorded.hardware))
@@ -208,7 +212,7 @@ def pending_changes(
 ) -> NodeConfig:
     """The changes of hardware that ``converge`` would take up, and those that would wait."""
     slurm = scheduler_of(inventory, session.connections.to, patience_s=_PATIENCE_S)
-    recorded = _with_registered_hardware(_read(session.workspace, without=()), slurm)
+    recorded = _with_registered_hardware(_read(session.workspace), slurm)
     return node_config(
         session.spec, inventory, reports, recorded.hardware, partial(nodes_with_jobs, slurm, drain=False)
     )
@@ -225,23 +229,9 @@ def _with_registered_hardware(recorded: Configured, slurm: Scheduler) -> Configu
     return recorded.model_copy(update={"hardware": has})
 
 
-def preview(
-    spec: ClusterSpec, inventory: Inventory, copy: Workspace, reports: Mapping[str, HostReport]
-) -> tuple[tuple[events.TaskProgress, ...], tuple[Failure, ...]]:
-    """What ``converge`` would change on these hosts, task by task, and where that can't be told.
-
-    ``copy`` is a copy of the workspace, to write in.
-
-    Raises:
-        ConfigureError: Ansible itself could not run.
-    """
-    _render(spec, inventory, copy, reports)
-    return ansible.preview(inventory, copy, limit=tuple(reports))
-
-
 def drift_of(workspace: Workspace, reports: Mapping[str, HostReport]) -> Iterator[Drift]:
     """What has drifted on these hosts since they were configured."""
-    recorded = _read(workspace, without=()).marks
+    recorded = _read(workspace).marks
     for host, seen in reports.items():
         if host not in recorded:
             yield Drift(host, "it is not configured yet")
@@ -249,17 +239,6 @@ def drift_of(workspace: Workspace, reports: Mapping[str, HostReport]) -> Iterato
         known = _known(recorded[host], seen.checksums)
         for key in _worth_a_word(known, seen.checksums):
             yield Drift(host, _words(key, seen.checksums[key])[0])
-
-
-def _step(progress: events.TaskProgress, inventory: Inventory, limit: Collection[str]) -> HostStep:
-    """What a task that ended on a host says, and how many hosts have it to do."""
-    groups = progress.group.split(":")
-    concerned = [
-        host
-        for host in inventory.hosts
-        if ("all" in groups or set(host.roles) & set(groups)) and (not limit or host.name in limit)
-    ]
-    return HostStep(progress.host, progress.what, len(concerned), progress.status, progress.failed)
 
 
 def _inputs(
@@ -288,7 +267,7 @@ def _inputs(
     return digest(tree_hash(asset("ansible")), variables, *secrets, cards, *made), files
 
 
-def _render(
+def render(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
 ) -> str:
     """Write what Ansible ships; the digest of ``_inputs``."""
@@ -299,7 +278,7 @@ def _render(
     return inputs
 
 
-def _read(workspace: Workspace, *, without: Collection[str]) -> Configured:
+def _read(workspace: Workspace, without: Collection[str] = ()) -> Configured:
     """What was recorded, but for hosts that were recreated since."""
     try:
         recorded = Configured.model_validate_json(workspace.configured.read_bytes())
@@ -349,7 +328,6 @@ def _worth_a_word(keys: Sequence[str], marks: Checksums) -> Iterator[str]:
 
 
 def hosts_with_drift(recorded: Mapping[str, Checksums], now: Mapping[str, Checksums]) -> tuple[str, ...]:
-    """The hosts on which something is not as it was recorded."""
     return tuple(
         host for host, marks in now.items() if host not in recorded or drifted(recorded[host], marks)
     )

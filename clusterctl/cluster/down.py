@@ -23,8 +23,8 @@ from clusterctl.errors import (
 )
 from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider, pending_releases
 from clusterctl.runs.collect import collect_all, uncollected
+from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import DEFAULT_PROVIDER
-from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.state.inventory import applied_spec
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
@@ -68,9 +68,6 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
         CollectError: a run could not be collected; the cluster stays.
         DiskError: all is removed but the workspace, which stands on a read-only file system.
         LeftoversError: something of the cluster is still there.
-        LockedError: another clusterctl was still at work on it.
-        UsageError: there is no such cluster, it has no machine of a name that is gone, or a job to discard
-            was not submitted from here.
     """
     runner.verb, workspace = "down", runner.workspace
     with workspace.lock("down", wait_s=runner.wait_s, waiting=runner.report_waiting):
@@ -121,7 +118,6 @@ def _writable(runner: PhaseRunner) -> Iterator[None]:
 def collect_runs(
     runner: PhaseRunner, out: Path | None, discarded: Collection[JobEntry] = ()
 ) -> tuple[RunRecord, ...]:
-    """Collect the runs that were not collected yet, but for those that are discarded."""
     ids = [entry.job_id for entry in discarded if entry.job_id]
     try:
         found = collect_all(applied_spec(runner.workspace), runner.workspace, out=out, discard=ids)

@@ -72,7 +72,6 @@ class NodeConfig:
 
     @property
     def taken_up(self) -> dict[str, str]:
-        """The changes that are made now."""
         return {host: words for host, words in self.changes.items() if host not in self.waiting}
 
     @property
@@ -187,7 +186,6 @@ def _ends_jobs(had: Hardware, has: Hardware) -> bool:
 
 
 def _words(had: Hardware, has: Hardware) -> Iterator[str]:
-    """What came or went."""
     before, after = gres(had.driver.gpus), gres(has.driver.gpus)
     shown = has.driver.cards - had.driver.cards
     more = shown or has.cards - had.cards
@@ -235,7 +233,6 @@ def fetch_gpu_wheels(
 
 
 def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:
-    """Have the wheels of a lock where ``link`` leads."""
     wheels = wheelhouse(lock, NodePlatform.of(distribution))
     with temporary_folder(link.parent) as folder:  # so that there is one at any time
         new = folder / link.name

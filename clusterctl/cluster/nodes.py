@@ -21,16 +21,17 @@ from clusterctl.errors import (
     WaitTimeoutError,
 )
 from clusterctl.providers import registry
-from clusterctl.providers.base import REPLACED, PendingRelease, address_of, hosts_as_raised, pending_releases
-from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs, polls
+from clusterctl.providers.base import REPLACED, address_of, hosts_as_raised, pending_releases
+from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs
 from clusterctl.spec.base import did_you_mean
 from clusterctl.spec.hosts import expand
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import own_machines
-from clusterctl.state.inventory import CONTROLLER, Host, Inventory, applied_spec, inventory_of
+from clusterctl.state.inventory import CONTROLLER, Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import parallel_map
+from clusterctl.util.progress import Clock
 
 BOOT_S: Final = 1800.0  # a server with eight GPUs tests its memory for many minutes
 _ANSWER_S: Final = 20.0
@@ -45,12 +46,6 @@ class NodeState:
     jobs: tuple[JobInfo, ...] = ()
 
 
-def drain(scheduler: Scheduler, names: Sequence[str], reason: str) -> tuple[NodeState, ...]:
-    """Drain these nodes; running jobs go on. Their states afterwards."""
-    scheduler.drain(names, reason)
-    return states(scheduler, names)
-
-
 def resume(scheduler: Scheduler, names: Sequence[str]) -> tuple[NodeState, ...]:
     """Resume these nodes. Their states afterwards."""
     marked = [state.node.name for state in states(scheduler, names) if not state.node.usable]
@@ -60,7 +55,6 @@ def resume(scheduler: Scheduler, names: Sequence[str]) -> tuple[NodeState, ...]:
 
 
 def states(scheduler: Scheduler, names: Collection[str]) -> tuple[NodeState, ...]:
-    """These nodes, and the jobs on them."""
     active = active_jobs(scheduler)
     return tuple(
         NodeState(node, tuple(job for job in active if node.name in job.nodes))
@@ -109,7 +103,7 @@ def wait_idle(
         WaitTimeoutError: ``timeout_s`` has passed. The nodes stay as they are.
     """
     told: tuple[str, ...] = ()
-    for _ in polls(timeout_s):
+    for _ in scheduler.clock.polls(timeout_s):
         found = states(scheduler, names)
         ids = tuple(dict.fromkeys(job.id for state in found for job in state.jobs))
         if not ids:
@@ -158,7 +152,7 @@ def _boot(host: Transport, timeout_s: float) -> str:
     with suppress(TransportError):  # it may be gone before it has answered
         host.run(("sudo", "-n", "systemctl", "reboot"), check=False, timeout_s=_ANSWER_S)
     why = "it was told to, and goes on running"
-    for _ in polls(timeout_s):
+    for _ in Clock().polls(timeout_s):
         host.close()
         try:
             if host.run(_BOOT_ID, timeout_s=_ANSWER_S).stdout != before:
@@ -171,7 +165,11 @@ def _boot(host: Transport, timeout_s: float) -> str:
 def reject_unknown(
     names: Iterable[str], known: Collection[str], what: str, otherwise: str = "", where: str = ""
 ) -> None:
-    """That all of these are known. ``otherwise`` is what to do where none of the known is near."""
+    """That all of these are known. ``otherwise`` is what to do where none of the known is near.
+
+    Raises:
+        UsageError: one is not.
+    """
     for name in names:
         if name not in known:
             hint = did_you_mean(name, known) or otherwise or f"known are {', '.join(sorted(known)) or 'none'}"
@@ -179,11 +177,6 @@ def reject_unknown(
 
 
 def check_names(inventory: Inventory, names: Sequence[str]) -> None:
-    """That all of them are nodes of the cluster.
-
-    Raises:
-        UsageError: one is not.
-    """
     known = [host.name for host in inventory.compute]
     reject_unknown(names, known, "the cluster has no node", f"its nodes are {', '.join(known)}")
 
@@ -287,9 +280,6 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
     """Forget machines that are gone for good: pending releases, or hosts of a cluster that is taken down.
 
     Of a name that both have, the pending release is forgotten. Returns the machines in words.
-
-    Raises:
-        UsageError: one is neither.
     """
     if not names:
         return ()
@@ -303,25 +293,16 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
     others = [name for name in names if name not in {one.host.name for one in behind}]
     if others:
         _forget_hosts(workspace, others)
+    said = []
     for one in behind:
         one.remove()
-    return (
-        *(_was_left(one, members.get(one.host.name)) for one in behind),
-        *(f"{name}, of the cluster" for name in others),
-    )
-
-
-def _was_left(one: PendingRelease, namesake: Host | None) -> str:
-    said = f"{one.title}, pending release"
-    return f"{said} ({address_of(namesake)} is {namesake.name} now, and stays)" if namesake else said
+        namesake = members.get(one.host.name)
+        stays = f" ({address_of(namesake)} is {namesake.name} now, and stays)" if namesake else ""
+        said.append(f"{one.title}, pending release{stays}")
+    return (*said, *(f"{name}, of the cluster" for name in others))
 
 
 def check_left(workspace: Workspace, names: Iterable[str]) -> None:
-    """Check that these machines have a pending release.
-
-    Raises:
-        UsageError: one is not.
-    """
     left = {one.host.name for one in pending_releases(workspace)}
     fix = (
         f"those are: {', '.join(sorted(left)) or 'none'}; one of the cluster leaves it by "

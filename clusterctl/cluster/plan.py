@@ -9,7 +9,7 @@ size that it has where the spec leaves that to us; where the spec itself says an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,13 +17,14 @@ from functools import partial
 from clusterctl.cluster import converge, verify
 from clusterctl.cluster.nodes import drain_usable
 from clusterctl.cluster.session import ClusterSession, Drift, copied, known_inventory, known_spec
+from clusterctl.configure import ansible
 from clusterctl.configure.events import TaskProgress
 from clusterctl.errors import ConfigureError, MachineError, SchedulerError, TransportError, UsageError
 from clusterctl.hosts.probe import probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.jobs.environment import unbuilt
 from clusterctl.providers.base import HostChange, HostPlan, Size
-from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs, polls
+from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.spec.base import format_size
 from clusterctl.spec.common import Partition
@@ -54,7 +55,6 @@ class Impact:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know of it."""
         return tuple(
             f"{name} keeps {' and '.join(size.parts[:2])} while jobs run there"
             for name, size in self.keep.items()
@@ -63,8 +63,6 @@ class Impact:
 
 @dataclass(frozen=True, slots=True)
 class AffectedJob:
-    """A job that the change would end, and why."""
-
     job: JobInfo
     why: str
 
@@ -107,13 +105,7 @@ class Plan:
 
 
 def preview(session: ClusterSession) -> Plan:
-    """What `up` would do with this spec, as far as a short look can tell.
-
-    Raises:
-        UsageError: the cluster is up under another provider.
-        MachineError: this machine can't do it.
-        ProvisionError: the provider can't tell.
-    """
+    """What `up` would do with this spec, as far as a short look can tell."""
     before = known_inventory(session.workspace)
     with copied(session.workspace, without=_NOT_COPIED) as copy, session.connections:
         planning = replace(session, workspace=copy)  # where the provider writes
@@ -151,7 +143,8 @@ def plan_changes(session: ClusterSession) -> Plan:
     if before is None:
         plan = Plan(hosts)
     else:
-        affected = impact_of(session, before, hosts)
+        scheduler = scheduler_of(before, session.connections.to, patience_s=PATIENCE_S)
+        affected = impact_of(session, before, hosts, scheduler)
         if affected.keep:
             hosts = provider.plan(spec, workspace, keep=affected.keep, report=session.report)
         no_spec = (Difference("spec", "the applied spec is not known"),)
@@ -161,7 +154,6 @@ def plan_changes(session: ClusterSession) -> Plan:
 
 
 def _drift(session: ClusterSession, found: Plan, before: Inventory | None) -> Iterator[Drift]:
-    """What has drifted on the hosts that stay and run."""
     spec, workspace, staying = session.spec, session.workspace, found.staying
     if before is None or before.controller.name not in staying:
         if staying:
@@ -236,7 +228,8 @@ def _with_tasks(session: ClusterSession, found: Plan, before: Inventory, copy: W
         asked = probe_requests(spec, before, workspace)
         reports = probe_hosts(asked, session.connections.to, timeout_s=PATIENCE_S)
         nodes = converge.pending_changes(session, before, reports)
-        tasks, failures = converge.preview(spec, before, copy, nodes.reports)
+        converge.render(spec, before, copy, nodes.reports)
+        tasks, failures = ansible.preview(before, copy, limit=tuple(nodes.reports))
     except (ConfigureError, TransportError) as exc:
         return replace(found, notes=(*found.notes, f"what tasks would change can't be told: {exc.what}"))
     told = (f"{f.host}: what comes after {f.phase} can't be told: {f.cause}" for f in failures)
@@ -248,57 +241,39 @@ def review(session: ClusterSession, planned: HostPlan, *, force: bool) -> Mappin
 
     Nodes that leave are drained first, so that no job begins there, and resumed if the change is refused.
     Returns the nodes that keep their size, since jobs are at work there.
-
-    Raises:
-        UsageError: it would cancel jobs, or give a user's uid to another; nothing was changed.
     """
     before = known_inventory(session.workspace)
     if before is None:
         return {}
     reject_changed_users(session, before)
-    impact = impact_of(session, before, planned, drain=True)
+    scheduler = scheduler_of(before, session.connections.to, patience_s=PATIENCE_S)
+    impact = impact_of(session, before, planned, scheduler, drain=True)
     session.notes += settle(impact, scheduler_of(before, session.connections.to), force=force)
     return impact.keep
 
 
 def impact_of(
-    session: ClusterSession, before: Inventory, planned: HostPlan, *, drain: bool = False
-) -> Impact:
-    """``evaluate`` of a session."""
-    spec, provider = session.spec, session.provider
-    return evaluate(
-        spec,
-        before,
-        provider.sizes(spec),
-        scheduler_of(before, session.connections.to, patience_s=PATIENCE_S),
-        hosts=planned.changes,
-        alive=lambda: provider.alive(before.cluster_id),
-        drain=drain,
-    )
-
-
-def evaluate(
-    spec: ClusterSpec,
+    session: ClusterSession,
     before: Inventory,
-    sizes: Mapping[str, Size],
+    planned: HostPlan,
     scheduler: Scheduler,
     *,
-    hosts: Sequence[HostChange] = (),
-    alive: Callable[[], bool],
     drain: bool = False,
 ) -> Impact:
-    """What the change from the hosts of ``before`` to the spec means for jobs.
+    """What the change from the hosts of ``before`` to the session's spec means for jobs.
 
-    ``hosts``: what the provider would do to some of them. ``alive``: whether any host runs, asked where the
-    controller says nothing: nodes may be at work then. ``drain``: let no job start on nodes that leave.
+    ``drain``: let no job start on nodes that leave.
     """
-    changes = _NodeChanges.of(spec, before, sizes, hosts)
+    spec, provider = session.spec, session.provider
+    changes = _NodeChanges.of(spec, before, provider.sizes(spec), planned.changes)
     if not (changes.gone or changes.resized or changes.stopped):
         return Impact()
     try:
         found = drain_usable(scheduler, changes.gone if drain else (), REASON)
-    except (SchedulerError, TransportError) as exc:  # what lies still has no jobs to spare
-        return Impact(unknown=exc.cause if isinstance(exc, SchedulerError) or alive() else "")
+    except (SchedulerError, TransportError) as exc:
+        # Without an answer nodes may be at work all the same; hosts that are off have no jobs to spare.
+        may_work = isinstance(exc, SchedulerError) or provider.alive(before.cluster_id)
+        return Impact(unknown=exc.cause if may_work else "")
     affected = tuple(changes.affected(found.jobs, found.nodes))
     ending = {one.job.id for one in affected}
     keep = changes.kept({node for job in found.jobs if job.id not in ending for node in job.nodes})
@@ -374,7 +349,6 @@ class _NodeChanges:
         return cls(partitions, gone, resized, stopped, controller)
 
     def affected(self, active: Iterable[JobInfo], nodes: Mapping[str, NodeInfo]) -> Iterator[AffectedJob]:
-        """The jobs that would end."""
         reasons = {**self.stopped, **{node: f"{node} leaves the cluster" for node in self.gone}}
         for name, (now, then) in self.resized.items():
             partition = self.partitions[name]
@@ -447,7 +421,7 @@ def _end(affected: Sequence[AffectedJob], scheduler: Scheduler) -> None:
         scheduler.annotate(job.job.id, f"clusterctl up --force: {job.why}")
     ids = [job.job.id for job in affected]
     scheduler.cancel(ids)
-    for _ in polls(END_S, longest_s=_PAUSE_S):
+    for _ in scheduler.clock.polls(END_S, longest_s=_PAUSE_S):
         left = [job.id for job in active_jobs(scheduler) if job.id in ids]
         if not left:
             return

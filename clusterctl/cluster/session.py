@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from clusterctl.configure import ansible, events, inventory_file
+from clusterctl.configure import ansible, inventory_file
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.providers import registry
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
+from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.ledger import Journal
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
@@ -28,8 +28,6 @@ from clusterctl.util.progress import WAITING, HostStep, PhaseReporter, Reporter
 S = TypeVar("S", bound="PhaseRunner")
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
 _HEAVY = ".terraform"  # plugins of a hundred megabytes; linked
 
 
@@ -54,10 +52,6 @@ class Drift:
         return ": ".join(filter(None, (self.host, self.what, self.action)))
 
 
-def ignore(*_: object) -> None:
-    """Reports to nobody."""
-
-
 @dataclass(kw_only=True)
 class PhaseRunner:
     """One `up` or `down` of a cluster: its phases are journaled, timed and reported while they run.
@@ -68,8 +62,8 @@ class PhaseRunner:
     """
 
     workspace: Workspace
-    reporter: PhaseReporter = ignore
-    on_repair: Callable[[Drift], None] = ignore
+    reporter: PhaseReporter = lambda *_: None
+    on_repair: Callable[[Drift], None] = lambda _: None
     wait_s: float = WAIT_S
     phases: list[Phase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -92,7 +86,6 @@ class PhaseRunner:
         return result
 
     def report(self, message: str | HostStep) -> None:
-        """Report what the current phase is doing."""
         self.reporter(self._current, message)
 
     def report_waiting(self, message: str) -> None:
@@ -118,11 +111,7 @@ class ClusterSession(PhaseRunner):
 
     @contextmanager
     def locked(self, verb: str) -> Iterator[None]:
-        """Hold the cluster's lock, and close the connections at the end.
-
-        Raises:
-            LockedError: another clusterctl was still at work on the cluster after ``wait_s``.
-        """
+        """Hold the cluster's lock, and close the connections at the end."""
         self.verb = verb
         lock = self.workspace.lock(verb, wait_s=self.wait_s, waiting=self.report_waiting)
         with lock, self.workspace.begun(), self.connections:
@@ -202,7 +191,7 @@ def _restore(
     inventory_file.write_restore_inventory(inventory, workspace)
     _record(inventory, workspace)
 
-    def progress(task: events.TaskProgress) -> None:
-        report(HostStep(task.host, task.what, len(hosts), task.status, task.failed))
-
-    return ansible.run("restore", inventory, workspace, limit=hosts, progress=progress).notes
+    recap = ansible.run(
+        "restore", inventory, workspace, limit=hosts, progress=lambda task: report(task.step(len(hosts)))
+    )
+    return recap.notes

@@ -22,7 +22,7 @@ from clusterctl.hosts.probe import HostReport, probe_hosts, reject_full_disks, w
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.jobs.environment import build, environment_of
 from clusterctl.packages.bundle import Bundle
-from clusterctl.packages.bundle_checks import cluster_bundle, forget, missing_bundle, use_bundle
+from clusterctl.packages.bundle_checks import cluster_bundle, missing_bundle, use_bundle
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.providers.base import Provisioned, Size
 from clusterctl.scheduler.script import PLAIN, Environment
@@ -32,7 +32,6 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory, distribution_ahead
 from clusterctl.state.workspace import write_atomic
 from clusterctl.util.assets import job_lock
-from clusterctl.util.progress import HostStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +124,12 @@ def bundle_file(session: ClusterSession, options: UpOptions) -> Path | None:
         reject_bundles(session.spec, fix="leave --bundle out")
         return options.bundle
     if options.own_repositories:
-        forget(session.workspace)
+        session.workspace.bundle.unlink(missing_ok=True)
     known = cluster_bundle(session.workspace)
     return known.file if known and known.file.exists() else None
 
 
 def open_bundle(session: ClusterSession, file: Path) -> Bundle:
-    """Check a bundle against the spec."""
     opened = use_bundle(file, session.spec, session.workspace, report=session.report)
     session.note = f"{file.name}, for {', '.join(opened.manifest.systems)}"
     return opened
@@ -145,7 +143,6 @@ def environment_for(session: ClusterSession, distribution: Distribution) -> Envi
 
 
 def resolve_environment(session: ClusterSession, distribution: Distribution) -> Environment:
-    """Resolve the spec's Python requirements for a distribution."""
     environment = environment_of(
         session.spec, distribution=distribution, report=session.report, heard=session.report
     )
@@ -166,7 +163,7 @@ def prepare_image(session: ClusterSession) -> None:
             wheels=wheels,
             lock=lock,
             workspace=session.workspace,
-            progress=lambda p: session.report(HostStep(p.host, p.what, 1, p.status, p.failed)),
+            progress=lambda task: session.report(task.step(1)),
         )
 
     session.provider.prepare(session.spec, session.workspace, bake=bake, report=session.report)
@@ -195,7 +192,6 @@ def provision(session: ClusterSession, plan: Plan, keep: Mapping[str, Size]) -> 
 
 
 def started(made: Provisioned) -> list[Drift]:
-    """The hosts that were powered off."""
     return [Drift(host, "was powered off", "started") for host in made.started]
 
 

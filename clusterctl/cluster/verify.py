@@ -33,16 +33,16 @@ from clusterctl.errors import (
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request, reject_unknown_hosts
 from clusterctl.providers.base import Provider, pending_releases
-from clusterctl.scheduler.base import NodeInfo, Scheduler, polls
+from clusterctl.scheduler.base import NodeInfo, Scheduler
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.scheduler.slurm_conf import HEALTH_REASON
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Result, Transport, remote_argv
+from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import payload_hash
-from clusterctl.util.process import parallel_map
+from clusterctl.util.process import Result, parallel_map
 
 READY_TIMEOUT_S = 120.0  # slurmctld takes a minute to ask a node again that was out of reach
 HEALTH_S = 60
@@ -91,11 +91,7 @@ class Verification:
 
 
 def verify(session: ClusterSession, converged: Converged, limit: Collection[str] = ()) -> Verification:
-    """Run an MPI job across the nodes concerned, release held jobs, and check that all GPUs are there.
-
-    Raises:
-        VerifyError: the job failed, or hosts show fewer GPUs than they should; names hosts and causes.
-    """
+    """Run an MPI job across the nodes concerned, release held jobs, and check that all GPUs are there."""
     inventory, to = converged.inventory, session.connections.to
     lead = inventory.controller.name
     others = (host.name for host in inventory.compute if host.name in limit and host.name != lead)
@@ -159,8 +155,6 @@ def _ready_nodes(
 
 
 class Standing(Enum):
-    """What a node's state means for the verification."""
-
     READY = "ready"
     BUSY = "busy"
     DRAINED = "drained by a person, or reserved: their choice, so `up` leaves it"
@@ -183,7 +177,7 @@ def wait_until_ready(
     """
     names = [host.name for host in inventory.compute if not only or host.name in only]
     resumed: dict[str, str] = {}
-    for _ in polls(timeout_s, longest_s=_PAUSE_S):
+    for _ in slurm.clock.polls(timeout_s, longest_s=_PAUSE_S):
         try:
             nodes = {node.name: node for node in slurm.nodes() if not only or node.name in only}
             found = by_standing(nodes[name] for name in names if name in nodes)
@@ -209,7 +203,6 @@ def wait_until_ready(
 
 
 def standing(node: NodeInfo) -> Standing:
-    """What the state of a node means for the verification."""
     states = {node.state, *node.flags}
     is_drained = bool(states & _DRAINED)
     by_slurm = node.reason_by == _SLURM or node.reason.startswith((_OUR_WORDS, *_SLURMDS_WORDS))
@@ -221,7 +214,6 @@ def standing(node: NodeInfo) -> Standing:
 
 
 def by_standing(nodes: Iterable[NodeInfo]) -> dict[Standing, list[NodeInfo]]:
-    """The nodes of each standing."""
     found: dict[Standing, list[NodeInfo]] = {one: [] for one in Standing}
     for node in nodes:
         found[standing(node)].append(node)
@@ -325,7 +317,6 @@ def _named(said: str, hosts: tuple[str, ...], inventory: Inventory) -> Iterator[
 
 
 def _failures_by_job(result: Result) -> tuple[Failure, ...]:
-    """The hosts of which the job itself says what is wrong."""
     try:
         found = json.loads(result.stdout)["failures"]
         return tuple(Failure("verify", str(one["cause"]), str(one["host"]), "verify") for one in found)
@@ -397,12 +388,7 @@ def _unreached(inventory: Inventory, hosts: Sequence[str], to: Connect) -> Unrea
 def checkup(
     spec: ClusterSpec, workspace: Workspace, provider: Provider, *, hosts: Collection[str] = ()
 ) -> DoctorReport:
-    """What is wrong with the hosts, or with those of ``hosts``; nothing is changed.
-
-    Raises:
-        NotUpError: there is nothing to look at yet.
-        UsageError: the cluster has no such host.
-    """
+    """What is wrong with the hosts, or with those of ``hosts``; nothing is changed."""
     try:
         inventory = inventory_of(workspace)
     except NotUpError:
@@ -415,7 +401,6 @@ def checkup(
 
 
 def _with_left(report: DoctorReport, workspace: Workspace, hosts: Collection[str]) -> DoctorReport:
-    """The report with the pending releases."""
     about = "the release of {} is pending"
     found = tuple(
         Finding(one.host.name, "warning", "pending-release", about.format(one.address), one.why, one.fix)

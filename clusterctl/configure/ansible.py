@@ -26,7 +26,7 @@ from clusterctl.configure.events import Event, Recap, Status, TaskProgress
 from clusterctl.errors import ConfigureError, Failure
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.util.assets import asset, yaml_text
+from clusterctl.util.assets import asset
 from clusterctl.util.disk import writing
 from clusterctl.util.process import SHORT, temporary_folder, under_subreaper
 
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from ansible_runner.config.runner import RunnerConfig as _Config
 
 MAX_FORKS = 32
+LOOK_EVERY_S = 5.0  # while Ansible says nothing
 _POLL_S = 0.2  # how often the runner looks whether it was cancelled
 _PATIENCE_S = 5.0
+_PROC = Path("/proc")
 _TAIL_LINES = 20
 _LONGEST_SOCKET_HOME = 50
 
@@ -63,34 +65,23 @@ def run_playbook(run: PlaybookRun, progress: Callable[[TaskProgress], None]) -> 
     Raises:
         ConfigureError: a task failed, a host was not reached, or Ansible itself could not run.
     """
-    # What modules get may be secret: beside the log. Sockets need a short path.
+    # A socket's path has 107 characters at most (unix(7)); mitogen's names need about 45. With a longer path
+    # its process dies, and the playbook waits for it for ever.
+    temporary = tempfile.gettempdir()
+    home = Path(temporary) if len(os.fsencode(temporary)) <= _LONGEST_SOCKET_HOME else SHORT
     with (
-        temporary_folder(run.log.parent, prefix=".ansible-") as private,
-        temporary_folder(socket_home(tempfile.gettempdir())) as sockets,
+        temporary_folder(run.log.parent, prefix=".ansible-") as private,  # what modules get may be secret
+        temporary_folder(home) as sockets,
     ):
         config = _config(run, private, sockets)
         collected = _Collected(run.log, progress)
         try:
             rc = _drive(config, collected)
         finally:
-            collected.close()
+            collected.file.close()
     if rc == 0 and collected.recap is not None:
-        return replace(collected.recap, notes=collected.notes)
+        return collected.recap
     raise _error(run, collected, rc)
-
-
-def socket_home(temporary: str) -> Path:
-    """Where sockets can lie: the caller's folder for temporary files, unless its path is too long for them.
-
-    A socket's path has 107 characters at most (unix(7)); mitogen's names need about 45. With a longer path
-    its process dies, and the playbook waits for it for ever.
-    """
-    return Path(temporary) if len(os.fsencode(temporary)) <= _LONGEST_SOCKET_HOME else SHORT
-
-
-def new_log(folder: Path) -> Path:
-    """A log file name of this moment."""
-    return folder / f"ansible-{time.strftime('%Y%m%dT%H%M%S')}.log"
 
 
 class _Collected:
@@ -100,30 +91,30 @@ class _Collected:
         self.log = log
         with writing(log):
             fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        self._file = os.fdopen(fd, "ab", buffering=0)  # else what a full disk did not take is tried again
+        self.file = os.fdopen(fd, "ab", buffering=0)  # else what a full disk did not take is tried again
         self._progress = progress
         self.failed: list[Event] = []
         self.recap: Recap | None = None
-        self.notes: dict[str, tuple[str, ...]] = {}
+        self._notes: dict[str, tuple[str, ...]] = {}
         self.pid: int | None = None  # of ansible-playbook
 
     def take(self, event: Event) -> None:
-        if event["event"] == "playbook_on_start":
-            self.pid = event["pid"]
         if text := event.get("stdout"):
             with suppress(OSError):  # a full disk: no reason to leave a host half configured
-                self._file.write(f"{text}\n".encode(errors="replace"))
-        if event["event"] in ("runner_on_failed", "runner_on_unreachable"):
-            self.failed.append(event)
-        if notes := events.notes_of(event):
-            host = event["event_data"]["host"]
-            self.notes[host] = (*self.notes.get(host, ()), *notes)
-        self.recap = events.recap_of(event) or self.recap
+                self.file.write(f"{text}\n".encode(errors="replace"))
+        data = event.get("event_data", {})
+        match event["event"]:
+            case "playbook_on_start":
+                self.pid = event["pid"]
+            case "runner_on_failed" | "runner_on_unreachable":
+                self.failed.append(event)
+            case "runner_on_ok" if notes := data.get("res", {}).get("clusterctl_notes"):
+                self._notes[data["host"]] = (*self._notes.get(data["host"], ()), *notes)
+            case "playbook_on_stats":
+                ok = {host: data["ok"].get(host, 0) for host in data["processed"]}
+                self.recap = Recap(ok, sum(data["changed"].values()), self._notes)
         if told := events.progress_of(event):
             self._progress(told)
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def _drive(config: _Config, collected: _Collected) -> int:
@@ -164,17 +155,14 @@ def _drive(config: _Config, collected: _Collected) -> int:
 
 
 def _next(inbox: queue.SimpleQueue[Event | None], collected: _Collected) -> Event | None:
-    """The next event; None at the end.
-
-    Raises:
-        ConfigureError: there will be none, since a process is dead that Ansible waits for.
-    """
-    watchdog = Watchdog()
+    """The next event; None at the end. There will be none where a process is dead that Ansible waits for."""
+    eldest: int | None = None
     while True:
         try:
             return inbox.get(timeout=LOOK_EVERY_S)
-        except queue.Empty:
-            if watchdog.hopeless(collected.pid):
+        except queue.Empty:  # it must be dead at two looks in a row: at the end it is for a moment
+            before, eldest = eldest, _dead_eldest(collected.pid) if collected.pid is not None else None
+            if eldest is not None and eldest == before:
                 raise _lost(collected) from None
 
 
@@ -262,22 +250,6 @@ def _error(run: PlaybookRun, collected: _Collected, rc: int) -> ConfigureError:
     return error
 
 
-LOOK_EVERY_S = 5.0  # while Ansible says nothing
-_PROC = Path("/proc")
-
-
-@dataclass(slots=True)
-class Watchdog:
-    """Told of each silence of Ansible. It must be dead twice in a row: at the end it is for a moment."""
-
-    _suspect: int | None = None
-
-    def hopeless(self, ansible: int | None) -> bool:
-        """Whether the playbook of that process can't go on."""
-        before, self._suspect = self._suspect, _dead_eldest(ansible) if ansible is not None else None
-        return self._suspect is not None and self._suspect == before
-
-
 def _dead_eldest(parent: int) -> int | None:
     """The first process that this one has started and not yet buried, if it is dead."""
     born: dict[int, tuple[int, str]] = {}
@@ -354,9 +326,11 @@ def _playbook_run(
 ) -> PlaybookRun:
     playbook = "site" if verb == "configure" and not inventory.baked else verb
     hosts = len(limit or inventory.hosts)
-    return PlaybookRun(
-        f"{playbook}.yml", workspace.ansible_inventory, hosts, new_log(workspace.logs), tuple(limit)
-    )
+    return PlaybookRun(f"{playbook}.yml", workspace.ansible_inventory, hosts, _log(workspace), tuple(limit))
+
+
+def _log(workspace: Workspace) -> Path:
+    return workspace.logs / f"ansible-{time.strftime('%Y%m%dT%H%M%S')}.log"
 
 
 def install_image(
@@ -375,18 +349,6 @@ def install_image(
         ssh_config, known_hosts = folder / "ssh_config", folder / "known_hosts"
         write_atomic(known_hosts, alone.known_hosts())
         write_atomic(ssh_config, alone.ssh_config(key=workspace.key, known_hosts=known_hosts))
-        document = {
-            "all": {
-                "vars": {
-                    **inventory_file.connection_variables(ssh_config),
-                    "clusterctl_install_mark": inventory_file.install_mark(),
-                    "clusterctl_image": True,
-                    **inventory_file.distribution_variables(alone.distribution),
-                    **inventory_file.job_packages(wheels, lock),
-                },
-                "children": {group: {"hosts": {image.name: {}}} for group in image.roles},
-            }
-        }
         inventory = folder / "inventory.yml"
-        write_atomic(inventory, yaml_text(document))
-        return run_playbook(PlaybookRun("install.yml", inventory, 1, new_log(workspace.logs)), progress)
+        write_atomic(inventory, inventory_file.image_inventory_text(alone, ssh_config, wheels, lock))
+        return run_playbook(PlaybookRun("install.yml", inventory, 1, _log(workspace)), progress)

@@ -10,6 +10,7 @@ from typing import Any
 
 from clusterctl.errors import Failure
 from clusterctl.hosts.roles import role_hint
+from clusterctl.util.progress import HostStep
 
 _TAIL = 1500  # characters of a module's own words that are shown
 
@@ -17,8 +18,6 @@ Event = Mapping[str, Any]
 
 
 class Status(StrEnum):
-    """How a task ended on a host."""
-
     OK = "ok"
     CHANGED = "changed"
     FAILED = "failed"
@@ -43,13 +42,16 @@ class TaskProgress:
 
     @property
     def what(self) -> str:
-        """The task, with its role."""
         return f"{self.role}: {self.task}" if self.role else self.task
 
     @property
     def failed(self) -> bool:
         """Whether the host takes no further part."""
         return self.status in {Status.FAILED, Status.UNREACHABLE}
+
+    def step(self, of: int) -> HostStep:
+        """The same for a reporter; ``of`` hosts have the task to do."""
+        return HostStep(self.host, self.what, of, self.status, self.failed)
 
     def __str__(self) -> str:
         return f"{self.host}: {self.what}"
@@ -88,21 +90,6 @@ def progress_of(event: Event) -> TaskProgress | None:
         data.get("play_pattern", "all"),
         "\n".join(_diffs(result)) if status is Status.CHANGED else "",
     )
-
-
-def recap_of(event: Event) -> Recap | None:
-    """The recap, from the event that ends a playbook."""
-    if event["event"] != "playbook_on_stats":
-        return None
-    data = event["event_data"]
-    return Recap({host: data["ok"].get(host, 0) for host in data["processed"]}, sum(data["changed"].values()))
-
-
-def notes_of(event: Event) -> tuple[str, ...]:
-    """What a module wants the user to know."""
-    if event["event"] != "runner_on_ok":
-        return ()
-    return tuple(event.get("event_data", {}).get("res", {}).get("clusterctl_notes", ()))
 
 
 def failures_of(events: Iterable[Event]) -> tuple[Failure, ...]:

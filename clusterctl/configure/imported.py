@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,16 +47,8 @@ _HEAD: Final = """\
 Variables = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """The text of a spec, and what of the inventory did not come along."""
-
-    text: str
-    notes: list[str]
-
-
-def spec_of_inventory(source: Path) -> Imported:
-    """The spec that an inventory comes to: groups become partitions.
+def spec_of_inventory(source: Path) -> tuple[str, list[str]]:
+    """The spec that an inventory comes to, and what did not come along: groups become partitions.
 
     Raises:
         UsageError: Ansible can't read it, or no spec can be made of it.
@@ -70,7 +61,7 @@ def spec_of_inventory(source: Path) -> Imported:
         why = "\n       ".join(map(_wrong, exc.problems))
         raise read.error("no spec can be made of it", why) from exc
     of_hosts = [f"{NodeSet.fromlist(hosts)}: {note}" for note, hosts in read.notes_of_hosts.items()]
-    return Imported(text, read.notes + of_hosts)
+    return text, read.notes + of_hosts
 
 
 class _Inventory:
@@ -106,7 +97,6 @@ class _Inventory:
         self.notes_of_hosts.setdefault(text, []).append(_name(host))
 
     def document(self) -> dict[str, Any]:
-        """The spec."""
         leader = next((h for group in _LEADERS for h in self.groups.get(group, ())), self.hosts[0])
         logins = list(dict.fromkeys(host for group in _LOGINS for host in self.groups.get(group, ())))
         if not any(group in self.groups for group in _LEADERS):
@@ -136,7 +126,6 @@ class _Inventory:
         return tuple(host for host in self.connections if host not in others)
 
     def _connection(self, host: str) -> str:
-        """What Ansible reaches a host by."""
         said = str(self._plain(host, "ansible_connection") or "ssh")
         return said.removeprefix("ansible.builtin.").removeprefix("ansible.legacy.")
 

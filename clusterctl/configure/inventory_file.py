@@ -14,9 +14,9 @@ from ruamel.yaml.comments import TaggedScalar
 
 from clusterctl.errors import CommandError, TransportError
 from clusterctl.hosts.probe import HostReport
-from clusterctl.hosts.roles import cluster_roles
-from clusterctl.packages.bundle import PAYLOAD, Bundle, payload_tar
-from clusterctl.packages.bundle_checks import mismatches, reject_defects, system_folder
+from clusterctl.hosts.roles import cluster_roles, spec_variables
+from clusterctl.packages.bundle import PAYLOAD, REPOSITORY, Bundle, payload_tar
+from clusterctl.packages.bundle_checks import mismatches, reject_defects
 from clusterctl.spec.common import ADMIN_USER, Software
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.hosts import is_this_machine
@@ -56,29 +56,42 @@ def write_ansible_inventory(spec: ClusterSpec, inventory: Inventory, workspace: 
 
 
 def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> str:
-    """The Ansible inventory."""
     variables = {
         "clusterctl_baked": inventory.baked,
         "clusterctl_scheduler": inventory.scheduler,
         "clusterctl_install_mark": install_mark(inventory, spec.software),
         **role_variables(spec, inventory, workspace),
     }
-    return _text(inventory, workspace, variables)
+    return _text(inventory, workspace.ssh_config, variables)
+
+
+def image_inventory_text(inventory: Inventory, ssh_config: Path, wheels: Path, lock: Path) -> str:
+    """The Ansible inventory of an image, for `install.yml` alone."""
+    variables = {
+        "clusterctl_install_mark": install_mark(),
+        "clusterctl_image": True,
+        **_distribution(inventory.distribution),
+        **_job_packages(wheels, lock),
+    }
+    return _text(inventory, ssh_config, variables)
 
 
 def write_restore_inventory(inventory: Inventory, workspace: Workspace) -> None:
     """Write the Ansible inventory of hosts that are released: what `restore.yml` reads, without a spec."""
     cluster = {"shared_storage_cluster_id": inventory.cluster_id}
     variables = {**cluster, "clusterctl_keeps": inventory.traits.user_owned}
-    write_atomic(workspace.ansible_inventory, _text(inventory, workspace, variables))
+    write_atomic(workspace.ansible_inventory, _text(inventory, workspace.ssh_config, variables))
 
 
-def _text(inventory: Inventory, workspace: Workspace, variables: Variables) -> str:
+def _text(inventory: Inventory, ssh_config: Path, variables: Variables) -> str:
     hosts = {host.name: _host_variables(host) for host in inventory.hosts}
     document = {
         "all": {
             "vars": {
-                **connection_variables(workspace.ssh_config),
+                # By their names in an ssh_config, which says the rest.
+                "ansible_ssh_common_args": _literal(f"-F {shlex.quote(str(ssh_config))}"),
+                "ansible_python_interpreter": PYTHON,
+                "mitogen_ssh_compression": False,
                 # By itself Ansible would share a connection with another cluster's host of the same name.
                 "ansible_control_path": f"%(directory)s/{inventory.cluster_id}-%%C",
                 **variables,
@@ -114,19 +127,9 @@ def install_mark(inventory: Inventory | None = None, software: Software = _AS_IN
     return digest(*install_inputs(), *(text for text, counts in more.items() if counts))
 
 
-def connection_variables(ssh_config: Path) -> Variables:
-    """How Ansible reaches hosts: by their names in an ssh_config, which says the rest."""
-    return {
-        "ansible_ssh_common_args": literal(f"-F {shlex.quote(str(ssh_config))}"),
-        "ansible_python_interpreter": PYTHON,
-        "mitogen_ssh_compression": False,
-    }
-
-
 def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Variables:
     """The variables of every role, each under the prefix of its role."""
-    runs, rendered = cluster_roles(spec, inventory), literal(str(workspace.rendered))
-    nvidia = spec.software.nvidia.model_dump(exclude_none=True)
+    runs, rendered = cluster_roles(spec, inventory), _literal(str(workspace.rendered))
     key = workspace.public_key.read_text().strip()
     return {
         "common_hosts": [{"name": host.name, "address": host.address} for host in inventory.hosts],
@@ -137,45 +140,43 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "users_accounts": [{"name": u.name, "uid": u.uid, "ssh_authorized_keys": [key]} for u in spec.users],
         **(_slurm(spec, inventory, workspace) if "slurmctld" in runs else {}),
         **(_mpi_ssh(inventory) if "mpi_ssh" in runs else {}),
-        "health_config_src": literal(str(workspace.rendered / HEALTH_FILE)),
-        **distribution_variables(inventory.distribution),
+        "health_config_src": _literal(str(workspace.rendered / HEALTH_FILE)),
+        **_distribution(inventory.distribution),
         **_repositories(spec),
         "openmpi_network": inventory.network,
         "openmpi_yield_when_idle": inventory.oversubscribed,
-        "job_env_payload_src": literal(str(workspace.rendered / PAYLOAD)),
+        "job_env_payload_src": _literal(str(workspace.rendered / PAYLOAD)),
         "job_env_payload_hash": payload_hash(),
         "job_env_task_prolog": inventory.has_job_environment,
         "job_env_network": inventory.network,
         "job_env_constrains_gpus": inventory.constrains_devices,
-        "job_env_gpus_src": literal(str(workspace.rendered / GPUS_FILE)),
-        "job_env_gpu_wheelhouse": literal(str(workspace.gpu_wheels)),
-        "job_env_gpu_requirements": literal(str(gpu_lock())),
+        "job_env_gpus_src": _literal(str(workspace.rendered / GPUS_FILE)),
+        "job_env_gpu_wheelhouse": _literal(str(workspace.gpu_wheels)),
+        "job_env_gpu_requirements": _literal(str(gpu_lock())),
         **({"bucket_name": inventory.bucket} if inventory.bucket else {}),
         **_auto_down(spec, inventory),
         **own_machine_variables(spec, inventory),
-        **({"apptainer_wanted": True, "apptainer_fetched": rendered} if "apptainer" in runs else {}),
-        **({"cuda_wanted": True, **{f"cuda_{k}": v for k, v in nvidia.items()}} if "cuda" in runs else {}),
-        **({} if inventory.baked else job_packages(workspace.wheels, job_lock())),
+        **({"apptainer_fetched": rendered} if "apptainer" in runs else {}),
+        **{name: _literal(v) if isinstance(v, str) else v for name, v in spec_variables(spec, runs).items()},
+        **({} if inventory.baked else _job_packages(workspace.wheels, job_lock())),
         **({"packages_bundle": BUNDLE_FOLDER} if workspace.bundle.exists() else {}),
     }
 
 
 def _slurm(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Variables:
-    """What only the roles of Slurm read."""
     return {
-        "munge_key_src": literal(str(workspace.munge_key)),
-        "slurmdbd_config_src": literal(str(workspace.rendered / "slurmdbd.conf")),
+        "munge_key_src": _literal(str(workspace.munge_key)),
+        "slurmdbd_config_src": _literal(str(workspace.rendered / "slurmdbd.conf")),
         "slurmctld_cluster": spec.name,
-        "slurmctld_config_src": literal(str(workspace.rendered)),
+        "slurmctld_config_src": _literal(str(workspace.rendered)),
         **_accounting(spec),
         "slurmd_conf_server": inventory.controller.name,
-        "slurmd_digests_src": literal(str(workspace.rendered / SLURMD_FILE)),
-        "login_config_src": literal(str(workspace.rendered)),
+        "slurmd_digests_src": _literal(str(workspace.rendered / SLURMD_FILE)),
+        "login_config_src": _literal(str(workspace.rendered)),
     }
 
 
 def _mpi_ssh(inventory: Inventory) -> Variables:
-    """What job users need to start ranks on the other hosts."""
     return {
         "openmpi_ssh": MPI_SSH,
         "firewall_slurm": False,
@@ -188,7 +189,7 @@ def _mpi_ssh(inventory: Inventory) -> Variables:
     }
 
 
-def literal(text: str) -> str | TaggedScalar:
+def _literal(text: str) -> str | TaggedScalar:
     """A string that Ansible must not read as a template, whatever braces the user's path has."""
     return TaggedScalar(text, style="'", tag="!unsafe") if "{" in text else text
 
@@ -198,7 +199,7 @@ def _host_variables(host: Host) -> Variables:
     if host.partition:
         variables["clusterctl_partition"] = host.partition
     if host.job_environment:
-        variables["job_env_variables"] = {n: literal(value) for n, value in host.job_environment.items()}
+        variables["job_env_variables"] = {n: _literal(value) for n, value in host.job_environment.items()}
     if host.local_ssds:
         variables["scratch_disks"] = host.local_ssds
     return variables
@@ -212,12 +213,12 @@ def _shared_folder(inventory: Inventory) -> Variables:
     return {**named, "users_homes_node_local": folder.kind == "none"}
 
 
-def job_packages(wheels: Path, lock: Path) -> Variables:
+def _job_packages(wheels: Path, lock: Path) -> Variables:
     """What the environment of jobs is installed from: a folder of wheels, and their hashes."""
-    return {"job_env_wheelhouse": literal(str(wheels)), "job_env_requirements": literal(str(lock))}
+    return {"job_env_wheelhouse": _literal(str(wheels)), "job_env_requirements": _literal(str(lock))}
 
 
-def distribution_variables(distribution: Distribution) -> Variables:
+def _distribution(distribution: Distribution) -> Variables:
     """Paths that differ between distributions; names of packages are in the roles."""
     return {
         "clusterctl_release": distribution.release,
@@ -230,7 +231,6 @@ def distribution_variables(distribution: Distribution) -> Variables:
 
 
 def _repositories(spec: ClusterSpec) -> Variables:
-    """Where packages come from, as far as the spec says it."""
     mirrors = spec.software.mirrors.model_dump(exclude_none=True)
     chosen = {"repositories_openhpc": True} if spec.software.slurm == "openhpc" else {}
     return {**chosen, **({"repositories_mirrors": mirrors} if mirrors else {})}
@@ -385,7 +385,7 @@ def _marks(host: Host, mark: str, *, with_cards: bool) -> tuple[str, ...]:
 
 def _tar(bundle: Bundle, distribution: Distribution) -> Iterator[bytes]:
     """The repository as it lies in the bundle, and before it what points apt or dnf at it."""
-    folder = system_folder(distribution.release)
+    folder = REPOSITORY.format(distribution.release)
     paths = sorted(path for path in bundle.places if path.startswith(f"{folder}/keys/"))
     keys = " ".join(f"file://{BUNDLE_FOLDER}/repository/keys/{path.rpartition('/')[2]}" for path in paths)
     root = asset("templates") / _TEMPLATES / distribution.family

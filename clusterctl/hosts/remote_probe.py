@@ -82,16 +82,9 @@ def run(argv: Sequence[str], timeout_s: float = ASK_S, *, any_exit: bool = False
 
 
 def read(path: str) -> str:
+    """The text of a regular file; "" where there is none."""
     try:
-        return Path(path).read_bytes().decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-def read_start(path: str) -> str:
-    """The first bytes of a regular file; "" where there is none."""
-    try:
-        return read_regular(path)[:TEXT].decode("utf-8", "replace")
+        return read_regular(path).decode("utf-8", "replace")
     except OSError:
         return ""
 
@@ -164,9 +157,7 @@ def space(paths: Sequence[str]) -> List[Dict[str, Any]]:
 def listeners(ports: Set[int]) -> Dict[str, str]:
     """Port -> the program that listens on it."""
     found = {}
-    for (
-        port
-    ) in ports:  # one by one: a program's name is printed as it is, and may hold lines like those of ss
+    for port in ports:  # one by one: what ss prints of a program's name may hold lines like its own
         shown = run(["ss", "-Hltnp", "sport = :{}".format(port)])
         if shown:
             user = re.search(r'users:\(\("(.*?)"', shown, re.DOTALL)
@@ -283,11 +274,6 @@ def accounts(names: Sequence[str], uids: Set[int]) -> Dict[str, int]:
     return {name: uid for name, uid in known.items() if name in names or uid in uids}
 
 
-def system_state() -> str:
-    """systemd's own word for it, once it has booted: `running`, `degraded`, `stopping`..."""
-    return (run(["systemctl", "is-system-running", "--wait"], BOOT_S, any_exit=True) or "unknown").strip()
-
-
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
@@ -307,24 +293,15 @@ def file_mark(path: str) -> str:
 
 def block_mark(path: str, begin: str, end: str) -> str:
     """The lines between two marks; what others wrote around them does not count."""
-    try:
-        text = read_regular(path).decode(errors="replace")
-    except OSError:
-        return MISSING
-    _, found, rest = text.partition(f"{begin}\n")
+    _, found, rest = read(path).partition(f"{begin}\n")
     inside, closed, _ = rest.partition(f"{end}\n")
     return digest(inside.encode()) if found and closed else MISSING
 
 
 def unit_marks(units: Dict[str, List[str]], systemctl: str = "systemctl") -> Dict[str, str]:
     """`running`, or what is wrong, with `outdated` for a unit whose configuration changed after its start."""
-    argv = [
-        systemctl,
-        "show",
-        f"--property={PROPERTIES}",
-        *(n if "." in n else f"{n}.service" for n in units),
-    ]
-    said = run(argv, ASK_S)
+    names = [name if "." in name else f"{name}.service" for name in units]
+    said = run([systemctl, "show", f"--property={PROPERTIES}", *names], ASK_S)
     marks = dict.fromkeys(units, UNKNOWN)
     for text in (said or "").split("\n\n"):
         unit = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
@@ -338,9 +315,8 @@ def unit_marks(units: Dict[str, List[str]], systemctl: str = "systemctl") -> Dic
 def _unit_mark(unit: Dict[str, str], config: List[str]) -> str:
     if unit["LoadState"] in ("masked", "not-found"):
         return unit["LoadState"]
-    words = ["running" if unit["ActiveState"] in ("active", "reloading") else "stopped"]
-    if unit["ActiveState"] == "failed":
-        words = ["failed"]
+    states = {"active": "running", "reloading": "running", "failed": "failed"}
+    words = [states.get(unit["ActiveState"], "stopped")]
     if unit["UnitFileState"] != "enabled":
         words.append("disabled")
     started = time.time() - time.monotonic() + int(unit["InactiveExitTimestampMonotonic"] or 0) / 1e6
@@ -360,9 +336,8 @@ def user_mark(name: str) -> str:
     """Its lines in the tables of accounts and groups."""
     try:
         user = pwd.getpwnam(name)
-        return (
-            f"{user.pw_uid}:{user.pw_gid} {grp.getgrgid(user.pw_gid).gr_name} {user.pw_dir} {user.pw_shell}"
-        )
+        group = grp.getgrgid(user.pw_gid).gr_name
+        return f"{user.pw_uid}:{user.pw_gid} {group} {user.pw_dir} {user.pw_shell}"
     except KeyError:
         return MISSING
 
@@ -370,12 +345,10 @@ def user_mark(name: str) -> str:
 def home_mark(user: str, home: str) -> str:
     """Whether sshd lets its owner in: nobody else may write there."""
     try:
-        found = Path(home).stat()
-        fit = (
-            found.st_uid == pwd.getpwnam(user).pw_uid and found.st_mode & OTHERS_WRITE_OWNER_ALL == OWNER_ALL
-        )
+        found, uid = Path(home).stat(), pwd.getpwnam(user).pw_uid
     except (OSError, KeyError):
         return MISSING
+    fit = found.st_uid == uid and found.st_mode & OTHERS_WRITE_OWNER_ALL == OWNER_ALL
     return "fit" if fit else f"unfit {stat.S_IMODE(found.st_mode):o}"
 
 
@@ -398,15 +371,9 @@ def key_mark(user: str, home: str, key: str) -> str:
         return MISSING
     kind_and_key = " ".join(key.split()[:2])
     with acting(account):
-        lines = [line for place in {home, account.pw_dir} - {""} for line in _keys(place)]
+        texts = [read(f"{place}/.ssh/authorized_keys") for place in {home, account.pw_dir} - {""}]
+    lines = (line for text in texts for line in text.splitlines())
     return "there" if any(line.startswith(kind_and_key) for line in lines) else MISSING
-
-
-def _keys(home: str) -> List[str]:
-    try:
-        return read_regular(f"{home}/.ssh/authorized_keys").decode(errors="replace").splitlines()
-    except OSError:
-        return []
 
 
 def accounting_mark(queries: List[List[str]]) -> str:
@@ -475,14 +442,17 @@ def host_facts(asked: Dict[str, Any]) -> Dict[str, Any]:
         "slurm_state": slurm_state(),
         "files": sorted(path for pattern in asked["files"] for path in glob.glob(pattern)),  # noqa: PTH207
         "packages": packages(asked["packages"]) if asked["packages"] else [],
-        "texts": {path: read_start(path) for path in asked["texts"]},
+        "texts": {path: read(path)[:TEXT] for path in asked["texts"]},
         "accounts": accounts(asked["accounts"], set(asked["uids"])),
     }
 
 
 def main() -> None:
     asked = json.loads(sys.argv[1])
-    answer = {"state": system_state() if asked["node"] else ""}  # type: Dict[str, Any]
+    answer = {"state": ""}  # type: Dict[str, Any]
+    if asked["node"]:  # once it has booted
+        argv = ["systemctl", "is-system-running", "--wait"]
+        answer["state"] = (run(argv, BOOT_S, any_exit=True) or "unknown").strip()
     if answer["state"] != "stopping":
         if asked["host"] is not None:
             answer["host"] = host_facts(asked["host"])

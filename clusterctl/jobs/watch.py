@@ -24,9 +24,10 @@ from clusterctl.errors import (
     UnreachableError,
     WaitTimeoutError,
 )
-from clusterctl.scheduler.base import JobInfo, JobState, Outcome, backoff, unmanaged_job, worst
+from clusterctl.scheduler.base import JobInfo, JobState, Outcome, unmanaged_job, worst
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.transport.base import Transport, lines, remote_argv
+from clusterctl.util.progress import backoff
 from clusterctl.util.terminal import plain_line
 
 OnChange = Callable[[JobInfo], None]
@@ -432,6 +433,6 @@ def folder_of(session: Session, job_id: str) -> str:
     jobs = session.scheduler.jobs([job_id])
     if not jobs:
         raise session.scheduler.unknown([job_id])
-    if not jobs[0].comment.startswith("clusterctl:"):
+    if not jobs[0].token:
         raise unmanaged_job(jobs[0])
     return jobs[0].work_dir

@@ -32,7 +32,8 @@ DIGEST: Final = "manifest.sha256"
 PAYLOAD: Final = "payload.tar"
 LOCK: Final = "lock.json"  # of all versions, for people and other programs
 WHEELS: Final = "wheels"
-SYSTEMS: Final = "systems"
+WHEELS_LOCK: Final = f"{WHEELS}/{{}}.lock"  # of what the spec's requirements come to, by release
+REPOSITORY: Final = "systems/{}"  # by release
 MOST_FILES: Final = 50_000
 MOST_BYTES: Final = 200 << 30
 _PART: Final = r"[A-Za-z0-9_][A-Za-z0-9._+~%=@^-]*"  # never `..`, hidden, or an option
@@ -48,8 +49,6 @@ class _Stored(BaseModel):
 
 
 class Entry(_Stored):
-    """One file of a bundle."""
-
     path: Annotated[str, StringConstraints(max_length=250)]
     size: Annotated[int, Field(ge=0)]
     sha256: Sha256
@@ -104,16 +103,11 @@ class Manifest(_Stored):
 
     @property
     def text(self) -> str:
-        """As it stands in the bundle."""
         return self.model_dump_json(indent=1) + "\n"
 
     @classmethod
     def read(cls, raw: bytes, where: str) -> Manifest:
-        """The manifest of a bundle whose digest was right.
-
-        Raises:
-            BundleError: its format is not ours, or it can't be a manifest of clusterctl's.
-        """
+        """The manifest of a bundle whose digest was right."""
         try:
             said = _Head.model_validate_json(raw)
             if said.format != FORMAT:
@@ -210,7 +204,6 @@ class Bundle:
 
 
 def padded(size: int) -> int:
-    """A size in whole blocks of a tar."""
     return size + -size % BLOCK
 
 
@@ -397,7 +390,6 @@ def tar(files: Iterable[tuple[str, int, Iterable[bytes]]]) -> Iterator[bytes]:
 
 
 def in_memory(files: Mapping[str, bytes]) -> Iterator[tuple[str, int, Iterable[bytes]]]:
-    """Files for ``tar``."""
     return ((name, len(raw), [raw]) for name, raw in files.items())
 
 
@@ -439,21 +431,13 @@ def _checked(chunks: Iterable[bytes], entry: Entry, error: BundleError) -> Itera
 
 
 def _first(file: IO[bytes], name: str, longest: int, path: Path) -> bytes:
-    """The next member, which must be a plain file of that name.
-
-    Raises:
-        BundleError: it is not.
-    """
+    """The next member, which must be a plain file of that name."""
     head = file.read(BLOCK)
-    try:
-        size = tarfile.TarInfo.frombuf(head, "utf-8", "strict").size
-        fits = 0 <= size <= longest and head == header(name, size)
-    except (tarfile.HeaderError, UnicodeDecodeError):
-        fits = False
-    if fits:
-        raw = file.read(padded(size))
-        if len(raw) == padded(size) and not any(raw[size:]):
-            return raw[:size]
+    info = _parsed(head)
+    if info is not None and 0 <= info.size <= longest and head == header(name, info.size):
+        raw = file.read(padded(info.size))
+        if len(raw) == padded(info.size) and not any(raw[info.size :]):
+            return raw[: info.size]
     raise _no_bundle(str(path), f"{name} is not whole where it belongs")
 
 

@@ -12,8 +12,8 @@ from clusterctl import __version__
 from clusterctl.errors import BundleError, Failure, ProvisionError
 from clusterctl.packages.bundle import (
     PAYLOAD,
-    SYSTEMS,
     WHEELS,
+    WHEELS_LOCK,
     Bundle,
     Defect,
     Manifest,
@@ -40,31 +40,16 @@ from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import LineReporter
 
 
-def lock_digest(lock: Path) -> str:
-    """Names what is in a lock: the job environment's, or that of what nodes with GPUs have beside it."""
-    return digest(lock.read_bytes())
-
-
 def asks_for_cupy(spec: ClusterSpec) -> bool:
     """Whether its bundle must have CuPy: only the spec can tell which nodes have GPUs."""
     return spec.software.cupy and any(partition.gpus for partition in spec.partitions)
-
-
-def lock_path(release: str) -> str:
-    """Where the lock of the spec's requirements lies in a bundle."""
-    return f"{WHEELS}/{release}.lock"
-
-
-def system_folder(release: str) -> str:
-    """Where the repository of a release lies in a bundle."""
-    return f"{SYSTEMS}/{release}"
 
 
 def reject_defects(file: Path, wrong: Sequence[Defect]) -> None:
     """Raise if there are defects.
 
     Raises:
-        BundleError: something is; one failure each.
+        BundleError: one failure a defect.
     """
     if not wrong:
         return
@@ -109,9 +94,9 @@ def _of_clusterctl(manifest: Manifest) -> Iterator[tuple[str, str]]:
 def _of_system(release: str, system: System, spec: ClusterSpec | None) -> Iterator[str]:
     if lacking := _wanted(release, spec) - set(system.asked):
         yield f"lacks the packages {named(sorted(lacking))}"
-    if system.base != lock_digest(job_lock()):
+    if system.base != digest(job_lock().read_bytes()):
         yield "the wheels of the job environment are from another version of clusterctl"
-    if system.gpu_base not in (None, lock_digest(gpu_lock())):
+    if system.gpu_base not in (None, digest(gpu_lock().read_bytes())):
         yield "CuPy and CUDA's libraries are from another version of clusterctl"
     elif spec is not None and asks_for_cupy(spec) and not system.gpu:
         yield "the spec has GPUs, and the bundle has no CuPy for them"
@@ -144,7 +129,6 @@ class Remembered(BaseModel):
 
     @classmethod
     def of(cls, bundle: Bundle) -> Remembered:
-        """The bundle as it is now."""
         stat = bundle.file.stat()
         return cls(file=bundle.file, digest=bundle.digest, size=stat.st_size, mtime_ns=stat.st_mtime_ns)
 
@@ -155,11 +139,6 @@ def cluster_bundle(workspace: Workspace) -> Remembered | None:
         return Remembered.model_validate_json(workspace.bundle.read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
-
-
-def forget(workspace: Workspace) -> None:
-    """Install from the hosts' own repositories from now on."""
-    workspace.bundle.unlink(missing_ok=True)
 
 
 def missing_bundle(workspace: Workspace) -> BundleError:
@@ -202,7 +181,7 @@ def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
             wheelhouse(gpu_lock(), node, partial(_copy_wheels, bundle, system.gpu))
         if (asked := spec.software.python.requirements) is not None:
             with temporary_folder() as folder:
-                bundle.copy(lock_path(release), folder / "lock")
+                bundle.copy(WHEELS_LOCK.format(release), folder / "lock")
                 text = (folder / "lock").read_text()
             store_lock(
                 Requirements((asked,), job_lock(), node=node),

@@ -11,16 +11,12 @@ from pathlib import Path
 from clusterctl import __version__
 from clusterctl.errors import UsageError
 from clusterctl.packages import bundle
-from clusterctl.packages.bundle import PAYLOAD, WHEELS, Bundle, System
+from clusterctl.packages.bundle import PAYLOAD, REPOSITORY, WHEELS, WHEELS_LOCK, Bundle, System
 from clusterctl.packages.bundle_checks import (
     asks_for_cupy,
-    lock_digest,
-    lock_path,
-    system_folder,
 )
 from clusterctl.packages.os_packages import asked_packages, package_names, upstream_packages
 from clusterctl.packages.repository import (
-    Repository,
     RepositoryRequest,
     own_repositories,
     own_sources,
@@ -39,7 +35,7 @@ from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import WAIT_S, hold
-from clusterctl.util.assets import gpu_lock, job_lock, payload_hash
+from clusterctl.util.assets import digest, gpu_lock, job_lock, payload_hash
 from clusterctl.util.progress import LineReporter
 
 Sources = dict[str, Path | bytes]
@@ -69,11 +65,19 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
     lock = _cache_folder() / ".lock"
     with hold(lock, "bundle create", what="the cache of packages", wait_s=WAIT_S, waiting=report):
         sources: Sources = {PAYLOAD: bundle.payload_tar()}
-        systems, versions = {}, {}
+        systems, versions, software = {}, {}, wanted.spec.software
         for distribution in wanted.distributions:
             release = distribution.release
-            packed = _packages(wanted, distribution, report)
-            sources |= {f"{system_folder(release)}/{path}": of for path, of in packed.files.items()}
+            request = RepositoryRequest(
+                distribution,
+                _cache_folder(f"{release}-{ARCHITECTURE}"),
+                wanted.archives.get(release),
+                software,
+                upstream_packages(distribution, software),
+                wanted.called.get(release, ""),
+            )
+            packed = pack(request, package_names(distribution, software), report=report)
+            sources |= {f"{REPOSITORY.format(release)}/{path}": of for path, of in packed.files.items()}
             systems[release], found = _wheels(wanted.spec, distribution, len(packed.versions), report)
             sources |= found
             versions[release] = {
@@ -109,18 +113,18 @@ def _wheels(
     if (asked := spec.software.python.requirements) is not None:
         lock = resolve(Requirements((asked,), job_lock(), node=node), report=report)
         more = [wheel_path(wheel) for wheel in lock.wheels]
-        sources[lock_path(distribution.release)] = lock.text.encode()
+        sources[WHEELS_LOCK.format(distribution.release)] = lock.text.encode()
     system = System(
         family=distribution.family,
         asked=asked_packages(distribution, spec.software),
         packages=packages,
         python=distribution.python_version,
-        base=lock_digest(job_lock()),
-        gpu_base=lock_digest(gpu_lock()) if gpu else None,
+        base=digest(job_lock().read_bytes()),
+        gpu_base=digest(gpu_lock().read_bytes()) if gpu else None,
         requirements=content_hash((asked,)) if asked is not None else None,
-        wheels=_names(base),
-        gpu=_names(gpu),
-        more=_names(more),
+        wheels=tuple(sorted(path.name for path in base)),
+        gpu=tuple(sorted(path.name for path in gpu)),
+        more=tuple(sorted(path.name for path in more)),
     )
     return system, sources | {f"{WHEELS}/{path.name}": path for path in (*base, *gpu, *more)}
 
@@ -141,29 +145,8 @@ def _check(wanted: BundleRequest, out: Path) -> None:
     bundle.check_target(out)
 
 
-def _packages(wanted: BundleRequest, distribution: Distribution, report: LineReporter) -> Repository:
-    release, software = distribution.release, wanted.spec.software
-    packer = RepositoryRequest(
-        distribution,
-        _cache_folder(f"{release}-{ARCHITECTURE}"),
-        wanted.archives.get(release),
-        software,
-        upstream_packages(distribution, software),
-        wanted.called.get(release, ""),
-    )
-    return pack(packer, package_names(distribution, software), report=report)
-
-
-def _names(wheels: Sequence[Path]) -> tuple[str, ...]:
-    return tuple(sorted(path.name for path in wheels))
-
-
 def _cache_folder(name: str = "") -> Path:
-    """Where packages are kept.
-
-    Raises:
-        MachineError: it can't be written.
-    """
+    """Where packages are kept; it can be written."""
     with cache_of_downloads(f"bundle/{name}") as folder:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):  # one that is there may not be ours

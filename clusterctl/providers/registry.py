@@ -1,19 +1,19 @@
 """The registered providers: the only way to one from outside this subpackage.
 
-Each is imported when it is needed: most commands are about one provider, and Google's libraries load slowly.
+Each is found by its type: `provider: {type: local}` is ``LocalProvider`` of ``local/provider.py``, and the
+prices of a cloud are in its ``costs.py``. A provider is imported when it is needed: most commands are about
+one, and Google's libraries load slowly.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
-from clusterctl.spec.gcp import GcpProvider as GcpSettings
+from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.models import LocalProvider as LocalSettings
-from clusterctl.spec.models import Provider as ProviderSettings
-from clusterctl.spec.onprem import OnpremProvider as OnpremSettings
 from clusterctl.spec.onprem import own_machines
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
@@ -26,19 +26,9 @@ if TYPE_CHECKING:
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
     """The provider with these settings; ``prompts`` are for hosts that the user owns."""
-    match settings:
-        case LocalSettings():
-            from clusterctl.providers.local.provider import LocalProvider  # noqa: PLC0415
-
-            return LocalProvider(settings)
-        case GcpSettings():
-            from clusterctl.providers.gcp.provider import GcpProvider  # noqa: PLC0415
-
-            return GcpProvider(settings)
-        case OnpremSettings():
-            from clusterctl.providers.onprem.provider import OnpremProvider  # noqa: PLC0415
-
-            return OnpremProvider(settings, prompts)
+    kind = getattr(_module(settings, "provider"), f"{settings.type.title()}Provider")
+    provider: Provider = kind(settings, prompts)
+    return provider
 
 
 def record_pending(
@@ -60,9 +50,8 @@ def node_price(spec: ClusterSpec, partition: str) -> float | None:
         return found.price_per_hour if found else None
     if not spec.provider.is_cloud:
         return None
-    from clusterctl.providers.gcp import costs  # noqa: PLC0415
-
-    return costs.node_price(spec, found)
+    price: float | None = _module(spec.provider, "costs").node_price(spec, found)
+    return price
 
 
 def cached_images(*, prune: bool = False, report: Reporter) -> tuple[CachedImage, ...]:
@@ -79,3 +68,7 @@ def clusters_on_this_machine() -> tuple[tuple[ClusterState, bool], ...]:
     # Another account's workspace can't be read, so nothing is known of its clusters.
     mine = (one for one in provider.clusters() if one.owner == os.getuid())
     return tuple((one, provider.is_orphan(one)) for one in mine)
+
+
+def _module(settings: ProviderSettings, name: str) -> Any:
+    return import_module(f"{__package__}.{settings.type}.{name}")

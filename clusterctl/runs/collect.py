@@ -28,7 +28,15 @@ from clusterctl.errors import (
 )
 from clusterctl.providers.registry import node_price
 from clusterctl.runs.fetch import FROM_JOB, MAX_FILE, Manifest, fetch_from
-from clusterctl.scheduler.base import JobInfo, JobState, Outcome, Scheduler, unmanaged_job, worst
+from clusterctl.scheduler.base import (
+    JobInfo,
+    JobState,
+    Outcome,
+    Scheduler,
+    comment_of,
+    unmanaged_job,
+    worst,
+)
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.scheduler.session import session as session_of
 from clusterctl.spec.load import dump_spec
@@ -151,10 +159,10 @@ def _entry(session: Session, job_id: str) -> JobEntry:
     jobs = session.scheduler.jobs([job_id.partition("_")[0]])
     if not jobs:
         raise session.scheduler.unknown([job_id])
-    mark, _, token = jobs[0].comment.partition(":")
     # Every user may give a job the comment of another one, which would take its place in the ledger.
     known = {entry.token for entry in session.ledger.entries()}
-    if mark != "clusterctl" or token in known or jobs[0].user != session.spec.job_user.name:
+    token = jobs[0].token
+    if token in ("", *known) or jobs[0].user != session.spec.job_user.name:
         raise unmanaged_job(jobs[0])
     entry = JobEntry(
         token=token,
@@ -204,7 +212,7 @@ def _purged(entry: JobEntry) -> JobInfo:
         reason="there is no record of the job any more",
         submit_time=int(entry.submitted_at),
         work_dir=entry.remote_dir or "",
-        comment=entry.comment,
+        comment=comment_of(entry.token),
         prefix=(entry.job_id or "").removesuffix(number),
     )
 

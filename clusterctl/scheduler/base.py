@@ -3,17 +3,20 @@
 The values are frozen. States keep Slurm's spelling, whoever runs the jobs.
 """
 
+# ruff: noqa: ARG002 - what only Slurm does is here in full
+
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any, Protocol, TypeVar
 
 from clusterctl.errors import ClusterctlError, SchedulerError
-from clusterctl.transport.base import Result, Transport
+from clusterctl.transport.base import Transport
+from clusterctl.util.process import Result
+from clusterctl.util.progress import Clock
 
 _UNUSABLE = frozenset(
     "DOWN DRAIN DRAINED DRAINING FAIL ERROR UNKNOWN NOT_RESPONDING MAINT POWERED_DOWN FUTURE".split()
@@ -24,6 +27,13 @@ _HELD = re.compile(r"launch.failed.requeued.held")
 _MARKS = "*~#!%$@^-"  # sinfo(1), NODE STATE CODES
 
 _T = TypeVar("_T")
+
+_MARK = "clusterctl:"  # what the comment of a job of ours begins with, before its token
+
+
+def comment_of(token: str) -> str:
+    """What marks the job, so that it is found again when the answer to its submission is lost."""
+    return _MARK + token
 
 
 class Outcome(Enum):
@@ -133,6 +143,11 @@ class JobInfo:
         return f"{self.prefix}{self.job_id}"
 
     @property
+    def token(self) -> str:
+        """That of its submission; "" where it was not submitted by clusterctl."""
+        return self.comment.removeprefix(_MARK) if self.comment.startswith(_MARK) else ""
+
+    @property
     def outcome(self) -> Outcome:
         return self.state.outcome
 
@@ -202,11 +217,6 @@ class JobRequest:
     limit_s: int = 0
     submitted_at: float = 0.0
 
-    @property
-    def comment(self) -> str:
-        """What marks the job, so that it is found again when the answer to its submission is lost."""
-        return f"clusterctl:{self.token}"
-
 
 def unmanaged_job(job: JobInfo) -> SchedulerError:
     """The error for a job whose files have no agreed place."""
@@ -223,63 +233,29 @@ def worst(jobs: Sequence[JobInfo]) -> JobInfo:
     return min(jobs, key=lambda job: order.index(job.outcome))
 
 
-def backoff(first_s: float = 0.2, factor: float = 1.4, longest_s: float = 15.0) -> Iterator[float]:
-    """Ever longer pauses between two polls, in seconds: quick for short jobs, easy on Slurm for long ones."""
-    pause = first_s
-    while True:
-        yield pause
-        pause = min(pause * factor, longest_s)
-
-
-def polls(timeout_s: float | None, longest_s: float = 15.0) -> Iterator[None]:
-    """One item for each look at something that is waited for, with pauses between; it ends with the time."""
-    begun = time.monotonic()
-    for pause in backoff(longest_s=longest_s):
-        yield
-        if timeout_s is not None and time.monotonic() - begun > timeout_s:
-            return
-        time.sleep(pause)
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """Time, so that tests need not wait."""
-
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-
 def patiently(clock: Clock, patience_s: float, ask: Callable[[], _T]) -> _T:
     """What ``ask`` returns; it is called again, within bounds, while its error says that this may help."""
-    give_up = clock.now() + patience_s
-    for pause in backoff(first_s=0.5, longest_s=5.0):
+    for _ in clock.polls(patience_s, first_s=0.5, longest_s=5.0):
         try:
             return ask()
         except ClusterctlError as exc:
-            if not exc.retryable or clock.now() + pause > give_up:
+            if not exc.retryable:
                 raise
-        clock.sleep(pause)
-    raise AssertionError("backoff never ends")
+            last = exc
+    raise last
 
 
 class Scheduler(Protocol):
     """Jobs and nodes of one cluster. ``transport`` reaches the controller, where jobs' folders are seen.
 
     All of it raises SchedulerError where the answer is not to be had, and TransportError where no host is.
+    What has a body is for clusters without a scheduler, whose jobs neither queue nor are accounted.
     """
 
-    @property
-    def transport(self) -> Transport: ...
-    @property
-    def clock(self) -> Clock: ...
-
-    @property
-    def manages_nodes(self) -> bool:
-        """Whether it drains and resumes nodes, and ends the jobs of a node whose hardware changes."""
-
-    @property
-    def script_name(self) -> str:
-        """The file name of a job's script."""
+    transport: Transport
+    clock: Clock
+    script_name: str  # the file name of a job's script
+    manages_nodes: bool  # whether it drains and resumes nodes, and ends jobs where hardware changes
 
     def check_id(self, text: str) -> None:
         """Raises UsageError unless ``text`` is the id of a job as it is written here."""
@@ -312,38 +288,45 @@ class Scheduler(Protocol):
     def all_jobs(self) -> tuple[JobInfo, ...]:
         """The jobs of all users that wait, run, or lately ended, as far as this user may see them."""
 
-    def by_comment(self, comment: str, submitted_at: float) -> JobInfo | None:
-        """The job of this user with exactly this comment; ``submitted_at``: Unix seconds, by our clock."""
+    def by_token(self, token: str, submitted_at: float) -> JobInfo | None:
+        """The job of this user's submission; ``submitted_at``: Unix seconds, by our clock."""
 
     def cancel(self, ids: Sequence[str]) -> None:
         """Cancel jobs, which are not requeued; ask ``jobs`` first."""
 
     def annotate(self, job_id: str, text: str) -> None:
         """Set a job's admin comment, such as why it ends, where there is accounting."""
+        return
 
     def nodes(self) -> tuple[NodeInfo, ...]:
         """All nodes, as far as this user may see them."""
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
         """Drain these nodes: running jobs go on, no new ones start."""
+        return
 
     def resume(self, nodes: Sequence[str]) -> None:
         """Resume drained nodes."""
+        return
 
     def run_verification_job(self, hosts: tuple[str, ...], payload: str) -> Result:
         """Run this payload's probe, a rank on each of these hosts. It ends by itself if it hangs."""
 
     def release_held_jobs(self) -> tuple[str, ...]:
         """Let jobs that a node failed to launch wait for nodes again; their ids."""
+        return ()
 
     def reconfigure(self) -> None:
         """Have all daemons read their configuration again."""
+        return
 
     def accounting(self, job_id: str) -> str | None:
         """What the accounting says of a job, as JSON; None where there is no accounting."""
+        return None
 
     def version(self) -> str | None:
         """Its version, such as ``22.05.8``; None where there is no such program."""
+        return None
 
 
 def active_jobs(scheduler: Scheduler) -> tuple[JobInfo, ...]:

@@ -24,11 +24,12 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.scheduler.base import (
-    Clock,
     JobInfo,
     JobRequest,
     JobState,
     NodeInfo,
+    Scheduler,
+    comment_of,
     patiently,
     verification_argv,
 )
@@ -46,9 +47,10 @@ from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.job import JobSpec, Launcher
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import HEALTH_PROGRAM, MPI_SSH, Host, Inventory
-from clusterctl.transport.base import Result, Transport, remote_argv
+from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.util.assets import render
-from clusterctl.util.process import parallel_map
+from clusterctl.util.process import Result, parallel_map
+from clusterctl.util.progress import Clock
 
 _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")
 _KIB_MIB = 1024
@@ -70,25 +72,6 @@ _SLURMS: Final[Mapping[str, str]] = {
     "gpus": "a job has all GPUs of its nodes",
 }
 
-# What jobs find of their host in their environment, as Slurm would have it from its TaskProlog.
-_PROLOG: Final = """\
-if [[ -x /opt/clusterctl/task-prolog ]]; then
-    while IFS= read -r line; do export "${line#export }"; done < <(/opt/clusterctl/task-prolog)
-fi"""
-
-# Runs once a rank, on its node. Ranks that share a node get a GPU each, or a part of one, in turn.
-_RANK: Final = (
-    """\
-gpus=(/dev/nvidia[0-9]*) names=("${!gpus[@]}")
-[[ ! -r /opt/clusterctl/gpus ]] || mapfile -t names </opt/clusterctl/gpus
-if [[ -z ${CUDA_VISIBLE_DEVICES+x} && -e ${gpus[0]} ]] && ((OMPI_COMM_WORLD_LOCAL_SIZE > 1)); then
-    export CUDA_VISIBLE_DEVICES=${names[OMPI_COMM_WORLD_LOCAL_RANK % ${#names[@]}]}
-fi
-"""
-    + _PROLOG
-    + '\nexec "$@"'
-)
-
 
 class UnhealthyError(SchedulerError):
     """A node of the job failed its health check."""
@@ -103,7 +86,7 @@ class BusyError(SchedulerError):
 
 
 @dataclass(frozen=True, slots=True)
-class MpirunClient:
+class MpirunClient(Scheduler):
     """The jobs of ``user``. ``to`` connects to a host as the admin user, ``transport`` to the controller."""
 
     script_name = "job.mpirun"
@@ -139,7 +122,7 @@ class MpirunClient:
             return self._start(first, request)
         except TransportError as exc:
             with suppress(SchedulerError, TransportError):
-                if (job := self.by_comment(request.comment, request.submitted_at)) is not None:
+                if (job := self.by_token(request.token, request.submitted_at)) is not None:
                     return job.whole_id
             raise AnswerLostError(
                 f"{first} did not say whether it started the job",
@@ -198,9 +181,8 @@ class MpirunClient:
     def all_jobs(self) -> tuple[JobInfo, ...]:
         return self.own_jobs()
 
-    def by_comment(self, comment: str, submitted_at: float) -> JobInfo | None:  # noqa: ARG002
-        """The job with exactly this comment."""
-        return next((job for job in self.own_jobs() if job.comment == comment), None)
+    def by_token(self, token: str, submitted_at: float) -> JobInfo | None:  # noqa: ARG002
+        return next((job for job in self.own_jobs() if job.token == token), None)
 
     def cancel(self, ids: Sequence[str]) -> None:
         """They get SIGTERM, and what is left of them SIGKILL."""
@@ -209,20 +191,11 @@ class MpirunClient:
                 raise SchedulerError(f"it is not known where job {job.id} runs", why=job.reason)
             self._ask(job.nodes[0], {"do": "cancel", "ids": [job.id]})
 
-    def annotate(self, job_id: str, text: str) -> None:
-        """There is no accounting that keeps a comment."""
-
     def nodes(self) -> tuple[NodeInfo, ...]:
         active = [job for job in self.own_jobs() if not job.ended]
         at_work = {node for job in active for node in job.nodes}
         hosts = self.inventory.compute
         return tuple(parallel_map(hosts, lambda host: self._node(host, at_work)))
-
-    def drain(self, nodes: Sequence[str], reason: str) -> None:
-        """No job starts by itself, so there is nothing to drain."""
-
-    def resume(self, nodes: Sequence[str]) -> None:
-        """Nothing was drained."""
 
     def run_verification_job(self, hosts: tuple[str, ...], payload: str) -> Result:
         limit_s = _VERIFICATION_S + _VERIFICATION_PER_NODE_S * len(hosts)
@@ -240,19 +213,6 @@ class MpirunClient:
             *verification_argv(hosts),
         ]
         return self.to(hosts[0]).run(argv, timeout_s=limit_s + 30, check=False)
-
-    def release_held_jobs(self) -> tuple[str, ...]:
-        """No job waits, so none is held."""
-        return ()
-
-    def reconfigure(self) -> None:
-        """There are no daemons."""
-
-    def accounting(self, job_id: str) -> None:
-        """There is none."""
-
-    def version(self) -> None:
-        """There is no program that has one."""
 
     def _settled(self, job: JobInfo) -> JobInfo:
         """A job that was not said to have ended, as its first node knows it."""
@@ -353,7 +313,7 @@ def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
             start_time=int(said["time"]),
             end_time=None if end is None else int(end["time"]),
             work_dir=str(said["folder"]),
-            comment=f"clusterctl:{said['token']}",
+            comment=comment_of(said["token"]),
             **outcome,
         )
     except (KeyError, ValueError, TypeError) as exc:
@@ -406,7 +366,6 @@ def render_mpirun_script(
         nodes=nodes,
         submit_dir=own is not None or job.container is not None,
         profile=JOB_PROFILE,
-        prolog=_PROLOG,
         path=environment.path,
         cpus=job.cpus or 1,
         hostfile=render("hostfile.j2", nodes=nodes, slots=job.tasks_per_node),
@@ -421,7 +380,7 @@ def render_mpirun_script(
 def _launched(job: JobSpec, command: str, exports: str) -> str:
     """The command as mpirun starts it, once a rank."""
     spread = f"--map-by ppr:{job.tasks_per_node}:node{f':PE={job.cpus}' if job.cpus else ''}"
-    rank = f"bash -c {shlex.quote(_RANK)} rank {command}"
+    rank = f"bash -c {shlex.quote(render('rank.sh.j2').rstrip())} rank {command}"
     return f"mpirun -np {job.tasks} --hostfile hostfile {spread} {exports} {rank}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -41,31 +41,6 @@ WATCH: Final = (
 )
 Launched = Callable[[JobSpec, str, str], str]  # (job, command, mpirun's options that export variables)
 _HETEROGENEOUS: Final = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
-# Runs once a rank, on its node: image, folders to bind, names of variables, then after -- the command. The
-# container sees the host's variables, but for those that the image sets itself: <TOOL>ENV_ overrides these.
-# PMIx keeps what ranks share in a folder of slurmd's.
-ENTER: Final = """\
-image=$1 folders=$2 names=$3
-shift 4
-node=${SLURMD_NODENAME:-$HOSTNAME}
-rank=${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}}
-give_up() {
-    ((rank)) || echo "clusterctl: node $node $1" >&2
-    exit 127
-}
-tool=$(command -v apptainer || command -v singularity) ||
-    give_up "has neither apptainer nor singularity: install one there, or submit without --container"
-[[ -e $image ]] || give_up "has no image $image: put it where all nodes see it"
-options=(--bind "$folders")
-[[ -z ${PMIX_SERVER_TMPDIR:-} ]] || options+=(--bind "$PMIX_SERVER_TMPDIR")
-gpus=${SLURM_JOB_GPUS:-}${SLURM_STEP_GPUS:-}
-[[ -n $gpus || -n ${SLURM_JOB_ID:-} ]] || gpus=$(nvidia-smi --list-gpus 2>/dev/null) || gpus=
-[[ -z $gpus ]] || options+=(--nv)
-prefix=${tool##*/}
-for name in $names; do
-    export "${prefix^^}ENV_$name=${!name}"
-done
-exec "$tool" exec "${options[@]}" "$image" "$@\""""
 _ON_THE_CPU: Final = "probe"  # it proves the way between ranks, and is to start at once
 
 _SIGNAL = "USR1@60"  # Slurm keeps time by the minute: less would come too late
@@ -240,7 +215,8 @@ def contained(command: str, *, image: str, folders: Iterable[str], variables: It
     below_home = image.removeprefix("~/")
     place = shlex.quote(image) if below_home == image else f'"$HOME"/{shlex.quote(below_home)}'
     names = shlex.quote(" ".join(variables))
-    return f"bash -c {shlex.quote(ENTER)} container {place} {','.join(folders)} {names} -- {command}"
+    enter = shlex.quote(render("enter.sh.j2").rstrip())
+    return f"bash -c {enter} container {place} {','.join(folders)} {names} -- {command}"
 
 
 def partition_of(spec: ClusterSpec, job: JobSpec) -> Partition:
@@ -280,7 +256,8 @@ def with_gpus(spec: ClusterSpec, job: JobSpec) -> JobSpec:
     user's, jobs with ``--device cpu`` and partitions without GPUs stay as they are.
     """
     chosen = {one.name: one for one in spec.partitions}.get(job.partition or spec.partitions[0].name)
-    if chosen is None or chosen.gpus is None or job.bundled in (None, _ON_THE_CPU) or _on_cpu(job.args):
+    on_cpu = "--device=cpu" in job.args or ("--device", "cpu") in pairwise(job.args)
+    if chosen is None or chosen.gpus is None or job.bundled in (None, _ON_THE_CPU) or on_cpu:
         return job
     said: dict[str, Any] = {}
     if "gpus" not in job.model_fields_set and spec.has_slurm:  # without it, a job has all there are
@@ -289,10 +266,6 @@ def with_gpus(spec: ClusterSpec, job: JobSpec) -> JobSpec:
     if "tasks_per_node" not in job.model_fields_set:
         said["tasks_per_node"] = max(said.get("gpus", job.gpus if spec.has_slurm else chosen.gpus.count), 1)
     return job.model_copy(update=said)
-
-
-def _on_cpu(args: Sequence[str]) -> bool:
-    return "--device=cpu" in args or ("--device", "cpu") in pairwise(args)
 
 
 def render_script(

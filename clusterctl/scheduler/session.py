@@ -13,7 +13,7 @@ from clusterctl.scheduler.base import JobRequest, Scheduler
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Host, Inventory, distribution_ahead, inventory_of
+from clusterctl.state.inventory import Inventory, distribution_ahead, inventory_of
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
@@ -88,6 +88,8 @@ def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATI
     """Open the connection; it is made at the first use. ``spec`` is a resolved one: it has a job user."""
     hosts = distribution_ahead(spec, workspace) or distribution_of(DEFAULT)
     user = spec.job_user.name
+    known = inventory_of(workspace) if workspace.inventory.exists() or not spec.has_slurm else None
+    unshared = known.compute if known is not None and known.shared_folder.kind == "none" else ()
     with Connections(workspace.ssh_config) as connections:
         controller = connections.to(spec.controller_host, user)
         unshared_nodes = tuple(
@@ -96,35 +98,34 @@ def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATI
                 host.partition,
                 controller if host.is_controller else connections.to(host.name, user),
             )
-            for host in _hosts_without_shared_folder(workspace)
+            for host in unshared
         )
-        scheduler: Scheduler = SlurmClient(controller, patience_s=patience_s)
-        if not spec.has_slurm:
-            from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - not with Slurm
-
-            known = inventory_of(workspace)
-            scheduler = MpirunClient(known, user, controller, connections.to, patience_s=patience_s)
+        scheduler = _client(None if spec.has_slurm else known, user, controller, connections.to, patience_s)
         yield Session(spec, scheduler, Ledger(workspace.jobs), unshared_nodes, hosts)
 
 
-def _hosts_without_shared_folder(workspace: Workspace) -> tuple[Host, ...]:
-    """The nodes of a cluster whose hosts share no folder."""
-    if not workspace.inventory.exists():
-        return ()
-    inventory = inventory_of(workspace)
-    return inventory.compute if inventory.shared_folder.kind == "none" else ()
+def _client(
+    inventory: Inventory | None,
+    user: str,
+    controller: Transport,
+    to: Callable[[str], Transport],
+    patience_s: float,
+) -> Scheduler:
+    """Slurm; or mpirun on the hosts of this inventory, for jobs of ``user``."""
+    if inventory is None:
+        return SlurmClient(controller, patience_s=patience_s)
+    from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - not with Slurm
+
+    return MpirunClient(inventory, user, controller, to, patience_s=patience_s)
 
 
 def scheduler_of(
     inventory: Inventory, to: Callable[[str], Transport], *, patience_s: float = PATIENCE_S
 ) -> Scheduler:
     """The cluster's scheduler as the admin user, who may do more than a job user; ``to`` connects."""
-    controller = to(inventory.controller.name)
-    if inventory.has_slurm or inventory.job_user is None:
-        return SlurmClient(controller, patience_s=patience_s)
-    from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - as above
-
-    return MpirunClient(inventory, inventory.job_user, controller, to, patience_s=patience_s)
+    by_mpirun = not inventory.has_slurm and inventory.job_user is not None
+    user, controller = inventory.job_user or "", to(inventory.controller.name)
+    return _client(inventory if by_mpirun else None, user, controller, to, patience_s)
 
 
 def script_of(spec: ClusterSpec, job: JobSpec, environment: Environment | None = None) -> str:
@@ -169,7 +170,7 @@ def resolve_submissions(scheduler: Scheduler, ledger: Ledger) -> None:
     """Find out what became of submissions whose answer was lost, and write it down."""
     for entry in ledger.entries():
         if entry.job_id is None and not entry.refused:
-            found = scheduler.by_comment(entry.comment, entry.submitted_at)
+            found = scheduler.by_token(entry.token, entry.submitted_at)
             if found is not None:
                 ledger.update(entry, job_id=found.whole_id)
             elif time.time() - entry.submitted_at > _SBATCH_MAY_HANG_S:

@@ -23,10 +23,20 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.scheduler import slurm_parse
-from clusterctl.scheduler.base import Clock, JobInfo, JobRequest, NodeInfo, patiently, verification_argv
+from clusterctl.scheduler.base import (
+    JobInfo,
+    JobRequest,
+    NodeInfo,
+    Scheduler,
+    comment_of,
+    patiently,
+    verification_argv,
+)
 from clusterctl.spec.common import ADMIN_USER, PROOF_PARTITION
 from clusterctl.spec.distributions import JOB_PROFILE
-from clusterctl.transport.base import Result, Transport
+from clusterctl.transport.base import Transport
+from clusterctl.util.process import Result
+from clusterctl.util.progress import Clock
 
 _JOB_ID = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
 _DAY_S = 86400
@@ -75,7 +85,7 @@ class SlurmAwayError(SlurmError):
     retryable = True
 
 
-class SlurmClient:
+class SlurmClient(Scheduler):
     """Slurm as the user of ``transport`` sees it.
 
     ``patience_s`` bounds how long its absence is waited out.
@@ -136,13 +146,13 @@ class SlurmClient:
     def all_jobs(self) -> tuple[JobInfo, ...]:
         return _sorted(self._queued())
 
-    def by_comment(self, comment: str, submitted_at: float) -> JobInfo | None:
+    def by_token(self, token: str, submitted_at: float) -> JobInfo | None:
         for job in self.own_jobs():
-            if job.comment == comment:
+            if job.token == token:
                 return job
         days = 2 + max(0, int((time.time() - submitted_at) // _DAY_S))  # the cluster's clock may be another
         accounted = self._accounted(f"--starttime=now-{days}days")
-        return next((job for job in accounted if job.comment == comment), None)
+        return next((job for job in accounted if job.token == token), None)
 
     def reject_if_busy(self) -> None:
         """A job that can't start yet waits in the queue."""
@@ -150,7 +160,8 @@ class SlurmClient:
     def submit(self, request: JobRequest) -> str:
         """Hand a job over; a second time only where Slurm can't have had the first request."""
         # An appended log survives a requeue; by hand, a second sbatch in the folder starts its logs anew.
-        options = (f"--comment={request.comment}", f"--chdir={request.folder}", "--open-mode=append")
+        comment = comment_of(request.token)
+        options = (f"--comment={comment}", f"--chdir={request.folder}", "--open-mode=append")
         for tries_left in (1, 0):
             try:
                 return self.sbatch(request.folder, request.script, *options)
@@ -172,7 +183,7 @@ class SlurmClient:
     def _found(self, request: JobRequest, cause: ClusterctlError) -> str | None:
         """The id of the job if Slurm has it. It is waited for until it answers, within bounds."""
         try:
-            job = self.by_comment(request.comment, request.submitted_at)
+            job = self.by_token(request.token, request.submitted_at)
         except (SlurmError, TransportError) as exc:
             raise self._answer_lost(cause) from exc
         return job.whole_id if job else None
@@ -237,7 +248,8 @@ class SlurmClient:
         if result.rc != 0:
             if _AWAY.search(result.stderr):
                 raise SlurmAwayError("Slurm's controller did not answer sbatch", why=result.stderr.strip())
-            raise SlurmError("Slurm did not take the job", why=_refusal(result.stderr))
+            words = (re.sub(r"^sbatch: (error: )?", "", line) for line in result.stderr.strip().splitlines())
+            raise SlurmError("Slurm did not take the job", why="; ".join(words))
         job_id = result.stdout.strip().splitlines()[-1].partition(";")[0] if result.stdout.strip() else ""
         if not job_id.isdigit():
             raise AnswerLostError(
@@ -292,15 +304,12 @@ class SlurmClient:
         return self.transport.run(argv, timeout_s=patience_s + 30, check=False)
 
     def release_held_jobs(self) -> tuple[str, ...]:
-        held = (job.id for job in self.all_jobs() if job.failed_to_launch)
-        return tuple(job_id for job_id in held if self._release(job_id))
-
-    def _release(self, job_id: str) -> bool:
-        try:
-            self.transport.run(["scontrol", "release", job_id])
-        except CommandError:  # it was cancelled meanwhile
-            return False
-        return True
+        released = []
+        for job_id in (job.id for job in self.all_jobs() if job.failed_to_launch):
+            with suppress(CommandError):  # it was cancelled meanwhile
+                self.transport.run(["scontrol", "release", job_id])
+                released.append(job_id)
+        return tuple(released)
 
     def reconfigure(self) -> None:
         self.transport.run(["scontrol", "reconfigure"])
@@ -337,9 +346,11 @@ class SlurmClient:
                 return result.stdout
             if nothing is not None and nothing.search(result.stderr):
                 return ""
+            why = result.stderr.strip()[-2000:]
             if _AWAY.search(result.stderr):
-                raise self._away_error(argv[0], result.stderr.strip()[-2000:])
-            raise _failed(argv[0], result)
+                raise self._away_error(argv[0], why)
+            failed = CommandError(argv[0], rc=result.rc, stderr=result.stderr)
+            raise SlurmError(f"{argv[0]} failed with exit status {result.rc}", why=why) from failed
 
         return patiently(self.clock, self._patience_s, ask)
 
@@ -375,15 +386,3 @@ def _new(
         if (job.job_id, job.task) not in known and (job.id in ids or str(job.job_id) in ids):
             new[job.id] = job
     return tuple(new.values())
-
-
-def _refusal(stderr: str) -> str:
-    lines = [re.sub(r"^sbatch: (error: )?", "", line) for line in stderr.strip().splitlines()]
-    return "; ".join(lines)
-
-
-def _failed(command: str, result: Result) -> SlurmError:
-    why = result.stderr.strip()[-2000:]
-    error = SlurmError(f"{command} failed with exit status {result.rc}", why=why)
-    error.__cause__ = CommandError(command, rc=result.rc, stderr=result.stderr)
-    return error

@@ -22,7 +22,6 @@ from clusterctl.state.inventory import (
     SRUN_PORTS,
     Host,
     Inventory,
-    partition_hosts,
 )
 from clusterctl.util.assets import digest, render
 
@@ -102,7 +101,8 @@ def timeouts(nodes: int) -> Settings:
 
 def gres(gpus: Iterable[Gpu]) -> str:
     """What slurm.conf says of a node's GPUs: ``gpu:a100:1,gpu:t4:2``."""
-    return ",".join(f"gpu:{kind}:{len(alike)}" for kind, alike in _by_type(gpus))
+    alike = groupby(by_type(gpus), key=lambda gpu: gpu.type)
+    return ",".join(f"gpu:{kind}:{len([*group])}" for kind, group in alike)
 
 
 def promised_mib(facts: NodeFacts) -> int:
@@ -133,6 +133,7 @@ def _node(host: Host, facts: Mapping[str, NodeFacts]) -> Node:
 
 def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]) -> str:
     has_shares = any(not node.topology for node in nodes)
+    counted_otherwise = any(Driver(len({gpu.index for gpu in node.gpus}), node.gpus).uuids for node in nodes)
     return render(
         "slurm.conf.j2",
         cluster=spec.name,
@@ -143,7 +144,8 @@ def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]
         srun_ports=SRUN_PORTS,
         switches=spec.provider.switches,
         tasks=_line(_tasks(has_shares=has_shares, cgroups=inventory.cgroups), "\n"),
-        task_prolog=TASK_PROLOG if _has_task_prolog(inventory, nodes) else None,
+        # Tells jobs the variables of their host, and what CUDA calls their GPUs.
+        task_prolog=TASK_PROLOG if inventory.has_job_environment or counted_otherwise else None,
         prolog=CONTROLLER_PROLOG,
         timeouts=_line(timeouts(len(nodes)), "\n"),
         health=HEALTH_PROGRAM,
@@ -152,7 +154,7 @@ def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]
         gather="UsePss" if inventory.cgroups and not has_shares else "OverMemoryKill,UsePss",
         gpus=any(node.gpus for node in nodes),
         nodes="\n".join(_line(_node_settings(node)) for node in nodes),
-        partitions="\n".join(_line(settings) for settings in _partitions(spec, inventory, nodes)),
+        partitions="\n".join(_line(settings) for settings in _partitions(spec, nodes)),
     )
 
 
@@ -163,12 +165,6 @@ def _with_extra(text: str, extra: tuple[str, ...]) -> str:
     taken = {match.group(1).lower() for line in extra if (match := re.match(r"\s*(\w+)", line))}
     ours = (line for line in text.splitlines() if line.partition("=")[0].lower() not in taken)
     return "\n".join([*ours, "", "# slurm.extra of the spec", *extra, ""])
-
-
-def _has_task_prolog(inventory: Inventory, nodes: Iterable[Node]) -> bool:
-    """Whether jobs find variables of their host, or are told what CUDA calls their GPUs."""
-    counted_otherwise = any(Driver(len({gpu.index for gpu in node.gpus}), node.gpus).uuids for node in nodes)
-    return inventory.has_job_environment or counted_otherwise
 
 
 def _tasks(*, has_shares: bool, cgroups: bool) -> Settings:
@@ -196,11 +192,9 @@ def _node_settings(node: Node) -> Settings:
     return settings
 
 
-def _partitions(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]) -> Iterable[Settings]:
-    by_name = {node.host.name: node for node in nodes}
-    hosts = partition_hosts(spec, inventory)
+def _partitions(spec: ClusterSpec, nodes: tuple[Node, ...]) -> Iterable[Settings]:
     for i, partition in enumerate(spec.partitions):
-        members = [by_name[host.name] for host in hosts[partition.name]]
+        members = [node for node in nodes if node.host.partition == partition.name]
         minutes = slurm_minutes(partition.max_time) if partition.max_time else None
         yield {
             "PartitionName": partition.name,
@@ -222,10 +216,6 @@ def _partitions(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]
         "DefMemPerCPU": str(min(node.memory_mib // node.cpus for node in nodes)),
         "State": "UP",
     }
-
-
-def _by_type(gpus: Iterable[Gpu]) -> list[tuple[str, list[Gpu]]]:
-    return [(kind, list(group)) for kind, group in groupby(by_type(gpus), key=lambda gpu: gpu.type)]
 
 
 def _gres_settings(node: Node) -> Iterable[Settings]:

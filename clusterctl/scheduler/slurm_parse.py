@@ -130,15 +130,11 @@ def _queued(record: _Record) -> JobInfo:
     status = record.number("exit_code") or 0  # as wait(2) gives it
     return _job(
         record,
+        "Name UserName SubmitTime StartTime EndTime",
         job_id=record.number("ArrayJobID") or 0,
         task=None if record["ArrayTaskID"] == "N/A" else record.number("ArrayTaskID"),
-        name=record["Name"],
-        user=record["UserName"],
         exit_code=status >> 8,
         signal=status & 0x7F,
-        submit_time=record.time("SubmitTime"),
-        start_time=record.time("StartTime"),
-        end_time=record.time("EndTime"),
         restarts=record.number("RestartCnt"),
     )
 
@@ -149,19 +145,8 @@ def _accounted(record: _Record) -> Iterator[JobInfo]:
         record.doubt("ExitCode")
         code = signal = "0"
     job_id, tasks = _accounted_id(record)
-    for task in tasks:
-        yield _job(
-            record,
-            job_id=job_id,
-            task=task,
-            name=record["JobName"],
-            user=record["User"],
-            exit_code=int(code),
-            signal=int(signal),
-            submit_time=record.time("Submit"),
-            start_time=record.time("Start"),
-            end_time=record.time("End"),
-        )
+    columns, ended = "JobName User Submit Start End", {"exit_code": int(code), "signal": int(signal)}
+    yield from (_job(record, columns, job_id=job_id, task=task, **ended) for task in tasks)
 
 
 def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:
@@ -181,16 +166,23 @@ def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:
     return int(match["job"]), [int(task) for task in tasks]
 
 
-def _job(record: _Record, *, start_time: int | None, **fields: Any) -> JobInfo:
+def _job(record: _Record, columns: str, **fields: Any) -> JobInfo:
+    """The job of a record; ``columns`` are those of its name, user and times, as this command names them."""
+    name, user, *times = columns.split()
+    submit_time, start_time, end_time = map(record.time, times)
     state = record.state()
     job = JobInfo(
+        name=record[name],
+        user=record[user],
         partition=record["Partition"],
         account=record.text("Account"),
         qos=record.text("QOS"),
         state=state,
         nodes=record.nodes(),
         reason=record.reason(),
+        submit_time=submit_time,
         start_time=start_time,
+        end_time=end_time,
         work_dir=record["WorkDir"],
         comment=record.text("Comment"),
         **fields,

@@ -83,7 +83,7 @@ class GcsState(Model):
     prefix: Annotated[str, PATTERNS["folder"]] = Field("clusterctl", description="folder in it")
 
 
-class GcpProvider(ProviderSettings):
+class GcpSettings(ProviderSettings):
     """GPU nodes on Google Cloud, made by Terraform. See docs/gcp.md."""
 
     is_cloud: ClassVar[bool] = True
@@ -152,9 +152,9 @@ class GcpProvider(ProviderSettings):
         return self.partitions.get(partition, GcpNodes())
 
 
-def whole_project(project: str) -> GcpProvider:
+def whole_project(project: str) -> GcpSettings:
     """Settings to search a project for orphans: its zone does not matter."""
-    return GcpProvider(type="gcp", project=project, zone="us-central1-a")
+    return GcpSettings(type="gcp", project=project, zone="us-central1-a")
 
 
 def machine_of(spec: Cluster, partition: Partition) -> Machine:
@@ -173,9 +173,9 @@ def controller_machine(spec: Cluster) -> Machine:
     return machines()[settings_of(spec).controller.machine_type or PLAIN]
 
 
-def settings_of(spec: Cluster) -> GcpProvider:
+def settings_of(spec: Cluster) -> GcpSettings:
     """What a spec whose provider is Google Cloud says of it."""
-    if not isinstance(spec.provider, GcpProvider):
+    if not isinstance(spec.provider, GcpSettings):
         raise ValueError("only Google Cloud has machine types")
     return spec.provider
 
@@ -199,7 +199,7 @@ def refusal(spec: Cluster) -> UsageError | None:
 
 
 def _images(spec: Cluster) -> Iterator[tuple[str, Image]]:
-    if not isinstance(spec.provider, GcpProvider):
+    if not isinstance(spec.provider, GcpSettings):
         return
     yield "provider.controller.image", image_of(spec.provider.controller, controller_machine(spec))
     for partition in spec.partitions:
@@ -217,7 +217,7 @@ _KEY_LOCATION: Final = re.compile(r"/locations/([^/]+)/")
 _DECIDED_ELSEWHERE: Final = (("cpus", "machine_type"), ("memory", "machine_type"), ("disk", "boot_disk"))
 
 
-def _partitions(provider: GcpProvider, spec: Cluster) -> Iterator[Fault]:
+def _partitions(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     for index, partition in enumerate(spec.partitions):
         at = ("partitions", index)
         for key, decides in _DECIDED_ELSEWHERE:
@@ -235,7 +235,7 @@ def _partitions(provider: GcpProvider, spec: Cluster) -> Iterator[Fault]:
             yield Fault(where, f"there is no partition {shown(name)}", hint, at_key=True)
 
 
-def _nodes(provider: GcpProvider, spec: Cluster) -> Iterator[Fault]:
+def _nodes(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     at, driver_for = ("provider", "controller"), ""
     for index, partition in enumerate(spec.partitions):
         if partition.name:
@@ -259,7 +259,7 @@ def _nodes(provider: GcpProvider, spec: Cluster) -> Iterator[Fault]:
         yield Fault(("provider", "secure_boot"), message, hint)
 
 
-def _place(provider: GcpProvider) -> Iterator[Fault]:
+def _place(provider: GcpSettings) -> Iterator[Fault]:
     if not provider.zone or not PATTERNS["zone"].matches(provider.zone):
         return
     zone, right = provider.zone, provider.region_name
@@ -299,7 +299,7 @@ def _addresses(cidr: IPv4Network, hosts: int) -> Iterator[Fault]:
         yield Fault(at, f"{cidr} has room for {room} hosts, not for {hosts}", "take a larger network")
 
 
-def _storage(provider: GcpProvider) -> Iterator[Fault]:
+def _storage(provider: GcpSettings) -> Iterator[Fault]:
     bucket, state, filestore = provider.bucket, provider.state, provider.filestore
     buckets = (("bucket", "name", bucket and bucket.name), ("state", "bucket", state and state.bucket))
     for holder, key, name in buckets:
@@ -319,7 +319,7 @@ def _storage(provider: GcpProvider) -> Iterator[Fault]:
         yield Fault(("provider", "filestore", "capacity"), message, hint)
 
 
-def _rest(provider: GcpProvider) -> Iterator[Fault]:
+def _rest(provider: GcpSettings) -> Iterator[Fault]:
     for key in provider.labels:
         if key.startswith(OWN_LABELS):
             message = f"labels that start with {OWN_LABELS} are clusterctl's own"

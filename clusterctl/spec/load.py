@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from clusterctl.errors import SpecError, UsageError
 from clusterctl.spec.base import HERE, PATTERNS, SCHEMA_DIALECT, did_you_mean, shown
 from clusterctl.spec.common import Partition, User
-from clusterctl.spec.models import PROVIDER_TYPES, ClusterSpec, faults
+from clusterctl.spec.models import PROVIDERS, ClusterSpec, faults
 from clusterctl.spec.parse import Document, Filetype, parse, read_text
 from clusterctl.util.assets import yaml_text
 
@@ -108,16 +108,15 @@ def starter_spec(provider: str) -> str:
     Raises:
         UsageError: there is no such provider.
     """
-    if provider not in PROVIDER_TYPES:
-        built = f"built in this version: {', '.join(PROVIDER_TYPES)}"
+    if provider not in PROVIDERS:
+        built = f"built in this version: {', '.join(PROVIDERS)}"
         raise UsageError(
-            f"there is no provider {shown(provider)}", why=built, fix=did_you_mean(provider, PROVIDER_TYPES)
+            f"there is no provider {shown(provider)}", why=built, fix=did_you_mean(provider, PROVIDERS)
         )
     folder = resources.files("clusterctl.spec").joinpath("starter")
-    parts = (
-        folder.joinpath(name).read_text(encoding="utf-8") for name in (f"{provider}.yaml", "common.yaml")
-    )
-    return "\n".join(parts)
+    machines = () if PROVIDERS[provider].shares_kernel else ("machines",)
+    parts = (folder.joinpath(f"{part}.yaml") for part in (provider, *machines, "common"))
+    return "".join(part.read_text(encoding="utf-8") for part in parts)
 
 
 FALLBACK_USER: Final = User(name="hpc", uid=10_000)

@@ -22,13 +22,13 @@ from clusterctl.spec.base import (
     shown,
 )
 from clusterctl.spec.common import Cluster, ProviderSettings
-from clusterctl.spec.gcp import GcpProvider
-from clusterctl.spec.onprem import OnpremProvider
+from clusterctl.spec.gcp import GcpSettings
+from clusterctl.spec.onprem import OnpremSettings
 
 MAX_LOCAL_HOSTS: Final = 250  # of a /24, less the network, the broadcast, this machine and a few spare
 
 
-class LocalProvider(ProviderSettings):
+class LocalSettings(ProviderSettings):
     """A real Slurm cluster of systemd-nspawn machines on this Linux machine."""
 
     # In a file the type must be written: it tells the providers apart.
@@ -77,14 +77,12 @@ class LocalProvider(ProviderSettings):
         yield from spec.debian_faults()
 
 
-Provider = Annotated[LocalProvider | GcpProvider | OnpremProvider, Discriminator("type")]
 PROVIDERS: Final[Mapping[str, type[ProviderSettings]]] = {
-    "local": LocalProvider,
-    "gcp": GcpProvider,
-    "onprem": OnpremProvider,
+    "local": LocalSettings,
+    "gcp": GcpSettings,
+    "onprem": OnpremSettings,
 }
-PROVIDER_TYPES: Final = tuple(PROVIDERS)
-DEFAULT_PROVIDER: Final = LocalProvider()
+DEFAULT_PROVIDER: Final = LocalSettings()
 
 
 class ClusterSpec(Cluster):
@@ -92,7 +90,9 @@ class ClusterSpec(Cluster):
 
     model_config = ConfigDict(defer_build=False)
 
-    provider: Provider = Field(DEFAULT_PROVIDER, description="the provider of the hosts, with its settings")
+    provider: Annotated[LocalSettings | GcpSettings | OnpremSettings, Discriminator("type")] = Field(
+        DEFAULT_PROVIDER, description="the provider of the hosts, with its settings"
+    )
 
     @model_validator(mode="after")
     def _consistent(self, info: ValidationInfo) -> Self:

@@ -48,7 +48,7 @@ class OnpremShared(Model):
     export: AbsolutePath | None = Field(None, description="the path that this server exports")
 
 
-class OnpremProvider(ProviderSettings):
+class OnpremSettings(ProviderSettings):
     """Your own machines: Rocky Linux, Debian or Ubuntu. See docs/onprem.md."""
 
     user_owned: ClassVar[bool] = True
@@ -118,13 +118,13 @@ class OnpremProvider(ProviderSettings):
         )
 
 
-def own_machines(provider: ProviderSettings) -> OnpremProvider:
+def own_machines(provider: ProviderSettings) -> OnpremSettings:
     """The settings of hosts that are the user's own.
 
     Raises:
         UsageError: the provider creates and removes its hosts.
     """
-    if isinstance(provider, OnpremProvider):
+    if isinstance(provider, OnpremSettings):
         return provider
     raise UsageError(
         f"the nodes of a {provider.type} cluster are created and removed by its spec",
@@ -141,7 +141,7 @@ _WAY_THERE: Final = ("user", "port", "key", "jump", "host_key")
 _UNSAID: Final = (None, 22, ())  # by default, once it is filled in
 
 
-def _hosts(provider: OnpremProvider) -> Iterator[Fault]:
+def _hosts(provider: OnpremSettings) -> Iterator[Fault]:
     first: dict[str, str] = {}
     places: dict[tuple[str, int], str] = {}
     for key, host in provider.hosts.items():
@@ -168,7 +168,7 @@ def _expanded(text: str | None) -> tuple[str, ...]:
     return expand(text) if text else ()
 
 
-def _this_machine(provider: OnpremProvider, names: Mapping[str, str]) -> Iterator[Fault]:
+def _this_machine(provider: OnpremSettings, names: Mapping[str, str]) -> Iterator[Fault]:
     """The machine itself is a whole cluster: others would not find it under an address of its own alone."""
     for key, host in provider.hosts.items():
         at, address = ("provider", "hosts", key), host.address or key
@@ -195,7 +195,7 @@ def _unknown(at: Loc, host: str, names: Mapping[str, str]) -> Iterator[Fault]:
         yield Fault(at, f"there is no host {shown(host)}", hint)
 
 
-def _roles(provider: OnpremProvider, names: Mapping[str, str]) -> Iterator[Fault]:
+def _roles(provider: OnpremSettings, names: Mapping[str, str]) -> Iterator[Fault]:
     yield from _unknown(("provider", "controller"), provider.controller, names)
     for index, name in enumerate(provider.login):
         yield from _unknown(("provider", "login", index), name, names)
@@ -224,7 +224,7 @@ def _partitions(spec: Cluster, names: Mapping[str, str]) -> Iterator[Fault]:
                 yield Fault((*at, "hosts"), message, "a node is in one partition")
 
 
-def _shared(provider: OnpremProvider, spec: Cluster) -> Iterator[Fault]:
+def _shared(provider: OnpremSettings, spec: Cluster) -> Iterator[Fault]:
     shared, at = provider.shared, ("provider", "shared")
     for key in ("server", "export"):
         if shared.kind != "nfs" and getattr(shared, key) is not None:

@@ -27,7 +27,7 @@ from clusterctl.spec.base import (
     partial_model,
     shown,
 )
-from clusterctl.spec.models import PROVIDER_TYPES, PROVIDERS, ClusterSpec
+from clusterctl.spec.models import PROVIDERS, ClusterSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +418,7 @@ class _Errors:
         place = self._document.place(loc, at_key=is_key or kind == "extra_forbidden")
         context: dict[str, Any] = dict(error.get("ctx", {}))
         if loc == ("provider", "type"):
-            context["expected"] = either(PROVIDER_TYPES)
+            context["expected"] = either(PROVIDERS)
         value = shown(loc[-1]) if is_key else self._shown(loc)
         message = explain(kind, context, "a name here" if is_key else _name(loc), value)
         return Problem(self._document.file, *place, path_text(loc), message, self._hint(error))
@@ -441,9 +441,9 @@ class _Errors:
             return near or self._elsewhere(loc) or f"known keys: {', '.join(known)}"
         if loc == ("provider", "type"):
             if self._document.node(loc) is None:
-                return f"write {either(f'type: {name}' for name in PROVIDER_TYPES)}"
-            near = did_you_mean(value, PROVIDER_TYPES) if isinstance(value, str) else ""
-            return near or f"built in this version: {', '.join(PROVIDER_TYPES)}"
+                return f"write {either(f'type: {name}' for name in PROVIDERS)}"
+            near = did_you_mean(value, PROVIDERS) if isinstance(value, str) else ""
+            return near or f"built in this version: {', '.join(PROVIDERS)}"
         if kind in {"string_type", "path_type"} and isinstance(value, bool | int | float):
             return "put it in quotes"
         return _HINTS_BY_KEY.get(loc) or _HINTS_BY_KIND.get(kind, "")

@@ -166,27 +166,25 @@ class Inventory(BaseModel):
 
     def ssh_config(self, *, key: Path, known_hosts: Path) -> str:
         """OpenSSH client configuration for all hosts. Paths are quoted: a home may contain spaces."""
-        blocks = [
-            f"Host {host.name}\n"
-            f"    HostName {host.ssh_address or host.address}\n"
-            f"    Port {host.port}\n"
-            f"    User {host.user}\n"
-            f"    HostKeyAlias {host.name}\n" + _proxy_options(host)
-            for host in self.hosts
-        ]
+        blocks = []
+        for host in self.hosts:
+            block = (
+                f"Host {host.name}\n"
+                f"    HostName {host.ssh_address or host.address}\n"
+                f"    Port {host.port}\n"
+                f"    User {host.user}\n"
+                f"    HostKeyAlias {host.name}\n"
+            )
+            if host.proxy_command:  # takes the rest of its line, for the user's shell; it gets time to start
+                block += f"    ProxyCommand {shlex.join(host.proxy_command)}\n"
+                block += f"    ConnectTimeout {PROXIED_TIMEOUT_S}\n"
+            blocks.append(block)
         common = "Host *\n" + ssh_options(key=key, known_hosts=known_hosts)
         return "# Written by clusterctl; use it with: ssh -F THIS_FILE HOST\n" + "\n".join([*blocks, common])
 
     def known_hosts(self) -> str:
         """One line a host, under the host's name (see HostKeyAlias)."""
         return "".join(f"{host.name} {host.host_key}\n" for host in self.hosts)
-
-
-def _proxy_options(host: Host) -> str:
-    """The proxy takes the rest of its line, for the user's shell. It gets time to start."""
-    if not host.proxy_command:
-        return ""
-    return f"    ProxyCommand {shlex.join(host.proxy_command)}\n    ConnectTimeout {PROXIED_TIMEOUT_S}\n"
 
 
 def ssh_options(*, key: Path, known_hosts: Path) -> str:
@@ -204,11 +202,6 @@ def ssh_options(*, key: Path, known_hosts: Path) -> str:
         "    ServerAliveCountMax 4\n"
         "    LogLevel ERROR\n"
     )
-
-
-def partition_hosts(spec: ClusterSpec, inventory: Inventory) -> dict[str, tuple[Host, ...]]:
-    """Partition name -> its hosts, in the spec's order."""
-    return {p.name: tuple(h for h in inventory.compute if h.partition == p.name) for p in spec.partitions}
 
 
 def inventory_of(workspace: Workspace) -> Inventory:

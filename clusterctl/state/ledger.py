@@ -32,7 +32,6 @@ OUR_RECORDS = frozenset(
 )
 UNCHANGED = "unchanged since it was submitted"  # why large files that the user has are not brought home
 
-
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 _TOKEN = re.compile(r"[A-Za-z0-9]+")
 
@@ -58,11 +57,6 @@ class JobEntry(_Stored):
     state: str | None = None
     run_dir: str | None = None
     run_state: str | None = None
-
-    @property
-    def comment(self) -> str:
-        """The comment that marks the job in Slurm."""
-        return f"clusterctl:{self.token}"
 
     @property
     def shown(self) -> str:
@@ -101,11 +95,7 @@ class Ledger:
         return entry
 
     def update(self, entry: JobEntry, **changes: str | bool) -> JobEntry:
-        """Record changes of a submission; on a full disk they are kept in memory, and ``refusal`` is set.
-
-        Raises:
-            MachineError: it can't be written, though the disk would take it.
-        """
+        """Record changes of a submission; on a full disk they are kept in memory, and ``refusal`` is set."""
         row = {"token": entry.token, **changes}
         try:
             append_line(self._path, json.dumps(row, separators=(",", ":")))
@@ -224,25 +214,20 @@ class RunRecord(_Stored):
         return self.model_dump_json(indent=2, exclude={"directory"}) + "\n"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PhaseRecord:
-    """One finished phase: ``inputs`` hashed, ``seconds`` of wall time, ``at`` the Unix time of its end."""
+    """One phase: ``inputs`` hashed, a ``note`` for the table, and what is known at its end.
+
+    That is ``seconds`` of wall time, ``at`` which Unix time it ended, and whether all went well.
+    """
 
     verb: str
     phase: str
     inputs: str
-    seconds: float
-    at: float
-    ok: bool
-    note: str = ""
-
-
-@dataclass(slots=True)
-class Step:
-    """Given to the body of a phase, which may set a note for the table; ``seconds`` is set at its end."""
-
-    note: str = ""
     seconds: float = 0.0
+    at: float = 0.0
+    ok: bool = False
+    note: str = ""
 
 
 class Journal:
@@ -252,17 +237,17 @@ class Journal:
         self.path = path
 
     @contextmanager
-    def phase(self, verb: str, name: str, *, inputs: str = "") -> Iterator[Step]:
-        """Time the body and record its outcome."""
-        step = Step()
-        start = time.monotonic()
-        ok = False
+    def phase(self, verb: str, name: str, *, inputs: str = "") -> Iterator[PhaseRecord]:
+        """Time the body, which may set the note, and record its outcome."""
+        record, start = PhaseRecord(verb, name, inputs), time.monotonic()
         try:
-            yield step
-            ok = True
+            yield record
+            record.ok = True
         finally:
-            step.seconds = round(time.monotonic() - start, 3)
-            self._append(PhaseRecord(verb, name, inputs, step.seconds, time.time(), ok, step.note))
+            record.seconds, record.at = round(time.monotonic() - start, 3), time.time()
+            if self.path.parent.is_dir():  # else `down` has removed the workspace
+                with suppress(DiskError):  # what was done counts, not its note; and `down` needs no disk
+                    append_line(self.path, json.dumps(asdict(record), separators=(",", ":")))
 
     def entries(self) -> tuple[PhaseRecord, ...]:
         """All phases so far, oldest first."""
@@ -271,9 +256,3 @@ class Journal:
             with suppress(TypeError):  # of another version
                 entries.append(PhaseRecord(**row))
         return tuple(entries)
-
-    def _append(self, entry: PhaseRecord) -> None:
-        if not self.path.parent.is_dir():  # `down` has removed the workspace
-            return
-        with suppress(DiskError):  # what was done counts, not the note of it; and `down` needs no disk
-            append_line(self.path, json.dumps(asdict(entry), separators=(",", ":")))

@@ -49,11 +49,7 @@ def state_home() -> Path:
 
 
 def cache_home() -> Path:
-    """The folder that holds what was downloaded.
-
-    Raises:
-        MachineError: the caller has no home.
-    """
+    """The folder that holds what was downloaded."""
     with _needing_home("downloads", "XDG_CACHE_HOME"):
         return _xdg_folder("XDG_CACHE_HOME", ".cache")
 
@@ -157,11 +153,7 @@ class Workspace:
         return self._id.read_text().strip()
 
     def create(self) -> None:
-        """Make the folder, for this user only.
-
-        Raises:
-            MachineError: the state folder can't be written.
-        """
+        """Make the folder, for this user only."""
         with self._writable():
             for folder in (self.root, self.logs, self.rendered):
                 _private_folder(folder)
@@ -320,8 +312,9 @@ def holder(path: Path) -> Holder | None:
     try:
         with path.open() as file:
             who = Holder(**json.load(file))
-            # What the dead wrote is no reason to touch the lock.
-            return who if _lives(who.pid) and _is_locked(file.fileno()) else None
+            with suppress(PermissionError):  # it lives, as another account
+                os.kill(who.pid, 0)  # what the dead wrote is no reason to touch the lock
+            return who if _is_locked(file.fileno()) else None
     except (OSError, ValueError, TypeError):
         return None
 
@@ -334,16 +327,6 @@ def _user() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return str(os.getuid())
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _is_locked(file: int) -> bool:

@@ -1,8 +1,10 @@
-"""Progress: what a phase reports while it runs, and the functions that receive it."""
+"""Progress: what a phase reports while it runs, the functions that receive it, and the clock it waits by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 
@@ -30,3 +32,30 @@ Reporter = Callable[[str | HostStep], None]  # gets each message of a phase
 LineReporter = Callable[[str], None]  # gets messages that concern no single host
 PhaseReporter = Callable[[str, str | HostStep], None]  # gets (phase, message); "" when the phase begins
 WAITING = "waiting"  # in place of a phase, while another clusterctl holds the lock
+
+
+def backoff(first_s: float = 0.2, factor: float = 1.4, longest_s: float = 15.0) -> Iterator[float]:
+    """Ever longer pauses between two polls, in seconds: quick for short jobs, easy on Slurm for long ones."""
+    pause = first_s
+    while True:
+        yield pause
+        pause = min(pause * factor, longest_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Time, so that tests need not wait."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def polls(
+        self, timeout_s: float | None, *, first_s: float = 0.2, longest_s: float = 15.0
+    ) -> Iterator[None]:
+        """One item for each look at something that is waited for, the last one when the time is up."""
+        give_up = math.inf if timeout_s is None else self.now() + timeout_s
+        for pause in backoff(first_s, longest_s=longest_s):
+            yield
+            if (left := give_up - self.now()) <= 0:
+                return
+            self.sleep(min(pause, left))

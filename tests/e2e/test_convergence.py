@@ -111,6 +111,7 @@ def network(cluster: Cluster) -> str:
     return str(json.loads((cluster.workspace / "hosts.json").read_text())["network"])
 
 
+@pytest.mark.sweep  # what is written there: tests/unit/util/test_disk.py
 def test_on_a_full_disk_up_and_submit_refuse_and_down_says_what_is_gone_with_the_cluster(
     one: Cluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -157,6 +157,7 @@ def test_what_a_person_drained_stays_and_what_slurm_drained_is_resumed(one: Clus
     one.ssh(second, f"scontrol update nodename={second} state=resume")
 
 
+@pytest.mark.sweep
 def test_a_job_starts_again_on_the_node_that_was_out_of_reach(one: Cluster) -> None:
     """While slurmd was away it could not be told to end the job, so the former start is still there."""
     second, leader = node(one, 2), ctl(one)
@@ -178,6 +179,7 @@ def test_a_job_starts_again_on_the_node_that_was_out_of_reach(one: Cluster) -> N
     one("cancel", job)
 
 
+@pytest.mark.sweep  # a minute of waiting; tests/unit/cluster/test_verify.py
 def test_nodes_that_do_not_reach_each_other_are_named(one: Cluster) -> None:
     second, third = node(one, 2), node(one, 3)
     address = one.ssh(second, f"getent hosts {third}").split()[0]

@@ -22,8 +22,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.models import LocalProvider as LocalSettings
+from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace, cache_home
 from tests.support.cluster import provision, shell

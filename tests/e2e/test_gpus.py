@@ -177,6 +177,7 @@ def test_up_takes_up_a_card_that_was_put_in_while_a_job_elsewhere_goes_on(gpus: 
     gpus.ssh(f"{gpus.name}-ctl", f"scancel {elsewhere}", user=gpus.user)
 
 
+@pytest.mark.sweep  # where a job is at work: tests/unit/cluster/test_converge_hardware.py
 def test_a_card_that_a_job_may_hold_is_not_taken_from_it(gpus: Cluster) -> None:
     """As the test before has left it: three cards."""
     job = _sleeper(gpus, "--partition=train", "--gpus=3")

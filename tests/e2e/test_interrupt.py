@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.faults import at_work, at_work_on_nodes, eventually_none
+from tests.support.sweeps import in_sweep
 from tests.support.verbs import Clusterctl
 from tests.support.victim import Ended, Victim
 
@@ -35,7 +36,7 @@ def interrupted(clusterctl: Clusterctl, phase: str, how: str) -> Ended:
 
 @pytest.mark.parametrize(
     "phase",
-    ["provision", "converge", *(pytest.param(one, marks=pytest.mark.sweep) for one in ("probe", "verify"))],
+    ["converge", *in_sweep("provision", "probe", "verify")],
 )
 def test_ctrl_c_ends_up_cleanly(clusterctl: Clusterctl, spec: Path, phase: str) -> None:
     ended = interrupted(clusterctl, phase, "int")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Cluster
+from tests.support.sweeps import in_sweep
 
 APPTAINER = Path(__file__).parents[1] / "support" / "played" / "apptainer"
 RANKS = """\
@@ -90,7 +91,7 @@ def test_a_node_without_apptainer_is_named(cluster: Cluster, project: Path) -> N
     assert f"clusterctl logs {answer['job_id']}" in failure["fix"]
 
 
-@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+@pytest.mark.parametrize("launcher", ["srun", *in_sweep("mpirun")])
 def test_ranks_in_a_container_that_was_sent(
     cluster: Cluster, project: Path, apptainer: None, launcher: str
 ) -> None:

@@ -228,6 +228,7 @@ def test_the_proof_partition_is_hidden_and_closed_to_users(cluster: Cluster) -> 
     assert "access" in done.lower() or "invalid" in done.lower() or "not permitted" in done.lower()
 
 
+@pytest.mark.sweep  # test_drift.py: a cluster that shrinks
 def test_up_refuses_a_spec_without_the_nodes_that_a_job_runs_on(cluster: Cluster) -> None:
     path = script(cluster, "both.sh", "sleep 600\n")
     job = cluster.json("submit", path, "--nodes", "2")["job_id"]

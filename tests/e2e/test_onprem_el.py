@@ -214,6 +214,7 @@ def test_the_roles_change_nothing_when_run_again(rocky: Cluster) -> None:
     assert recap.count("changed=0") == 2, done.stdout
 
 
+@pytest.mark.sweep  # tests/unit/cluster/test_node_reboot.py
 def test_a_node_is_booted_when_its_job_has_ended_and_has_its_gpu_then(rocky: Cluster, tmp_path: Path) -> None:
     def job(node: str, until: str) -> str:
         options = f"--parsable --nodelist={node} --chdir=/tmp --output=/dev/null"

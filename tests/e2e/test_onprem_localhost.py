@@ -19,6 +19,7 @@ from tests.support.lab import PASSWORD, Box, lab
 from tests.support.nested import PLACE, Host, tree, wheel_of_checkout
 from tests.support.picture import picture
 
+pytestmark = pytest.mark.sweep  # minutes: all is installed from the distribution's repositories
 USER = "ada"
 SPEC = """\
 version: 1

@@ -100,6 +100,7 @@ def test_a_training_whose_time_is_over_goes_on_to_the_same_weights(cluster: Clus
     assert results(cluster.run_of(whole)) == results(run)
 
 
+@pytest.mark.sweep  # tests/unit/jobs/test_script.py
 def test_a_training_that_would_go_on_is_cancelled_all_the_same(cluster: Cluster) -> None:
     flags = ("--epochs", "1000000", "--save-interval", "200", "--resume", "auto")
     ours, slurms = (cluster.json("submit", "train", "--requeue", "--", *flags)["job_id"] for _ in range(2))

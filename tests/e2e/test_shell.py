@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.manual import ROOT
+from tests.support.sweeps import in_sweep
 from tests.support.terminal import Terminal, terminal
 
 MINE = ("--name=shell", "--states=PENDING,RUNNING,SUSPENDED,CONFIGURING", "--noheader", "--format=%i")
@@ -118,7 +119,7 @@ def test_the_wait_is_said_and_ctrl_c_takes_the_request_back(cluster: Cluster) ->
         cluster("cancel", job)
 
 
-@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "closed terminal"])
+@pytest.mark.parametrize("end", ["SIGKILL", *in_sweep("SIGTERM", "closed terminal")])
 def test_however_it_ends_the_nodes_are_given_back(cluster: Cluster, end: str) -> None:
     with terminal(cluster.runner, "-f", cluster.spec, "shell") as window:
         shell(window)

@@ -30,7 +30,7 @@ def controller(cluster: Cluster, command: str) -> str:
     return cluster.ssh(f"{cluster.name}-ctl", command)
 
 
-def jobs_by_comment(cluster: Cluster, name: str) -> collections.Counter[str]:
+def jobs_by_token(cluster: Cluster, name: str) -> collections.Counter[str]:
     """Comment -> number of jobs of that name, by slurmctld's memory and by the accounting."""
     ask = (
         f"squeue --noheader --states=all --name={name} --Format=JobID:20,Comment:60; "
@@ -67,7 +67,7 @@ def settle(cluster: Cluster, name: str) -> collections.Counter[str]:
     while controller(cluster, "pgrep -x sbatch || true").strip():
         assert time.monotonic() < deadline, "sbatch never ends"
         time.sleep(0.5)
-    return jobs_by_comment(cluster, name)
+    return jobs_by_token(cluster, name)
 
 
 def script(cluster: Cluster, name: str) -> Path:

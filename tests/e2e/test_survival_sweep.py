@@ -1,7 +1,7 @@
 """`up` and `down` ended at every phase and at random instants, in every way: the next command converges.
 
-One case runs in `make test`, all of them in `make test-all`. What is random comes from a seed, which the
-tests' names show; SWEEP_SEED=N plays it again.
+What is random comes from a seed, which the tests' names show; SWEEP_SEED=N plays it again. Some of the ways
+are in `make test`, too: test_interrupt.py.
 """
 
 from __future__ import annotations
@@ -57,9 +57,6 @@ def cases() -> list[Case]:
     found += [Case("up", draw.random(), hows[i % len(hows)], then()) for i in range(20)]
     found += [Case("down", draw.random(), hows[i % len(hows)], then()) for i in range(10)]
     return found
-
-
-DAILY = (Case("up", "provision", "kill-all", "down"),)  # test_interrupt.py has more of them
 
 
 class Stage:
@@ -137,11 +134,6 @@ def stage(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Stage]:
     path.write_text(SPEC.format(name=cluster_name))
     yield Stage(clusterctl, cluster_name)
     clusterctl("-f", path, "down", "--yes", "--discard-runs", rc=None)
-
-
-@pytest.mark.parametrize("case", DAILY, ids=str)
-def test_the_next_command_converges(stage: Stage, case: Case) -> None:
-    stage.play(case)
 
 
 @pytest.mark.sweep

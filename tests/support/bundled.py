@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.packages.bundle import FORMAT
-from clusterctl.packages.bundle_checks import lock_digest
 from clusterctl.packages.bundle_create import BundleRequest, create
 from clusterctl.packages.os_packages import package_names
 from clusterctl.spec.distributions import distribution_of
@@ -31,7 +30,13 @@ def unconnected(cache: Path) -> dict[str, str]:
 
 def debian_bundle() -> Path:
     """The bundle of the spec that has no requirements; it may be raised with any spec like that."""
-    parts = (str(FORMAT), lock_digest(job_lock()), payload_hash(), tree_hash(_CODE), *package_names(DEBIAN))
+    parts = (
+        str(FORMAT),
+        digest(job_lock().read_bytes()),
+        payload_hash(),
+        tree_hash(_CODE),
+        *package_names(DEBIAN),
+    )
     path = cache_home() / "test-bundles" / f"{digest(*parts)}.tar"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)

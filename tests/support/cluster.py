@@ -18,8 +18,7 @@ from ruamel.yaml import YAML
 from clusterctl.cluster.session import ClusterSession
 from clusterctl.cluster.up import prepare_image
 from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.models import LocalProvider as LocalSettings
+from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from tests.support.nvidia.furnish import furnish

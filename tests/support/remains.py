@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.providers.local import client
+from clusterctl.providers.local import provider
 from clusterctl.providers.local.layout import STATE as CLUSTERS
 from tests.support.autogroup import without_autogroup
 from tests.support.nested import ROOT, as_root
@@ -74,7 +74,7 @@ def _began(pid: int) -> str:
     return ""
 
 
-def remove_clusters(call: Callable[..., dict[str, Any]] = client.call) -> Iterator[str]:
+def remove_clusters(call: Callable[..., dict[str, Any]] = provider.call) -> Iterator[str]:
     """Remove the clusters of runs that are no more."""
     for one in call("clusters", {}, report=_say)["clusters"]:
         if is_over(one["workspace"]):

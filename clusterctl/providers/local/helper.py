@@ -278,8 +278,37 @@ def existing(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def look(request: dict[str, Any]) -> dict[str, Any]:
-    """What is left of a cluster."""
-    return {"residue": residue(layout.ClusterQuery.model_validate(request).id)}
+    """Everything of a cluster that is still there, a line each; nothing when it is gone."""
+    cluster_id = layout.ClusterQuery.model_validate(request).id
+    folder = layout.cluster_dir(cluster_id)
+    alive = machine.alive()
+    found = [f"machine {name} (pid {alive[name][0]})" for name in _machines_of(cluster_id, alive)]
+    found += [f"process {pid} in {layout.netns_name(cluster_id)}" for pid in _processes_in(cluster_id)]
+    found += [f"process {pid} on a node's file system" for pid in system.rooted_under(folder)]
+    found += [f"mount {point}" for point in system.mounted_under(folder)]
+    for place in (folder, system.doomed(folder)):
+        found += [f"loop device {name}" for name in system.loops_under(place)]
+    names = {layout.netns_name(cluster_id), layout.bridge_name(cluster_id)}
+    links = [path.name for path in Path("/sys/class/net").iterdir()]
+    found += [f"link {name}" for name in links if name in names or f"c{cluster_id}-" in name]
+    found += [f"control group {group}" for group in machine.cgroups(f"c{cluster_id}-")]
+    if (system.NETNS_DIR / layout.netns_name(cluster_id)).exists():
+        found.append(f"network namespace {layout.netns_name(cluster_id)}")
+    found += [f"folder {path}" for path in (folder, system.doomed(folder)) if path.exists()]
+    return {"residue": found}
+
+
+def _processes_in(cluster_id: str) -> list[int]:
+    """Processes that live in the cluster's network namespace."""
+    try:
+        namespace = (system.NETNS_DIR / layout.netns_name(cluster_id)).stat()
+    except FileNotFoundError:
+        return []
+
+    def inside(process: Path) -> bool | None:
+        return os.path.samestat((process / "ns/net").stat(), namespace) or None
+
+    return [pid for pid, _ in system.scan_processes(inside)]
 
 
 def clusters(_: dict[str, Any]) -> dict[str, Any]:
@@ -298,16 +327,8 @@ def cache(request: dict[str, Any]) -> dict[str, Any]:
     return {"images": [i.model_dump() for i in images]}
 
 
-VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "check": check,
-    "bake": bake,
-    "up": up,
-    "down": down,
-    "existing": existing,
-    "look": look,
-    "clusters": clusters,
-    "cache": cache,
-}
+VERBS = {verb.__name__: verb for verb in (check, bake, up, down, existing, look, clusters, cache)}
+_TOLD = ("what", "where", "why", "fix")  # of an error, besides its kind
 
 
 def main() -> int:
@@ -322,54 +343,14 @@ def main() -> int:
                 layout.make_private(folder)  # an older version left them for all to read
         request = json.loads(sys.stdin.readline() or "{}")
         _answer({"result": VERBS[sys.argv[1]](request)})
+        return 0
     except ClusterctlError as exc:
-        return _fail(exc)
+        error = exc
     except OSError as exc:
-        if exc.errno in REFUSALS:
-            return _fail(disk_error(exc))
         why = f"{exc.strerror}: {exc.filename}" if exc.filename else str(exc)
-        return _fail(ProvisionError("machine work failed", why=why))
-    return 0
-
-
-def _fail(exc: ClusterctlError) -> int:
-    _answer(
-        {"error": {"kind": exc.code, "what": exc.what, "where": exc.where, "why": exc.why, "fix": exc.fix}}
-    )
+        error = disk_error(exc) if exc.errno in REFUSALS else ProvisionError("machine work failed", why=why)
+    _answer({"error": {"kind": error.code} | {key: getattr(error, key) for key in _TOLD}})
     return 1
-
-
-def residue(cluster_id: str) -> tuple[str, ...]:
-    """Everything of the cluster that is still there, a line each; empty when it is gone."""
-    folder = layout.cluster_dir(cluster_id)
-    alive = machine.alive()
-    found = [f"machine {name} (pid {alive[name][0]})" for name in _machines_of(cluster_id, alive)]
-    found += [f"process {pid} in {layout.netns_name(cluster_id)}" for pid in _processes_in(cluster_id)]
-    found += [f"process {pid} on a node's file system" for pid in system.rooted_under(folder)]
-    found += [f"mount {point}" for point in system.mounted_under(folder)]
-    for place in (folder, system.doomed(folder)):
-        found += [f"loop device {name}" for name in system.loops_under(place)]
-    names = {layout.netns_name(cluster_id), layout.bridge_name(cluster_id)}
-    links = [path.name for path in Path("/sys/class/net").iterdir()]
-    found += [f"link {name}" for name in links if name in names or f"c{cluster_id}-" in name]
-    found += [f"control group {group}" for group in machine.cgroups(f"c{cluster_id}-")]
-    if (system.NETNS_DIR / layout.netns_name(cluster_id)).exists():
-        found.append(f"network namespace {layout.netns_name(cluster_id)}")
-    found += [f"folder {path}" for path in (folder, system.doomed(folder)) if path.exists()]
-    return tuple(found)
-
-
-def _processes_in(cluster_id: str) -> list[int]:
-    """Processes that live in the cluster's network namespace."""
-    try:
-        namespace = (system.NETNS_DIR / layout.netns_name(cluster_id)).stat()
-    except FileNotFoundError:
-        return []
-
-    def inside(process: Path) -> bool | None:
-        return os.path.samestat((process / "ns/net").stat(), namespace) or None
-
-    return [pid for pid, _ in system.scan_processes(inside)]
 
 
 if __name__ == "__main__":

@@ -61,13 +61,14 @@ def booted_with_systemd() -> bool:
 
 def running() -> Mapping[str, int]:
     """Machine name -> pid of the systemd-nspawn process, of all nspawn machines here."""
-    found = {}
-    for pid, argv in system.scan_processes(_command):
-        if Path(argv[0]).name == "systemd-nspawn":
-            for word in argv:
-                if word.startswith("--machine="):
-                    found[word.removeprefix("--machine=")] = pid
-    return found
+
+    def machine_of(process: Path) -> str | None:
+        program, *words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        option = "--machine="
+        names = [word.removeprefix(option) for word in words if word.startswith(option)]
+        return names[-1] if names and Path(program).name == "systemd-nspawn" else None
+
+    return {name: pid for pid, name in system.scan_processes(machine_of)}
 
 
 def alive() -> Mapping[str, tuple[int, ...]]:
@@ -77,11 +78,6 @@ def alive() -> Mapping[str, tuple[int, ...]]:
         if pid not in found.setdefault(name, []):
             found[name].append(pid)
     return {name: tuple(pids) for name, pids in found.items()}
-
-
-def _command(process: Path) -> list[str] | None:
-    words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    return words if words[0] else None
 
 
 def prepare(machine: Machine, lower: tuple[Path, ...], subnet: IPv4Network, admin_key: str) -> None:
@@ -165,7 +161,11 @@ def start(machine: Machine, shared: Path) -> None:
 def launch(name: str, inside: Sequence[str], nspawn: Sequence[str], console: Path) -> None:
     """Start systemd-nspawn through ``inside``, in a unit or control group of its own, and return at once."""
     if booted_with_systemd():
-        run([*_unit(name), *inside, *nspawn], what=f"starting {name}")
+        # As systemd's own systemd-nspawn@.service. Exit status 1: `stop` ended it.
+        settings = ("KillMode=mixed", "Delegate=yes", "TasksMax=16384", "SuccessExitStatus=1 133")
+        unit = ["systemd-run", "--quiet", "--collect", f"--unit=clusterctl-{name}", "--slice=machine.slice"]
+        unit += ["--service-type=exec", *(f"--property={setting}" for setting in settings), "--"]
+        run([*unit, *inside, *nspawn], what=f"starting {name}")
         return
     with console.open("ab") as output:
         spawn([*enter_cgroup(name), *inside, *nspawn, "--register=no"], output)
@@ -195,14 +195,6 @@ def check_started(machines: Collection[Machine]) -> None:
             f"nodes did not start: {', '.join(machine.node.name for machine in dead)}",
             why=said or f"see `journalctl -u clusterctl-{dead[0].name}`",
         )
-
-
-def _unit(name: str) -> list[str]:
-    """A transient unit with the settings of systemd's own systemd-nspawn@.service."""
-    # Exit status 1: `stop` ended it.
-    settings = ("KillMode=mixed", "Delegate=yes", "TasksMax=16384", "SuccessExitStatus=1 133")
-    argv = ["systemd-run", "--quiet", "--collect", f"--unit=clusterctl-{name}", "--slice=machine.slice"]
-    return [*argv, "--service-type=exec", *(f"--property={setting}" for setting in settings), "--"]
 
 
 def stop(names: Collection[str]) -> None:
@@ -270,10 +262,14 @@ def enter_cgroup(machine: str) -> list[str]:
 
 def remove_cgroups(machine: str) -> None:
     """Remove the groups of a machine that has ended, deepest first; the kernel may need a moment."""
-    _repeat(
-        lambda: [group for group in cgroups(machine) if not _remove_cgroup(group)],
-        "control groups could not be removed",
-    )
+
+    def delete() -> Collection[Path]:
+        for group in cgroups(machine):
+            with suppress(ProvisionError):
+                run(["find", str(group), "-depth", "-type", "d", "-delete"], what=f"removing {group}")
+        return cgroups(machine)
+
+    _repeat(delete, "control groups could not be removed")
 
 
 def cgroups(machines: str) -> tuple[Path, ...]:
@@ -285,20 +281,13 @@ def cgroups(machines: str) -> tuple[Path, ...]:
 
 def cgroup_members() -> Iterator[tuple[int, str]]:
     """The processes of all machines here, as (pid, machine), by our groups or systemd's units for them."""
-    return system.scan_processes(_machine_of)
 
+    def machine_of(process: Path) -> str | None:
+        found = _IN_CGROUP.search((process / "cgroup").read_text())
+        # a zombie has no command line, and is gone for us
+        return found[1] if found and (process / "cmdline").read_bytes() else None
 
-def _machine_of(process: Path) -> str | None:
-    found = _IN_CGROUP.search((process / "cgroup").read_text())
-    if found and (process / "cmdline").read_bytes():  # a zombie has none, and is gone for us
-        return found[1]
-    return None
-
-
-def _remove_cgroup(group: Path) -> bool:
-    with suppress(ProvisionError):
-        run(["find", str(group), "-depth", "-type", "d", "-delete"], what=f"removing {group}")
-    return not group.exists()
+    return system.scan_processes(machine_of)
 
 
 def _hierarchies() -> Iterator[Path]:

@@ -2,47 +2,54 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import pwd
+import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import MachineError, UsageError
+from clusterctl.errors import DiskError, LockedError, MachineError, ProvisionError, UsageError
 from clusterctl.providers.base import (
+    NO_PROMPTS,
     Bake,
     HostChange,
     HostPlan,
     Leftover,
+    Prompts,
     Provider,
     Provisioned,
     Size,
     Sizes,
     hosts_as_raised,
 )
-from clusterctl.providers.local import client, layout
+from clusterctl.providers.local import layout
 from clusterctl.providers.local.image import DEFAULT_MIRROR, base_inputs
 from clusterctl.spec import distributions
 from clusterctl.spec.base import format_size
 from clusterctl.spec.common import LEAST_MEMORY_MIB, User
-from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.models import LocalProvider as Settings
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.spec.models import ClusterSpec, LocalSettings
+from clusterctl.state.inventory import ARCHITECTURE, COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import digest, install_inputs
-from clusterctl.util.progress import Reporter
+from clusterctl.util.progress import Reporter, Waiting
 
 
 class LocalProvider(Provider):
     """Nodes on this machine."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: LocalSettings, prompts: Prompts = NO_PROMPTS) -> None:  # noqa: ARG002
         self._settings = settings
 
     def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
-        client.refuse_other_machines(sys.platform)
+        refuse_other_machines(sys.platform)
         if (release := distributions.redhat_release()) and release.startswith("rhel"):
             raise UsageError(
                 "local nodes are not made on Red Hat Enterprise Linux",
@@ -59,7 +66,7 @@ class LocalProvider(Provider):
             )
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:  # noqa: ARG002
-        if client.call("check", {"id": workspace.cluster_id()}, report=report)["exists"]:
+        if call("check", {"id": workspace.cluster_id()}, report=report)["exists"]:
             return  # its nodes stay what they were made from
 
         def ready(answer: dict[str, Any]) -> None:
@@ -74,19 +81,19 @@ class LocalProvider(Provider):
             bake(image)
 
         request = _image(self._settings, workspace).model_dump(mode="json")
-        client.call("bake", request, report=report, ready=ready)
+        call("bake", request, report=report, ready=ready)
 
     def sizes(self, spec: ClusterSpec) -> Sizes:
         return {share.host: share.size for share in divide(spec, Hardware.here())[0]}
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> HostPlan:
-        client.refuse_other_machines(sys.platform)
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> HostPlan:  # noqa: ARG002
+        refuse_other_machines(sys.platform)
         shares, notes = _shares(spec, keep)
         hosts = hosts_as_raised(workspace)
         found = layout.Existing()
         if cluster_id := workspace.known_id():
             try:
-                found = _existing(cluster_id, report)
+                found = _existing(cluster_id)
             except MachineError as exc:  # to see a plan takes no right
                 disks = {host.name: host.disk_mib for host in hosts.values()}
                 found = layout.Existing(nodes=disks, running=frozenset(disks))
@@ -112,9 +119,7 @@ class LocalProvider(Provider):
             ),
         )
         report(f"starting {len(request.nodes)} machines")
-        made = layout.MadeCluster.model_validate(
-            client.call("up", request.model_dump(mode="json"), report=report)
-        )
+        made = layout.MadeCluster.model_validate(call("up", request.model_dump(mode="json"), report=report))
         inventory = _inventory(spec, request.id, shares, made)
         new = tuple(node.name for node in made.nodes if node.made)
         started = tuple(node.name for node in made.nodes if node.started and not node.made)
@@ -122,21 +127,21 @@ class LocalProvider(Provider):
         return Provisioned(inventory, notes + made.notes + _unused_gpus() + removed, new, started)
 
     def alive(self, cluster_id: str) -> bool:
-        return bool(_existing(cluster_id, _silent).machines)
+        return bool(_existing(cluster_id).machines)
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:  # noqa: ARG002
-        client.call("down", {"id": cluster_id}, report=report)
+        call("down", {"id": cluster_id}, report=report)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
-        return tuple(map(Leftover, client.call("look", {"id": cluster_id}, report=_silent)["residue"]))
+        return tuple(map(Leftover, call("look", {"id": cluster_id})["residue"]))
 
     def orphans(self, name: str) -> tuple[str, ...]:
         mine = (c for c in clusters() if c.name == name and c.owner == os.getuid())
         return tuple(c.id for c in mine if is_orphan(c))
 
 
-def _existing(cluster_id: str, report: Reporter) -> layout.Existing:
-    return layout.Existing.model_validate(client.call("existing", {"id": cluster_id}, report=report))
+def _existing(cluster_id: str) -> layout.Existing:
+    return layout.Existing.model_validate(call("existing", {"id": cluster_id}))
 
 
 def same_uids(users: Iterable[User], name_of: Callable[[int], str | None]) -> tuple[str, ...]:
@@ -174,7 +179,7 @@ def image_keys(mirror: str) -> tuple[str, str]:
     return base_key, digest(base_key, *install_inputs())
 
 
-def _image(settings: Settings, workspace: Workspace) -> layout.BakeRequest:
+def _image(settings: LocalSettings, workspace: Workspace) -> layout.BakeRequest:
     base_key, key = image_keys(settings.mirror)
     return layout.BakeRequest(
         key=key, base_key=base_key, mirror=settings.mirror, admin_key=workspace.public_key.read_text().strip()
@@ -183,18 +188,14 @@ def _image(settings: Settings, workspace: Workspace) -> layout.BakeRequest:
 
 def clusters() -> tuple[layout.ClusterState, ...]:
     """The clusters that live on this machine, whoever's they are."""
-    answer = client.call("clusters", {}, report=_silent)
+    answer = call("clusters", {})
     return tuple(layout.ClusterState.model_validate(state) for state in answer["clusters"])
 
 
 def cached_images(*, prune: bool = False, report: Reporter) -> tuple[layout.CachedImage, ...]:
     """The image cache, or what was removed from it."""
-    answer = client.call("cache", {"prune": prune}, report=report)
+    answer = call("cache", {"prune": prune}, report=report)
     return tuple(layout.CachedImage.model_validate(image) for image in answer["images"])
-
-
-def _silent(_: object) -> None:
-    return None
 
 
 def _inventory(
@@ -270,10 +271,9 @@ def _change(
 
 
 def _gone(name: str, prices: Mapping[str, float | None], host: Host | None) -> HostChange:
-    what, why = "a node", "the spec has no place for it"
-    if host is None or (size := Size.of(host)) is None:
-        return HostChange(name, "remove", what, why)
-    return HostChange(name, "remove", str(size), why, prices.get(host.partition or ""))
+    size = Size.of(host)
+    price = prices.get(host.partition or "") if host and size else None
+    return HostChange(name, "remove", str(size or "a node"), "the spec has no place for it", price)
 
 
 def _disks(now: int | None, then: int | None) -> str:
@@ -360,3 +360,132 @@ def _notes(nodes: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:
             f"this machine has {format_size(hardware.memory_mib)}"
         )
     return tuple(notes)
+
+
+_MODULE = "clusterctl.providers.local.helper"
+_ERRORS = {kind.code: kind for kind in (DiskError, LockedError, MachineError)}
+
+
+def call(
+    verb: str,
+    request: dict[str, Any],
+    *,
+    report: Reporter = lambda _: None,
+    ready: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """One request to the helper, started with ``sudo -n`` when we are not root, to its result.
+
+    ``ready`` is called while an image that is baked answers SSH.
+
+    Raises:
+        MachineError: this machine can't do it, or we have no right to.
+        LockedError: another clusterctl worked on it all the time.
+        ProvisionError: it was tried and failed.
+    """
+    with _helper(verb) as process:
+        return converse(process, request, report, ready=ready)
+
+
+@contextmanager
+def _helper(verb: str) -> Iterator[subprocess.Popen[str]]:
+    argv = [*elevation(sys.platform), sys.executable, "-I", "-B", "-m", _MODULE, verb]
+    # In a thread: Ctrl-C reaches the main one, and must not come between the fork and our knowing of it.
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        starting = pool.submit(
+            subprocess.Popen,
+            argv,  # -B: bytecode that root wrote into a user's own installation is what they could not remove
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd="/",
+            process_group=0,  # Ctrl-C is ours; but the session stays, so that sudo finds its ticket
+        )
+        try:
+            yield starting.result()
+        finally:
+            # Closing stdin tells a helper that is still at work to stop and clean up.
+            process = starting.result()
+            for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+                with suppress(BrokenPipeError):
+                    pipe.close()
+            process.wait()
+
+
+def refuse_other_machines(system: str) -> None:
+    """Refuse a machine that can't carry local nodes; ``system`` is its ``sys.platform``."""
+    if system != "linux":
+        what, here = "the local provider needs Linux", f"this machine runs {system}"
+        raise MachineError(what, where=here, fix="run clusterctl on a Linux machine")
+    if platform.machine() != ARCHITECTURE:
+        raise MachineError(
+            f"local nodes are built for {ARCHITECTURE}",
+            where=f"this machine is {platform.machine()}",
+            fix=f"run clusterctl on an {ARCHITECTURE} machine",
+        )
+
+
+def elevation(system: str) -> list[str]:
+    """What starts a command as root here; nothing when we are."""
+    refuse_other_machines(system)
+    if os.geteuid() == 0:
+        return []
+    if shutil.which("sudo") is None:
+        raise MachineError(
+            "no right to start nodes",
+            where="this machine",
+            why="you are not root, and there is no sudo",
+            fix="run clusterctl as root, or install sudo and allow yourself to use it",
+        )
+    return ["sudo", "-n", "--"]
+
+
+def converse(
+    process: subprocess.Popen[str],
+    request: dict[str, Any],
+    report: Reporter,
+    *,
+    ready: Callable[[dict[str, Any]], None] | None,
+) -> dict[str, Any]:
+    """Send the helper a request, tell what it says meanwhile, and return its result or raise its error."""
+    _send(process, json.dumps(request))
+    assert process.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
+    for line in process.stdout:
+        message = json.loads(line)
+        if "progress" in message:
+            report(message["progress"])
+        elif "waiting" in message:
+            report(Waiting(message["waiting"]))
+        elif "ready" in message and ready is not None:
+            ready(message["ready"])
+            _send(process, "done")
+        elif "error" in message:
+            error = message["error"]
+            raise _ERRORS.get(error.pop("kind"), ProvisionError)(**error)
+        elif "result" in message:
+            result: dict[str, Any] = message["result"]
+            return result
+    raise _died(process)
+
+
+def _send(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None  # noqa: S101
+    try:
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        raise _died(process) from None
+
+
+def _died(process: subprocess.Popen[str]) -> MachineError | ProvisionError:
+    said = process.stderr.read().strip() if process.stderr else ""
+    lines = said.splitlines()
+    # sudo may warn first, of a host name that does not resolve for one, and then goes on.
+    if lines and all(line.startswith("sudo:") for line in lines):
+        return MachineError(
+            "no right to start nodes",
+            where="this machine",
+            why=lines[-1],
+            fix="run `sudo -v` first, or run clusterctl as root, or allow sudo without a password",
+        )
+    return ProvisionError("the machine helper ended without an answer", why=said[-1500:])

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.jobs.submit import submit
-from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.ledger import Ledger
 from clusterctl.util.assets import payload_hash
+from clusterctl.util.progress import Clock
 from tests.support.played.elsewhere import Elsewhere
 
 COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "sinfo", "sacctmgr", "srun", "scontrol")

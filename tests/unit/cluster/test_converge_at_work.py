@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from clusterctl.cluster.hardware import nodes_with_jobs
-from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.util.progress import Clock
 from tests.support.gpu_nodes import ONE, TWO
 from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.cluster.test_impact import sinfo, squeue

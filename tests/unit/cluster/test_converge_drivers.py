@@ -50,7 +50,7 @@ def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
 
         monkeypatch.setattr(converge, "probe_hosts", probe_hosts)
         hosts = tuple(host for host in inventory.hosts if host.name in lacking)
-        monkeypatch.setattr(converge.ship, "lacking", lambda *_: hosts)
+        monkeypatch.setattr(converge.inventory_file, "hosts_to_install", lambda *_: hosts)
         monkeypatch.setattr(converge.ansible, "run", lambda *_, limit, **__: LIMITS.append(limit))
         session = session_of(SPEC, workspace)
         with session.connections:

@@ -13,9 +13,9 @@ from clusterctl.cluster.hardware import hardware
 from clusterctl.errors import ConfigureError
 from clusterctl.hosts.probe import HostReport
 from clusterctl.providers.base import Provisioned
-from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import Clock
 from tests.support.cluster_session import session_of
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
 from tests.support.scripted import ScriptedTransport, Step

@@ -15,8 +15,8 @@ from clusterctl.cluster.down import DownOptions, find_orphans, remove_cluster, s
 from clusterctl.cluster.session import PhaseRunner
 from clusterctl.errors import CollectError, LeftoversError, UnreachableError, UsageError
 from clusterctl.providers.base import Leftover
-from clusterctl.spec.gcp import GcpProvider
-from clusterctl.spec.models import Provider as Settings
+from clusterctl.spec.common import ProviderSettings
+from clusterctl.spec.gcp import GcpSettings
 from clusterctl.state.ledger import JobEntry, Journal, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Reporter
@@ -69,11 +69,11 @@ def test_a_cluster_that_a_workspace_knows_is_no_orphan(tmp_path: Path) -> None:
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
     """Two clusters called `d` there; one of them is known here."""
     stub = Stub({"a1b2c3": (DISK, RULE), "ffffff": (RULE,)})
-    asked: list[Settings] = []
+    asked: list[ProviderSettings] = []
 
-    def provider_of(settings: Settings, _hands: object = None) -> Stub:
+    def provider_of(settings: ProviderSettings, _hands: object = None) -> Stub:
         asked.append(settings)
-        assert isinstance(settings, GcpProvider)
+        assert isinstance(settings, GcpSettings)
         assert settings.project == "my-project"
         return stub
 

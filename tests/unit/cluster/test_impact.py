@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterctl.cluster.plan import Impact, evaluate, reject, reject_taken_uids, settle
+from clusterctl.cluster.plan import Impact, impact_of, reject, reject_taken_uids, settle
 from clusterctl.errors import ClusterctlError, SlurmError, UnreachableError, UsageError
-from clusterctl.providers.base import HostChange, Size
-from clusterctl.scheduler.base import Clock
+from clusterctl.providers.base import HostChange, HostPlan, Size
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.scheduler.slurm_parse import SQUEUE
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import Clock
+from tests.support.cluster_session import session_of
 from tests.support.scripted import ScriptedTransport, Step
 from tests.support.slurm import records
 
@@ -68,6 +73,22 @@ def squeue(*jobs: tuple[int, str, str]) -> Step:
     return Step(("squeue", "..."), records(rows))
 
 
+@dataclass
+class Hosts:
+    """A provider that has these sizes for nodes."""
+
+    of: Mapping[str, Size]
+    up: bool
+
+    def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
+        del spec
+        return self.of
+
+    def alive(self, cluster_id: str) -> bool:
+        assert cluster_id == "a1b2c3"
+        return self.up
+
+
 def look(
     wanted: ClusterSpec,
     was: Inventory,
@@ -81,7 +102,8 @@ def look(
     transport = ScriptedTransport(steps)
     slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
     try:
-        found = evaluate(wanted, was, sizes, slurm, hosts=hosts, alive=lambda: alive, drain=True)
+        session = session_of(wanted, Workspace(Path("unused")), Hosts(sizes, alive))
+        found = impact_of(session, was, HostPlan(hosts), slurm, drain=True)
         return {**found.keep}, settle(found, slurm, force=force)
     finally:
         assert transport.left == ()
@@ -99,7 +121,8 @@ def look_ahead(
     transport = ScriptedTransport(steps)
     slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
     try:
-        return evaluate(wanted, was, sizes, slurm, hosts=hosts, alive=lambda: alive)
+        session = session_of(wanted, Workspace(Path("unused")), Hosts(sizes, alive))
+        return impact_of(session, was, HostPlan(hosts), slurm)
     finally:
         assert transport.left == ()
 

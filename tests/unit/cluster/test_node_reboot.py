@@ -20,7 +20,8 @@ from clusterctl.errors import SchedulerError, TransportError, UnreachableError, 
 from clusterctl.scheduler.base import NodeInfo
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Result
+from clusterctl.util.process import Result
+from clusterctl.util.progress import Clock
 
 
 class Machine:
@@ -105,7 +106,7 @@ class Nodes:
     """Slurm without jobs: a and c take some, a person drained b. ``resumes``: somebody puts c back."""
 
     def __init__(self, workspace: Workspace) -> None:
-        self.workspace, self.resumes, self.manages_nodes = workspace, False, True
+        self.workspace, self.resumes, self.manages_nodes, self.clock = workspace, False, True, Clock()
         self.reasons = {"b": "noisy disk"}
 
     def nodes(self) -> tuple[NodeInfo, ...]:

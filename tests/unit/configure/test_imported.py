@@ -10,7 +10,7 @@ from clusterctl.configure.imported import spec_of_inventory
 from clusterctl.errors import UsageError
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremProvider
+from clusterctl.spec.onprem import OnpremSettings
 from tests.support.sweeps import in_sweep
 
 LAB = """\
@@ -42,14 +42,14 @@ ansible_become_password=secret
 def imported(tmp_path: Path, text: str, name: str = "lab.ini") -> tuple[ClusterSpec, list[str]]:
     source = tmp_path / name
     source.write_text(text)
-    found = spec_of_inventory(source)
-    assert "secret" not in found.text
-    return parse_spec(found.text, "x"), found.notes
+    spec, notes = spec_of_inventory(source)
+    assert "secret" not in spec
+    return parse_spec(spec, "x"), notes
 
 
 def test_groups_become_partitions_and_variables_the_way_in(tmp_path: Path) -> None:
     spec, notes = imported(tmp_path, LAB)
-    assert isinstance(spec.provider, OnpremProvider)
+    assert isinstance(spec.provider, OnpremSettings)
     assert (spec.name, spec.controller_host, spec.provider.login) == ("lab", "boss", ("door",))
     assert {p.name: p.hosts for p in spec.partitions} == {"gpu-big": "gpu[01-02]", "gpu-small": "gpu03"}
     machines = spec.provider.machines
@@ -90,7 +90,7 @@ def test_ways_to_jump_come_along_and_other_arguments_are_named(
     arguments: str, jump: tuple[str, ...], left_out: str, tmp_path: Path
 ) -> None:
     spec, notes = imported(tmp_path, f"[head]\nh\n[n]\nx ansible_ssh_common_args='{arguments}'\n")
-    assert isinstance(spec.provider, OnpremProvider)
+    assert isinstance(spec.provider, OnpremSettings)
     assert spec.provider.machines["x"].jump == jump
     said = [f"x: arguments of ssh do not come along: {left_out}"] if left_out else []
     assert [note for note in notes if note.startswith("x:")] == said
@@ -122,7 +122,7 @@ def test_hosts_that_ssh_does_not_lead_to_stay_out_and_equal_notes_are_one(tmp_pa
         "[ways]\na ansible_connection=ansible.builtin.ssh\nb ansible_connection=paramiko\n"
     )
     spec, notes = imported(tmp_path, text)
-    assert isinstance(spec.provider, OnpremProvider)
+    assert isinstance(spec.provider, OnpremSettings)
     assert set(spec.provider.machines) == {"gpu01", "gpu02", "gpu03", "a", "b"}
     assert {p.name: p.hosts for p in spec.partitions} == {"gpu": "gpu[01-03]", "ways": "a,b"}
     assert notes == [

@@ -12,7 +12,8 @@ from google.auth.exceptions import RefreshError
 from google.oauth2.credentials import Credentials
 
 from clusterctl.errors import ApiOffError, CloudError, CredentialsError, PermissionDeniedError, ProvisionError
-from clusterctl.providers.gcp.api import Api, Clock, host_keys
+from clusterctl.providers.gcp.api import Api, host_keys
+from clusterctl.util.progress import Clock
 from tests.support.google.answers import HOST_KEY
 from tests.support.google.api import PROJECT, TOKEN, Google
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from clusterctl.errors import CloudError, ProvisionError
-from clusterctl.providers.gcp.api import Api, Clock
+from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_resources
+from clusterctl.util.progress import Clock
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.world import description, labels
 

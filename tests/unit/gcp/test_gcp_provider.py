@@ -15,8 +15,7 @@ from clusterctl.providers.gcp import api, provider
 from clusterctl.providers.gcp.provider import GcpProvider, job_environment, network_note
 from clusterctl.spec import gcp_nodes
 from clusterctl.spec.distributions import UNSEEN
-from clusterctl.spec.gcp import GcpProvider as Settings
-from clusterctl.spec.gcp import GcsState
+from clusterctl.spec.gcp import GcpSettings, GcsState
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import SharedFolder
 from clusterctl.state.workspace import Workspace
@@ -39,7 +38,7 @@ def spec_of(nodes: int = 2, **provider: Any) -> ClusterSpec:
 
 
 def provider_of(spec: ClusterSpec) -> GcpProvider:
-    assert isinstance(spec.provider, Settings)
+    assert isinstance(spec.provider, GcpSettings)
     return GcpProvider(spec.provider)
 
 

@@ -14,7 +14,7 @@ from clusterctl.cluster.session import Run
 from clusterctl.cluster.up import UpOptions, up
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.providers.gcp.provider import GcpProvider
-from clusterctl.spec.gcp import GcpProvider as Settings
+from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
@@ -38,7 +38,7 @@ def spec_of(**provider: Any) -> ClusterSpec:
 
 
 def provider_of(spec: ClusterSpec) -> GcpProvider:
-    assert isinstance(spec.provider, Settings)
+    assert isinstance(spec.provider, GcpSettings)
     return GcpProvider(spec.provider)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.providers.gcp.api import Api, Clock
+from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_resources
+from clusterctl.util.progress import Clock
 from tests.support.google.api import Google
 from tests.support.google.module import CLUSTER_ID, Module, spec_of
 from tests.support.google.world import World

@@ -10,7 +10,7 @@ from clusterctl.hosts.checks import expected, host_facts_request
 from clusterctl.hosts.roles import role_files
 from clusterctl.providers.onprem.members import members
 from clusterctl.spec.load import parse_spec
-from clusterctl.spec.onprem import OnpremProvider
+from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import Host
 
 SPEC = """\
@@ -81,7 +81,7 @@ def test_where_the_traffic_of_a_hosts_others_comes_from(
 ) -> None:
     text = SPEC.replace("{a: 10.0.0.1, b: 10.0.0.2}", f"{hosts}{network}").replace("SCHEDULER", "slurm")
     spec = parse_spec(text, Path("cluster.yaml"))
-    assert isinstance(spec.provider, OnpremProvider)
+    assert isinstance(spec.provider, OnpremSettings)
     found = expected(spec, members(spec, spec.provider), installed=())
     assert {name: list(map(str, one.others)) for name, one in found.items()} == others
 

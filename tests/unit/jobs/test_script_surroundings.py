@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.scheduler.script import ENTER
 from clusterctl.spec.job import JobSpec
+from clusterctl.util.assets import render
 from tests.support.played.batch import HASH, HOSTILE, Batch, play, rendered, shell_job, user_script
 
 SHOW = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:], os.getcwd()]))\n"
@@ -145,7 +145,7 @@ def test_a_shell_script_runs_in_the_container(batch, image):
 
 
 def test_shellcheck_has_nothing_to_say_about_the_way_in(tmp_path):
-    (tmp_path / "enter").write_text(f"#!/bin/bash\n{ENTER}\n")
+    (tmp_path / "enter").write_text("#!/bin/bash\n" + render("enter.sh.j2"))
     done = subprocess.run(
         ["shellcheck", "--severity=warning", tmp_path / "enter"], capture_output=True, text=True, check=False
     )

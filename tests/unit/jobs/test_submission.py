@@ -15,13 +15,13 @@ import pytest
 from clusterctl.errors import AnswerLostError, DiskError, SlurmError, UnreachableError, UsageError
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import MAX_DIFF, client_facts, submit
-from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.session import Session, resolve_submissions, script_of
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import JobEntry, Ledger
-from clusterctl.transport.base import Result
 from clusterctl.util.assets import payload_hash
+from clusterctl.util.process import Result
+from clusterctl.util.progress import Clock
 from tests.support.disks import small_disk
 from tests.support.played.cluster import Nearby
 

@@ -20,9 +20,10 @@ from clusterctl.errors import (
     WaitTimeoutError,
 )
 from clusterctl.jobs.watch import LogChunk, follow, logs, raise_unless_completed, tail, wait
-from clusterctl.scheduler.base import Clock, JobState
+from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 from tests.support.sweeps import in_sweep

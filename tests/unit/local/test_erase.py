@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.providers.local import image, layout, system
-from clusterctl.providers.local.helper import residue
+from clusterctl.providers.local.helper import look
 from clusterctl.providers.local.layout import ClusterState
 from tests.support.hostile import deep_folder, nest
 
@@ -66,7 +66,7 @@ def test_a_cluster_whose_removal_was_ended_is_none(tmp_path: Path, ended: pytest
 def test_a_removal_that_was_ended_is_residue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "STATE", tmp_path)
     folder = write(tmp_path / ".removed-abcdef" / "a").parent
-    assert residue("abcdef") == (f"folder {folder}",)
+    assert look({"id": "abcdef"})["residue"] == [f"folder {folder}"]
 
 
 def test_an_image_whose_removal_was_ended_is_not_used(tmp_path: Path, ended: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,7 @@ from clusterctl.errors import MachineError, UsageError
 from clusterctl.providers.local import helper, image
 from clusterctl.providers.local.provider import LocalProvider, image_keys
 from clusterctl.spec import distributions
-from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.models import LocalProvider as Settings
+from clusterctl.spec.models import ClusterSpec, LocalSettings
 
 SPEC = ClusterSpec.model_validate({"version": 1, "name": "d", "partitions": [{"name": "x", "nodes": 1}]})
 
@@ -95,8 +94,8 @@ def test_what_is_missing_is_named_as_dnf_calls_it(
 
 
 def test_a_debian_mirror_is_refused_there(on_rocky: None) -> None:
-    LocalProvider(Settings(type="local")).check(SPEC)
-    mirror = Settings.model_validate({"type": "local", "mirror": "http://mirror.example.org/debian"})
+    LocalProvider(LocalSettings(type="local")).check(SPEC)
+    mirror = LocalSettings.model_validate({"type": "local", "mirror": "http://mirror.example.org/debian"})
     with pytest.raises(UsageError, match="not made from a Debian mirror") as refused:
         LocalProvider(mirror).check(SPEC)
     assert "rocky-9" in refused.value.why
@@ -105,5 +104,5 @@ def test_a_debian_mirror_is_refused_there(on_rocky: None) -> None:
 def test_red_hats_own_is_refused_for_no_image_has_its_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributions, "redhat_release", lambda: "rhel-9")
     with pytest.raises(UsageError, match="not made on Red Hat Enterprise Linux") as refused:
-        LocalProvider(Settings(type="local")).check(SPEC)
+        LocalProvider(LocalSettings(type="local")).check(SPEC)
     assert "onprem" in refused.value.fix

@@ -10,7 +10,7 @@ from clusterctl.errors import ProvisionError
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.onprem.members import inventory, members
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremProvider
+from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import Inventory
 
 
@@ -40,7 +40,7 @@ def facts(name: str, *addresses: str, version: str = "12") -> HostFacts:
 
 
 def made(spec: ClusterSpec, seen: dict[str, HostFacts]) -> Inventory:
-    assert isinstance(spec.provider, OnpremProvider)
+    assert isinstance(spec.provider, OnpremSettings)
     asked = members(spec, spec.provider)
     keys = {one.name: "ssh-ed25519 AAAA" for one in asked}
     return inventory(spec, spec.provider, asked, seen, keys, cluster_id="abc123", proxies={}, silent={})

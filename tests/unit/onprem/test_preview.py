@@ -9,7 +9,7 @@ import pytest
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.onprem.members import members, preview
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremProvider
+from clusterctl.spec.onprem import OnpremSettings
 from tests.unit.onprem.test_members import facts, spec_of
 
 INSTALLED = "to be installed, with what they need: "
@@ -17,7 +17,7 @@ INSTALLED = "to be installed, with what they need: "
 
 def said(spec: ClusterSpec, *new: HostFacts) -> list[str]:
     """Of these machines, while the others are in the cluster already."""
-    assert isinstance(spec.provider, OnpremProvider)
+    assert isinstance(spec.provider, OnpremSettings)
     asked = members(spec, spec.provider)
     seen = {one.system.machine_id: one for one in new}
     return list(preview(spec, asked, {one.name: facts(one.name) for one in asked} | seen, seen))

@@ -13,7 +13,7 @@ from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.onprem.members import members
 from clusterctl.providers.onprem.provider import _refuse
 from clusterctl.spec.load import parse_spec
-from clusterctl.spec.onprem import OnpremProvider
+from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.workspace import Workspace
 
 SPEC = """\
@@ -38,7 +38,7 @@ def test_errors_of_new_hosts_end_it_and_any_firewall_that_they_meet(
     tmp_path: Path, finding: tuple[Level, str], new: list[str], ends: bool
 ) -> None:
     spec = parse_spec(SPEC, "cluster.yaml")
-    assert isinstance(spec.provider, OnpremProvider)
+    assert isinstance(spec.provider, OnpremSettings)
     facts = dict.fromkeys(("a", "b"), HostFacts.model_construct(texts={}))
     report = DoctorReport((Finding("b", *finding, "what", "why", "fix"),), facts)
     asked = members(spec, spec.provider)

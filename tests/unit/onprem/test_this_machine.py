@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransportError, UnreachableError
-from clusterctl.providers.onprem import login
+from clusterctl.providers.onprem import login, remote_account
 from clusterctl.providers.onprem.login import Login, check_this_machine, connect, is_installation
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.workspace import Workspace
@@ -38,6 +38,19 @@ def test_an_installation_where_jobs_have_their_environment_is_refused(
     refused = check_this_machine("desk")
     assert refused is not None
     assert refused.refusal == "own-place"
+
+
+def test_a_machine_without_an_sshd_program_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_this_machine("desk") is None
+    monkeypatch.setattr(login, "_PLACES", "/nowhere")
+    refused = check_this_machine("desk")
+    assert refused is not None
+    assert refused.refusal == "no-sshd"
+    assert "openssh-server" in refused.failures[0].fix
+    monkeypatch.setattr(remote_account, "find_sshd", lambda: None)
+    with pytest.raises(remote_account.RefusedError) as caught:
+        remote_account.make_gate("/nowhere")
+    assert caught.value.answer["code"] == "no-sshd"
 
 
 def test_without_a_gate_it_is_not_ours_which_is_no_silence(

@@ -9,16 +9,16 @@ from clusterctl.packages.bundle import (
     FORMAT,
     LOCK,
     PAYLOAD,
+    WHEELS_LOCK,
     Manifest,
     System,
     entries_of,
     write_bundle,
 )
-from clusterctl.packages.bundle_checks import lock_digest, lock_path
 from clusterctl.packages.os_packages import package_names
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.inventory import ARCHITECTURE
-from clusterctl.util.assets import job_lock, payload_hash
+from clusterctl.util.assets import digest, job_lock, payload_hash
 
 RELEASE = "debian-12"
 FILES: dict[str, bytes] = {
@@ -39,7 +39,7 @@ def system(**other: object) -> System:
         "asked": asked,
         "packages": 2,
         "python": "3.11",
-        "base": lock_digest(job_lock()),
+        "base": digest(job_lock().read_bytes()),
         "wheels": ("numpy-2.0-py3-none-any.whl",),
     }
     return System.model_validate(values | other)
@@ -67,5 +67,5 @@ def a_bundle(path: Path, files: dict[str, bytes] = FILES, **other: object) -> Pa
 
 def a_bundle_with_requirements(path: Path, text: str, requirements: str) -> Path:
     """One that was made for requirements: their lock, and the hash of what they say."""
-    files = {**FILES, lock_path(RELEASE): text.encode()}
+    files = {**FILES, WHEELS_LOCK.format(RELEASE): text.encode()}
     return a_bundle(path, files, systems={RELEASE: system(requirements=requirements)})

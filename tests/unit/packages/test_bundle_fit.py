@@ -8,13 +8,13 @@ import pytest
 
 from clusterctl.errors import BundleError
 from clusterctl.packages.bundle import Manifest, open_bundle
-from clusterctl.packages.bundle_checks import lock_digest, mismatches, reject_defects
+from clusterctl.packages.bundle_checks import mismatches, reject_defects
 from clusterctl.packages.os_packages import asked_packages
 from clusterctl.packages.wheelhouse import content_hash
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.util.assets import gpu_lock
+from clusterctl.util.assets import digest, gpu_lock
 from tests.unit.packages.bundles import FILES, RELEASE, a_bundle, a_bundle_with_requirements, manifest, system
 
 SPEC = """\
@@ -97,7 +97,7 @@ def test_a_spec_with_gpus_wants_cupy_unless_it_says_otherwise(tmp_path: Path) ->
     lacking = a_bundle(tmp_path / "b.tar")
     assert said(lacking, gpus) == [(RELEASE, "the spec has GPUs, and the bundle has no CuPy for them")]
     assert said(lacking, without) == []
-    having = {"gpu": ("numpy-2.0-py3-none-any.whl",), "gpu_base": lock_digest(gpu_lock())}
+    having = {"gpu": ("numpy-2.0-py3-none-any.whl",), "gpu_base": digest(gpu_lock().read_bytes())}
     assert said(a_bundle(tmp_path / "c.tar", systems={RELEASE: system(**having)}), gpus) == []
     having["gpu_base"] = "0" * 16
     ((_, why),) = said(a_bundle(tmp_path / "d.tar", systems={RELEASE: system(**having)}), gpus)

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import BundleError
+from clusterctl.packages.bundle import WHEELS_LOCK
 from clusterctl.packages.bundle_checks import (
     cluster_bundle,
-    forget,
-    lock_digest,
-    lock_path,
     missing_bundle,
     use_bundle,
 )
@@ -22,7 +20,7 @@ from clusterctl.spec.common import Software
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.assets import gpu_lock, job_lock
+from clusterctl.util.assets import digest, gpu_lock, job_lock
 from tests.unit.packages.bundles import FILES, RELEASE, a_bundle, system
 
 ATTRS = b"a wheel of attrs"
@@ -55,7 +53,7 @@ def path(tmp_path: Path, spec: ClusterSpec) -> Path:
     """A bundle of that spec, as `create` makes it."""
     asked = spec.software.python.requirements
     assert asked is not None
-    files = {**FILES, lock_path(RELEASE): f"{WHEEL}\n".encode(), f"wheels/{WHEEL.file}": ATTRS}
+    files = {**FILES, WHEELS_LOCK.format(RELEASE): f"{WHEEL}\n".encode(), f"wheels/{WHEEL.file}": ATTRS}
     return a_bundle(tmp_path / "b.tar", files, systems={RELEASE: system(requirements=content_hash((asked,)))})
 
 
@@ -72,7 +70,7 @@ def test_wheels_come_out_of_the_bundle(workspace: Workspace, spec: ClusterSpec, 
 def test_cupy_comes_out_of_the_bundle(tmp_path: Path, workspace: Workspace, spec: ClusterSpec) -> None:
     plain = spec.model_copy(update={"software": Software()})
     files = {**FILES, "wheels/cupy-14-py3-none-any.whl": b"cupy"}
-    having = system(gpu=("cupy-14-py3-none-any.whl",), gpu_base=lock_digest(gpu_lock()))
+    having = system(gpu=("cupy-14-py3-none-any.whl",), gpu_base=digest(gpu_lock().read_bytes()))
     use_bundle(
         a_bundle(tmp_path / "c.tar", files, systems={RELEASE: having}),
         plain,
@@ -112,8 +110,7 @@ def test_it_is_remembered_until_it_is_forgotten(workspace: Workspace, spec: Clus
     assert known is not None
     assert known.file == path
     assert str(path) in str(missing_bundle(workspace))
-    forget(workspace)
-    forget(workspace)
+    workspace.bundle.unlink()
     assert cluster_bundle(workspace) is None
 
 

@@ -58,7 +58,7 @@ def test_neither_cluster_nor_cli_asks_which_scheduler_it_is(path: Path) -> None:
         "from clusterctl.providers.onprem import release",
         "from clusterctl.providers import gcp",
         "from clusterctl.providers.local.provider import LocalProvider",
-        "from clusterctl.spec.gcp import GcpProvider",
+        "from clusterctl.spec.gcp import GcpSettings",
         "if spec.provider.type == 'gcp': pass",
         "limit = chosen if inventory.provider in ('onprem', 'local') else ()",
         "match provider:\n    case 'local': pass",

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import AnswerLostError, NoAnswerError, SlurmError, UnreachableError, UsageError
-from clusterctl.scheduler.base import Clock, backoff
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
+from clusterctl.util.progress import Clock, backoff
 from tests.support.scripted import ScriptedTransport, Step
 from tests.support.slurm import said
 
@@ -205,14 +205,14 @@ def test_sbatch_that_says_no_id():
 
 def test_a_job_is_found_by_its_comment():
     slurm, _, _ = client(Step(("squeue", "..."), said(SQUEUE)))
-    found = slurm.by_comment("clusterctl:abc", time.time())
+    found = slurm.by_token("abc", time.time())
     assert found is not None
     assert found.id == "15"
 
 
 def test_a_job_is_found_by_its_comment_in_the_accounting():
     slurm, _, _ = client(Step(("squeue", "..."), ""), Step(("sacct", "..."), said(SACCT)))
-    found = slurm.by_comment("clusterctl:tok1", time.time())
+    found = slurm.by_token("tok1", time.time())
     assert found is not None
     assert found.id == "1"
 
@@ -220,7 +220,7 @@ def test_a_job_is_found_by_its_comment_in_the_accounting():
 def test_the_accounting_is_searched_from_before_the_submission_on():
     slurm, transport, _ = client(*[Step(("squeue", "..."), ""), Step(("sacct", "..."), "")] * 2)
     for days_ago in (0, 9):
-        assert slurm.by_comment("clusterctl:x", time.time() - days_ago * 86400 - 60) is None
+        assert slurm.by_token("x", time.time() - days_ago * 86400 - 60) is None
     asked = [call.argv[-1] for call in transport.calls if call.argv[0] == "sacct"]
     assert asked == ["--starttime=now-2days", "--starttime=now-11days"]
 

@@ -12,10 +12,10 @@ import pytest
 
 from clusterctl.errors import SchedulerError, UnreachableError, UsageError
 from clusterctl.scheduler import remote_jobs
-from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.mpirun import BusyError, JobRequest, MpirunClient, UnhealthyError, job_info
 from clusterctl.scheduler.remote_jobs import open_new, read
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.util.progress import Clock
 from tests.support.scripted import Call, ScriptedTransport, Step
 
 START = JobRequest("abc", "train", "/shared/home/ada/j", "job.mpirun", "train", ("d-train-1",), 60)

@@ -14,6 +14,7 @@ from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.mpirun import render_mpirun_script, with_nodes
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.util.assets import render
 
 SPEC = ClusterSpec.model_validate(
     {
@@ -138,11 +139,9 @@ def test_nodes_and_time_are_those_of_the_partition() -> None:
 
 def gpu(tmp_path: Path, rank: int, size: int, **more: str) -> str:
     """What a rank finds in CUDA_VISIBLE_DEVICES on a node with two GPUs."""
-    from clusterctl.scheduler.mpirun import _RANK  # noqa: PLC0415
-
     for index in range(2):
         (tmp_path / f"nvidia{index}").touch()
-    program = _RANK.replace("/dev/nvidia", f"{tmp_path}/nvidia")
+    program = render("rank.sh.j2").replace("/dev/nvidia", f"{tmp_path}/nvidia")
     base = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     env = {**base, "OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_SIZE": str(size), **more}
     argv = ["bash", "-c", program, "rank", "sh", "-c", "echo ${CUDA_VISIBLE_DEVICES-unset}"]

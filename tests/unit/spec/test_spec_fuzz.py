@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clusterctl.errors import Problem, SpecError, UsageError
-from clusterctl.spec.gcp import GcpProvider
+from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.gcp_nodes import GcpNodes
 from clusterctl.spec.load import CurrentUser, load_spec, parse_spec
 
@@ -28,7 +28,7 @@ YAML_BITS = [
     "0o",
     "0x",
 ]
-KEYS = st.sampled_from([*GcpProvider.model_fields, *GcpNodes.model_fields, "train", "typ", "gcp"])
+KEYS = st.sampled_from([*GcpSettings.model_fields, *GcpNodes.model_fields, "train", "typ", "gcp"])
 WORDS = st.sampled_from(
     ["gcp", "local", "us-central1-a", "a2-highgpu-1g", "n1-standard-8", "50GiB", "10.0.0.0/8"]
 )

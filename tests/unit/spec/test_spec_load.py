@@ -22,7 +22,7 @@ from clusterctl.spec.load import (
     parse_spec,
     resolve_users,
 )
-from clusterctl.spec.models import MAX_LOCAL_HOSTS, ClusterSpec, LocalProvider
+from clusterctl.spec.models import MAX_LOCAL_HOSTS, ClusterSpec, LocalSettings
 
 ADA = CurrentUser("ada", 1001)
 ROOT = CurrentUser("root", 0)
@@ -277,7 +277,7 @@ specs = st.builds(
     lambda name, subnet, ps, us, qs, extra, interval: ClusterSpec.model_construct(
         version=1,
         name=name,
-        provider=LocalProvider(subnet=subnet),
+        provider=LocalSettings(subnet=subnet),
         partitions=tuple(ps),
         users=tuple(us),
         slurm=SlurmSettings.model_construct(qos=tuple(qs), extra=tuple(extra)),

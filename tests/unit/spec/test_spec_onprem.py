@@ -10,7 +10,7 @@ import pytest
 from clusterctl.errors import SpecError
 from clusterctl.spec.hosts import OnpremHost, expand, is_this_machine
 from clusterctl.spec.load import dump_spec, load_spec, parse_spec
-from clusterctl.spec.onprem import OnpremProvider
+from clusterctl.spec.onprem import OnpremSettings
 
 ED25519 = "AAAAC3NzaC1lZDI1NTE5AAAAIPUbN2nHEYzKZ8DzT2M9bTGUQcxJ4z2mR0n9ZkYxT3pQ"
 BASE = Path(__file__).with_name("onprem-base.yaml")
@@ -39,7 +39,7 @@ def test_what_is_no_range_is_refused(text: str) -> None:
 
 def test_every_host_has_its_own_address_and_access() -> None:
     spec = load_spec(BASE)
-    assert isinstance(spec.provider, OnpremProvider)
+    assert isinstance(spec.provider, OnpremSettings)
     machines = spec.provider.machines
     assert {name: host.address for name, host in machines.items()} == {
         "head": "10.0.0.10",

@@ -16,7 +16,7 @@ from clusterctl.errors import UsageError
 from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.job import JobSpec, job_schema
 from clusterctl.spec.load import json_schema, parse_spec, starter_spec
-from clusterctl.spec.models import PROVIDER_TYPES
+from clusterctl.spec.models import PROVIDERS
 from scripts.spec_reference import page
 
 Golden = Callable[[str, str], None]
@@ -71,7 +71,7 @@ def models(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     yield from schema["$defs"].values()
 
 
-@pytest.mark.parametrize("provider", PROVIDER_TYPES)
+@pytest.mark.parametrize("provider", PROVIDERS)
 class TestInit:
     def test_golden(self, golden: Golden, provider: str) -> None:
         golden(f"init-{provider}.yaml", starter_spec(provider))
