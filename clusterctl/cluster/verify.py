@@ -39,10 +39,10 @@ from clusterctl.scheduler.slurm_conf import HEALTH_REASON
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Result, Transport, remote_argv
+from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import payload_hash
-from clusterctl.util.process import parallel_map
+from clusterctl.util.process import Result, parallel_map
 
 READY_TIMEOUT_S = 120.0  # slurmctld takes a minute to ask a node again that was out of reach
 HEALTH_S = 60

@@ -14,7 +14,7 @@ from ruamel.yaml.comments import TaggedScalar
 
 from clusterctl.errors import CommandError, TransportError
 from clusterctl.hosts.probe import HostReport
-from clusterctl.hosts.roles import cluster_roles
+from clusterctl.hosts.roles import cluster_roles, spec_variables
 from clusterctl.packages.bundle import PAYLOAD, REPOSITORY, Bundle, payload_tar
 from clusterctl.packages.bundle_checks import mismatches, reject_defects
 from clusterctl.spec.common import ADMIN_USER, Software
@@ -56,7 +56,6 @@ def write_ansible_inventory(spec: ClusterSpec, inventory: Inventory, workspace: 
 
 
 def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> str:
-    """The Ansible inventory."""
     variables = {
         "clusterctl_baked": inventory.baked,
         "clusterctl_scheduler": inventory.scheduler,
@@ -131,7 +130,6 @@ def install_mark(inventory: Inventory | None = None, software: Software = _AS_IN
 def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Variables:
     """The variables of every role, each under the prefix of its role."""
     runs, rendered = cluster_roles(spec, inventory), _literal(str(workspace.rendered))
-    nvidia = spec.software.nvidia.model_dump(exclude_none=True)
     key = workspace.public_key.read_text().strip()
     return {
         "common_hosts": [{"name": host.name, "address": host.address} for host in inventory.hosts],
@@ -158,15 +156,14 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         **({"bucket_name": inventory.bucket} if inventory.bucket else {}),
         **_auto_down(spec, inventory),
         **own_machine_variables(spec, inventory),
-        **({"apptainer_wanted": True, "apptainer_fetched": rendered} if "apptainer" in runs else {}),
-        **({"cuda_wanted": True, **{f"cuda_{k}": v for k, v in nvidia.items()}} if "cuda" in runs else {}),
+        **({"apptainer_fetched": rendered} if "apptainer" in runs else {}),
+        **{name: _literal(v) if isinstance(v, str) else v for name, v in spec_variables(spec, runs).items()},
         **({} if inventory.baked else _job_packages(workspace.wheels, job_lock())),
         **({"packages_bundle": BUNDLE_FOLDER} if workspace.bundle.exists() else {}),
     }
 
 
 def _slurm(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Variables:
-    """What only the roles of Slurm read."""
     return {
         "munge_key_src": _literal(str(workspace.munge_key)),
         "slurmdbd_config_src": _literal(str(workspace.rendered / "slurmdbd.conf")),
@@ -180,7 +177,6 @@ def _slurm(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Var
 
 
 def _mpi_ssh(inventory: Inventory) -> Variables:
-    """What job users need to start ranks on the other hosts."""
     return {
         "openmpi_ssh": MPI_SSH,
         "firewall_slurm": False,
@@ -235,7 +231,6 @@ def _distribution(distribution: Distribution) -> Variables:
 
 
 def _repositories(spec: ClusterSpec) -> Variables:
-    """Where packages come from, as far as the spec says it."""
     mirrors = spec.software.mirrors.model_dump(exclude_none=True)
     chosen = {"repositories_openhpc": True} if spec.software.slurm == "openhpc" else {}
     return {**chosen, **({"repositories_mirrors": mirrors} if mirrors else {})}

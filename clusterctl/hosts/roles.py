@@ -3,7 +3,9 @@
 The ledger on the hosts reads the same files: `down` releases what they name. What only clusterctl reads:
 
     hosts: [controller]           the groups of hosts it runs on; `login`: those that are nothing else
-    when: {scheduler: slurm}      and on which clusters: all of these hold (``_of_spec``, ``_of_host``)
+    when: {scheduler: slurm}      and on which clusters: all of these hold (``_of_spec``, ``_of_host``; with a
+                                  dot, it is a key of the spec: `software.apptainer`)
+    variables: {x_y: software.y}  its variables that have the value of a key of the spec
     packages: as needed           what a host lacks decides; a list: these; by default the role's *_packages
     ports: {6817: slurmctld}      who listens where
     drift:                        what `up` and `plan` compare with what the last `up` left
@@ -13,9 +15,12 @@ The ledger on the hosts reads the same files: `down` releases what they name. Wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import Any, Final
+
+from pydantic_core import to_jsonable_python
 
 from clusterctl.hosts.probe import ProbeRequest
 from clusterctl.packages.os_packages import packages_of
@@ -72,8 +77,16 @@ def cluster_roles(spec: ClusterSpec, inventory: Inventory) -> frozenset[str]:
         role
         for role, touches in _touches().items()
         for host in inventory.hosts
-        if _applies(touches, host.roles, _of_host(spec, inventory, host))
+        if _applies(touches, host.roles, spec, _of_host(spec, inventory, host))
     )
+
+
+def spec_variables(spec: ClusterSpec, roles: Collection[str]) -> dict[str, Any]:
+    """The variables of these roles that have the value of a key of the spec; none where it has no value."""
+    touches = [_touches()[role] for role in sorted(roles)]
+    keys = {name: key for one in touches for name, key in one.get("variables", {}).items()}
+    found = {name: to_jsonable_python(attrgetter(key)(spec)) for name, key in keys.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def role_hint(role: str) -> str:
@@ -99,9 +112,9 @@ def _probe_request(host: Host, spec: ClusterSpec, inventory: Inventory, workspac
     drift = [
         _filled(one, values)
         for touches in _touches().values()
-        if _applies(touches, host.roles, facts)
+        if _applies(touches, host.roles, spec, facts)
         for one in touches.get("drift", ())
-        if _applies(one, host.roles, facts)
+        if _applies(one, host.roles, spec, facts)
     ]
     users = tuple(user.name for user in spec.users)
     homes = {user: f"{inventory.shared}/home/{user}" for user in users}
@@ -124,11 +137,7 @@ def _of_spec(spec: ClusterSpec) -> dict[str, object]:
     """What ``when`` can say of a cluster before its hosts are known."""
     return {
         "scheduler": spec.scheduler,
-        "user_owned": spec.provider.user_owned,
-        "shares_kernel": spec.provider.shares_kernel,
         "idle_timeout": bool(spec.provider.idle_timeout_s),
-        "apptainer": spec.software.apptainer,
-        "nvidia": spec.software.nvidia.installs,
     }
 
 
@@ -148,13 +157,16 @@ def _of_host(spec: ClusterSpec, inventory: Inventory, host: Host) -> dict[str, o
 def _applied(spec: ClusterSpec, roles: Sequence[str]) -> dict[str, Touches]:
     """The roles that run on a host of these groups, as far as the spec tells."""
     facts = _of_spec(spec)
-    return {role: touches for role, touches in _touches().items() if _applies(touches, roles, facts)}
+    return {role: touches for role, touches in _touches().items() if _applies(touches, roles, spec, facts)}
 
 
-def _applies(entry: Touches, roles: Sequence[str], facts: Mapping[str, object]) -> bool:
+def _applies(entry: Touches, roles: Sequence[str], spec: ClusterSpec, facts: Mapping[str, object]) -> bool:
     groups = set(roles) - {LOGIN} or {LOGIN}
     here = not groups.isdisjoint(entry.get("hosts", groups))
-    return here and all(facts.get(fact) == value for fact, value in entry.get("when", {}).items())
+    return here and all(
+        (attrgetter(fact)(spec) if "." in fact else facts.get(fact)) == value
+        for fact, value in entry.get("when", {}).items()
+    )
 
 
 @cache

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.util.assets import digest, file_sha256
 from clusterctl.util.disk import reason
-from clusterctl.util.process import Ended, run_heard, temporary_folder
+from clusterctl.util.process import Result, run_heard, temporary_folder
 from clusterctl.util.progress import LineReporter
 
 NODE_ARCH: Final = ARCHITECTURE
@@ -38,7 +39,6 @@ class NodePlatform:
 
     @classmethod
     def of(cls, distribution: Distribution) -> NodePlatform:
-        """The nodes of a cluster with that distribution."""
         return cls(distribution.python_version, distribution.glibc_minor)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ def pip_download(
     *,
     cwd: Path | None = None,
     heard: Callable[[str], None] = lambda _line: None,
-) -> Ended:
+) -> Result:
     """Run `pip download` for the nodes: wheels only, with pip's own settings. ``heard`` gets its lines."""
     platforms = [f"manylinux_2_{minor}_{NODE_ARCH}" for minor in range(node.glibc_minor, 4, -1)]
     platforms += [f"manylinux{name}_{NODE_ARCH}" for name in ("2014", "2010", "1")]
@@ -84,7 +84,6 @@ class Wheel:
 
     @classmethod
     def of(cls, file: str, sha256: str) -> Wheel:
-        """The wheel of a file's name."""
         name, version, _, _ = parse_wheel_filename(file)
         return cls(name, str(version), sha256, file)
 
@@ -124,11 +123,7 @@ def pins(lock: Path) -> dict[str, str]:
 
 @contextmanager
 def cache_of_downloads(name: str = "") -> Iterator[Path]:
-    """The cache, or a folder of it, for what reads or writes there.
-
-    Raises:
-        MachineError: it can't be written.
-    """
+    """The cache, or a folder of it; an OSError of what reads or writes there becomes a MachineError."""
     folder = cache_home() / name
     try:
         yield folder
@@ -157,13 +152,10 @@ def wheelhouse(
         return folder
     with cache_of_downloads() as home:
         home.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(home) as partial:
-            wheels = partial / "wheels"
+        with temporary_folder(home) as unfinished:
+            wheels = unfinished / "wheels"
             wheels.mkdir()
-            if fill is None:
-                _download_locked(lock, node, wheels)
-            else:
-                fill(wheels)
+            (fill or partial(_download_locked, lock, node))(wheels)
             try:
                 wheels.rename(folder)
             except OSError:
@@ -173,7 +165,6 @@ def wheelhouse(
 
 
 def has_wheelhouse(lock: Path, node: NodePlatform) -> bool:
-    """Whether there is a wheelhouse of the lock already."""
     return _folder(lock, node).is_dir()
 
 
@@ -207,7 +198,7 @@ def content_hash(files: Sequence[Path]) -> str:
     """A hash of what these files and those that they include say, wherever they lie.
 
     Raises:
-        UsageError: one of the files can't be read.
+        UsageError: one of them can't be read.
     """
     return digest(*(said for file in files for _, said in _contents(file, frozenset())))
 
@@ -297,7 +288,6 @@ class Requirements:
 
     @property
     def kept(self) -> Mapping[str, str]:
-        """The versions to keep, if they can be."""
         return {**pins(self.base), **self.held}
 
     @property
@@ -336,23 +326,13 @@ def resolve(asked: Requirements, *, report: LineReporter, heard: LineReporter = 
 
 
 def cached_lock(asked: Requirements) -> Lock | None:
-    """What ``resolve`` would say without asking pip, if it can.
-
-    Raises:
-        UsageError: a file can't be read.
-        MachineError: the cache of downloads can't be read.
-    """
+    """What ``resolve`` would say without asking pip, if it can."""
     with cache_of_downloads(_CACHE):
         return _load_lock(asked.answer, asked)
 
 
 def store_lock(asked: Requirements, text: str, fill: Callable[[Wheel, Path], None]) -> None:
-    """Have ``resolve`` say this without asking pip. ``fill`` brings each wheel that is not in the cache.
-
-    Raises:
-        MachineError: the cache of downloads can't be written; and what ``fill`` raises.
-        UsageError: a requirements file can't be read.
-    """
+    """Have ``resolve`` say this without asking pip. ``fill`` brings each wheel that is not in the cache."""
     with cache_of_downloads(_CACHE) as home:
         answer = asked.answer
         answer.parent.mkdir(parents=True, exist_ok=True)
@@ -367,7 +347,6 @@ def store_lock(asked: Requirements, text: str, fill: Callable[[Wheel, Path], Non
 
 
 def _load_lock(answer: Path, asked: Requirements) -> Lock | None:
-    """The lock of an answer, if its wheels are still there."""
     if not answer.is_file():
         return None
     lock = Lock.read(answer.read_text(), pins(asked.base), asked.node)
@@ -399,14 +378,14 @@ def _constraints(kept: Mapping[str, str]) -> str:
     return "".join(f"{name}=={version}\n" for name, version in sorted(kept.items()))
 
 
-def _without_conflict(kept: Mapping[str, str], said: Ended) -> dict[str, str]:
+def _without_conflict(kept: Mapping[str, str], said: Result) -> dict[str, str]:
     """Those that pip does not name as part of the conflict; none, if it names none of them."""
     text = said.stdout.partition(_CONFLICT)[2]
     parties = {canonicalize_name(name or other) for name, other in _PARTY.findall(text)}
     return {name: kept[name] for name in kept if name not in parties} if parties & kept.keys() else {}
 
 
-def _refuse_sources(files: Sequence[Path], said: Ended, wheels: set[str]) -> None:
+def _refuse_sources(files: Sequence[Path], said: Result, wheels: set[str]) -> None:
     """pip downloads sources too, where a line names a folder, an archive or a repository."""
     names = " ".join(_DOWNLOADED.findall(said.stdout)).split()
     if missing := [name for name in names if canonicalize_name(name) not in wheels]:
@@ -428,7 +407,7 @@ def _kept(path: Path) -> Wheel:
     return wheel
 
 
-def _unresolvable(asked: Requirements, said: Ended) -> UsageError:
+def _unresolvable(asked: Requirements, said: Result) -> UsageError:
     begin = _REASON_BEGINS.search(said.stdout)
     text = said.stdout[begin.start() :] if begin else said.stdout[-_LONGEST_REASON:]
     lines = [line.removeprefix("ERROR: ") for line in text.partition("\nTo fix this")[0].splitlines()]

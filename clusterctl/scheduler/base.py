@@ -14,7 +14,8 @@ from enum import Enum, StrEnum
 from typing import Any, Protocol, TypeVar
 
 from clusterctl.errors import ClusterctlError, SchedulerError
-from clusterctl.transport.base import Result, Transport
+from clusterctl.transport.base import Transport
+from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 
 _UNUSABLE = frozenset(

@@ -47,9 +47,9 @@ from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.job import JobSpec, Launcher
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import HEALTH_PROGRAM, MPI_SSH, Host, Inventory
-from clusterctl.transport.base import Result, Transport, remote_argv
+from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.util.assets import render
-from clusterctl.util.process import parallel_map
+from clusterctl.util.process import Result, parallel_map
 from clusterctl.util.progress import Clock
 
 _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")

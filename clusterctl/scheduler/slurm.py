@@ -34,7 +34,8 @@ from clusterctl.scheduler.base import (
 )
 from clusterctl.spec.common import ADMIN_USER, PROOF_PARTITION
 from clusterctl.spec.distributions import JOB_PROFILE
-from clusterctl.transport.base import Result, Transport
+from clusterctl.transport.base import Transport
+from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 
 _JOB_ID = re.compile(r"[1-9][0-9]*(_[0-9]+)?")

@@ -246,9 +246,7 @@ class Journal:
         finally:
             record.seconds, record.at = round(time.monotonic() - start, 3), time.time()
             if self.path.parent.is_dir():  # else `down` has removed the workspace
-                with suppress(
-                    DiskError
-                ):  # what was done counts, not the note of it; and `down` needs no disk
+                with suppress(DiskError):  # what was done counts, not its note; and `down` needs no disk
                     append_line(self.path, json.dumps(asdict(record), separators=(",", ":")))
 
     def entries(self) -> tuple[PhaseRecord, ...]:

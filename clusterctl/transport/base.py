@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 from clusterctl.errors import CommandError, NoAnswerError, TransportError, printable
+from clusterctl.util.process import Result
 
 BULK = 16 << 20  # bytes that are worth a connection of their own
-_PIECE = 1 << 18  # bytes that are sent at once
 LONGEST_LINE = 1 << 20  # bytes of an answer
 ENDED_BY_SIGNAL = -1  # the exit status that stands for it
 SILENCE_S = 120.0  # after which a command that should stream is given up
@@ -46,15 +45,6 @@ except OSError as exc:
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Exit status and output of a finished command."""
-
-    rc: int
-    stdout: str
-    stderr: str
-
-
 class Conversation(Protocol):
     """A running command that is written to and read from. It must not say much while it is written to."""
 
@@ -82,28 +72,6 @@ class Conversation(Protocol):
             NoAnswerError: it said no byte for too long, or did not end.
             UnreachableError: the connection broke.
         """
-
-
-class Outgoing:
-    """A conversation as a file that is written to, in large pieces; ``told`` hears how many bytes went."""
-
-    def __init__(self, talk: Conversation, told: Callable[[int], object]) -> None:
-        self._talk, self._told = talk, told
-        self._kept = bytearray()
-        self.sent = 0
-
-    def write(self, data: bytes) -> None:
-        """Send, now or with more."""
-        self._kept += data
-        self.sent += len(data)
-        if len(self._kept) >= _PIECE:
-            self.flush()
-
-    def flush(self) -> None:
-        """Send what was kept."""
-        self._talk.send(bytes(self._kept))
-        self._kept.clear()
-        self._told(self.sent)
 
 
 class Transport(Protocol):
@@ -230,13 +198,8 @@ def remote_program(module: str) -> str:
 def _texts(module: str) -> str:
     texts: dict[str, str] = {}
     _add(module, texts)
-    packages = {parent for name in texts for parent in _packages(name)}
+    packages = {name[:end] for name in texts for end, char in enumerate(name) if char == "."}
     return json.dumps([*((name, "") for name in sorted(packages)), *texts.items()])
-
-
-def _packages(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
 def _add(module: str, texts: dict[str, str]) -> None:

@@ -11,23 +11,15 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from clusterctl.errors import CommandError, MachineError, UnreachableError
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.base import (
-    ENDED_BY_SIGNAL,
-    Conversation,
-    Result,
-    failed,
-    no_answer,
-    sendable,
-    shown,
-)
-from clusterctl.util.process import under_subreaper
+from clusterctl.transport.base import ENDED_BY_SIGNAL, Conversation, failed, no_answer, sendable, shown
+from clusterctl.util.process import Result
 
 if TYPE_CHECKING:
     from clusterctl.state.inventory import Inventory
@@ -51,12 +43,17 @@ def talking(
 ) -> Iterator[Conversation]:
     """Start a program and talk with it; ``remote``: it is ssh, for this command on this host."""
     with tempfile.TemporaryFile() as stderr, _started(words, stdin, stderr) as process:
-        _widen(process)
+        for pipe in filter(None, (process.stdin, process.stdout)):
+            # With the usual ones, much data means a change of process every 64 KiB.
+            with suppress(OSError, AttributeError):  # beyond what this user may have; not Linux
+                fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
         host, argv = remote or ("localhost", words)
         try:
             yield _Talk(host, argv, process, stderr, silence_s, is_ssh=remote is not None)
         finally:
-            _end(process)
+            if process.poll() is None:
+                with suppress(ProcessLookupError):  # with its children
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def _started(argv: Sequence[str], stdin: int, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -126,25 +123,10 @@ class _Talk:
             raise no_answer(self.host, self.argv, self.silence_s)
 
 
-def _widen(process: subprocess.Popen[bytes]) -> None:
-    """Larger pipes: with the usual ones, much data means a change of process every 64 KiB."""
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None and hasattr(fcntl, "F_SETPIPE_SZ"):
-            with suppress(OSError):  # beyond what this user may have of them
-                fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
-
-
 def _tail(stderr: IO[bytes]) -> str:
     """The end of what a command said."""
     stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _STDERR_TAIL))
     return stderr.read().decode(errors="replace")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command that still runs, with its children."""
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,17 +155,6 @@ class OpenSSH:
             (command,) = sendable([command])
             return [*words, command]
         return [*words, shlex.join(sendable(command))] if command else words
-
-    def converse(
-        self, host: str, argv: Sequence[str], silence_s: float
-    ) -> AbstractContextManager[Conversation]:
-        """Talk with a command over a connection of its own; see ``Transport.converse``.
-
-        ssh ciphers in C, on a core of its own: it moves several times as much in a second as a channel of
-        paramiko's. It takes 0.1 s more to begin, since it logs in again.
-        """
-        words = self.argv(host, argv, "-T", "-o", "BatchMode=yes")
-        return talking(under_subreaper(words), silence_s=silence_s, remote=(host, argv))
 
 
 def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, TypeVar, cast
 
 from clusterctl.errors import CommandError, TransferError, TransportError, printable
-from clusterctl.transport.base import BULK, Conversation, Outgoing, Transport, lines, remote_argv
+from clusterctl.transport.base import BULK, Conversation, Transport, lines, remote_argv
 from clusterctl.transport.remote_content import send_content
 from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.remote_receive import NO_REQUIRED
@@ -22,7 +22,7 @@ from clusterctl.transport.tree import Item, Kind, Progress, hash_items, not_read
 
 STORE = "clusterctl/store"  # in the job user's home
 _PROGRAM = "clusterctl.transport.remote_receive"
-
+_PIECE = 1 << 18  # bytes that are sent at once
 
 _T = TypeVar("_T")
 
@@ -53,7 +53,7 @@ def send_into(
         TransferError: a file changed meanwhile, or the cluster could not write one; what has arrived is kept.
         TransportError: the cluster can't be reached; what has arrived is kept.
     """
-    hashes = _hashes(items, progress)
+    hashes = hash_items([item for item in items if item.kind is Kind.FILE], progress=progress)
     return _converse(transport, remote_argv(_PROGRAM, "", folder), items, hashes, progress)
 
 
@@ -75,7 +75,8 @@ def send_new_folder(
         CommandError: with rc ``NO_REQUIRED``, the required folder is not there.
         TransferError, TransportError, UsageError: see ``send_into``.
     """
-    return _converse(transport, _store(folder, required), items, hashes, progress, ours=ours)
+    argv = remote_argv(_PROGRAM, STORE, folder, required)
+    return _converse(transport, argv, items, hashes, progress, ours=ours)
 
 
 def send_to_store(
@@ -97,19 +98,11 @@ def send_to_store(
         if item is None or item.kind is not Kind.FILE:
             raise not_readable([OSError(0, "it is no ordinary file", str(path))])
         items.append(item)
-    hashes = _hashes(items, progress)
-    sent = _converse(transport, _store(""), items, hashes, progress)
+    hashes = hash_items(items, progress=progress)
+    sent = _converse(transport, remote_argv(_PROGRAM, STORE, ""), items, hashes, progress)
     if len(sent.at) != len(files):
         raise _not_understood(json.dumps(sent.at).encode(), transport.host)
     return dict(zip(files, sent.at, strict=True))
-
-
-def _store(*arguments: str) -> list[str]:
-    return remote_argv(_PROGRAM, STORE, *arguments)
-
-
-def _hashes(items: Sequence[Item], progress: Progress) -> Mapping[Path, str]:
-    return hash_items([item for item in items if item.kind is Kind.FILE], progress=progress)
 
 
 def _converse(
@@ -164,7 +157,7 @@ def _send_content(
     talk: Conversation, missing: Sequence[tuple[Item, int]], told: Callable[[int], object]
 ) -> None:
     """Each file from where the cluster has it, as long as it was said to be; its hash tells what changed."""
-    out, done = Outgoing(talk, told), 0
+    out, done = _Outgoing(talk, told), 0
     for item, have in missing:
         try:
             fd = os.open(item.origin, os.O_RDONLY | os.O_CLOEXEC)
@@ -179,6 +172,28 @@ def _send_content(
         done += item.size - have
         out.sent = done  # holes take no bytes
     out.flush()
+
+
+class _Outgoing:
+    """A conversation as a file that is written to, in large pieces; ``told`` hears how many bytes went."""
+
+    def __init__(self, talk: Conversation, told: Callable[[int], object]) -> None:
+        self._talk, self._told = talk, told
+        self._kept = bytearray()
+        self.sent = 0
+
+    def write(self, data: bytes) -> None:
+        """Send, now or with more."""
+        self._kept += data
+        self.sent += len(data)
+        if len(self._kept) >= _PIECE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what was kept."""
+        self._talk.send(bytes(self._kept))
+        self._kept.clear()
+        self._told(self.sent)
 
 
 class _Unhashed:

@@ -119,11 +119,8 @@ def find_missing(entries: list[Entry], *, stored: bool) -> dict[int, tuple[int |
     seen: set[bytes] = set()
     begun: set[bytes] = set()
     for index, entry in enumerate(entries):
-        if (
-            entry.kind != "file"
-            or (stored and entry.final in seen)
-            or is_here(entry, stored=stored, beat=beat)
-        ):
+        is_other = entry.kind == "file" and not (stored and entry.final in seen)
+        if not is_other or is_here(entry, stored=stored, beat=beat):
             continue
         seen.add(entry.final)
         missing[index] = None, 0
@@ -224,7 +221,10 @@ def open_store(store: bytes, jobs: bytes, wait_s: float) -> int:
     make_real_folder(os.path.join(store, b"partial"))
     path, swept = os.path.join(store, b"lock"), os.path.join(store, b"swept")
     alive = Beat(lambda: emit(checked=0))
-    if is_due(swept):
+    is_due = True
+    with contextlib.suppress(FileNotFoundError):
+        is_due = time.time() - os.lstat(swept).st_mtime > SWEEP_EVERY_S
+    if is_due:
         held = open_own(path)
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -238,13 +238,6 @@ def open_store(store: bytes, jobs: bytes, wait_s: float) -> int:
 def make_real_folder(path: bytes) -> None:
     remove_unless(stat.S_ISDIR, path)
     os.makedirs(path, mode=0o700, exist_ok=True)
-
-
-def is_due(swept: bytes) -> bool:
-    try:
-        return time.time() - os.lstat(swept).st_mtime > SWEEP_EVERY_S
-    except FileNotFoundError:
-        return True
 
 
 def sweep(store: bytes, jobs: bytes, alive: Beat) -> None:

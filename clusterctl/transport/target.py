@@ -131,7 +131,7 @@ class ProxySocket:
             raise
         self._closing = threading.Lock()
         self._closed = False  # paramiko looks at it, too
-        self._said = ""
+        self.said = ""  # the end of its stderr, once it is closed
 
     def settimeout(self, timeout_s: float | None) -> None:
         """Bound each ``send`` and ``recv``."""
@@ -146,10 +146,6 @@ class ProxySocket:
         """The next bytes; none at the end."""
         return self._from.recv(size)
 
-    def said(self) -> str:
-        """The end of what the program said on stderr; known once it is closed."""
-        return self._said
-
     def close(self) -> None:
         """End the program, and all that it started in its session; calling it twice is fine."""
         with self._closing:
@@ -160,20 +156,16 @@ class ProxySocket:
                 with suppress(OSError):  # it has closed its end already
                     ours.shutdown(socket.SHUT_RDWR)
             try:
-                self._process.wait(_SETTLE_S)
-            except subprocess.TimeoutExpired:
-                pass
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_SETTLE_S)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
-                self._said = self._tail()
+                size = os.fstat(self._stderr.fileno()).st_size
+                raw = os.pread(self._stderr.fileno(), _STDERR_TAIL, max(0, size - _STDERR_TAIL))
+                self.said = raw.decode(errors="replace").strip()
                 self._close_ours()
-
-    def _tail(self) -> str:
-        size = os.fstat(self._stderr.fileno()).st_size
-        raw = os.pread(self._stderr.fileno(), _STDERR_TAIL, max(0, size - _STDERR_TAIL))
-        return raw.decode(errors="replace").strip()
 
     def _close_ours(self) -> None:
         for each in (self._to, self._from, self._stderr):

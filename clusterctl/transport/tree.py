@@ -96,18 +96,11 @@ def walk(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...]]:
                 fix="send what is in it, or one after the other",
             )
         names[name] = root
-        _walk(name, root, items, others, unreadable)
-    if unreadable:
-        raise not_readable(unreadable)
-    return tuple(items), tuple(others)
-
-
-def _walk(name: str, root: Path, items: list[Item], others: list[Path], unreadable: list[OSError]) -> None:
-    left = [(name, root)]
+    left = list(reversed(names.items()))
     while left:
         path, origin = left.pop()
         try:
-            item = Item.of(path, origin, origin.stat(follow_symlinks=origin is root))
+            item = Item.of(path, origin, origin.stat(follow_symlinks=path in names))
             if item is None:
                 others.append(origin)
                 continue
@@ -117,6 +110,9 @@ def _walk(name: str, root: Path, items: list[Item], others: list[Path], unreadab
                 left += [(f"{path}/{name}", origin / name) for name in reversed(below)]
         except OSError as exc:
             unreadable.append(exc)
+    if unreadable:
+        raise not_readable(unreadable)
+    return tuple(items), tuple(others)
 
 
 def not_readable(errors: Sequence[OSError], *, fix: str = "") -> UsageError:

@@ -47,8 +47,8 @@ def under_subreaper(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a program ended: its exit status, and what it said."""
+class Result:
+    """How a program ended, here or on a host: its exit status, and what it said."""
 
     rc: int
     stdout: str
@@ -66,7 +66,7 @@ def run(
     stdin: str | bytes = "",
     env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
-) -> Ended:
+) -> Result:
     """Run a program that ends with us, and wait for it. ``env`` takes the place of our environment.
 
     Raises:
@@ -82,7 +82,7 @@ def run(
             raise
         # ssh ends the lines of its own messages with both.
         said = (one.decode(errors="replace").replace("\r\n", "\n") for one in (stdout, stderr))
-        return Ended(process.returncode, *said)
+        return Result(process.returncode, *said)
 
 
 def run_heard(
@@ -91,7 +91,7 @@ def run_heard(
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-) -> Ended:
+) -> Result:
     """The same, where ``heard`` gets each line of stdout and stderr as it comes; both are then the stdout.
 
     Raises:
@@ -106,7 +106,7 @@ def run_heard(
         except BaseException:
             process.kill()
             raise
-    return Ended(process.returncode, "".join(said), "")
+    return Result(process.returncode, "".join(said), "")
 
 
 def _started(

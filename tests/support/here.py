@@ -9,8 +9,9 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from clusterctl.errors import CommandError
-from clusterctl.transport.base import ENDED_BY_SIGNAL, SILENCE_S, Conversation, Result, failed, no_answer
+from clusterctl.transport.base import ENDED_BY_SIGNAL, SILENCE_S, Conversation, failed, no_answer
 from clusterctl.transport.openssh import talking
+from clusterctl.util.process import Result
 
 
 class LocalTransport:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from clusterctl.errors import ClusterctlError, CommandError
-from clusterctl.transport.base import Conversation, Result, shown
+from clusterctl.transport.base import Conversation, shown
+from clusterctl.util.process import Result
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,11 +176,10 @@ class Login:
     def __init__(
         self, machines: Mapping[str, OnpremHost], workspace: Workspace, prompts: Prompts = NO_PROMPTS
     ) -> None:
+        self.workspace = workspace
+        self.prompts = prompts
         self._machines = machines
-        self._workspace = workspace
         self._config = workspace.access_config
-        self._prompts = prompts
-        self._password = prompts.password
         self._asks: dict[str, bool] = {}  # whether sudo wants the password, once that is known
         write_atomic(self._config, access_config(machines, workspace.trusted_hosts))
         if prompts.accepted:
@@ -220,7 +219,7 @@ class Login:
         if self._machines[host].become == "none":
             return self.run(host, argv, stdin)
         if self._wants_password(host):
-            password = f"{self._password}\n".encode()
+            password = f"{self.prompts.password}\n".encode()
             return self.run(host, (*_SUDO, "-S", "-p", "", "--", *argv), password + stdin)
         return self.run(host, (*_SUDO, "-n", "--", *argv), stdin)
 
@@ -236,9 +235,9 @@ class Login:
         try:
             self.run(host, (*_SUDO, "-n", "true"))
         except AccessError as exc:
-            if exc.refusal != "sudo-password" or self._password is None:
+            if exc.refusal != "sudo-password" or self.prompts.password is None:
                 raise
-            self.run(host, (*_SUDO, "-S", "-p", "", "true"), f"{self._password}\n".encode())
+            self.run(host, (*_SUDO, "-S", "-p", "", "true"), f"{self.prompts.password}\n".encode())
             asks = True
         self._asks[host] = asks
         return asks
@@ -264,18 +263,18 @@ class Login:
         return lost
 
     def _confirm(self, offered: Sequence[OfferedKey]) -> None:
-        self._prompts.confirm(offered)
-        self._workspace.confirmed.touch(mode=0o600)
+        self.prompts.confirm(offered)
+        self.workspace.confirmed.touch(mode=0o600)
 
     def key_of(self, host: str) -> str:
         """A machine's trusted key. This machine's is ours: none but our own sshd shows it."""
-        return self._workspace.draw_host_key() if self.is_here(host) else self._keys.key_of(host)
+        return self.workspace.draw_host_key() if self.is_here(host) else self._keys.key_of(host)
 
     def claim(self, cluster_id: str, cluster: str) -> Claim:
         """What these machines are told of the cluster that they become part of."""
         here = any(map(self.is_here, self.hosts))
-        owner = {"uid": os.getuid(), "host_key": str(self._workspace.host_key)} if here else None
-        return Claim(cluster_id, cluster, self._workspace.public_key.read_text().strip(), owner)
+        owner = {"uid": os.getuid(), "host_key": str(self.workspace.host_key)} if here else None
+        return Claim(cluster_id, cluster, self.workspace.public_key.read_text().strip(), owner)
 
     def proxies(self, hosts: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
         """The programs that lead to those that are behind others, and to this machine; `%p` is the port."""
@@ -297,12 +296,14 @@ def _is_file(path: str) -> bool:
 
 
 @contextmanager
-def workspace_for(workspace: Workspace | None) -> Iterator[Workspace]:
-    """A workspace to write the way in to: the cluster's own, or one for the moment where it has none."""
+def open_login(
+    machines: Mapping[str, OnpremHost], workspace: Workspace | None, prompts: Prompts
+) -> Iterator[Login]:
+    """A login that is written to the cluster's workspace, or to one for the moment where it has none."""
     if workspace is not None and workspace.root.is_dir():
-        yield workspace
+        yield Login(machines, workspace, prompts)
         return
     with temporary_folder() as folder:
         one = Workspace(folder / (workspace.root.name if workspace else "lost"))
         one.create()
-        yield one
+        yield Login(machines, one, prompts)

@@ -6,7 +6,7 @@ import json
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Interface, IPv4Network
 from typing import Final
@@ -16,10 +16,10 @@ from clusterctl.hosts import checks
 from clusterctl.hosts.checks import CLAIM, DoctorReport, Finding, expected, host_facts_request
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.hosts.roles import role_files, role_packages
-from clusterctl.providers.onprem.access import NO_LOGIN, ssh_host
-from clusterctl.providers.onprem.login import ANSWER_S, Login, Root, check_sudo, connect
+from clusterctl.providers.base import address_of
+from clusterctl.providers.onprem.access import NO_LOGIN, SshHost, ssh_host
+from clusterctl.providers.onprem.login import ANSWER_S, Login, check_sudo, connect
 from clusterctl.spec.distributions import common, distribution_of
-from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
@@ -34,35 +34,35 @@ _THEN: Final = "then run the same command again"
 _JOBS_TALK_OVER: Final = {"NCCL_SOCKET_IFNAME": "={interface}", "GLOO_SOCKET_IFNAME": "{interface}"}
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A machine and what it is to the cluster; ``address`` is an IPv4 address where that can be told here."""
+def members(spec: ClusterSpec, settings: OnpremSettings) -> tuple[Host, ...]:
+    """Every machine that has a part in the cluster, the controller first, as far as the spec tells.
 
-    name: str
-    machine: OnpremHost
-    address: str
-    roles: tuple[str, ...]
-    partition: str | None
-
-
-def members(spec: ClusterSpec, settings: OnpremSettings) -> tuple[Member, ...]:
-    """Every machine that has a part in the cluster, the controller first."""
+    ``address`` is an IPv4 address where that can be told here, ``host_key`` empty unless the spec has it.
+    """
     partitions = {name: p.name for p in spec.partitions for name in spec.node_names(p)}
-    machines = settings.machines
     found = []
     for name in dict.fromkeys([settings.controller, *partitions, *settings.login]):
         roles = [CONTROLLER] if name == settings.controller else []
         roles += [COMPUTE] if name in partitions else []
         roles += [LOGIN] if name in settings.login else []
-        machine = machines[name]
-        found.append(Member(name, machine, _resolved(machine, name), tuple(roles), partitions.get(name)))
+        to = ssh_host(name, settings.machines[name])
+        one = Host(
+            name=name,
+            address=_HERE if settings.machines[name].is_here else _resolved(to),
+            ssh_address=to.host,
+            port=to.port,
+            roles=tuple(roles),
+            partition=partitions.get(name),
+            host_key=to.host_key or "",
+        )
+        found.append(one)
     return tuple(found)
 
 
 def inventory(
     spec: ClusterSpec,
     settings: OnpremSettings,
-    asked: Sequence[Member],
+    asked: Sequence[Host],
     facts: Mapping[str, HostFacts],
     keys: Mapping[str, str],
     *,
@@ -96,23 +96,19 @@ def inventory(
     )
 
 
-def _host(one: Member, facts: HostFacts, place: str, key: str, proxy: tuple[str, ...]) -> Host:
-    to = ssh_host(one.name, one.machine)
+def _host(one: Host, facts: HostFacts, place: str, key: str, proxy: tuple[str, ...]) -> Host:
     hostname = facts.system.hostname.partition(".")[0]
-    return Host(
-        name=one.name,
-        address=place,
-        ssh_address=to.host if to.host != place else None,
-        port=to.port,
-        roles=one.roles,
-        partition=one.partition,
-        host_key=key,
-        distribution=facts.system.release,
-        cgroups=facts.cgroups,
-        hostname=hostname if hostname != one.name else None,
-        proxy_command=proxy,
-        job_environment=_JOBS_TALK_OVER,
-    )
+    told = {
+        "address": place,
+        "ssh_address": one.ssh_address if one.ssh_address != place else None,
+        "host_key": key,
+        "distribution": facts.system.release,
+        "cgroups": facts.cgroups,
+        "hostname": hostname if hostname != one.name else None,
+        "proxy_command": proxy,
+        "job_environment": _JOBS_TALK_OVER,
+    }
+    return one.model_copy(update=told)
 
 
 def _shared(settings: OnpremSettings, places: Mapping[str, str], *, alone: bool) -> SharedFolder:
@@ -126,18 +122,15 @@ def _shared(settings: OnpremSettings, places: Mapping[str, str], *, alone: bool)
     return SharedFolder(kind="nfs", server=places[settings.controller], path=shared.path)
 
 
-def _resolved(machine: OnpremHost, name: str) -> str:
+def _resolved(to: SshHost) -> str:
     """The machine's address, looked up if it is a name; behind a jump host it may be known there alone."""
-    if machine.is_here:
-        return _HERE
-    to = ssh_host(name, machine)
     if to.before is None:
         with suppress(OSError):  # ssh will say it
             return str(socket.getaddrinfo(to.host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     return to.host
 
 
-def _network(leader: Member, facts: HostFacts) -> IPv4Network:
+def _network(leader: Host, facts: HostFacts) -> IPv4Network:
     """The network of the address that the controller is reached under."""
     interfaces = _interfaces(facts)
     for one in interfaces:
@@ -155,9 +148,7 @@ def _network(leader: Member, facts: HostFacts) -> IPv4Network:
     raise ProvisionError.of_hosts("no network: {hosts}", [failure], then=_THEN)
 
 
-def _places(
-    asked: Sequence[Member], facts: Mapping[str, HostFacts], network: IPv4Network
-) -> Mapping[str, str]:
+def _places(asked: Sequence[Host], facts: Mapping[str, HostFacts], network: IPv4Network) -> Mapping[str, str]:
     """Host -> its address on the cluster's network."""
     found: dict[str, str] = {}
     failures: list[Failure] = []
@@ -196,7 +187,7 @@ def log_in(
 
 
 def joined_members(
-    asked: Sequence[Member], before: Mapping[str, Host], workspace: Workspace
+    asked: Sequence[Host], before: Mapping[str, Host], workspace: Workspace
 ) -> tuple[Mapping[str, Host], Mapping[str, Host]]:
     """Of the machines that were ours: those that let our account in, and those that do not answer at all."""
     same = [one.name for one in asked if one.name in before and _is_where_it_was(one, before[one.name])]
@@ -207,9 +198,8 @@ def joined_members(
 
 def examine(
     spec: ClusterSpec,
-    asked: Sequence[Member],
+    asked: Sequence[Host],
     login: Login,
-    workspace: Workspace,
     ours: Collection[str],
     *,
     only: Collection[str],
@@ -222,7 +212,14 @@ def examine(
     every = expected(spec, asked, installed=ours)
     wanted = {one.name: every[one.name] for one in asked if one.name in only and one.name not in lost}
     with ExitStack() as stack:
-        root = _root_commands(login, workspace, ours, stack)
+
+        def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
+            if host not in ours:
+                return login.root(host, argv, stdin)
+            transport = connect(host, login.workspace.ssh_config)
+            stack.callback(transport.close)
+            return transport.run(("sudo", "-n", *argv), stdin=stdin, timeout_s=ANSWER_S).stdout
+
         report = checks.examine(host_facts_request(spec, asked), wanted, root, leader=asked[0].name)
     unseen = [
         Finding(host, "error", failure.code, NO_LOGIN, failure.cause, failure.fix)
@@ -252,25 +249,12 @@ def parse_claim(text: str) -> Mapping[str, str]:
     return {str(key): str(value) for key, value in said.items()} if isinstance(said, dict) else {}
 
 
-def _is_where_it_was(one: Member, host: Host) -> bool:
-    to = ssh_host(one.name, one.machine)
-    same_key = to.host_key in (None, host.host_key)
-    return same_key and (host.ssh_address or host.address, host.port) == (to.host, to.port)
-
-
-def _root_commands(login: Login, workspace: Workspace, ours: Collection[str], stack: ExitStack) -> Root:
-    def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
-        if host not in ours:
-            return login.root(host, argv, stdin)
-        transport = connect(host, workspace.ssh_config)
-        stack.callback(transport.close)
-        return transport.run(("sudo", "-n", *argv), stdin=stdin, timeout_s=ANSWER_S).stdout
-
-    return root
+def _is_where_it_was(one: Host, host: Host) -> bool:
+    return one.host_key in ("", host.host_key) and address_of(one) == address_of(host)
 
 
 def preview(
-    spec: ClusterSpec, asked: Sequence[Member], facts: Mapping[str, HostFacts], new: Collection[str]
+    spec: ClusterSpec, asked: Sequence[Host], facts: Mapping[str, HostFacts], new: Collection[str]
 ) -> tuple[str, ...]:
     """A line for all machines that it is the same for."""
     said: dict[str, list[str]] = {}
@@ -281,7 +265,7 @@ def preview(
     return tuple(f"{', '.join(names)}: {text}" for text, names in said.items())
 
 
-def _preview_of(spec: ClusterSpec, one: Member, facts: HostFacts) -> Iterator[str]:
+def _preview_of(spec: ClusterSpec, one: Host, facts: HostFacts) -> Iterator[str]:
     packages = role_packages(spec, one.roles, distribution_of(facts.system.release))
     if missing := [name for name in packages if name not in facts.packages]:
         yield f"to be installed, with what they need: {', '.join(missing)}"

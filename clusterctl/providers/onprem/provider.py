@@ -7,7 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from clusterctl.errors import ClusterctlError, Failure, MachineError, ProvisionError, UsageError
+from clusterctl.errors import (
+    ClusterctlError,
+    Failure,
+    MachineError,
+    ProvisionError,
+    UnreachableError,
+    UsageError,
+)
 from clusterctl.hosts.checks import DoctorReport, failures, reject_unknown_hosts
 from clusterctl.providers.base import (
     REPLACED,
@@ -25,7 +32,7 @@ from clusterctl.providers.base import (
 )
 from clusterctl.providers.onprem import members, release
 from clusterctl.providers.onprem.access import raise_failures
-from clusterctl.providers.onprem.login import Login, create_account, workspace_for
+from clusterctl.providers.onprem.login import Login, create_account, open_login
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
@@ -74,11 +81,10 @@ class OnpremProvider(Provider):
         asked = members.members(spec, self._settings)
         reject_unknown_hosts(hosts, asked)
         chosen = [one for one in asked if not hosts or one.name in hosts]
-        with workspace_for(workspace) as folder:
-            login = Login(self._settings.machines, folder, self._prompts)
+        with open_login(self._settings.machines, workspace, self._prompts) as login:
             only = [one.name for one in chosen]
             login.check_keys(only)
-            report = members.examine(spec, asked, login, folder, (), only=only, lost=login.trust(only))
+            report = members.examine(spec, asked, login, (), only=only, lost=login.trust(only))
         return replace(
             report,
             findings=(*report.findings, *members.claim_findings(report.facts, workspace.known_id() or "")),
@@ -119,17 +125,19 @@ class OnpremProvider(Provider):
     def alive(self, cluster_id: str) -> bool:  # noqa: ARG002
         if self._workspace is None:
             return True  # nobody knows
-        return release.any_alive(self._workspace)
+        there, failed = members.log_in(list(hosts_as_raised(self._workspace)), self._workspace)
+        return bool(there) or not all(isinstance(exc, UnreachableError) for exc in failed.values())
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
         if workspace is None:
-            release.release_orphan(self._settings, cluster_id, self._prompts, report=report)
+            with open_login(self._settings.machines, None, self._prompts) as login:
+                release.release_orphan(login, self._settings, cluster_id, report=report)
             return
         self._workspace = workspace
         login = Login(self._settings.machines, workspace, self._prompts)
         failed: list[Failure] = []
         try:
-            release.release_all(login, cluster_id, workspace, self._prompts, report=report)
+            release.release_all(login, cluster_id, report=report)
         except ProvisionError as exc:
             failed += exc.failures
         there = hosts_as_raised(workspace).values()
@@ -140,10 +148,13 @@ class OnpremProvider(Provider):
             raise ProvisionError.of_hosts(f"{release.NOT_RELEASED}: {{hosts}}", failed, then=release.THEN)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
-        return release.find_leftovers(self._settings.machines, cluster_id, self._workspace, self._prompts)
+        with open_login(self._settings.machines, self._workspace, self._prompts) as login:
+            return release.find_leftovers(login, cluster_id)
 
     def orphans(self, name: str) -> tuple[str, ...]:
-        return release.find_orphans(self._settings.machines, name, self._prompts)
+        with open_login(self._settings.machines, None, self._prompts) as login:
+            found = release.claims(login).values()
+        return tuple(dict.fromkeys(c["id"] for c in found if c.get("name") == name and "id" in c))
 
     def _look(self, spec: ClusterSpec, workspace: Workspace, report: Reporter) -> _Found:
         """See what the machines are and what they can become."""
@@ -156,7 +167,7 @@ class OnpremProvider(Provider):
         login = Login(self._settings.machines, workspace, self._prompts)
         login.check_keys(new)
         there = [one.name for one in asked if one.name not in silent]
-        checked = members.examine(spec, asked, login, workspace, ours, only=there, lost=login.trust(new))
+        checked = members.examine(spec, asked, login, ours, only=there, lost=login.trust(new))
         _refuse(checked, asked, new, workspace, silent)
         keys = {name: host.host_key for name, host in ours.items()} | {
             name: login.key_of(name) for name in new
@@ -202,7 +213,7 @@ class OnpremProvider(Provider):
 
 def _refuse(
     report: DoctorReport,
-    asked: Sequence[members.Member],
+    asked: Sequence[Host],
     new: Collection[str],
     workspace: Workspace,
     silent: Mapping[str, Host],

@@ -35,7 +35,6 @@ from clusterctl.providers.onprem.login import (
     create_account,
     is_installation,
     remove_account,
-    workspace_for,
 )
 from clusterctl.providers.onprem.members import admin_login, log_in, parse_claim
 from clusterctl.spec.common import ADMIN_USER
@@ -64,20 +63,18 @@ exit 0
 """.replace("USER", ADMIN_USER)
 
 
-def release_all(
-    login: Login, cluster_id: str, workspace: Workspace, prompts: Prompts, *, report: Reporter
-) -> None:
+def release_all(login: Login, cluster_id: str, *, report: Reporter) -> None:
     """Release every machine of a cluster."""
-    inventory = inventory_as_raised(workspace)
+    inventory = inventory_as_raised(login.workspace)
     if inventory is None:
         return
     names = [host.name for host in inventory.hosts]
-    write_ssh_files(inventory, workspace)
+    write_ssh_files(inventory, login.workspace)
     claim = login.claim(cluster_id, inventory.cluster)
     report(f"looking at {len(names)} machines")
-    ours, failed = on_each(names, lambda host: _is_ours(host, login, claim, workspace))
+    ours, failed = on_each(names, lambda host: _is_ours(host, login, claim))
     mine = [host for host, is_ours in ours.items() if is_ours]
-    done, more = _release(mine, inventory, claim, workspace, prompts, report=report)
+    done, more = _release(mine, inventory, claim, login.workspace, login.prompts, report=report)
     for host in done:
         report(HostStep(host, "released", len(names)))
     raise_failures({**failed, **more}, what=NOT_RELEASED, then=THEN)
@@ -122,23 +119,13 @@ def release_removed(
     }
 
 
-def any_alive(workspace: Workspace) -> bool:
-    """Whether any machine of the cluster answers, whatever it says."""
-    there, failed = log_in(list(hosts_as_raised(workspace)), workspace)
-    return bool(there) or not all(isinstance(exc, UnreachableError) for exc in failed.values())
-
-
-def find_leftovers(
-    machines: Mapping[str, OnpremHost], cluster_id: str, workspace: Workspace | None, prompts: Prompts
-) -> tuple[Leftover, ...]:
+def find_leftovers(login: Login, cluster_id: str) -> tuple[Leftover, ...]:
     """What an ordinary user sees of us on the machines, by their owner's access."""
-    with workspace_for(workspace) as folder:
-        login = Login(machines, folder, prompts)
-        hosts = list(hosts_as_raised(folder)) or list(login.hosts)
-        hosts = [host for host in hosts if host in login.hosts]
-        lost = login.trust(hosts)
-        asked = [host for host in hosts if host not in lost]
-        seen, failed = on_each(asked, lambda host: _left_on(host, login, cluster_id))
+    hosts = list(hosts_as_raised(login.workspace)) or list(login.hosts)
+    hosts = [host for host in hosts if host in login.hosts]
+    lost = login.trust(hosts)
+    asked = [host for host in hosts if host not in lost]
+    seen, failed = on_each(asked, lambda host: _left_on(host, login, cluster_id))
     found = [Leftover(f"{host}: {what}") for host, lines in seen.items() for what in lines]
     unseen = {host: exc.cause for host, exc in {**lost, **failed}.items()}
     return (*found, *(Leftover(f"{host}: it can't be checked: {why}") for host, why in unseen.items()))
@@ -161,16 +148,16 @@ def claim_on(host: str, login: Login) -> Mapping[str, str]:
         return {}
 
 
-def _is_ours(host: str, login: Login, claim: Claim, workspace: Workspace) -> bool:
+def _is_ours(host: str, login: Login, claim: Claim) -> bool:
     """Whether there is something to release, with our account able to do it."""
     try:
-        check_sudo(admin_login(workspace)(host))
+        check_sudo(admin_login(login.workspace)(host))
     except UnreachableError:
         raise
     except ClusterctlError:
         if claim_on(host, login).get("id") != claim.cluster_id:
             return False  # it has been released, or never was ours
-        create_account(host, login.root, claim, admin_login(workspace))
+        create_account(host, login.root, claim, admin_login(login.workspace))
     return True
 
 
@@ -196,39 +183,29 @@ def _restored(
     return {}
 
 
-def find_orphans(machines: Mapping[str, OnpremHost], name: str, prompts: Prompts) -> tuple[str, ...]:
-    """Ids of the clusters of that name that the machines say they belong to."""
-    with workspace_for(None) as folder:
-        found = _claims(Login(machines, folder, prompts))
-    return tuple(dict.fromkeys(c["id"] for c in found.values() if c.get("name") == name and "id" in c))
-
-
-def release_orphan(settings: OnpremSettings, cluster_id: str, prompts: Prompts, *, report: Reporter) -> None:
-    """Release the machines that say that they belong to it."""
-    with workspace_for(None) as folder:
-        login = Login(settings.machines, folder, prompts)
-        mine = {host: c for host, c in _claims(login).items() if c.get("id") == cluster_id}
-        if not mine:
-            return
-        folder.create_secrets()
-        inventory = Inventory(
-            cluster=next(iter(mine.values())).get("name", ""),
-            cluster_id=cluster_id,
-            provider=settings.type,
-            hosts=tuple(_claimed_host(host, settings, login) for host in mine),
-            network="",
-            shared=settings.shared.path,
-            baked=False,
-        )
-        write_atomic(folder.joining, inventory.model_dump_json())
-        write_ssh_files(inventory, folder)
-        claim = login.claim(cluster_id, inventory.cluster)
-        _, failed = on_each(
-            list(mine), lambda host: create_account(host, login.root, claim, admin_login(folder))
-        )
-        if len(failed) == len(mine):
-            raise ProvisionError("none of its machines lets us in", why=str(next(iter(failed.values()))))
-        release_all(login, cluster_id, folder, prompts, report=report)
+def release_orphan(login: Login, settings: OnpremSettings, cluster_id: str, *, report: Reporter) -> None:
+    """Release the machines that say that they belong to it; ``login`` has a workspace for the moment."""
+    mine = {host: c for host, c in claims(login).items() if c.get("id") == cluster_id}
+    if not mine:
+        return
+    folder = login.workspace
+    folder.create_secrets()
+    inventory = Inventory(
+        cluster=next(iter(mine.values())).get("name", ""),
+        cluster_id=cluster_id,
+        provider=settings.type,
+        hosts=tuple(_claimed_host(host, settings, login) for host in mine),
+        network="",
+        shared=settings.shared.path,
+        baked=False,
+    )
+    write_atomic(folder.joining, inventory.model_dump_json())
+    write_ssh_files(inventory, folder)
+    claim = login.claim(cluster_id, inventory.cluster)
+    _, failed = on_each(list(mine), lambda host: create_account(host, login.root, claim, admin_login(folder)))
+    if len(failed) == len(mine):
+        raise ProvisionError("none of its machines lets us in", why=str(next(iter(failed.values()))))
+    release_all(login, cluster_id, report=report)
 
 
 def _claimed_host(name: str, settings: OnpremSettings, login: Login) -> Host:
@@ -244,7 +221,8 @@ def _claimed_host(name: str, settings: OnpremSettings, login: Login) -> Host:
     )
 
 
-def _claims(login: Login) -> Mapping[str, Mapping[str, str]]:
+def claims(login: Login) -> Mapping[str, Mapping[str, str]]:
+    """Host -> whose it is, as it says itself."""
     lost = login.trust(login.hosts)
     asked = [host for host in login.hosts if host not in lost]
     found, _ = on_each(asked, lambda host: claim_on(host, login))
@@ -303,10 +281,13 @@ def retry_all(
                 f"if it is: `clusterctl node forget {one.host.name}`; if not: `clusterctl down` releases it"
             )
             continue
+        # Keys that are confirmed now are those of other machines.
+        careful = replace(prompts, confirm=refuse_unknown_keys, accepted=())
+        login = Login({one.host.name: one.machine}, one.workspace, careful)
         try:
-            _release_pending(one, prompts, report)
+            _release_pending(one, login, report)
         except ClusterctlError as exc:
-            still = replace(one, why=_why(one, exc, prompts)).save()
+            still = replace(one, why=_why(login, exc)).save()
             notes.append(f"{still}; `clusterctl up` and `clusterctl down` try it again")
         else:
             notes.append(f"{one.title} was released")
@@ -328,38 +309,27 @@ def _is_where_it_was(host: Host, one: PendingRelease) -> bool:
     return address_of(host) == one.address or (host.name == one.host.name and one.why != REPLACED)
 
 
-def _release_pending(one: PendingRelease, prompts: Prompts, report: Reporter) -> None:
+def _release_pending(one: PendingRelease, login: Login, report: Reporter) -> None:
     """Release it, and verify that."""
-    name, cluster_id, prompts = one.host.name, one.workspace.cluster_id(), _without_keys(prompts)
-    login = Login({name: one.machine}, one.workspace, prompts)
+    name, cluster_id = one.host.name, one.workspace.cluster_id()
     if lost := login.trust([name]):
         raise lost[name]
     host = one.host.model_copy(update={"proxy_command": login.proxies([name]).get(name, ())})
     inventory = Inventory.model_validate_json(one.workspace.inventory.read_bytes())
     inventory = inventory.model_copy(update={"hosts": (host,)})
     write_atomic(one.workspace.inventory, inventory.model_dump_json(indent=2))
-    release_all(login, cluster_id, one.workspace, prompts, report=report)
-    if left := _left_of(one, prompts):
+    release_all(login, cluster_id, report=report)
+    if left := find_leftovers(login, cluster_id):
         raise ProvisionError(f"{name} has something of ours", why="; ".join(map(str, left)), host=name)
 
 
-def _left_of(one: PendingRelease, prompts: Prompts) -> tuple[Leftover, ...]:
-    machines = {one.host.name: one.machine}
-    return find_leftovers(machines, one.workspace.cluster_id(), one.workspace, prompts)
-
-
-def _without_keys(prompts: Prompts) -> Prompts:
-    """Keys that are confirmed now are those of other machines."""
-    return replace(prompts, confirm=refuse_unknown_keys, accepted=())
-
-
-def _why(one: PendingRelease, exc: ClusterctlError, prompts: Prompts) -> str:
+def _why(login: Login, exc: ClusterctlError) -> str:
     """Why something of ours is still there, and what, as far as it can be told."""
     if any(failure.code == UnreachableError.code for failure in exc.failures):
         return f"it does not answer; there are {_OURS}"
     cause = "; ".join(dict.fromkeys(failure.cause for failure in exc.failures))
     try:
-        seen = _left_of(one, _without_keys(prompts))
+        seen = find_leftovers(login, login.workspace.cluster_id())
     except ClusterctlError:
         seen = ()
     return f"{cause}; there are {', '.join(map(str, seen)) or _OURS}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from clusterctl.transport.base import Conversation, Result
+from clusterctl.transport.base import Conversation
+from clusterctl.util.process import Result
 from tests.support.here import LocalTransport
 
 

@@ -20,7 +20,7 @@ from clusterctl.errors import SchedulerError, TransportError, UnreachableError, 
 from clusterctl.scheduler.base import NodeInfo
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Result
+from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 
 

@@ -11,6 +11,8 @@ import jinja2
 import pytest
 import yaml
 
+from clusterctl.hosts.roles import spec_variables
+from clusterctl.spec.load import default_spec
 from clusterctl.util.assets import asset
 
 ANSIBLE = asset("ansible")
@@ -30,7 +32,7 @@ KEYS = {
         "contexts",
     ),
     "databases",
-    *("hosts", "when", "packages", "ports", "drift", "hint"),
+    *("hosts", "when", "variables", "packages", "ports", "drift", "hint"),
 }
 # Module -> the argument that names what it writes.
 WRITERS = {
@@ -127,6 +129,15 @@ def test_each_role_says_what_it_touches(role: str) -> None:
     assert path.exists(), f"{path} is missing: see any other role's"
     assert list(document(path)) == [f"{role}_touches"]
     assert set(document(path)[f"{role}_touches"]) <= KEYS
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_a_role_takes_from_the_spec_is_a_variable_of_its_own(role: str) -> None:
+    named = document(ANSIBLE / f"roles/{role}/meta/touches.yml")[f"{role}_touches"].get("variables", {})
+    specs = document(ANSIBLE / f"roles/{role}/meta/argument_specs.yml")["argument_specs"].values()
+    assert named.keys() <= {name for one in specs for name in one.get("options", {})}
+    assert all(name.startswith(f"{role}_") for name in named)
+    assert spec_variables(default_spec(), [role]).keys() <= named.keys()
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -19,8 +19,8 @@ from clusterctl.scheduler.session import Session, resolve_submissions, script_of
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import JobEntry, Ledger
-from clusterctl.transport.base import Result
 from clusterctl.util.assets import payload_hash
+from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 from tests.support.disks import small_disk
 from tests.support.played.cluster import Nearby

@@ -11,6 +11,7 @@ import pytest
 from clusterctl.errors import ProvisionError, UnreachableError
 from clusterctl.providers.base import NO_PROMPTS, REPLACED, pending_releases
 from clusterctl.providers.onprem import release
+from clusterctl.providers.onprem.login import Login
 from clusterctl.providers.onprem.provider import OnpremProvider
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import Host, Inventory
@@ -153,9 +154,9 @@ def test_down_gives_all_others_back_and_fails_for_the_sake_of_one_that_is_silent
 ) -> None:
     asked: list[str] = []
 
-    def release_all(_: object, __: object, where: Workspace, *___: object, **____: object) -> None:
-        asked.append(where.root.name)
-        if where != workspace:
+    def release_all(login: Login, *_: object, **__: object) -> None:
+        asked.append(login.workspace.root.name)
+        if login.workspace != workspace:
             silent()
 
     monkeypatch.setattr(release, "release_all", release_all)

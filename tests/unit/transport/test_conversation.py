@@ -7,13 +7,15 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing
+from types import SimpleNamespace
 
 import pytest
 
-from clusterctl.cli.access import _for_the_shell
+from clusterctl.cli import access
+from clusterctl.cli.options import Options
+from clusterctl.cli.output import Screen
 from clusterctl.errors import CommandError, UnreachableError
 from clusterctl.transport.base import Conversation, Transport
-from clusterctl.transport.openssh import OpenSSH
 from clusterctl.transport.ssh import SSHTransport
 from tests.support.here import LocalTransport
 from tests.support.processes import gone
@@ -119,6 +121,11 @@ def test_one_string_is_for_the_remote_shell_and_words_are_not(
 ) -> None:
     """`clusterctl ssh HOST 'a && b'` looked for a program of that name."""
     monkeypatch.setattr(sys, "argv", ["clusterctl", "ssh", *words])
-    command = _for_the_shell([word for word in words[1:] if word != "--"])
-    argv = OpenSSH(sshd.config(), me).argv("node", command)
+    monkeypatch.setattr(access, "workspace_of", lambda *_: SimpleNamespace(ssh_config=sshd.config()))
+    monkeypatch.setattr(access, "inventory_of", lambda _: SimpleNamespace(host=str))
+    begun: list[list[str]] = []
+    monkeypatch.setattr(os, "execvp", lambda _, argv: begun.append(argv))
+    command = [word for word in words[1:] if word != "--"]
+    access.ssh(Screen(json=False, color=False), Options(), "node", command, me)
+    (argv,) = begun
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == said
