@@ -13,13 +13,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from clusterctl.errors import (
-    Failure,
-    SchedulerError,
-    TransportError,
-    UsageError,
-    WaitTimeoutError,
-)
+from clusterctl.errors import Failure, SchedulerError, TransportError, UsageError, WaitTimeoutError
 from clusterctl.providers import registry
 from clusterctl.providers.base import REPLACED, address_of, hosts_as_raised, pending_releases
 from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs
