@@ -7,15 +7,16 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
-from clusterctl.errors import ClusterctlError, Failure, ProvisionError, TransportError, UsageError
+from clusterctl.errors import ClusterctlError, Failure, ProvisionError, TransportError
 from clusterctl.hosts.firewall import Chain, firewall_of
 from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, ProbeRequest, parse_report
 from clusterctl.hosts.roles import role_files, role_packages, role_ports, role_units
 from clusterctl.spec.base import format_duration, format_size
 from clusterctl.spec.distributions import distribution_of, releases
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import Host
 from clusterctl.util.process import on_each
 
 Level = Literal["error", "warning"]
@@ -385,18 +386,7 @@ _AFTER: Final = {"/": 128, "/var": 256, "/tmp": 64}  # noqa: S108
 _CUPY: Final = {"/opt": 7168}  # with CUDA's libraries, and their wheels until they are unpacked
 
 
-class Member(Protocol):
-    """A host, as an inventory or a spec has it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def address(self) -> str: ...
-    @property
-    def roles(self) -> tuple[str, ...]: ...
-
-
-def host_facts_request(spec: ClusterSpec, members: Sequence[Member]) -> ProbeRequest:
+def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeRequest:
     """What to ask of every host before it is part of the cluster, and for `doctor`."""
     roles = sorted({one.roles for one in members})
     ports = {port for group in roles for port in role_ports(spec, group)}
@@ -416,7 +406,7 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Member]) -> ProbeReq
 
 
 def expected(
-    spec: ClusterSpec, members: Sequence[Member], *, installed: Collection[str]
+    spec: ClusterSpec, members: Sequence[Host], *, installed: Collection[str]
 ) -> Mapping[str, Expected]:
     """Host -> what the spec needs of it; where all is ``installed`` already that takes less room."""
     room = {True: dict.fromkeys(_BEFORE, 0) | _AFTER, False: dict(_BEFORE)}
@@ -444,7 +434,7 @@ def expected(
     }
 
 
-def _others(spec: ClusterSpec, member: Member, members: Sequence[Member]) -> tuple[IPv4Network, ...]:
+def _others(spec: ClusterSpec, member: Host, members: Sequence[Host]) -> tuple[IPv4Network, ...]:
     """Where the traffic of the other hosts comes from."""
     network = spec.provider.known_network
     sources = (_source(one.address, network) for one in members if one.name != member.name)
@@ -458,18 +448,3 @@ def _source(address: str, network: IPv4Network | None) -> IPv4Network | None:
     except ValueError:  # a name that only a jump host knows
         return network
     return source if network is None or source.subnet_of(network) else network
-
-
-def reject_unknown_hosts(asked_for: Collection[str], members: Sequence[Member]) -> None:
-    """That every host that is asked for is one of the cluster's.
-
-    Raises:
-        UsageError: one is not.
-    """
-    known = [member.name for member in members]
-    if strangers := [host for host in asked_for if host not in known]:
-        raise UsageError(
-            f"the cluster has no host {', '.join(strangers)}",
-            why=f"its hosts are {', '.join(known)}",
-            fix="name some of these, or none for all",
-        )
