@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from ansible_runner.config.runner import RunnerConfig as _Config
 
 MAX_FORKS = 32
+LOOK_EVERY_S = 5.0  # while Ansible says nothing
 _POLL_S = 0.2  # how often the runner looks whether it was cancelled
 _PATIENCE_S = 5.0
+_PROC = Path("/proc")
 _TAIL_LINES = 20
 _LONGEST_SOCKET_HOME = 50
 
@@ -153,17 +155,14 @@ def _drive(config: _Config, collected: _Collected) -> int:
 
 
 def _next(inbox: queue.SimpleQueue[Event | None], collected: _Collected) -> Event | None:
-    """The next event; None at the end.
-
-    Raises:
-        ConfigureError: there will be none, since a process is dead that Ansible waits for.
-    """
-    watchdog = Watchdog()
+    """The next event; None at the end. There will be none where a process is dead that Ansible waits for."""
+    eldest: int | None = None
     while True:
         try:
             return inbox.get(timeout=LOOK_EVERY_S)
-        except queue.Empty:
-            if watchdog.hopeless(collected.pid):
+        except queue.Empty:  # it must be dead at two looks in a row: at the end it is for a moment
+            before, eldest = eldest, _dead_eldest(collected.pid) if collected.pid is not None else None
+            if eldest is not None and eldest == before:
                 raise _lost(collected) from None
 
 
@@ -249,22 +248,6 @@ def _error(run: PlaybookRun, collected: _Collected, rc: int) -> ConfigureError:
     error = ConfigureError.of_hosts("configuration failed on {hosts}", failures, then=then)
     error.where = failures[0].phase or run.playbook
     return error
-
-
-LOOK_EVERY_S = 5.0  # while Ansible says nothing
-_PROC = Path("/proc")
-
-
-@dataclass(slots=True)
-class Watchdog:
-    """Told of each silence of Ansible. It must be dead twice in a row: at the end it is for a moment."""
-
-    _suspect: int | None = None
-
-    def hopeless(self, ansible: int | None) -> bool:
-        """Whether the playbook of that process can't go on."""
-        before, self._suspect = self._suspect, _dead_eldest(ansible) if ansible is not None else None
-        return self._suspect is not None and self._suspect == before
 
 
 def _dead_eldest(parent: int) -> int | None:

@@ -18,8 +18,6 @@ Event = Mapping[str, Any]
 
 
 class Status(StrEnum):
-    """How a task ended on a host."""
-
     OK = "ok"
     CHANGED = "changed"
     FAILED = "failed"
@@ -44,7 +42,6 @@ class TaskProgress:
 
     @property
     def what(self) -> str:
-        """The task, with its role."""
         return f"{self.role}: {self.task}" if self.role else self.task
 
     @property

@@ -97,7 +97,6 @@ class _Inventory:
         self.notes_of_hosts.setdefault(text, []).append(_name(host))
 
     def document(self) -> dict[str, Any]:
-        """The spec."""
         leader = next((h for group in _LEADERS for h in self.groups.get(group, ())), self.hosts[0])
         logins = list(dict.fromkeys(host for group in _LOGINS for host in self.groups.get(group, ())))
         if not any(group in self.groups for group in _LEADERS):
@@ -127,7 +126,6 @@ class _Inventory:
         return tuple(host for host in self.connections if host not in others)
 
     def _connection(self, host: str) -> str:
-        """What Ansible reaches a host by."""
         said = str(self._plain(host, "ansible_connection") or "ssh")
         return said.removeprefix("ansible.builtin.").removeprefix("ansible.legacy.")
 

@@ -56,7 +56,6 @@ def write_ansible_inventory(spec: ClusterSpec, inventory: Inventory, workspace: 
 
 
 def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> str:
-    """The Ansible inventory."""
     variables = {
         "clusterctl_baked": inventory.baked,
         "clusterctl_scheduler": inventory.scheduler,
@@ -165,7 +164,6 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
 
 
 def _slurm(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Variables:
-    """What only the roles of Slurm read."""
     return {
         "munge_key_src": _literal(str(workspace.munge_key)),
         "slurmdbd_config_src": _literal(str(workspace.rendered / "slurmdbd.conf")),
@@ -179,7 +177,6 @@ def _slurm(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Var
 
 
 def _mpi_ssh(inventory: Inventory) -> Variables:
-    """What job users need to start ranks on the other hosts."""
     return {
         "openmpi_ssh": MPI_SSH,
         "firewall_slurm": False,
@@ -234,7 +231,6 @@ def _distribution(distribution: Distribution) -> Variables:
 
 
 def _repositories(spec: ClusterSpec) -> Variables:
-    """Where packages come from, as far as the spec says it."""
     mirrors = spec.software.mirrors.model_dump(exclude_none=True)
     chosen = {"repositories_openhpc": True} if spec.software.slurm == "openhpc" else {}
     return {**chosen, **({"repositories_mirrors": mirrors} if mirrors else {})}

@@ -49,8 +49,6 @@ class _Stored(BaseModel):
 
 
 class Entry(_Stored):
-    """One file of a bundle."""
-
     path: Annotated[str, StringConstraints(max_length=250)]
     size: Annotated[int, Field(ge=0)]
     sha256: Sha256
@@ -206,7 +204,6 @@ class Bundle:
 
 
 def padded(size: int) -> int:
-    """A size in whole blocks of a tar."""
     return size + -size % BLOCK
 
 

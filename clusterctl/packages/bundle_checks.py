@@ -49,7 +49,7 @@ def reject_defects(file: Path, wrong: Sequence[Defect]) -> None:
     """Raise if there are defects.
 
     Raises:
-        BundleError: something is; one failure each.
+        BundleError: one failure a defect.
     """
     if not wrong:
         return
@@ -129,7 +129,6 @@ class Remembered(BaseModel):
 
     @classmethod
     def of(cls, bundle: Bundle) -> Remembered:
-        """The bundle as it is now."""
         stat = bundle.file.stat()
         return cls(file=bundle.file, digest=bundle.digest, size=stat.st_size, mtime_ns=stat.st_mtime_ns)
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
-
-from ruamel.yaml import YAML
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.spec.common import Nvidia, Software
 from clusterctl.spec.distributions import Distribution
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import asset, table
 
 PLAIN: Final = Software()
 _SUFFIX: Final = "_packages"
@@ -60,11 +57,7 @@ def asked_packages(distribution: Distribution, software: Software) -> tuple[str,
 
 
 def packages_of(roles: Iterable[str], distribution: Distribution, software: Software) -> tuple[str, ...]:
-    """What these roles of Ansible's ask for on a host of this distribution.
-
-    Raises:
-        ClusterctlError: a role's data can't be read without Ansible.
-    """
+    """What these roles of Ansible's ask for on a host of this distribution."""
     folders = [_roles() / role / "vars" for role in roles]
     openhpc = software.slurm == "openhpc"
     return tuple(sorted({name for one in folders for name in _names(one, distribution, openhpc=openhpc)}))
@@ -121,12 +114,8 @@ def _names(folder: Path, distribution: Distribution, *, openhpc: bool) -> Iterat
             yield package
 
 
-@cache
 def _variables(folder: Path, distribution: Distribution) -> dict[str, Any]:
     """The variables of a role on this distribution: those of its family, then those of its release."""
-    found: dict[str, Any] = {}
-    for name in (distribution.family, distribution.release):
-        path = folder / f"{name}.yml"
-        if path.is_file():
-            found |= YAML(typ="safe").load(path.read_text()) or {}
-    return found
+    paths = [folder / f"{name}.yml" for name in (distribution.family, distribution.release)]
+    found = [table(path, dict[str, Any]) for path in paths if path.is_file()]
+    return {name: value for one in found for name, value in one.items()}

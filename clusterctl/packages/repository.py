@@ -56,16 +56,11 @@ class RepositoryRequest:
 
     @property
     def title(self) -> str:
-        """What to call the distribution."""
         return self.called or self.distribution.release
 
     @property
     def sources(self) -> tuple[Mapping[str, Any], ...]:
-        """Where packages come from, as the table says it: the distribution's, and what the software adds.
-
-        Raises:
-            UsageError: the distribution is not in the table.
-        """
+        """Where packages come from, as the table says it: the distribution's, and what the software adds."""
         known = table(_DATA / "archives.toml", dict[str, dict[str, Any]])
         if (archive := known.get(self.distribution.release)) is None:
             raise UsageError(
@@ -218,7 +213,6 @@ def _asked(file: str) -> str:
 
 
 def _apt_repository(distribution: str, records: Sequence[str], paths: Mapping[str, Path]) -> Repository:
-    """The files of a flat repository, and the versions in it."""
     files: dict[str, Path | bytes] = {f"pool/{name}": path for name, path in paths.items()}
     index, versions = [], []
     for record in records:
@@ -316,7 +310,6 @@ def _dnf(packer: RepositoryRequest, *words: str, what: str) -> str:
 
 
 def _repositories(packer: RepositoryRequest) -> tuple[str, tuple[str, ...]]:
-    """A .repo file of the repositories, and where their keys are."""
     if packer.archive is not None:
         return own_repositories(packer.archive)
     text = "\n".join(
@@ -384,11 +377,6 @@ def _versions(packages: Path, files: Sequence[str]) -> Iterator[tuple[str, str, 
 
 
 def _read_own(path: Path) -> str:
-    """A file of the user's that names repositories.
-
-    Raises:
-        UsageError: it can't be read.
-    """
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as exc:
@@ -398,26 +386,15 @@ def _read_own(path: Path) -> str:
 
 
 def _not_repositories(path: Path, what: str, why: str, fix: str) -> UsageError:
-    """The error for a file of the user's that does not name repositories."""
     return UsageError(f"the file of repositories {what}", where=str(path), why=why, fix=fix)
 
 
 def _need(tool: str, *, of: str, fix: str) -> None:
-    """Require a tool that packing for ``of`` needs.
-
-    Raises:
-        MachineError: it is not on this machine.
-    """
     if shutil.which(tool) is None:
         raise MachineError(f"packages of {of} can't be fetched here: there is no {tool}", fix=fix)
 
 
 def _run(argv: Sequence[str], *, what: str, fix: str) -> str:
-    """Run a command and return its stdout.
-
-    Raises:
-        MachineError: it failed; with the end of its output.
-    """
     done = process.run(argv, env={**os.environ, **_ALWAYS})
     if done.rc != 0:
         raise MachineError(f"{what} failed", where=argv[0], why=done.reason, fix=fix)
@@ -425,11 +402,7 @@ def _run(argv: Sequence[str], *, what: str, fix: str) -> str:
 
 
 def _download(url: str, *, what: str) -> bytes:
-    """The content at a URL; `file:` is of this machine.
-
-    Raises:
-        MachineError: it can't be had.
-    """
+    """The content at a URL; `file:` is of this machine."""
     try:
         if url.startswith("file://"):
             return Path(url.removeprefix("file://")).read_bytes()

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -38,7 +39,6 @@ class NodePlatform:
 
     @classmethod
     def of(cls, distribution: Distribution) -> NodePlatform:
-        """The nodes of a cluster with that distribution."""
         return cls(distribution.python_version, distribution.glibc_minor)
 
     def __str__(self) -> str:
@@ -84,7 +84,6 @@ class Wheel:
 
     @classmethod
     def of(cls, file: str, sha256: str) -> Wheel:
-        """The wheel of a file's name."""
         name, version, _, _ = parse_wheel_filename(file)
         return cls(name, str(version), sha256, file)
 
@@ -124,11 +123,7 @@ def pins(lock: Path) -> dict[str, str]:
 
 @contextmanager
 def cache_of_downloads(name: str = "") -> Iterator[Path]:
-    """The cache, or a folder of it, for what reads or writes there.
-
-    Raises:
-        MachineError: it can't be written.
-    """
+    """The cache, or a folder of it; an OSError of what reads or writes there becomes a MachineError."""
     folder = cache_home() / name
     try:
         yield folder
@@ -157,13 +152,10 @@ def wheelhouse(
         return folder
     with cache_of_downloads() as home:
         home.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(home) as partial:
-            wheels = partial / "wheels"
+        with temporary_folder(home) as unfinished:
+            wheels = unfinished / "wheels"
             wheels.mkdir()
-            if fill is None:
-                _download_locked(lock, node, wheels)
-            else:
-                fill(wheels)
+            (fill or partial(_download_locked, lock, node))(wheels)
             try:
                 wheels.rename(folder)
             except OSError:
@@ -173,7 +165,6 @@ def wheelhouse(
 
 
 def has_wheelhouse(lock: Path, node: NodePlatform) -> bool:
-    """Whether there is a wheelhouse of the lock already."""
     return _folder(lock, node).is_dir()
 
 
@@ -207,7 +198,7 @@ def content_hash(files: Sequence[Path]) -> str:
     """A hash of what these files and those that they include say, wherever they lie.
 
     Raises:
-        UsageError: one of the files can't be read.
+        UsageError: one of them can't be read.
     """
     return digest(*(said for file in files for _, said in _contents(file, frozenset())))
 
@@ -297,7 +288,6 @@ class Requirements:
 
     @property
     def kept(self) -> Mapping[str, str]:
-        """The versions to keep, if they can be."""
         return {**pins(self.base), **self.held}
 
     @property
@@ -336,23 +326,13 @@ def resolve(asked: Requirements, *, report: LineReporter, heard: LineReporter = 
 
 
 def cached_lock(asked: Requirements) -> Lock | None:
-    """What ``resolve`` would say without asking pip, if it can.
-
-    Raises:
-        UsageError: a file can't be read.
-        MachineError: the cache of downloads can't be read.
-    """
+    """What ``resolve`` would say without asking pip, if it can."""
     with cache_of_downloads(_CACHE):
         return _load_lock(asked.answer, asked)
 
 
 def store_lock(asked: Requirements, text: str, fill: Callable[[Wheel, Path], None]) -> None:
-    """Have ``resolve`` say this without asking pip. ``fill`` brings each wheel that is not in the cache.
-
-    Raises:
-        MachineError: the cache of downloads can't be written; and what ``fill`` raises.
-        UsageError: a requirements file can't be read.
-    """
+    """Have ``resolve`` say this without asking pip. ``fill`` brings each wheel that is not in the cache."""
     with cache_of_downloads(_CACHE) as home:
         answer = asked.answer
         answer.parent.mkdir(parents=True, exist_ok=True)
@@ -367,7 +347,6 @@ def store_lock(asked: Requirements, text: str, fill: Callable[[Wheel, Path], Non
 
 
 def _load_lock(answer: Path, asked: Requirements) -> Lock | None:
-    """The lock of an answer, if its wheels are still there."""
     if not answer.is_file():
         return None
     lock = Lock.read(answer.read_text(), pins(asked.base), asked.node)

@@ -117,28 +117,30 @@ class Api:
                 continue
             except (GoogleAuthError, requests.RequestException) as exc:
                 raise CloudError("Google could not be asked", where=url, why=_first_line(exc)) from exc
+            answer = _json(response)
             if response.ok:
-                return dict(_json(response))
-            if last or not (response.status_code in _RETRIED or _reasons(response) & _TOO_FAST):
+                return answer
+            if last or not (response.status_code in _RETRIED or _refused(answer)[0] & _TOO_FAST):
                 raise self._refusal(service, verb, path, response)
             self.clock.sleep(_delay(attempt, response))
         raise AssertionError("the last try returns or raises")
 
     def _refusal(self, service: str, verb: str, path: str, response: requests.Response) -> CloudError:
         """A refusal as one of our errors."""
-        status, message = response.status_code, _message(response)
-        said: dict[str, Any] = {"where": path, "why": message, "status": status}
-        if "quota project" in message:
+        status, (reasons, message) = response.status_code, _refused(_json(response))
+        why = f"{(message or response.reason).strip()} (HTTP {status})"
+        said: dict[str, Any] = {"where": path, "why": why, "status": status}
+        if "quota project" in why:
             fix = f"name one: `gcloud auth application-default set-quota-project {self.project}`"
             return CredentialsError("the login names no project to count calls on", fix=fix, **said)
         if status == requests.codes.unauthorized:
             return CredentialsError("Google does not take the login", fix=LOG_IN, **said)
-        if _reasons(response) & _API_OFF:
+        if reasons & _API_OFF:
             name = f"{service}.googleapis.com"
             fix = f"`gcloud services enable {name} --project {self.project}`, and wait a minute"
             return ApiOffError(f"the API {name} is off in {self.project}", fix=fix, **said)
         if status == requests.codes.forbidden:
-            found = _PERMISSION.search(message)
+            found = _PERMISSION.search(why)
             right = found[1] if found else "a right"
             fix = f"ask an owner of {self.project} for a role with it; docs/gcp.md lists them"
             return PermissionDeniedError(f"the login lacks {right}", fix=fix, **said)
@@ -171,20 +173,13 @@ def _delay(attempt: int, response: requests.Response | None = None) -> float:
     return min(wanted, _LONGEST_DELAY_S)
 
 
-def _error(response: requests.Response) -> Json:
-    error = _json(response).get("error")
-    return error if isinstance(error, dict) else {}
-
-
-def _reasons(response: requests.Response) -> set[str]:
-    error = _error(response)
+def _refused(answer: Json) -> tuple[set[str], str]:
+    """Why Google refuses, in its words for programs and for people."""
+    error = answer.get("error")
+    error = error if isinstance(error, dict) else {}
     rows = [*error.get("errors", ()), *error.get("details", ())]
-    return {str(row["reason"]) for row in rows if isinstance(row, dict) and "reason" in row}
-
-
-def _message(response: requests.Response) -> str:
-    text = str(_error(response).get("message") or response.reason)
-    return f"{text.strip()} (HTTP {response.status_code})"
+    reasons = {str(row["reason"]) for row in rows if isinstance(row, dict) and "reason" in row}
+    return reasons, str(error.get("message") or "")
 
 
 def _json(response: requests.Response) -> Json:

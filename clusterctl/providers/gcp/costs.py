@@ -68,13 +68,7 @@ def caveat(region: str) -> str:
 
 
 def of_disk(kind: str, gib: float) -> float | None:
-    """One persistent disk."""
     return of_gib(table().disks.get(kind), gib)
-
-
-def of_filestore(tier: str, gib: float) -> float | None:
-    """A Filestore instance."""
-    return of_gib(table().filestore.get(tier), gib)
 
 
 def of_nat(hosts: int) -> float:
@@ -182,12 +176,16 @@ def of_row(kind: str, row: Attributes) -> float | None:
     """What something that the REST API shows costs; 0 for what Google does not charge for by the hour."""
     match kind:
         case "instance":
-            return _of_row_of_instance(row)
+            added = row.get("guestAccelerators", ())
+            gpus = {_last_part(gpu["acceleratorType"]): gpu["acceleratorCount"] for gpu in added}
+            spot = row.get("scheduling", {}).get("provisioningModel") == "SPOT"
+            price = of_machine(_last_part(row.get("machineType", "")), gpus, spot=spot)
+            return 0.0 if row.get("status") in OFF else price  # its disks are shown by themselves
         case "disk":
             return of_disk(_last_part(row["type"]), float(row["sizeGb"]))
         case "shared folder":
             gib = sum(float(share["capacityGb"]) for share in row.get("fileShares", ()))
-            return of_filestore(str(row.get("tier", "")), gib)
+            return of_gib(table().filestore.get(str(row.get("tier", ""))), gib)
         case "address" | "router":  # Cloud NAT is charged for by machines, which go first, and by its address
             return table().address
         case "bucket":
@@ -196,23 +194,11 @@ def of_row(kind: str, row: Attributes) -> float | None:
             return 0.0
 
 
-def _of_row_of_instance(row: Attributes) -> float | None:
-    if row.get("status") in OFF:
-        return 0.0  # its disks are charged for, and shown by themselves
-    gpus = {
-        _last_part(gpu["acceleratorType"]): gpu["acceleratorCount"]
-        for gpu in row.get("guestAccelerators", ())
-    }
-    spot = row.get("scheduling", {}).get("provisioningModel") == "SPOT"
-    return of_machine(_last_part(row.get("machineType", "")), gpus, spot=spot)
-
-
 def _of_instance(instance: Attributes, own: Mapping[str, float]) -> float | None:
     name = str(instance.get("machine_type"))
     spot = any(each.get("provisioning_model") == "SPOT" for each in instance.get("scheduling") or ())
-    gpus = {
-        _last_part(str(gpu["type"])): int(gpu["count"]) for gpu in instance.get("guest_accelerator") or ()
-    }
+    accelerators = instance.get("guest_accelerator") or ()
+    gpus = {_last_part(str(gpu["type"])): int(gpu["count"]) for gpu in accelerators}
     known = gcp_nodes.machine(name)
     added = max(len(instance.get("scratch_disk") or ()) - (known.bundled_ssds if known else 0), 0)
     off = instance.get("current_status") in OFF
@@ -228,7 +214,7 @@ def _of_other(kind: str, attributes: Attributes, hosts: int) -> float | None:
             return of_disk(str(attributes.get("type")), float(attributes.get("size") or 0))
         case "google_filestore_instance":
             gib = sum(float(share["capacity_gb"]) for share in attributes.get("file_shares") or ())
-            return of_filestore(str(attributes.get("tier")), gib)
+            return of_gib(table().filestore.get(str(attributes.get("tier"))), gib)
         case "google_compute_router_nat":
             return of_nat(hosts)
         case _:

@@ -24,7 +24,7 @@ from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunne
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
 from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.base import GIB_MIB, Model
-from clusterctl.spec.common import ADMIN_USER, Partition
+from clusterctl.spec.common import ADMIN_USER
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcpSettings, GcsState
 from clusterctl.spec.gcp_nodes import GcpDisk, GcpNodes, Machine, image_of
@@ -249,7 +249,7 @@ Variables = dict[str, Any]
 def variables(spec: ClusterSpec, cluster_id: str, public_key: str) -> Variables:
     """The variables of the root module, as JSON has them. The spec's provider is Google Cloud."""
     settings = gcp.settings_of(spec)
-    share = settings.filestore
+    share, hosts = settings.filestore, _hosts(spec, settings, cluster_id)
     common = {"project", "zone", "labels", "enable_apis", "kms_key", "secure_boot", "bucket"}
     network = {"network": {"cidr", "network", "subnetwork"}}
     return {
@@ -261,12 +261,8 @@ def variables(spec: ClusterSpec, cluster_id: str, public_key: str) -> Variables:
         "admin_public_key": public_key.strip(),
         "services": services(settings),
         "auto_down": settings.auto_down is not None,
-        "hosts": _hosts(spec, settings, cluster_id),
-        "placements": [
-            placement(spec, cluster_id, partition)
-            for partition in spec.partitions
-            if settings.nodes_of(partition.name).compact_placement
-        ],
+        "hosts": hosts,
+        "placements": [*dict.fromkeys(host["placement"] for host in hosts.values() if host.get("placement"))],
         "filestore": share and {"tier": share.tier, "capacity_gib": share.capacity // GIB_MIB},
     }
 
@@ -281,17 +277,12 @@ def services(settings: GcpSettings) -> list[str]:
     return [f"{name}.googleapis.com" for name in wanted]
 
 
-def placement(spec: ClusterSpec, cluster_id: str, partition: Partition) -> str:
-    """The name of a partition's compact placement policy."""
-    return f"{spec.name}-{cluster_id}-{partition.name}"
-
-
 def _hosts(spec: ClusterSpec, settings: GcpSettings, cluster_id: str) -> dict[str, Variables]:
     controller = _host(settings.controller, gcp.controller_machine(spec))
     hosts: dict[str, Variables] = {spec.controller_host: {"role": "controller", **controller}}
     for partition in spec.partitions:
         nodes = settings.nodes_of(partition.name)
-        policy = placement(spec, cluster_id, partition) if nodes.compact_placement else None
+        policy = f"{spec.name}-{cluster_id}-{partition.name}" if nodes.compact_placement else None
         host = _host(nodes, gcp.machine_of(spec, partition))
         host |= {"role": "compute", "partition": partition.name, "placement": policy}
         hosts |= dict.fromkeys(spec.node_names(partition), host)

@@ -260,11 +260,6 @@ _REASONS: Final = {
     "replace_because_tainted": "it was not made to the end",
     "replace_by_request": "it was asked for",
     "replace_by_triggers": "what it depends on changes",
-    "delete_because_no_resource_config": "it is no longer asked for",
-    "delete_because_each_key": "it is no longer asked for",
-    "delete_because_no_module": "it is no longer asked for",
-    "delete_because_count_index": "it is no longer asked for",
-    "delete_because_wrong_repetition": "it is no longer asked for",
 }
 # What may come instead of what was shown, when part of it was done: Terraform makes anew what is half made.
 _INSTEAD: Final[Mapping[str, frozenset[str]]] = {
@@ -309,7 +304,6 @@ class Plan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it would do nothing at all."""
         return not self.real_changes and not self.outputs_change
 
     @property
@@ -365,7 +359,8 @@ def _change(raw: Mapping[str, Any], secrets: frozenset[str]) -> ResourceChange:
 
 def _why(raw: Mapping[str, Any], change: Mapping[str, Any]) -> tuple[str, ...]:
     paths: Sequence[Sequence[str | int]] = change.get("replace_paths") or ()
-    reason = _REASONS.get(raw.get("action_reason", ""))
+    said = raw.get("action_reason", "")
+    reason = "it is no longer asked for" if said.startswith("delete_because") else _REASONS.get(said)
     return tuple(".".join(map(str, path)) for path in paths) or ((reason,) if reason else ())
 
 

@@ -57,7 +57,6 @@ class Resource:
 
     @classmethod
     def of(cls, raw: Event) -> Resource:
-        """The ``resource`` of an event."""
         return cls(raw["addr"], raw["resource_type"], raw.get("resource_key"))
 
 
@@ -77,7 +76,6 @@ class Diagnostic:
 
     @property
     def text(self) -> str:
-        """Summary and detail."""
         return f"{self.summary}: {self.detail}" if self.detail else self.summary
 
 
@@ -190,12 +188,15 @@ def forget_runs(folder: Path) -> None:
 @contextmanager
 def recorded(folder: Path) -> Iterator[None]:
     """Note a run while it lasts; the caller holds the folder's lock."""
-    mine = f"{time.time():.6f}"
-    _write_notes(folder, [*_notes(folder)[-_KEPT:], mine])
+    path, before = folder / _NOTES, _notes(folder)
+    write_atomic(path, "\n".join([*before[-_KEPT:], f"{time.time():.6f}"]))
     try:
         yield
     finally:
-        _write_notes(folder, [note for note in _notes(folder) if note != mine])
+        if before:
+            write_atomic(path, "\n".join(before))
+        else:
+            forget_runs(folder)
 
 
 def _time(unix_s: float | str) -> datetime:
@@ -207,13 +208,6 @@ def _notes(folder: Path) -> list[str]:
         return [note for note in (folder / _NOTES).read_text().split() if note.replace(".", "").isdigit()]
     except FileNotFoundError:
         return []
-
-
-def _write_notes(folder: Path, notes: list[str]) -> None:
-    if notes:
-        write_atomic(folder / _NOTES, "\n".join(notes) + "\n")
-    else:
-        forget_runs(folder)
 
 
 GRACE_S: Final = 60  # to end what is under way and write the state
