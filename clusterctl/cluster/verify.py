@@ -31,11 +31,12 @@ from clusterctl.errors import (
     VerifyError,
 )
 from clusterctl.hosts import checks
-from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request, reject_unknown_hosts
+from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request
 from clusterctl.providers.base import Provider, pending_releases
 from clusterctl.scheduler.base import NodeInfo, Scheduler
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.scheduler.slurm_conf import HEALTH_REASON
+from clusterctl.spec.base import reject_unknown
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
@@ -419,7 +420,7 @@ def _of_cluster(
     spec: ClusterSpec, inventory: Inventory, connections: Connections, hosts: Collection[str]
 ) -> DoctorReport:
     """Through the account that every host of a cluster has."""
-    reject_unknown_hosts(hosts, inventory.hosts)
+    reject_unknown(hosts, [host.name for host in inventory.hosts], "the cluster has no host")
 
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
         return connections.to(host).run(("sudo", "-n", *argv), stdin=stdin, timeout_s=_TIMEOUT_S).stdout
