@@ -69,7 +69,7 @@ def fetch_tree(
             with listed(transport, remote_argv(REMOTE_PROGRAM, folder), most=_MOST_ROWS) as download:
                 entries, skipped = choose(download.entries, download.left, folder, tree, max_file=max_file)
                 missing = [entry for entry in entries if _key(entry) not in here]
-                arrived = download.bring(missing, tree, replace=True, room=_ROOM)
+                arrived = download.bring(missing, tree, own=True, room=_ROOM)
         except (TransferError, MachineError, UsageError) as exc:
             where = exc.where or f"{folder} on the cluster"
             raise CollectError(exc.what, where=where, why=exc.why, fix=exc.fix) from exc
@@ -88,7 +88,7 @@ def fetch_tree(
         )
     hashes = {one.local: here[_key(one)] for one in files if _key(one) in here}
     folders = _empty(entries)
-    _remove_others(tree, {tree / os.fsdecode(local) for local in (*hashes, *folders)})
+    _remove_others(os.fsencode(tree), {*hashes, *folders})
     skipped += [(entry.path, "it changed while it was read") for entry in restless]
     sizes = {entry.local: entry.size for entry in files if entry.local in hashes}
     return Manifest(sizes, hashes, _named(skipped), folders)
@@ -112,17 +112,19 @@ def _named(skipped: Sequence[tuple[bytes, str]]) -> tuple[Skipped, ...]:
     return tuple(named)
 
 
-def _remove_others(tree: Path, keep: set[Path]) -> None:
+def _remove_others(tree: bytes, keep: set[bytes]) -> None:
     """Remove what an earlier, unfinished collect left and what is gone on the cluster by now."""
     for folder, subfolders, names in os.walk(tree, topdown=False):
-        for path in (Path(folder, name) for name in names):
-            if path not in keep:
-                path.unlink()
-        for path in (Path(folder, name) for name in subfolders):
-            if path.is_symlink():
-                path.unlink()
-            elif path not in keep and not any(path.iterdir()):
-                path.rmdir()
+        below = (folder + b"/")[len(tree) + 1 :]
+        for name in names:
+            if below + name not in keep:
+                os.unlink(os.path.join(folder, name))  # noqa: PTH108, PTH118  # names are bytes
+        for name in subfolders:
+            path = os.path.join(folder, name)  # noqa: PTH118
+            if os.path.islink(path):  # noqa: PTH114
+                os.unlink(path)  # noqa: PTH108
+            elif below + name not in keep and not os.listdir(path):  # noqa: PTH208
+                os.rmdir(path)  # noqa: PTH106
 
 
 def fetch_from(

@@ -22,7 +22,7 @@ from re import Pattern
 from typing import Any, Optional
 
 from clusterctl.transport.remote_content import LEFT, Beat, hash_of, row, send_wanted
-from clusterctl.transport.remote_open import open_file, open_folder, read_json
+from clusterctl.transport.remote_open import Opener, read_json
 
 CHECKPOINTS = re.compile(rb"(checkpoint|ckpt)", re.IGNORECASE)
 TASK = re.compile(rb"task-[0-9]+")
@@ -87,6 +87,7 @@ class Listing:
         self.globs = read_globs(top)
         self.most, self.entries, self.bytes = entries, entries, MOST_BYTES  # the last two: that are left
         self.beat = Beat(alive)
+        self.opener = Opener(top)
         self.told: list[bytes] = []  # the path of each line
         # The folders around, that are listed once something in them is.
         self.untold: dict[bytes, list[Any]] = {}
@@ -136,22 +137,19 @@ class Listing:
         """
         found: list[tuple[bool, bytes, bool]] = []
         size, full = 0, False
-        fd = open_folder(self.top, below)
-        try:
-            status = os.fstat(fd)
-            with os.scandir(fd) as entries:
-                for entry in entries:
-                    self.beat()
-                    name = os.fsencode(entry.name)
-                    size += len(below) + len(name)
-                    theirs = bool(below) or OURS.fullmatch(name) is None
-                    full = full or len(found) >= self.entries or size > self.bytes
-                    if full and below:
-                        break
-                    if not full or (not theirs and len(found) < self.entries + MOST_OURS):
-                        found.append((theirs, name, entry.is_dir(follow_symlinks=False)))
-        finally:
-            os.close(fd)
+        fd = self.opener.enter(below)
+        status = os.fstat(fd)
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                self.beat()
+                name = os.fsencode(entry.name)
+                size += len(below) + len(name)
+                theirs = bool(below) or OURS.fullmatch(name) is None
+                full = full or len(found) >= self.entries or size > self.bytes
+                if full and below:
+                    break
+                if not full or (not theirs and len(found) < self.entries + MOST_OURS):
+                    found.append((theirs, name, entry.is_dir(follow_symlinks=False)))
         if full:
             self.entries -= self.most // 10
             reason = f"more than {self.most:,} files, or {MOST_BYTES >> 20} MiB of names"
@@ -211,7 +209,7 @@ class Listing:
                     link = stat.S_ISLNK(mode) and (0, os.fsdecode(os.readlink(full)))
                     self.tell_left(path, UNCHANGED if link and self.given.get(path) == link else kind)
                     return
-            fd = open_file(self.top, path)
+            fd = self.opener.open(path)
         except OSError as exc:
             self.tell_left(path, exc.strerror or str(exc))
             return
@@ -245,7 +243,7 @@ def main(folder: str) -> None:
         listing.folder(b"")
     sys.stdout.write("\n")
     sys.stdout.flush()
-    send_wanted(lambda index: open_file(top, listing.told[index]))
+    send_wanted(lambda index: listing.opener.open(listing.told[index]))
 
 
 class Globs:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +29,14 @@ from clusterctl.transport.remote_content import (
     open_partial,
     place_below,
 )
+from clusterctl.transport.remote_open import open_own
 from clusterctl.transport.tree import Item, Kind, Progress, hash_items, shown_size
 from clusterctl.util.disk import reason
 
 _AGAIN = "run it again; what has arrived is kept"
 _SPARE_BYTES = 16 << 20
 _MAX_NAME = 255  # bytes; Linux file systems take no longer one
-_NUMBERS = range(-(1 << 63), 1 << 63)  # what can be a size, or a time in nanoseconds
+_MOST = 1 << 63  # what can be a size, or a time in nanoseconds, is below
 _MOST_BYTES = 1 << 28  # of a list that is to have an end; the cluster names 16 MiB at most
 
 
@@ -158,37 +159,41 @@ class Download:
         entries: Sequence[Entry],
         folder: Path,
         *,
-        replace: bool = False,
+        own: bool = False,
         room: str = "make room, or name another folder",
         progress: Progress = lambda *_: None,
     ) -> Mapping[int, str]:
         """Bring these below ``folder``; index -> sha256 of each file that is here now as it is there.
 
-        ``replace``: what stands in the way, such as a link in place of a folder, is removed; else it is an
-        error. ``room`` is what to do where the disk is too small.
+        ``own``: nothing else writes there, so files need no locks; and what stands in the way, such as a link
+        in place of a folder, is removed, which else is an error. ``room`` is what to do where the disk is too
+        small.
 
         Raises:
             OSError: it can't be written here.
             TransferError: the disk is too small, or another one fetches the same to the same place.
         """
         folder.mkdir(parents=True, exist_ok=True)
+        root = os.fsencode(folder)
         fresh = not any(folder.iterdir())
         for entry in entries:
             # A partial file is the beginning of the very file that is there now.
             key = b"%s\0%d\0%d" % (entry.path, entry.size, entry.mtime_ns)
-            place_below(os.fsencode(folder), entry, hashlib.sha256(key).hexdigest())
+            place_below(root, entry, hashlib.sha256(key).hexdigest())
             if not fresh or entry.kind != Kind.FILE:
-                make_place(entry, follow=False, replace=replace)
+                make_place(entry, follow=False, replace=own)
         files = [entry for entry in entries if entry.kind == Kind.FILE]
         arrivals = [_Arrival(entry) for entry in files] if fresh else _begun(files, progress)
         _refuse_small_disk(folder, arrivals, room)
         self._talk.send(b"".join(map(_wanted, arrivals)) + b"\n")
-        arrived = self._receive_all(arrivals, progress)
+        arrived = self._receive_all(arrivals, open_own if own else _open_partial, progress)
         self._incoming.end()
-        finish_places([entry for entry in entries if entry.kind != Kind.FILE or entry.index in arrived])
+        finish_places([entry for entry in entries if entry.kind != Kind.FILE])
         return arrived
 
-    def _receive_all(self, arrivals: Sequence[_Arrival], progress: Progress) -> Mapping[int, str]:
+    def _receive_all(
+        self, arrivals: Sequence[_Arrival], opened: Callable[[bytes], int], progress: Progress
+    ) -> Mapping[int, str]:
         total = sum(arrival.entry.size for arrival in arrivals)
         done, arrived = 0, {}
         for arrival in arrivals:
@@ -196,15 +201,18 @@ class Download:
             coming = self._incoming.announced(size - arrival.have, known=bool(arrival.known))
             if coming == SAME:
                 arrived[arrival.entry.index] = arrival.known
-            elif coming != UNREADABLE and (sha256 := self._receive(arrival, done, total, progress)):
-                arrived[arrival.entry.index] = sha256
+                finish_places([arrival.entry])
+            elif coming != UNREADABLE:
+                if arrival.fd is None:
+                    arrival.fd = opened(arrival.entry.partial)
+                if sha256 := self._receive(arrival, arrival.fd, done, total, progress):
+                    arrived[arrival.entry.index] = sha256
             done += size
         return arrived
 
-    def _receive(self, arrival: _Arrival, done: int, total: int, progress: Progress) -> str:
+    def _receive(self, arrival: _Arrival, fd: int, done: int, total: int, progress: Progress) -> str:
         """Take a file to its place once it is whole; its hash, or "" if it is not what was sent."""
         entry = arrival.entry
-        fd = _open_partial(entry) if arrival.fd is None else arrival.fd
 
         def more(count: int) -> None:
             arrival.have += count
@@ -215,6 +223,8 @@ class Download:
             sha = self._incoming.rest(fd, arrival.have, entry.size, more)
             if self._incoming.arrives_whole(sha):
                 os.replace(entry.partial, entry.final)  # noqa: PTH105  # paths are bytes
+                os.fchmod(fd, entry.mode)
+                os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
                 return str(sha.hexdigest())
             os.unlink(entry.partial)  # noqa: PTH108
         finally:
@@ -229,7 +239,7 @@ def _begun(files: Sequence[Entry], progress: Progress) -> list[_Arrival]:
     for entry in files:
         arrival = _Arrival(entry, hashes.get(Path(os.fsdecode(entry.final)), ""))
         if not arrival.known and os.path.lexists(entry.partial):
-            arrival.fd = _open_partial(entry)
+            arrival.fd = _open_partial(entry.partial)
             arrival.have = min(os.fstat(arrival.fd).st_size, entry.size)
         arrivals.append(arrival)
     return arrivals
@@ -238,7 +248,7 @@ def _begun(files: Sequence[Entry], progress: Progress) -> list[_Arrival]:
 def _wanted(arrival: _Arrival) -> bytes:
     """A line of the request for files; see remote_content.py."""
     entry = arrival.entry
-    return json.dumps([entry.index, arrival.have, entry.size, arrival.known]).encode() + b"\n"
+    return f'[{entry.index}, {arrival.have}, {entry.size}, "{arrival.known}"]\n'.encode()
 
 
 def _refuse_small_disk(folder: Path, arrivals: Sequence[_Arrival], room: str) -> None:
@@ -255,12 +265,12 @@ def _refuse_small_disk(folder: Path, arrivals: Sequence[_Arrival], room: str) ->
         )
 
 
-def _open_partial(entry: Entry) -> int:
-    fd = open_partial(entry.partial)
+def _open_partial(path: bytes) -> int:
+    fd = open_partial(path)
     if fd is None:
         raise TransferError(
             "another clusterctl fetches the same to the same place",
-            where=printable(os.fsdecode(os.path.dirname(entry.partial))),  # noqa: PTH120
+            where=printable(os.fsdecode(os.path.dirname(path))),  # noqa: PTH120
             fix="wait until it is done",
         )
     return fd
@@ -316,11 +326,11 @@ def _sensible(entry: Entry, before: Mapping[bytes, Entry]) -> Entry:
     """The entry, if it can be so after those before; raises ValueError or LookupError."""
     parts = _parts(entry.path)
     Kind(entry.kind)
-    base64.b64decode(entry.payload)
+    if entry.kind == Kind.LINK:
+        base64.b64decode(entry.payload)
     if entry.path in before:
         raise ValueError("two are called alike")
-    numbers = (entry.size, entry.space, entry.mtime_ns)
-    if min(entry.size, entry.space) < 0 or not all(number in _NUMBERS for number in numbers):
+    if not (0 <= entry.size < _MOST and 0 <= entry.space < _MOST and -_MOST <= entry.mtime_ns < _MOST):
         raise ValueError("no file has such a size or time")
     parent = b"/".join(parts[:-1])
     if parent and before[parent].kind != Kind.FOLDER:

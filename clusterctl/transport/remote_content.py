@@ -65,7 +65,7 @@ class Beat:
 
 def hash_of(fd: int, size: int, beat: Callable[[], object] = lambda: None) -> Any:
     """The hash of a file's first bytes, or of all if it is shorter."""
-    sha, at, size = hashlib.sha256(), 0, min(size, os.fstat(fd).st_size)
+    sha, at, size = hashlib.sha256(), 0, size and min(size, os.fstat(fd).st_size)
     while at < size:
         data = ZEROS[: hole_at(fd, at, size)] or os.pread(fd, min(CHUNK, size - at), at)
         if not data:
@@ -99,16 +99,17 @@ def send_content(out: BinaryIO, fd: int, at: int, size: int, sha: Any) -> None:
     that is not sent. A length of 0 is a sign of life. What became shorter meanwhile is filled with zeros.
     """
     beat = Beat(lambda: send_alive(out))
+    has_holes = os.fstat(fd).st_blocks * BLOCK < size
     while at < size:
-        hole = hole_at(fd, at, size)
-        if hole:
+        if has_holes and (hole := hole_at(fd, at, size)):
             out.write(HEADER.pack(-hole))
             for done in range(0, hole, CHUNK):
                 sha.update(ZEROS[: hole - done])
                 beat()
             at += hole
             continue
-        data = os.pread(fd, min(CHUNK, data_at(fd, at, size)), at) or ZEROS[: size - at]
+        length = min(CHUNK, data_at(fd, at, size) if has_holes else size - at)
+        data = os.pread(fd, length, at) or ZEROS[: size - at]
         out.write(HEADER.pack(len(data)))
         out.write(data)
         sha.update(data)
@@ -187,36 +188,46 @@ class Incoming:
 
     def __init__(self, receive: Callable[[], bytes], beat: Callable[[], object] = lambda: None) -> None:
         self.receive, self.beat = receive, beat
-        self.buffer = memoryview(b"")
+        self.buffer, self.at = b"", 0  # what came last, and how much of it was taken
 
     def fill(self) -> None:
-        self.buffer = self.buffer or memoryview(self.receive())
-        if not self.buffer:
-            raise TruncatedError
+        if self.at == len(self.buffer):
+            self.buffer, self.at = self.receive(), 0
+            if not self.buffer:
+                raise TruncatedError
 
     def chunks(self, size: int) -> Iterator[memoryview]:
         """So many bytes, as they come."""
         while size:
             self.fill()
-            piece, self.buffer = self.buffer[:size], self.buffer[size:]
+            piece = memoryview(self.buffer)[self.at : self.at + size]
+            self.at += len(piece)
             size -= len(piece)
             yield piece
+
+    def exactly(self, size: int) -> bytes:
+        """So many bytes, few enough to be one piece."""
+        start, end = self.at, self.at + size
+        if end > len(self.buffer):
+            return b"".join(self.chunks(size))
+        self.at = end
+        return self.buffer[start:end]
 
     def line(self) -> bytes:
         """The bytes up to the next line feed, which is dropped."""
         line = b""
         while len(line) <= LONGEST_LINE:
             self.fill()
-            head, found, _ = bytes(self.buffer).partition(b"\n")
-            line += head
-            self.buffer = self.buffer[len(head) + len(found) :]
-            if found:
-                return line
+            start, end = self.at, self.buffer.find(b"\n", self.at)
+            if end >= 0:
+                self.at = end + 1
+                return line + self.buffer[start:end]
+            line, self.at = line + self.buffer[start:], len(self.buffer)
         raise UnexpectedError
 
     def number(self) -> int:
         """The next eight bytes."""
-        return int(HEADER.unpack(b"".join(self.chunks(HEADER.size)))[0])
+        return int(HEADER.unpack(self.exactly(HEADER.size))[0])
 
     def announced(self, size: int, *, known: bool) -> int:
         """How a file begins: with ``size``, ``UNREADABLE``, or ``SAME`` if its hash was ``known`` here."""
@@ -231,10 +242,13 @@ class Incoming:
 
         What is zeros becomes a hole.
         """
-        sha = hash_of(fd, have, self.beat)
-        os.ftruncate(fd, have)
-        os.lseek(fd, have, os.SEEK_SET)
-        left = size - have
+        sha, left, length = hash_of(fd, have, self.beat), size - have, 0
+        if os.fstat(fd).st_size > have:
+            os.ftruncate(
+                fd, have
+            )  # not needlessly: ext4 syncs what was truncated to nothing when it is closed
+        if have:
+            os.lseek(fd, have, os.SEEK_SET)
         while left:
             length = self.number()
             if abs(length) > left:
@@ -249,7 +263,8 @@ class Incoming:
                 sha.update(piece)
                 write_all(fd, piece)
                 arrived(len(piece))
-        os.ftruncate(fd, size)
+        if length < 0:
+            os.ftruncate(fd, size)
         return sha
 
     def arrives_whole(self, sha: Any) -> bool:
@@ -258,11 +273,11 @@ class Incoming:
             pass
         if length != len(STILL) + sha.digest_size:
             raise UnexpectedError
-        return bool(b"".join(self.chunks(length)) == STILL + sha.digest())
+        return bool(self.exactly(length) == STILL + sha.digest())
 
     def end(self) -> None:
         """Wait for the end; nothing may be left."""
-        if self.buffer or self.receive():
+        if self.at < len(self.buffer) or self.receive():
             raise UnexpectedError
 
 
@@ -294,8 +309,8 @@ class Entry:
 def place_below(into: bytes, entry: Entry, key: str) -> None:
     """Say where it goes, and where a file arrives: beside that, under a name made of ``key``."""
     entry.final = os.path.join(into, entry.local)
-    name = b".clusterctl-" + key[:32].encode() + b".part"
-    entry.partial = os.path.join(os.path.dirname(entry.final), name)
+    folder, _, _ = entry.final.rpartition(b"/")
+    entry.partial = b"%s/.clusterctl-%s.part" % (folder, key[:32].encode())
 
 
 def open_partial(path: bytes) -> int | None:

@@ -49,21 +49,42 @@ def open_folder(top: bytes, path: bytes = b"") -> int:
 
 def open_file(top: bytes, path: bytes, *, any_owner: bool = False) -> int:
     """Open a regular file below ``top`` for reading; raises OSError for all else, and never waits."""
-    above, _, name = path.rpartition(b"/")
-    folder = open_folder(top, above)
-    try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    finally:
-        os.close(folder)
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file", path)
-    owners = (os.geteuid(), 0, os.stat(top).st_uid)
-    if not any_owner and status.st_uid not in owners:
-        os.close(fd)
-        raise OSError(errno.EPERM, "another user's file", path)
-    return fd
+    with contextlib.closing(Opener(top, any_owner=any_owner)) as opener:
+        return opener.open(path)
+
+
+class Opener:
+    """Opens files below ``top`` as ``open_file`` says; the folder of the last one stays open for the next."""
+
+    def __init__(self, top: bytes, *, any_owner: bool = False) -> None:
+        self.top, self.any_owner = top, any_owner
+        self.entered, self.folder, self.owner = b"", -1, 0
+
+    def enter(self, path: bytes) -> int:
+        """The open folder of this path."""
+        if self.folder < 0 or path != self.entered:
+            self.close()
+            self.entered, self.folder = path, open_folder(self.top, path)
+            self.owner = os.stat(self.top).st_uid
+        return self.folder
+
+    def open(self, path: bytes) -> int:
+        above, _, name = path.rpartition(b"/")
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(name, flags, dir_fd=self.enter(above))
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        if not self.any_owner and status.st_uid not in {os.geteuid(), 0, self.owner}:
+            os.close(fd)
+            raise OSError(errno.EPERM, "another user's file", path)
+        return fd
+
+    def close(self) -> None:
+        if self.folder >= 0:
+            os.close(self.folder)
+            self.folder = -1
 
 
 def fail(path: bytes, exc: OSError) -> None:
@@ -107,9 +128,12 @@ def remove_unless(is_kind: Callable[[int], bool], path: bytes) -> None:
 
 def open_own(path: bytes) -> int:
     """Open a regular file to read and write; made if need be, also in the place of what is none."""
-    remove_unless(stat.S_ISREG, path)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    return os.open(path, flags, OWNERS)
+    try:
+        return os.open(path, flags | os.O_EXCL, OWNERS)
+    except FileExistsError:
+        remove_unless(stat.S_ISREG, path)
+        return os.open(path, flags, OWNERS)
 
 
 def lies_at(path: bytes, fd: int) -> bool:
