@@ -59,11 +59,7 @@ class Item:
 
     @classmethod
     def of(cls, path: str, origin: Path, status: os.stat_result) -> Item | None:
-        """The item with this status, or None if it is of no kind that travels.
-
-        Raises:
-            OSError: a link can't be read.
-        """
+        """The item with this status, or None if it is of no kind that travels."""
         mode, mtime = stat.S_IMODE(status.st_mode), status.st_mtime_ns
         if stat.S_ISDIR(status.st_mode):
             return cls(path, Kind.FOLDER, origin, mode, mtime)
@@ -116,7 +112,6 @@ def walk(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...]]:
 
 
 def not_readable(errors: Sequence[OSError], *, fix: str = "") -> UsageError:
-    """The one error for all that can't be read."""
     said = [f"{printable(os.fsdecode(exc.filename or ''))}: {exc.strerror or exc}" for exc in errors]
     more = f", and {len(said) - 3} more" if len(said) > 3 else ""  # noqa: PLR2004
     return UsageError(
