@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cluster.nodes import (
-    check_left,
+    check_pending_release,
     forget,
     limited,
     names_of,
@@ -190,7 +190,7 @@ def test_machines_that_are_gone_for_good_are_forgotten(noted: Workspace) -> None
     with pytest.raises(UsageError, match="nothing is known of a machine 'gpu9'"):
         forget(noted, ["gpu9"])
     with pytest.raises(UsageError, match="no machine with a pending release 'gpu2'"):
-        check_left(noted, ["gpu2"])
+        check_pending_release(noted, ["gpu2"])
     forget(noted, ["gpu1"])
     assert pending_releases(noted) == ()
     forget(noted, ["gpu1", "ctl"])  # once more, and with the one that leads
