@@ -320,7 +320,7 @@ def _host(
 def _what(instance: Mapping[str, Any]) -> str:
     """`g2-standard-8, 1 x l4, spot`."""
     words = [str(instance.get("machine_type"))]
-    machine = gcp_nodes.machine(words[0])
+    machine = gcp_nodes.machines().get(words[0])
     added = instance.get("guest_accelerator") or ()
     if machine is not None and machine.gpu is not None:  # of its own, which Google names among the added, too
         words.append(f"{machine.gpu.count} x {machine.gpu.type}")
