@@ -237,7 +237,7 @@ def drift_of(workspace: Workspace, reports: Mapping[str, HostReport]) -> Iterato
             yield Drift(host, "it is not configured yet")
             continue
         known = _known(recorded[host], seen.checksums)
-        for key in _worth_a_word(known, seen.checksums):
+        for key in _without_consequences(known, seen.checksums):
             yield Drift(host, _words(key, seen.checksums[key])[0])
 
 
@@ -307,7 +307,7 @@ def drifted(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
 def repairs_of(host: str, recorded: Checksums, before: Checksums, after: Checksums) -> list[Drift]:
     """What was not right ``before`` and has changed since."""
     changed = [key for key in _known(recorded, before) if after.get(key) != before[key]]
-    return [Drift(host, *_words(key, before[key])) for key in _worth_a_word(changed, before)]
+    return [Drift(host, *_words(key, before[key])) for key in _without_consequences(changed, before)]
 
 
 def _known(recorded: Checksums, now: Checksums) -> list[str]:
@@ -315,7 +315,7 @@ def _known(recorded: Checksums, now: Checksums) -> list[str]:
     return [key for key in drifted(recorded, now) if key in recorded and now[key] != _UNKNOWN]
 
 
-def _worth_a_word(keys: Sequence[str], marks: Checksums) -> Iterator[str]:
+def _without_consequences(keys: Sequence[str], marks: Checksums) -> Iterator[str]:
     """Those that are not only the consequence of another one."""
     for key in keys:
         kind, _, name = key.partition(" ")

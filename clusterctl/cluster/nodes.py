@@ -111,7 +111,7 @@ def wait_idle(
     )
 
 
-def check_aside(scheduler: Scheduler, names: Sequence[str]) -> None:
+def check_drained(scheduler: Scheduler, names: Sequence[str]) -> None:
     """That no job is at work on these nodes, and none can begin there.
 
     Raises:
@@ -210,7 +210,7 @@ def limited(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> 
     return _with(spec.model_copy(update={"provider": provider}), nodes)
 
 
-def without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
+def spec_without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
     """The spec without these nodes.
 
     Raises:
@@ -282,7 +282,7 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
     return (*said, *(f"{name}, of the cluster" for name in others))
 
 
-def check_left(workspace: Workspace, names: Iterable[str]) -> None:
+def check_pending_release(workspace: Workspace, names: Iterable[str]) -> None:
     left = {one.host.name for one in pending_releases(workspace)}
     fix = (
         f"those are: {', '.join(sorted(left)) or 'none'}; one of the cluster leaves it by "

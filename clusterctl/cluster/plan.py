@@ -16,7 +16,7 @@ from functools import partial
 
 from clusterctl.cluster import converge, verify
 from clusterctl.cluster.nodes import drain_usable
-from clusterctl.cluster.session import ClusterSession, Drift, copied, known_inventory, known_spec
+from clusterctl.cluster.session import ClusterSession, Drift, known_inventory, known_spec, workspace_copy
 from clusterctl.configure import ansible
 from clusterctl.configure.events import TaskProgress
 from clusterctl.errors import ConfigureError, MachineError, SchedulerError, TransportError, UsageError
@@ -107,7 +107,7 @@ class Plan:
 def preview(session: ClusterSession) -> Plan:
     """What `up` would do with this spec, as far as a short look can tell."""
     before = known_inventory(session.workspace)
-    with copied(session.workspace, without=_NOT_COPIED) as copy, session.connections:
+    with workspace_copy(session.workspace, without=_NOT_COPIED) as copy, session.connections:
         planning = replace(session, workspace=copy)  # where the provider writes
         planning.connections = session.connections
         found = plan_changes(planning)

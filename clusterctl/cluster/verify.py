@@ -328,7 +328,7 @@ def _failures_of_parts(
     hosts: tuple[str, ...], inventory: Inventory, to: Connect, run_job: RunJob
 ) -> tuple[Failure, ...]:
     """The hosts that TCP does not join; else those on which even a job of their own fails."""
-    if (found := cut_off(inventory, hosts, to)) or len(hosts) == 1:
+    if (found := unconnected(inventory, hosts, to)) or len(hosts) == 1:
         return found
     results = zip(hosts, parallel_map(hosts, lambda host: run_job((host,))), strict=True)
     return tuple(
@@ -346,7 +346,7 @@ def _words(result: Result) -> str:
     return said or f"it ended with exit code {result.rc} and said nothing"
 
 
-def cut_off(inventory: Inventory, hosts: Sequence[str], to: Connect) -> tuple[Failure, ...]:
+def unconnected(inventory: Inventory, hosts: Sequence[str], to: Connect) -> tuple[Failure, ...]:
     """The hosts that TCP does not join with each other, one failure each; none when all reach all."""
     unreached = _unreached(inventory, hosts, to) if len(hosts) > 1 else {}
     causes: dict[str, list[str]] = {}
