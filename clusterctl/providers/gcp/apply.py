@@ -24,7 +24,7 @@ from clusterctl.providers.base import Action, HostChange
 from clusterctl.providers.gcp.costs import OFF
 from clusterctl.providers.gcp.orphans import cluster_id_of
 from clusterctl.providers.gcp.terraform import Action as TerraformAction
-from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
+from clusterctl.providers.gcp.terraform import Explain, Plan, ResourceChange, Terraform
 from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource, first_of
 from clusterctl.spec import gcp_nodes
 from clusterctl.util import assets
@@ -122,8 +122,6 @@ def refuse_moved(plan: Plan, project: str) -> None:
 def _there(plan: Plan, types: tuple[str, ...] = ("google_",)) -> Iterator[Mapping[str, Any]]:
     return (change.before for change in plan.changes if change.before and change.type.startswith(types))
 
-
-Explain = Callable[[str, tuple[Diagnostic, ...]], TerraformError]
 
 _NODE: Final = re.compile(r'^module\.nodes\.module\.node\["([^"]+)"\]\.')
 _CONTROLLER: Final = "module.controller."
