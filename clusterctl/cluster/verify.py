@@ -74,7 +74,6 @@ _TIMEOUT_S = 60.0
 _OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "fabric-manager"})
 
 Connect = Callable[[str], Transport]
-Unreached = Mapping[str, Mapping[str, str]]  # node -> the ones it did not reach, and why
 RunJob = Callable[[tuple[str, ...]], Result]  # runs the verification job, one rank on each of these hosts
 
 
@@ -115,9 +114,7 @@ def verify(session: ClusterSession, converged: Converged, limit: Collection[str]
 def run_verification(
     inventory: Inventory, to: Connect, *, timeout_s: float = READY_TIMEOUT_S, only: Collection[str] = ()
 ) -> Verification:
-    """Verify the cluster through its controller; ``to`` connects to a host.
-
-    ``only`` names the nodes to verify, as when nothing else was touched; none: all.
+    """Verify the nodes in ``only``, none: all, through the controller; ``to`` connects to a host.
 
     Raises:
         VerifyError: nodes are missing or out of service, or the job failed; names hosts and causes.
@@ -169,9 +166,7 @@ _AT_SERVICE = {"IDLE": Standing.READY, **dict.fromkeys(("ALLOCATED", "MIXED", "C
 def wait_until_ready(
     inventory: Inventory, slurm: Scheduler, *, timeout_s: float, only: Collection[str] = ()
 ) -> Verification:
-    """Wait until every node of the inventory is idle, busy, or drained; resume what Slurm gave up.
-
-    ``only`` names those to look at; none: all.
+    """Wait until the nodes in ``only``, none: all, are idle, busy, or drained; resume what Slurm gave up.
 
     Raises:
         VerifyError: some are not in time; names hosts and Slurm's reasons.
@@ -329,7 +324,7 @@ def _failures_of_parts(
     hosts: tuple[str, ...], inventory: Inventory, to: Connect, run_job: RunJob
 ) -> tuple[Failure, ...]:
     """The hosts that TCP does not join; else those on which even a job of their own fails."""
-    if (found := cut_off(inventory, hosts, to)) or len(hosts) == 1:
+    if (found := unconnected(inventory, hosts, to)) or len(hosts) == 1:
         return found
     results = zip(hosts, parallel_map(hosts, lambda host: run_job((host,))), strict=True)
     return tuple(
@@ -347,7 +342,7 @@ def _words(result: Result) -> str:
     return said or f"it ended with exit code {result.rc} and said nothing"
 
 
-def cut_off(inventory: Inventory, hosts: Sequence[str], to: Connect) -> tuple[Failure, ...]:
+def unconnected(inventory: Inventory, hosts: Sequence[str], to: Connect) -> tuple[Failure, ...]:
     """The hosts that TCP does not join with each other, one failure each; none when all reach all."""
     unreached = _unreached(inventory, hosts, to) if len(hosts) > 1 else {}
     causes: dict[str, list[str]] = {}
@@ -369,7 +364,8 @@ def cut_off(inventory: Inventory, hosts: Sequence[str], to: Connect) -> tuple[Fa
     return tuple(Failure("network", "; ".join(said), host, "verify", fix) for host, said in causes.items())
 
 
-def _unreached(inventory: Inventory, hosts: Sequence[str], to: Connect) -> Unreached:
+def _unreached(inventory: Inventory, hosts: Sequence[str], to: Connect) -> dict[str, Mapping[str, str]]:
+    """Node -> the ones it did not reach, and why."""
     port = random.choice(_PORTS)  # noqa: S311
     seconds = _LISTEN_S + _LISTEN_PER_NODE_S * len(hosts)
     addresses = {host.name: host.address for host in inventory.hosts if host.name in hosts}
@@ -393,15 +389,12 @@ def checkup(
     try:
         inventory = inventory_of(workspace)
     except NotUpError:
-        before = provider.examine(spec, workspace, hosts=hosts)
-        if before is None:
+        report = provider.examine(spec, workspace, hosts=hosts)
+        if report is None:
             raise
-        return _with_left(before, workspace, hosts)
-    with Connections(workspace.ssh_config) as connections:
-        return _with_left(_of_cluster(spec, inventory, connections, hosts), workspace, hosts)
-
-
-def _with_left(report: DoctorReport, workspace: Workspace, hosts: Collection[str]) -> DoctorReport:
+    else:
+        with Connections(workspace.ssh_config) as connections:
+            report = _of_cluster(spec, inventory, connections, hosts)
     about = "the release of {} is pending"
     found = tuple(
         Finding(one.host.name, "warning", "pending-release", about.format(one.address), one.why, one.fix)

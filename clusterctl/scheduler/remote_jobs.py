@@ -54,8 +54,6 @@ mv -- end.new end.json
 
 
 class User:
-    """Whose jobs they are."""
-
     def __init__(self, name: str) -> None:
         self.account = pwd.getpwnam(name)
         self.registry = Path(self.account.pw_dir, REGISTRY)
@@ -200,10 +198,6 @@ def settle(user: User, asked: Record) -> Record:
         return {"jobs": [job for job in user.jobs() if job["id"] in asked["ids"]]}
 
 
-def known(user: User, _: Record) -> Record:
-    return {"jobs": user.jobs()}
-
-
 def cancel(user: User, asked: Record) -> Record:
     for name in asked["ids"]:
         if not ID.fullmatch(name):
@@ -217,5 +211,5 @@ def cancel(user: User, asked: Record) -> Record:
 def main(request: str) -> None:
     asked = json.loads(request)
     user = User(asked["user"])
-    verbs = {"submit": submit, "settle": settle, "cancel": cancel, "list": known}
+    verbs = {"submit": submit, "settle": settle, "cancel": cancel, "list": lambda *_: {"jobs": user.jobs()}}
     json.dump(verbs[asked["do"]](user, asked), sys.stdout)

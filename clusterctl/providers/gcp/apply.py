@@ -24,7 +24,7 @@ from clusterctl.providers.base import Action, HostChange
 from clusterctl.providers.gcp.costs import OFF
 from clusterctl.providers.gcp.orphans import cluster_id_of
 from clusterctl.providers.gcp.terraform import Action as TerraformAction
-from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
+from clusterctl.providers.gcp.terraform import Explain, Plan, ResourceChange, Terraform
 from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource, first_of
 from clusterctl.spec import gcp_nodes
 from clusterctl.util import assets
@@ -62,7 +62,6 @@ def apply_plan(
     report: LineReporter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Do what ``plan`` shows, to the end."""
     waits, layers, clear = iter(WAITS_S), iter(range(_LAYERS)), owner.clear
     adopt: Mapping[str, str] = MappingProxyType({})
     failed: TerraformError | None = None
@@ -124,8 +123,6 @@ def _there(plan: Plan, types: tuple[str, ...] = ("google_",)) -> Iterator[Mappin
     return (change.before for change in plan.changes if change.before and change.type.startswith(types))
 
 
-Explain = Callable[[str, tuple[Diagnostic, ...]], TerraformError]
-
 _NODE: Final = re.compile(r'^module\.nodes\.module\.node\["([^"]+)"\]\.')
 _CONTROLLER: Final = "module.controller."
 _UNKNOWN: Final = "terraform"
@@ -145,7 +142,6 @@ class Place:
 
     @property
     def region(self) -> str:
-        """The region that the zone is in."""
         return self.zone.rsplit("-", 1)[0]
 
     def host_of(self, address: str) -> str | None:
@@ -171,7 +167,6 @@ class Finding:
 
 
 def rules() -> tuple[Rule, ...]:
-    """The rules, in their order."""
     return table(_DATA / "diagnoses.yaml", tuple[Rule, ...])
 
 
@@ -333,7 +328,6 @@ def _what(instance: Mapping[str, Any]) -> str:
 
 
 def _why(change: ResourceChange, shape: ResourceChange | None) -> str:
-    """What makes it change, in words."""
     if change.action == "update":
         return _list(_differing(change))
     if change.action != "replace":
