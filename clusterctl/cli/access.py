@@ -22,6 +22,7 @@ from clusterctl.jobs.environment import build
 from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session
+from clusterctl.spec.base import reject_unknown
 from clusterctl.spec.job import JobOptions, job_options
 from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
@@ -117,12 +118,11 @@ def _host_and_command(inventory: Inventory, host: str | None, words: list[str]) 
     """What the words of `ssh` mean: `ssh HOST -- COMMAND`, or `ssh -- COMMAND`."""
     if host is None:
         return inventory.controller.name, words
-    if inventory.host(host) is not None:
-        return host, words
-    if host in _after_dashes()[:1]:
+    names = [one.name for one in inventory.hosts]
+    if host not in names and host in _after_dashes()[:1]:
         return inventory.controller.name, [host, *words]
-    names = [h.name for h in inventory.hosts]
-    raise UsageError(f"there is no host {host!r}", fix=f"the hosts are {', '.join(names)}")
+    reject_unknown([host], names, "the cluster has no host")
+    return host, words
 
 
 def _after_dashes() -> list[str]:

@@ -51,17 +51,13 @@ def collect(
         }
         for r in runs
     ]
+    lines = []
     for run in runs:
         if stays := not_brought_home(run):
             screen.note(f"note: {stays}; it ends with the cluster")
-    lines = [
-        f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}{_cost(run)}" for run in runs
-    ]
+        cost = "" if run.cost_usd is None else f", {run.cost_usd:.2f} USD"
+        lines.append(f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}{cost}")
     screen.result({"runs": answer}, *(lines or ["nothing to collect"]))
-
-
-def _cost(run: RunRecord) -> str:
-    return "" if run.cost_usd is None else f", {run.cost_usd:.2f} USD"
 
 
 def not_brought_home(run: RunRecord) -> str:

@@ -91,11 +91,7 @@ _MOST_KEPT = 8 << 20  # bytes of logs in one answer; as JSON each may take six
 def wait_for(
     screen: Screen, session: Session, ids: list[str], timeout_s: float | None
 ) -> tuple[JobInfo, ...]:
-    """Wait until jobs have ended.
-
-    Raises:
-        WaitTimeoutError: ``timeout_s`` has passed.
-    """
+    """Wait until jobs have ended."""
     with screen.working(f"waiting for job {', '.join(ids)}"), _detaching(screen, ids):
         return watch.wait(session, ids, timeout_s=timeout_s, on_change=_Changes(screen, session))
 

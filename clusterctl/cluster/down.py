@@ -84,7 +84,9 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
 def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEntry, ...]) -> DownResult:
     """The phases of `down`: collect runs, discard runs, destroy."""
     workspace = runner.workspace
-    if _has_made_nothing(workspace):
+    records = (workspace.spec, workspace.inventory, workspace.joining, workspace.terraform)
+    there = workspace.known_id() or pending_releases(workspace) or any(path.exists() for path in records)
+    if not there or _has_taken_none(workspace):  # `up` ended before any host was made or joined
         forget(workspace, options.gone)
         return DownResult(on_this_machine=False, looked=False)
     settings = _settings(workspace)
@@ -236,14 +238,6 @@ def _settings(workspace: Workspace) -> ProviderSettings:
 def is_of_own_machines(workspace: Workspace) -> bool:
     """Whether what stands in it is of machines of the user's own."""
     return workspace.access_config.exists()
-
-
-def _has_made_nothing(workspace: Workspace) -> bool:
-    """Whether `up` ended before any host was made or joined."""
-    records = (workspace.spec, workspace.inventory, workspace.joining, workspace.terraform)
-    return _has_taken_none(workspace) or not (
-        workspace.known_id() or pending_releases(workspace) or any(path.exists() for path in records)
-    )
 
 
 def _has_taken_none(workspace: Workspace) -> bool:

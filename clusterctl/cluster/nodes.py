@@ -13,17 +13,11 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from clusterctl.errors import (
-    Failure,
-    SchedulerError,
-    TransportError,
-    UsageError,
-    WaitTimeoutError,
-)
+from clusterctl.errors import Failure, SchedulerError, TransportError, UsageError, WaitTimeoutError
 from clusterctl.providers import registry
 from clusterctl.providers.base import REPLACED, address_of, hosts_as_raised, pending_releases
 from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs
-from clusterctl.spec.base import did_you_mean
+from clusterctl.spec.base import reject_unknown
 from clusterctl.spec.hosts import expand
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import own_machines
@@ -160,20 +154,6 @@ def _boot(host: Transport, timeout_s: float) -> str:
         except TransportError as exc:
             why = exc.why or exc.what
     return why
-
-
-def reject_unknown(
-    names: Iterable[str], known: Collection[str], what: str, otherwise: str = "", where: str = ""
-) -> None:
-    """That all of these are known. ``otherwise`` is what to do where none of the known is near.
-
-    Raises:
-        UsageError: one is not.
-    """
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known) or otherwise or f"known are {', '.join(sorted(known)) or 'none'}"
-            raise UsageError(f"{what} {name!r}", where=where, fix=hint)
 
 
 def check_names(inventory: Inventory, names: Sequence[str]) -> None:

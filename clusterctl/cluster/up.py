@@ -70,7 +70,6 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
     Nodes that are busy with jobs, or drained by a person, are named in the result.
 
     Raises:
-        LockedError: another clusterctl was still at work on it.
         UsageError: the change would cancel jobs; nothing was changed.
         ClusterctlError: a phase failed; what was done stays, and the next `up` goes on from there.
     """
@@ -186,13 +185,13 @@ def provision(session: ClusterSession, plan: Plan, keep: Mapping[str, Size]) -> 
         link_wheels(job_lock(), workspace.wheels, inventory.distribution)
     write_inventory(spec, inventory, workspace)
     session.notes += made.notes
-    session.repaired(started(made))
+    _report_started(session, made)
     session.note = f"{len(inventory.hosts)} hosts on {inventory.network}"
     return replace(made, inventory=inventory)
 
 
-def started(made: Provisioned) -> list[Drift]:
-    return [Drift(host, "was powered off", "started") for host in made.started]
+def _report_started(session: ClusterSession, made: Provisioned) -> None:
+    session.repaired(Drift(host, "was powered off", "started") for host in made.started)
 
 
 def probe(
@@ -202,7 +201,7 @@ def probe(
 
     def revive() -> None:
         made = session.provider.apply(session.spec, session.workspace, keep=keep, report=session.report)
-        session.repaired(started(made))
+        _report_started(session, made)
 
     asked = probe_requests(session.spec, inventory, session.workspace)
     reports = probe_hosts(asked, session.connections.to, revive=revive, report=session.report)
@@ -214,12 +213,7 @@ def probe(
 def send_packages(
     session: ClusterSession, packages: Bundle | None, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> None:
-    """Send the bundle's repository to the hosts that have something to install.
-
-    Raises:
-        BundleError: the bundle is gone, or has nothing for some host's distribution.
-        TransportError: it could not be sent to some hosts.
-    """
+    """Send the bundle's repository to the hosts that have something to install."""
     to = session.connections.to
     hosts = inventory_file.hosts_to_install(inventory, session.spec.software, reports, to)
     if hosts and packages is None:

@@ -31,11 +31,12 @@ from clusterctl.errors import (
     VerifyError,
 )
 from clusterctl.hosts import checks
-from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request, reject_unknown_hosts
+from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request
 from clusterctl.providers.base import Provider, pending_releases
 from clusterctl.scheduler.base import NodeInfo, Scheduler
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.scheduler.slurm_conf import HEALTH_REASON
+from clusterctl.spec.base import reject_unknown
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
@@ -73,7 +74,6 @@ _TIMEOUT_S = 60.0
 _OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "fabric-manager"})
 
 Connect = Callable[[str], Transport]
-Unreached = Mapping[str, Mapping[str, str]]  # node -> the ones it did not reach, and why
 RunJob = Callable[[tuple[str, ...]], Result]  # runs the verification job, one rank on each of these hosts
 
 
@@ -368,7 +368,8 @@ def cut_off(inventory: Inventory, hosts: Sequence[str], to: Connect) -> tuple[Fa
     return tuple(Failure("network", "; ".join(said), host, "verify", fix) for host, said in causes.items())
 
 
-def _unreached(inventory: Inventory, hosts: Sequence[str], to: Connect) -> Unreached:
+def _unreached(inventory: Inventory, hosts: Sequence[str], to: Connect) -> dict[str, Mapping[str, str]]:
+    """Node -> the ones it did not reach, and why."""
     port = random.choice(_PORTS)  # noqa: S311
     seconds = _LISTEN_S + _LISTEN_PER_NODE_S * len(hosts)
     addresses = {host.name: host.address for host in inventory.hosts if host.name in hosts}
@@ -392,15 +393,12 @@ def checkup(
     try:
         inventory = inventory_of(workspace)
     except NotUpError:
-        before = provider.examine(spec, workspace, hosts=hosts)
-        if before is None:
+        report = provider.examine(spec, workspace, hosts=hosts)
+        if report is None:
             raise
-        return _with_left(before, workspace, hosts)
-    with Connections(workspace.ssh_config) as connections:
-        return _with_left(_of_cluster(spec, inventory, connections, hosts), workspace, hosts)
-
-
-def _with_left(report: DoctorReport, workspace: Workspace, hosts: Collection[str]) -> DoctorReport:
+    else:
+        with Connections(workspace.ssh_config) as connections:
+            report = _of_cluster(spec, inventory, connections, hosts)
     about = "the release of {} is pending"
     found = tuple(
         Finding(one.host.name, "warning", "pending-release", about.format(one.address), one.why, one.fix)
@@ -422,7 +420,7 @@ def _of_cluster(
     spec: ClusterSpec, inventory: Inventory, connections: Connections, hosts: Collection[str]
 ) -> DoctorReport:
     """Through the account that every host of a cluster has."""
-    reject_unknown_hosts(hosts, inventory.hosts)
+    reject_unknown(hosts, [host.name for host in inventory.hosts], "the cluster has no host")
 
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
         return connections.to(host).run(("sudo", "-n", *argv), stdin=stdin, timeout_s=_TIMEOUT_S).stdout

@@ -100,7 +100,7 @@ class _Inventory:
         leader = next((h for group in _LEADERS for h in self.groups.get(group, ())), self.hosts[0])
         logins = list(dict.fromkeys(host for group in _LOGINS for host in self.groups.get(group, ())))
         if not any(group in self.groups for group in _LEADERS):
-            self.notes.append(f"no group is called controller: {self.names[leader]} leads")
+            self.notes.append(f"no group is called controller: {self.names[leader]} is the controller")
         return {
             "version": 1,
             "name": _label(self.source.stem) or "cluster",

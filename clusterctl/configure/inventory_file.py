@@ -17,6 +17,7 @@ from clusterctl.hosts.probe import HostReport
 from clusterctl.hosts.roles import cluster_roles, spec_variables
 from clusterctl.packages.bundle import PAYLOAD, REPOSITORY, Bundle, payload_tar
 from clusterctl.packages.bundle_checks import mismatches, reject_defects
+from clusterctl.packages.os_packages import PLAIN
 from clusterctl.spec.common import ADMIN_USER, Software
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.hosts import is_this_machine
@@ -43,8 +44,6 @@ HEALTH_FILE = "health.json"  # likewise: what each node must have
 SLURMD_FILE = "slurmd.json"  # likewise: a digest of what its slurmd is started with
 BUNDLE_FOLDER = "/var/lib/clusterctl-bundle"  # on an air-gapped host, while it is installed
 PYTHON = "/usr/bin/python3"  # the platform's: it alone has the package manager's bindings
-
-_AS_IN_AN_IMAGE = Software()
 
 Variables = dict[str, Any]
 
@@ -108,7 +107,7 @@ def _text(inventory: Inventory, ssh_config: Path, variables: Variables) -> str:
     return head + yaml_text(document)
 
 
-def install_mark(inventory: Inventory | None = None, software: Software = _AS_IN_AN_IMAGE) -> str:
+def install_mark(inventory: Inventory | None = None, software: Software = PLAIN) -> str:
     """Names the file by which a host tells that all is installed; without an inventory, that of an image."""
     more: dict[str, bool] = {}
     if inventory is not None:
@@ -195,22 +194,24 @@ def _literal(text: str) -> str | TaggedScalar:
 
 
 def _host_variables(host: Host) -> Variables:
-    variables: Variables = {}
-    if host.partition:
-        variables["clusterctl_partition"] = host.partition
-    if host.job_environment:
-        variables["job_env_variables"] = {n: _literal(value) for n, value in host.job_environment.items()}
-    if host.local_ssds:
-        variables["scratch_disks"] = host.local_ssds
-    return variables
+    variables = {
+        "clusterctl_partition": host.partition,
+        "job_env_variables": {n: _literal(value) for n, value in host.job_environment.items()},
+        "scratch_disks": host.local_ssds,
+    }
+    return {name: value for name, value in variables.items() if value}
 
 
 def _shared_folder(inventory: Inventory) -> Variables:
     folder = inventory.shared_folder
-    values = {"kind": folder.kind, "server": folder.server, "export": folder.path}
-    own = {"network": inventory.network} if folder.kind == "nfs" else {}
-    named = {f"shared_storage_{key}": value for key, value in {**values, **own}.items() if value is not None}
-    return {**named, "users_homes_node_local": folder.kind == "none"}
+    named = {
+        "shared_storage_kind": folder.kind,
+        "shared_storage_server": folder.server,
+        "shared_storage_export": folder.path,
+        "shared_storage_network": inventory.network if folder.kind == "nfs" else None,
+        "users_homes_node_local": folder.kind == "none",
+    }
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _job_packages(wheels: Path, lock: Path) -> Variables:
@@ -376,10 +377,8 @@ def _bring(bundle: Bundle, host: Host, transport: Transport) -> bool:
 def _marks(host: Host, mark: str, *, with_cards: bool) -> tuple[str, ...]:
     """The files by which a host tells that all is installed, or what its roles need: see install.yml."""
     whole = f"/opt/clusterctl/installed-{mark}"
-    role = (
-        "" if host.is_controller and host.is_compute else "-controller" if host.is_controller else "-compute"
-    )
-    own = f"{whole}{role if host.is_controller or host.is_compute else '-login'}"
+    roles = [role for role in (CONTROLLER, COMPUTE) if role in host.roles] or [LOGIN]
+    own = f"{whole}-{roles[0]}" if len(roles) == 1 else whole
     return (f"{own}-cards",) if with_cards else (whole, own)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Final, Literal
 
-from clusterctl.errors import ClusterctlError, Failure, ProvisionError, TransportError, UsageError
+from clusterctl.errors import ClusterctlError, Failure, ProvisionError, TransportError
 from clusterctl.hosts.firewall import Chain, firewall_of
 from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, ProbeRequest, parse_report
 from clusterctl.hosts.roles import role_files, role_packages, role_ports, role_units
@@ -448,18 +448,3 @@ def _source(address: str, network: IPv4Network | None) -> IPv4Network | None:
     except ValueError:  # a name that only a jump host knows
         return network
     return source if network is None or source.subnet_of(network) else network
-
-
-def reject_unknown_hosts(asked_for: Collection[str], members: Sequence[Host]) -> None:
-    """That every host that is asked for is one of the cluster's.
-
-    Raises:
-        UsageError: one is not.
-    """
-    known = [member.name for member in members]
-    if strangers := [host for host in asked_for if host not in known]:
-        raise UsageError(
-            f"the cluster has no host {', '.join(strangers)}",
-            why=f"its hosts are {', '.join(known)}",
-            fix="name some of these, or none for all",
-        )

@@ -12,11 +12,10 @@ from clusterctl import __version__
 from clusterctl.errors import UsageError
 from clusterctl.packages import bundle
 from clusterctl.packages.bundle import PAYLOAD, REPOSITORY, WHEELS, WHEELS_LOCK, Bundle, System
-from clusterctl.packages.bundle_checks import (
-    asks_for_cupy,
-)
+from clusterctl.packages.bundle_checks import asks_for_cupy
 from clusterctl.packages.os_packages import asked_packages, package_names, upstream_packages
 from clusterctl.packages.repository import (
+    Repository,
     RepositoryRequest,
     own_repositories,
     own_sources,
@@ -65,18 +64,10 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
     lock = _cache_folder() / ".lock"
     with hold(lock, "bundle create", what="the cache of packages", wait_s=WAIT_S, waiting=report):
         sources: Sources = {PAYLOAD: bundle.payload_tar()}
-        systems, versions, software = {}, {}, wanted.spec.software
+        systems, versions = {}, {}
         for distribution in wanted.distributions:
             release = distribution.release
-            request = RepositoryRequest(
-                distribution,
-                _cache_folder(f"{release}-{ARCHITECTURE}"),
-                wanted.archives.get(release),
-                software,
-                upstream_packages(distribution, software),
-                wanted.called.get(release, ""),
-            )
-            packed = pack(request, package_names(distribution, software), report=report)
+            packed = _packages(wanted, distribution, report)
             sources |= {f"{REPOSITORY.format(release)}/{path}": of for path, of in packed.files.items()}
             systems[release], found = _wheels(wanted.spec, distribution, len(packed.versions), report)
             sources |= found
@@ -97,6 +88,19 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
         )
         bundle.write_bundle(out, manifest, sources)
     return bundle.open_bundle(out)
+
+
+def _packages(wanted: BundleRequest, distribution: Distribution, report: LineReporter) -> Repository:
+    release, software = distribution.release, wanted.spec.software
+    request = RepositoryRequest(
+        distribution,
+        _cache_folder(f"{release}-{ARCHITECTURE}"),
+        wanted.archives.get(release),
+        software,
+        upstream_packages(distribution, software),
+        wanted.called.get(release, ""),
+    )
+    return pack(request, package_names(distribution, software), report=report)
 
 
 def _wheels(

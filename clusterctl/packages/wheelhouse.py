@@ -26,7 +26,6 @@ from clusterctl.util.disk import reason
 from clusterctl.util.process import Result, run_heard, temporary_folder
 from clusterctl.util.progress import LineReporter
 
-NODE_ARCH: Final = ARCHITECTURE
 _PIP: Final = Path(__file__).with_name("pip_for_node.py")
 
 
@@ -42,7 +41,7 @@ class NodePlatform:
         return cls(distribution.python_version, distribution.glibc_minor)
 
     def __str__(self) -> str:
-        return f"Python {self.python} on {NODE_ARCH} with glibc 2.{self.glibc_minor}"
+        return f"Python {self.python} on {ARCHITECTURE} with glibc 2.{self.glibc_minor}"
 
 
 DEFAULT_PLATFORM: Final = NodePlatform.of(distribution_of(DEFAULT))
@@ -56,10 +55,10 @@ def pip_download(
     heard: Callable[[str], None] = lambda _line: None,
 ) -> Result:
     """Run `pip download` for the nodes: wheels only, with pip's own settings. ``heard`` gets its lines."""
-    platforms = [f"manylinux_2_{minor}_{NODE_ARCH}" for minor in range(node.glibc_minor, 4, -1)]
-    platforms += [f"manylinux{name}_{NODE_ARCH}" for name in ("2014", "2010", "1")]
+    platforms = [f"manylinux_2_{minor}_{ARCHITECTURE}" for minor in range(node.glibc_minor, 4, -1)]
+    platforms += [f"manylinux{name}_{ARCHITECTURE}" for name in ("2014", "2010", "1")]
     # -P: a file of the caller's folder that is called like a module of pip's is not one.
-    argv = [sys.executable, "-P", str(_PIP), node.python, NODE_ARCH]
+    argv = [sys.executable, "-P", str(_PIP), node.python, ARCHITECTURE]
     argv += ["download", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
     argv += ["--only-binary=:all:", "--implementation", "cp", "--python-version", node.python]
     argv += [word for platform in platforms for word in ("--platform", platform)]
@@ -103,7 +102,7 @@ class Lock:
     def text(self) -> str:
         """A requirements file with hashes, the same for the same wheels."""
         lines = sorted(map(str, self.wheels))
-        return "".join(f"{line}\n" for line in (f"# Python {self.node.python}, {NODE_ARCH}", *lines))
+        return "".join(f"{line}\n" for line in (f"# Python {self.node.python}, {ARCHITECTURE}", *lines))
 
     @property
     def key(self) -> str:

@@ -219,7 +219,6 @@ class JobRequest:
 
 
 def unmanaged_job(job: JobInfo) -> SchedulerError:
-    """The error for a job whose files have no agreed place."""
     return SchedulerError(
         f"job {job.id} was not submitted by clusterctl",
         why="so its files have no agreed place",

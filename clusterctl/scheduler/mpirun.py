@@ -23,6 +23,7 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
+from clusterctl.scheduler import script
 from clusterctl.scheduler.base import (
     JobInfo,
     JobRequest,
@@ -32,16 +33,6 @@ from clusterctl.scheduler.base import (
     comment_of,
     patiently,
     verification_argv,
-)
-from clusterctl.scheduler.script import (
-    PAYLOAD_ROOT,
-    PLAIN,
-    WATCH,
-    Environment,
-    UserScript,
-    partition_of,
-    program,
-    telemetry_argv,
 )
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.job import JobSpec, Launcher
@@ -74,8 +65,6 @@ _SLURMS: Final[Mapping[str, str]] = {
 
 
 class UnhealthyError(SchedulerError):
-    """A node of the job failed its health check."""
-
     code = "unhealthy"
 
 
@@ -111,12 +100,7 @@ class MpirunClient(Scheduler):
         return SchedulerError(what, fix="`clusterctl jobs` lists the jobs there are")
 
     def submit(self, request: JobRequest) -> str:
-        """Start a job on its first node; see ``Scheduler.submit``.
-
-        Raises:
-            BusyError: another job runs.
-            UnhealthyError: a node failed its health check; one failure a node.
-        """
+        """It is refused by a BusyError, or an UnhealthyError with a failure for each node."""
         first = request.nodes[0]
         try:
             return self._start(first, request)
@@ -321,7 +305,6 @@ def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
 
 
 def _outcome(end: Mapping[str, Any] | None, *, cancelled: bool) -> dict[str, Any]:
-    """State, reason, exit code and signal of a job."""
     if end is None:
         return {"state": JobState.COMPLETING if cancelled else JobState.RUNNING}
     state, reason = _RESULTS.get(str(end["result"]), (JobState.FAILED, str(end["result"])))
@@ -339,7 +322,7 @@ def with_nodes(request: JobRequest, spec: ClusterSpec, job: JobSpec) -> JobReque
         UsageError: it asks for what only Slurm can do, or for more than there is.
     """
     _refuse_slurms(job)
-    partition = partition_of(spec, job)
+    partition = script.partition_of(spec, job)
     nodes = spec.node_names(partition)[: job.nodes]
     return replace(
         request, partition=partition.name, nodes=nodes, limit_s=job.time or partition.max_time or 0
@@ -347,18 +330,18 @@ def with_nodes(request: JobRequest, spec: ClusterSpec, job: JobSpec) -> JobReque
 
 
 def render_mpirun_script(
-    spec: ClusterSpec, job: JobSpec, *, payload_hash: str, environment: Environment = PLAIN
+    spec: ClusterSpec, job: JobSpec, *, payload_hash: str, environment: script.Environment = script.PLAIN
 ) -> str:
     """The script of a job, for bash on the first of its nodes."""
     nodes = with_nodes(JobRequest("", job.name, "", ""), spec, job).nodes
-    own = UserScript.read(job.script) if job.script is not None else None
+    own = script.UserScript.read(job.script) if job.script is not None else None
     if own is not None and own.directives:
         raise UsageError(
             f"the script {own.name} asks Slurm for what it needs, and this cluster has none",
             why=f"it has {own.directives[0].strip()!r}",
             fix="say it in flags, and remove the #SBATCH lines",
         )
-    payload_root = f"{PAYLOAD_ROOT}/{payload_hash}"
+    payload_root = f"{script.PAYLOAD_ROOT}/{payload_hash}"
     return render(
         "job.mpirun.j2",
         title=job.name,
@@ -370,15 +353,14 @@ def render_mpirun_script(
         cpus=job.cpus or 1,
         hostfile=render("hostfile.j2", nodes=nodes, slots=job.tasks_per_node),
         payload_root=payload_root,
-        watch=f'node=${{HOSTNAME%%.*}}; cd -- "$1" && shift || exit; {WATCH}',
-        telemetry=telemetry_argv(spec.monitoring.interval),
+        watch=f'node=${{HOSTNAME%%.*}}; cd -- "$1" && shift || exit; {script.WATCH}',
+        telemetry=script.telemetry_argv(spec.monitoring.interval),
         ssh=MPI_SSH,
-        program=program(job, own, payload_root, environment, _launched),
+        program=script.program(job, own, payload_root, environment, _launched),
     )
 
 
 def _launched(job: JobSpec, command: str, exports: str) -> str:
-    """The command as mpirun starts it, once a rank."""
     spread = f"--map-by ppr:{job.tasks_per_node}:node{f':PE={job.cpus}' if job.cpus else ''}"
     rank = f"bash -c {shlex.quote(render('rank.sh.j2').rstrip())} rank {command}"
     return f"mpirun -np {job.tasks} --hostfile hostfile {spread} {exports} {rank}"

@@ -54,8 +54,6 @@ mv -- end.new end.json
 
 
 class User:
-    """Whose jobs they are."""
-
     def __init__(self, name: str) -> None:
         self.account = pwd.getpwnam(name)
         self.registry = Path(self.account.pw_dir, REGISTRY)

@@ -163,7 +163,6 @@ def _words(directive: str) -> list[str]:
 
 
 def telemetry_argv(interval_s: float) -> list[str]:
-    """The command that takes telemetry of a node every so many seconds."""
     words = [f"{ENV_BIN}/python", "-m", "payload", "telemetry", "--interval", f"{interval_s:g}"]
     return [*words, "--out", "telemetry"]
 
@@ -345,7 +344,6 @@ def resource_options(job: JobOptions, given: Collection[str]) -> list[str]:
 
 
 def _launched(job: JobSpec, command: str, exports: str) -> str:
-    """The command as srun or mpirun starts it, once a rank."""
     # A script's own `#SBATCH --export` is about the batch script; what that sets reaches all ranks.
     if job.launcher is Launcher.SRUN:
         return f"srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL {command}"

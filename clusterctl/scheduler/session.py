@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from clusterctl.spec.job import JobSpec
 
 PATIENCE_S = 60.0  # for the scheduler to answer
+Connect = Callable[[str], Transport]  # to a host of this name, as the admin user
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,7 @@ class Session:
 
     @property
     def slurm(self) -> SlurmClient:
-        """Slurm, for what nothing else can do.
-
-        Raises:
-            UsageError: this cluster has none.
-        """
+        """Slurm, for what nothing else can do; a UsageError where this cluster has none."""
         if isinstance(self.scheduler, SlurmClient):
             return self.scheduler
         raise UsageError(
@@ -105,11 +102,7 @@ def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATI
 
 
 def _client(
-    inventory: Inventory | None,
-    user: str,
-    controller: Transport,
-    to: Callable[[str], Transport],
-    patience_s: float,
+    inventory: Inventory | None, user: str, controller: Transport, to: Connect, patience_s: float
 ) -> Scheduler:
     """Slurm; or mpirun on the hosts of this inventory, for jobs of ``user``."""
     if inventory is None:
@@ -119,21 +112,15 @@ def _client(
     return MpirunClient(inventory, user, controller, to, patience_s=patience_s)
 
 
-def scheduler_of(
-    inventory: Inventory, to: Callable[[str], Transport], *, patience_s: float = PATIENCE_S
-) -> Scheduler:
-    """The cluster's scheduler as the admin user, who may do more than a job user; ``to`` connects."""
+def scheduler_of(inventory: Inventory, to: Connect, *, patience_s: float = PATIENCE_S) -> Scheduler:
+    """The cluster's scheduler as the admin user, who may do more than a job user."""
     by_mpirun = not inventory.has_slurm and inventory.job_user is not None
     user, controller = inventory.job_user or "", to(inventory.controller.name)
     return _client(inventory if by_mpirun else None, user, controller, to, patience_s)
 
 
 def script_of(spec: ClusterSpec, job: JobSpec, environment: Environment | None = None) -> str:
-    """The text of a job's script, for plain sbatch, or for bash without a scheduler.
-
-    Raises:
-        UsageError: the user's script can't be read or can't be run as a job, or its partition can't have it.
-    """
+    """The text of a job's script, for plain sbatch, or for bash without a scheduler."""
     from clusterctl.scheduler.script import (  # noqa: PLC0415 - most verbs need none
         PLAIN,
         partition_name,

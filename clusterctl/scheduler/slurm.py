@@ -190,14 +190,10 @@ class SlurmClient(Scheduler):
 
     def _answers_soon(self) -> bool:
         """Whether slurmctld is there again before long."""
-
-        def ping() -> bool:
-            if not self.is_there():
-                raise self._away_error("scontrol ping", "")
-            return True
-
-        with suppress(SlurmAwayError, TransportError):
-            return patiently(self.clock, _BACK_SOON_S, ping)
+        for _ in self.clock.polls(_BACK_SOON_S, first_s=0.5, longest_s=5.0):
+            with suppress(TransportError):
+                if self.is_there():
+                    return True
         return False
 
     def _not_submitted(self, exc: ClusterctlError) -> UnreachableError:

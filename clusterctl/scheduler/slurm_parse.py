@@ -51,7 +51,6 @@ class Query(Generic[_T]):
         return [*self.argv, "--Format=" + ",".join(f"{field}:{separator}" for field in self.fields)]
 
     def parse(self, text: str, separator: str) -> tuple[_T, ...]:
-        """What the command said; see ``ask``."""
         *values, rest = text.split(separator)
         if rest.strip() or len(values) % len(self.fields):
             raise _odd(self.argv[0], text)

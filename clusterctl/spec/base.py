@@ -11,7 +11,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -34,6 +34,8 @@ from pydantic import (
     WithJsonSchema,
 )
 from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core_schema
+
+from clusterctl.errors import UsageError
 
 Loc = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -132,6 +134,20 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     candidates = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), candidates, n=1, cutoff=0.6)
     return f"did you mean {candidates[near[0]]}?" if near else ""
+
+
+def reject_unknown(
+    names: Iterable[str], known: Collection[str], what: str, otherwise: str = "", where: str = ""
+) -> None:
+    """That all of these are known. ``otherwise`` is what to do where none of the known is near.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known) or otherwise or f"known are {', '.join(sorted(known)) or 'none'}"
+            raise UsageError(f"{what} {name!r}", where=where, fix=hint)
 
 
 def explain(kind: str, context: Mapping[str, object], name: str, value: str) -> str:

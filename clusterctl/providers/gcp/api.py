@@ -66,11 +66,7 @@ class Api:
         return self._call("GET", service, path, query)
 
     def pages(self, service: str, path: str, **query: str) -> Iterator[Json]:
-        """Every page of a list.
-
-        Raises:
-            CloudError: as ``get``; also when a part of the cloud could not be asked.
-        """
+        """Every page of a list; a CloudError also when a part of the cloud could not be asked."""
         token: dict[str, str] = {}
         while True:
             page = self._call("GET", service, path, query | token)
@@ -87,11 +83,7 @@ class Api:
         return self._call("POST", service, path, {})
 
     def delete(self, service: str, path: str) -> Json | None:
-        """Delete a resource: the operation that does it, or None where it was not there any more.
-
-        Raises:
-            CloudError: it was refused, or Google does not answer.
-        """
+        """Delete a resource: the operation that does it, or None where it was not there any more."""
         try:
             return self._call("DELETE", service, path, {})
         except CloudError as exc:
@@ -151,11 +143,7 @@ _VERBS = {"GET": "show", "POST": "do", "DELETE": "delete"}
 
 
 def _session(project: str) -> requests.Session:
-    """Who calls. A person's calls of some APIs are counted on a project: this one, if none is named.
-
-    Raises:
-        CredentialsError: there is no login.
-    """
+    """Who calls. A person's calls of some APIs are counted on a project: this one, if none is named."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a login without a quota project: it gets one below
@@ -207,7 +195,6 @@ def host_keys(
 
     Raises:
         ProvisionError: some did not publish theirs in time; ``failures`` names each.
-        CloudError: Google refused to show them.
     """
     missing = list(dict.fromkeys(names))
     found: dict[str, str] = {}

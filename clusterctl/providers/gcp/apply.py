@@ -62,7 +62,6 @@ def apply_plan(
     report: LineReporter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Do what ``plan`` shows, to the end."""
     waits, layers, clear = iter(WAITS_S), iter(range(_LAYERS)), owner.clear
     adopt: Mapping[str, str] = MappingProxyType({})
     failed: TerraformError | None = None
@@ -145,7 +144,6 @@ class Place:
 
     @property
     def region(self) -> str:
-        """The region that the zone is in."""
         return self.zone.rsplit("-", 1)[0]
 
     def host_of(self, address: str) -> str | None:
@@ -171,7 +169,6 @@ class Finding:
 
 
 def rules() -> tuple[Rule, ...]:
-    """The rules, in their order."""
     return table(_DATA / "diagnoses.yaml", tuple[Rule, ...])
 
 
@@ -333,7 +330,6 @@ def _what(instance: Mapping[str, Any]) -> str:
 
 
 def _why(change: ResourceChange, shape: ResourceChange | None) -> str:
-    """What makes it change, in words."""
     if change.action == "update":
         return _list(_differing(change))
     if change.action != "replace":

@@ -57,7 +57,6 @@ class Table(Model):
 
 
 def table() -> Table:
-    """The built-in table."""
     return read_table(Path(__file__).with_name("data") / "prices.yaml", Table)
 
 

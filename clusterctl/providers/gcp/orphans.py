@@ -195,7 +195,6 @@ def _is_done(operation: Json) -> bool:
 
 
 def _look(api: Api, wanted: _Wanted) -> list[Found]:
-    """Everything that is wanted, in the order in which it can be deleted."""
     return [one for kind in _KINDS for one in sorted(_of_kind(api, kind, wanted), key=lambda one: one.name)]
 
 

@@ -38,8 +38,6 @@ SHARED: Final = "/shared"
 
 
 class GcpProvider(Provider):
-    """Nodes on Google Cloud."""
-
     def __init__(self, settings: GcpSettings, prompts: Prompts = NO_PROMPTS) -> None:  # noqa: ARG002
         self._settings = settings
         self._api = Api(settings.project)

@@ -186,7 +186,6 @@ class Terraform:
         return "".join(said)
 
     def _answer(self, what: str, verb: str, *words: str) -> terraform_run.Event:
-        """Run what answers in JSON."""
         if (answer := terraform_run.parse_event(self._printing(what, verb, *words, json=FLAG))) is None:
             raise self.explain(what, ())
         return answer
@@ -333,7 +332,6 @@ def read_changes(shown: Mapping[str, Any]) -> tuple[ResourceChange, ...]:
 
 
 def outputs_change(shown: Mapping[str, Any]) -> bool:
-    """Whether an output would get another value."""
     changes: Mapping[str, Mapping[str, Any]] = shown.get("output_changes") or {}
     return any(change["actions"] != ["no-op"] for change in changes.values())
 

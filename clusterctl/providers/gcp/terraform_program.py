@@ -69,7 +69,6 @@ class Program:
 
 
 def programs() -> Programs:
-    """The data of this module."""
     return table(_HERE / "data" / "programs.yaml", Programs)
 
 

@@ -121,7 +121,6 @@ class Progress:
         self._busy: dict[str, tuple[str, str]] = {}  # address -> name, what is done to it; the oldest first
 
     def take(self, event: Event) -> None:
-        """Say what it means, if it means anything to a person."""
         hook = event.get("hook")
         if not isinstance(hook, Mapping) or "action" not in hook:
             return
@@ -181,7 +180,6 @@ def stale_lock(failed: Iterable[Diagnostic], folder: Path, *, before: float) -> 
 
 
 def forget_runs(folder: Path) -> None:
-    """Forget the runs that did not come to their end."""
     (folder / _NOTES).unlink(missing_ok=True)
 
 

@@ -42,6 +42,7 @@ class Base(BaseModel):
     units: dict[str, str] = {}
 
 
+_FURNISH = Path(__file__).with_name("data") / "furnish.sh"
 _BASES = table(Path(__file__).with_name("data") / "images.toml", dict[str, Base])
 DEBIAN, REDHAT = _BASES["debian"], _BASES["redhat"]
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -122,12 +123,17 @@ def build_base(request: layout.BakeRequest, report: Callable[[str], None]) -> Pa
     try:
         if own:
             dnf_install(root, own, through=_OWN_PROCESSES)
-            _furnish(root, REDHAT)
         else:
             debootstrap(root, request.mirror, DEBIAN.packages)
             lists = root / "var/lib/apt/lists"
             os.utime(lists, (0, 0))  # emptied by mmdebstrap, so not as fresh as they look
-            _furnish(root, DEBIAN)
+        base = REDHAT if own else DEBIAN
+        words = (str(layout.ADMIN_ID), " ".join(base.masked), " ".join(base.enabled))
+        run(
+            ["chroot", str(root), "sh", "-eu", "-s", "--", *words],
+            stdin=_FURNISH.read_text(),
+            what="furnishing the base image",
+        )
         building.rename(final)
     finally:
         if building.exists():
@@ -164,35 +170,6 @@ def apt_proxy() -> str:
         return ""
     argv = ["apt-config", "dump", "--no-empty", "--format", '%f "%v";%n', "Acquire::http::Proxy"]
     return run(argv, what="reading apt's proxy").strip()
-
-
-def _furnish(root: Path, base: Base) -> None:
-    """The admin user with sudo, and nothing that only slows a node's boot."""
-    chroot = ["chroot", str(root)]
-    ids = ["--uid", str(layout.ADMIN_ID), "--gid", str(layout.ADMIN_ID)]
-    run([*chroot, "groupadd", *ids[2:], "clusterctl"], what="making the admin group")
-    user = ["useradd", *ids, "--create-home", "--shell", "/bin/bash", "clusterctl"]
-    run([*chroot, *user], what="making the admin user")
-    sudoers = root / "etc/sudoers.d/clusterctl"
-    sudoers.write_text("clusterctl ALL=(ALL:ALL) NOPASSWD: ALL\n")
-    sudoers.chmod(0o440)
-    ssh = root / "home/clusterctl/.ssh"
-    ssh.mkdir(mode=0o700)
-    authorized = ssh / "authorized_keys"
-    authorized.touch(mode=0o600)
-    for path in (ssh, authorized):
-        os.chown(path, layout.ADMIN_ID, layout.ADMIN_ID)
-    for key in (root / "etc/ssh").glob("ssh_host_*"):
-        key.unlink()
-    (root / "etc/machine-id").write_text("")
-    units = root / "etc/systemd/system"
-    for unit in base.masked:
-        (units / unit).symlink_to("/dev/null")
-    # A clean power-off should not wait 90 s for a job's processes.
-    conf = root / "etc/systemd/system.conf.d"
-    conf.mkdir(parents=True, exist_ok=True)
-    (conf / "clusterctl.conf").write_text("[Manager]\nDefaultTimeoutStopSec=5s\n")
-    run([*chroot, "systemctl", "enable", *base.enabled], what="enabling the network")
 
 
 @contextmanager

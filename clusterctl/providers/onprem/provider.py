@@ -15,7 +15,7 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.hosts.checks import DoctorReport, failures, reject_unknown_hosts
+from clusterctl.hosts.checks import DoctorReport, failures
 from clusterctl.providers.base import (
     REPLACED,
     Action,
@@ -33,6 +33,7 @@ from clusterctl.providers.base import (
 from clusterctl.providers.onprem import members, release
 from clusterctl.providers.onprem.access import raise_failures
 from clusterctl.providers.onprem.login import Login, create_account, open_login
+from clusterctl.spec.base import reject_unknown
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
@@ -79,7 +80,7 @@ class OnpremProvider(Provider):
         self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]
     ) -> DoctorReport | None:
         asked = members.members(spec, self._settings)
-        reject_unknown_hosts(hosts, asked)
+        reject_unknown(hosts, [one.name for one in asked], "the cluster has no host")
         chosen = [one for one in asked if not hosts or one.name in hosts]
         with open_login(self._settings.machines, workspace, self._prompts) as login:
             only = [one.name for one in chosen]

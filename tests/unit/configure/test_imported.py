@@ -72,7 +72,7 @@ def test_an_inventory_without_groups_is_one_partition(tmp_path: Path) -> None:
     spec, notes = imported(tmp_path, text, "hosts.yaml")
     assert spec.controller_host == "one"
     assert [(p.name, p.hosts) for p in spec.partitions] == [("train", "two")]
-    assert "one leads" in notes[0]
+    assert "one is the controller" in notes[0]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_hosts_that_ssh_does_not_lead_to_stay_out_and_equal_notes_are_one(tmp_pa
     assert set(spec.provider.machines) == {"gpu01", "gpu02", "gpu03", "a", "b"}
     assert {p.name: p.hosts for p in spec.partitions} == {"gpu": "gpu[01-03]", "ways": "a,b"}
     assert notes == [
-        "no group is called controller: gpu01 leads",
+        "no group is called controller: gpu01 is the controller",
         "box: is left out: ansible_connection is community.docker.docker, not ssh",
         "win[1-2]: is left out: ansible_connection is winrm, not ssh",
         "gpu[01-03]: passwords do not come along: keys log in, and sudo's is asked for by -K",

@@ -12,6 +12,7 @@ import pytest
 
 from payload.device import Device
 from payload.parallel.mesh import alone as on_one_rank
+from tests.support.sweeps import in_sweep
 from tests.unit.payload.programs.layouts import CORE, MODELS, Case, every, train
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
@@ -46,7 +47,7 @@ def _compare(
 
 
 @pytest.mark.parametrize("iterations", [SHORT, pytest.param(LONG, marks=pytest.mark.sweep)])
-@pytest.mark.parametrize("ranks", CORE)
+@pytest.mark.parametrize("ranks", [*in_sweep(1, 2, 3), 4])
 def test_layouts_follow_one_rank(program: Runner, reference: Reference, ranks: int, iterations: int) -> None:
     answer = program(ranks, "layouts.py", "core", str(iterations), seconds=180)
     _compare(answer, CORE[ranks], reference, iterations)

@@ -23,6 +23,7 @@ from payload.parallel.engine import StepResult
 from payload.peak import _by_sheet, find_peak
 from payload.timing import CommTime, CommTimes, TimedCommunicator
 from payload.trace import OFF, Timeline
+from tests.support.sweeps import in_sweep
 from tests.unit.payload.doubles.strict import Ranges, Strict
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
@@ -67,8 +68,10 @@ def test_every_iteration_says_how_fast_it_was(records: list[Record]) -> None:
     ("compressor", "nbytes"),
     [
         ("topk", 8 * 13),  # a hundredth of 1210 numbers, and their places
-        ("int8", 6 * (256 + 4)),  # blocks, as many on either rank, and their scales
-        ("powersgd", 4 * (4 * (64 + 16) + 4 * (16 + 10) + 16 + 10)),  # two factors a matrix, and biases
+        *in_sweep(
+            ("int8", 6 * (256 + 4)),  # blocks, as many on either rank, and their scales
+            ("powersgd", 4 * (4 * (64 + 16) + 4 * (16 + 10) + 16 + 10)),  # two factors a matrix, and biases
+        ),
     ],
 )
 def test_what_a_compressor_sends_counts_once(

@@ -18,6 +18,7 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit, recomputed, state_of
 from payload.optim.sgd import SGD
 from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
+from tests.support.sweeps import in_sweep
 from tests.unit.payload.doubles.layers import stored
 from tests.unit.payload.doubles.oracle import (
     TOLERANCE,
@@ -110,7 +111,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", *in_sweep("float32")])
 @pytest.mark.parametrize("name", CASES)
 def test_network_is_pytorchs_for_ten_iterations(name: str, dtype: str, device: Device) -> None:
     case, rng = CASES[name], np.random.default_rng(4)

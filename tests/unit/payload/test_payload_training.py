@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from payload.device import Device
+from tests.support.sweeps import in_sweep
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 Record = dict[str, Any]
@@ -153,7 +154,11 @@ def test_iterations_end_within_an_epoch_with_an_evaluation(alone: Runner, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "flags", [("--comm", "ring"), ("--compress", "topk", "--compress-ratio", "0.1", "--comm", "hierarchical")]
+    "flags",
+    [
+        *in_sweep((("--comm", "ring"),)),
+        ("--compress", "topk", "--compress-ratio", "0.1", "--comm", "hierarchical"),
+    ],
 )
 def test_other_ways_to_talk_learn_the_same(mpirun: Runner, tmp_path: Path, flags: tuple[str, ...]) -> None:
     answer = mpirun(2, "train", "--epochs", "3", *flags, "--out", str(tmp_path))
@@ -180,7 +185,9 @@ def test_what_cannot_be_had_is_one_line(alone: Runner, arguments: tuple[str, ...
     ("layout", "message"),
     [
         ("--pp 4", "--tp 1 x --pp 4 does not divide the 2 ranks: start a multiple of 4"),
-        ("--pp 2 --hidden 2 --tp 3", "--tp 3 x --pp 2 does not divide the 2 ranks: start a multiple of 6"),
+        *in_sweep(
+            ("--pp 2 --hidden 2 --tp 3", "--tp 3 x --pp 2 does not divide the 2 ranks: start a multiple of 6")
+        ),
         ("--tp 2", "--tp 2: this model has no tensor-parallel layers"),
         ("--tp 2 --model vit-tiny --heads 3 --width 12", "--tp 2 does not divide the 3 heads of attention"),
     ],

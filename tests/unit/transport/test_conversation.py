@@ -122,7 +122,8 @@ def test_one_string_is_for_the_remote_shell_and_words_are_not(
     """`clusterctl ssh HOST 'a && b'` looked for a program of that name."""
     monkeypatch.setattr(sys, "argv", ["clusterctl", "ssh", *words])
     monkeypatch.setattr(access, "workspace_of", lambda *_: SimpleNamespace(ssh_config=sshd.config()))
-    monkeypatch.setattr(access, "inventory_of", lambda _: SimpleNamespace(host=str))
+    inventory = SimpleNamespace(hosts=[SimpleNamespace(name="node")])
+    monkeypatch.setattr(access, "inventory_of", lambda _: inventory)
     begun: list[list[str]] = []
     monkeypatch.setattr(os, "execvp", lambda _, argv: begun.append(argv))
     command = [word for word in words[1:] if word != "--"]
