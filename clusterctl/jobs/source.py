@@ -348,11 +348,7 @@ def read_gitignore(file: Path, folder: Path) -> Ignore | None:
 
 
 def rules_above(folder: Path) -> tuple[Ignore, ...]:
-    """What the repository around ``folder`` says of it, the outermost first; nothing if it ignores it whole.
-
-    Raises:
-        OSError: a file can't be read.
-    """
+    """What the repository around ``folder`` says of it, the outermost first; () if it ignores it whole."""
     root = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
     if root is None:
         return ()

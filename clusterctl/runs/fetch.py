@@ -134,10 +134,7 @@ def fetch_from(
     """Make ``work/tree`` hold what the job's folder holds on all of these hosts.
 
     The first host's files keep their places. Those of the others do too, unless another host has a different
-    file of that name: then they go to ``nodes/HOST/``.
-
-    Raises:
-        CollectError, TransportError: see ``fetch_tree``. What has arrived is kept.
+    file of that name: then they go to ``nodes/HOST/``. It raises what ``fetch_tree`` does.
     """
     tree, nodes = work / "tree", work / "nodes"
 
