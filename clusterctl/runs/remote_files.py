@@ -73,7 +73,7 @@ def read_given(folder: bytes) -> Given:
 class Listing:
     """Tells what of a job's folder is to be fetched, and what is left; ``ours`` are always fetched."""
 
-    def __init__(self, top: bytes, ours: Collection[bytes] = (), *, entries: int = MOST_ENTRIES) -> None:
+    def __init__(self, top: bytes, ours: Collection[bytes], *, entries: int = MOST_ENTRIES) -> None:
         self.top, self.ours = top, ours
         self.given = read_given(top)
         self.globs: Globs | None = None  # what outputs.json says is brought home; None: all but checkpoints
