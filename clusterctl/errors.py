@@ -325,8 +325,6 @@ class TransferError(ClusterctlError):
 
 
 class JobFailedError(ClusterctlError):
-    """The job failed."""
-
     code = "job-failed"
     exit_code = 4
 

@@ -79,12 +79,10 @@ class Host(BaseModel):
 
     @property
     def is_controller(self) -> bool:
-        """Whether it runs slurmctld."""
         return CONTROLLER in self.roles
 
     @property
     def is_compute(self) -> bool:
-        """Whether it runs slurmd."""
         return COMPUTE in self.roles
 
 
@@ -127,7 +125,6 @@ class Inventory(BaseModel):
 
     @property
     def controller(self) -> Host:
-        """The host that runs slurmctld."""
         return next(h for h in self.hosts if h.is_controller)
 
     @property

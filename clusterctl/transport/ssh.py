@@ -159,12 +159,7 @@ class SSHTransport:
             parts.append(chunk)
 
     def _status(self, channel: paramiko.Channel, argv: Sequence[str], deadline: float) -> int:
-        """The exit status, or ENDED_BY_SIGNAL when a signal ended the command.
-
-        Raises:
-            TimeoutError: there is none by ``deadline``.
-            UnreachableError: there is none because the connection broke.
-        """
+        """The exit status, or ENDED_BY_SIGNAL; raises TimeoutError if there is none by ``deadline``."""
         if not channel.status_event.wait(max(0.0, deadline - time.monotonic())):
             raise TimeoutError
         if channel.exit_status == ENDED_BY_SIGNAL:

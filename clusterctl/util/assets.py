@@ -51,7 +51,6 @@ def tree_files(root: Path) -> tuple[Path, ...]:
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -131,11 +130,7 @@ def _environment() -> Environment:
 
 
 def render(template: str, **values: Any) -> str:
-    """The text of a file of templates/ with its values placed.
-
-    Raises:
-        jinja2.UndefinedError: the template names a value that was not given.
-    """
+    """The text of a file of templates/ with its values placed."""
     return _environment().get_template(template).render(**values)
 
 
