@@ -13,7 +13,7 @@ from clusterctl.cluster.nodes import (
     limited,
     names_of,
     replacing,
-    without,
+    spec_without,
 )
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import REPLACED, pending_releases
@@ -127,11 +127,11 @@ def test_strangers_and_made_hosts_are_refused(raised: Raise) -> None:
 
 
 def test_without_some_nodes(raised: Raise) -> None:
-    assert nodes(without(spec(train="gpu[1-2]", big="gpu3"), ["gpu3", "gpu1"])) == {"train": ("gpu2",)}
+    assert nodes(spec_without(spec(train="gpu[1-2]", big="gpu3"), ["gpu3", "gpu1"])) == {"train": ("gpu2",)}
     with pytest.raises(UsageError, match="no node would be left"):
-        without(spec(train="gpu1"), ["gpu1"])
+        spec_without(spec(train="gpu1"), ["gpu1"])
     with pytest.raises(UsageError, match="ctl is the controller"):
-        without(spec(train="gpu1"), ["ctl"])
+        spec_without(spec(train="gpu1"), ["ctl"])
 
 
 @pytest.fixture
