@@ -102,7 +102,7 @@ def remove(
     spec = applied_spec(workspace)
     own_machines(spec.provider)
     chosen = _chosen(inventory, names)
-    fewer = nodes.without(spec, chosen)
+    fewer = nodes.spec_without(spec, chosen)
     wanted = UpOptions(limit=(inventory.controller.name, *chosen), force=force)
     done = bring_up(screen, options, fewer, wanted, yes=yes, no_wait=no_wait)
     screen.note(f"take {', '.join(chosen)} out of your spec file, too: else the next `up` adds them again")
@@ -131,10 +131,10 @@ def forget(screen: Screen, options: Options, names: Names, yes: Yes = False, no_
     """Forget removed nodes that could not be released and are gone for good."""
     workspace = workspace_of(screen, options)
     chosen = nodes.names_of(names)
-    nodes.check_left(workspace, chosen)
+    nodes.check_pending_release(workspace, chosen)
     screen.confirm(f"forget {', '.join(chosen)}? What is ours stays on them", yes=yes)
     with workspace.lock("node forget", wait_s=0 if no_wait else WAIT_S, waiting=screen.note):
-        nodes.check_left(workspace, chosen)
+        nodes.check_pending_release(workspace, chosen)
         which = nodes.forget(workspace, chosen)
     screen.result({"forgotten": chosen}, f"forgotten: {'; '.join(which)}")
 
@@ -176,7 +176,7 @@ def reboot(
             )
         nodes.drain_usable(scheduler, chosen, _REASON_REBOOT)
         _wait_idle(screen, scheduler, chosen, timeout_s)
-        nodes.check_aside(scheduler, chosen)
+        nodes.check_drained(scheduler, chosen)
         screen.note(f"booting {', '.join(chosen)}")
         nodes.reboot({name: connections.to(name) for name in chosen})
         spec = applied_spec(workspace)

@@ -78,8 +78,7 @@ def converge(
 ) -> Converged:
     """Configure all hosts if what goes in has changed, or ``again``; else those that have drifted.
 
-    With a ``limit`` it is these hosts and the controller; the others only learn which hosts belong to the
-    cluster.
+    With a ``limit`` it is these and the controller; the others only learn which hosts belong to the cluster.
     """
     spec, workspace, inventory = session.spec, session.workspace, provisioned.inventory
     slurm = scheduler_of(inventory, session.connections.to, patience_s=_PATIENCE_S)
@@ -125,10 +124,7 @@ def _configure(
     *,
     reconfigures: bool,
 ) -> Mapping[str, HostReport]:
-    """Run the configure half of every role on these hosts, none: all; then probe them.
-
-    ``others`` only learn which hosts belong to the cluster now.
-    """
+    """Run the configure half of every role on these hosts, none: all; introduce them to ``others``; probe."""
     introduced = ansible.run("introduce", inventory, session.workspace, limit=others) if others else None
     recap = _run("configure", session, inventory, hosts)
     session.note = f"{recap}; {introduced.changed} changed on others" if introduced else str(recap)
@@ -237,7 +233,7 @@ def drift_of(workspace: Workspace, reports: Mapping[str, HostReport]) -> Iterato
             yield Drift(host, "it is not configured yet")
             continue
         known = _known(recorded[host], seen.checksums)
-        for key in _worth_a_word(known, seen.checksums):
+        for key in _without_consequences(known, seen.checksums):
             yield Drift(host, _words(key, seen.checksums[key])[0])
 
 
@@ -307,7 +303,7 @@ def drifted(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
 def repairs_of(host: str, recorded: Checksums, before: Checksums, after: Checksums) -> list[Drift]:
     """What was not right ``before`` and has changed since."""
     changed = [key for key in _known(recorded, before) if after.get(key) != before[key]]
-    return [Drift(host, *_words(key, before[key])) for key in _worth_a_word(changed, before)]
+    return [Drift(host, *_words(key, before[key])) for key in _without_consequences(changed, before)]
 
 
 def _known(recorded: Checksums, now: Checksums) -> list[str]:
@@ -315,7 +311,7 @@ def _known(recorded: Checksums, now: Checksums) -> list[str]:
     return [key for key in drifted(recorded, now) if key in recorded and now[key] != _UNKNOWN]
 
 
-def _worth_a_word(keys: Sequence[str], marks: Checksums) -> Iterator[str]:
+def _without_consequences(keys: Sequence[str], marks: Checksums) -> Iterator[str]:
     """Those that are not only the consequence of another one."""
     for key in keys:
         kind, _, name = key.partition(" ")

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from clusterctl.cluster.nodes import forget
-from clusterctl.cluster.session import Phase, PhaseRunner, copied, provider_of
+from clusterctl.cluster.session import Phase, PhaseRunner, provider_of, workspace_copy
 from clusterctl.errors import (
     ClusterctlError,
     CollectError,
@@ -111,7 +111,7 @@ def _writable(runner: PhaseRunner) -> Iterator[None]:
         workspace.create()
     except DiskError as exc:
         runner.report_waiting(f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it")
-        with copied(workspace, without=["logs"], place=roomiest()) as runner.workspace:
+        with workspace_copy(workspace, without=["logs"], place=roomiest()) as runner.workspace:
             yield
     else:
         yield
@@ -124,7 +124,7 @@ def collect_runs(
     try:
         found = collect_all(applied_spec(runner.workspace), runner.workspace, out=out, discard=ids)
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
-        raise stays_up(exc, ids) from exc
+        raise not_collected_error(exc, ids) from exc
     runner.note = f"{len(found)} runs"
     return found
 
@@ -177,7 +177,7 @@ def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) 
     return tuple(entry for entry in not_home if everything or entry.job_id in ids)
 
 
-def stays_up(exc: ClusterctlError, discarded: Sequence[str] = ()) -> CollectError:
+def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> CollectError:
     """The error of a `down` that could not collect: which jobs' runs, why, and how to give up these alone,
     beside those that are ``discarded`` already.
     """

@@ -16,7 +16,7 @@ from functools import partial
 
 from clusterctl.cluster import converge, verify
 from clusterctl.cluster.nodes import drain_usable
-from clusterctl.cluster.session import ClusterSession, Drift, copied, known_inventory, known_spec
+from clusterctl.cluster.session import ClusterSession, Drift, known_inventory, known_spec, workspace_copy
 from clusterctl.configure import ansible
 from clusterctl.configure.events import TaskProgress
 from clusterctl.errors import ConfigureError, MachineError, SchedulerError, TransportError, UsageError
@@ -107,7 +107,7 @@ class Plan:
 def preview(session: ClusterSession) -> Plan:
     """What `up` would do with this spec, as far as a short look can tell."""
     before = known_inventory(session.workspace)
-    with copied(session.workspace, without=_NOT_COPIED) as copy, session.connections:
+    with workspace_copy(session.workspace, without=_NOT_COPIED) as copy, session.connections:
         planning = replace(session, workspace=copy)  # where the provider writes
         planning.connections = session.connections
         found = plan_changes(planning)
@@ -260,10 +260,7 @@ def impact_of(
     *,
     drain: bool = False,
 ) -> Impact:
-    """What the change from the hosts of ``before`` to the session's spec means for jobs.
-
-    ``drain``: let no job start on nodes that leave.
-    """
+    """What the change to the session's spec means for jobs; ``drain``: none starts on nodes that leave."""
     spec, provider = session.spec, session.provider
     changes = _NodeChanges.of(spec, before, provider.sizes(spec), planned.changes)
     if not (changes.gone or changes.resized or changes.stopped):
@@ -292,11 +289,7 @@ def settle(impact: Impact, scheduler: Scheduler, *, force: bool) -> tuple[str, .
 
 
 def reject(impact: Impact) -> None:
-    """Reject a change that would cancel jobs.
-
-    Raises:
-        UsageError: it would end jobs, or nobody can tell.
-    """
+    """Raise UsageError at a change that would end jobs, or of which nobody can tell."""
     if impact.unknown:
         raise UsageError(
             "the jobs that this change would end are not known",
@@ -392,12 +385,9 @@ def reject_changed_users(session: ClusterSession, before: Inventory) -> None:
 
 
 def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
-    """An account's number belongs to its files: it can't pass to another name while the hosts live.
+    """Raise UsageError at a uid that is another's in ``accounts``, the controller's table of accounts.
 
-    ``accounts`` is the controller's table of accounts.
-
-    Raises:
-        UsageError: a uid of the spec is another account's there.
+    An account's number belongs to its files: it can't pass to another name while the hosts live.
     """
     rows = (line.split(":") for line in accounts.splitlines())
     holders = {int(row[2]): row[0] for row in rows if len(row) > 2 and row[2].isdigit()}  # noqa: PLR2004

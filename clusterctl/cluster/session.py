@@ -138,7 +138,7 @@ def known_spec(workspace: Workspace) -> ClusterSpec | None:
 
 
 @contextmanager
-def copied(
+def workspace_copy(
     workspace: Workspace, *, without: Collection[str], place: Path | None = None
 ) -> Iterator[Workspace]:
     """A copy of the workspace, to write in, but for what bears these names; a fresh one where there is none.
@@ -152,8 +152,10 @@ def copied(
         copy = Workspace(folder / workspace.root.name)
         try:
             if workspace.root.is_dir():
-                ignored = shutil.ignore_patterns(*without)
-                shutil.copytree(workspace.root, copy.root, ignore=ignored, symlinks=True, copy_function=_take)
+                skip = shutil.ignore_patterns(*without)
+                shutil.copytree(
+                    workspace.root, copy.root, ignore=skip, symlinks=True, copy_function=_copy_file
+                )
         except OSError as exc:  # shutil's own error is one too
             raise MachineError("no copy of the cluster's record can be made", why=str(exc)) from exc
         copy.create()
@@ -162,7 +164,7 @@ def copied(
         yield copy
 
 
-def _take(source: str, target: str) -> str:
+def _copy_file(source: str, target: str) -> str:
     if _HEAVY in Path(source).parts:
         try:
             os.link(source, target)

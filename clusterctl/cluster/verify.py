@@ -114,9 +114,7 @@ def verify(session: ClusterSession, converged: Converged, limit: Collection[str]
 def run_verification(
     inventory: Inventory, to: Connect, *, timeout_s: float = READY_TIMEOUT_S, only: Collection[str] = ()
 ) -> Verification:
-    """Verify the cluster through its controller; ``to`` connects to a host.
-
-    ``only`` names the nodes to verify, as when nothing else was touched; none: all.
+    """Verify the nodes in ``only``, none: all, through the controller; ``to`` connects to a host.
 
     Raises:
         VerifyError: nodes are missing or out of service, or the job failed; names hosts and causes.
@@ -168,9 +166,7 @@ _AT_SERVICE = {"IDLE": Standing.READY, **dict.fromkeys(("ALLOCATED", "MIXED", "C
 def wait_until_ready(
     inventory: Inventory, slurm: Scheduler, *, timeout_s: float, only: Collection[str] = ()
 ) -> Verification:
-    """Wait until every node of the inventory is idle, busy, or drained; resume what Slurm gave up.
-
-    ``only`` names those to look at; none: all.
+    """Wait until the nodes in ``only``, none: all, are idle, busy, or drained; resume what Slurm gave up.
 
     Raises:
         VerifyError: some are not in time; names hosts and Slurm's reasons.
@@ -328,7 +324,7 @@ def _failures_of_parts(
     hosts: tuple[str, ...], inventory: Inventory, to: Connect, run_job: RunJob
 ) -> tuple[Failure, ...]:
     """The hosts that TCP does not join; else those on which even a job of their own fails."""
-    if (found := cut_off(inventory, hosts, to)) or len(hosts) == 1:
+    if (found := unconnected(inventory, hosts, to)) or len(hosts) == 1:
         return found
     results = zip(hosts, parallel_map(hosts, lambda host: run_job((host,))), strict=True)
     return tuple(
@@ -346,7 +342,7 @@ def _words(result: Result) -> str:
     return said or f"it ended with exit code {result.rc} and said nothing"
 
 
-def cut_off(inventory: Inventory, hosts: Sequence[str], to: Connect) -> tuple[Failure, ...]:
+def unconnected(inventory: Inventory, hosts: Sequence[str], to: Connect) -> tuple[Failure, ...]:
     """The hosts that TCP does not join with each other, one failure each; none when all reach all."""
     unreached = _unreached(inventory, hosts, to) if len(hosts) > 1 else {}
     causes: dict[str, list[str]] = {}

@@ -256,7 +256,6 @@ def _firewall(host: str, facts: HostFacts, expected: Expected) -> Iterator[Findi
 
 
 def _opening(chain: Chain, sources: Sequence[IPv4Network]) -> str:
-    """The commands that let all in that comes from there."""
     texts = [_short(one) for one in sources]
     if chain.by == "ufw":
         return f"`{' && '.join(f'sudo ufw allow from {text}' for text in texts)}`"
@@ -294,7 +293,6 @@ def _clocks(seen: Mapping[str, Examined], leader: str) -> Iterator[Finding]:
 
 
 def _twins(seen: Mapping[str, Examined]) -> Iterator[Finding]:
-    """Hosts that are one and the same machine, or clones of one."""
     by_id: defaultdict[str, list[str]] = defaultdict(list)
     for host, one in seen.items():
         by_id[one.facts.system.machine_id].append(host)
@@ -359,7 +357,6 @@ def examine(
 
 
 def failures(findings: Sequence[Finding], *, phase: str) -> tuple[Failure, ...]:
-    """The findings as the failures of an error."""
     return tuple(Failure(f.code, f"{f.what}: {f.why}", f.host, phase, f.fix) for f in findings)
 
 

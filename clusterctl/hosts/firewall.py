@@ -63,7 +63,6 @@ class Firewall:
         return f"{self.name} ({self.zone})" if self.zone else self.name
 
     def as_dict(self) -> dict[str, Any]:
-        """As `-o json` shows it."""
         return {
             "name": self.name,
             "zone": self.zone,

@@ -40,7 +40,6 @@ class Gpu:
 
     @property
     def device(self) -> str:
-        """The device file of its card."""
         return f"/dev/nvidia{self.index if self.minor is None else self.minor}"
 
     @property
@@ -62,7 +61,6 @@ class Driver:
 
     @classmethod
     def read(cls, sections: Sections) -> Driver:
-        """From the sections that data/node.sh printed."""
         cards = _cards(sections.get("gpus", ""))
         failed = _FAILED.search(sections.get("gpus", ""))
         fault = failed[1].strip() or "nvidia-smi did not answer" if failed else ""

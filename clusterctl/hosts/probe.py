@@ -67,7 +67,6 @@ class ProbeRequest:
     node: bool = True
 
     def argv(self) -> tuple[str, ...]:
-        """The command that answers it, as root, with ``PROGRAM`` on its standard input."""
         request = json.dumps({"node_argv": NODE_ARGV, **asdict(self)})
         return ("sh", "-c", _START, "sh", request)
 
@@ -199,8 +198,6 @@ class _ProbeAnswer(_Answer):
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """What the probe told of a host."""
-
     facts: NodeFacts | None  # None: it has no slurmd
     checksums: Checksums
     full: tuple[Space, ...] = ()  # file systems without room
@@ -320,7 +317,6 @@ def probe_hosts(
 
     Raises:
         TransportError: some hosts did not answer in time; one failure a host.
-        ClusterctlError: what ``revive`` raises.
     """
     deadline = time.monotonic() + timeout_s
     given_up = threading.Event()
@@ -393,12 +389,7 @@ def with_distributions(
     *,
     report: Reporter = lambda _: None,
 ) -> Inventory:
-    """The inventory, with the distribution of every host in it: those without one are probed.
-
-    Raises:
-        TransportError: some hosts did not answer in time.
-        ProvisionError: some can't be configured, or differ from the others; one failure a host.
-    """
+    """The inventory, with the distribution of every host in it: those without one are probed."""
     unseen = [host.name for host in inventory.hosts if host.distribution == distributions.UNSEEN]
     if not unseen:
         return inventory

@@ -120,7 +120,6 @@ def interfaces() -> Dict[str, List[str]]:
 
 
 def resolved(name: str) -> List[str]:
-    """The IPv4 addresses that a name has here."""
     try:
         found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError:
@@ -219,7 +218,6 @@ def nvidia_devices() -> List[int]:
 
 
 def gpus() -> Dict[str, Any]:
-    """What the PCI bus, the kernel and the driver say of NVIDIA's devices."""
     kinds = nvidia_devices()
     said = run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
     shown = [line.split(", ") for line in (said or "").splitlines() if ", " in line]
@@ -243,14 +241,12 @@ def driver_on_disk() -> str:
 
 
 def packages(names: Sequence[str]) -> List[str]:
-    """Those of these that are installed."""
     said = run(["sh", "-c", INSTALLED, "sh", *names]) or ""
     found = {line[len("installed ") :] for line in said.splitlines() if line.startswith("installed ")}
     return sorted(found.intersection(names))
 
 
 def databases() -> List[str]:
-    """Those that somebody keeps in the host's MariaDB or MySQL."""
     said = run(["my_print_defaults", "mysqld", "server", "mariadb", "mariadbd"]) or ""
     own = [line[len("--datadir=") :] for line in said.splitlines() if line.startswith("--datadir=")]
     folder = Path(own[-1] if own else DATABASES)
@@ -259,7 +255,6 @@ def databases() -> List[str]:
 
 
 def slurm_state() -> List[str]:
-    """What a slurmctld of somebody's has kept for its next start."""
     return sorted(path.name for path in Path(SLURM_STATE).glob("*"))[:16]
 
 
@@ -279,7 +274,6 @@ def digest(data: bytes) -> str:
 
 
 def file_mark(path: str) -> str:
-    """Content, mode and owner of a regular file."""
     try:
         found = os.lstat(path)
         if not stat.S_ISREG(found.st_mode):
@@ -333,7 +327,6 @@ def ctime(path: str) -> float:
 
 
 def user_mark(name: str) -> str:
-    """Its lines in the tables of accounts and groups."""
     try:
         user = pwd.getpwnam(name)
         group = grp.getgrgid(user.pw_gid).gr_name
@@ -377,7 +370,6 @@ def key_mark(user: str, home: str, key: str) -> str:
 
 
 def accounting_mark(queries: List[List[str]]) -> str:
-    """All that the queries to the accounting say."""
     answers = [run(["sacctmgr", "--noheader", "--parsable2", "show", *words], ASK_S) for words in queries]
     if None in answers:
         return UNKNOWN
@@ -403,7 +395,6 @@ def largest(top: str, device: int) -> List[Tuple[int, str]]:
 
 
 def checksums(asked: Dict[str, Any]) -> Dict[str, str]:
-    """Every checksum that was asked for, by kind and name."""
     found = {"file " + path: file_mark(path) for path in asked["files"]}
     found.update({"block " + path: block_mark(path, *edges) for path, edges in asked["blocks"].items()})
     found.update({"path " + path: "there" if Path(path).exists() else MISSING for path in asked["paths"]})

@@ -60,7 +60,6 @@ def role_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
 
 
 def role_units(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
-    """The units that the roles start on a host of these groups."""
     touches = _applied(spec, roles).values()
     return frozenset(unit.removesuffix(".service") for one in touches for unit in _listed(one, "units"))
 
@@ -72,7 +71,6 @@ def role_ports(spec: ClusterSpec, roles: Sequence[str]) -> Mapping[int, str]:
 
 
 def cluster_roles(spec: ClusterSpec, inventory: Inventory) -> frozenset[str]:
-    """The roles that run on any host of the cluster."""
     return frozenset(
         role
         for role, touches in _touches().items()

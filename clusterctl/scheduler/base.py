@@ -275,11 +275,7 @@ class Scheduler(Protocol):
         """
 
     def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-        """The jobs of these ids, without those that are not known.
-
-        Raises:
-            UsageError: an id is not one.
-        """
+        """The jobs of these ids, without those that are not known; a UsageError where one is no id."""
 
     def own_jobs(self) -> tuple[JobInfo, ...]:
         """The jobs of this user that wait, run, or lately ended."""

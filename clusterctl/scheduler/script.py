@@ -307,7 +307,10 @@ def _options(job: JobSpec, own: UserScript | None) -> list[str]:
     given = job.model_fields_set if own is not None and own.directives else set(type(job).model_fields)
     own_words = [f"--job-name={job.name}", f"--output=stdout{task}.log", f"--error=stderr{task}.log"]
     array = [f"--array={job.array}"] if job.array is not None else []
-    return own_words + resource_options(job, given) + _without_gpus(job, own) + array + _ending(job, own)
+    # Over the script's own line, too; where there is none, it need not be said.
+    overrides = own is not None and own.asks_for("--gpus-per-node") and "gpus" in job.model_fields_set
+    no_gpus = ["--gpus-per-node=0"] if overrides and not job.gpus else []
+    return own_words + resource_options(job, given) + no_gpus + array + _ending(job, own)
 
 
 def _ending(job: JobSpec, own: UserScript | None) -> list[str]:
@@ -318,12 +321,6 @@ def _ending(job: JobSpec, own: UserScript | None) -> list[str]:
         *(["--requeue"] if job.requeue else []),
         *([f"--signal=B:{signal}"] if signal else []),  # B: the batch script, which passes it on
     ]
-
-
-def _without_gpus(job: JobSpec, own: UserScript | None) -> list[str]:
-    """``--gpus 0`` wins over a script's own line, too; where there is none, it need not be said."""
-    asks = own is not None and own.asks_for("--gpus-per-node")
-    return ["--gpus-per-node=0"] if asks and "gpus" in job.model_fields_set and not job.gpus else []
 
 
 def resource_options(job: JobOptions, given: Collection[str]) -> list[str]:

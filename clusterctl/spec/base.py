@@ -10,8 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -36,6 +35,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core_schema
 
 from clusterctl.errors import UsageError
+from clusterctl.util.assets import table
 
 Loc = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -269,11 +269,9 @@ class Pattern:
         return text
 
 
+DATA: Final = Path(__file__).with_name("data")
 PATTERNS: Final = {
-    name: Pattern(*row)
-    for name, row in tomllib.loads(
-        Path(__file__).with_name("data").joinpath("patterns.toml").read_text()
-    ).items()
+    name: Pattern(*row) for name, row in table(DATA / "patterns.toml", dict[str, tuple[str, str]]).items()
 }
 SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 PRIVATE_NETWORKS: Final = tuple(IPv4Network(n) for n in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
@@ -432,3 +430,8 @@ SizeMib = Annotated[int, BeforeValidator(parse_size_mib), _SIZE_TEXT, _SIZE_SCHE
 DurationS = Annotated[int, BeforeValidator(parse_duration_s), _DURATION_TEXT, _DURATION_SCHEMA]
 JobMemoryMib = Annotated[int, BeforeValidator(parse_slurm_memory_mib), _SIZE_TEXT, _schema("4GiB")]
 JobTimeS = Annotated[int, BeforeValidator(parse_slurm_time_s), _DURATION_TEXT, _schema("1h30m")]
+
+
+def spelled(text: str, description: str, parse: Callable[[object], int] = parse_duration_s) -> Any:
+    """A field whose default is a duration, or a size; the schema has it as a file spells it."""
+    return Field(parse(text), description=description, json_schema_extra={"default": text})

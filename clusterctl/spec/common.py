@@ -7,10 +7,8 @@ the field; what concerns several, in ``models`` and with each provider.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from ipaddress import IPv4Network
-from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import (
@@ -24,6 +22,7 @@ from pydantic import (
 )
 
 from clusterctl.spec.base import (
+    DATA,
     PATTERNS,
     DurationS,
     Fault,
@@ -35,9 +34,12 @@ from clusterctl.spec.base import (
     Usd,
     format_duration,
     format_size,
+    parse_size_mib,
     shown,
+    spelled,
 )
 from clusterctl.spec.hosts import HostRange, OnpremHost, Switch, expand
+from clusterctl.util.assets import table
 
 ClusterName = Annotated[str, PATTERNS["label"]]
 PartitionName = Annotated[str, PATTERNS["label"]]
@@ -49,7 +51,7 @@ PROOF_PARTITION = "clusterctl-proof"
 LEAST_DISK_MIB = 64
 LEAST_MEMORY_MIB = 256  # less, and not even the proof job fits beside the daemons
 ADMIN_USER = "clusterctl"
-_RESERVED: Final = tomllib.loads(Path(__file__).with_name("data").joinpath("reserved.toml").read_text())
+_RESERVED: Final = table(DATA / "reserved.toml", dict[str, tuple[str, ...]])
 RESERVED_USERS = frozenset(" ".join(_RESERVED["users"]).split())
 RESERVED_ACCOUNTS = frozenset({"root", ADMIN_USER})  # Slurm's own, and that of the proof partition
 # `ctl` is the controller's; Slurm takes a partition called DEFAULT, in any case, as defaults for the rest.
@@ -150,34 +152,20 @@ class Nvidia(Model):
         return self != Nvidia()
 
 
-_SAMPLE_INTERVAL_S: Final = 2
-_INTERVAL_S: Final = 60
 _LEAST_INTERVAL_S: Final = 5  # checks that follow each other keep slurmctld from asking resumed nodes
-_DISK_FREE_MIB: Final = 50
-_CLOCK_OFFSET_S: Final = 5
 
 
 class Health(Model):
     """The health check: a node that fails it is drained, and resumed once it passes. See docs/gpus.md."""
 
-    interval: DurationS = Field(
-        _INTERVAL_S,
-        description="time between two checks of a node",
-        json_schema_extra={"default": format_duration(_INTERVAL_S)},
-    )
+    interval: DurationS = spelled("1m", "time between two checks of a node")
     gpu_temperature: Annotated[int, Field(ge=40, le=120, strict=True)] = Field(
         90, description="highest GPU temperature that passes, in °C"
     )
-    disk_free: SizeMib = Field(
-        _DISK_FREE_MIB,
-        description="least free space on each local file system of a node",
-        json_schema_extra={"default": format_size(_DISK_FREE_MIB)},
+    disk_free: SizeMib = spelled(
+        "50MiB", "least free space on each local file system of a node", parse_size_mib
     )
-    clock_offset: DurationS = Field(
-        _CLOCK_OFFSET_S,
-        description="largest clock offset, where chrony runs",
-        json_schema_extra={"default": format_duration(_CLOCK_OFFSET_S)},
-    )
+    clock_offset: DurationS = spelled("5s", "largest clock offset, where chrony runs")
 
     @field_validator("interval")
     @classmethod
@@ -245,11 +233,7 @@ class Software(Model):
 class Monitoring(Model):
     """The telemetry step that runs beside every job, and the health of nodes."""
 
-    interval: DurationS = Field(
-        _SAMPLE_INTERVAL_S,
-        description="time between two samples of a node",
-        json_schema_extra={"default": format_duration(_SAMPLE_INTERVAL_S)},
-    )
+    interval: DurationS = spelled("2s", "time between two samples of a node")
     health: Health = Field(Health(), description="the limits and the interval of the nodes' health check")
 
 

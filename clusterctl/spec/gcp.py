@@ -25,7 +25,9 @@ from clusterctl.spec.base import (
     did_you_mean,
     format_duration,
     format_size,
+    parse_size_mib,
     shown,
+    spelled,
 )
 from clusterctl.spec.common import Cluster, Gpus, Partition, ProviderSettings
 from clusterctl.spec.gcp_nodes import (
@@ -41,7 +43,6 @@ from clusterctl.spec.gcp_nodes import (
     default_machine,
     gpu_type,
     image_of,
-    machine,
     machines,
     release_of,
     with_added,
@@ -62,9 +63,7 @@ class Filestore(Model):
     """The shared folder on Filestore, instead of the controller's own disk over NFS."""
 
     tier: Literal["BASIC_HDD", "BASIC_SSD", "ZONAL", "REGIONAL"] = Field("BASIC_HDD", description="its tier")
-    capacity: SizeMib = Field(
-        1024 * 1024, description="its size, in whole GiB", json_schema_extra={"default": "1TiB"}
-    )
+    capacity: SizeMib = spelled("1TiB", "its size, in whole GiB", parse_size_mib)
 
 
 class Bucket(Model):
@@ -325,7 +324,7 @@ def _rest(provider: GcpSettings) -> Iterator[Fault]:
             message = f"labels that start with {OWN_LABELS} are clusterctl's own"
             yield Fault(("provider", "labels", key), message, "take another key", at_key=True)
     for name in provider.prices:
-        if machine(name) is None:
+        if name not in machines():
             at, hint = ("provider", "prices", name), did_you_mean(name, machines())
             yield Fault(at, f"there is no machine type {shown(name)}", hint, at_key=True)
     if provider.auto_down and provider.auto_down < _LEAST_AUTO_DOWN_S:

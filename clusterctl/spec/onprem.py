@@ -100,7 +100,9 @@ class OnpremSettings(ProviderSettings):
         names = {name: key for key in self.hosts for name in expand(key)}
         yield from _hosts(self)
         yield from _this_machine(self, names)
-        yield from _roles(self, names)
+        yield from _unknown(("provider", "controller"), self.controller, names)
+        for index, name in enumerate(self.login):
+            yield from _unknown(("provider", "login", index), name, names)
         yield from _partitions(spec, names)
         yield from _shared(self, spec)
         yield from _fabric(self.fabric, spec)
@@ -193,12 +195,6 @@ def _unknown(at: Loc, host: str, names: Mapping[str, str]) -> Iterator[Fault]:
     if host and names and host not in names:
         hint = did_you_mean(host, names) or "name it under provider.hosts"
         yield Fault(at, f"there is no host {shown(host)}", hint)
-
-
-def _roles(provider: OnpremSettings, names: Mapping[str, str]) -> Iterator[Fault]:
-    yield from _unknown(("provider", "controller"), provider.controller, names)
-    for index, name in enumerate(provider.login):
-        yield from _unknown(("provider", "login", index), name, names)
 
 
 def _partitions(spec: Cluster, names: Mapping[str, str]) -> Iterator[Fault]:

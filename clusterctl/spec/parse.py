@@ -82,15 +82,6 @@ def read_text(path: Path, filetype: Filetype[M]) -> str:
         ) from exc
 
 
-def parse(text: str, file: str, filetype: Filetype[M], *, context: Mapping[str, Any] | None = None) -> M:
-    """What a text describes; ``file`` is named in the problems.
-
-    Raises:
-        SpecError: the text is no YAML, or not of this type.
-    """
-    return Document(text, file, filetype).model(context)
-
-
 MAX_DEPTH: Final = 32  # a spec nests four levels deep
 _TAG: Final = "tag:yaml.org,2002:"
 
@@ -420,7 +411,9 @@ class _Errors:
         if loc == ("provider", "type"):
             context["expected"] = either(PROVIDERS)
         value = shown(loc[-1]) if is_key else self._shown(loc)
-        message = explain(kind, context, "a name here" if is_key else _name(loc), value)
+        last_key = max((i for i, part in enumerate(loc) if isinstance(part, str)), default=0)
+        name = "a name here" if is_key else path_text(loc[last_key:])
+        message = explain(kind, context, name, value)
         return Problem(self._document.file, *place, path_text(loc), message, self._hint(error))
 
     def _shown(self, loc: Loc) -> str:
@@ -447,12 +440,6 @@ class _Errors:
         if kind in {"string_type", "path_type"} and isinstance(value, bool | int | float):
             return "put it in quotes"
         return _HINTS_BY_KEY.get(loc) or _HINTS_BY_KIND.get(kind, "")
-
-
-def _name(loc: Loc) -> str:
-    """What a message calls the field: its key, with the index where it is an entry of a list."""
-    start = max((i for i, part in enumerate(loc) if isinstance(part, str)), default=0)
-    return path_text(loc[start:])
 
 
 def _mapping_in(annotation: Any) -> Any:

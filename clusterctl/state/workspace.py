@@ -153,7 +153,6 @@ class Workspace:
         return self._id.read_text().strip()
 
     def create(self) -> None:
-        """Make the folder, for this user only."""
         with self._writable():
             for folder in (self.root, self.logs, self.rendered):
                 _private_folder(folder)
@@ -188,7 +187,6 @@ class Workspace:
         return _draw_key_pair(self.host_key).read_text().strip()
 
     def remove(self) -> None:
-        """Remove the workspace: the cluster is down."""
         with self._writable("removed"):
             shutil.rmtree(self.root)
 
@@ -210,7 +208,6 @@ class Workspace:
             yield
 
     def worker(self) -> Holder | None:
-        """The clusterctl that creates or removes this cluster now, if there is one."""
         return holder(self.lock_file)
 
     @contextmanager

@@ -132,11 +132,7 @@ class Transport(Protocol):
 
 
 def sendable(argv: Sequence[str]) -> Sequence[str]:
-    """The command as it is.
-
-    Raises:
-        TransportError: it can't be sent to a host.
-    """
+    """The command as it is; raises TransportError if it can't be sent to a host."""
     if any("\0" in word for word in argv):
         raise TransportError("a command's argument holds a NUL character, which no host can be given")
     return argv
@@ -149,7 +145,6 @@ def shown(argv: Sequence[str], limit: int = 120) -> str:
 
 
 def failed(host: str, argv: Sequence[str], rc: int, stderr: str) -> CommandError:
-    """The error for a command that did not exit with 0."""
     how = "was ended by a signal" if rc == ENDED_BY_SIGNAL else f"failed with exit status {rc}"
     return CommandError(f"`{shown(argv)}` {how}", rc=rc, stderr=stderr, where=host, host=host)
 

@@ -124,7 +124,6 @@ class _Talk:
 
 
 def _tail(stderr: IO[bytes]) -> str:
-    """The end of what a command said."""
     stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _STDERR_TAIL))
     return stderr.read().decode(errors="replace")
 
@@ -158,7 +157,6 @@ class OpenSSH:
 
 
 def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:
-    """Have our own account's way to these machines in the workspace."""
     write_atomic(workspace.known_hosts, inventory.known_hosts())
     ssh_config = inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
     write_atomic(workspace.ssh_config, ssh_config)

@@ -73,7 +73,6 @@ def send_new_folder(
 
     Raises:
         CommandError: with rc ``NO_REQUIRED``, the required folder is not there.
-        TransferError, TransportError, UsageError: see ``send_into``.
     """
     argv = remote_argv(_PROGRAM, STORE, folder, required)
     return _converse(transport, argv, items, hashes, progress, ours=ours)
@@ -85,9 +84,6 @@ def send_to_store(
     """Send files into the store only; file -> its path on the cluster, read-only and named by its hash.
 
     What is unused for 30 days may be gone: send it again whenever it is needed, which costs next to nothing.
-
-    Raises:
-        TransferError, TransportError, UsageError: see ``send_into``.
     """
     items = []
     for number, path in enumerate(files):
@@ -183,14 +179,12 @@ class _Outgoing:
         self.sent = 0
 
     def write(self, data: bytes) -> None:
-        """Send, now or with more."""
         self._kept += data
         self.sent += len(data)
         if len(self._kept) >= _PIECE:
             self.flush()
 
     def flush(self) -> None:
-        """Send what was kept."""
         self._talk.send(bytes(self._kept))
         self._kept.clear()
         self._told(self.sent)
@@ -205,11 +199,7 @@ class _Unhashed:
 def _next(
     talk: Conversation, answers: Iterator[bytes], host: str, read: Callable[[Mapping[str, Any]], _T]
 ) -> _T:
-    """What ``read`` makes of the next answer, a JSON object on a line; signs of life are passed over.
-
-    Raises:
-        TransportError: it is not of the form that is expected.
-    """
+    """What ``read`` makes of the next answer, a JSON object on a line; signs of life are passed over."""
     for line in answers:
         try:
             answer = json.loads(line)
@@ -254,7 +244,6 @@ def _item(items: Sequence[Item], index: int) -> Item:
 
 
 def _ended(host: str, exc: CommandError) -> TransferError:
-    """The error for a transfer that the cluster has ended."""
     what = "the files can't be written on the cluster"
     fix = "make room or rights there (`clusterctl ssh`), then run it again: what has arrived is kept"
     if exc.rc == HELD:

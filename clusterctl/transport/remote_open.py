@@ -137,7 +137,6 @@ def open_own(path: bytes) -> int:
 
 
 def lies_at(path: bytes, fd: int) -> bool:
-    """Whether an open file is still the one of that name."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(fd))
     except FileNotFoundError:

@@ -73,7 +73,6 @@ def checking() -> Beat:
 
 
 def read_entries() -> list[Entry]:
-    """The request."""
     entries: list[Entry] = []
     while (line := STDIN.readline()) != b"\n":
         if not line:

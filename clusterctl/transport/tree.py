@@ -9,7 +9,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +17,7 @@ from typing import cast
 
 from clusterctl.errors import MachineError, UsageError, printable
 from clusterctl.state.workspace import cache_home
+from clusterctl.util.process import parallel_map
 
 Progress = Callable[[str, int, int], None]  # (what is done, bytes done, bytes in all)
 REMEMBERED = 1 << 20  # bytes: smaller files are read as fast as they are looked up
@@ -59,11 +59,7 @@ class Item:
 
     @classmethod
     def of(cls, path: str, origin: Path, status: os.stat_result) -> Item | None:
-        """The item with this status, or None if it is of no kind that travels.
-
-        Raises:
-            OSError: a link can't be read.
-        """
+        """The item with this status, or None if it is of no kind that travels."""
         mode, mtime = stat.S_IMODE(status.st_mode), status.st_mtime_ns
         if stat.S_ISDIR(status.st_mode):
             return cls(path, Kind.FOLDER, origin, mode, mtime)
@@ -116,7 +112,6 @@ def walk(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...]]:
 
 
 def not_readable(errors: Sequence[OSError], *, fix: str = "") -> UsageError:
-    """The one error for all that can't be read."""
     said = [f"{printable(os.fsdecode(exc.filename or ''))}: {exc.strerror or exc}" for exc in errors]
     more = f", and {len(said) - 3} more" if len(said) > 3 else ""  # noqa: PLR2004
     return UsageError(
@@ -168,17 +163,14 @@ def hash_items(
             exc.filename = exc.filename or str(item.origin)
             unreadable.append(exc)
             return ""
-        except BaseException:  # else it would be heard only after all files before this one
-            stopped.set()
-            raise
 
     large = [item.origin for item in files if item.size >= REMEMBERED]
-    with _remembered(large) as known, ThreadPoolExecutor(_MAX_THREADS) as pool:
+    with _remembered(large) as known:
         try:
-            found = dict(zip((item.origin for item in files), pool.map(one, files), strict=True))
-        except BaseException:  # the pool waits for its threads: Ctrl-C must reach them
+            hashes = parallel_map(files, one, most=_MAX_THREADS)
+            found = dict(zip((item.origin for item in files), hashes, strict=True))
+        finally:
             stopped.set()
-            raise
     if unreadable:
         raise not_readable(unreadable)
     return found

@@ -51,19 +51,14 @@ def tree_files(root: Path) -> tuple[Path, ...]:
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def tree_hash(root: Path) -> str:
     """16 hex digits of the relative names and contents below ``root``; the same wherever the tree lies."""
-    sha = hashlib.sha256()
-    for path in tree_files(root):
-        for part in (path.relative_to(root).as_posix().encode(), path.read_bytes()):
-            sha.update(len(part).to_bytes(8, "little"))
-            sha.update(part)
-    return sha.hexdigest()[:16]
+    files = tree_files(root)
+    return digest(*(part for one in files for part in (one.relative_to(root).as_posix(), one.read_bytes())))
 
 
 def digest(*parts: str | bytes) -> str:
@@ -131,11 +126,7 @@ def _environment() -> Environment:
 
 
 def render(template: str, **values: Any) -> str:
-    """The text of a file of templates/ with its values placed.
-
-    Raises:
-        jinja2.UndefinedError: the template names a value that was not given.
-    """
+    """The text of a file of templates/ with its values placed."""
     return _environment().get_template(template).render(**values)
 
 

@@ -70,12 +70,7 @@ def reason(exc: OSError, path: Path) -> str:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a file; it is on the disk when this returns.
-
-    Raises:
-        DiskError: the disk takes nothing more. A part of the line may be there, which the next one ends.
-        MachineError: the file can't be written for another reason.
-    """
+    """Add a line to a file; it is on the disk when this returns. Of one that failed a part may be there."""
     with writing(path):
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:

@@ -92,11 +92,7 @@ def run_heard(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Result:
-    """The same, where ``heard`` gets each line of stdout and stderr as it comes; both are then the stdout.
-
-    Raises:
-        OSError: there is no such program.
-    """
+    """The same, where ``heard`` gets each line of stdout and stderr as it comes; both are then the stdout."""
     said = []
     with _started(argv, env, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, cwd=cwd) as process:
         try:
@@ -121,11 +117,7 @@ def _started(
 
 @contextmanager
 def temporary_folder(place: str | Path | None = None, *, prefix: str = PREFIX) -> Iterator[Path]:
-    """A private folder below ``place`` (default: where temporary files go) while the body runs.
-
-    Raises:
-        OSError: it can't be made.
-    """
+    """A private folder below ``place`` (default: where temporary files go) while the body runs."""
     parent = Path(place) if place else _temporary_place()
     sweep(parent, prefix=prefix)
     while True:

@@ -50,7 +50,6 @@ class LogFilter:
         self._in_line = False  # what came out has begun a line
 
     def feed(self, data: bytes) -> bytes:
-        """The next piece."""
         text = self._held + self._decoder.decode(data)
         begun = _BEGUN_SGR.search(text, max(0, len(text) - _LONGEST_SGR - 2))
         cut = begun.start() if begun else len(text)

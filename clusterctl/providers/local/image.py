@@ -128,12 +128,9 @@ def build_base(request: layout.BakeRequest, report: Callable[[str], None]) -> Pa
             lists = root / "var/lib/apt/lists"
             os.utime(lists, (0, 0))  # emptied by mmdebstrap, so not as fresh as they look
         base = REDHAT if own else DEBIAN
-        words = (str(layout.ADMIN_ID), " ".join(base.masked), " ".join(base.enabled))
-        run(
-            ["chroot", str(root), "sh", "-eu", "-s", "--", *words],
-            stdin=_FURNISH.read_text(),
-            what="furnishing the base image",
-        )
+        words = (str(layout.ADMIN_ID), " ".join(base.masked), *base.enabled)
+        argv = ["chroot", str(root), "sh", "-s", "--", *words]
+        run(argv, stdin=_FURNISH.read_text(), what="furnishing the base image")
         building.rename(final)
     finally:
         if building.exists():
@@ -142,7 +139,6 @@ def build_base(request: layout.BakeRequest, report: Callable[[str], None]) -> Pa
 
 
 def debootstrap(root: Path, mirror: str, packages: Sequence[str]) -> None:
-    """A minimal Debian tree with these packages."""
     argv = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}"]
     argv += [f"--aptopt={_RETRIES}", "--dpkgopt=force-unsafe-io"]
     argv += [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("man", "doc", "locale")]

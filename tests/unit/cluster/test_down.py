@@ -11,7 +11,7 @@ from clusterctl.cli import down as cli_down
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
-from clusterctl.cluster.down import DownOptions, find_orphans, remove_cluster, stays_up, to_discard
+from clusterctl.cluster.down import DownOptions, find_orphans, not_collected_error, remove_cluster, to_discard
 from clusterctl.cluster.session import PhaseRunner
 from clusterctl.errors import CollectError, LeftoversError, UnreachableError, UsageError
 from clusterctl.providers.base import Leftover
@@ -181,14 +181,14 @@ def test_what_was_given_up_is_said_and_journaled(tmp_path: Path, monkeypatch: py
 def test_a_down_that_can_not_collect_says_which_jobs_and_how_to_give_them_up() -> None:
     error = CollectError("2 of 3 runs could not be brought home", why="job 2: no; job 7: gone")
     error.jobs = ("2", "7")
-    said = stays_up(error)
+    said = not_collected_error(error)
     assert "job 2: no; job 7: gone" in said.why
     assert said.fix.endswith("--discard-run 2 --discard-run 7")
-    assert stays_up(error, ["9"]).fix.endswith("--discard-run 9 --discard-run 2 --discard-run 7")
+    assert not_collected_error(error, ["9"]).fix.endswith("--discard-run 9 --discard-run 2 --discard-run 7")
     one = CollectError("it is not known where its files are")
     one.jobs = ("5",)
-    assert stays_up(one).why == "job 5: it is not known where its files are"
-    assert stays_up(UnreachableError("no answer")).fix.endswith("--discard-runs")
+    assert not_collected_error(one).why == "job 5: it is not known where its files are"
+    assert not_collected_error(UnreachableError("no answer")).fix.endswith("--discard-runs")
 
 
 def test_a_damaged_record_does_not_make_terraforms_hosts_forgotten(tmp_path: Path) -> None:

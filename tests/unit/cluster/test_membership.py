@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cluster.nodes import (
-    check_left,
+    check_pending_release,
     forget,
     limited,
     names_of,
     replacing,
-    without,
+    spec_without,
 )
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import REPLACED, pending_releases
@@ -127,11 +127,11 @@ def test_strangers_and_made_hosts_are_refused(raised: Raise) -> None:
 
 
 def test_without_some_nodes(raised: Raise) -> None:
-    assert nodes(without(spec(train="gpu[1-2]", big="gpu3"), ["gpu3", "gpu1"])) == {"train": ("gpu2",)}
+    assert nodes(spec_without(spec(train="gpu[1-2]", big="gpu3"), ["gpu3", "gpu1"])) == {"train": ("gpu2",)}
     with pytest.raises(UsageError, match="no node would be left"):
-        without(spec(train="gpu1"), ["gpu1"])
+        spec_without(spec(train="gpu1"), ["gpu1"])
     with pytest.raises(UsageError, match="ctl is the controller"):
-        without(spec(train="gpu1"), ["ctl"])
+        spec_without(spec(train="gpu1"), ["ctl"])
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_machines_that_are_gone_for_good_are_forgotten(noted: Workspace) -> None
     with pytest.raises(UsageError, match="nothing is known of a machine 'gpu9'"):
         forget(noted, ["gpu9"])
     with pytest.raises(UsageError, match="no machine with a pending release 'gpu2'"):
-        check_left(noted, ["gpu2"])
+        check_pending_release(noted, ["gpu2"])
     forget(noted, ["gpu1"])
     assert pending_releases(noted) == ()
     forget(noted, ["gpu1", "ctl"])  # once more, and with the one that leads
