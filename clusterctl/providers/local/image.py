@@ -139,7 +139,6 @@ def build_base(request: layout.BakeRequest, report: Callable[[str], None]) -> Pa
 
 
 def debootstrap(root: Path, mirror: str, packages: Sequence[str]) -> None:
-    """A minimal Debian tree with these packages."""
     argv = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}"]
     argv += [f"--aptopt={_RETRIES}", "--dpkgopt=force-unsafe-io"]
     argv += [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("man", "doc", "locale")]

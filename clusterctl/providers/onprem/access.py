@@ -51,7 +51,6 @@ class SshHost:
 
     @property
     def where(self) -> str:
-        """Its address and port."""
         return host_port(self.host, self.port)
 
 
@@ -122,7 +121,6 @@ class AccessError(ProvisionError):
 
     @classmethod
     def of(cls, host: str, code: str, cause: str, fix: str) -> AccessError:
-        """The error of one host."""
         return cls(Failure(code, cause, host, "access", fix))
 
 
@@ -177,7 +175,6 @@ class HostKeys:
         self._keys = _read(file)
 
     def key_of(self, host: str) -> str:
-        """The trusted key of a machine of the spec."""
         return self._keys[host]
 
     def trust(self, machines: Mapping[str, OnpremHost], confirm: Confirm) -> Mapping[str, ClusterctlError]:

@@ -57,7 +57,6 @@ _LOOK: Final = (Path(__file__).with_name("data") / "look.sh").read_text()
 
 
 def release_all(login: Login, cluster_id: str, *, report: Reporter) -> None:
-    """Release every machine of a cluster."""
     inventory = inventory_as_raised(login.workspace)
     if inventory is None:
         return
@@ -303,7 +302,6 @@ def _is_where_it_was(host: Host, one: PendingRelease) -> bool:
 
 
 def _release_pending(one: PendingRelease, login: Login, report: Reporter) -> None:
-    """Release it, and verify that."""
     name, cluster_id = one.host.name, one.workspace.cluster_id()
     if lost := login.trust([name]):
         raise lost[name]
