@@ -16,7 +16,7 @@ from clusterctl.spec.common import Partition
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.job import REQUEUE_EXIT_CODE, JobOptions, JobSpec, Launcher, is_python
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.ledger import OUR_RECORDS
+from clusterctl.state.ledger import ADDED_FILES, SENT_FILES, WRITTEN_FILES
 from clusterctl.util.assets import render
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ ENV_BIN: Final = f"{BASE_ENVIRONMENT}/bin"
 PAYLOAD_ROOT: Final = "/opt/clusterctl/payload"
 _EXPORTED: Final = ("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS")  # to the ranks that mpirun starts
 MAX_BYTES: Final = 4 << 20  # Slurm's own limit for a batch script (max_script_size)
-OURS: Final = OUR_RECORDS | set(
-    "stdout.log stderr.log metrics.jsonl telemetry telemetry.log hostfile".split()
-)
+TAKEN_NAMES: Final = SENT_FILES | WRITTEN_FILES | ADDED_FILES  # in a job's folder
 # Runs on every node: telemetry, until its input is closed. A job may end sooner than telemetry has started:
 # it then gets two seconds to say at least what host this is.
 WATCH: Final = (
@@ -46,7 +44,7 @@ _ON_THE_CPU: Final = "probe"  # it proves the way between ranks, and is to start
 _SIGNAL = "USR1@60"  # Slurm keeps time by the minute: less would come too late
 
 # In a job's folder, what the job was not given: patterns of bash with extglob.
-_NOT_GIVEN = "|".join([*sorted(OURS), "@(stdout|stderr)-+([0-9]).log", "task-+([0-9])"])
+_NOT_GIVEN = "|".join([*sorted(TAKEN_NAMES), "@(stdout|stderr)-+([0-9]).log", "task-+([0-9])"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +125,7 @@ def _refuse_unusable(path: Path, content: bytes) -> None:
     why = ""
     if len(content) > MAX_BYTES:
         why = f"it is larger than {MAX_BYTES >> 20} MiB, which Slurm takes no script of"
-    elif path.name in OURS:
+    elif path.name in TAKEN_NAMES:
         why = f"{path.name} is the name of a file that clusterctl writes into the job's folder"
     elif not path.name.isprintable():
         why = "its name has characters that can't be printed"
