@@ -132,18 +132,15 @@ class MpirunClient(Scheduler):
 
     def _reject_unhealthy(self, nodes: Sequence[str]) -> None:
         """Raises UnhealthyError if the health check of a node fails now."""
-        found = parallel_map(nodes, self._faults)
+        argv = ["sudo", "-n", HEALTH_PROGRAM]
+        looked = parallel_map(nodes, lambda node: self.to(node).run(argv, timeout_s=_HEALTH_S, check=False))
         failures = tuple(
-            Failure(UnhealthyError.code, faults, node, fix=_REPAIR)
-            for node, faults in zip(nodes, found, strict=True)
-            if faults
+            Failure(UnhealthyError.code, "; ".join(found.stdout.splitlines()), node, fix=_REPAIR)
+            for node, found in zip(nodes, looked, strict=True)
+            if found.rc == 1 and found.stdout.strip()
         )
         if failures:
             raise UnhealthyError.of_hosts("no job is started on {hosts}", failures)
-
-    def _faults(self, node: str) -> str:
-        looked = self.to(node).run(["sudo", "-n", HEALTH_PROGRAM], timeout_s=_HEALTH_S, check=False)
-        return "; ".join(looked.stdout.splitlines()) if looked.rc == 1 else ""
 
     def reject_if_busy(self) -> None:
         for job in self.own_jobs():

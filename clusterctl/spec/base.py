@@ -68,7 +68,6 @@ class Fault:
 
     @property
     def key(self) -> str:
-        """``loc`` as a dotted path."""
         return dotted(self.loc)
 
 
@@ -208,7 +207,6 @@ def partial_model(model: type[M], values: object, context: Mapping[str, Any]) ->
 
 
 def is_partial(info: ValidationInfo) -> bool:
-    """Whether a partial model is made."""
     return _PARTIAL in (info.context or {})
 
 
@@ -260,7 +258,6 @@ class Pattern:
         return {**handler(schema), "pattern": self.regex}
 
     def matches(self, text: str) -> bool:
-        """Whether a text is such a one."""
         return re.fullmatch(self.regex, text) is not None
 
     def _checked(self, text: str, info: ValidationInfo) -> str:
@@ -289,7 +286,6 @@ HERE: Final = "folder"  # in the validation context: the folder that paths are r
 
 
 def folder_of(info: ValidationInfo) -> Path:
-    """The folder that the paths of a file are relative to."""
     here: Path = (info.context or {}).get(HERE, Path())
     return here
 

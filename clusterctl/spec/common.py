@@ -7,7 +7,7 @@ the field; what concerns several, in ``models`` and with each provider.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from ipaddress import IPv4Network
 from typing import Annotated, ClassVar, Final, Literal, Self
 
@@ -24,6 +24,7 @@ from pydantic import (
 from clusterctl.spec.base import (
     DATA,
     PATTERNS,
+    UNKNOWN,
     DurationS,
     Fault,
     FileName,
@@ -148,7 +149,6 @@ class Nvidia(Model):
 
     @property
     def installs(self) -> bool:
-        """Whether anything is."""
         return self != Nvidia()
 
 
@@ -275,7 +275,6 @@ class Partition(Model):
     @model_validator(mode="before")
     @classmethod
     def _counted(cls, value: object) -> object:
-        """As many nodes as hosts, where only these are said."""
         if not isinstance(value, Mapping) or "nodes" in value or value.get("hosts") is None:
             return value
         try:
@@ -373,6 +372,17 @@ class ProviderSettings(Model):
         return None
 
 
+# A key that can't be said with a provider or a scheduler, such as `partitions.gpus`; why; what to do.
+Refusal = tuple[str, str, str]
+
+# Where the provider creates the hosts, which have Debian by default.
+OF_OWN_MACHINES: Final[tuple[Refusal, ...]] = (
+    ("partitions.hosts", "hosts are machines of your own", "write nodes: N, or type: onprem"),
+    ("software.slurm", "OpenHPC has no packages for Debian, which the nodes are", "remove slurm"),
+    ("software.mirrors", "these are for Rocky Linux and RHEL, and the nodes are Debian", "remove mirrors"),
+)
+
+
 class Cluster(Model):
     """What a spec says, whichever its provider."""
 
@@ -421,20 +431,18 @@ class Cluster(Model):
         return self.provider.controller_of(self.name)
 
     def node_names(self, partition: Partition) -> tuple[str, ...]:
-        """Host names of a partition's nodes."""
         if partition.hosts is not None:
             return expand(partition.hosts)
         return tuple(f"{self.name}-{partition.name}-{i}" for i in range(1, partition.nodes + 1))
 
-    def debian_faults(self) -> Iterator[Fault]:
-        """What is wrong where the provider creates the hosts, which have Debian by default."""
-        for index, partition in enumerate(self.partitions):
-            if partition.hosts is not None:
-                at, fix = ("partitions", index, "hosts"), "write nodes: N, or type: onprem"
-                yield Fault(at, "hosts are machines of your own", fix, at_key=True)
-        if self.software.slurm == "openhpc":
-            message = "OpenHPC has no packages for Debian, which the nodes are"
-            yield Fault(("software", "slurm"), message, "remove slurm", at_key=True)
-        if self.software.mirrors != Mirrors():
-            message = "these are for Rocky Linux and RHEL, and the nodes are Debian"
-            yield Fault(("software", "mirrors"), message, "remove mirrors", at_key=True)
+    def refused(self, rows: Iterable[Refusal]) -> Iterator[Fault]:
+        """The faults of those keys that are said all the same; the spec may be partial."""
+        for key, message, fix in rows:
+            top, _, name = key.partition(".")
+            found = getattr(self, top)
+            is_one = isinstance(found, Model)
+            places = [((top,), found)] if is_one else [((top, i), one) for i, one in enumerate(found)]
+            for at, one in places:
+                said = getattr(one, name, UNKNOWN)
+                if said is not UNKNOWN and said != type(one).model_fields[name].default:
+                    yield Fault((*at, name), message, fix, at_key=True)

@@ -117,18 +117,15 @@ def _read(os_release: Path) -> Mapping[str, str]:
 
 
 def releases() -> tuple[Distribution, ...]:
-    """All that can be configured."""
     return tuple(_known()[1].values())
 
 
 def supported() -> tuple[str, ...]:
-    """The titles of the distributions that can be configured."""
     return tuple(distribution.title for distribution in releases())
 
 
 @cache
 def _known() -> tuple[Mapping[str, Any], Mapping[str, Distribution]]:
-    """The table, and its releases by name."""
     rows = table(DATA / "distributions.toml", dict[str, Any])
     return rows, {
         release: Distribution(release, **{**rows["families"][values["family"]], **values})

@@ -29,7 +29,7 @@ from clusterctl.spec.base import (
     shown,
     spelled,
 )
-from clusterctl.spec.common import Cluster, Gpus, Partition, ProviderSettings
+from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, Gpus, Partition, ProviderSettings
 from clusterctl.spec.gcp_nodes import (
     PLAIN,
     GcpNodes,
@@ -121,7 +121,6 @@ class GcpSettings(ProviderSettings):
 
     @property
     def region_name(self) -> str:
-        """The region that the zone is in."""
         return self.zone.rsplit("-", 1)[0]
 
     @property
@@ -137,17 +136,15 @@ class GcpSettings(ProviderSettings):
         return releases.pop() if len(releases) == 1 else None
 
     def faults(self, spec: Cluster) -> Iterator[Fault]:
-        """What does not hold between the fields of a spec for Google Cloud, without asking Google."""
         yield from _partitions(self, spec)
         yield from _nodes(self, spec)
         yield from _place(self)
         yield from _network(self.network, 1 + spec.node_count)
         yield from _storage(self)
         yield from _rest(self)
-        yield from spec.debian_faults()
+        yield from spec.refused((*_OF_LOCAL_NODES, *OF_OWN_MACHINES))
 
     def nodes_of(self, partition: str) -> GcpNodes:
-        """What the nodes of a partition are."""
         return self.partitions.get(partition, GcpNodes())
 
 
@@ -173,7 +170,6 @@ def controller_machine(spec: Cluster) -> Machine:
 
 
 def settings_of(spec: Cluster) -> GcpSettings:
-    """What a spec whose provider is Google Cloud says of it."""
     if not isinstance(spec.provider, GcpSettings):
         raise ValueError("only Google Cloud has machine types")
     return spec.provider
@@ -213,19 +209,17 @@ _LARGEST_PREFIX: Final = 29
 _TAKEN_ADDRESSES: Final = 4  # of every subnetwork: the network, the gateway, one of Google's, the broadcast
 _REGION: Final = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _KEY_LOCATION: Final = re.compile(r"/locations/([^/]+)/")
-_DECIDED_ELSEWHERE: Final = (("cpus", "machine_type"), ("memory", "machine_type"), ("disk", "boot_disk"))
+_OF_LOCAL_NODES: Final = tuple(
+    (f"partitions.{key}", f"{key} is for local nodes", f"remove it; {word} under provider.partitions decides")
+    for key, word in (("cpus", "machine_type"), ("memory", "machine_type"), ("disk", "boot_disk"))
+)
 
 
 def _partitions(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     for index, partition in enumerate(spec.partitions):
-        at = ("partitions", index)
-        for key, decides in _DECIDED_ELSEWHERE:
-            if getattr(partition, key) is not None:
-                hint = f"remove it; {decides} under provider.partitions decides"
-                yield Fault((*at, key), f"{key} is for local nodes", hint, at_key=True)
         if partition.name and partition.name.endswith("-"):
             message = f"{shown(partition.name)} ends with a dash, which a name on Google Cloud can't"
-            yield Fault((*at, "name"), message)
+            yield Fault(("partitions", index, "name"), message)
     names = [partition.name for partition in spec.partitions if partition.name]
     for name in provider.partitions:
         if name not in names:

@@ -110,7 +110,6 @@ class Machine:
 
 @cache
 def data() -> Mapping[str, Any]:
-    """Everything in data/google.toml."""
     return table(DATA / "google.toml", dict[str, Any])
 
 
@@ -127,7 +126,6 @@ def machines() -> Mapping[str, Machine]:
 
 
 def _machine(name: str, row: Mapping[str, Any]) -> Machine:
-    """A machine type, of what its row and its family say."""
     family, vcpus = name.partition("-")[0], row["vcpus"]
     facts = {**data()["families"][family], **row}
     steps = facts.get("local_ssds_up_to", ())
@@ -248,7 +246,6 @@ class Nodes:
 
     @property
     def machine_at(self) -> Loc:
-        """What decides on the machine type."""
         return (*self.where, "machine_type") if self.said.machine_type else (*self.gpus_at, "type")
 
 

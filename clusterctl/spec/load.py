@@ -188,7 +188,6 @@ class Difference:
 
 
 def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[Difference, ...]:
-    """The settings that are not the same, in the order of the spec."""
     return tuple(_compare("", _settings(before), _settings(after)))
 
 
@@ -225,7 +224,6 @@ def _compare(key: str, before: Any, after: Any) -> Iterator[Difference]:
 
 
 def _by_name(value: Any) -> Mapping[str, Any] | None:
-    """The parts of a mapping or a list by name; None of all else."""
     if isinstance(value, list):
         return {str(one.get("name")) if isinstance(one, Mapping) else str(one): one for one in value}
     return value if isinstance(value, Mapping) else None

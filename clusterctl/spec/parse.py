@@ -178,14 +178,12 @@ class Document(Generic[M]):
         return model
 
     def node(self, loc: Loc) -> Node | None:
-        """What stands at a location, if anything does."""
         here: Node | None = self._root
         for part in loc:
             here = self._child(here, part)[1]
         return here
 
     def keys(self, loc: Loc) -> tuple[str, ...]:
-        """The keys of the mapping at a location."""
         return tuple(self._pairs.get(id(self.node(loc)), ()))
 
     def text(self, loc: Loc) -> str:
@@ -217,7 +215,6 @@ class Document(Generic[M]):
         return _from_one(here.start_mark)
 
     def _child(self, node: Node | None, part: str | int) -> tuple[Node | None, Node | None]:
-        """The key, if it is one of a mapping, and the value."""
         if isinstance(part, str):
             return self._pairs.get(id(node), {}).get(part, (None, None))
         entries = node.value if isinstance(node, SequenceNode) else ()
@@ -342,7 +339,6 @@ class _Errors:
         ]
 
     def problems(self, faults: Iterable[Fault]) -> Iterator[Problem]:
-        """Those of single fields, and those between fields, less what was said already."""
         # A misspelt key is one mistake: the key it was meant to be is not missing on top of that.
         misspelt = {(*e["loc"][:-1], near) for e in self._fields if (near := self._near_key(e))}
         for error in self._fields:
@@ -380,7 +376,6 @@ class _Errors:
         return near.removeprefix("did you mean ").removesuffix("?")
 
     def _known_keys(self, loc: Loc) -> tuple[str, ...]:
-        """The keys that the mapping at ``loc`` may have."""
         here: Any = self._model
         if here is ClusterSpec and loc[:1] == ("provider",) and self._document.keys(loc[:1]):
             here, loc = PROVIDERS.get(self._document.text(("provider", "type"))), loc[1:]

@@ -103,8 +103,10 @@ def of_machine(
     if machine is None or shares is None:
         return None
     bundled = {machine.accelerator: machine.gpu.count} if machine.gpu and machine.accelerator else {}
+    each = {kind: gpu.spot if spot else gpu.each for kind, gpu in known.gpus.items()}
+    added = ((each.get(kind), count) for kind, count in {**bundled, **gpus}.items())
     parts = [machine.vcpus * shares.vcpu, machine.memory_mib / GIB_MIB * shares.gib]
-    return total([*parts, *(_of_gpus(kind, n, spot=spot) for kind, n in {**bundled, **gpus}.items())])
+    return total([*parts, *(usd and usd * count for usd, count in added)])
 
 
 def of_local_ssds(count: int, *, spot: bool) -> float | None:
@@ -112,12 +114,6 @@ def of_local_ssds(count: int, *, spot: bool) -> float | None:
     if count == 0:
         return 0.0
     return None if spot else of_gib(table().local_ssd, count * LOCAL_SSD_GIB)
-
-
-def _of_gpus(kind: str, count: int, *, spot: bool) -> float | None:
-    gpu = table().gpus.get(kind)
-    each = (gpu.spot if spot else gpu.each) if gpu else None
-    return None if each is None else count * each
 
 
 OFF: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
