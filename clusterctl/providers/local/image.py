@@ -96,17 +96,13 @@ def cache_lock(verb: str, waiting: Callable[[str], None]) -> Iterator[None]:
         layout.make_private(folder)
     what = "the cache of node images"
     with hold(layout.RUN / "cache.lock", verb, what=what, wait_s=_BUILDS_S, waiting=waiting):
-        _sweep()
+        # Nobody else builds now: what there is was left by a builder that was killed.
+        machine.stop([name for name in machine.running() if name.startswith(_BAKE)])
+        machine.remove_cgroups(_BAKE)
+        for folder in layout.CACHE.glob(".building-*"):
+            system.erase(folder)
+        system.erase_doomed(layout.CACHE)
         yield
-
-
-def _sweep() -> None:
-    """Remove what a killed builder left; the lock is held, so nobody is building."""
-    machine.stop([name for name in machine.running() if name.startswith(_BAKE)])
-    machine.remove_cgroups(_BAKE)
-    for folder in layout.CACHE.glob(".building-*"):
-        system.erase(folder)
-    system.erase_doomed(layout.CACHE)
 
 
 def build_base(request: layout.BakeRequest, report: Callable[[str], None]) -> Path:
@@ -244,10 +240,7 @@ def _close_after_baking(root: Path) -> None:
         (root / name).unlink(missing_ok=True)
     for folder in ("var/lib/apt/lists", "var/cache/apt", "var/cache/dnf", "tmp"):
         for path in (root / folder).glob("*"):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            system.delete(path)
 
 
 def states() -> tuple[layout.ClusterState, ...]:

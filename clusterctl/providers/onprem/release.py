@@ -8,13 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from clusterctl.errors import (
-    ClusterctlError,
-    CommandError,
-    ConfigureError,
-    ProvisionError,
-    UnreachableError,
-)
+from clusterctl.errors import ClusterctlError, CommandError, ConfigureError, ProvisionError, UnreachableError
 from clusterctl.hosts.checks import CLAIM
 from clusterctl.providers.base import (
     FOLDER,
