@@ -39,6 +39,7 @@ class ClusterctlError(Exception):
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
+    had_side_effects = False
 
     def __init__(
         self,
@@ -58,7 +59,6 @@ class ClusterctlError(Exception):
         self.fix = fix
         self.host = host
         self.phase = phase
-        self.had_side_effects = False
         self._failures = failures
 
     @classmethod
@@ -250,10 +250,7 @@ class AnswerLostError(TransportError):
     """A command was sent to a host, and whether the host ran it is unknown."""
 
     code = "answer-lost"
-
-    def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "", host: str) -> None:
-        super().__init__(what, where=where, why=why, fix=fix, host=host)
-        self.had_side_effects = True
+    had_side_effects = True
 
 
 class HostKeyError(TransportError):

@@ -74,12 +74,13 @@ def logs(
 def cancel(screen: Screen, options: Options, ids: Ids) -> None:
     """Cancel jobs. The id of an array cancels all of its tasks."""
     with open_session(screen, options) as session:
-        done = watch.cancel(session, ids)
-    lines = [f"cancelled job {job.id} ({job.name})" for job in done.cancelled]
-    lines += [f"job {job.id} ({job.name}) had ended already: {job.state}" for job in done.ended]
+        jobs = watch.cancel(session, ids)
+    cancelled, ended = ([job for job in jobs if job.ended is over] for over in (False, True))
+    lines = [f"cancelled job {job.id} ({job.name})" for job in cancelled]
+    lines += [f"job {job.id} ({job.name}) had ended already: {job.state}" for job in ended]
     answer = {
-        "cancelled": [job.id for job in done.cancelled],
-        "already_ended": [{"job_id": job.id, "state": job.state.value} for job in done.ended],
+        "cancelled": [job.id for job in cancelled],
+        "already_ended": [{"job_id": job.id, "state": job.state.value} for job in ended],
     }
     screen.result(answer, *lines)
 

@@ -164,10 +164,7 @@ def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> Non
 def _prepared(
     screen: Screen, options: Options, spec: ClusterSpec, wanted: Sequence[JobSpec], distribution: Distribution
 ) -> list[tuple[JobSpec, Source | None, Environment]]:
-    """The jobs with what is sent of their scripts' folders, and the environments that they ask for.
-
-    Says once what is worth knowing of the folders.
-    """
+    """The jobs with what is sent of their scripts' folders, and the environments that they ask for."""
     wanted = [with_gpus(spec, job) for job in wanted]
     for job in wanted:
         script_of(spec, job)  # none is sent, nor are its packages looked for, while another can't be

@@ -78,8 +78,7 @@ def converge(
 ) -> Converged:
     """Configure all hosts if what goes in has changed, or ``again``; else those that have drifted.
 
-    With a ``limit`` it is these hosts and the controller; the others only learn which hosts belong to the
-    cluster.
+    With a ``limit`` it is these and the controller; the others only learn which hosts belong to the cluster.
     """
     spec, workspace, inventory = session.spec, session.workspace, provisioned.inventory
     slurm = scheduler_of(inventory, session.connections.to, patience_s=_PATIENCE_S)
@@ -125,10 +124,7 @@ def _configure(
     *,
     reconfigures: bool,
 ) -> Mapping[str, HostReport]:
-    """Run the configure half of every role on these hosts, none: all; then probe them.
-
-    ``others`` only learn which hosts belong to the cluster now.
-    """
+    """Run the configure half of every role on these hosts, none: all; introduce them to ``others``; probe."""
     introduced = ansible.run("introduce", inventory, session.workspace, limit=others) if others else None
     recap = _run("configure", session, inventory, hosts)
     session.note = f"{recap}; {introduced.changed} changed on others" if introduced else str(recap)

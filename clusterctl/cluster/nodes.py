@@ -112,11 +112,7 @@ def wait_idle(
 
 
 def check_drained(scheduler: Scheduler, names: Sequence[str]) -> None:
-    """That no job is at work on these nodes, and none can begin there.
-
-    Raises:
-        SchedulerError: somebody has put one back into service.
-    """
+    """Raise SchedulerError where a job is at work on these nodes, or could begin there."""
     if back := [s.node.name for s in states(scheduler, names) if s.node.usable or s.jobs]:
         raise SchedulerError(
             f"{', '.join(back)} takes jobs again: nothing was booted",
@@ -176,9 +172,7 @@ def names_of(ranges: Iterable[str]) -> tuple[str, ...]:
 
 
 def limited(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> ClusterSpec:
-    """The spec as far as it concerns these hosts: all others are in it as they are in the cluster now.
-
-    Without a limit it is the spec.
+    """The spec as far as it concerns these hosts, none: all; others are in it as they are in the cluster now.
 
     Raises:
         UsageError: the spec has no such host, or its hosts are no machines of the user's own.

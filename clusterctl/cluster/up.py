@@ -106,11 +106,7 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
 
 
 def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
-    """Check that the hosts of a spec are of the kind that is installed from bundles.
-
-    Raises:
-        UsageError: its provider creates them.
-    """
+    """Raise UsageError where the provider creates the hosts of a spec: they install nothing from bundles."""
     if not spec.provider.user_owned:
         raise UsageError(
             f"a bundle is for machines of your own, and the provider is {spec.provider.type}", fix=fix

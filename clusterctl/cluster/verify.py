@@ -114,9 +114,7 @@ def verify(session: ClusterSession, converged: Converged, limit: Collection[str]
 def run_verification(
     inventory: Inventory, to: Connect, *, timeout_s: float = READY_TIMEOUT_S, only: Collection[str] = ()
 ) -> Verification:
-    """Verify the cluster through its controller; ``to`` connects to a host.
-
-    ``only`` names the nodes to verify, as when nothing else was touched; none: all.
+    """Verify the nodes in ``only``, none: all, through the controller; ``to`` connects to a host.
 
     Raises:
         VerifyError: nodes are missing or out of service, or the job failed; names hosts and causes.
@@ -168,9 +166,7 @@ _AT_SERVICE = {"IDLE": Standing.READY, **dict.fromkeys(("ALLOCATED", "MIXED", "C
 def wait_until_ready(
     inventory: Inventory, slurm: Scheduler, *, timeout_s: float, only: Collection[str] = ()
 ) -> Verification:
-    """Wait until every node of the inventory is idle, busy, or drained; resume what Slurm gave up.
-
-    ``only`` names those to look at; none: all.
+    """Wait until the nodes in ``only``, none: all, are idle, busy, or drained; resume what Slurm gave up.
 
     Raises:
         VerifyError: some are not in time; names hosts and Slurm's reasons.

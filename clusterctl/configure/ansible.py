@@ -7,7 +7,6 @@ when a playbook is run: most calls of `up` run none.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import queue
 import signal
@@ -17,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -178,10 +177,6 @@ def _end(thread: threading.Thread, pid: int | None) -> None:
 def _config(run: PlaybookRun, private: Path, sockets: Path) -> _Config:
     from ansible_runner.config.runner import RunnerConfig  # noqa: PLC0415
 
-    (private / "env").mkdir()
-    (private / "env/settings").write_text(
-        json.dumps({"pexpect_timeout": _POLL_S, "suppress_output_file": True})
-    )
     ours = {**_environment(private), "TMPDIR": str(sockets)}
     config = RunnerConfig(
         private_data_dir=str(private),
@@ -195,6 +190,7 @@ def _config(run: PlaybookRun, private: Path, sockets: Path) -> _Config:
         quiet=True,
     )
     config.prepare()
+    config.pexpect_timeout, config.suppress_output_file = _POLL_S, True
     keep = _RUNNER_KEYS | set(ours)
     config.env = {k: v for k, v in config.env.items() if not k.startswith("ANSIBLE_") or k in keep}
     program = Path(sys.executable).parent / config.command[0]  # our own, whatever the PATH says
@@ -308,25 +304,23 @@ def preview(
         ConfigureError: Ansible itself could not run.
     """
     found: list[TaskProgress] = []
+    failures: tuple[Failure, ...] = ()
     try:
-        run_playbook(
-            replace(_playbook_run("configure", inventory, workspace, limit), check=True), found.append
-        )
+        run_playbook(_playbook_run("configure", inventory, workspace, limit, check=True), found.append)
     except ConfigureError as exc:
-        if not exc.failures:
+        if not (failures := exc.failures):
             raise
-        failures = exc.failures
-    else:
-        failures = ()
     return tuple(task for task in found if task.status is Status.CHANGED), failures
 
 
 def _playbook_run(
-    verb: Verb, inventory: Inventory, workspace: Workspace, limit: Collection[str]
+    verb: Verb, inventory: Inventory, workspace: Workspace, limit: Collection[str], *, check: bool = False
 ) -> PlaybookRun:
     playbook = "site" if verb == "configure" and not inventory.baked else verb
     hosts = len(limit or inventory.hosts)
-    return PlaybookRun(f"{playbook}.yml", workspace.ansible_inventory, hosts, _log(workspace), tuple(limit))
+    return PlaybookRun(
+        f"{playbook}.yml", workspace.ansible_inventory, hosts, _log(workspace), tuple(limit), check
+    )
 
 
 def _log(workspace: Workspace) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import CommandError, TransportError, UsageError, printable
@@ -19,47 +20,10 @@ from clusterctl.util.assets import job_lock
 from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import LineReporter
 
-_LOCK_NAME: Final = "requirements.lock"
 _LOCK: Final = f"{ENVIRONMENTS}/.lock"
 _BUILD_S: Final = 3600.0  # pip says nothing
 _WAIT_S: Final = 1800.0  # for another one's build, which says nothing either
-
-# Reads lines `NAME FILE` up to an empty one: wheels in the store, and last the lock, without which nothing is
-# installed. A folder in the making has a name of its own; the name that jobs use is a link, made when all is
-# done. One lock for all, so that what killed builds left can be removed.
-_BUILD: Final = f"""\
-set -eu
-umask 077
-key=$1 base=$2 wait_s=$3
-mkdir -p -- "$HOME/{ENVIRONMENTS}"
-cd -- "$HOME/{ENVIRONMENTS}"
-if [ -L .lock ] || {{ [ -e .lock ] && [ ! -f .lock ]; }}; then rm -rf -- .lock; fi
-exec 9<>.lock
-flock --nonblock 9 || {{ echo waiting; flock --timeout "$wait_s" 9 || exit {HELD}; }}
-[ ! -e "$key" ] || exit 0
-for old in .*.??????; do
-    name=${{old#.}}
-    name=${{name%.*}}
-    [ "$(readlink -- "$name")" = "$old" ] || rm -rf -- "$old"
-done
-new=$(mktemp -d -- ".$key.XXXXXX")
-trap 'rm -rf -- "$new"' EXIT
-echo building
-mkdir -- "$new/wheels"
-while read -r name file && [ -n "$name" ]; do ln -s -- "$file" "$new/wheels/$name"; done
-cp -- "$new/wheels/{_LOCK_NAME}" "$new"
-"$base/bin/python" -m venv --without-pip "$new"
-site=$("$new/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-below=$("$base/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-printf 'import site; site.addsitedir("%s")\\n' "$below" >"$site/clusterctl-base.pth"
-export PIP_CONFIG_FILE=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
-"$base/bin/python" -m pip --python "$new/bin/python" install --quiet --no-index --no-deps --no-compile \\
-    --no-cache-dir --require-hashes --find-links "$new/wheels" --requirement "$new/{_LOCK_NAME}"
-rm -rf -- "$new/wheels"
-sync -f -- "$new"
-ln -s -- "$new" "$key"
-trap - EXIT
-"""
+_BUILD: Final = (Path(__file__).parent / "remote_build.sh").read_text(encoding="utf-8")
 
 
 def environment_of(
@@ -101,10 +65,6 @@ def unbuilt(spec: ClusterSpec, distribution: Distribution, to: Callable[[], Tran
     """What is to be done yet for the spec's requirements on the cluster; "" if nothing. Only looks.
 
     ``to`` connects as the job user.
-
-    Raises:
-        UsageError: a file can't be read.
-        TransportError: the cluster can't be asked.
     """
     if spec.software.python.requirements is None:
         return ""
@@ -139,7 +99,8 @@ def build(
     if environment.lock is None or _is_there(transport, environment.lock):
         return False
     sent = _send(transport, environment.lock, report, progress)
-    argv = ["sh", "-c", _BUILD, "sh", environment.lock.key, base, f"{wait_s:g}"]
+    key = environment.lock.key
+    argv = ["sh", "-c", _BUILD, "build", key, base, f"{wait_s:g}", str(HELD), ENVIRONMENTS]
     built = False
     try:
         with transport.converse(argv, silence_s=_BUILD_S) as talk:
@@ -185,7 +146,7 @@ def _send(transport: Transport, lock: Lock, report: LineReporter, progress: Prog
     wheels = [wheel_path(wheel) for wheel in lock.wheels]
     report(f"sending {len(wheels)} wheels, {shown_size(sum(path.stat().st_size for path in wheels))}")
     with temporary_folder() as folder:
-        text = folder / _LOCK_NAME
+        text = folder / "requirements.lock"
         text.write_text(lock.text)
         there = send_to_store(transport, [*wheels, text], progress=progress)
     return "".join([*(f"{path.name} {at}\n" for path, at in there.items()), "\n"]).encode()

@@ -16,7 +16,7 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 from clusterctl.errors import CollectError, UsageError, printable
-from clusterctl.scheduler.script import OURS
+from clusterctl.scheduler.script import TAKEN_NAMES
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import RUN_FILE, RunRecord
 from clusterctl.state.workspace import cache_home, state_home
@@ -26,7 +26,7 @@ MAX_BYTES, MAX_FILES = 10 << 30, 100_000
 LARGE_BYTES, LARGE_FILES = 100 << 20, 5_000
 _NEVER = ".git"  # not even looked into
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints"})
-_OURS_NUMBERED = re.compile(r"(stdout|stderr)-[0-9]+\.log|task-[0-9]+")
+_NUMBERED = re.compile(r"(stdout|stderr)-[0-9]+\.log|task-[0-9]+")
 _LEAVE_OUT = "leave things out with --exclude or a .gitignore, or bring data with `clusterctl put` once"
 GITIGNORE = ".gitignore"
 # `x/**` is what lies below x, not x itself, which pathspec would leave out with it.
@@ -225,7 +225,7 @@ class FolderWalk:
         return Item.of(item.path, item.origin, status)
 
     def _add(self, item: Item) -> None:
-        if "/" not in item.path and (item.path in OURS or _OURS_NUMBERED.fullmatch(item.path)):
+        if "/" not in item.path and (item.path in TAKEN_NAMES or _NUMBERED.fullmatch(item.path)):
             self.ours.append(item.path)
         for parent in map(str, reversed(item.origin.relative_to(self.folder).parents[:-1])):
             if parent not in self.folders:  # left out itself, but something in it was wanted
@@ -348,11 +348,7 @@ def read_gitignore(file: Path, folder: Path) -> Ignore | None:
 
 
 def rules_above(folder: Path) -> tuple[Ignore, ...]:
-    """What the repository around ``folder`` says of it, the outermost first; nothing if it ignores it whole.
-
-    Raises:
-        OSError: a file can't be read.
-    """
+    """What the repository around ``folder`` says of it, the outermost first; () if it ignores it whole."""
     root = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
     if root is None:
         return ()

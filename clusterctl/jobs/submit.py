@@ -136,17 +136,11 @@ def submit(
     try:
         job_id = session.scheduler.submit(request_of(session.spec, job, entry, session.scheduler.script_name))
     except (SchedulerError, UnreachableError):  # not AnswerLostError: it may have been taken
-        _forget(session, entry)
+        session.ledger.update(entry, refused=True)
+        remove_folder((session.transport, *session.transports_of_partition(None)), remote_dir)
         raise
     session.ledger.update(entry, job_id=job_id)
     return Submitted(job_id, job.name, script, remote_dir, token, sent)
-
-
-def _forget(session: Session, entry: JobEntry) -> None:
-    """The scheduler has not taken this job, and will not."""
-    session.ledger.update(entry, refused=True)
-    if entry.remote_dir is not None:
-        remove_folder((session.transport, *session.transports_of_partition(None)), entry.remote_dir)
 
 
 def stage(

@@ -9,7 +9,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Literal
@@ -58,36 +58,29 @@ class _Watched:
     def __init__(
         self, session: Session, ids: Sequence[str], on_change: OnChange, timeout_s: float | None
     ) -> None:
-        self._timeout_s = timeout_s
-        self._clock = session.scheduler.clock
+        self._session, self._ids, self._on_change = session, tuple(ids), on_change
+        self._clock, self._timeout_s = session.scheduler.clock, timeout_s
         self.deadline = None if timeout_s is None else self._clock.now() + timeout_s
-        self._session = session
-        self._ids = tuple(ids)
-        self._on_change = on_change
-        self._seen: dict[str, JobInfo] = {}
-        self._unknown_until = session.scheduler.clock.now() + _APPEAR_S
+        self._unknown_until = self._clock.now() + _APPEAR_S
+        self.seen: dict[str, JobInfo] = {}
 
     def look(self) -> tuple[JobInfo, ...] | None:
         """Ask Slurm; the jobs if all have ended, else None. Tells ``on_change`` what is new."""
         jobs = self._session.scheduler.jobs(self._ids)
         for job in jobs:
-            before = self._seen.get(job.id)
+            before = self.seen.get(job.id)
             if before is None or _reported(before) != _reported(job):
                 self._on_change(job)
-            self._seen[job.id] = job
+            self.seen[job.id] = job
         missing = [i for i in self._ids if not any(i in (job.id, job.whole_id) for job in jobs)]
         if missing:
-            if self._session.scheduler.clock.now() > self._unknown_until:
+            if self._clock.now() > self._unknown_until:
                 raise self._session.scheduler.unknown(missing)
             return None
         if not all(job.ended for job in jobs):
             return None
         self._remember(jobs)
         return jobs
-
-    @property
-    def seen(self) -> tuple[JobInfo, ...]:
-        return tuple(self._seen.values())
 
     def pause(self, seconds: float) -> None:
         """Sleep so long, or until the deadline."""
@@ -100,7 +93,7 @@ class _Watched:
         if self.deadline is None or self._clock.now() < self.deadline:
             return
         what = f"job {self._ids[0]} has" if len(self._ids) == 1 else f"jobs {', '.join(self._ids)} have"
-        stand = (f"{j.id} is {j.state.value} ({j.reason or 'no reason given'})" for j in self._seen.values())
+        stand = (f"{j.id} is {j.state.value} ({j.reason or 'no reason given'})" for j in self.seen.values())
         raise WaitTimeoutError(
             f"{what} not ended within {self._timeout_s:g} s",
             why="; ".join(stand),
@@ -155,9 +148,7 @@ def follow(
     After a broken connection it goes on where it stopped: no output is repeated or left out.
 
     Raises:
-        WaitTimeoutError: ``timeout_s`` has passed; the job goes on.
-        SchedulerError: the job is unknown, or the scheduler does not answer.
-        UnreachableError: the controller can't be reached for long.
+        UnreachableError: the controller can't be reached for long. Else see ``wait``.
     """
     watched = _Watched(session, [job_id], on_change, timeout_s)
     clock, logs = session.scheduler.clock, JobLogs(session, job_id)
@@ -166,7 +157,7 @@ def follow(
     while True:
         looks, due = backoff(longest_s=LONGEST_PAUSE_S), clock.now()
         try:
-            with closing(logs.grow(lambda: watched.seen, watched.deadline)) as chunks:
+            with closing(logs.grow(watched.seen, watched.deadline)) as chunks:
                 for chunk in chunks:
                     broken_since, waits = None, backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
                     if chunk is not None:
@@ -234,27 +225,17 @@ def _failure(job: JobInfo, kind: type[ClusterctlError], said: str) -> Failure:
     return Failure(kind.code, cause, host=host, fix=f"the whole log: clusterctl logs {job.id}")
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
-    """``cancelled`` were told to end; ``ended`` had already done so."""
-
-    cancelled: tuple[JobInfo, ...]
-    ended: tuple[JobInfo, ...]
-
-
-def cancel(session: Session, ids: Sequence[str]) -> Cancelled:
-    """Cancel jobs; an array's id stands for all its tasks.
+def cancel(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
+    """Cancel jobs; an array's id stands for all its tasks. Returns them as they were before.
 
     Raises:
-        UsageError: an id is not one.
-        SchedulerError: one of them is not known (then none is cancelled), or refused.
+        SchedulerError: one is not known (then none is cancelled), or refused. Else see ``known_jobs``.
     """
     jobs = known_jobs(session, ids)
-    going_on = tuple(job for job in jobs if not job.ended)
+    going_on = {one for job in jobs if not job.ended for one in (job.id, job.whole_id)}
     if going_on:
-        wanted = {job.id for job in going_on} | {job.whole_id for job in going_on}
-        session.scheduler.cancel([job_id for job_id in ids if job_id in wanted])
-    return Cancelled(going_on, tuple(job for job in jobs if job.ended))
+        session.scheduler.cancel([job_id for job_id in ids if job_id in going_on])
+    return jobs
 
 
 def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
@@ -279,7 +260,7 @@ def list_jobs(session: Session) -> tuple[JobInfo, ...]:
     entries = session.ledger.entries()
     others = [entry.job_id for entry in entries if entry.job_id is not None and entry.job_id not in known]
     found += session.scheduler.jobs(others)
-    return tuple(sorted(found, key=lambda job: (job.job_id, job.task or 0)))
+    return tuple(sorted(found, key=lambda job: (job.number, job.task or 0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,25 +354,25 @@ class JobLogs:
         """Whether no host has the job's folder any more."""
         return all(reader.gone for reader in self._readers.values())
 
-    def new(self, jobs: Sequence[JobInfo]) -> Iterator[LogChunk]:
+    def new(self, jobs: Iterable[JobInfo]) -> Iterator[LogChunk]:
         """What was added since; ``jobs`` tell the nodes, which is needed where those have the logs."""
         for reader in self._readers_of(jobs):
             yield from (chunk for chunk in reader.read("once") if chunk is not None)
 
     def grow(
-        self, seen: Callable[[], Sequence[JobInfo]], deadline: float | None
+        self, seen: Mapping[str, JobInfo], deadline: float | None
     ) -> Generator[LogChunk | None, None, None]:
-        """What is added, without end; None now and then. See ``LogReader.read``."""
+        """What is added, without end; None now and then. See ``LogReader.read``. ``seen`` may grow, too."""
         if not self._session.unshared_nodes:
             (reader,) = self._readers_of(())
             yield from reader.read("follow")  # which ends by an error, or by being closed
         clock = self._session.scheduler.clock
         for pause in backoff(longest_s=LONGEST_PAUSE_S):
-            yield from self.new(seen())
+            yield from self.new(seen.values())
             yield None
             clock.sleep(pause if deadline is None else max(0.0, min(pause, deadline - clock.now())))
 
-    def _readers_of(self, jobs: Sequence[JobInfo]) -> list[LogReader]:
+    def _readers_of(self, jobs: Iterable[JobInfo]) -> list[LogReader]:
         nodes = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
         return [
             self._readers.setdefault(host, LogReader(transport, self.folder, self.task))
@@ -403,8 +384,7 @@ def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:
     """Pass on the output of a job so far.
 
     Raises:
-        SchedulerError: the job is unknown, or clusterctl did not submit it.
-        TransportError: the controller can't be reached.
+        SchedulerError: see ``folder_of``; or its folder is gone.
     """
     found = JobLogs(session, job_id)
     chunk = None

@@ -23,13 +23,7 @@ from clusterctl.packages.bundle import (
     open_bundle,
 )
 from clusterctl.packages.os_packages import asked_packages, package_names
-from clusterctl.packages.wheelhouse import (
-    NodePlatform,
-    Requirements,
-    content_hash,
-    store_lock,
-    wheelhouse,
-)
+from clusterctl.packages.wheelhouse import NodePlatform, Requirements, content_hash, store_lock, wheelhouse
 from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec

@@ -14,13 +14,7 @@ from clusterctl.packages import bundle
 from clusterctl.packages.bundle import PAYLOAD, REPOSITORY, WHEELS, WHEELS_LOCK, Bundle, System
 from clusterctl.packages.bundle_checks import asks_for_cupy
 from clusterctl.packages.os_packages import asked_packages, package_names, upstream_packages
-from clusterctl.packages.repository import (
-    Repository,
-    RepositoryRequest,
-    own_repositories,
-    own_sources,
-    pack,
-)
+from clusterctl.packages.repository import Repository, RepositoryRequest, own_repositories, own_sources, pack
 from clusterctl.packages.wheelhouse import (
     NodePlatform,
     Requirements,

@@ -164,10 +164,10 @@ def _fetched(one: Upstream, folder: Path) -> Path:
     path = folder / one.file
     if not path.is_file() or file_sha256(path) != one.sha256:
         path.write_bytes(_download(one.url, what=f"the package {path.name}"))
-    if file_sha256(path) != one.sha256:
-        path.unlink()
-        raise MachineError(f"the package {path.name} is another", where=one.url, why="its SHA-256 is another")
-    return path
+    why = "its SHA-256 is another"
+    return _checked(
+        path, one.sha256, MachineError(f"the package {path.name} is another", where=one.url, why=why)
+    )
 
 
 def own_sources(path: Path) -> str:
@@ -220,7 +220,12 @@ def _apt_repository(distribution: str, records: Sequence[str], paths: Mapping[st
         file = f"{fields['Package']}_{fields['Version'].replace(':', '%3a')}_{fields['Architecture']}.deb"
         if f"pool/{file}" not in files:
             continue
-        _check(paths[file], fields, distribution)
+        # What apt has downloaded it has checked; what lay in the cache may have been damaged since.
+        what, where = (
+            f"a package of {distribution} in the cache was damaged, and is removed",
+            str(paths[file]),
+        )
+        _checked(paths[file], fields["SHA256"], MachineError(what, where=where, fix="run it again"))
         index.append(re.sub(r"^Filename: .*$", f"Filename: pool/{file}", record, flags=re.MULTILINE))
         versions.append((fields["Package"], fields["Version"], fields["SHA256"]))
     if len(index) != len(paths):
@@ -235,16 +240,12 @@ def _apt_repository(distribution: str, records: Sequence[str], paths: Mapping[st
     return Repository(files, tuple(sorted(versions)))
 
 
-def _check(path: Path, fields: Mapping[str, str], distribution: str) -> None:
-    """What apt has downloaded it has checked; what lay in the cache may have been damaged since."""
-    if file_sha256(path) == fields["SHA256"]:
-        return
-    path.unlink()
-    raise MachineError(
-        f"a package of {distribution} in the cache was damaged, and is removed",
-        where=str(path),
-        fix="run it again",
-    )
+def _checked(path: Path, sha256: str, error: MachineError) -> Path:
+    """The file if it has that hash; else it is removed, and the error raised."""
+    if file_sha256(path) != sha256:
+        path.unlink()
+        raise error
+    return path
 
 
 _TOOLS: Final = {"dnf": "dnf", "createrepo_c": "createrepo_c", "rpmkeys": "rpm"}

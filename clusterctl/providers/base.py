@@ -136,12 +136,10 @@ class HostPlan:
 
     @property
     def changes(self) -> tuple[HostChange, ...]:
-        """The hosts that do not stay as they are."""
         return tuple(host for host in self.hosts if host.action != "keep")
 
     @property
     def destroyed(self) -> tuple[HostChange, ...]:
-        """The hosts whose content is lost."""
         return tuple(host for host in self.hosts if host.destroys)
 
     @property
@@ -277,7 +275,6 @@ def inventory_as_raised(workspace: Workspace) -> Inventory | None:
 
 
 def hosts_as_raised(workspace: Workspace) -> Mapping[str, Host]:
-    """The hosts of ``inventory_as_raised`` by name."""
     found = inventory_as_raised(workspace)
     return {host.name: host for host in found.hosts} if found else {}
 
@@ -293,7 +290,6 @@ class OfferedKey:
 
     @property
     def kind(self) -> str:
-        """The type of the key, as ssh calls it."""
         return self.key.partition(" ")[0]
 
     @property
@@ -357,7 +353,6 @@ class PendingRelease:
 
     @property
     def address(self) -> str:
-        """Its address and port."""
         return address_of(self.host)
 
     @property
@@ -404,7 +399,6 @@ class PendingRelease:
 
 
 def pending_releases(workspace: Workspace) -> tuple[PendingRelease, ...]:
-    """All pending releases of a cluster."""
     found = []
     for note in sorted((workspace.root / FOLDER).glob(f"*/{_NOTE}")):
         one = Workspace(note.parent)
@@ -417,7 +411,6 @@ def pending_releases(workspace: Workspace) -> tuple[PendingRelease, ...]:
 
 
 def address_of(host: Host) -> str:
-    """A host's address and port, as known_hosts has them."""
     return host_port(host.ssh_address or host.address, host.port)
 
 

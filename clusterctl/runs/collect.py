@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -54,6 +53,7 @@ from clusterctl.state.ledger import (
     node_hours,
 )
 from clusterctl.state.workspace import Workspace, open_private
+from clusterctl.util.assets import file_sha256
 from clusterctl.util.disk import reason
 
 DEFAULT_OUT = Path("runs")
@@ -138,17 +138,12 @@ def collect_all(
 
 def uncollected(workspace: Workspace) -> tuple[JobEntry, ...]:
     """The submissions from here whose run is not home, or only as a snapshot."""
-    return tuple(
-        entry for entry in Ledger(workspace.jobs).entries() if _is_out(entry) or _is_unresolved(entry)
-    )
+    entries = Ledger(workspace.jobs).entries()
+    return tuple(e for e in entries if _is_out(e) or (e.job_id is None and not e.refused))
 
 
 def _is_out(entry: JobEntry) -> bool:
     return entry.job_id is not None and (entry.run_dir is None or entry.run_state in GOING_ON)
-
-
-def _is_unresolved(entry: JobEntry) -> bool:
-    return entry.job_id is None and not entry.refused
 
 
 def _entry(session: Session, job_id: str) -> JobEntry:
@@ -205,7 +200,7 @@ def _purged(entry: JobEntry) -> JobInfo:
     """A job that the scheduler has no record of any more; its files may be there all the same."""
     number = (entry.job_id or "").lstrip(string.ascii_letters)
     return JobInfo(
-        job_id=int(number),
+        number=int(number),
         name=entry.name,
         user=entry.user,
         state=JobState.PURGED,
@@ -272,12 +267,7 @@ def _keep_notes(old: Path, tree: Path) -> None:
 def _fetched(
     session: Session, entry: JobEntry, jobs: Sequence[JobInfo], work: Path, max_file: int
 ) -> Manifest:
-    """Bring the job's files into ``work/tree``.
-
-    Raises:
-        CollectError: they can't be read; that concerns this job alone.
-        TransportError: a host can't be reached.
-    """
+    """Bring the job's files into ``work/tree``; that they can't be read concerns this job alone."""
     hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
     folder, still_changing = entry.remote_dir or "", not all(job.ended for job in jobs)
     try:
@@ -399,15 +389,12 @@ def _environment(tree: Path, manifest: Manifest, client: Any, slurm_version: str
     hosts: dict[str, Any] = {}
     told = [local for local in manifest.files if _TELEMETRY.search(local)]
     for path in sorted(tree / os.fsdecode(local) for local in told[:_MOST_HOSTS]):
-        if isinstance(facts := _first_line(path), dict) and facts.get("kind") == "host":
+        with path.open("rb") as file:
+            facts = _json(file.readline(1 << 16))
+        if isinstance(facts, dict) and facts.get("kind") == "host":
             hosts[path.stem] = {key: value for key, value in facts.items() if key not in {"kind", "time"}}
     environment = {"client": client, "slurm": slurm_version, "hosts": hosts}
     return json.dumps(environment, indent=2) + "\n"
-
-
-def _first_line(path: Path) -> Any:
-    with path.open("rb") as file:
-        return _json(file.readline(1 << 16))
 
 
 def _json(raw: bytes) -> Any:
@@ -427,16 +414,11 @@ def _write_sums(tree: Path, known: Mapping[bytes, str]) -> None:
     )
     lines = []
     for name in sorted(name for name in found if name != SUMS_FILE.encode()):
-        sha256 = known.get(name) or _sha256(os.path.join(root, name))  # noqa: PTH118
+        sha256 = known.get(name) or file_sha256(tree / os.fsdecode(name))
         shown = escaped(name)
         mark = b"\\" if shown != name else b""
         lines.append(mark + sha256.encode() + b"  " + shown + b"\n")
     (tree / SUMS_FILE).write_bytes(b"".join(lines))
-
-
-def _sha256(path: bytes) -> str:
-    with open(path, "rb") as file:  # noqa: PTH123  # a path in bytes
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def escaped(name: bytes) -> bytes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import CollectError, MachineError, TransferError, UsageError, printable
-from clusterctl.state.ledger import OUR_RECORDS, Skipped
+from clusterctl.state.ledger import ADDED_FILES, SENT_FILES, WRITTEN_FILES, Skipped
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.get import listed
 from clusterctl.transport.remote_content import Entry
@@ -22,7 +22,7 @@ NODES = b"nodes"  # holds, by host, files whose name another host has used for s
 REMOTE_PROGRAM = "clusterctl.runs.remote_files"
 
 # Written by us into a run's folder; a job's own file or folder of that name gets another one.
-RESERVED = frozenset(name.encode() for name in OUR_RECORDS)
+RESERVED = frozenset(name.encode() for name in SENT_FILES | ADDED_FILES)
 FROM_JOB = b".from-job"
 MAX_FILE = 64 << 30  # bytes: what is larger stays on the cluster unless it is asked for
 
@@ -66,7 +66,8 @@ def fetch_tree(
     here: dict[_Key, str] = {}  # -> sha256
     for _ in range(_ROUNDS):
         try:
-            with listed(transport, remote_argv(REMOTE_PROGRAM, folder), most=_MOST_ROWS) as download:
+            argv = remote_argv(REMOTE_PROGRAM, folder, *sorted(SENT_FILES | WRITTEN_FILES))
+            with listed(transport, argv, most=_MOST_ROWS) as download:
                 entries, skipped = choose(download.entries, download.left, folder, tree, max_file=max_file)
                 missing = [entry for entry in entries if _key(entry) not in here]
                 arrived = download.bring(missing, tree, own=True, room=_ROOM)
@@ -87,7 +88,8 @@ def fetch_tree(
             fix="end what writes there (`clusterctl ssh`), then collect again; what has arrived is kept",
         )
     hashes = {one.local: here[_key(one)] for one in files if _key(one) in here}
-    folders = _empty(entries)
+    around = {os.path.dirname(entry.local) for entry in entries}  # noqa: PTH120  # names are bytes
+    folders = tuple(e.local for e in entries if e.kind == Kind.FOLDER and e.local not in around)
     _remove_others(os.fsencode(tree), {*hashes, *folders})
     skipped += [(entry.path, "it changed while it was read") for entry in restless]
     sizes = {entry.local: entry.size for entry in files if entry.local in hashes}
@@ -96,12 +98,6 @@ def fetch_tree(
 
 def _key(entry: Entry) -> _Key:
     return entry.path, entry.local, entry.size
-
-
-def _empty(entries: Sequence[Entry]) -> tuple[bytes, ...]:
-    """The places of folders that nothing is in."""
-    around = {os.path.dirname(entry.local) for entry in entries}  # noqa: PTH120  # names are bytes
-    return tuple(e.local for e in entries if e.kind == Kind.FOLDER and e.local not in around)
 
 
 def _named(skipped: Sequence[tuple[bytes, str]]) -> tuple[Skipped, ...]:
@@ -138,10 +134,7 @@ def fetch_from(
     """Make ``work/tree`` hold what the job's folder holds on all of these hosts.
 
     The first host's files keep their places. Those of the others do too, unless another host has a different
-    file of that name: then they go to ``nodes/HOST/``.
-
-    Raises:
-        CollectError, TransportError: see ``fetch_tree``. What has arrived is kept.
+    file of that name: then they go to ``nodes/HOST/``. It raises what ``fetch_tree`` does.
     """
     tree, nodes = work / "tree", work / "nodes"
 
@@ -195,7 +188,7 @@ class _Names:
     def take(self, local: bytes, host: str) -> bytes:
         """The file's own place, or one below its host's name."""
         name, folder = local, host.encode()
-        while self._is_taken(name):
+        while name in self._folders or not self.may_be_folder(name):
             name, folder = b"/".join([NODES, folder, local]), folder + b"_"
         self._files.add(name)
         self._folders |= set(_parents(name))
@@ -204,9 +197,6 @@ class _Names:
     def may_be_folder(self, name: bytes) -> bool:
         """Whether no file lies there, or above."""
         return not self._files & {name, *_parents(name)}
-
-    def _is_taken(self, name: bytes) -> bool:
-        return name in self._files or name in self._folders or bool(self._files & set(_parents(name)))
 
 
 def _parents(name: bytes) -> list[bytes]:

@@ -1,16 +1,18 @@
 """Lists a job's folder and sends files of it. Runs on the cluster: standard library only, Python 3.9.
 
-    main(FOLDER)
+    main(FOLDER, NAME...)
 
 transport/remote_content.py says how. It lists files with the folders above them, folders that are empty, and
 what is left where it is, with the reason. What source.json says was sent with the job, is large and is still
-the same, is left; and where there is an outputs.json, what its patterns do not take. Both are the job's to
-write: they say only what of its own folder comes home. Links are never followed.
+the same, is left; and where there is an outputs.json, what its patterns do not take, but for the NAMEs and
+the logs of an array's tasks. Both files are the job's to write: they say only what of its own folder comes
+home. Links are never followed.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import errno
 import fnmatch
 import json
@@ -18,6 +20,7 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Collection
 from re import Pattern
 from typing import Any, Optional
 
@@ -26,10 +29,7 @@ from clusterctl.transport.remote_open import Opener, read_json
 
 CHECKPOINTS = re.compile(rb"(checkpoint|ckpt)", re.IGNORECASE)
 TASK = re.compile(rb"task-[0-9]+")
-OURS = re.compile(  # always comes home
-    rb"job\.(sbatch|mpirun)|(stdout|stderr)(-[0-9]+)?\.log|(source|outputs|environment\.client)\.json|spec\.yaml"
-    rb"|metrics\.jsonl|telemetry(\.log)?|hostfile"
-)
+TASKS_LOG = re.compile(rb"(stdout|stderr)-[0-9]+\.log")
 LARGE, LARGEST = 1 << 20, 10 << 30  # bytes: what was sent with a job is looked at again between these
 MOST_ENTRIES = 100_000
 MOST_BYTES = 16 << 20  # of names
@@ -70,21 +70,15 @@ def read_given(folder: bytes) -> Given:
     return given
 
 
-def read_globs(folder: bytes) -> Globs | None:
-    """What outputs.json says is brought home; None: all but checkpoints."""
-    try:
-        return Globs([str(pattern) for pattern in read_json(folder, b"outputs.json", 1 << 18)["patterns"]])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
 class Listing:
-    """Tells what of a job's folder is to be fetched, and what is left there."""
+    """Tells what of a job's folder is to be fetched, and what is left; ``ours`` are always fetched."""
 
-    def __init__(self, top: bytes, *, entries: int = MOST_ENTRIES) -> None:
-        self.top = top
+    def __init__(self, top: bytes, ours: Collection[bytes], *, entries: int = MOST_ENTRIES) -> None:
+        self.top, self.ours = top, ours
         self.given = read_given(top)
-        self.globs = read_globs(top)
+        self.globs: Globs | None = None  # what outputs.json says is brought home; None: all but checkpoints
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            self.globs = Globs([str(glob) for glob in read_json(top, b"outputs.json", 1 << 18)["patterns"]])
         self.most, self.entries, self.bytes = entries, entries, MOST_BYTES  # the last two: that are left
         self.beat = Beat(alive)
         self.opener = Opener(top)
@@ -144,7 +138,7 @@ class Listing:
                 self.beat()
                 name = os.fsencode(entry.name)
                 size += len(below) + len(name)
-                theirs = bool(below) or OURS.fullmatch(name) is None
+                theirs = bool(below) or not self.is_ours(name)
                 full = full or len(found) >= self.entries or size > self.bytes
                 if full and below:
                     break
@@ -193,12 +187,14 @@ class Listing:
         self.tell_file(path, full)
         return True
 
-    @staticmethod
-    def is_output(globs: Globs, path: bytes, *, is_folder: bool = False) -> bool:
+    def is_ours(self, name: bytes) -> bool:
+        return name in self.ours or TASKS_LOG.fullmatch(name) is not None
+
+    def is_output(self, globs: Globs, path: bytes, *, is_folder: bool = False) -> bool:
         """Whether it is wanted by its path in the job's folder, or in that of a task of an array."""
         top, _, rest = path.partition(b"/")
         names = [path, rest] if rest and TASK.fullmatch(top) else [path]
-        ours = any(OURS.fullmatch(name.partition(b"/")[0]) for name in names)
+        ours = any(self.is_ours(name.partition(b"/")[0]) for name in names)
         return ours or any(globs.take(name, is_folder=is_folder) for name in names)
 
     def tell_file(self, path: bytes, full: bytes) -> None:
@@ -234,9 +230,9 @@ def is_link_of_a_task(path: bytes, full: bytes) -> bool:
         return False
 
 
-def main(folder: str) -> None:
+def main(folder: str, *ours: str) -> None:
     top = os.fsencode(folder)
-    listing = Listing(top)
+    listing = Listing(top, frozenset(map(os.fsencode, ours)))
     if os.path.islink(top):  # by the job itself: it leads to what is no run of it
         listing.tell_left(b".", "a symbolic link in place of the job's folder")
     else:

@@ -132,18 +132,15 @@ class MpirunClient(Scheduler):
 
     def _reject_unhealthy(self, nodes: Sequence[str]) -> None:
         """Raises UnhealthyError if the health check of a node fails now."""
-        found = parallel_map(nodes, self._faults)
+        argv = ["sudo", "-n", HEALTH_PROGRAM]
+        looked = parallel_map(nodes, lambda node: self.to(node).run(argv, timeout_s=_HEALTH_S, check=False))
         failures = tuple(
-            Failure(UnhealthyError.code, faults, node, fix=_REPAIR)
-            for node, faults in zip(nodes, found, strict=True)
-            if faults
+            Failure(UnhealthyError.code, "; ".join(found.stdout.splitlines()), node, fix=_REPAIR)
+            for node, found in zip(nodes, looked, strict=True)
+            if found.rc == 1 and found.stdout.strip()
         )
         if failures:
             raise UnhealthyError.of_hosts("no job is started on {hosts}", failures)
-
-    def _faults(self, node: str) -> str:
-        looked = self.to(node).run(["sudo", "-n", HEALTH_PROGRAM], timeout_s=_HEALTH_S, check=False)
-        return "; ".join(looked.stdout.splitlines()) if looked.rc == 1 else ""
 
     def reject_if_busy(self) -> None:
         for job in self.own_jobs():
@@ -279,11 +276,11 @@ _SIGNALS: Final = {one.name.removeprefix("SIG"): one.value for one in signal.Sig
 
 def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
     """The job that a host tells of. With a damaged record it has no nodes, and is UNKNOWN until it ends."""
-    number = JOB_ID.fullmatch(str(said.get("id")))
-    job_id = int(number[1]) if number else 0
-    job = JobInfo(job_id=job_id, name="", user=user, state=JobState.UNKNOWN, reason="", prefix=PREFIX)
+    match = JOB_ID.fullmatch(str(said.get("id")))
+    number = int(match[1]) if match else 0
+    job = JobInfo(number=number, name="", user=user, state=JobState.UNKNOWN, reason="", prefix=PREFIX)
     try:
-        if number is None:
+        if match is None:
             raise ValueError("it has no id")
         end = said["end"]
         outcome = _outcome(end, cancelled=bool(said["cancelled"]))

@@ -16,7 +16,7 @@ from clusterctl.spec.common import Partition
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.job import REQUEUE_EXIT_CODE, JobOptions, JobSpec, Launcher, is_python
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.ledger import OUR_RECORDS
+from clusterctl.state.ledger import ADDED_FILES, SENT_FILES, WRITTEN_FILES
 from clusterctl.util.assets import render
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ ENV_BIN: Final = f"{BASE_ENVIRONMENT}/bin"
 PAYLOAD_ROOT: Final = "/opt/clusterctl/payload"
 _EXPORTED: Final = ("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS")  # to the ranks that mpirun starts
 MAX_BYTES: Final = 4 << 20  # Slurm's own limit for a batch script (max_script_size)
-OURS: Final = OUR_RECORDS | set(
-    "stdout.log stderr.log metrics.jsonl telemetry telemetry.log hostfile".split()
-)
+TAKEN_NAMES: Final = SENT_FILES | WRITTEN_FILES | ADDED_FILES  # in a job's folder
 # Runs on every node: telemetry, until its input is closed. A job may end sooner than telemetry has started:
 # it then gets two seconds to say at least what host this is.
 WATCH: Final = (
@@ -46,7 +44,7 @@ _ON_THE_CPU: Final = "probe"  # it proves the way between ranks, and is to start
 _SIGNAL = "USR1@60"  # Slurm keeps time by the minute: less would come too late
 
 # In a job's folder, what the job was not given: patterns of bash with extglob.
-_NOT_GIVEN = "|".join([*sorted(OURS), "@(stdout|stderr)-+([0-9]).log", "task-+([0-9])"])
+_NOT_GIVEN = "|".join([*sorted(TAKEN_NAMES), "@(stdout|stderr)-+([0-9]).log", "task-+([0-9])"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +125,7 @@ def _refuse_unusable(path: Path, content: bytes) -> None:
     why = ""
     if len(content) > MAX_BYTES:
         why = f"it is larger than {MAX_BYTES >> 20} MiB, which Slurm takes no script of"
-    elif path.name in OURS:
+    elif path.name in TAKEN_NAMES:
         why = f"{path.name} is the name of a file that clusterctl writes into the job's folder"
     elif not path.name.isprintable():
         why = "its name has characters that can't be printed"
@@ -309,7 +307,10 @@ def _options(job: JobSpec, own: UserScript | None) -> list[str]:
     given = job.model_fields_set if own is not None and own.directives else set(type(job).model_fields)
     own_words = [f"--job-name={job.name}", f"--output=stdout{task}.log", f"--error=stderr{task}.log"]
     array = [f"--array={job.array}"] if job.array is not None else []
-    return own_words + resource_options(job, given) + _without_gpus(job, own) + array + _ending(job, own)
+    # Over the script's own line, too; where there is none, it need not be said.
+    overrides = own is not None and own.asks_for("--gpus-per-node") and "gpus" in job.model_fields_set
+    no_gpus = ["--gpus-per-node=0"] if overrides and not job.gpus else []
+    return own_words + resource_options(job, given) + no_gpus + array + _ending(job, own)
 
 
 def _ending(job: JobSpec, own: UserScript | None) -> list[str]:
@@ -320,12 +321,6 @@ def _ending(job: JobSpec, own: UserScript | None) -> list[str]:
         *(["--requeue"] if job.requeue else []),
         *([f"--signal=B:{signal}"] if signal else []),  # B: the batch script, which passes it on
     ]
-
-
-def _without_gpus(job: JobSpec, own: UserScript | None) -> list[str]:
-    """``--gpus 0`` wins over a script's own line, too; where there is none, it need not be said."""
-    asks = own is not None and own.asks_for("--gpus-per-node")
-    return ["--gpus-per-node=0"] if asks and "gpus" in job.model_fields_set and not job.gpus else []
 
 
 def resource_options(job: JobOptions, given: Collection[str]) -> list[str]:

@@ -38,10 +38,7 @@ class UnsharedNode:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A connection to the controller as the job user.
-
-    ``unshared_nodes`` are the nodes of a cluster whose hosts share no folder; none where they share one.
-    """
+    """A connection to the controller as the job user; ``unshared_nodes`` where hosts share no folder."""
 
     spec: ClusterSpec
     scheduler: Scheduler

@@ -86,10 +86,7 @@ class SlurmAwayError(SlurmError):
 
 
 class SlurmClient(Scheduler):
-    """Slurm as the user of ``transport`` sees it.
-
-    ``patience_s`` bounds how long its absence is waited out.
-    """
+    """Slurm as the user of ``transport`` sees it; its absence is waited out for ``patience_s``."""
 
     script_name = "job.sbatch"
     manages_nodes = True
@@ -121,23 +118,26 @@ class SlurmClient(Scheduler):
         return slurm_parse.SINFO.ask(self._ask)
 
     def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-        """One query for all, then one to the accounting for those not found; see ``Scheduler.jobs``.
-
-        An id of an array stands for all its tasks.
-        """
+        """One query, then one to the accounting for the rest; an array's id stands for all its tasks."""
         for job_id in ids:
             self.check_id(job_id)
         if not ids:
             return ()
         asked = "--jobs=" + ",".join(ids)
-        found = tuple(job for job in self._queued(asked, nothing=_UNKNOWN_ID) if job.job_id)
+        found = tuple(job for job in self._queued(asked, nothing=_UNKNOWN_ID) if job.number)
         # Slurm soon forgets tasks that ended while others of their array go on: ask twice for those ids.
-        whole = {str(job.job_id) for job in found if job.task is None} | {job.id for job in found}
+        whole = {str(job.number) for job in found if job.task is None} | {job.id for job in found}
         missing = [job_id for job_id in ids if job_id not in whole]
         if missing:
-            known = {(job.job_id, job.task) for job in found}
+            known = {(job.number, job.task) for job in found}
             asked = "--jobs=" + ",".join(missing)
-            found += _new(self._accounted(asked), known, missing)
+            wanted = {*missing}
+            new = {
+                job.id: job
+                for job in self._accounted(asked)
+                if (job.number, job.task) not in known and wanted & {job.id, str(job.number)}
+            }
+            found += tuple(new.values())
         return _sorted(found)
 
     def own_jobs(self) -> tuple[JobInfo, ...]:
@@ -271,10 +271,7 @@ class SlurmClient(Scheduler):
         self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"])
 
     def run_verification_job(self, hosts: tuple[str, ...], payload: str) -> Result:
-        """Run the verification job in the hidden partition, which never waits behind users' jobs.
-
-        Should srun itself hang, it is ended, too.
-        """
+        """In the hidden partition, which never waits behind users' jobs; srun is ended if it hangs."""
         limit_s = _VERIFICATION_S + _VERIFICATION_PER_NODE_S * len(hosts)
         patience_s = _START_TIMEOUT_S + limit_s + _CLEAN_UP_S
         argv = [
@@ -370,15 +367,4 @@ class SlurmClient(Scheduler):
 
 
 def _sorted(jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
-    return tuple(sorted(jobs, key=lambda job: (job.job_id, job.task or 0)))
-
-
-def _new(
-    accounted: Sequence[JobInfo], known: set[tuple[int, int | None]], ids: Sequence[str]
-) -> tuple[JobInfo, ...]:
-    """The accounting's jobs that were asked for and that squeue did not already have, each once."""
-    new: dict[str, JobInfo] = {}
-    for job in accounted:
-        if (job.job_id, job.task) not in known and (job.id in ids or str(job.job_id) in ids):
-            new[job.id] = job
-    return tuple(new.values())
+    return tuple(sorted(jobs, key=lambda job: (job.number, job.task or 0)))

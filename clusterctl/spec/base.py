@@ -10,8 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -36,6 +35,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core_schema
 
 from clusterctl.errors import UsageError
+from clusterctl.util.assets import table
 
 Loc = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -68,7 +68,6 @@ class Fault:
 
     @property
     def key(self) -> str:
-        """``loc`` as a dotted path."""
         return dotted(self.loc)
 
 
@@ -208,7 +207,6 @@ def partial_model(model: type[M], values: object, context: Mapping[str, Any]) ->
 
 
 def is_partial(info: ValidationInfo) -> bool:
-    """Whether a partial model is made."""
     return _PARTIAL in (info.context or {})
 
 
@@ -260,7 +258,6 @@ class Pattern:
         return {**handler(schema), "pattern": self.regex}
 
     def matches(self, text: str) -> bool:
-        """Whether a text is such a one."""
         return re.fullmatch(self.regex, text) is not None
 
     def _checked(self, text: str, info: ValidationInfo) -> str:
@@ -269,11 +266,9 @@ class Pattern:
         return text
 
 
+DATA: Final = Path(__file__).with_name("data")
 PATTERNS: Final = {
-    name: Pattern(*row)
-    for name, row in tomllib.loads(
-        Path(__file__).with_name("data").joinpath("patterns.toml").read_text()
-    ).items()
+    name: Pattern(*row) for name, row in table(DATA / "patterns.toml", dict[str, tuple[str, str]]).items()
 }
 SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 PRIVATE_NETWORKS: Final = tuple(IPv4Network(n) for n in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
@@ -291,7 +286,6 @@ HERE: Final = "folder"  # in the validation context: the folder that paths are r
 
 
 def folder_of(info: ValidationInfo) -> Path:
-    """The folder that the paths of a file are relative to."""
     here: Path = (info.context or {}).get(HERE, Path())
     return here
 
@@ -432,3 +426,8 @@ SizeMib = Annotated[int, BeforeValidator(parse_size_mib), _SIZE_TEXT, _SIZE_SCHE
 DurationS = Annotated[int, BeforeValidator(parse_duration_s), _DURATION_TEXT, _DURATION_SCHEMA]
 JobMemoryMib = Annotated[int, BeforeValidator(parse_slurm_memory_mib), _SIZE_TEXT, _schema("4GiB")]
 JobTimeS = Annotated[int, BeforeValidator(parse_slurm_time_s), _DURATION_TEXT, _schema("1h30m")]
+
+
+def spelled(text: str, description: str, parse: Callable[[object], int] = parse_duration_s) -> Any:
+    """A field whose default is a duration, or a size; the schema has it as a file spells it."""
+    return Field(parse(text), description=description, json_schema_extra={"default": text})

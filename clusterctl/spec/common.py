@@ -7,10 +7,8 @@ the field; what concerns several, in ``models`` and with each provider.
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from ipaddress import IPv4Network
-from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import (
@@ -24,7 +22,9 @@ from pydantic import (
 )
 
 from clusterctl.spec.base import (
+    DATA,
     PATTERNS,
+    UNKNOWN,
     DurationS,
     Fault,
     FileName,
@@ -35,9 +35,12 @@ from clusterctl.spec.base import (
     Usd,
     format_duration,
     format_size,
+    parse_size_mib,
     shown,
+    spelled,
 )
 from clusterctl.spec.hosts import HostRange, OnpremHost, Switch, expand
+from clusterctl.util.assets import table
 
 ClusterName = Annotated[str, PATTERNS["label"]]
 PartitionName = Annotated[str, PATTERNS["label"]]
@@ -49,7 +52,7 @@ PROOF_PARTITION = "clusterctl-proof"
 LEAST_DISK_MIB = 64
 LEAST_MEMORY_MIB = 256  # less, and not even the proof job fits beside the daemons
 ADMIN_USER = "clusterctl"
-_RESERVED: Final = tomllib.loads(Path(__file__).with_name("data").joinpath("reserved.toml").read_text())
+_RESERVED: Final = table(DATA / "reserved.toml", dict[str, tuple[str, ...]])
 RESERVED_USERS = frozenset(" ".join(_RESERVED["users"]).split())
 RESERVED_ACCOUNTS = frozenset({"root", ADMIN_USER})  # Slurm's own, and that of the proof partition
 # `ctl` is the controller's; Slurm takes a partition called DEFAULT, in any case, as defaults for the rest.
@@ -146,38 +149,23 @@ class Nvidia(Model):
 
     @property
     def installs(self) -> bool:
-        """Whether anything is."""
         return self != Nvidia()
 
 
-_SAMPLE_INTERVAL_S: Final = 2
-_INTERVAL_S: Final = 60
 _LEAST_INTERVAL_S: Final = 5  # checks that follow each other keep slurmctld from asking resumed nodes
-_DISK_FREE_MIB: Final = 50
-_CLOCK_OFFSET_S: Final = 5
 
 
 class Health(Model):
     """The health check: a node that fails it is drained, and resumed once it passes. See docs/gpus.md."""
 
-    interval: DurationS = Field(
-        _INTERVAL_S,
-        description="time between two checks of a node",
-        json_schema_extra={"default": format_duration(_INTERVAL_S)},
-    )
+    interval: DurationS = spelled("1m", "time between two checks of a node")
     gpu_temperature: Annotated[int, Field(ge=40, le=120, strict=True)] = Field(
         90, description="highest GPU temperature that passes, in °C"
     )
-    disk_free: SizeMib = Field(
-        _DISK_FREE_MIB,
-        description="least free space on each local file system of a node",
-        json_schema_extra={"default": format_size(_DISK_FREE_MIB)},
+    disk_free: SizeMib = spelled(
+        "50MiB", "least free space on each local file system of a node", parse_size_mib
     )
-    clock_offset: DurationS = Field(
-        _CLOCK_OFFSET_S,
-        description="largest clock offset, where chrony runs",
-        json_schema_extra={"default": format_duration(_CLOCK_OFFSET_S)},
-    )
+    clock_offset: DurationS = spelled("5s", "largest clock offset, where chrony runs")
 
     @field_validator("interval")
     @classmethod
@@ -245,11 +233,7 @@ class Software(Model):
 class Monitoring(Model):
     """The telemetry step that runs beside every job, and the health of nodes."""
 
-    interval: DurationS = Field(
-        _SAMPLE_INTERVAL_S,
-        description="time between two samples of a node",
-        json_schema_extra={"default": format_duration(_SAMPLE_INTERVAL_S)},
-    )
+    interval: DurationS = spelled("2s", "time between two samples of a node")
     health: Health = Field(Health(), description="the limits and the interval of the nodes' health check")
 
 
@@ -291,7 +275,6 @@ class Partition(Model):
     @model_validator(mode="before")
     @classmethod
     def _counted(cls, value: object) -> object:
-        """As many nodes as hosts, where only these are said."""
         if not isinstance(value, Mapping) or "nodes" in value or value.get("hosts") is None:
             return value
         try:
@@ -389,6 +372,17 @@ class ProviderSettings(Model):
         return None
 
 
+# A key that can't be said with a provider or a scheduler, such as `partitions.gpus`; why; what to do.
+Refusal = tuple[str, str, str]
+
+# Where the provider creates the hosts, which have Debian by default.
+OF_OWN_MACHINES: Final[tuple[Refusal, ...]] = (
+    ("partitions.hosts", "hosts are machines of your own", "write nodes: N, or type: onprem"),
+    ("software.slurm", "OpenHPC has no packages for Debian, which the nodes are", "remove slurm"),
+    ("software.mirrors", "these are for Rocky Linux and RHEL, and the nodes are Debian", "remove mirrors"),
+)
+
+
 class Cluster(Model):
     """What a spec says, whichever its provider."""
 
@@ -437,20 +431,18 @@ class Cluster(Model):
         return self.provider.controller_of(self.name)
 
     def node_names(self, partition: Partition) -> tuple[str, ...]:
-        """Host names of a partition's nodes."""
         if partition.hosts is not None:
             return expand(partition.hosts)
         return tuple(f"{self.name}-{partition.name}-{i}" for i in range(1, partition.nodes + 1))
 
-    def debian_faults(self) -> Iterator[Fault]:
-        """What is wrong where the provider creates the hosts, which have Debian by default."""
-        for index, partition in enumerate(self.partitions):
-            if partition.hosts is not None:
-                at, fix = ("partitions", index, "hosts"), "write nodes: N, or type: onprem"
-                yield Fault(at, "hosts are machines of your own", fix, at_key=True)
-        if self.software.slurm == "openhpc":
-            message = "OpenHPC has no packages for Debian, which the nodes are"
-            yield Fault(("software", "slurm"), message, "remove slurm", at_key=True)
-        if self.software.mirrors != Mirrors():
-            message = "these are for Rocky Linux and RHEL, and the nodes are Debian"
-            yield Fault(("software", "mirrors"), message, "remove mirrors", at_key=True)
+    def refused(self, rows: Iterable[Refusal]) -> Iterator[Fault]:
+        """The faults of those keys that are said all the same; the spec may be partial."""
+        for key, message, fix in rows:
+            top, _, name = key.partition(".")
+            found = getattr(self, top)
+            is_one = isinstance(found, Model)
+            places = [((top,), found)] if is_one else [((top, i), one) for i, one in enumerate(found)]
+            for at, one in places:
+                said = getattr(one, name, UNKNOWN)
+                if said is not UNKNOWN and said != type(one).model_fields[name].default:
+                    yield Fault((*at, name), message, fix, at_key=True)

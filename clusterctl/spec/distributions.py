@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -10,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from clusterctl.errors import Failure, ProvisionError
+from clusterctl.spec.base import DATA
+from clusterctl.util.assets import table
 
-_TABLE: Final = Path(__file__).with_name("data") / "distributions.toml"
 DEFAULT: Final = "debian-12"  # of local nodes
 _OS_RELEASE: Final = Path("/etc/os-release")
 UNSEEN: Final = ""  # of a host that nobody has looked at yet
@@ -53,11 +53,11 @@ def distribution_of(name: str) -> Distribution:
     Raises:
         ProvisionError: clusterctl can't configure it.
     """
-    table, known = _known()
+    rows, known = _known()
     for short in (name, name.partition(".")[0]):
-        if why := table["refused"].get(short):
+        if why := rows["refused"].get(short):
             raise _unknown(name, why)
-        release = table["same"].get(short, short)
+        release = rows["same"].get(short, short)
         if release in known:
             return known[release]
     raise _unknown(name, "the names of its packages are not known here")
@@ -117,22 +117,19 @@ def _read(os_release: Path) -> Mapping[str, str]:
 
 
 def releases() -> tuple[Distribution, ...]:
-    """All that can be configured."""
     return tuple(_known()[1].values())
 
 
 def supported() -> tuple[str, ...]:
-    """The titles of the distributions that can be configured."""
     return tuple(distribution.title for distribution in releases())
 
 
 @cache
 def _known() -> tuple[Mapping[str, Any], Mapping[str, Distribution]]:
-    """The table, and its releases by name."""
-    table = tomllib.loads(_TABLE.read_text())
-    return table, {
-        release: Distribution(release, **{**table["families"][values["family"]], **values})
-        for release, values in table["releases"].items()
+    rows = table(DATA / "distributions.toml", dict[str, Any])
+    return rows, {
+        release: Distribution(release, **{**rows["families"][values["family"]], **values})
+        for release, values in rows["releases"].items()
     }
 
 

@@ -25,9 +25,11 @@ from clusterctl.spec.base import (
     did_you_mean,
     format_duration,
     format_size,
+    parse_size_mib,
     shown,
+    spelled,
 )
-from clusterctl.spec.common import Cluster, Gpus, Partition, ProviderSettings
+from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, Gpus, Partition, ProviderSettings
 from clusterctl.spec.gcp_nodes import (
     PLAIN,
     GcpNodes,
@@ -41,7 +43,6 @@ from clusterctl.spec.gcp_nodes import (
     default_machine,
     gpu_type,
     image_of,
-    machine,
     machines,
     release_of,
     with_added,
@@ -62,9 +63,7 @@ class Filestore(Model):
     """The shared folder on Filestore, instead of the controller's own disk over NFS."""
 
     tier: Literal["BASIC_HDD", "BASIC_SSD", "ZONAL", "REGIONAL"] = Field("BASIC_HDD", description="its tier")
-    capacity: SizeMib = Field(
-        1024 * 1024, description="its size, in whole GiB", json_schema_extra={"default": "1TiB"}
-    )
+    capacity: SizeMib = spelled("1TiB", "its size, in whole GiB", parse_size_mib)
 
 
 class Bucket(Model):
@@ -122,7 +121,6 @@ class GcpSettings(ProviderSettings):
 
     @property
     def region_name(self) -> str:
-        """The region that the zone is in."""
         return self.zone.rsplit("-", 1)[0]
 
     @property
@@ -138,17 +136,15 @@ class GcpSettings(ProviderSettings):
         return releases.pop() if len(releases) == 1 else None
 
     def faults(self, spec: Cluster) -> Iterator[Fault]:
-        """What does not hold between the fields of a spec for Google Cloud, without asking Google."""
         yield from _partitions(self, spec)
         yield from _nodes(self, spec)
         yield from _place(self)
         yield from _network(self.network, 1 + spec.node_count)
         yield from _storage(self)
         yield from _rest(self)
-        yield from spec.debian_faults()
+        yield from spec.refused((*_OF_LOCAL_NODES, *OF_OWN_MACHINES))
 
     def nodes_of(self, partition: str) -> GcpNodes:
-        """What the nodes of a partition are."""
         return self.partitions.get(partition, GcpNodes())
 
 
@@ -174,7 +170,6 @@ def controller_machine(spec: Cluster) -> Machine:
 
 
 def settings_of(spec: Cluster) -> GcpSettings:
-    """What a spec whose provider is Google Cloud says of it."""
     if not isinstance(spec.provider, GcpSettings):
         raise ValueError("only Google Cloud has machine types")
     return spec.provider
@@ -214,19 +209,17 @@ _LARGEST_PREFIX: Final = 29
 _TAKEN_ADDRESSES: Final = 4  # of every subnetwork: the network, the gateway, one of Google's, the broadcast
 _REGION: Final = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _KEY_LOCATION: Final = re.compile(r"/locations/([^/]+)/")
-_DECIDED_ELSEWHERE: Final = (("cpus", "machine_type"), ("memory", "machine_type"), ("disk", "boot_disk"))
+_OF_LOCAL_NODES: Final = tuple(
+    (f"partitions.{key}", f"{key} is for local nodes", f"remove it; {word} under provider.partitions decides")
+    for key, word in (("cpus", "machine_type"), ("memory", "machine_type"), ("disk", "boot_disk"))
+)
 
 
 def _partitions(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     for index, partition in enumerate(spec.partitions):
-        at = ("partitions", index)
-        for key, decides in _DECIDED_ELSEWHERE:
-            if getattr(partition, key) is not None:
-                hint = f"remove it; {decides} under provider.partitions decides"
-                yield Fault((*at, key), f"{key} is for local nodes", hint, at_key=True)
         if partition.name and partition.name.endswith("-"):
             message = f"{shown(partition.name)} ends with a dash, which a name on Google Cloud can't"
-            yield Fault((*at, "name"), message)
+            yield Fault(("partitions", index, "name"), message)
     names = [partition.name for partition in spec.partitions if partition.name]
     for name in provider.partitions:
         if name not in names:
@@ -325,7 +318,7 @@ def _rest(provider: GcpSettings) -> Iterator[Fault]:
             message = f"labels that start with {OWN_LABELS} are clusterctl's own"
             yield Fault(("provider", "labels", key), message, "take another key", at_key=True)
     for name in provider.prices:
-        if machine(name) is None:
+        if name not in machines():
             at, hint = ("provider", "prices", name), did_you_mean(name, machines())
             yield Fault(at, f"there is no machine type {shown(name)}", hint, at_key=True)
     if provider.auto_down and provider.auto_down < _LEAST_AUTO_DOWN_S:

@@ -6,16 +6,15 @@ What a machine type is (processors, memory, GPUs, what may be combined with it) 
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from clusterctl.spec.base import (
+    DATA,
     GIB_MIB,
     PATTERNS,
     UNKNOWN,
@@ -30,6 +29,7 @@ from clusterctl.spec.base import (
     shown,
 )
 from clusterctl.spec.common import Gpus
+from clusterctl.util.assets import table
 
 Project = Annotated[str, PATTERNS["project"]]
 Resource = Annotated[str, PATTERNS["resource"]]
@@ -110,13 +110,12 @@ class Machine:
 
 @cache
 def data() -> Mapping[str, Any]:
-    """Everything in data/google.toml."""
-    return tomllib.loads(resources.files("clusterctl.spec").joinpath("data/google.toml").read_text("utf-8"))
+    return table(DATA / "google.toml", dict[str, Any])
 
 
 @cache
 def machines() -> Mapping[str, Machine]:
-    """All machine types by name, those of a family from the smallest on."""
+    """All machine types by name, without GPUs added to them; those of a family from the smallest on."""
     rows: dict[str, Mapping[str, Any]] = {
         f"{series}-{vcpus}": {"vcpus": vcpus, "gib": facts["gib"] * vcpus}
         for series, facts in data()["series"].items()
@@ -127,7 +126,6 @@ def machines() -> Mapping[str, Machine]:
 
 
 def _machine(name: str, row: Mapping[str, Any]) -> Machine:
-    """A machine type, of what its row and its family say."""
     family, vcpus = name.partition("-")[0], row["vcpus"]
     facts = {**data()["families"][family], **row}
     steps = facts.get("local_ssds_up_to", ())
@@ -147,11 +145,6 @@ def _machine(name: str, row: Mapping[str, Any]) -> Machine:
         extra_disks=tuple(facts.get("extra_disks", facts["boot_disks"])),
         only=tuple(facts.get("only", ())),
     )
-
-
-def machine(name: str) -> Machine | None:
-    """The machine type of that name, as it is without GPUs added to it."""
-    return machines().get(name)
 
 
 def gpu_type(name: str) -> str | None:
@@ -194,14 +187,9 @@ def with_added(one: Machine, gpus: Gpus) -> Machine:
     return replace(one, gpu=gpus, accelerator=_google(gpus.type), guest_accelerator=True)
 
 
-def boot_disk_type(one: Machine, disk: GcpDisk) -> str:
-    """The type of a boot disk of that machine: what is asked for, or the machine's default."""
-    return disk.type or one.boot_disks[0]
-
-
-def extra_disk_type(one: Machine, disk: GcpDisk) -> str:
-    """The type of a further disk of that machine: what is asked for, or the machine's default."""
-    return disk.type or one.extra_disks[0]
+def disk_type(disk: GcpDisk, known: Sequence[str]) -> str:
+    """The type of a disk: what is asked for, or the default of those that the machine knows."""
+    return disk.type or known[0]
 
 
 def _google(gpu: str) -> str:
@@ -258,7 +246,6 @@ class Nodes:
 
     @property
     def machine_at(self) -> Loc:
-        """What decides on the machine type."""
         return (*self.where, "machine_type") if self.said.machine_type else (*self.gpus_at, "type")
 
 
@@ -293,7 +280,7 @@ def _resolved(nodes: Nodes) -> Machine | Fault | None:
 
 
 def _named(nodes: Nodes, name: str, wanted: Gpus | None) -> Machine | Fault:
-    at, named = (*nodes.where, "machine_type"), machine(name)
+    at, named = (*nodes.where, "machine_type"), machines().get(name)
     if named is None:
         hint = did_you_mean(name, machines()) or f"families: {', '.join(data()['families'])}"
         return Fault(at, f"there is no machine type {shown(name)}", hint)

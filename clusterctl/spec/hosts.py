@@ -36,7 +36,6 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """The parts between commas that stand outside of brackets."""
     for part in re.split(r",(?![^\[]*\])", text):
         if not part.strip():
             raise ValueError(f"{text!r} has an empty name")
@@ -150,7 +149,6 @@ class OnpremHost(Model):
 
     @property
     def is_here(self) -> bool:
-        """Whether it is the machine that clusterctl runs on."""
         return self.address is not None and is_this_machine(self.address)
 
 

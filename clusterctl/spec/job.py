@@ -65,13 +65,10 @@ def _as_mapping(value: object) -> object:
         value = {name: text if given else None for name, given, text in pairs}
     if not isinstance(value, Mapping):
         return value
-    return {name: _callers(name) if text is None else text for name, text in value.items()}
-
-
-def _callers(name: str) -> str:
-    if name in os.environ:
-        return os.environ[name]
-    raise ValueError(f"{shown(name)} has no value, nor one here to take; write one")
+    for name, text in value.items():
+        if text is None and name not in os.environ:
+            raise ValueError(f"{shown(name)} has no value, nor one here to take; write one")
+    return {name: os.environ[name] if text is None else text for name, text in value.items()}
 
 
 def _variable(name: str) -> str:
@@ -100,7 +97,6 @@ def _image(value: str, info: ValidationInfo) -> str:
 
 
 def _pattern(value: str) -> str:
-    """A pattern that can match something."""
     names = [name for name in value.removeprefix("!").strip().split("/") if name]
     if not names or value.startswith("#") or not {".", ".."}.isdisjoint(names):
         raise ValueError(
@@ -246,7 +242,6 @@ _SHELLS: Final = frozenset({b"sh", b"bash", b"dash", b"ksh", b"zsh"})
 
 
 def is_job_file(target: str) -> bool:
-    """Whether the word JOB names a job file."""
     return Path(target).suffix.lower() in _JOB_FILES
 
 
@@ -393,7 +388,6 @@ class JobFile(Variant):
 
 
 def _without_program(file: JobFile) -> Iterator[Fault]:
-    """Each job of the file needs a program."""
     hint = "write job: train, or the path of a script"
     if "job" in file.model_fields_set:
         return

@@ -20,7 +20,7 @@ from clusterctl.errors import SpecError, UsageError
 from clusterctl.spec.base import HERE, PATTERNS, SCHEMA_DIALECT, did_you_mean, shown
 from clusterctl.spec.common import Partition, User
 from clusterctl.spec.models import PROVIDERS, ClusterSpec, faults
-from clusterctl.spec.parse import Document, Filetype, parse, read_text
+from clusterctl.spec.parse import Document, Filetype, read_text
 from clusterctl.util.assets import yaml_text
 
 SPEC_NAME: Final = "cluster.yaml"
@@ -47,7 +47,8 @@ def load_spec(path: Path | None, *, current_user: CurrentUser | None = None) -> 
     if path is None:
         spec = default_spec()
     else:
-        spec = parse(read_text(path, SPEC), str(path), SPEC, context={HERE: path.parent.absolute()})
+        document = Document(read_text(path, SPEC), str(path), SPEC)
+        spec = document.model({HERE: path.parent.absolute()})
     return resolve_users(spec, current_user or CurrentUser.current())
 
 
@@ -68,7 +69,7 @@ def parse_spec(text: str, file: str) -> ClusterSpec:
     Raises:
         SpecError: the text is no YAML, or no spec.
     """
-    return parse(text, file, SPEC)
+    return Document(text, file, SPEC).model()
 
 
 def read_name(path: Path) -> tuple[str, SpecError | None]:
@@ -187,7 +188,6 @@ class Difference:
 
 
 def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[Difference, ...]:
-    """The settings that are not the same, in the order of the spec."""
     return tuple(_compare("", _settings(before), _settings(after)))
 
 
@@ -205,7 +205,12 @@ def _settings(spec: ClusterSpec) -> dict[str, Any]:
 def _compare(key: str, before: Any, after: Any) -> Iterator[Difference]:
     was, will = _by_name(before), _by_name(after)
     if was is None or will is None:
-        yield from _compare_values(key, before, after)
+        now, was_text = _shown_value(after), _shown_value(before)
+        if before is None and after is not None:
+            yield Difference(key, f"{now}, where nothing was said")
+        elif before != after:
+            said = "nothing is said any more" if after is None else now
+            yield Difference(key, f"{said}, it was {was_text}")
         return
     is_list = isinstance(before, list)
     for name in (*was, *(name for name in will if name not in was)):
@@ -218,18 +223,7 @@ def _compare(key: str, before: Any, after: Any) -> Iterator[Difference]:
         yield Difference(key, f"the first is {next(iter(will))}")
 
 
-def _compare_values(key: str, before: Any, after: Any) -> Iterator[Difference]:
-    was, will = _shown_value(before), _shown_value(after)
-    if before is None and after is not None:
-        yield Difference(key, f"{will}, where nothing was said")
-    elif before != after:
-        yield Difference(
-            key, f"nothing is said any more, it was {was}" if after is None else f"{will}, it was {was}"
-        )
-
-
 def _by_name(value: Any) -> Mapping[str, Any] | None:
-    """The parts of a mapping or a list by name; None of all else."""
     if isinstance(value, list):
         return {str(one.get("name")) if isinstance(one, Mapping) else str(one): one for one in value}
     return value if isinstance(value, Mapping) else None

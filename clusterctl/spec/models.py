@@ -14,18 +14,35 @@ from clusterctl.spec.base import (
     INCONSISTENT,
     PRIVATE_NETWORKS,
     Fault,
-    Loc,
     Url,
     dotted,
     is_partial,
     repeated,
     shown,
 )
-from clusterctl.spec.common import Cluster, ProviderSettings
+from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, ProviderSettings
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.onprem import OnpremSettings
 
 MAX_LOCAL_HOSTS: Final = 250  # of a /24, less the network, the broadcast, this machine and a few spare
+
+
+_OF_OTHER_NODES: Final = (
+    ("partitions.gpus", "local nodes have no GPUs", "remove gpus"),
+    (
+        "software.apptainer",
+        "local nodes are air-gapped, and their image has no Apptainer",
+        "remove apptainer",
+    ),
+    ("software.nvidia", "local nodes have no GPUs, and their kernel is this machine's", "remove nvidia"),
+)
+_OF_SLURM: Final = {
+    "slurm.qos": "qualities of service are Slurm's, and there is no Slurm",
+    "slurm.extra": "there is no slurm.conf without Slurm",
+    "software.slurm": "OpenHPC's packages are Slurm's, and there is no Slurm",
+    "provider.auto_down": "only Slurm can tell that a cluster is idle",
+    "users.accounts": "accounts are Slurm's, and there is no Slurm",
+}
 
 
 class LocalSettings(ProviderSettings):
@@ -57,24 +74,12 @@ class LocalSettings(ProviderSettings):
         return distributions.of_local_nodes()
 
     def faults(self, spec: Cluster) -> Iterator[Fault]:
-        """The limits of one machine, and what its nodes can't have."""
         if 1 + spec.node_count > MAX_LOCAL_HOSTS:
             message = (
                 f"these nodes and the controller are more than the {MAX_LOCAL_HOSTS} hosts of a local cluster"
             )
             yield Fault(("partitions",), message, f"ask for at most {MAX_LOCAL_HOSTS - 1} nodes", at_key=True)
-        software = spec.software
-        for index, partition in enumerate(spec.partitions):
-            if partition.gpus is not None:
-                at = ("partitions", index, "gpus")
-                yield Fault(at, "local nodes have no GPUs", "remove gpus", at_key=True)
-        if software.apptainer:
-            message = "local nodes are air-gapped, and their image has no Apptainer"
-            yield Fault(("software", "apptainer"), message, "remove apptainer", at_key=True)
-        if software.nvidia.installs:
-            message = "local nodes have no GPUs, and their kernel is this machine's"
-            yield Fault(("software", "nvidia"), message, "remove nvidia", at_key=True)
-        yield from spec.debian_faults()
+        yield from spec.refused((*_OF_OTHER_NODES, *OF_OWN_MACHINES))
 
 
 PROVIDERS: Final[Mapping[str, type[ProviderSettings]]] = {
@@ -106,7 +111,8 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
     """All that does not hold between the fields of a spec, which may be partial."""
     yield from spec.provider.faults(spec)
     if spec.scheduler == "none":
-        yield from _without_slurm(spec)
+        fix = "remove {}, or write scheduler: slurm"
+        yield from spec.refused((key, why, fix.format(key.split(".")[1])) for key, why in _OF_SLURM.items())
     fields = (
         ("partitions", "name", [partition.name for partition in spec.partitions]),
         ("users", "name", [user.name for user in spec.users]),
@@ -128,19 +134,3 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
         for number, _ in repeated(user.accounts):
             message = f"{shown(user.accounts[number])} is in this list already"
             yield Fault(("users", index, "accounts", number), message, "remove it")
-
-
-def _without_slurm(spec: ClusterSpec) -> Iterator[Fault]:
-    is_openhpc, auto_down = spec.software.slurm == "openhpc", spec.provider.idle_timeout_s
-    settings: list[tuple[Loc, object, str]] = [
-        (("slurm", "qos"), spec.slurm.qos, "qualities of service are Slurm's, and there is no Slurm"),
-        (("slurm", "extra"), spec.slurm.extra, "there is no slurm.conf without Slurm"),
-        (("software", "slurm"), is_openhpc, "OpenHPC's packages are Slurm's, and there is no Slurm"),
-        (("provider", "auto_down"), auto_down, "only Slurm can tell that a cluster is idle"),
-    ]
-    for index, user in enumerate(spec.users):
-        is_set, message = user.accounts != ("default",), "accounts are Slurm's, and there is no Slurm"
-        settings.append((("users", index, "accounts"), is_set, message))
-    for at, value, message in settings:
-        if value:
-            yield Fault(at, message, f"remove {at[-1]}, or write scheduler: slurm", at_key=True)

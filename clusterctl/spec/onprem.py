@@ -96,11 +96,13 @@ class OnpremSettings(ProviderSettings):
         return self.fabric
 
     def faults(self, spec: Cluster) -> Iterator[Fault]:
-        """What does not hold between the fields of a spec for machines of the user's own."""
         names = {name: key for key in self.hosts for name in expand(key)}
         yield from _hosts(self)
         yield from _this_machine(self, names)
-        yield from _roles(self, names)
+        yield from _unknown(("provider", "controller"), self.controller, names)
+        for index, name in enumerate(self.login):
+            yield from _unknown(("provider", "login", index), name, names)
+        yield from spec.refused(_OF_LOCAL_NODES)
         yield from _partitions(spec, names)
         yield from _shared(self, spec)
         yield from _fabric(self.fabric, spec)
@@ -137,6 +139,10 @@ _SYSTEM: Final = frozenset(
     {"bin", "boot", "dev", "etc", "lib", "lib64", "proc", "root", "run", "sbin", "sys", "usr"}
 )
 _TOP: Final = frozenset({"home", "media", "mnt", "opt", "srv", "tmp", "var"})  # below them it is fine
+_OF_LOCAL_NODES: Final = tuple(
+    (f"partitions.{key}", f"{key} is for local nodes", "remove it; the machine decides")
+    for key in ("cpus", "memory", "disk")
+)
 _WAY_THERE: Final = ("user", "port", "key", "jump", "host_key")
 _UNSAID: Final = (None, 22, ())  # by default, once it is filled in
 
@@ -164,7 +170,6 @@ def _hosts(provider: OnpremSettings) -> Iterator[Fault]:
 
 
 def _expanded(text: str | None) -> tuple[str, ...]:
-    """The names of a range; none where there is none, or it is wrong."""
     return expand(text) if text else ()
 
 
@@ -195,20 +200,10 @@ def _unknown(at: Loc, host: str, names: Mapping[str, str]) -> Iterator[Fault]:
         yield Fault(at, f"there is no host {shown(host)}", hint)
 
 
-def _roles(provider: OnpremSettings, names: Mapping[str, str]) -> Iterator[Fault]:
-    yield from _unknown(("provider", "controller"), provider.controller, names)
-    for index, name in enumerate(provider.login):
-        yield from _unknown(("provider", "login", index), name, names)
-
-
 def _partitions(spec: Cluster, names: Mapping[str, str]) -> Iterator[Fault]:
     first: dict[str, str] = {}
     for index, partition in enumerate(spec.partitions):
         at = ("partitions", index)
-        for key in ("cpus", "memory", "disk"):
-            if getattr(partition, key) is not None:
-                hint = "remove it; the machine decides"
-                yield Fault((*at, key), f"{key} is for local nodes", hint, at_key=True)
         if partition.hosts is None:
             hint = "write hosts: RANGE, such as gpu[01-08]"
             yield Fault(at, "which hosts are its nodes?", hint, at_key=True)
@@ -242,7 +237,6 @@ def _shared(provider: OnpremSettings, spec: Cluster) -> Iterator[Fault]:
 
 
 def _is_the_systems(path: str) -> bool:
-    """Whether a folder holds the system, or is one of those that do."""
     parts = PurePosixPath(path).parts[1:]
     return not parts or parts[0] in _SYSTEM or (len(parts) == 1 and parts[0] in _TOP)
 

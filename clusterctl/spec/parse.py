@@ -82,15 +82,6 @@ def read_text(path: Path, filetype: Filetype[M]) -> str:
         ) from exc
 
 
-def parse(text: str, file: str, filetype: Filetype[M], *, context: Mapping[str, Any] | None = None) -> M:
-    """What a text describes; ``file`` is named in the problems.
-
-    Raises:
-        SpecError: the text is no YAML, or not of this type.
-    """
-    return Document(text, file, filetype).model(context)
-
-
 MAX_DEPTH: Final = 32  # a spec nests four levels deep
 _TAG: Final = "tag:yaml.org,2002:"
 
@@ -187,14 +178,12 @@ class Document(Generic[M]):
         return model
 
     def node(self, loc: Loc) -> Node | None:
-        """What stands at a location, if anything does."""
         here: Node | None = self._root
         for part in loc:
             here = self._child(here, part)[1]
         return here
 
     def keys(self, loc: Loc) -> tuple[str, ...]:
-        """The keys of the mapping at a location."""
         return tuple(self._pairs.get(id(self.node(loc)), ()))
 
     def text(self, loc: Loc) -> str:
@@ -226,7 +215,6 @@ class Document(Generic[M]):
         return _from_one(here.start_mark)
 
     def _child(self, node: Node | None, part: str | int) -> tuple[Node | None, Node | None]:
-        """The key, if it is one of a mapping, and the value."""
         if isinstance(part, str):
             return self._pairs.get(id(node), {}).get(part, (None, None))
         entries = node.value if isinstance(node, SequenceNode) else ()
@@ -351,7 +339,6 @@ class _Errors:
         ]
 
     def problems(self, faults: Iterable[Fault]) -> Iterator[Problem]:
-        """Those of single fields, and those between fields, less what was said already."""
         # A misspelt key is one mistake: the key it was meant to be is not missing on top of that.
         misspelt = {(*e["loc"][:-1], near) for e in self._fields if (near := self._near_key(e))}
         for error in self._fields:
@@ -389,7 +376,6 @@ class _Errors:
         return near.removeprefix("did you mean ").removesuffix("?")
 
     def _known_keys(self, loc: Loc) -> tuple[str, ...]:
-        """The keys that the mapping at ``loc`` may have."""
         here: Any = self._model
         if here is ClusterSpec and loc[:1] == ("provider",) and self._document.keys(loc[:1]):
             here, loc = PROVIDERS.get(self._document.text(("provider", "type"))), loc[1:]
@@ -420,7 +406,9 @@ class _Errors:
         if loc == ("provider", "type"):
             context["expected"] = either(PROVIDERS)
         value = shown(loc[-1]) if is_key else self._shown(loc)
-        message = explain(kind, context, "a name here" if is_key else _name(loc), value)
+        last_key = max((i for i, part in enumerate(loc) if isinstance(part, str)), default=0)
+        name = "a name here" if is_key else path_text(loc[last_key:])
+        message = explain(kind, context, name, value)
         return Problem(self._document.file, *place, path_text(loc), message, self._hint(error))
 
     def _shown(self, loc: Loc) -> str:
@@ -447,12 +435,6 @@ class _Errors:
         if kind in {"string_type", "path_type"} and isinstance(value, bool | int | float):
             return "put it in quotes"
         return _HINTS_BY_KEY.get(loc) or _HINTS_BY_KIND.get(kind, "")
-
-
-def _name(loc: Loc) -> str:
-    """What a message calls the field: its key, with the index where it is an entry of a list."""
-    start = max((i for i, part in enumerate(loc) if isinstance(part, str)), default=0)
-    return path_text(loc[start:])
 
 
 def _mapping_in(annotation: Any) -> Any:

@@ -6,7 +6,6 @@ It is written as `inventory.yml` (works with plain ``ansible-playbook -i``), `ss
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
@@ -20,6 +19,7 @@ from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import PROVIDERS, ClusterSpec
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.assets import render
 
 CONTROLLER = "controller"
 ARCHITECTURE = "x86_64"  # of all nodes, as the kernel calls it
@@ -155,50 +155,23 @@ class Inventory(BaseModel):
 
     @property
     def has_job_environment(self) -> bool:
-        """Whether jobs find variables of their host in their environment."""
         return any(host.job_environment for host in self.hosts)
 
     def host(self, name: str) -> Host | None:
         return next((h for h in self.hosts if h.name == name), None)
 
     def ssh_config(self, *, key: Path, known_hosts: Path) -> str:
-        """OpenSSH client configuration for all hosts. Paths are quoted: a home may contain spaces."""
-        blocks = []
-        for host in self.hosts:
-            block = (
-                f"Host {host.name}\n"
-                f"    HostName {host.ssh_address or host.address}\n"
-                f"    Port {host.port}\n"
-                f"    User {host.user}\n"
-                f"    HostKeyAlias {host.name}\n"
-            )
-            if host.proxy_command:  # takes the rest of its line, for the user's shell; it gets time to start
-                block += f"    ProxyCommand {shlex.join(host.proxy_command)}\n"
-                block += f"    ConnectTimeout {PROXIED_TIMEOUT_S}\n"
-            blocks.append(block)
-        common = "Host *\n" + ssh_options(key=key, known_hosts=known_hosts)
-        return "# Written by clusterctl; use it with: ssh -F THIS_FILE HOST\n" + "\n".join([*blocks, common])
+        """OpenSSH client configuration for all hosts: our key and our known_hosts alone, and no prompts.
+
+        A proxy's command takes the rest of its line, for the user's shell; it gets time to start. Paths are
+        quoted: a home may contain spaces.
+        """
+        values = {"key": key, "known_hosts": known_hosts, "proxied_timeout_s": PROXIED_TIMEOUT_S}
+        return render("ssh_config.j2", hosts=self.hosts, **values)
 
     def known_hosts(self) -> str:
         """One line a host, under the host's name (see HostKeyAlias)."""
         return "".join(f"{host.name} {host.host_key}\n" for host in self.hosts)
-
-
-def ssh_options(*, key: Path, known_hosts: Path) -> str:
-    """The ssh_config options of every host: our key and our known_hosts alone, and no prompts."""
-    return (
-        f'    IdentityFile "{key}"\n'
-        "    IdentitiesOnly yes\n"
-        f'    UserKnownHostsFile "{known_hosts}"\n'
-        "    GlobalKnownHostsFile /dev/null\n"
-        "    StrictHostKeyChecking yes\n"
-        "    PasswordAuthentication no\n"
-        "    Ciphers ^aes128-gcm@openssh.com\n"  # the fastest where the processor has AES
-        "    ConnectTimeout 10\n"
-        "    ServerAliveInterval 15\n"
-        "    ServerAliveCountMax 4\n"
-        "    LogLevel ERROR\n"
-    )
 
 
 def inventory_of(workspace: Workspace) -> Inventory:

@@ -25,11 +25,11 @@ RUN_FILE = "run.json"
 SOURCE_FILE = "source.json"
 SPEC_FILE = "spec.yaml"
 CLIENT_FACTS = "environment.client.json"
-# What we write into a run's folder. A job's own file of such a name is kept beside it, under another one.
-OUR_RECORDS = frozenset(
-    f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} outputs.json {CLIENT_FACTS} "
-    f"{RUN_FILE} sacct.json environment.json report.html SHA256SUMS".split()
-)
+# Names that are ours: what `submit` puts into a job's folder, what the job's script writes there, and what
+# `collect` adds to a run's. Logs of an array's tasks have numbers besides.
+SENT_FILES = frozenset(f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} outputs.json {CLIENT_FACTS}".split())
+WRITTEN_FILES = frozenset("stdout.log stderr.log metrics.jsonl telemetry telemetry.log hostfile".split())
+ADDED_FILES = frozenset(f"{RUN_FILE} sacct.json environment.json SHA256SUMS".split())
 UNCHANGED = "unchanged since it was submitted"  # why large files that the user has are not brought home
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -60,7 +60,6 @@ class JobEntry(_Stored):
 
     @property
     def shown(self) -> str:
-        """The job in a message."""
         return f"job {self.job_id or 'of unknown id'} ({self.name})"
 
 

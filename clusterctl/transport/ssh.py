@@ -13,11 +13,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from clusterctl.errors import TransportError, UnreachableError
 from clusterctl.transport.base import (
@@ -145,18 +143,14 @@ class SSHTransport:
         return channel
 
     def _read_all(self, channel: paramiko.Channel, argv: Sequence[str], deadline: float) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        while True:
+        said = bytearray()
+        while len(said) <= self.max_output:
             channel.settimeout(max(0.0, deadline - time.monotonic()))
-            chunk = channel.recv(_CHUNK)
-            if not chunk:
-                return b"".join(parts)
-            size += len(chunk)
-            if size > self.max_output:
-                what = f"`{shown(argv)}` said more than {self.max_output} bytes"
-                raise TransportError(what, where=self.host, host=self.host)
-            parts.append(chunk)
+            if not (chunk := channel.recv(_CHUNK)):
+                return bytes(said)
+            said += chunk
+        what = f"`{shown(argv)}` said more than {self.max_output} bytes"
+        raise TransportError(what, where=self.host, host=self.host)
 
     def _status(self, channel: paramiko.Channel, argv: Sequence[str], deadline: float) -> int:
         """The exit status, or ENDED_BY_SIGNAL; raises TimeoutError if there is none by ``deadline``."""
@@ -385,10 +379,11 @@ def _beat(transport: paramiko.Transport, every_s: float, patience_s: float) -> N
             impatient.cancel()
 
 
-class Connections:
+class Connections(ExitStack):
     """The hosts of an `ssh_config`. As a context manager it closes them all."""
 
     def __init__(self, ssh_config: Path) -> None:
+        super().__init__()
         self._ssh_config = ssh_config
         self._open: dict[tuple[str, str | None], SSHTransport] = {}
         self._lock = threading.Lock()
@@ -398,13 +393,5 @@ class Connections:
         with self._lock:
             if (host, user) not in self._open:
                 self._open[host, user] = SSHTransport(host, self._ssh_config, user=user)
+                self.callback(self._open[host, user].close)
             return self._open[host, user]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for transport in self._open.values():
-            transport.close()

@@ -57,12 +57,8 @@ def file_sha256(path: Path) -> str:
 
 def tree_hash(root: Path) -> str:
     """16 hex digits of the relative names and contents below ``root``; the same wherever the tree lies."""
-    sha = hashlib.sha256()
-    for path in tree_files(root):
-        for part in (path.relative_to(root).as_posix().encode(), path.read_bytes()):
-            sha.update(len(part).to_bytes(8, "little"))
-            sha.update(part)
-    return sha.hexdigest()[:16]
+    files = tree_files(root)
+    return digest(*(part for one in files for part in (one.relative_to(root).as_posix(), one.read_bytes())))
 
 
 def digest(*parts: str | bytes) -> str:

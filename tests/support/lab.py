@@ -26,8 +26,8 @@ from typing import Any, Literal
 from ruamel.yaml import YAML
 
 from clusterctl.spec.hosts import expand
-from clusterctl.state.inventory import ssh_options
 from clusterctl.state.workspace import cache_home
+from clusterctl.util.assets import render
 from tests.support.nested import ROOT, Host, as_root, leader
 from tests.support.verbs import Ran
 
@@ -292,5 +292,5 @@ def _write_ssh_files(one: Lab) -> None:
     for host in every:
         jump = f"    ProxyJump {GATE}\n" if one.gate and host is not one.gate else ""
         blocks.append(f"Host {host.name}\n    HostName {host.address}\n    User {one.user}\n{jump}")
-    options = ssh_options(key=one.key, known_hosts=one.known_hosts)
-    one.ssh_config.write_text("\n".join([*blocks, f"Host *\n{options}"]))
+    common = render("ssh_config.j2", hosts=(), key=one.key, known_hosts=one.known_hosts)
+    one.ssh_config.write_text("\n".join([*blocks, common]))

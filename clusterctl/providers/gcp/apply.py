@@ -24,7 +24,7 @@ from clusterctl.providers.base import Action, HostChange
 from clusterctl.providers.gcp.costs import OFF
 from clusterctl.providers.gcp.orphans import cluster_id_of
 from clusterctl.providers.gcp.terraform import Action as TerraformAction
-from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
+from clusterctl.providers.gcp.terraform import Explain, Plan, ResourceChange, Terraform
 from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource, first_of
 from clusterctl.spec import gcp_nodes
 from clusterctl.util import assets
@@ -122,8 +122,6 @@ def refuse_moved(plan: Plan, project: str) -> None:
 def _there(plan: Plan, types: tuple[str, ...] = ("google_",)) -> Iterator[Mapping[str, Any]]:
     return (change.before for change in plan.changes if change.before and change.type.startswith(types))
 
-
-Explain = Callable[[str, tuple[Diagnostic, ...]], TerraformError]
 
 _NODE: Final = re.compile(r'^module\.nodes\.module\.node\["([^"]+)"\]\.')
 _CONTROLLER: Final = "module.controller."
@@ -317,7 +315,7 @@ def _host(
 def _what(instance: Mapping[str, Any]) -> str:
     """`g2-standard-8, 1 x l4, spot`."""
     words = [str(instance.get("machine_type"))]
-    machine = gcp_nodes.machine(words[0])
+    machine = gcp_nodes.machines().get(words[0])
     added = instance.get("guest_accelerator") or ()
     if machine is not None and machine.gpu is not None:  # of its own, which Google names among the added, too
         words.append(f"{machine.gpu.count} x {machine.gpu.type}")

@@ -93,7 +93,7 @@ def of_machine(
     """A machine without its disks. ``gpus``: those that are added to it, by Google's name; ``own`` prices of
     machine types, which have their GPUs in them, come before the table's.
     """
-    known, machine = table(), gcp_nodes.machine(name)
+    known, machine = table(), gcp_nodes.machines().get(name)
     if name in own:
         return own[name]
     if not spot and name in known.machines:
@@ -103,8 +103,10 @@ def of_machine(
     if machine is None or shares is None:
         return None
     bundled = {machine.accelerator: machine.gpu.count} if machine.gpu and machine.accelerator else {}
+    each = {kind: gpu.spot if spot else gpu.each for kind, gpu in known.gpus.items()}
+    added = ((each.get(kind), count) for kind, count in {**bundled, **gpus}.items())
     parts = [machine.vcpus * shares.vcpu, machine.memory_mib / GIB_MIB * shares.gib]
-    return total([*parts, *(_of_gpus(kind, n, spot=spot) for kind, n in {**bundled, **gpus}.items())])
+    return total([*parts, *(usd and usd * count for usd, count in added)])
 
 
 def of_local_ssds(count: int, *, spot: bool) -> float | None:
@@ -112,12 +114,6 @@ def of_local_ssds(count: int, *, spot: bool) -> float | None:
     if count == 0:
         return 0.0
     return None if spot else of_gib(table().local_ssd, count * LOCAL_SSD_GIB)
-
-
-def _of_gpus(kind: str, count: int, *, spot: bool) -> float | None:
-    gpu = table().gpus.get(kind)
-    each = (gpu.spot if spot else gpu.each) if gpu else None
-    return None if each is None else count * each
 
 
 OFF: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
@@ -147,8 +143,8 @@ def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
     nodes = settings.nodes_of(partition.name)
     added = machine.gpu if machine.guest_accelerator else None
     gpus = {str(machine.accelerator): added.count} if added else {}
-    extra = ((gcp_nodes.extra_disk_type(machine, disk), disk.size) for disk in nodes.extra_disks)
-    disks = ((gcp_nodes.boot_disk_type(machine, nodes.boot_disk), nodes.boot_disk.size), *extra)
+    extra = ((gcp_nodes.disk_type(disk, machine.extra_disks), disk.size) for disk in nodes.extra_disks)
+    disks = ((gcp_nodes.disk_type(nodes.boot_disk, machine.boot_disks), nodes.boot_disk.size), *extra)
     return total(
         [
             of_machine(machine.name, gpus, spot=nodes.spot, own=settings.prices),
@@ -198,7 +194,7 @@ def _of_instance(instance: Attributes, own: Mapping[str, float]) -> float | None
     spot = any(each.get("provisioning_model") == "SPOT" for each in instance.get("scheduling") or ())
     accelerators = instance.get("guest_accelerator") or ()
     gpus = {_last_part(str(gpu["type"])): int(gpu["count"]) for gpu in accelerators}
-    known = gcp_nodes.machine(name)
+    known = gcp_nodes.machines().get(name)
     added = max(len(instance.get("scratch_disk") or ()) - (known.bundled_ssds if known else 0), 0)
     off = instance.get("current_status") in OFF
     running = [of_machine(name, gpus, spot=spot, own=own), of_local_ssds(added, spot=spot)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, Final
@@ -294,16 +294,16 @@ def _host(nodes: GcpNodes, machine: Machine) -> Variables:
         **nodes.model_dump(mode="json", include=asked),
         "machine_type": machine.name,
         "image": image_of(nodes, machine).model_dump(mode="json"),
-        "boot_disk": _disk(nodes.boot_disk, gcp_nodes.boot_disk_type(machine, nodes.boot_disk)),
-        "extra_disks": [_disk(disk, gcp_nodes.extra_disk_type(machine, disk)) for disk in nodes.extra_disks],
+        "boot_disk": _disk(nodes.boot_disk, machine.boot_disks),
+        "extra_disks": [_disk(disk, machine.extra_disks) for disk in nodes.extra_disks],
         "guest_accelerator": {"type": machine.accelerator, "count": added.count} if added else None,
         "has_gpu": machine.gpu is not None,
         "nic_type": "GVNIC" if nodes.gvnic or machine.gvnic_only else "VIRTIO_NET",
     }
 
 
-def _disk(disk: GcpDisk, kind: str) -> Variables:
-    return {"size_gib": disk.size // GIB_MIB, "type": kind}
+def _disk(disk: GcpDisk, known: Sequence[str]) -> Variables:
+    return {"size_gib": disk.size // GIB_MIB, "type": gcp_nodes.disk_type(disk, known)}
 
 
 VARIABLES: Final = "clusterctl.auto.tfvars.json"

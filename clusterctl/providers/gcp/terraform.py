@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,10 +14,12 @@ from typing import Any, Final, Literal
 from clusterctl.errors import ProvisionError, StalePlanError
 from clusterctl.providers.gcp import terraform_run
 from clusterctl.providers.gcp.terraform_program import FLAG, Program, command_line, find, shared_providers
+from clusterctl.providers.gcp.terraform_run import Diagnostic, Event
 from clusterctl.state.workspace import write_atomic
+from clusterctl.util.assets import file_sha256
 from clusterctl.util.progress import LineReporter
 
-Explain = Callable[[str, tuple[terraform_run.Diagnostic, ...]], ProvisionError]
+Explain = Callable[[str, tuple[Diagnostic, ...]], ProvisionError]
 
 PLAN_FILE: Final = "plan.tfplan"
 BACKEND_FILE: Final = "backend.tfbackend"
@@ -45,10 +46,7 @@ class Terraform:
     program: Program | None = None  # found when it is needed
 
     def init(self) -> None:
-        """Fetch the providers and set up the backend; versions stay as the lock file has them.
-
-        A state that an earlier run could not write is written first.
-        """
+        """Fetch the providers and set up the backend; versions stay as the lock file has them."""
         restore_torn_state(self.folder, self.report)
         backend = BACKEND_FILE if (self.folder / BACKEND_FILE).is_file() else None
         with shared_providers(self.folder, self.report) as env:
@@ -78,7 +76,7 @@ class Terraform:
         if code not in (0, _CHANGES):
             raise self.explain(what, found)
         path = self.folder / PLAN_FILE
-        digest, shown = _digest(path), self._answer(what, "show", PLAN_FILE)
+        digest, shown = file_sha256(path), self._answer(what, "show", PLAN_FILE)
         return Plan(path, digest, read_changes(shown), destroy, outputs_change(shown))
 
     def apply(self, plan: Plan) -> None:
@@ -87,7 +85,7 @@ class Terraform:
         Raises:
             StalePlanError: something else would have to be done by now.
         """
-        is_saved = plan.path.is_file() and _digest(plan.path) == plan.digest
+        is_saved = plan.path.is_file() and file_sha256(plan.path) == plan.digest
         if is_saved and self._applied(plan):
             return
         left = self.rest_of(plan)
@@ -130,19 +128,17 @@ class Terraform:
             raise self.explain(what, found)
         return True
 
-    def _events(
-        self, verb: str, *words: str, **options: object
-    ) -> tuple[int, tuple[terraform_run.Diagnostic, ...]]:
+    def _events(self, verb: str, *words: str, **options: object) -> tuple[int, tuple[Diagnostic, ...]]:
         """Run it with -json and tell its progress; its exit code, and its errors if it failed."""
         progress = terraform_run.Progress(self.report, self.names)
-        found: list[terraform_run.Diagnostic] = []
+        found: list[Diagnostic] = []
         other: list[str] = []
 
         def hear(line: str) -> None:
             if (event := terraform_run.parse_event(line)) is None:
                 other.append(line)
             elif event.get("type") == "diagnostic":
-                found.append(terraform_run.Diagnostic.of(event["diagnostic"]))
+                found.append(Diagnostic.of(event["diagnostic"]))
             else:
                 progress.take(event)
 
@@ -159,7 +155,7 @@ class Terraform:
             return self._events(verb, *words, **options)
         return code, failed
 
-    def _unlocked(self, failed: tuple[terraform_run.Diagnostic, ...], began: float) -> bool:
+    def _unlocked(self, failed: tuple[Diagnostic, ...], began: float) -> bool:
         """Whether it failed for a lock that a Terraform of ours left behind, and that is released now."""
         if (held := terraform_run.stale_lock(failed, self.folder, before=began)) is None:
             return False
@@ -185,7 +181,7 @@ class Terraform:
             raise self.explain(what, terraform_run.printed_errors("".join(said) + stderr, code=code))
         return "".join(said)
 
-    def _answer(self, what: str, verb: str, *words: str) -> terraform_run.Event:
+    def _answer(self, what: str, verb: str, *words: str) -> Event:
         if (answer := terraform_run.parse_event(self._printing(what, verb, *words, json=FLAG))) is None:
             raise self.explain(what, ())
         return answer
@@ -207,10 +203,6 @@ def _import_blocks(folder: Path, adopt: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         path.unlink(missing_ok=True)
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 STATE_FILE: Final = "terraform.tfstate"

@@ -127,7 +127,6 @@ class _Caller:
         self._done.set()
 
     def wait(self) -> None:
-        """Until the caller says `done`."""
         self._done.wait()
         self.check()
 
@@ -264,7 +263,6 @@ def _machines_of(cluster_id: str, names: Iterable[str]) -> list[str]:
 
 
 def existing(request: dict[str, Any]) -> dict[str, Any]:
-    """What there is of a cluster."""
     cluster_id = layout.ClusterQuery.model_validate(request).id
     found = layout.Existing(machines=tuple(_machines_of(cluster_id, machine.alive())))
     with suppress(FileNotFoundError):
@@ -299,7 +297,6 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _processes_in(cluster_id: str) -> list[int]:
-    """Processes that live in the cluster's network namespace."""
     try:
         namespace = (system.NETNS_DIR / layout.netns_name(cluster_id)).stat()
     except FileNotFoundError:
@@ -312,7 +309,6 @@ def _processes_in(cluster_id: str) -> list[int]:
 
 
 def clusters(_: dict[str, Any]) -> dict[str, Any]:
-    """The clusters on this machine."""
     return {"clusters": [state.model_dump(mode="json") for state in image.states()]}
 
 
@@ -332,7 +328,6 @@ _TOLD = ("what", "where", "why", "fix")  # of an error, besides its kind
 
 
 def main() -> int:
-    """Serve one verb."""
     # The terminal's Ctrl-C is for the caller; we notice that it is gone when stdin closes.
     for name in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(name, signal.SIG_IGN)

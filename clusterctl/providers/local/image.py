@@ -96,17 +96,13 @@ def cache_lock(verb: str, waiting: Callable[[str], None]) -> Iterator[None]:
         layout.make_private(folder)
     what = "the cache of node images"
     with hold(layout.RUN / "cache.lock", verb, what=what, wait_s=_BUILDS_S, waiting=waiting):
-        _sweep()
+        # Nobody else builds now: what there is was left by a builder that was killed.
+        machine.stop([name for name in machine.running() if name.startswith(_BAKE)])
+        machine.remove_cgroups(_BAKE)
+        for folder in layout.CACHE.glob(".building-*"):
+            system.erase(folder)
+        system.erase_doomed(layout.CACHE)
         yield
-
-
-def _sweep() -> None:
-    """Remove what a killed builder left; the lock is held, so nobody is building."""
-    machine.stop([name for name in machine.running() if name.startswith(_BAKE)])
-    machine.remove_cgroups(_BAKE)
-    for folder in layout.CACHE.glob(".building-*"):
-        system.erase(folder)
-    system.erase_doomed(layout.CACHE)
 
 
 def build_base(request: layout.BakeRequest, report: Callable[[str], None]) -> Path:
@@ -128,12 +124,9 @@ def build_base(request: layout.BakeRequest, report: Callable[[str], None]) -> Pa
             lists = root / "var/lib/apt/lists"
             os.utime(lists, (0, 0))  # emptied by mmdebstrap, so not as fresh as they look
         base = REDHAT if own else DEBIAN
-        words = (str(layout.ADMIN_ID), " ".join(base.masked), " ".join(base.enabled))
-        run(
-            ["chroot", str(root), "sh", "-eu", "-s", "--", *words],
-            stdin=_FURNISH.read_text(),
-            what="furnishing the base image",
-        )
+        words = (str(layout.ADMIN_ID), " ".join(base.masked), *base.enabled)
+        argv = ["chroot", str(root), "sh", "-s", "--", *words]
+        run(argv, stdin=_FURNISH.read_text(), what="furnishing the base image")
         building.rename(final)
     finally:
         if building.exists():
@@ -142,7 +135,6 @@ def build_base(request: layout.BakeRequest, report: Callable[[str], None]) -> Pa
 
 
 def debootstrap(root: Path, mirror: str, packages: Sequence[str]) -> None:
-    """A minimal Debian tree with these packages."""
     argv = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}"]
     argv += [f"--aptopt={_RETRIES}", "--dpkgopt=force-unsafe-io"]
     argv += [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("man", "doc", "locale")]
@@ -248,10 +240,7 @@ def _close_after_baking(root: Path) -> None:
         (root / name).unlink(missing_ok=True)
     for folder in ("var/lib/apt/lists", "var/cache/apt", "var/cache/dnf", "tmp"):
         for path in (root / folder).glob("*"):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            system.delete(path)
 
 
 def states() -> tuple[layout.ClusterState, ...]:

@@ -40,7 +40,6 @@ def make_private(folder: Path) -> None:
 
 
 def cluster_dir(cluster_id: str) -> Path:
-    """Root's state of one cluster."""
     return STATE / cluster_id
 
 
@@ -137,8 +136,6 @@ class Existing(_Message):
 
 
 class MadeNode(_Message):
-    """A running machine."""
-
     name: HostName
     address: str
     host_key: str
@@ -168,8 +165,6 @@ class BakeRequest(_Message):
 
 
 class CachedImage(_Message):
-    """An image in the cache."""
-
     key: str
     size_mib: int
     used_by: tuple[str, ...]

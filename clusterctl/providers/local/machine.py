@@ -225,7 +225,6 @@ def end_rooted(folder: Path) -> None:
 
 
 def _repeat(work: Callable[[], Collection[object]], what: str, *, fix: str = "") -> None:
-    """Do it until nothing is left."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while left := work():
         if time.monotonic() > deadline:

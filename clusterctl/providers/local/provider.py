@@ -43,8 +43,6 @@ from clusterctl.util.progress import Reporter, Waiting
 
 
 class LocalProvider(Provider):
-    """Nodes on this machine."""
-
     def __init__(self, settings: LocalSettings, prompts: Prompts = NO_PROMPTS) -> None:  # noqa: ARG002
         self._settings = settings
 
@@ -158,7 +156,6 @@ def same_uids(users: Iterable[User], name_of: Callable[[int], str | None]) -> tu
 
 
 def account_name(uid: int) -> str | None:
-    """The name of an account of this machine."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -287,8 +284,6 @@ _RESERVE_MIB = 1024  # for this machine itself and the controller's daemons
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one compute node gets."""
-
     host: str
     partition: str
     cores: tuple[int, ...]
@@ -376,11 +371,6 @@ def call(
     """One request to the helper, started with ``sudo -n`` when we are not root, to its result.
 
     ``ready`` is called while an image that is baked answers SSH.
-
-    Raises:
-        MachineError: this machine can't do it, or we have no right to.
-        LockedError: another clusterctl worked on it all the time.
-        ProvisionError: it was tried and failed.
     """
     with _helper(verb) as process:
         return converse(process, request, report, ready=ready)

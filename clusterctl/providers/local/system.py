@@ -246,7 +246,6 @@ def _set(name: str, now: int, wanted: int) -> None:
 
 
 def restore_kernel_settings() -> None:
-    """Put the settings back as they were."""
     if _SETTINGS_RECORD.exists():
         for name, value in json.loads(_SETTINGS_RECORD.read_text()).items():
             with suppress(OSError):  # not ours to write after all

@@ -51,7 +51,6 @@ class SshHost:
 
     @property
     def where(self) -> str:
-        """Its address and port."""
         return host_port(self.host, self.port)
 
 
@@ -122,7 +121,6 @@ class AccessError(ProvisionError):
 
     @classmethod
     def of(cls, host: str, code: str, cause: str, fix: str) -> AccessError:
-        """The error of one host."""
         return cls(Failure(code, cause, host, "access", fix))
 
 
@@ -157,13 +155,7 @@ def raise_failures(failed: Mapping[str, ClusterctlError], *, what: str, then: st
 
 
 USERS_OWN: Final = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
-_KINDS: Final = (
-    "ssh-ed25519",
-    "ecdsa-sha2-nistp256",
-    "ecdsa-sha2-nistp384",
-    "ecdsa-sha2-nistp521",
-    "ssh-rsa",
-)
+_KINDS: Final = ("ssh-ed25519", *(f"ecdsa-sha2-nistp{bits}" for bits in (256, 384, 521)), "ssh-rsa")
 
 
 class HostKeys:
@@ -177,7 +169,6 @@ class HostKeys:
         self._keys = _read(file)
 
     def key_of(self, host: str) -> str:
-        """The trusted key of a machine of the spec."""
         return self._keys[host]
 
     def trust(self, machines: Mapping[str, OnpremHost], confirm: Confirm) -> Mapping[str, ClusterctlError]:

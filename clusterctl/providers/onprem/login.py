@@ -103,7 +103,6 @@ class Claim:
     owner: Mapping[str, object] | None = None
 
     def request(self, do: str, host: str) -> str:
-        """What the program is asked for."""
         said = {"do": do, "id": self.cluster_id, "name": self.cluster, "host": host, "user": ADMIN_USER}
         return json.dumps({**said, "key": self.key, **({"owner": self.owner} if self.owner else {})})
 
@@ -188,7 +187,6 @@ class Login:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Every machine that it leads to."""
         return tuple(self._machines)
 
     def run(
@@ -224,7 +222,6 @@ class Login:
         return self.run(host, (*_SUDO, "-n", "--", *argv), stdin)
 
     def is_here(self, host: str) -> bool:
-        """Whether that is the machine that clusterctl runs on."""
         return self._machines[host].is_here
 
     def _wants_password(self, host: str) -> bool:

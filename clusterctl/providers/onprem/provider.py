@@ -61,8 +61,6 @@ class _Found:
 
 
 class OnpremProvider(Provider):
-    """Machines of the user's own."""
-
     def __init__(self, settings: OnpremSettings, prompts: Prompts) -> None:
         self._settings = settings
         self._prompts = prompts
@@ -191,7 +189,6 @@ class OnpremProvider(Provider):
         return self._found
 
     def _join(self, found: _Found, joining: Sequence[str], workspace: Workspace, report: Reporter) -> None:
-        """Make our account on machines that are new to us."""
         inventory = found.inventory
         write_atomic(workspace.joining, inventory.model_dump_json(indent=2) + "\n")
         write_ssh_files(inventory, workspace)

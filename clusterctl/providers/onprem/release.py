@@ -5,15 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
-from clusterctl.errors import (
-    ClusterctlError,
-    CommandError,
-    ConfigureError,
-    ProvisionError,
-    UnreachableError,
-)
+from clusterctl.errors import ClusterctlError, CommandError, ConfigureError, ProvisionError, UnreachableError
 from clusterctl.hosts.checks import CLAIM
 from clusterctl.providers.base import (
     FOLDER,
@@ -52,19 +47,10 @@ THEN: Final = (
     "then run `clusterctl down` again: what is done stays done; one that is gone for good: --forget HOST"
 )
 _THEN_UP: Final = "then run `clusterctl up` again: what is done stays done"
-# As an ordinary user, and without our programs or records. Local clusters have a folder of their own there.
-_LOOK: Final = r"""
-getent passwd USER >/dev/null && echo "the account USER"
-find /etc /opt /usr/local /var/lib /var/log -xdev -name '*clusterctl*' ! -name '*.clusterctl-kept*' \
-    ! -path /var/lib/clusterctl -prune -print 2>/dev/null
-grep -ls clusterctl /etc/hosts /etc/fstab /etc/exports /etc/slurm/*.conf 2>/dev/null |
-    sed 's/$/: lines of ours/'
-exit 0
-""".replace("USER", ADMIN_USER)
+_LOOK: Final = (Path(__file__).with_name("data") / "look.sh").read_text()
 
 
 def release_all(login: Login, cluster_id: str, *, report: Reporter) -> None:
-    """Release every machine of a cluster."""
     inventory = inventory_as_raised(login.workspace)
     if inventory is None:
         return
@@ -136,7 +122,7 @@ def _left_on(host: str, login: Login, cluster_id: str) -> Sequence[str]:
     claim = claim_on(host, login)
     if claim and claim.get("id") != cluster_id:
         return ()
-    lines = login.run(host, ("sh", "-c", _LOOK)).splitlines()
+    lines = login.run(host, ("sh", "-c", _LOOK, "sh", ADMIN_USER)).splitlines()
     return [line for line in lines if not (login.is_here(host) and is_installation(line))]
 
 
@@ -310,7 +296,6 @@ def _is_where_it_was(host: Host, one: PendingRelease) -> bool:
 
 
 def _release_pending(one: PendingRelease, login: Login, report: Reporter) -> None:
-    """Release it, and verify that."""
     name, cluster_id = one.host.name, one.workspace.cluster_id()
     if lost := login.trust([name]):
         raise lost[name]

@@ -228,7 +228,9 @@ def leave(asked: Dict[str, Any]) -> Dict[str, Any]:
     if found is not None and before.get("account", False):
         end_processes(found.pw_uid)
         run("userdel", "--remove", "--force", user)
-        forget_units(found.pw_uid)
+        # systemd's own of the account count as failed by now, since their processes were ended.
+        units = ["{}@{}.service".format(kind, found.pw_uid) for kind in ("user", "user-runtime-dir")]
+        run("systemctl", "reset-failed", *units, check=False)
     elif found is not None:
         file = Path(found.pw_dir) / ".ssh/authorized_keys"
         with acting(found):
@@ -255,12 +257,6 @@ def end_processes(uid: int) -> None:
             except OSError:
                 continue
         time.sleep(0.2)
-
-
-def forget_units(uid: int) -> None:
-    """systemd's own of the account count as failed by now, since their processes were ended."""
-    units = ["{}@{}.service".format(kind, uid) for kind in ("user", "user-runtime-dir")]
-    run("systemctl", "reset-failed", *units, check=False)
 
 
 @contextmanager

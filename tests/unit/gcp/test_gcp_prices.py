@@ -124,7 +124,7 @@ class TestHosts:
         )
 
     def test_disks_that_a_machine_type_brings_are_in_its_price(self) -> None:
-        machine = gcp_nodes.machine("a2-ultragpu-1g")
+        machine = gcp_nodes.machines().get("a2-ultragpu-1g")
         assert machine is not None
         bundled = [{"interface": "NVME"}] * machine.bundled_ssds
         price = costs.host_price(spec())(instance(machine_type="a2-ultragpu-1g", scratch_disk=bundled))
@@ -186,7 +186,7 @@ class TestNodes:
 def as_instance(name: str, host: dict[str, Any]) -> dict[str, Any]:
     """A host of the module's variables as Terraform plans its instance."""
     disk = {"size": host["boot_disk"]["size_gib"], "type": host["boot_disk"]["type"]}
-    machine = gcp_nodes.machine(host["machine_type"])
+    machine = gcp_nodes.machines().get(host["machine_type"])
     assert machine is not None
     return {
         "name": name,

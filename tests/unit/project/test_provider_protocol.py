@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from clusterctl.providers.base import Provider
 from clusterctl.spec.models import PROVIDERS
 
 PACKAGE = Path(__file__).parents[3] / "clusterctl"
@@ -36,6 +38,12 @@ def questions(tree: ast.AST) -> Iterator[str]:
                     yield f"line {node.lineno}: compares with the name of one provider"
             case ast.MatchValue(value=ast.Constant(value=str(value))) if value in PROVIDERS:
                 yield f"line {node.lineno}: matches the name of one provider"
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_each_provider_is_found_by_its_type(name: str) -> None:
+    module = import_module(f"clusterctl.providers.{name}.provider")
+    assert Provider in getattr(module, f"{name.title()}Provider").__mro__
 
 
 @pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -78,7 +78,7 @@ def test_hard_links_become_two_files(remote, tree):
 
 
 def test_names_that_clusterctl_writes_itself(remote, tree):
-    for name in ("run.json", "SHA256SUMS", "report.html"):
+    for name in ("run.json", "SHA256SUMS", "sacct.json"):
         (remote / name).write_text("the job's")
     (remote / "sub").mkdir()
     (remote / "sub" / "run.json").write_text("below")
@@ -86,22 +86,22 @@ def test_names_that_clusterctl_writes_itself(remote, tree):
     assert content(tree) == {
         b"run.json.from-job": b"the job's",
         b"SHA256SUMS.from-job": b"the job's",
-        b"report.html.from-job": b"the job's",
+        b"sacct.json.from-job": b"the job's",
         b"sub/run.json": b"below",
     }
 
 
 def test_a_name_that_would_be_given_is_the_jobs_already(remote, tree):
-    for name in ("run.json", "run.json.from-job", "report.html"):
+    for name in ("run.json", "run.json.from-job", "sacct.json"):
         (remote / name).write_text(name)
-    (remote / "report.html.from-job").mkdir()
-    (remote / "report.html.from-job" / "x").write_text("below")
+    (remote / "sacct.json.from-job").mkdir()
+    (remote / "sacct.json.from-job" / "x").write_text("below")
     fetch(remote, tree)
     assert content(tree) == {
         b"run.json.from-job.from-job": b"run.json",
         b"run.json.from-job": b"run.json.from-job",
-        b"report.html.from-job.from-job": b"report.html",
-        b"report.html.from-job/x": b"below",
+        b"sacct.json.from-job.from-job": b"sacct.json",
+        b"sacct.json.from-job/x": b"below",
     }
 
 

@@ -20,6 +20,7 @@ from clusterctl.runs.fetch import fetch_tree
 from clusterctl.runs.remote_files import DEEPEST, LONGEST, MOST, Globs, Listing
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.state.ledger import SENT_FILES, WRITTEN_FILES
 from clusterctl.transport.base import SILENCE_S
 from clusterctl.transport.get import parse_listing
 from clusterctl.transport.tree import Kind
@@ -137,7 +138,9 @@ def test_too_many_patterns_are_none():
 
 def listed(capsys, top: Path, **bounds) -> tuple[set[str], dict[str, str]]:
     """What a listing within these bounds fetches, and why it leaves the rest."""
-    Listing(os.fsencode(top), **bounds).folder(b"")
+    Listing(os.fsencode(top), {os.fsencode(name) for name in (*SENT_FILES, *WRITTEN_FILES)}, **bounds).folder(
+        b""
+    )
     entries, left = parse_listing(capsys.readouterr().out.encode().splitlines())
     files = {os.fsdecode(entry.path) for entry in entries if entry.kind == Kind.FILE}
     return files, {os.fsdecode(entry.path): entry.payload for entry in left}

@@ -43,15 +43,15 @@ DISK_TYPES = set(get_args(get_args(GcpDisk.model_fields["type"].annotation)[0]))
 def test_what_a_machine_type_is(
     name: str, vcpus: int, memory_gib: int, gpu: Gpus | None, accelerator: str | None
 ) -> None:
-    one = gcp_nodes.machine(name)
+    one = gcp_nodes.machines().get(name)
     assert one is not None
     assert (one.name, one.vcpus, one.memory_mib) == (name, vcpus, memory_gib * 1024)
     assert (one.gpu, one.accelerator, one.guest_accelerator) == (gpu, accelerator, False)
 
 
 def test_a_machine_type_that_there_is_not() -> None:
-    assert gcp_nodes.machine("g2-standard-9") is None
-    assert gcp_nodes.machine("custom-4-8192") is None
+    assert "g2-standard-9" not in gcp_nodes.machines()
+    assert "custom-4-8192" not in gcp_nodes.machines()
 
 
 def test_the_facts_hang_together() -> None:
@@ -139,8 +139,8 @@ def test_local_nodes_have_no_machine_type() -> None:
 def test_the_type_of_a_disk(name: str, asked: str | None, boot: str, extra: str) -> None:
     disk = GcpDisk.model_validate({"size": "100GiB", "type": asked})
     one = gcp_nodes.machines()[name]
-    assert gcp_nodes.boot_disk_type(one, disk) == boot
-    assert gcp_nodes.extra_disk_type(one, disk) == extra
+    assert gcp_nodes.disk_type(disk, one.boot_disks) == boot
+    assert gcp_nodes.disk_type(disk, one.extra_disks) == extra
 
 
 def test_the_manual_names_every_gpu() -> None:

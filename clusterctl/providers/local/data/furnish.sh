@@ -1,5 +1,7 @@
+#!/bin/sh
 # Runs in a new base image: the admin user with sudo, and nothing that only slows a node's boot.
-# Arguments: the user's id; the units that are masked; those that are enabled.
+# Arguments: the user's id; the units that are masked, in one word; those that are enabled.
+set -eu
 groupadd --gid "$1" clusterctl
 useradd --uid "$1" --gid "$1" --create-home --shell /bin/bash clusterctl
 echo 'clusterctl ALL=(ALL:ALL) NOPASSWD: ALL' >/etc/sudoers.d/clusterctl
@@ -17,4 +19,5 @@ done
 # A clean power-off should not wait 90 s for a job's processes.
 mkdir -p /etc/systemd/system.conf.d
 printf '[Manager]\nDefaultTimeoutStopSec=5s\n' >/etc/systemd/system.conf.d/clusterctl.conf
-systemctl enable $3
+shift 2
+systemctl enable "$@"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.ledger.conftest import Machine
+from tests.unit.host_ledger.conftest import Machine
 
 Ledger = Callable[..., dict[str, Any]]
 LABEL = "system_u:object_r:etc_t:s0\0"

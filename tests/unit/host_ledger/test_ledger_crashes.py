@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.ledger.conftest import Machine
+from tests.unit.host_ledger.conftest import Machine
 
 Ledger = Callable[..., dict[str, Any]]
 Util = Callable[[str], ModuleType]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.ledger.conftest import Machine
+from tests.unit.host_ledger.conftest import Machine
 
 GiveBack = Callable[..., tuple[dict[str, Any], list[str]]]
 RUNS = "LoadState=loaded\nUnitFileState=enabled\nActiveState=active\n"

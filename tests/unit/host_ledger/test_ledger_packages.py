@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.ledger.conftest import Machine
+from tests.unit.host_ledger.conftest import Machine
 
 Util = Callable[[str], ModuleType]
 Ledger = Callable[..., dict[str, Any]]

@@ -1,0 +1,36 @@
+# Runs on the cluster: build KEY BASE WAIT_S HELD ENVIRONMENTS. Makes the environment ENVIRONMENTS/KEY, below the
+# home, on top of BASE. Reads lines `NAME FILE` up to an empty one: wheels in the store, and last the lock, without
+# which nothing is installed. A folder in the making has a name of its own; the name that jobs use is a link, made
+# when all is done. One lock for all, so that what killed builds left can be removed; HELD is the exit status if it
+# can't be had within WAIT_S.
+set -eu
+umask 077
+key=$1 base=$2 wait_s=$3 held=$4 environments=$5
+mkdir -p -- "$HOME/$environments"
+cd -- "$HOME/$environments"
+if [ -L .lock ] || { [ -e .lock ] && [ ! -f .lock ]; }; then rm -rf -- .lock; fi
+exec 9<>.lock
+flock --nonblock 9 || { echo waiting; flock --timeout "$wait_s" 9 || exit "$held"; }
+[ ! -e "$key" ] || exit 0
+for old in .*.??????; do
+    name=${old#.}
+    name=${name%.*}
+    [ "$(readlink -- "$name")" = "$old" ] || rm -rf -- "$old"
+done
+new=$(mktemp -d -- ".$key.XXXXXX")
+trap 'rm -rf -- "$new"' EXIT
+echo building
+mkdir -- "$new/wheels"
+while read -r name file && [ -n "$name" ]; do ln -s -- "$file" "$new/wheels/$name"; done
+cp -- "$new/wheels/requirements.lock" "$new"
+"$base/bin/python" -m venv --without-pip "$new"
+site=$("$new/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+below=$("$base/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+printf 'import site; site.addsitedir("%s")\n' "$below" >"$site/clusterctl-base.pth"
+export PIP_CONFIG_FILE=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+"$base/bin/python" -m pip --python "$new/bin/python" install --quiet --no-index --no-deps --no-compile \
+    --no-cache-dir --require-hashes --find-links "$new/wheels" --requirement "$new/requirements.lock"
+rm -rf -- "$new/wheels"
+sync -f -- "$new"
+ln -s -- "$new" "$key"
+trap - EXIT
