@@ -88,7 +88,7 @@ def _text(inventory: Inventory, ssh_config: Path, variables: Variables) -> str:
         role: [host.name for host in inventory.hosts if role in host.roles]
         for role in (CONTROLLER, COMPUTE, LOGIN)
     }
-    groups = {f"clusterctl_{name}": members for name, members in _groups(hosts, variables).items()}
+    groups = {f"clusterctl_{name}": members for name, members in _groups(inventory, hosts, variables).items()}
     document = {
         "all": {
             "vars": {
@@ -112,7 +112,9 @@ def _text(inventory: Inventory, ssh_config: Path, variables: Variables) -> str:
     return head + yaml_text(document)
 
 
-def _groups(hosts: Mapping[str, Variables], variables: Variables) -> dict[str, Collection[str]]:
+def _groups(
+    inventory: Inventory, hosts: Mapping[str, Variables], variables: Variables
+) -> dict[str, Collection[str]]:
     """The hosts of the plays that only some clusters, or hosts, have use for."""
     has = {
         "own": variables.get("clusterctl_keeps"),
@@ -124,7 +126,13 @@ def _groups(hosts: Mapping[str, Variables], variables: Variables) -> dict[str, C
     schedulers = get_args(Inventory.model_fields["scheduler"].annotation)
     has |= {f"scheduler_{name}": variables.get("clusterctl_scheduler") == name for name in schedulers}
     scratch = [name for name, own in hosts.items() if "scratch_disks" in own]
-    return {"scratch": scratch, **{name: hosts if there else () for name, there in has.items()}}
+    has_nfs = inventory.shared_folder.kind == "nfs"
+    exports = [host.name for host in inventory.hosts if has_nfs and host.is_controller]
+    return {
+        "scratch": scratch,
+        "exports": exports,
+        **{name: hosts if there else () for name, there in has.items()},
+    }
 
 
 def install_mark(inventory: Inventory | None = None, software: Software = PLAIN) -> str:

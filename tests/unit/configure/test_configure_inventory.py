@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.configure.inventory_file import install_mark, write_ansible_inventory
+from clusterctl.configure.inventory_file import (
+    install_mark,
+    write_ansible_inventory,
+    write_restore_inventory,
+)
 from clusterctl.spec.common import Software
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory, SharedFolder
@@ -122,6 +126,17 @@ def test_one_host_may_have_every_role_and_others_be_for_logins(
         "Configure Slurm's nodes": computing,
         "Configure the hosts that users log in to": ["demo-train-2"],
     }
+
+
+def test_a_controller_that_exports_the_shared_folder_is_given_back_last(
+    inventory: Inventory, workspace: Workspace, tmp_path: Path
+) -> None:
+    argv = ["-i", workspace.ansible_inventory, "--list-hosts", asset("ansible") / "restore.yml"]
+    for kind, counts in (("existing", ["3", "0"]), ("nfs", ["2", "1"])):
+        folder = SharedFolder(kind=kind, server="demo-ctl", path="/shared")
+        write_restore_inventory(inventory.model_copy(update={"shared_folder": folder}), workspace)
+        listed = ansible("ansible-playbook", argv, cwd=tmp_path).stdout
+        assert re.findall(r"hosts \((\d)\)", listed) == counts
 
 
 def test_no_secret_stands_in_it(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
