@@ -9,14 +9,15 @@ size that it has where the spec leaves that to us; where the spec itself says an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from clusterctl.cluster import converge, verify
 from clusterctl.cluster.nodes import drain_usable
-from clusterctl.cluster.session import ClusterSession, Drift, known_inventory, known_spec, workspace_copy
+from clusterctl.cluster.session import ClusterSession, Drift, workspace_copy
 from clusterctl.configure import ansible
 from clusterctl.configure.events import TaskProgress
 from clusterctl.errors import ConfigureError, MachineError, SchedulerError, TransportError, UsageError
@@ -30,7 +31,7 @@ from clusterctl.spec.base import format_size
 from clusterctl.spec.common import Partition
 from clusterctl.spec.load import Difference, differences
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import Workspace
 
 PATIENCE_S = 5.0  # for hosts and Slurm to answer
@@ -39,6 +40,8 @@ _NOT_COPIED = ("logs", "rendered", "id_ed25519", "munge.key")
 END_S = 60.0
 REASON = "clusterctl: leaves the cluster"
 _PAUSE_S = 0.2
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ class Plan:
 
 def preview(session: ClusterSession) -> Plan:
     """What `up` would do with this spec, as far as a short look can tell."""
-    before = known_inventory(session.workspace)
+    before = _if_known(inventory_of, session.workspace)
     with workspace_copy(session.workspace, without=_NOT_COPIED) as copy, session.connections:
         planning = replace(session, workspace=copy)  # where the provider writes
         planning.connections = session.connections
@@ -128,8 +131,8 @@ def plan_changes(session: ClusterSession) -> Plan:
         UsageError: the cluster is up under another provider.
     """
     spec, workspace, provider = session.spec, session.workspace, session.provider
-    before = known_inventory(workspace)
-    applied = known_spec(workspace)  # hosts may be there, though the last `up` left no inventory
+    before = _if_known(inventory_of, workspace)
+    applied = _if_known(applied_spec, workspace)  # hosts may be there, though the last `up` left no inventory
     there = before.provider if before else applied and applied.provider.type
     differs = where = ""
     if there not in (None, spec.provider.type):
@@ -151,6 +154,13 @@ def plan_changes(session: ClusterSession) -> Plan:
         plan = Plan(hosts, affected, differences(applied, spec) if applied else no_spec)
     session.note = plan.summary
     return plan
+
+
+def _if_known(record: Callable[[Workspace], T], workspace: Workspace) -> T | None:
+    """The applied spec or the inventory; None where the last `up` did not end, or the record is damaged."""
+    with suppress(UsageError):
+        return record(workspace)
+    return None
 
 
 def _drift(session: ClusterSession, found: Plan, before: Inventory | None) -> Iterator[Drift]:
@@ -242,7 +252,7 @@ def review(session: ClusterSession, planned: HostPlan, *, force: bool) -> Mappin
     Nodes that leave are drained first, so that no job begins there, and resumed if the change is refused.
     Returns the nodes that keep their size, since jobs are at work there.
     """
-    before = known_inventory(session.workspace)
+    before = _if_known(inventory_of, session.workspace)
     if before is None:
         return {}
     reject_changed_users(session, before)
@@ -377,7 +387,7 @@ class _NodeChanges:
 
 def reject_changed_users(session: ClusterSession, before: Inventory) -> None:
     """``reject_taken_uids``, of changed users and where the controller answers; else their role says it."""
-    applied = known_spec(session.workspace)
+    applied = _if_known(applied_spec, session.workspace)
     if applied is None or session.spec.users != applied.users:
         with suppress(TransportError):
             accounts = session.connections.to(before.controller.name).run(["cat", "/etc/passwd"])

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from clusterctl.configure import ansible, inventory_file
-from clusterctl.errors import MachineError, UsageError
+from clusterctl.errors import MachineError
 from clusterctl.providers import registry
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
+from clusterctl.state.inventory import Inventory
 from clusterctl.state.ledger import Journal
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files
@@ -121,20 +121,6 @@ class ClusterSession(PhaseRunner):
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
     """The provider of these settings; ``prompts`` are for machines of the user's own."""
     return registry.provider_of(settings, replace(prompts, restore=_restore))
-
-
-def known_inventory(workspace: Workspace) -> Inventory | None:
-    """The inventory of the last `up`; None where it did not end, or the record is damaged."""
-    with suppress(UsageError):
-        return inventory_of(workspace)
-    return None
-
-
-def known_spec(workspace: Workspace) -> ClusterSpec | None:
-    """The applied spec; None where there is none that can be read."""
-    with suppress(UsageError):
-        return applied_spec(workspace)
-    return None
 
 
 @contextmanager

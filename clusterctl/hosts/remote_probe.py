@@ -254,10 +254,6 @@ def databases() -> List[str]:
     return sorted(name for name in names if not name.startswith(("#", ".")))
 
 
-def slurm_state() -> List[str]:
-    return sorted(path.name for path in Path(SLURM_STATE).glob("*"))[:16]
-
-
 def accounts(names: Sequence[str], uids: Set[int]) -> Dict[str, int]:
     """Account -> its number, of those that have one of the names or one of the numbers."""
     rows = (line.split(":") for line in (run(["getent", "passwd"]) or read("/etc/passwd")).splitlines())
@@ -430,7 +426,7 @@ def host_facts(asked: Dict[str, Any]) -> Dict[str, Any]:
         "gpus": gpus(),
         "cgroups": any(os.access(path, os.W_OK) for path in CGROUPS),
         "databases": databases(),
-        "slurm_state": slurm_state(),
+        "slurm_state": sorted(path.name for path in Path(SLURM_STATE).glob("*"))[:16],
         "files": sorted(path for pattern in asked["files"] for path in glob.glob(pattern)),  # noqa: PTH207
         "packages": packages(asked["packages"]) if asked["packages"] else [],
         "texts": {path: read(path)[:TEXT] for path in asked["texts"]},

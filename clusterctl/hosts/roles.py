@@ -133,10 +133,7 @@ def _probe_request(host: Host, spec: ClusterSpec, inventory: Inventory, workspac
 
 def _of_spec(spec: ClusterSpec) -> dict[str, object]:
     """What ``when`` can say of a cluster before its hosts are known."""
-    return {
-        "scheduler": spec.scheduler,
-        "idle_timeout": bool(spec.provider.idle_timeout_s),
-    }
+    return {"scheduler": spec.scheduler, "idle_timeout": bool(spec.provider.idle_timeout_s)}
 
 
 def _of_host(spec: ClusterSpec, inventory: Inventory, host: Host) -> dict[str, object]:

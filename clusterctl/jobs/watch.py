@@ -260,7 +260,7 @@ def list_jobs(session: Session) -> tuple[JobInfo, ...]:
     entries = session.ledger.entries()
     others = [entry.job_id for entry in entries if entry.job_id is not None and entry.job_id not in known]
     found += session.scheduler.jobs(others)
-    return tuple(sorted(found, key=lambda job: (job.job_id, job.task or 0)))
+    return tuple(sorted(found, key=lambda job: (job.number, job.task or 0)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ def _purged(entry: JobEntry) -> JobInfo:
     """A job that the scheduler has no record of any more; its files may be there all the same."""
     number = (entry.job_id or "").lstrip(string.ascii_letters)
     return JobInfo(
-        job_id=int(number),
+        number=int(number),
         name=entry.name,
         user=entry.user,
         state=JobState.PURGED,

@@ -93,7 +93,7 @@ _OUTCOMES = {
 
 
 _SHOWN = tuple(
-    "job_id name user partition account qos state reason exit_code signal nodes "
+    "name user partition account qos state reason exit_code signal nodes "
     "submit_time start_time end_time work_dir".split()
 )
 
@@ -104,10 +104,10 @@ class JobInfo:
 
     Times are Unix seconds and None where there is none yet; ``signal`` is 0 when none ended the job;
     ``exit_code`` and ``signal`` are None while the job goes on. ``prefix`` is what its id begins with.
-    ``job_id`` is 0 where the record of a job can't be understood so far as to tell even its number.
+    ``number`` is 0 where the record of a job can't be understood so far as to tell even its number.
     """
 
-    job_id: int
+    number: int
     task: int | None = None
     name: str
     user: str
@@ -130,7 +130,7 @@ class JobInfo:
     def as_dict(self) -> dict[str, Any]:
         """A job as `-o json` shows it; times are Unix seconds."""
         shown = {name: getattr(self, name) for name in _SHOWN}
-        return {**shown, "job_id": self.id, "state": self.state.value, "nodes": list(self.nodes)}
+        return {"job_id": self.id, **shown, "state": self.state.value, "nodes": list(self.nodes)}
 
     @property
     def id(self) -> str:
@@ -140,7 +140,7 @@ class JobInfo:
     @property
     def whole_id(self) -> str:
         """The id of the job, or of the array that it is a task of."""
-        return f"{self.prefix}{self.job_id}"
+        return f"{self.prefix}{self.number}"
 
     @property
     def token(self) -> str:

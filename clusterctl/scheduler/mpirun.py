@@ -276,11 +276,11 @@ _SIGNALS: Final = {one.name.removeprefix("SIG"): one.value for one in signal.Sig
 
 def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
     """The job that a host tells of. With a damaged record it has no nodes, and is UNKNOWN until it ends."""
-    number = JOB_ID.fullmatch(str(said.get("id")))
-    job_id = int(number[1]) if number else 0
-    job = JobInfo(job_id=job_id, name="", user=user, state=JobState.UNKNOWN, reason="", prefix=PREFIX)
+    match = JOB_ID.fullmatch(str(said.get("id")))
+    number = int(match[1]) if match else 0
+    job = JobInfo(number=number, name="", user=user, state=JobState.UNKNOWN, reason="", prefix=PREFIX)
     try:
-        if number is None:
+        if match is None:
             raise ValueError("it has no id")
         end = said["end"]
         outcome = _outcome(end, cancelled=bool(said["cancelled"]))

@@ -124,18 +124,18 @@ class SlurmClient(Scheduler):
         if not ids:
             return ()
         asked = "--jobs=" + ",".join(ids)
-        found = tuple(job for job in self._queued(asked, nothing=_UNKNOWN_ID) if job.job_id)
+        found = tuple(job for job in self._queued(asked, nothing=_UNKNOWN_ID) if job.number)
         # Slurm soon forgets tasks that ended while others of their array go on: ask twice for those ids.
-        whole = {str(job.job_id) for job in found if job.task is None} | {job.id for job in found}
+        whole = {str(job.number) for job in found if job.task is None} | {job.id for job in found}
         missing = [job_id for job_id in ids if job_id not in whole]
         if missing:
-            known = {(job.job_id, job.task) for job in found}
+            known = {(job.number, job.task) for job in found}
             asked = "--jobs=" + ",".join(missing)
             wanted = {*missing}
             new = {
                 job.id: job
                 for job in self._accounted(asked)
-                if (job.job_id, job.task) not in known and wanted & {job.id, str(job.job_id)}
+                if (job.number, job.task) not in known and wanted & {job.id, str(job.number)}
             }
             found += tuple(new.values())
         return _sorted(found)
@@ -367,4 +367,4 @@ class SlurmClient(Scheduler):
 
 
 def _sorted(jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
-    return tuple(sorted(jobs, key=lambda job: (job.job_id, job.task or 0)))
+    return tuple(sorted(jobs, key=lambda job: (job.number, job.task or 0)))

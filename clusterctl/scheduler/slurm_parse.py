@@ -130,7 +130,7 @@ def _queued(record: _Record) -> JobInfo:
     return _job(
         record,
         "Name UserName SubmitTime StartTime EndTime",
-        job_id=record.number("ArrayJobID") or 0,
+        number=record.number("ArrayJobID") or 0,
         task=None if record["ArrayTaskID"] == "N/A" else record.number("ArrayTaskID"),
         exit_code=status >> 8,
         signal=status & 0x7F,
@@ -143,9 +143,9 @@ def _accounted(record: _Record) -> Iterator[JobInfo]:
     if not (_NUMBER.fullmatch(code) and _NUMBER.fullmatch(signal)):
         record.doubt("ExitCode")
         code = signal = "0"
-    job_id, tasks = _accounted_id(record)
+    number, tasks = _accounted_id(record)
     columns, ended = "JobName User Submit Start End", {"exit_code": int(code), "signal": int(signal)}
-    yield from (_job(record, columns, job_id=job_id, task=task, **ended) for task in tasks)
+    yield from (_job(record, columns, number=number, task=task, **ended) for task in tasks)
 
 
 def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:

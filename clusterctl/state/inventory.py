@@ -155,7 +155,6 @@ class Inventory(BaseModel):
 
     @property
     def has_job_environment(self) -> bool:
-        """Whether jobs find variables of their host in their environment."""
         return any(host.job_environment for host in self.hosts)
 
     def host(self, name: str) -> Host | None:

@@ -60,7 +60,6 @@ class JobEntry(_Stored):
 
     @property
     def shown(self) -> str:
-        """The job in a message."""
         return f"job {self.job_id or 'of unknown id'} ({self.name})"
 
 

@@ -143,7 +143,6 @@ class Workspace:
     logs = _Path("logs")
 
     def known_id(self) -> str | None:
-        """The cluster's id, if it was drawn already."""
         return self._id.read_text().strip() if self._id.exists() else None
 
     def cluster_id(self) -> str:

@@ -54,7 +54,7 @@ def test_equal_hosts_share_a_row_and_the_cost_stands_below() -> None:
 
 
 def test_what_is_not_a_host_is_told_in_words() -> None:
-    job = JobInfo(job_id=7, name="long", user="ada", state=JobState.RUNNING, reason="", nodes=("d-old-1",))
+    job = JobInfo(number=7, name="long", user="ada", state=JobState.RUNNING, reason="", nodes=("d-old-1",))
     plan = Plan(
         HostPlan((HostChange("d-ctl", "keep", "the controller"),)),
         Impact(affected=(AffectedJob(job, "d-old-1 leaves the cluster"),)),

@@ -73,7 +73,7 @@ def test_a_waiting_job_has_a_reason_and_no_times_that_slurm_only_guesses():
 
 
 def test_tasks_of_an_array_are_told_apart():
-    tasks = [job for job in QUEUED.values() if job.job_id == 13]
+    tasks = [job for job in QUEUED.values() if job.number == 13]
     assert sorted(job.task for job in tasks if job.task is not None) == [0, 2, 4, 6, 8]
     assert QUEUED["13_0"].exit_code == 1
 
