@@ -6,9 +6,9 @@ The inventory has hosts, groups and every role variable, so that plain `ansible-
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from ruamel.yaml.comments import TaggedScalar
 
@@ -84,6 +84,11 @@ def write_restore_inventory(inventory: Inventory, workspace: Workspace) -> None:
 
 def _text(inventory: Inventory, ssh_config: Path, variables: Variables) -> str:
     hosts = {host.name: _host_variables(host) for host in inventory.hosts}
+    roles: dict[str, Collection[str]] = {
+        role: [host.name for host in inventory.hosts if role in host.roles]
+        for role in (CONTROLLER, COMPUTE, LOGIN)
+    }
+    groups = {f"clusterctl_{name}": members for name, members in _groups(hosts, variables).items()}
     document = {
         "all": {
             "vars": {
@@ -96,8 +101,8 @@ def _text(inventory: Inventory, ssh_config: Path, variables: Variables) -> str:
                 **variables,
             },
             "children": {
-                group: {"hosts": {h.name: hosts[h.name] for h in inventory.hosts if group in h.roles}}
-                for group in (CONTROLLER, COMPUTE, LOGIN)
+                group: {"hosts": {name: hosts[name] if group in roles else {} for name in members}}
+                for group, members in (roles | groups).items()
             },
         }
     }
@@ -105,6 +110,21 @@ def _text(inventory: Inventory, ssh_config: Path, variables: Variables) -> str:
         f"# Written by clusterctl; use it with: ansible-playbook -i THIS_FILE {asset('ansible')}/site.yml\n"
     )
     return head + yaml_text(document)
+
+
+def _groups(hosts: Mapping[str, Variables], variables: Variables) -> dict[str, Collection[str]]:
+    """The hosts of the plays that only some clusters, or hosts, have use for."""
+    has = {
+        "own": variables.get("clusterctl_keeps"),
+        "guarded": variables.get("clusterctl_guarded"),
+        "baked": variables.get("clusterctl_baked"),
+        "bucket": "bucket_name" in variables,
+        "auto_down": "auto_down_cluster" in variables,
+    }
+    schedulers = get_args(Inventory.model_fields["scheduler"].annotation)
+    has |= {f"scheduler_{name}": variables.get("clusterctl_scheduler") == name for name in schedulers}
+    scratch = [name for name, own in hosts.items() if "scratch_disks" in own]
+    return {"scratch": scratch, **{name: hosts if there else () for name, there in has.items()}}
 
 
 def install_mark(inventory: Inventory | None = None, software: Software = PLAIN) -> str:

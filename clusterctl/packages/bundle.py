@@ -245,14 +245,11 @@ def open_bundle(file: Path) -> Bundle:
     return Bundle(file.absolute(), Manifest.read(raw, where), digest, begin)
 
 
-Kind = Literal["corrupted", "missing", "extra", "truncated", "mismatch"]
-
-
 @dataclass(frozen=True, slots=True)
 class Defect:
     """One defect of a bundle; ``what`` is the file concerned, or what does not match."""
 
-    kind: Kind
+    kind: Literal["corrupted", "missing", "extra", "truncated", "mismatch"]
     what: str
     why: str
 

