@@ -16,7 +16,7 @@ from clusterctl.hosts.roles import role_files, role_packages, role_ports, role_u
 from clusterctl.spec.base import format_duration, format_size
 from clusterctl.spec.distributions import distribution_of, releases
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Host
+from clusterctl.state.inventory import ARCHITECTURE, Host
 from clusterctl.util.process import on_each
 
 Level = Literal["error", "warning"]
@@ -25,7 +25,6 @@ Level = Literal["error", "warning"]
 MOST_SKEW_S: Final = 150
 NOTABLE_SKEW_S: Final = 2
 LEAST_INODES: Final = 50_000
-ARCHITECTURE: Final = "x86_64"
 _SLURM: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
 CLAIM: Final = "/etc/clusterctl/cluster.json"  # the cluster that the host belongs to; JSON
 _LOOPBACK: Final = "127."

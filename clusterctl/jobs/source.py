@@ -148,7 +148,6 @@ class FolderWalk:
     files: int = 0
 
     def run(self) -> None:
-        """Fill ``items``; see ``source_of``."""
         try:
             above = rules_above(self.folder)
         except OSError as exc:
@@ -263,7 +262,6 @@ class FolderWalk:
             )
 
     def notes(self) -> tuple[str, ...]:
-        """What is worth saying to the user."""
         notes = []
         if self.special:
             notes.append(f"not sent, being no files: {', '.join(self.special[:5])}")

@@ -89,7 +89,6 @@ class _Watched:
         self._clock.sleep(max(0.0, left))
 
     def check_deadline(self) -> None:
-        """Raises WaitTimeoutError once the deadline has passed."""
         if self.deadline is None or self._clock.now() < self.deadline:
             return
         what = f"job {self._ids[0]} has" if len(self._ids) == 1 else f"jobs {', '.join(self._ids)} have"
@@ -351,7 +350,6 @@ class JobLogs:
 
     @property
     def gone(self) -> bool:
-        """Whether no host has the job's folder any more."""
         return all(reader.gone for reader in self._readers.values())
 
     def new(self, jobs: Iterable[JobInfo]) -> Iterator[LogChunk]:

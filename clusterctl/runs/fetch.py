@@ -154,7 +154,6 @@ def fetch_from(
 
 
 def _as_one(found: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manifest:
-    """Move the files of each host's tree into one."""
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir(parents=True)
     places = _Names()

@@ -94,7 +94,6 @@ def fetch(
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Translate what goes wrong on this machine's disk."""
     try:
         yield
     except OSError as exc:
@@ -126,8 +125,6 @@ def listed(transport: Transport, argv: Sequence[str], *, most: int = sys.maxsize
 
 @dataclass(slots=True)
 class _Arrival:
-    """One file on its way."""
-
     entry: Entry
     known: str = ""  # the hash of what is in its place, if that may be the file
     fd: int | None = None  # its partial file, open and locked

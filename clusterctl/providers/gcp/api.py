@@ -198,18 +198,15 @@ def host_keys(
     """
     missing = list(dict.fromkeys(names))
     found: dict[str, str] = {}
-    give_up = api.clock.now() + timeout_s
-    while True:
+    for _ in api.clock.polls(timeout_s, first_s=_LOOK_EVERY_S, longest_s=_LOOK_EVERY_S):
         for name in missing:
             if key := _published(api, zone, name):
                 found[name] = f"{KIND} {key}"
         missing = [name for name in missing if name not in found]
         if not missing:
             return found
-        if api.clock.now() >= give_up:
-            raise _silent(api, zone, missing, timeout_s)
         report(f"waiting for the host keys of {len(missing)} of {len(missing) + len(found)} hosts")
-        api.clock.sleep(_LOOK_EVERY_S)
+    raise _silent(api, zone, missing, timeout_s)
 
 
 def _published(api: Api, zone: str, name: str) -> str | None:

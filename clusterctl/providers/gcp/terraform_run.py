@@ -33,7 +33,7 @@ from typing import IO, Any, Final
 from clusterctl.errors import LockedError
 from clusterctl.state.workspace import write_atomic
 from clusterctl.util.process import under_subreaper
-from clusterctl.util.progress import LineReporter
+from clusterctl.util.progress import Clock, LineReporter
 
 Event = Mapping[str, Any]
 
@@ -269,23 +269,21 @@ def _alone(folder: Path, report: LineReporter) -> Iterator[int]:
     """Hold the folder against a second Terraform of ours; the descriptor of the lock."""
     fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        deadline = time.monotonic() + _LOCK_WAIT_S
         told = False
-        while True:
+        for _ in Clock().polls(_LOCK_WAIT_S, longest_s=_PAUSE_S):
             with suppress(BlockingIOError):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            if time.monotonic() > deadline:
-                raise LockedError(
-                    "another Terraform is at work on this cluster",
-                    where=str(folder),
-                    why="it goes on after the clusterctl that started it was killed",
-                    fix="wait until it has ended, then run the same command again",
-                )
             if not told:
                 report("waiting for the Terraform of a clusterctl that was killed: it writes its state")
                 told = True
-            time.sleep(_PAUSE_S)
+        else:
+            raise LockedError(
+                "another Terraform is at work on this cluster",
+                where=str(folder),
+                why="it goes on after the clusterctl that started it was killed",
+                fix="wait until it has ended, then run the same command again",
+            )
         yield fd
     finally:
         os.close(fd)

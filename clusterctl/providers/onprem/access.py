@@ -21,10 +21,9 @@ from clusterctl.providers.base import Confirm, OfferedKey, host_port
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.target import paramiko
-from clusterctl.util.assets import Rule, digest, first_rule, table
+from clusterctl.util.assets import Rule, digest, first_rule, render, table
 from clusterctl.util.process import on_each, run, temporary_folder
 
-CONNECT_S: Final = 15  # each of the jumps takes its time
 _JUMP: Final = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>[^:]+)(?::(?P<port>\d+))?")
 
 
@@ -79,31 +78,7 @@ def ssh_hosts(machines: Mapping[str, OnpremHost]) -> tuple[SshHost, ...]:
 
 def access_config(machines: Mapping[str, OnpremHost], trusted_hosts: Path) -> str:
     """How the user's own account reaches every machine, and those on the way."""
-    blocks = [_block(one) for one in ssh_hosts(machines)]
-    common = (
-        "Host *\n"
-        "    BatchMode yes\n"
-        f'    UserKnownHostsFile "{trusted_hosts}"\n'
-        "    GlobalKnownHostsFile /dev/null\n"
-        "    StrictHostKeyChecking yes\n"
-        "    UpdateHostKeys no\n"
-        "    ForwardAgent no\n"
-        f"    ConnectTimeout {CONNECT_S}\n"
-        "    ServerAliveInterval 15\n"
-        "    ServerAliveCountMax 4\n"
-        "    LogLevel ERROR\n"
-    )
-    head = "# Written by clusterctl: the way to these machines of those whose they are\n"
-    return head + "\n".join([*blocks, common])
-
-
-def _block(one: SshHost) -> str:
-    lines = [f"HostName {one.host}", f"Port {one.port}", f"HostKeyAlias {one.title}"]
-    lines += [f"User {one.user}"] if one.user else []
-    if one.key:
-        lines += [f'IdentityFile "{one.key.replace("%", "%%")}"', "IdentitiesOnly yes"]
-    lines += [f"ProxyJump {one.before.alias}"] if one.before else []
-    return f"Host {one.alias}\n" + "".join(f"    {line}\n" for line in lines)
+    return render("access_config.j2", hosts=ssh_hosts(machines), trusted_hosts=trusted_hosts)
 
 
 _RULES: Final = Path(__file__).with_name("data") / "refusals.yaml"
