@@ -205,6 +205,7 @@ def test_a_full_disk_is_named_with_what_fills_it(one: Cluster) -> None:
     assert one.json("up")["probed"] == [second, node(one, 3)]
 
 
+@pytest.mark.sweep  # tests/unit/cluster/test_verify.py
 def test_a_probe_that_fails_on_one_node_names_it(one: Cluster) -> None:
     third, python = node(one, 3), "/opt/clusterctl/env/bin/python"
     one.ssh(third, f"sudo chmod a-x $(readlink -f /opt/clusterctl/env) && test ! -x {python}", rc=None)

@@ -77,6 +77,7 @@ def test_one_rank_that_fails_ends_the_job(
     assert "pmix" not in cluster("logs", answer["job_id"]).stderr.lower()
 
 
+@pytest.mark.sweep  # test_job_words.py and test_no_scheduler.py start ranks by it, too
 def test_mpirun_with_a_hostfile(cluster: Cluster) -> None:
     done = cluster.json("submit", "probe", "--nodes", "2", "--launcher", "mpirun", "--wait")
     run = cluster.run_of(done["job_id"])

@@ -25,6 +25,7 @@ def test_a_layer_is_multiplied_on_every_node_and_summed(cluster: Cluster) -> Non
     assert len(records(run / "gemm.jsonl")) == len(told["results"]) == 4
 
 
+@pytest.mark.sweep  # tests/unit/payload/test_payload_allreduce.py
 def test_sums_are_measured_between_the_nodes(cluster: Cluster) -> None:
     flags = ("--comm", "mpi,ring", "--max", "64KiB", "--iterations", "3")
     done = cluster.json("submit", "allreduce", "--nodes", "2", "--wait", "--", *flags)
@@ -61,6 +62,7 @@ def test_a_gpt_learns_text_that_was_put_there_split_over_the_nodes(cluster: Clus
     assert "bits per byte" in (run / "stdout.log").read_text()
 
 
+@pytest.mark.sweep  # tests/unit/payload/test_payload_bench.py
 def test_a_layout_is_measured_against_fewer_ranks(cluster: Cluster) -> None:
     flags = ("--hidden", "256", "--rounds", "2", "--turn", "2", "--zero", "1")
     done = cluster.json("submit", "bench", "--nodes", "2", "--wait", "--", *flags)

@@ -112,6 +112,7 @@ def test_what_was_written_for_the_user_is_theirs(host: Host, cluster: dict[str, 
     assert others == ""
 
 
+@pytest.mark.sweep  # test_convergence.py
 def test_a_node_ended_behind_our_back_comes_back(host: Host, cluster: dict[str, Any]) -> None:
     before = machines(host)
     host("machinectl", "terminate", before[-1])
