@@ -179,7 +179,6 @@ def test_a_job_starts_again_on_the_node_that_was_out_of_reach(one: Cluster) -> N
     one("cancel", job)
 
 
-@pytest.mark.sweep  # a minute of waiting; tests/unit/cluster/test_verify.py
 def test_nodes_that_do_not_reach_each_other_are_named(one: Cluster) -> None:
     second, third = node(one, 2), node(one, 3)
     address = one.ssh(second, f"getent hosts {third}").split()[0]
