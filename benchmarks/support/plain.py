@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from clusterctl.cli.run import run
-from clusterctl.configure import playbook
+from clusterctl.configure import ansible
 
 if __name__ == "__main__":
-    playbook._mitogen = lambda *_: {"ANSIBLE_STRATEGY": "linear"}
+    environment = ansible._environment
+
+    def linear(private: Path) -> dict[str, str]:
+        kept = environment(private).items()
+        return {key: value for key, value in kept if not key.startswith("ANSIBLE_STRATEGY")}
+
+    ansible._environment = linear
     sys.exit(run())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.cluster import down
-from clusterctl.cluster.session import Run
+from clusterctl.cluster.session import PhaseRunner
 from clusterctl.cluster.up import UpOptions, up
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.providers.gcp.provider import GcpProvider
@@ -115,7 +115,7 @@ def test_what_was_declined_can_be_taken_down_and_what_was_made_is_not_forgotten(
     assert not cloud.resources()
     (workspace.terraform / "terraform.tfstate").write_text("{}")
     with pytest.raises(UsageError, match="no spec file"):
-        down.down(Run(workspace=workspace), down.DownOptions())
+        down.down(PhaseRunner(workspace=workspace), down.DownOptions())
     (workspace.terraform / "terraform.tfstate").unlink()
-    down.down(Run(workspace=workspace), down.DownOptions())
+    down.down(PhaseRunner(workspace=workspace), down.DownOptions())
     assert not workspace.root.exists()
