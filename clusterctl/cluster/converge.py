@@ -143,10 +143,11 @@ def _run(
 
     def progress(task: events.TaskProgress) -> None:
         groups = task.group.split(":")
+        every = any(group == "all" or group.startswith("clusterctl_") for group in groups)
         concerned = [
             host
             for host in inventory.hosts
-            if ("all" in groups or set(host.roles) & set(groups)) and (not limit or host.name in limit)
+            if (every or set(host.roles) & set(groups)) and (not limit or host.name in limit)
         ]
         session.report(task.step(len(concerned)))
 

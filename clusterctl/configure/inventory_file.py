@@ -115,7 +115,7 @@ def _text(inventory: Inventory, ssh_config: Path, variables: Variables) -> str:
 def _groups(
     inventory: Inventory, hosts: Mapping[str, Variables], variables: Variables
 ) -> dict[str, Collection[str]]:
-    """The hosts of the plays that only some clusters, or hosts, have use for."""
+    """The hosts of the plays that only some clusters have use for."""
     has = {
         "own": variables.get("clusterctl_keeps"),
         "guarded": variables.get("clusterctl_guarded"),
@@ -125,11 +125,9 @@ def _groups(
     }
     schedulers = get_args(Inventory.model_fields["scheduler"].annotation)
     has |= {f"scheduler_{name}": variables.get("clusterctl_scheduler") == name for name in schedulers}
-    scratch = [name for name, own in hosts.items() if "scratch_disks" in own]
     has_nfs = inventory.shared_folder.kind == "nfs"
     exports = [host.name for host in inventory.hosts if has_nfs and host.is_controller]
     return {
-        "scratch": scratch,
         "exports": exports,
         **{name: hosts if there else () for name, there in has.items()},
     }

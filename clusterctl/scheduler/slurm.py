@@ -191,9 +191,12 @@ class SlurmClient(Scheduler):
     def _answers_soon(self) -> bool:
         """Whether slurmctld is there again before long."""
         for _ in self.clock.polls(_BACK_SOON_S, first_s=0.5, longest_s=5.0):
-            with suppress(TransportError):
+            try:
                 if self.is_there():
                     return True
+            except TransportError as exc:
+                if not exc.retryable:
+                    return False
         return False
 
     def _not_submitted(self, exc: ClusterctlError) -> UnreachableError:

@@ -243,10 +243,8 @@ class Incoming:
         What is zeros becomes a hole.
         """
         sha, left, length = hash_of(fd, have, self.beat), size - have, 0
-        if os.fstat(fd).st_size > have:
-            os.ftruncate(
-                fd, have
-            )  # not needlessly: ext4 syncs what was truncated to nothing when it is closed
+        if os.fstat(fd).st_size > have:  # else ext4 would sync at close what was truncated to nothing
+            os.ftruncate(fd, have)
         if have:
             os.lseek(fd, have, os.SEEK_SET)
         while left:

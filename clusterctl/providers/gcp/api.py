@@ -120,7 +120,7 @@ class Api:
     def _refusal(self, service: str, verb: str, path: str, response: requests.Response) -> CloudError:
         """A refusal as one of our errors."""
         status, (reasons, message) = response.status_code, _refused(_json(response))
-        why = f"{(message or response.reason).strip()} (HTTP {status})"
+        why = f"{(message or response.reason or '').strip()} (HTTP {status})"
         said: dict[str, Any] = {"where": path, "why": why, "status": status}
         if "quota project" in why:
             fix = f"name one: `gcloud auth application-default set-quota-project {self.project}`"

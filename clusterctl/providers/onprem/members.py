@@ -91,7 +91,7 @@ def inventory(
         ),
         network=str(network),
         shared=settings.shared.path,
-        shared_folder=_shared(settings, places, alone=len(asked) == 1),
+        shared_folder=shared_folder(settings, places, alone=len(asked) == 1),
         baked=False,
     )
 
@@ -111,7 +111,7 @@ def _host(one: Host, facts: HostFacts, place: str, key: str, proxy: tuple[str, .
     return one.model_copy(update=told)
 
 
-def _shared(settings: OnpremSettings, places: Mapping[str, str], *, alone: bool) -> SharedFolder:
+def shared_folder(settings: OnpremSettings, places: Mapping[str, str], *, alone: bool) -> SharedFolder:
     shared = settings.shared
     if shared.kind != "nfs":
         return SharedFolder(kind=shared.kind)

@@ -31,7 +31,7 @@ from clusterctl.providers.onprem.login import (
     is_installation,
     remove_account,
 )
-from clusterctl.providers.onprem.members import admin_login, log_in, parse_claim
+from clusterctl.providers.onprem.members import admin_login, log_in, parse_claim, shared_folder
 from clusterctl.spec.common import ADMIN_USER
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.spec.onprem import OnpremSettings
@@ -183,6 +183,7 @@ def release_orphan(login: Login, settings: OnpremSettings, cluster_id: str, *, r
         hosts=tuple(_claimed_host(host, settings, login) for host in mine),
         network="",
         shared=settings.shared.path,
+        shared_folder=shared_folder(settings, {settings.controller: ""}, alone=len(mine) == 1),
         baked=False,
     )
     write_atomic(folder.joining, inventory.model_dump_json())
@@ -269,8 +270,8 @@ def retry_all(
             continue
         # Keys that are confirmed now are those of other machines.
         careful = replace(prompts, confirm=refuse_unknown_keys, accepted=())
-        login = Login({one.host.name: one.machine}, one.workspace, careful)
         try:
+            login = Login({one.host.name: one.machine}, one.workspace, careful)
             _release_pending(one, login, report)
         except ClusterctlError as exc:
             still = replace(one, why=_why(login, exc)).save()

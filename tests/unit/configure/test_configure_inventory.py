@@ -116,8 +116,7 @@ def test_one_host_may_have_every_role_and_others_be_for_logins(
         plays[name[1]] = sorted(re.findall(r"^ {6}(\S+)$", play, re.MULTILINE))
     assert {name: hosts for name, hosts in plays.items() if hosts} == {
         "Name the hosts": every,
-        "Start the database early, for it takes its time": ["demo-ctl"],
-        "Configure the shared folder": every,
+        "Start the database early, for it takes its time, and configure folders": every,
         "Configure the accounts": every,
         "Configure what Slurm proves its users with": every,
         "Configure what jobs find": every,

@@ -11,6 +11,8 @@ import pytest
 from clusterctl.errors import CommandError, ProvisionError, TransportError, UnreachableError
 from clusterctl.providers.base import NO_PROMPTS
 from clusterctl.providers.onprem import members, release
+from clusterctl.providers.onprem.login import Login
+from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 
@@ -82,3 +84,24 @@ def test_one_that_we_can_enter_and_not_rule_is_an_error(
     with pytest.raises(ProvisionError, match="could not be released: weak"):
         dismissed(tmp_path, monkeypatch, "weak", "well")
     assert Way.left == {"well"}
+
+
+def test_an_orphaned_controller_that_exports_the_shared_folder_is_known_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = {"ctl": {"address": "10.0.0.1"}, "n1": {"address": "10.0.0.2"}}
+    shared = {"kind": "nfs", "path": "/shared"}
+    settings = OnpremSettings.model_validate(
+        {"type": "onprem", "access": {"user": "me"}, "controller": "ctl", "shared": shared, "hosts": hosts}
+    )
+    workspace = Workspace(tmp_path / "own")
+    workspace.create()
+    write_atomic(workspace.trusted_hosts, f"ctl {KEY}\nn1 {KEY}\n")
+    claim = {"id": "abc", "name": "own"}
+    monkeypatch.setattr(release, "claims", lambda _: {"ctl": claim, "n1": claim})
+    monkeypatch.setattr(release, "create_account", lambda *_: None)
+    monkeypatch.setattr(release, "release_all", lambda *_, **__: None)
+    login = Login(settings.machines, workspace, NO_PROMPTS)
+    release.release_orphan(login, settings, "abc", report=lambda _: None)
+    found = Inventory.model_validate_json(workspace.joining.read_text())
+    assert (found.shared_folder.kind, found.controller.name) == ("nfs", "ctl")
