@@ -91,6 +91,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sweep
 def test_a_fault_is_told_and_leaves_nothing_of_what_it_struck(folder: Folder) -> None:
     hosts = dict.fromkeys([*(kind.replace("_", "-") for kind in FAULTS), "sound"], "n1-standard-4")
     for kind in FAULTS:
