@@ -40,8 +40,8 @@ PACKAGES = (
     *("ca-certificates", "dbus", "iproute2", "iptables", "mmdebstrap", "mount", "nftables", "openssh-client"),
     *("procps", "python3", "sudo", "systemd", "systemd-container", "systemd-sysv"),
 )
-# What a cluster could change on a host, and how to see it. The limits of inotify are the kernel's, which clusters
-# beside this host raise and put back, too: tests/unit/local/test_kernel_settings.py looks at them.
+# What a cluster could change on a host, and how to see it. The limits of inotify are the kernel's: clusters
+# beside this host change them, too: tests/unit/local/test_kernel_settings.py looks at them.
 _LOOKS = {
     "machines": "machinectl list --no-legend",
     "units": "systemctl list-units --all --no-legend 'clusterctl*' 'machine-*'",
