@@ -105,3 +105,22 @@ def test_an_orphaned_controller_that_exports_the_shared_folder_is_known_for_it(
     release.release_orphan(login, settings, "abc", report=lambda _: None)
     found = Inventory.model_validate_json(workspace.joining.read_text())
     assert (found.shared_folder.kind, found.controller.name) == ("nfs", "ctl")
+
+
+def test_a_machine_is_a_members_by_its_address_and_a_host_key_that_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members, "admin_login", lambda _: Way)
+    monkeypatch.setattr(Way, "left", {"weak"})
+    hosts = inventory("same", "dead", "moved", "other-key", "weak").hosts
+    before = {host.name: host for host in hosts}
+    told = {
+        "same": {"host_key": ""},
+        "moved": {"address": "10.0.0.9"},
+        "other-key": {"host_key": "ssh-rsa B"},
+    }
+    asked = [host.model_copy(update=told.get(host.name, {})) for host in hosts]
+    workspace = Workspace(tmp_path / "own")
+    found, silent = members.joined_members(asked, before, workspace)
+    assert found == {name: before[name] for name in ("ctl", "same")}
+    assert silent == {"dead": before["dead"]}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import stat
+from collections.abc import Callable
 
 import pytest
 
 from clusterctl.errors import ProvisionError, StalePlanError
+from clusterctl.providers.gcp import terraform_run
 from clusterctl.providers.gcp.terraform import ResourceChange
 from tests.support.terraform import Work, addresses
 
@@ -103,6 +105,21 @@ def test_an_invalid_module_is_refused_with_its_reason(work: Work) -> None:
     with pytest.raises(ProvisionError, match="Terraform could not make a plan") as caught:
         work.terraform.plan()
     assert 'An argument named "inptu" is not expected here' in caught.value.why
+
+
+def test_what_terraform_prints_at_its_own_crash_is_the_reason(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work.terraform.init()
+
+    def crashed(*_: object, heard: Callable[[str], None], **__: object) -> tuple[int, str]:
+        heard("!!!!!! TERRAFORM CRASH !!!!!!\n")
+        return 11, "panic: runtime error\n"
+
+    monkeypatch.setattr(terraform_run, "run", crashed)
+    with pytest.raises(ProvisionError, match="Terraform could not make a plan") as caught:
+        work.terraform.plan()
+    assert "TERRAFORM CRASH !!!!!!\npanic: runtime error" in caught.value.why
 
 
 def test_what_init_prints_for_people_is_understood(work: Work) -> None:
