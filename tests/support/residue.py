@@ -193,7 +193,7 @@ def _mounts(machine: Machine) -> Iterator[str]:
         fields = line.split()
         kind, source, options = fields[fields.index("-") + 1 :][:3]
         theirs = _WORKER.search(fields[4])
-        if mine and theirs and mine[0] != theirs[0]:
+        if theirs and (not mine or mine[0] != theirs[0]):
             continue
         yield f"mount {fields[4]}: {kind} {source} {options if kind == 'overlay' else ''}".rstrip()
 

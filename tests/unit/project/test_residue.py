@@ -99,12 +99,13 @@ def elsewhere() -> Iterator[Path]:
 
 
 def test_a_mount_of_another_worker_is_not_this_ones(elsewhere: Path) -> None:
-    """A session that ends meanwhile must not take it for its own."""
+    """A session that ends meanwhile, or one with a home elsewhere, must not take it for its own."""
     workers = [elsewhere / "pytest-of-me" / "pytest-1" / f"popen-gw{number}" for number in (0, 1)]
     machines = [Machine(worker / "home", worker / "state") for worker in workers]
     for worker in workers:
         (worker / "home").mkdir(parents=True)
         (worker / "state").mkdir()
+    machines.append(Machine(elsewhere / "home", elsewhere))
     before = [look_as_root(machine) for machine in machines]
     root("mount", "-t", "tmpfs", "none", str(machines[0].state))
     try:
@@ -112,7 +113,7 @@ def test_a_mount_of_another_worker_is_not_this_ones(elsewhere: Path) -> None:
     finally:
         root("umount", str(machines[0].state))
     line = f"mount {machines[0].state}: tmpfs none"
-    assert [line in lines for lines in found] == [True, False]
+    assert [line in lines for lines in found] == [True, False, False]
 
 
 def test_a_machine_folder(machine: Machine) -> None:
