@@ -143,6 +143,7 @@ def _run(
 
     def progress(task: events.TaskProgress) -> None:
         groups = task.group.split(":")
+        # A group clusterctl_* has all hosts, or none.
         every = any(group == "all" or group.startswith("clusterctl_") for group in groups)
         concerned = [
             host

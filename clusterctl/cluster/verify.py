@@ -40,7 +40,7 @@ from clusterctl.spec.base import reject_unknown
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Transport, remote_argv
+from clusterctl.transport.base import Connect, remote_argv
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.process import Result, parallel_map
@@ -73,7 +73,6 @@ _SHOWN = 3  # pairs in the failure of one host
 _TIMEOUT_S = 60.0
 _OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "fabric-manager"})
 
-Connect = Callable[[str], Transport]
 RunJob = Callable[[tuple[str, ...]], Result]  # runs the verification job, one rank on each of these hosts
 
 

@@ -6,7 +6,7 @@ The inventory has hosts, groups and every role variable, so that plain `ansible-
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -24,7 +24,7 @@ from clusterctl.spec.hosts import is_this_machine
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, MPI_SSH, MPI_SSH_FOLDER, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.base import Transport, lines
+from clusterctl.transport.base import Connect, Transport, lines
 from clusterctl.util.assets import (
     asset,
     digest,
@@ -332,7 +332,7 @@ def hosts_to_install(
     inventory: Inventory,
     software: Software,
     reports: Mapping[str, HostReport],
-    to: Callable[[str], Transport],
+    to: Connect,
 ) -> tuple[Host, ...]:
     """The hosts that are not installed to the end. On those with cards something is installed for these, too.
 
@@ -352,7 +352,7 @@ def hosts_to_install(
 
 
 def send_repository(
-    bundle: Bundle, hosts: Sequence[Host], to: Callable[[str], Transport], *, report: Reporter
+    bundle: Bundle, hosts: Sequence[Host], to: Connect, *, report: Reporter
 ) -> tuple[str, ...]:
     """Have the repository on these hosts; the names of those that it had to be sent to.
 

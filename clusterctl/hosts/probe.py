@@ -28,7 +28,7 @@ from clusterctl.spec import distributions
 from clusterctl.spec.base import format_size
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Transport, remote_program
+from clusterctl.transport.base import Connect, Transport, remote_program
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.progress import HostStep, Reporter
 
@@ -303,7 +303,7 @@ _PAUSE_S = 0.1
 
 def probe_hosts(
     requests: Mapping[str, ProbeRequest],
-    to: Callable[[str], Transport],
+    to: Connect,
     *,
     timeout_s: float = TIMEOUT_S,
     revive: Callable[[], None] = lambda: None,
@@ -385,7 +385,7 @@ _DISTRIBUTION = ProbeRequest(space=())
 def with_distributions(
     inventory: Inventory,
     workspace: Workspace,
-    to: Callable[[str], Transport],
+    to: Connect,
     *,
     report: Reporter = lambda _: None,
 ) -> Inventory:

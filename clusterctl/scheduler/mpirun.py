@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -38,7 +38,7 @@ from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.job import JobSpec, Launcher
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import HEALTH_PROGRAM, MPI_SSH, Host, Inventory
-from clusterctl.transport.base import Transport, remote_argv
+from clusterctl.transport.base import Connect, Transport, remote_argv
 from clusterctl.util.assets import render
 from clusterctl.util.process import Result, parallel_map
 from clusterctl.util.progress import Clock
@@ -84,7 +84,7 @@ class MpirunClient(Scheduler):
     inventory: Inventory
     user: str
     transport: Transport
-    to: Callable[[str], Transport]
+    to: Connect
     clock: Clock = field(default_factory=Clock)
     patience_s: float = 60.0
     _away: dict[str, float] = field(default_factory=dict)  # host -> when it did not answer

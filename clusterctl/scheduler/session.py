@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory, distribution_ahead, inventory_of
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Transport
+from clusterctl.transport.base import Connect, Transport
 from clusterctl.transport.ssh import Connections
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from clusterctl.spec.job import JobSpec
 
 PATIENCE_S = 60.0  # for the scheduler to answer
-Connect = Callable[[str], Transport]  # to a host of this name, as the admin user
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -129,6 +129,9 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Close the connection; calling it twice is fine."""
+
+
+Connect = Callable[[str], Transport]  # to the host of this name
 
 
 def sendable(argv: Sequence[str]) -> Sequence[str]:

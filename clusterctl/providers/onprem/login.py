@@ -35,7 +35,7 @@ from clusterctl.providers.onprem.access import AccessError, HostKeys, access_con
 from clusterctl.spec.common import ADMIN_USER
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.base import Transport, remote_program, shown
+from clusterctl.transport.base import Connect, Transport, remote_program, shown
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.transport.target import Target
 from clusterctl.util import process
@@ -107,7 +107,7 @@ class Claim:
         return json.dumps({**said, "key": self.key, **({"owner": self.owner} if self.owner else {})})
 
 
-def create_account(host: str, root: Root, claim: Claim, login: Callable[[str], Transport]) -> None:
+def create_account(host: str, root: Root, claim: Claim, login: Connect) -> None:
     """Make the account on a host, and log in as it; doing it again changes nothing."""
     said = root(host, (*_PYTHON, "-", claim.request("join", host)), _PROGRAM.encode())
     try:
@@ -137,7 +137,7 @@ def check_sudo(transport: Transport) -> None:
         transport.run(("sudo", "-n", "true"), timeout_s=ANSWER_S)
 
 
-def remove_account(host: str, claim: Claim, login: Callable[[str], Transport]) -> None:
+def remove_account(host: str, claim: Claim, login: Connect) -> None:
     """Take the account away, as the account itself; it has gone when this returns."""
     with closing(login(host)) as transport:
         unit = ("systemd-run", "--quiet", "--collect", f"--unit={_UNIT}")
@@ -151,7 +151,7 @@ def remove_account(host: str, claim: Claim, login: Callable[[str], Transport]) -
         time.sleep(_PAUSE_S)
 
 
-def _lets_in(host: str, login: Callable[[str], Transport]) -> bool:
+def _lets_in(host: str, login: Connect) -> bool:
     """Whether the account still can log in. No answer is none: a connection may be cut as it is made."""
     try:
         with closing(login(host)) as transport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -24,7 +24,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Transport
+from clusterctl.transport.base import Connect
 from clusterctl.util.process import on_each
 
 _NO_PLACE: Final = "network"
@@ -174,7 +174,7 @@ def _interfaces(facts: HostFacts) -> tuple[IPv4Interface, ...]:
 _FIX_CLAIMED: Final = "take that cluster down first (`clusterctl down`), or take this machine out of the spec"
 
 
-def admin_login(workspace: Workspace) -> Callable[[str], Transport]:
+def admin_login(workspace: Workspace) -> Connect:
     """The way to a machine through our own account."""
     return lambda host: connect(host, workspace.ssh_config)
 
