@@ -36,8 +36,8 @@ from clusterctl.util.progress import Reporter
 class DownOptions:
     """How `down` goes about it.
 
-    With ``discard`` no run is collected; without it all but those of the jobs ``discard_runs``, into the folder
-    ``out``. Machines of the user's own that are ``gone`` for good are not waited for.
+    With ``discard`` no run is collected; without it all but those of the jobs ``discard_runs``, into
+    the folder ``out``. Machines of the user's own that are ``gone`` for good are not waited for.
     """
 
     discard: bool = False
