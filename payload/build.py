@@ -73,7 +73,7 @@ def run_identity(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
         "optimizer": config.optimizer.optimizer,
         "precision": config.precision.precision,
         "data": config.data.data.partition(":")[0],  # which may lie elsewhere now
-        "tokenizer": config.data.tokenizer,
+        "tokenizer": "gpt2" if config.data.tokenizer.startswith("gpt2:") else config.data.tokenizer,
         "samples": dataset.training,
         "global-batch-size": config.batch.global_batch_size,
         "seed": config.batch.seed,
