@@ -82,7 +82,7 @@ def clusterctl_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield home
         clusterctl = Clusterctl(home, cwd=home)
         for spec in sorted(home.glob("*/spec.yaml")):
-            clusterctl("down", "--yes", "--discard-runs", "-f", spec)
+            clusterctl("down", "--yes", "--discard", "-f", spec)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -61,7 +61,7 @@ class Cluster:
         return {p["phase"]: p["seconds"] for p in self.run("up", program=program)["phases"]}
 
     def down(self) -> None:
-        self.run("down", "--yes", "--discard-runs")
+        self.run("down", "--yes", "--discard")
 
     def ssh(self, *words: str, user: str = "hpc", stdin: bytes | None = None) -> str:
         """Plain ssh with the file that clusterctl wrote; a connection of its own."""

@@ -37,8 +37,8 @@ def down(
     screen: Screen,
     options: Options,
     yes: Yes = False,
-    discard_runs: Annotated[
-        bool, typer.Option("--discard-runs", help="Do not collect the runs that are not collected yet.")
+    discard: Annotated[
+        bool, typer.Option("--discard", help="Do not collect the runs that are not collected yet.")
     ] = False,
     discard_run: Annotated[
         list[str] | None,
@@ -83,8 +83,8 @@ def down(
     screen.confirm(f"take cluster {name!r} down, {what}?", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
     wanted = cluster_down.DownOptions(
-        discard_runs=discard_runs,
-        discard=discard_run or (),
+        discard=discard,
+        discard_runs=discard_run or (),
         out=out,
         gone=names_of(forget or ()),
         prompts=prompts_for(screen, ask_password=ask_become_pass),

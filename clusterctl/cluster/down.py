@@ -36,12 +36,12 @@ from clusterctl.util.progress import Reporter
 class DownOptions:
     """How `down` goes about it.
 
-    The runs of the jobs to ``discard`` are not collected, nor is any with ``discard_runs``; the others go to
+    With ``discard`` no run is collected; without it all but those of the jobs ``discard_runs``, into
     the folder ``out``. Machines of the user's own that are ``gone`` for good are not waited for.
     """
 
-    discard_runs: bool = False
-    discard: Collection[str] = ()
+    discard: bool = False
+    discard_runs: Collection[str] = ()
     out: Path | None = None
     gone: Collection[str] = ()
     prompts: Prompts = NO_PROMPTS
@@ -72,7 +72,7 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
     runner.verb, workspace = "down", runner.workspace
     with workspace.lock("down", wait_s=runner.wait_s, waiting=runner.report_waiting):
         sweep()
-        discarded = to_discard(workspace, options.discard, everything=options.discard_runs)
+        discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
         if not workspace.root.is_dir():
             return _down_without_workspace(runner)
         with _writable(runner):
@@ -187,7 +187,7 @@ def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> 
         jobs, remedy = exc.jobs, exc.fix
     whose = f"job {jobs[0]}: " if len(jobs) == 1 else ""
     given_up = (*discarded, *jobs) if jobs else ()
-    options = " ".join(f"--discard-run {job_id}" for job_id in given_up) or "--discard-runs"
+    options = " ".join(f"--discard-run {job_id}" for job_id in given_up) or "--discard"
     return CollectError(
         "the cluster stays up: runs that are not home yet can't be collected",
         where=exc.where,

@@ -73,10 +73,10 @@ def test_down_that_cannot_bring_runs_home_says_what_to_do(one: Cluster) -> None:
     """Neither without Slurm nor without the machines; and nothing is lost by the attempt."""
     one.json("submit", "probe", "--wait")
     one.ssh(f"{one.name}-ctl", "sudo systemctl stop slurmctld")
-    assert "--discard-runs" in one("down", "--yes", rc=1).stderr
+    assert "--discard" in one("down", "--yes", rc=1).stderr
     ours = f"c{cluster_id(one)}-"
     cause("stop", *(name for name in machine.alive() if name.startswith(ours)))
-    assert "--discard-runs" in one("down", "--yes", rc=1).stderr
+    assert "--discard" in one("down", "--yes", rc=1).stderr
     assert one.workspace.is_dir()
     assert one.json("up")["ready"]
 
@@ -155,4 +155,4 @@ def test_a_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:
     assert "cleanup verified" in one.runner(*typed, "--yes").stdout
     assert f"there is no cluster {one.name!r}" in one("down", "--yes", rc=2).stderr
     kept.rename(one.workspace)
-    one("down", "--yes", "--discard-runs")
+    one("down", "--yes", "--discard")

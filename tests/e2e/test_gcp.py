@@ -153,7 +153,7 @@ def gcp(
         finally:
             google.faults.clear()
             if cluster.workspace.is_dir():
-                runner("-f", cluster.spec, "down", "--yes", "--discard-runs", rc=None)
+                runner("-f", cluster.spec, "down", "--yes", "--discard", rc=None)
     assert not google.violations
 
 

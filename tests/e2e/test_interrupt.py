@@ -23,7 +23,7 @@ def spec(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Path]:
     path = clusterctl.cwd / "cluster.yaml"
     path.write_text(SPEC.format(name=cluster_name))
     yield path
-    clusterctl("-f", path, "down", "--yes", "--discard-runs", rc=None)
+    clusterctl("-f", path, "down", "--yes", "--discard", rc=None)
 
 
 def interrupted(clusterctl: Clusterctl, phase: str, how: str) -> Ended:

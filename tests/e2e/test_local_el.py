@@ -100,6 +100,6 @@ def test_a_second_up_changes_nothing(host: Host, cluster: dict[str, Any]) -> Non
 
 
 def test_nothing_is_left(host: Host, cluster: dict[str, Any]) -> None:
-    clusterctl(host, "down", "--yes", "--discard-runs")
+    clusterctl(host, "down", "--yes", "--discard")
     assert json.loads(host("machinectl", "list", "--output=json").stdout) == []
     assert host.sh("ls -A /var/lib/clusterctl; ip netns") == ""

@@ -89,7 +89,7 @@ def reader(installed: Installed) -> Iterator[Reader]:
         with nothing_left(home):
             one = Reader(home, installed)
             yield one
-            one.types("clusterctl down --yes --discard-runs", one.folder(FIRST))  # what a page left
+            one.types("clusterctl down --yes --discard", one.folder(FIRST))  # what a page left
 
 
 def runnable() -> list[Path]:

@@ -123,7 +123,7 @@ def taken(
         runner = Clusterctl(clusterctl.home, cwd)
         raised = up(runner, spec).json
         yield Taken(machines, Cluster(cluster_name, spec, runner, raised), before)
-        runner("-f", spec, "down", "--yes", "--discard-runs", rc=None)
+        runner("-f", spec, "down", "--yes", "--discard", rc=None)
 
 
 def test_they_train_together(taken: Taken) -> None:
@@ -134,7 +134,7 @@ def test_they_train_together(taken: Taken) -> None:
 
 
 def test_they_are_theirs_again(taken: Taken, tmp_path: Path) -> None:
-    taken.cluster("down", "--yes", "--discard-runs")
+    taken.cluster("down", "--yes", "--discard")
     wrong = {}
     for name, was in taken.before.items():
         now = look(taken.lab, name)

@@ -131,7 +131,7 @@ def rocky(file: Path, before: dict[str, str], cluster_name: str, clusterctl_home
         up = runner("-o", "json", "-f", file, "up", "--yes")
         yield Cluster(cluster_name, file, runner, up.json)
     finally:
-        runner("-f", file, "down", "--yes", "--discard-runs", rc=None)
+        runner("-f", file, "down", "--yes", "--discard", rc=None)
 
 
 def test_a_machine_whose_dnf_is_at_work_is_told_by_pid_and_command(

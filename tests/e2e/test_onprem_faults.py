@@ -171,5 +171,5 @@ def test_up_makes_a_cluster_of_all_that_were_mended(broken: Broken, cluster_name
         assert up["ready"]
         assert sorted(up["probed"]) == sorted(EXPECTED)
     finally:
-        broken.runner("-f", broken.spec, "down", "--yes", "--discard-runs", rc=None, timeout_s=900)
+        broken.runner("-f", broken.spec, "down", "--yes", "--discard", rc=None, timeout_s=900)
     assert not any(broken.accounts().values())

@@ -126,6 +126,6 @@ def test_from_nothing_to_an_mpi_job_and_back(
         said = machines.ssh(host, "rpm -q --qf '%{name} ' slurm-slurmd-ohpc apptainer").stdout
         assert said == "slurm-slurmd-ohpc apptainer "
         assert "No such file" in machines.ssh(host, "sudo ls /var/lib/clusterctl-bundle", rc=None).stderr
-    runner("-f", spec, "down", "--yes", "--discard-runs")
+    runner("-f", spec, "down", "--yes", "--discard")
     after = {host: machines.ssh(host, "rpm -qa | sort; ls /etc/yum.repos.d").stdout for host in HOSTS}
     assert after == before

@@ -191,11 +191,11 @@ def test_a_machine_that_leaves_is_as_it_was(raised: Raised) -> None:
 def test_the_machines_are_as_they_were_and_what_others_did_since_stays(raised: Raised) -> None:
     raised.sh("node2", "echo '10.9.9.8 scanner' >> /etc/hosts; echo 'mine' > /etc/munge/mine")
     raised.sh("node1", "echo '# my word' >> /etc/slurm/slurm.conf")
-    down = raised.verbs("-f", raised.file, "down", "--yes", "--discard-runs", rc=1, timeout_s=600)
+    down = raised.verbs("-f", raised.file, "down", "--yes", "--discard", rc=1, timeout_s=600)
     assert "node3" in down.stderr  # it still lets nobody in; all others are given back
     assert "clusterctl down --forget node3" in down.stderr
     raised.sh("node3", "systemctl start ssh")
-    raised.verbs("-f", raised.file, "down", "--yes", "--discard-runs", timeout_s=600)
+    raised.verbs("-f", raised.file, "down", "--yes", "--discard", timeout_s=600)
     raised.sh("node2", "sed -i '/scanner/d' /etc/hosts; rm -r /etc/munge")
     kept = "/etc/slurm/slurm.conf.clusterctl-kept"
     assert "# my word" in raised.sh("node1", f"cat {kept}; rm {kept}")

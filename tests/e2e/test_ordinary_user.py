@@ -232,7 +232,7 @@ def rights(person: Person) -> Iterator[None]:
     with allowed(person):
         yield
         if as_root("find", str(person.home), "-path", str(person.state / person.cluster)):
-            person.clusterctl("down", "--yes", "--discard-runs", rc=None)
+            person.clusterctl("down", "--yes", "--discard", rc=None)
 
 
 @pytest.fixture(scope="module")

@@ -133,7 +133,7 @@ def stage(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Stage]:
     path = clusterctl.cwd / "cluster.yaml"
     path.write_text(SPEC.format(name=cluster_name))
     yield Stage(clusterctl, cluster_name)
-    clusterctl("-f", path, "down", "--yes", "--discard-runs", rc=None)
+    clusterctl("-f", path, "down", "--yes", "--discard", rc=None)
 
 
 @pytest.mark.sweep

@@ -104,7 +104,7 @@ def raised(
                     furnish(partial(shell, Workspace(home / name), node), machine)
             yield Cluster(name, file, runner, runner("-o", "json", "-f", file, "up").json)
         finally:
-            runner("-f", file, "down", "--yes", "--discard-runs", rc=None)
+            runner("-f", file, "down", "--yes", "--discard", rc=None)
 
 
 def provision(spec: ClusterSpec, workspace: Workspace) -> Inventory:

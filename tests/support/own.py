@@ -70,7 +70,7 @@ def raised(
     try:
         yield Cluster(name, spec, runner, up(runner, spec, *more, password=password).json)
     finally:
-        down = runner("-f", spec, "down", "--yes", "--discard-runs", rc=None)
+        down = runner("-f", spec, "down", "--yes", "--discard", rc=None)
     assert down.rc == 0 or "there is no cluster" in down.stderr, str(down)
     as_before(lab, before)
 

@@ -158,7 +158,7 @@ def test_runs_are_given_up_by_their_jobs(
 def test_to_give_up_the_run_of_an_unknown_job_is_misuse(tmp_path: Path, job_id: str) -> None:
     workspace = cluster_with_runs(tmp_path)
     with pytest.raises(UsageError, match="no run of job") as caught:
-        down.down(PhaseRunner(workspace=workspace), DownOptions(discard=["2", job_id]))
+        down.down(PhaseRunner(workspace=workspace), DownOptions(discard_runs=["2", job_id]))
     assert caught.value.fix == "the jobs whose runs are not home: 2, 3"
     assert not workspace.journal.exists()
 
@@ -169,11 +169,11 @@ def test_what_was_given_up_is_said_and_journaled(tmp_path: Path, monkeypatch: py
     workspace = cluster_with_runs(tmp_path)
     (workspace.root / "hosts.json").touch()
     with pytest.raises(LeftoversError):
-        down.down(PhaseRunner(workspace=workspace), DownOptions(discard=["2", "3"]))
+        down.down(PhaseRunner(workspace=workspace), DownOptions(discard_runs=["2", "3"]))
     first = Journal(workspace.journal).entries()[0]
     assert (first.phase, first.note) == ("discard_runs", "runs of job 2 (mine), job 3 (mine)")
     stub.stubborn = False  # the same command goes on
-    done = down.down(PhaseRunner(workspace=workspace), DownOptions(discard=["2", "3"]))
+    done = down.down(PhaseRunner(workspace=workspace), DownOptions(discard_runs=["2", "3"]))
     assert [entry.job_id for entry in done.discarded] == ["2", "3"]
     assert not workspace.root.exists()
 
@@ -188,7 +188,7 @@ def test_a_down_that_can_not_collect_says_which_jobs_and_how_to_give_them_up() -
     one = CollectError("it is not known where its files are")
     one.jobs = ("5",)
     assert not_collected_error(one).why == "job 5: it is not known where its files are"
-    assert not_collected_error(UnreachableError("no answer")).fix.endswith("--discard-runs")
+    assert not_collected_error(UnreachableError("no answer")).fix.endswith("--discard")
 
 
 def test_a_damaged_record_does_not_make_terraforms_hosts_forgotten(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_damaged_record_does_not_make_terraforms_hosts_forgotten(tmp_path: Pat
     workspace.spec.write_text("torn")
     (workspace.root / "terraform").mkdir()
     with pytest.raises(UsageError):
-        down.down(PhaseRunner(workspace=workspace), DownOptions(discard_runs=True))
+        down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
     assert workspace.root.is_dir()
 
 

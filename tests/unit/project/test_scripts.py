@@ -83,7 +83,7 @@ def test_the_demo_ends_with_what_was_reached(demo: Demo) -> None:
 def test_a_demo_that_fails_anywhere_takes_the_cluster_down(demo: Demo, failing: str) -> None:
     done = demo.run(failing=failing)
     assert done.returncode == 1
-    assert demo.calls[-1] == ("down --yes --discard-runs" if failing == "down" else "down --yes")
+    assert demo.calls[-1] == ("down --yes --discard" if failing == "down" else "down --yes")
 
 
 @pytest.mark.parametrize(
