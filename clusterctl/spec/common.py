@@ -237,6 +237,16 @@ class Monitoring(Model):
     health: Health = Field(Health(), description="the limits and the interval of the nodes' health check")
 
 
+class Storage(Model):
+    """The shared folder, /shared on the hosts: homes, data sets, what jobs write. See docs/data.md."""
+
+    keep: Toggle = Field(
+        False,
+        description="`down` leaves it, with all that is on it, and the next `up` of this name takes it up; "
+        "`down --storage` removes it",
+    )
+
+
 class Partition(Model):
     """A Slurm partition of equal nodes, named ``<cluster>-<partition>-1`` and so on, or as ``hosts`` says."""
 
@@ -397,6 +407,7 @@ class Cluster(Model):
         description="accounts on all nodes; default: the current user, or hpc (uid 10000) for root",
     )
     software: Software = Field(Software(), description="software on the nodes beyond the defaults")
+    storage: Storage = Field(Storage(), description="whether the shared folder outlives the cluster")
     scheduler: Literal["slurm", "none"] = Field(
         "slurm", description="the scheduler of jobs; none: plain mpirun over SSH, one job at a time"
     )

@@ -230,6 +230,9 @@ def _shared(provider: OnpremSettings, spec: Cluster) -> Iterator[Fault]:
     if shared.kind == "nfs" and shared.path and _is_the_systems(shared.path):
         message = f"{shown(shared.path)} is a system folder, and would be exported to all hosts"
         yield Fault((*at, "path"), message, "name a folder for the cluster, such as /shared")
+    if spec.storage.keep and shared.kind == "none":
+        message = "there is no shared folder to keep"
+        yield Fault(("storage", "keep"), message, "remove it, or write shared: {kind: nfs}")
     is_one_host = all(partition.hosts == provider.controller for partition in spec.partitions)
     if spec.scheduler == "none" and shared.kind == "none" and not is_one_host:
         message = "without Slurm, jobs need a folder that all hosts see"

@@ -291,7 +291,7 @@ def test_one_of_another_format_is_named(save: Save, tmp_path: Path) -> None:
     text = text.replace('"format": 4', '"format": 1')
     path.write_text(text.replace('"00000000"', f'"{zlib.crc32(text.encode()):08x}"'))
     with pytest.raises(
-        UsageError, match=r"it is of format 1, and this program reads 3: use the one that wrote"
+        UsageError, match=r"it is of format 1, and this program reads 4: use the one that wrote"
     ):
         choose("auto", tmp_path, Solo())
 

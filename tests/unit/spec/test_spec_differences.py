@@ -58,6 +58,7 @@ def test_what_a_host_is_the_provider_says(more: dict[str, Any]) -> None:
             ["slurm.extra: 'KillWait=9' is removed", "slurm.extra: 'KillWait=8' is added"],
         ),
         ({}, {"monitoring": {"interval": "90s"}}, ["monitoring.interval: 1m30s, it was 2s"]),
+        ({}, {"storage": {"keep": True}}, ["storage.keep: true, it was false"]),
         (
             {},
             {"partitions": [TRAIN | {"max_time": "1h30m"}]},
@@ -85,5 +86,6 @@ def test_each_setting_is_told_with_what_it_was(
 def test_no_setting_is_passed_over() -> None:
     """Each part of a spec is either of the hosts or compared: a new one must not be forgotten."""
     assert set(ClusterSpec.model_fields) == {
-        "version", "name", "provider", "partitions", "users", "software", "scheduler", "slurm", "monitoring"
+        "version", "name", "provider", "partitions", "users", "software", "storage", "scheduler", "slurm",
+        "monitoring",
     }  # fmt: skip

@@ -130,6 +130,12 @@ def test_a_spec_that_is_written_down_loads_back() -> None:
             "provider.shared",
             "belong together",
         ),
+        (
+            "provider:\n",
+            "storage: {keep: true}\nprovider:\n  shared: {kind: none}\n",
+            "storage.keep",
+            "no shared folder",
+        ),
         *(
             (
                 "  type: onprem\n",
