@@ -211,7 +211,7 @@ TRAIN = {
 OTHERS = {
     "bench": ("--rounds 3", "--turn 3", "--warmup 2", "--ranks 2"),
     "eval": ("--out a", "--resume a", "--data digits", "--tp 2", "--pp 2", "--device cpu"),
-    "export": ("--checkpoint b", "--to b"),
+    "export": ("--checkpoint b", "--to b", "--model-folder b", "--model-folder b --weights final"),
     "gemm": (
         *("--sizes 8", "--dtypes float64", "--warmup 3", "--iterations 3", "--seed 3", "--device cpu"),
         *("--comm ring", "--out a"),
@@ -225,7 +225,7 @@ OTHERS = {
     "align": ("--folder b",),
 }
 """Everywhere, but for what ``test_what_does_not_go_together...`` has."""
-REQUIRED = {"export": "--checkpoint a --to a", "telemetry": "--out a", "align": "--folder a"}
+REQUIRED = {"export": "--to a", "telemetry": "--out a", "align": "--folder a"}
 
 
 def refused(line: str, *, several: bool = True, gpu: bool = True) -> str:
