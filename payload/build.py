@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from payload.comm.compression import Compressed, make_compressor
-from payload.comm.transport import Transport
 from payload.config import Layout, Model, Optimizer, TrainConfig
 from payload.data.base import Dataset
 from payload.data.loader import Loader
@@ -29,6 +27,10 @@ from payload.parallel.mesh import Mesh, Options, make_mesh
 from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS, loss_scale
 from payload.schedule import LearningRate, scaled
+
+if TYPE_CHECKING:
+    from payload.comm.compression import Compressed
+    from payload.comm.transport import Transport
 
 _EVAL_BATCH = 32  # held-out samples at once on a rank
 
@@ -71,7 +73,7 @@ def run_identity(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
         "optimizer": config.optimizer.optimizer,
         "precision": config.precision.precision,
         "data": config.data.data.partition(":")[0],  # which may lie elsewhere now
-        "tokenizer": config.data.tokenizer,
+        "tokenizer": "gpt2" if config.data.tokenizer.startswith("gpt2:") else config.data.tokenizer,
         "samples": dataset.training,
         "global-batch-size": config.batch.global_batch_size,
         "seed": config.batch.seed,
@@ -113,6 +115,9 @@ def build_mesh(layout: Layout, world: Transport) -> tuple[Mesh, Compressed | Non
     Raises:
         UsageError: the number of ranks does not fit.
     """
+    from payload.comm.compression import make_compressor  # noqa: PLC0415 - these need MPI
+    from payload.comm.transport import Transport  # noqa: PLC0415
+
     mesh = make_mesh(world, tp=layout.tp, pp=layout.pp)
     if layout.compress == "none" or not isinstance(mesh.dp, Transport):  # there is nobody to talk to
         return mesh, None

@@ -14,6 +14,7 @@ from payload.comm.base import Communicator, on_all_ranks
 from payload.config import TrainConfig
 from payload.data import idx
 from payload.data.base import Dataset, Pair
+from payload.data.gpt2 import GPT2, load
 from payload.data.images import Images, Known, Labelled, facts
 from payload.data.text import MaskedText, Text, parts
 from payload.data.tokenizer import BytePairs, Bytes, Tokenizer, learn
@@ -123,13 +124,19 @@ def _few(hosts: Iterable[str]) -> str:
 def _tokenizer(
     wanted: str, text: bytes, world: Communicator, data_state: Mapping[str, Any] | None
 ) -> Tokenizer:
-    """Byte pairs are learned by rank 0, for all, of what is trained on: the held-out text is to be new."""
-    kind, _, size = wanted.partition(":")
+    """Rank 0 reads GPT-2's files, or learns byte pairs of what is trained on: held-out text is to be new."""
+    kind, _, where = wanted.partition(":")
     if kind == "bytes":
         return Bytes()
     if data_state is not None:
-        return _as_learned(f"--tokenizer {wanted}", "of byte pairs", BytePairs.read, data_state)
-    merges = learn(parts(text)[0], int(size)).merges if world.rank == 0 else ()
+        read: Callable[[Mapping[str, Any]], Tokenizer] = GPT2.read if kind == "gpt2" else BytePairs.read
+        return _as_learned(f"--tokenizer {wanted}", "of byte pairs", read, data_state)
+    if kind == "gpt2":
+        record: Mapping[str, Any] = on_all_ranks(
+            world, lambda: load(Path(where)).data_state if world.rank == 0 else {}
+        )
+        return GPT2.read(world.allgather(record)[0])
+    merges = learn(parts(text)[0], int(where)).merges if world.rank == 0 else ()
     return BytePairs(world.allgather(merges)[0])
 
 
@@ -140,7 +147,7 @@ def _as_learned(flag: str, what: str, read: Callable[[Mapping[str, Any]], T], re
     """
     try:
         return read(record)
-    except (KeyError, TypeError, ValueError) as exc:
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise UsageError(f"{flag}: what the run has learned of its data tells nothing {what}") from exc
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -39,6 +39,9 @@ class Tokenizer(Protocol):
     def encode(self, text: bytes) -> Array:
         """(bytes,) → (tokens,) of the smallest unsigned dtype that tells all tokens: a text may be large"""
 
+    def decode(self, tokens: Iterable[int]) -> bytes:
+        """The text of tokens; of one alone, bytes that need not be whole characters."""
+
 
 class Bytes:
     """Each byte is a token."""
@@ -48,6 +51,9 @@ class Bytes:
 
     def encode(self, text: bytes) -> Array:
         return np.frombuffer(text, np.uint8)
+
+    def decode(self, tokens: Iterable[int]) -> bytes:
+        return bytes(tokens)
 
 
 class BytePairs:
@@ -59,6 +65,11 @@ class BytePairs:
         self.name = f"bpe:{self.size}"
         self.data_state: Mapping[str, Any] = {"merges": self.merges}
         self._ranks = {pair: rank for rank, pair in enumerate(self.merges)}
+        self._texts = [bytes([value]) for value in range(_BYTES)]
+        for left, right in self.merges:
+            if not 0 <= min(left, right) <= max(left, right) < len(self._texts):
+                raise ValueError(f"a merge of {left} and {right}, which are no tokens yet")
+            self._texts.append(self._texts[left] + self._texts[right])
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> BytePairs:
@@ -78,6 +89,9 @@ class BytePairs:
                 known[word] = np.array(self._merged(list(word)), dtype)
             parts.append(known[word])
         return np.concatenate(parts) if parts else np.empty(0, dtype)
+
+    def decode(self, tokens: Iterable[int]) -> bytes:
+        return b"".join(self._texts[token] for token in tokens)
 
     def _merged(self, word: list[int]) -> list[int]:
         """Merge what was learned first, again and again."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from payload.comm.compression import Compressed, ParamSlice
 from payload.device import Array, Device
 from payload.errors import UsageError
 from payload.nn.loss import Loss
@@ -18,6 +18,9 @@ from payload.parallel.mesh import Mesh, Options
 from payload.parallel.pipeline import MicroBatch, Pipeline, Stage, Ties, split
 from payload.parallel.zero import Storage
 from payload.precision import LossScale
+
+if TYPE_CHECKING:
+    from payload.comm.compression import Compressed
 
 _LARGEST_EXPONENT = 700.0
 _DEFAULT = Options()
@@ -94,6 +97,8 @@ class Engine:
         self.own_state: Mapping[str, Array] = {}
         """Arrays that this rank alone has, and must have again to go on."""
         if compressor:
+            from payload.comm.compression import ParamSlice  # noqa: PLC0415 - it needs MPI
+
             slices = [ParamSlice(s.start, s.parameter.shape) for s in self.storage.segments]
             compressor.attach(self.storage.grad_buffer, slices)
             self.own_state = compressor.state

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from payload.comm.base import Communicator, Solo
-from payload.comm.transport import Transport
 from payload.device import Device
 from payload.errors import UsageError
 from payload.nn.module import Context
 from payload.precision import PRECISIONS, Precision
+
+if TYPE_CHECKING:
+    from payload.comm.transport import Transport  # it needs MPI, which one rank does without
 
 
 @dataclass(frozen=True, slots=True)

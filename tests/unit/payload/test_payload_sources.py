@@ -265,10 +265,14 @@ def test_byte_pairs_merge_the_most_frequent_first() -> None:
 )
 def test_byte_pairs_give_any_text_again(text: bytes) -> None:
     pairs = learn(_TEXT, 300)
-    texts = [bytes([value]) for value in range(256)]
-    for left, right in pairs.merges:
-        texts.append(texts[left] + texts[right])
-    assert b"".join(texts[token] for token in pairs.encode(text)) == text
+    assert pairs.decode(pairs.encode(text)) == text
+    assert Bytes().decode(Bytes().encode(text)) == text
+
+
+def test_what_is_no_merge_is_refused() -> None:
+    for merges in ([[97, 300]], [[-1, 97]], [[256, 97]]):
+        with pytest.raises(ValueError, match="no tokens yet"):
+            BytePairs.read({"merges": merges})
 
 
 def test_byte_pairs_are_fewer_than_bytes_and_the_same_each_time() -> None:
