@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import replace
 
 from clusterctl.cluster.session import PhaseRunner
@@ -11,7 +10,7 @@ from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.runs.only_copies import Found, Search
 from clusterctl.scheduler.base import active_jobs
 from clusterctl.scheduler.session import scheduler_of
-from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
+from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.ledger import JobEntry
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect
@@ -48,20 +47,13 @@ def _found(workspace: Workspace, given_up: Collection[str | None]) -> Found:
         inventory = inventory_of(workspace)
     except UsageError as exc:
         return Found(unknown=(exc.cause,)) if workspace.inventory.exists() else Found()
-    user_owned = inventory.traits.user_owned
-    hosts = () if user_owned else [host.name for host in inventory.hosts]
-    shared = not user_owned and not _keeps_storage(workspace)
     with Connections(workspace.ssh_config) as connections:
-        found = Search(inventory, workspace, connections.to, hosts, shared).find()
+        found = Search.of_all(inventory, workspace, connections.to).find()
         files = tuple(one for one in found.files if one.job_id not in given_up)
         jobs, unknown = _jobs(inventory, connections.to, given_up)
-    return Found(files, jobs, found.unknown + (() if user_owned or found.unknown else unknown))
-
-
-def _keeps_storage(workspace: Workspace) -> bool:
-    with suppress(UsageError):
-        return applied_spec(workspace).storage.keep
-    return False
+    # Of machines of the user's own nothing is destroyed: that jobs can't be told is no reason to stay.
+    unknown = () if inventory.traits.user_owned else found.unknown or unknown
+    return Found(files, jobs, unknown)
 
 
 def _jobs(

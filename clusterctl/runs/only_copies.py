@@ -24,16 +24,18 @@ from clusterctl.errors import (
     OnlyCopyError,
     TransferError,
     TransportError,
+    UsageError,
     printable,
 )
 from clusterctl.runs.fetch import FROM_JOB, shown_path
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.ledger import SENT_FILES, JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, lines, remote_argv
 from clusterctl.transport.copies import files_here, read_sent, request_bytes
 from clusterctl.transport.get import listed
 from clusterctl.transport.remote_copies import digest
+from clusterctl.transport.ssh import Connections
 from clusterctl.transport.tree import Kind, Progress, shown_size
 from clusterctl.util.disk import append_line, read_rows, reason
 from clusterctl.util.process import on_each
@@ -131,6 +133,16 @@ class Search:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "known", array("Q", _known(self.workspace)))
+
+    @classmethod
+    def of_all(cls, inventory: Inventory, workspace: Workspace, to: Connect) -> Search:
+        """Where `down` destroys files: not on machines of the user's own, nor on storage that is kept."""
+        owned = inventory.traits.user_owned
+        kept = False
+        with suppress(UsageError):
+            kept = applied_spec(workspace).storage.keep
+        hosts = () if owned else [host.name for host in inventory.hosts]
+        return cls(inventory, workspace, to, hosts, shared=not (owned or kept))
 
     def find(self) -> Found:
         """Look at all hosts at once. One that does not answer is in ``unknown`` of what is returned."""
@@ -239,6 +251,30 @@ class Search:
                 break
         append_line(self.workspace.brought, json.dumps({"host": host, "top": top, "directory": str(folder)}))
         return folder
+
+
+def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_: None) -> tuple[Path, ...]:
+    """Bring all files here that `down` would be stopped by; the folders that they are in now, below ``out``.
+
+    Raises:
+        CollectError: some could not be brought, or looked for; what has arrived is kept.
+        TransportError: a host can't be reached.
+    """
+    folders: dict[Path, None] = {}
+    with Connections(workspace.ssh_config) as connections:
+        search = Search.of_all(inventory_of(workspace), workspace, connections.to)
+        while (found := search.find()).files:
+            before = len(search.known)
+            folders |= dict.fromkeys(search.bring(found.files, out, progress=progress))
+            if len(search.known) == before:
+                break
+    if found:
+        raise CollectError(
+            "not all that exists only on the cluster could be brought home",
+            why="\n".join(found.lines[:_MOST_SHOWN]),
+            fix="have all hosts answer: `clusterctl up` repairs the cluster; then collect again",
+        )
+    return tuple(folders)
 
 
 def _of(name: str, progress: Progress, what: str, done: int, total: int) -> None:
