@@ -8,13 +8,15 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli.options import Options, OutFolder, job_ids, open_session
-from clusterctl.cli.output import Screen
+from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.errors import UsageError
 from clusterctl.runs.collect import collect as collect_runs
+from clusterctl.runs.fetch import ALL, MAX_CHECKPOINT, MAX_FILE, Selection
 from clusterctl.spec.base import parse_size_mib
 from clusterctl.state.ledger import UNCHANGED, RunRecord
 
 _MOST_REASONS = 8
+_CHECKPOINTS = ("latest", "all", "none")
 
 
 def collect(
@@ -27,20 +29,39 @@ def collect(
         ),
     ] = None,
     out: OutFolder = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            metavar="latest|all|none",
+            help="Which checkpoints of each run to copy; the others are listed. Default: latest.",
+            autocompletion=lambda: list(_CHECKPOINTS),
+        ),
+    ] = None,
+    max_checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Do not copy the latest checkpoint if it is larger; list it. Default: 4GiB."
+        ),
+    ] = None,
     max_file: Annotated[
-        str, typer.Option(metavar="SIZE", help="Do not copy larger files; list them.")
-    ] = "64GiB",  # MAX_FILE of runs/fetch.py
+        str | None, typer.Option(metavar="SIZE", help="Do not copy larger files; list them. Default: 64GiB.")
+    ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Copy all files of all runs, whatever their size, also what earlier collects left."
+        ),
+    ] = False,
 ) -> None:
     """Copy runs from the cluster; each file is verified by its hash.
 
     A run is a job's logs, metrics, telemetry, accounting, and the other files in its folder.
     """
-    try:
-        most = parse_size_mib(max_file) << 20
-    except ValueError as exc:
-        raise UsageError("--max-file is wrong", why=str(exc)) from exc
-    with open_session(screen, options) as session:
-        runs = collect_runs(session, ids or None, out=out or Path("runs"), max_file=most)
+    selection = _selection(checkpoints, max_checkpoint, max_file, everything=everything)
+    with open_session(screen, options) as session, showing_progress(screen) as progress:
+        runs = collect_runs(
+            session, ids or None, out=out or Path("runs"), selection=selection, progress=progress
+        )
     answer = [
         {
             "job_id": r.job_id,
@@ -58,6 +79,33 @@ def collect(
         cost = "" if run.cost_usd is None else f", {run.cost_usd:.2f} USD"
         lines.append(f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}{cost}")
     screen.result({"runs": answer}, *(lines or ["nothing to collect"]))
+
+
+def _selection(
+    checkpoints: str | None, max_checkpoint: str | None, max_file: str | None, *, everything: bool
+) -> Selection:
+    if everything:
+        if any(one is not None for one in (checkpoints, max_checkpoint, max_file)):
+            raise UsageError(
+                "--all copies everything", fix="leave out --checkpoints, --max-checkpoint and --max-file"
+            )
+        return ALL
+    if checkpoints not in {None, *_CHECKPOINTS}:
+        raise UsageError(
+            f"--checkpoints: {checkpoints!r} is none of them", fix=f"say {', '.join(_CHECKPOINTS)}"
+        )
+    return Selection(
+        checkpoints or "latest",
+        _bytes("--max-checkpoint", max_checkpoint, MAX_CHECKPOINT),
+        _bytes("--max-file", max_file, MAX_FILE),
+    )
+
+
+def _bytes(flag: str, size: str | None, default: int) -> int:
+    try:
+        return default if size is None else parse_size_mib(size) << 20
+    except ValueError as exc:
+        raise UsageError(f"{flag} is wrong", why=str(exc)) from exc
 
 
 def not_brought_home(run: RunRecord) -> str:

@@ -9,7 +9,7 @@ import re
 import shutil
 import string
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
@@ -26,7 +26,7 @@ from clusterctl.errors import (
     printable,
 )
 from clusterctl.providers.registry import node_price
-from clusterctl.runs.fetch import FROM_JOB, MAX_FILE, Manifest, fetch_from
+from clusterctl.runs.fetch import DEFAULT, FROM_JOB, RESERVED, Home, Manifest, Selection, Source, fetch_from
 from clusterctl.scheduler.base import (
     JobInfo,
     JobState,
@@ -53,6 +53,7 @@ from clusterctl.state.ledger import (
     node_hours,
 )
 from clusterctl.state.workspace import Workspace, open_private
+from clusterctl.transport.tree import Progress
 from clusterctl.util.assets import file_sha256
 from clusterctl.util.disk import reason
 
@@ -65,6 +66,8 @@ _ACCOUNTING = "sacct.json"
 _TELEMETRY = re.compile(rb"(^|/)telemetry/[^/]+\.jsonl\Z")
 _MOST_HOSTS = 1000  # whose telemetry is looked at
 _ACCOUNTING_LAG_S = 10.0
+_PLAIN = {b"\\\\": b"\\", b"\\n": b"\n", b"\\r": b"\r"}  # what sha256sum escapes in a name
+_ESCAPED = re.compile(rb"\\[\\nr]")
 
 
 def collect(
@@ -73,14 +76,15 @@ def collect(
     *,
     out: Path = DEFAULT_OUT,
     discard: Collection[str] = (),
-    max_file: int = MAX_FILE,
+    selection: Selection = DEFAULT,
+    progress: Progress = lambda *_: None,
 ) -> tuple[RunRecord, ...]:
     """Bring the runs of these jobs home; by default all that were submitted from here and are not home yet,
-    but for those of the jobs to ``discard``.
+    but for those of the jobs to ``discard``. What the ``selection`` leaves on the cluster, the record names.
 
     A run that is home is left as it is, unless it is a snapshot: a job that still goes on is collected as it
-    stands, and anew later. A task of an array stands for the whole array. Files of more than ``max_file``
-    bytes stay on the cluster, and the record names them.
+    stands, and anew later; or unless the selection asks for more than the default, and something of it was
+    left on the cluster. A task of an array stands for the whole array.
 
     Raises:
         UsageError: an id is not one.
@@ -92,13 +96,27 @@ def collect(
     entries = (
         [_entry(session, job_id) for job_id in ids]
         if ids
-        else [e for e in session.ledger.entries() if _is_out(e) and e.job_id not in discard]
+        else [
+            e
+            for e in session.ledger.entries()
+            if (_is_out(e) or _has_left(e, selection)) and e.job_id not in discard
+        ]
     )
     runs: list[RunRecord] = []
     failed: dict[str, CollectError | SchedulerError | CommandError] = {}
-    for entry in dict.fromkeys(entries):
+    entries = list(dict.fromkeys(entries))
+    for number, entry in enumerate(entries, 1):
+        which = f"job {entry.job_id}" + (f" ({number} of {len(entries)})" if len(entries) > 1 else "")
         try:
-            runs.append(_one(session, entry, out, max_file))
+            runs.append(
+                _one(
+                    session,
+                    entry,
+                    out,
+                    selection,
+                    lambda what, *counts, w=which: progress(f"{w}: {what}", *counts),
+                )
+            )
         except (CollectError, SchedulerError, CommandError) as exc:
             if isinstance(exc, SchedulerError) and exc.retryable:  # no answer, which no other job will get
                 raise
@@ -146,6 +164,16 @@ def _is_out(entry: JobEntry) -> bool:
     return entry.job_id is not None and (entry.run_dir is None or entry.run_state in GOING_ON)
 
 
+def _has_left(entry: JobEntry, selection: Selection) -> bool:
+    """Whether the run is home, but more of it is asked for; if it is gone here, that is all of it."""
+    if not selection.asks_more or entry.run_dir is None:
+        return False
+    try:
+        return any(one.only_there for one in RunRecord.load(Path(entry.run_dir)).skipped)
+    except CollectError:
+        return selection.everything
+
+
 def _entry(session: Session, job_id: str) -> JobEntry:
     session.scheduler.check_id(job_id)
     entry = session.ledger.find(job_id)
@@ -170,19 +198,28 @@ def _entry(session: Session, job_id: str) -> JobEntry:
     return session.ledger.add(entry)  # submitted from elsewhere; from now on it is known here too
 
 
-def _one(session: Session, entry: JobEntry, out: Path, max_file: int) -> RunRecord:
+def _one(session: Session, entry: JobEntry, out: Path, selection: Selection, progress: Progress) -> RunRecord:
     """Bring one run home, or find that it is there."""
+    job_id = entry.job_id or ""
+    final = None
     if entry.run_dir is not None and entry.run_state not in GOING_ON:
         with suppress(CollectError):  # moved or removed by the user, who asks for it again
-            return RunRecord.load(Path(entry.run_dir))
-    job_id = entry.job_id or ""
-    final = _place(out.absolute(), f"{session.spec.name}-{job_id}-{entry.name}", entry.token)
+            run = RunRecord.load(Path(entry.run_dir))
+            if not _has_left(entry, selection):
+                return run
+            final = run.directory
+    home = _files_of(final) if final else {}
+    if final is None:
+        final = _place(out.absolute(), f"{session.spec.name}-{job_id}-{entry.name}", entry.token)
     if entry.remote_dir is None:
         raise CollectError(f"it is not known where job {job_id} has its files")
     jobs = session.scheduler.jobs([job_id]) or (_purged(entry),)
+    still_changing = not all(job.ended for job in jobs)
+    source = Source(entry.remote_dir, job_id, still_changing, selection, home, progress)
     try:
         with _working_folder(final) as work:
-            manifest = _fetched(session, entry, jobs, work, max_file)
+            manifest = _fetched(session, source, jobs, work)
+            _link(final, home, work / "tree")
             record = assemble(session, entry, jobs, work / "tree", manifest)
             _put_in_place(work, final)
     except OSError as exc:
@@ -194,6 +231,27 @@ def _one(session: Session, entry: JobEntry, out: Path, max_file: int) -> RunReco
         ) from exc
     session.ledger.update(entry, run_dir=str(final), run_state=record.state, state=record.state)
     return record.model_copy(update={"directory": final})
+
+
+def _files_of(run: Path) -> Home:
+    """The job's own files that a run at home has, by its SHA256SUMS: sizes and sums."""
+    found = {}
+    for name, sha256 in _sums(run).items():
+        path = run / os.fsdecode(name)
+        if name.partition(b"/")[0] not in RESERVED and path.is_file():
+            found[name] = (path.stat().st_size, sha256)
+    return found
+
+
+def _link(run: Path, names: Iterable[bytes], tree: Path) -> None:
+    """Give these files of a run at home a second place in the tree that will take its place."""
+    for name in map(os.fsdecode, names):
+        if not os.path.lexists(tree / name):
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(run / name, tree / name)
+            except OSError:  # a file system without hard links
+                shutil.copy2(run / name, tree / name)
 
 
 def _purged(entry: JobEntry) -> JobInfo:
@@ -255,29 +313,23 @@ def _put_in_place(work: Path, final: Path) -> None:
 
 def _keep_notes(old: Path, tree: Path) -> None:
     """Take over what the user laid into a snapshot: its own files are those in its SHA256SUMS."""
-    sums = (old / SUMS_FILE).read_bytes().splitlines() if (old / SUMS_FILE).is_file() else []
-    ours = {line.partition(b"  ")[2] for line in sums} | {SUMS_FILE.encode()}
+    ours = {*_sums(old), SUMS_FILE.encode()}
     for path in sorted(old.rglob("*")):
         name = path.relative_to(old)
-        if not path.is_dir() and escaped(os.fsencode(name)) not in ours and not (tree / name).exists():
+        if not path.is_dir() and os.fsencode(name) not in ours and not (tree / name).exists():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             path.rename(tree / name)
 
 
-def _fetched(
-    session: Session, entry: JobEntry, jobs: Sequence[JobInfo], work: Path, max_file: int
-) -> Manifest:
+def _fetched(session: Session, source: Source, jobs: Sequence[JobInfo], work: Path) -> Manifest:
     """Bring the job's files into ``work/tree``; that they can't be read concerns this job alone."""
     hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
-    folder, still_changing = entry.remote_dir or "", not all(job.ended for job in jobs)
     try:
-        return fetch_from(
-            session.hosts_with_files(hosts), folder, work, still_changing=still_changing, max_file=max_file
-        )
+        return fetch_from(session.hosts_with_files(hosts), source, work)
     except (NoAnswerError, CommandError) as exc:
         raise CollectError(
-            f"the files of job {entry.job_id} can't be read",
-            where=f"{folder} on the cluster",
+            f"the files of job {source.job_id} can't be read",
+            where=f"{source.folder} on the cluster",
             why=exc.cause,
             fix="look at the folder with `clusterctl ssh`, then collect again; what has arrived is kept",
         ) from exc
@@ -359,7 +411,7 @@ def _with_accounting(
     except SchedulerError as exc:
         if exc.retryable:
             raise
-        lacks = Skipped(path=_ACCOUNTING, reason=printable(exc.cause))
+        lacks = Skipped(path=_ACCOUNTING, reason=printable(exc.cause), files=0)
         return replace(manifest, skipped=(*manifest.skipped, lacks))
     if accounting is not None:
         (tree / _ACCOUNTING).write_text(accounting, encoding="utf-8")
@@ -424,3 +476,15 @@ def _write_sums(tree: Path, known: Mapping[bytes, str]) -> None:
 def escaped(name: bytes) -> bytes:
     """A file's name as `sha256sum` writes it."""
     return name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
+
+
+def _sums(run: Path) -> dict[bytes, str]:
+    """Name -> sha256 of the files that a run's SHA256SUMS lists."""
+    lines = (run / SUMS_FILE).read_bytes().splitlines() if (run / SUMS_FILE).is_file() else []
+    found = {}
+    for line in lines:
+        sha256, _, name = line.partition(b"  ")
+        if sha256.startswith(b"\\"):
+            name = _ESCAPED.sub(lambda one: _PLAIN[one[0]], name)
+        found[name] = sha256.removeprefix(b"\\").decode()
+    return found

@@ -6,16 +6,19 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl.errors import CollectError, MachineError, TransferError, UsageError, printable
-from clusterctl.state.ledger import ADDED_FILES, SENT_FILES, WRITTEN_FILES, Skipped
+from clusterctl.runs.remote_checkpoints import NOT_WANTED, OLDER, TOO_LARGE, UNFINISHED_ONE
+from clusterctl.runs.remote_files import EVERYTHING, UNWANTED
+from clusterctl.state.ledger import ADDED_FILES, SENT_FILES, UNCHANGED, WRITTEN_FILES, Skipped
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.get import listed
 from clusterctl.transport.remote_content import Entry
-from clusterctl.transport.tree import Kind, shown_size
+from clusterctl.transport.tree import Kind, Progress, shown_size
 
 _ROUNDS = 4  # a file that changed while it was read is read again
 NODES = b"nodes"  # holds, by host, files whose name another host has used for something else
@@ -25,8 +28,9 @@ REMOTE_PROGRAM = "clusterctl.runs.remote_files"
 RESERVED = frozenset(name.encode() for name in SENT_FILES | ADDED_FILES)
 FROM_JOB = b".from-job"
 MAX_FILE = 64 << 30  # bytes: what is larger stays on the cluster unless it is asked for
+MAX_CHECKPOINT = 4 << 30  # bytes of the latest checkpoint: the same
 
-_MOST_ROWS = 250_000  # the cluster itself stops at 100,000
+_MOST_ROWS = 1_250_000  # the cluster itself stops at 1,000,000
 _MOST_HOLES = 16 << 30  # bytes of a job's files, which cost no disk but the time to hash them
 _MOST_SKIPPED = 1000  # that are named one by one
 _LONGEST = 2048  # bytes of a path: it must fit below any folder here
@@ -34,6 +38,48 @@ _ROOM = "make room, name another folder with --out, or leave large files there w
 # As place_below of remote_content.py makes them.
 _PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part")
 _Key = tuple[bytes, bytes, int]  # a file's path, place and size
+_Left = tuple[bytes, str, int, int]  # a path, why it stays, how many bytes in how many files
+Home = Mapping[bytes, tuple[int, str]]  # files that an earlier collect brought: their sizes and sha256
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What of a run comes home: ``checkpoints`` latest, all, none, or everything, which means all of the run.
+
+    The latest checkpoint comes if it has at most ``max_checkpoint`` bytes, a file if it has ``max_file``.
+    """
+
+    checkpoints: str = "latest"
+    max_checkpoint: int = MAX_CHECKPOINT
+    max_file: int = MAX_FILE
+
+    @property
+    def everything(self) -> bool:
+        return self.checkpoints == EVERYTHING
+
+    @property
+    def asks_more(self) -> bool:
+        """Whether what a collect by default has left may come by this one."""
+        larger = self.max_checkpoint > MAX_CHECKPOINT or self.max_file > MAX_FILE
+        return larger or self.checkpoints in {"all", EVERYTHING}
+
+    def why(self, reason: str, size: int, job_id: str) -> str:
+        """Why something stays there, by the reason of remote_files.py, and what brings it home."""
+        command = ["clusterctl", "collect", job_id]
+        if reason == TOO_LARGE:
+            reason = f"a checkpoint of {shown_size(size)}, more than {shown_size(self.max_checkpoint)}"
+            command += ["--max-checkpoint", f"{(size >> 30) + 1}GiB"]
+        elif reason in {NOT_WANTED, OLDER, UNFINISHED_ONE}:
+            command += ["--checkpoints", "all"]
+        elif reason == UNWANTED or reason.startswith("more than"):
+            command.append("--all")
+        else:
+            return reason
+        return f"{reason}: `{shlex.join(word for word in command if word)}`"
+
+
+DEFAULT = Selection()
+ALL = Selection(EVERYTHING, sys.maxsize, sys.maxsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,37 +95,55 @@ class Manifest:
     folders: tuple[bytes, ...]
 
 
-def fetch_tree(
-    transport: Transport, folder: str, tree: Path, *, still_changing: bool, max_file: int = MAX_FILE
-) -> Manifest:
-    """Make ``tree`` hold exactly the files and empty folders of the remote one; returns what it holds.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A job's folder on the cluster, and what of it is wanted here.
 
     With ``still_changing`` (the job runs), files that can't be caught in a consistent state are skipped.
-    Files of more than ``max_file`` bytes always are.
+    """
+
+    folder: str
+    job_id: str = ""
+    still_changing: bool = False
+    selection: Selection = DEFAULT
+    home: Home = field(default_factory=dict)
+    progress: Progress = lambda *_: None
+
+
+def fetch_tree(transport: Transport, source: Source, tree: Path) -> Manifest:
+    """Make ``tree`` hold exactly the files and empty folders of the source, but for those that are at home.
+
+    Returns what it holds, with those at home.
 
     Raises:
         CollectError: files keep changing or vanish although the job has ended; the disk is too small; or the
             cluster's answer can't be a folder's content.
         TransportError: the cluster can't be reached. What has arrived is kept.
     """
+    folder, home = source.folder, source.home
     tree.mkdir(parents=True, exist_ok=True)
     here: dict[_Key, str] = {}  # -> sha256
+    wanted = source.selection
+    argv = remote_argv(
+        *(REMOTE_PROGRAM, folder, wanted.checkpoints, str(wanted.max_checkpoint)),
+        *sorted(SENT_FILES | WRITTEN_FILES),
+    )
+    most = sys.maxsize if wanted.everything else _MOST_ROWS
     for _ in range(_ROUNDS):
         try:
-            argv = remote_argv(REMOTE_PROGRAM, folder, *sorted(SENT_FILES | WRITTEN_FILES))
-            with listed(transport, argv, most=_MOST_ROWS) as download:
-                entries, skipped = choose(download.entries, download.left, folder, tree, max_file=max_file)
-                missing = [entry for entry in entries if _key(entry) not in here]
-                arrived = download.bring(missing, tree, own=True, room=_ROOM)
+            with listed(transport, argv, most=most) as download:
+                entries, skipped = choose(download.entries, download.left, source, tree)
+                missing = [entry for entry in entries if entry.local not in home and _key(entry) not in here]
+                arrived = download.bring(missing, tree, own=True, room=_ROOM, progress=source.progress)
         except (TransferError, MachineError, UsageError) as exc:
             where = exc.where or f"{folder} on the cluster"
             raise CollectError(exc.what, where=where, why=exc.why, fix=exc.fix) from exc
         here |= {_key(one): arrived[one.index] for one in missing if one.index in arrived}
-        files = [entry for entry in entries if entry.kind == Kind.FILE]
+        files = [entry for entry in entries if entry.kind == Kind.FILE and entry.local not in home]
         restless = [entry for entry in files if _key(entry) not in here]
         if not restless:
             break
-    if restless and not still_changing:
+    if restless and not source.still_changing:
         example = shown_path(restless[0].path)
         raise CollectError(
             f"{len(restless)} files keep changing while they are read, such as {example}",
@@ -91,20 +155,32 @@ def fetch_tree(
     around = {os.path.dirname(entry.local) for entry in entries}  # noqa: PTH120  # names are bytes
     folders = tuple(e.local for e in entries if e.kind == Kind.FOLDER and e.local not in around)
     _remove_others(os.fsencode(tree), {*hashes, *folders})
-    skipped += [(entry.path, "it changed while it was read") for entry in restless]
+    skipped += [(one.path, "it changed while it was read", one.size, 1) for one in restless]
     sizes = {entry.local: entry.size for entry in files if entry.local in hashes}
-    return Manifest(sizes, hashes, _named(skipped), folders)
+    return Manifest(
+        sizes | {name: size for name, (size, _) in home.items()},
+        hashes | {name: sha256 for name, (_, sha256) in home.items()},
+        _named(skipped),
+        folders,
+    )
 
 
 def _key(entry: Entry) -> _Key:
     return entry.path, entry.local, entry.size
 
 
-def _named(skipped: Sequence[tuple[bytes, str]]) -> tuple[Skipped, ...]:
-    """What is left there. A job may leave any number of things."""
-    named = [Skipped(path=shown_path(path), reason=why) for path, why in skipped[:_MOST_SKIPPED]]
-    if unnamed := len(skipped) - len(named):
-        named.append(Skipped(path=".", reason=f"{unnamed:,} more files, which are not named"))
+def _named(skipped: Sequence[_Left]) -> tuple[Skipped, ...]:
+    """What is left there. A job may leave any number of things: then the largest are named."""
+    if len(skipped) > _MOST_SKIPPED:
+        skipped = sorted(skipped, key=lambda one: (-one[2], -one[3]))
+    named = [
+        Skipped(path=shown_path(path), reason=why, bytes=size, files=files)
+        for path, why, size, files in skipped[:_MOST_SKIPPED]
+    ]
+    if unnamed := [one for one in skipped[_MOST_SKIPPED:] if one[1] != UNCHANGED]:
+        size, files = sum(one[2] for one in unnamed), sum(one[3] for one in unnamed)
+        reason = f"{len(unnamed):,} more, which are not named"
+        named.append(Skipped(path=".", reason=reason, bytes=size, files=files))
     return tuple(named)
 
 
@@ -123,31 +199,21 @@ def _remove_others(tree: bytes, keep: set[bytes]) -> None:
                 os.rmdir(path)  # noqa: PTH106
 
 
-def fetch_from(
-    hosts: Sequence[tuple[str, Transport]],
-    folder: str,
-    work: Path,
-    *,
-    still_changing: bool,
-    max_file: int = MAX_FILE,
-) -> Manifest:
+def fetch_from(hosts: Sequence[tuple[str, Transport]], source: Source, work: Path) -> Manifest:
     """Make ``work/tree`` hold what the job's folder holds on all of these hosts.
 
     The first host's files keep their places. Those of the others do too, unless another host has a different
     file of that name: then they go to ``nodes/HOST/``. It raises what ``fetch_tree`` does.
     """
     tree, nodes = work / "tree", work / "nodes"
-
-    def fetch(host: tuple[str, Transport]) -> Manifest:
-        place = tree if len(hosts) == 1 else nodes / host[0]
-        return fetch_tree(host[1], folder, place, still_changing=still_changing, max_file=max_file)
-
     if len(hosts) == 1:
-        return fetch(hosts[0])
+        return fetch_tree(hosts[0][1], source, tree)
     from clusterctl.util.process import on_each  # noqa: PLC0415 - only where homes are not shared
 
     by_name = dict(hosts)
-    found, failed = on_each(by_name, lambda name: fetch((name, by_name[name])))
+    # What is at home says nothing of another host's file of that name, so all are fetched.
+    every = replace(source, home={})
+    found, failed = on_each(by_name, lambda name: fetch_tree(by_name[name], every, nodes / name))
     if failed:  # all have ended: nothing writes there once the folder is unlocked
         raise next(iter(failed.values()))
     return _as_one(found, nodes, tree)
@@ -204,26 +270,30 @@ def _parents(name: bytes) -> list[bytes]:
 
 
 def choose(
-    listing: Sequence[Entry], left: Sequence[Entry], folder: str, tree: Path, *, max_file: int = MAX_FILE
-) -> tuple[list[Entry], list[tuple[bytes, str]]]:
+    listing: Sequence[Entry], left: Sequence[Entry], source: Source, tree: Path
+) -> tuple[list[Entry], list[_Left]]:
     """What of a job's folder comes home, each with its place and mode in the run; and what stays, and why.
 
     Of folders come the empty ones, and those in which something comes.
     """
-    skipped = [(entry.path, printable(entry.payload)) for entry in left]
+    wanted = source.selection
+    skipped = [
+        (one.path, wanted.why(printable(one.payload), one.size, source.job_id), one.size, one.space)
+        for one in left
+    ]
     around = {os.path.dirname(entry.path) for entry in listing}  # noqa: PTH120
-    holes = _MOST_HOLES  # that may come yet
-    wanted: set[bytes] = set()
+    holes = sys.maxsize if wanted.everything else _MOST_HOLES  # that may come yet
+    coming: set[bytes] = set()
     for entry in listing:
         if entry.kind == Kind.FOLDER and entry.path in around:
             continue
-        if why := _why_not(entry, holes, max_file, folder):
-            skipped.append((entry.path, why))
+        if why := _why_not(entry, holes, wanted.max_file, source.folder):
+            skipped.append((entry.path, why, entry.size, 0 if entry.kind == Kind.LINK else 1))
         else:
             holes -= entry.size - entry.space
-            wanted |= {entry.path, *_parents(entry.path)}
+            coming |= {entry.path, *_parents(entry.path)}
     tops = {entry.path.partition(b"/")[0] for entry in listing}
-    chosen = [entry for entry in listing if entry.path in wanted]
+    chosen = [entry for entry in listing if entry.path in coming]
     mode = tree.stat().st_mode  # the user's umask
     for entry in chosen:
         entry.local = _local(entry.path, tops)

@@ -1,12 +1,14 @@
 """Lists a job's folder and sends files of it. Runs on the cluster: standard library only, Python 3.9.
 
-    main(FOLDER, NAME...)
+    main(FOLDER, CHECKPOINTS, MOST, NAME...)
 
 transport/remote_content.py says how. It lists files with the folders above them, folders that are empty, and
-what is left where it is, with the reason. What source.json says was sent with the job, is large and is still
-the same, is left; and where there is an outputs.json, what its patterns do not take, but for the NAMEs and
-the logs of an array's tasks. Both files are the job's to write: they say only what of its own folder comes
-home. Links are never followed.
+what is left where it is, with the reason, its size, and how many files it is. What source.json says was sent
+with the job, is large and is still the same, is left. Where there is an outputs.json, so is what its patterns
+do not take, but for the NAMEs and the logs of an array's tasks; else checkpoints are: all but the latest of
+at most MOST bytes (CHECKPOINTS is latest), or all (none). If CHECKPOINTS is everything, nothing is left for
+these reasons, nor for there being too much. Both files are the job's to write: they say only what of its own
+folder comes home. Links are never followed.
 """
 
 from __future__ import annotations
@@ -24,15 +26,16 @@ from collections.abc import Collection
 from re import Pattern
 from typing import Any, Optional
 
+from clusterctl.runs.remote_checkpoints import Checkpoints, Size, measure
 from clusterctl.transport.remote_content import LEFT, Beat, hash_of, row, send_wanted
 from clusterctl.transport.remote_open import Opener, read_json
 
-CHECKPOINTS = re.compile(rb"(checkpoint|ckpt)", re.IGNORECASE)
 TASK = re.compile(rb"task-[0-9]+")
 TASKS_LOG = re.compile(rb"(stdout|stderr)-[0-9]+\.log")
 LARGE, LARGEST = 1 << 20, 10 << 30  # bytes: what was sent with a job is looked at again between these
-MOST_ENTRIES = 100_000
-MOST_BYTES = 16 << 20  # of names
+EVERYTHING = "everything"
+MOST_ENTRIES = 1_000_000
+MOST_BYTES = 128 << 20  # of names
 MOST_OURS = 10_000
 DEEPEST = 100  # folders
 MOST_JSON = 8 << 20
@@ -73,15 +76,31 @@ def read_given(folder: bytes) -> Given:
 class Listing:
     """Tells what of a job's folder is to be fetched, and what is left; ``ours`` are always fetched."""
 
-    def __init__(self, top: bytes, ours: Collection[bytes], *, entries: int = MOST_ENTRIES) -> None:
+    def __init__(
+        self,
+        top: bytes,
+        ours: Collection[bytes],
+        *,
+        checkpoints: str = "latest",
+        most: int = sys.maxsize,
+        entries: int = MOST_ENTRIES,
+    ) -> None:
         self.top, self.ours = top, ours
         self.given = read_given(top)
         self.globs: Globs | None = None  # what outputs.json says is brought home; None: all but checkpoints
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            self.globs = Globs([str(glob) for glob in read_json(top, b"outputs.json", 1 << 18)["patterns"]])
-        self.most, self.entries, self.bytes = entries, entries, MOST_BYTES  # the last two: that are left
+        everything = checkpoints == EVERYTHING
+        if not everything:
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                self.globs = Globs(
+                    [str(glob) for glob in read_json(top, b"outputs.json", 1 << 18)["patterns"]]
+                )
+        self.most = entries
+        # That are left.
+        self.entries, self.bytes = (sys.maxsize, sys.maxsize) if everything else (entries, MOST_BYTES)
         self.beat = Beat(alive)
         self.opener = Opener(top)
+        all_wanted = everything or self.globs is not None
+        self.checkpoints = Checkpoints(self.opener, "all" if all_wanted else checkpoints, most, self.beat)
         self.told: list[bytes] = []  # the path of each line
         # The folders around, that are listed once something in them is.
         self.untold: dict[bytes, list[Any]] = {}
@@ -97,8 +116,10 @@ class Listing:
         self.untold.clear()
         self.write_row(path, row(path, status, b"")[1])
 
-    def tell_left(self, path: bytes, reason: str) -> None:
-        self.write_row(path, [LEFT, base64.b64encode(path).decode("ascii"), 0, 0, 0, reason, 0])
+    def tell_left(self, path: bytes, reason: str, size: Size | None = None) -> None:
+        size = size or measure(self.opener, path, self.beat)
+        name = base64.b64encode(path or b".").decode("ascii")
+        self.write_row(path, [LEFT, name, 0, 0, size.bytes, reason, size.files])
 
     def folder(self, below: bytes, depth: int = 0) -> bool | None:
         """List a folder, its files first. Returns whether anything of it was told; None if it holds nothing.
@@ -108,14 +129,19 @@ class Listing:
         try:
             status, files, folders = self.names(below)
         except OSError as exc:
-            self.tell_left(below or b".", exc.strerror or str(exc))
+            self.tell_left(below, exc.strerror or str(exc))
             return True
         if below and not files and not folders:
             return self.empty(below, status)
         if below:
             self.untold[below] = row(below, status, b"")[1]
-        found = [(path, self.file(path)) for path in files]
-        found += [(path, self.below(path, depth + 1)) for path in folders]
+        both = [*((path, False) for path in files), *((path, True) for path in folders)]
+        stay = self.checkpoints.left(below, both)
+        for path, (reason, size) in stay.items():
+            self.tell_left(path, reason, size)
+        found: list[tuple[bytes, bool | None]] = [(path, True) for path in stay]
+        found += [(path, self.file(path)) for path in files if path not in stay]
+        found += [(path, self.below(path, depth + 1)) for path in folders if path not in stay]
         told = any(wanted for _, wanted in found)
         unwanted = [path for path, wanted in found if wanted is False]
         self.untold.pop(below, None)
@@ -149,7 +175,7 @@ class Listing:
             reason = f"more than {self.most:,} files, or {MOST_BYTES >> 20} MiB of names"
             if below:
                 raise OSError(errno.EFBIG, reason)
-            self.tell_left(b".", reason)
+            self.tell_left(b"", reason)
             found = [one for one in found if not one[0]]
         else:
             self.entries -= len(found)
@@ -168,9 +194,7 @@ class Listing:
 
     def below(self, path: bytes, depth: int) -> bool | None:
         """A folder below another: see ``folder``."""
-        if self.globs is None and CHECKPOINTS.match(os.path.basename(path)):
-            self.tell_left(path, "checkpoints stay on the cluster")
-        elif depth > DEEPEST:
+        if depth > DEEPEST:
             self.tell_left(path, f"in more than {DEEPEST} folders")
         else:
             return self.folder(path, depth)
@@ -230,11 +254,11 @@ def is_link_of_a_task(path: bytes, full: bytes) -> bool:
         return False
 
 
-def main(folder: str, *ours: str) -> None:
+def main(folder: str, checkpoints: str, most: str, *ours: str) -> None:
     top = os.fsencode(folder)
-    listing = Listing(top, frozenset(map(os.fsencode, ours)))
+    listing = Listing(top, frozenset(map(os.fsencode, ours)), checkpoints=checkpoints, most=int(most))
     if os.path.islink(top):  # by the job itself: it leads to what is no run of it
-        listing.tell_left(b".", "a symbolic link in place of the job's folder")
+        listing.tell_left(b"", "a symbolic link in place of the job's folder", Size())
     else:
         listing.folder(b"")
     sys.stdout.write("\n")

@@ -147,10 +147,20 @@ def node_hours(tasks: Iterable[TaskRecord]) -> float:
 
 
 class Skipped(_Stored):
-    """Something in the job's folder that was left there, and why. ``path`` is printable."""
+    """Something in the job's folder that was left there, and why. ``path`` is printable.
+
+    ``files`` is how many files that is, of ``bytes`` in all; none if it holds no data, such as a link.
+    """
 
     path: str
     reason: str
+    bytes: int = 0
+    files: int = 1
+
+    @property
+    def only_there(self) -> bool:
+        """Whether it holds data that is nowhere else."""
+        return self.files > 0 and self.reason != UNCHANGED
 
 
 class RunRecord(_Stored):

@@ -307,6 +307,8 @@ def parse_listing(
             if entry.kind == LEFT:
                 if entry.path != b".":  # the folder itself
                     _parts(entry.path)
+                if not (0 <= entry.size < _MOST and 0 <= entry.space < _MOST):
+                    raise ValueError("nothing has such a size")
                 left.append(entry)
             else:
                 found[entry.path] = _sensible(entry, found)

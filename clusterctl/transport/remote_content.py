@@ -4,8 +4,8 @@ Runs here and on the cluster: standard library only, Python 3.9.
 
 Whatever lists the files, it says a JSON array a line, [KIND, PATH, MODE, MTIME_NS, SIZE, PAYLOAD, SPACE], and
 an empty line. KIND is folder, file, link, or left, which does not travel. PAYLOAD is a link's target, the
-sha256 of a file where it is known, or why something is left; SPACE is what a file takes on a disk. Paths and
-targets are base64, since they may be any bytes. {} is a sign of life.
+sha256 of a file where it is known, or why something is left. SPACE is what a file takes on a disk; of what is
+left, how many files it is. Paths and targets are base64, since they may be any bytes. {} is a sign of life.
 
 ``send_wanted`` sends what is asked for: stdin brings a JSON array a line, [KEY, HAVE, SIZE, SHA256], and an
 empty line: the files that are wanted, how many bytes of each are there already, how many it had when it was

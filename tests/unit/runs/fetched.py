@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from clusterctl.runs.fetch import Manifest, fetch_tree
+from clusterctl.runs.fetch import Manifest, Source, fetch_tree
 from clusterctl.transport.base import Conversation
 from clusterctl.transport.get import Fetched
 from clusterctl.transport.get import fetch as get_paths
@@ -19,7 +19,7 @@ def fetch(
     remote: Path, tree: Path, transport: LocalTransport = LOCAL, *, still_changing: bool = False
 ) -> Manifest:
     """Bring a folder home."""
-    return fetch_tree(transport, str(remote), tree, still_changing=still_changing)
+    return fetch_tree(transport, Source(str(remote), still_changing=still_changing), tree)
 
 
 def get(remote: Path, here: Path, transport: LocalTransport = LOCAL) -> Fetched:

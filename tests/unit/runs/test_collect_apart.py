@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.runs.fetch import Manifest, fetch_from
+from clusterctl.runs.fetch import Manifest, Source, fetch_from
 from tests.support.played.elsewhere import Elsewhere
 from tests.support.sweeps import in_sweep
 
@@ -34,7 +34,7 @@ def fetched(tmp_path: Path, *hosts: Mapping[str, str]) -> tuple[dict[str, str], 
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(content)
         holders.append((f"node{number}", OneHost(root)))
-    manifest = fetch_from(holders, FOLDER, tmp_path / "work", still_changing=False)
+    manifest = fetch_from(holders, Source(FOLDER), tmp_path / "work")
     tree = tmp_path / "work" / "tree"
     found = {str(p.relative_to(tree)): p.read_text() for p in tree.rglob("*") if p.is_file()}
     assert {local.decode() for local in manifest.files} == set(found)

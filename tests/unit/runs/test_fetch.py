@@ -52,16 +52,6 @@ def test_nothing_but_files_is_fetched_and_all_else_is_named(remote, tree, tmp_pa
     }
 
 
-def test_checkpoints_stay(remote, tree):
-    for name in ("checkpoint", "checkpoints", "ckpt-1", "Checkpoint_2", "sub/ckpt"):
-        (remote / name).mkdir(parents=True)
-        (remote / name / "big").write_text("x")
-    (remote / "checkpoint.txt").write_text("kept")
-    manifest = fetch(remote, tree)
-    assert content(tree) == {b"checkpoint.txt": b"kept"}
-    assert len(manifest.skipped) == 5
-
-
 def test_modes_are_not_taken_over(remote, tree):
     (remote / "suid").write_text("x")
     (remote / "suid").chmod(0o6777)

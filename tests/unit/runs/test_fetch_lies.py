@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import CollectError, MachineError, TransferError
-from clusterctl.runs.fetch import choose, fetch_tree, shown_path
+from clusterctl.runs.fetch import Selection, Source, choose, fetch_tree, shown_path
 from clusterctl.transport.get import parse_listing
 from tests.support.here import LocalTransport
 from tests.unit.runs.fetched import Talk, content, fetch, get
@@ -165,15 +165,13 @@ def test_a_run_that_does_not_fit_the_disk(remote, tree):
     with pytest.raises(CollectError, match="MiB are free"):
         fetch_tree(
             Lying(row(b"a", size=10**18, space=10**18), b""),
-            str(remote),
+            Source(str(remote), selection=Selection(max_file=10**18)),
             tree,
-            still_changing=False,
-            max_file=10**18,
         )
 
 
 def test_a_list_that_does_not_end(remote, tree):
-    for listing in ("x" * (2 << 20), "{}\n" * 300_000):
+    for listing in ("x" * (2 << 20), "{}\n" * 1_300_000):
         with pytest.raises(CollectError, match="makes no sense"):
             fetch(remote, tree, Lying(listing, b""))
 
@@ -185,7 +183,7 @@ def test_of_many_things_that_stay_only_the_first_are_named(remote, tree):
     )
     manifest = fetch(remote, tree, Lying(listing, b""))
     assert len(manifest.skipped) == 1001
-    assert manifest.skipped[-1].reason == "2,000 more files, which are not named"
+    assert manifest.skipped[-1].reason == "2,000 more, which are not named"
 
 
 @given(st.binary(min_size=1, max_size=40))
@@ -195,7 +193,7 @@ def test_no_path_gets_out_of_the_folder(path):
         entries, left = parse_listing([*(line.encode() for line in above), row(path).encode()])
     except TransferError:
         return
-    entry = choose(entries, left, "/f", Path())[0][-1]
+    entry = choose(entries, left, Source("/f"), Path())[0][-1]
     place = os.path.normpath(b"/out/tree/" + entry.local)
     assert place == b"/out/tree/" + entry.local
     assert shown_path(path).isprintable()

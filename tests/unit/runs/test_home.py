@@ -15,6 +15,7 @@ import pytest
 from clusterctl.cli.collect import not_brought_home
 from clusterctl.errors import CollectError, SchedulerError, SlurmError, UnreachableError, UsageError
 from clusterctl.runs.collect import collect
+from clusterctl.runs.fetch import ALL, Selection
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.ledger import UNCHANGED, Ledger, RunRecord, TaskRecord, node_hours
@@ -204,6 +205,44 @@ def test_collecting_twice_changes_nothing(session, cluster, tmp_path, out):
     assert collect(session, [job_id], out=out) == (first,)
     assert collect(session, out=out) == ()
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+CHECKPOINTS = """mkdir -p checkpoints/step_1 checkpoints/step_2; echo 1 >checkpoints/step_1/w
+echo 2 >checkpoints/step_2/w; echo result >result; touch $'new\\nline'"""
+
+
+def test_what_was_left_comes_when_all_is_asked_for_and_the_rest_is_not_touched(
+    session, cluster, tmp_path, out
+):
+    job_id = finished(session, cluster, tmp_path, CHECKPOINTS)
+    (run,) = collect(session, out=out)
+    (left,) = run.skipped
+    assert (left.path, left.files, left.bytes) == ("checkpoints/step_1", 1, 2)
+    assert left.reason == f"an older checkpoint: `clusterctl collect {job_id} --checkpoints all`"
+    assert collect(session, [job_id], out=out)[0].skipped == run.skipped
+    assert collect(session, out=out) == ()
+    (run.directory / "result").write_text("looked at")
+    (run.directory / "NOTES").write_text("mine")
+    (Path(run.remote_dir) / "stdout.log").unlink()  # to make room there
+    (again,) = collect(session, out=out, selection=Selection("all"))
+    assert (again.skipped, again.directory, again.files) == ((), run.directory, run.files + 1)
+    content = {name: (again.directory / name).read_text() for name in ("result", "NOTES", "stdout.log")}
+    assert content == {"result": "looked at", "NOTES": "mine", "stdout.log": ""}
+    assert (again.directory / "checkpoints" / "step_1" / "w").read_text() == "1\n"
+    (run.directory / "result").write_text("result\n")
+    subprocess.run(
+        ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=run.directory, check=True
+    )
+    assert collect(session, out=out, selection=ALL) == ()
+    assert [path.name for path in out.iterdir()] == [run.directory.name]
+
+
+def test_all_brings_a_run_that_is_gone_here(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "true")
+    (run,) = collect(session, out=out)
+    run.directory.rename(tmp_path / "elsewhere")
+    assert collect(session, out=out, selection=Selection("all")) == ()
+    assert [run.job_id for run in collect(session, out=out, selection=ALL)] == [job_id]
 
 
 def test_by_default_all_that_is_out_comes_home(session, cluster, tmp_path, out):

@@ -16,7 +16,7 @@ from clusterctl.errors import CollectError
 from clusterctl.jobs.source import patterns
 from clusterctl.jobs.watch import LogReader
 from clusterctl.runs.collect import collect
-from clusterctl.runs.fetch import fetch_tree
+from clusterctl.runs.fetch import Selection, Source, fetch_tree
 from clusterctl.runs.remote_files import DEEPEST, LONGEST, MOST, Globs, Listing
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
@@ -222,7 +222,8 @@ def test_holes_stay_holes(remote, tree):
 
 def test_the_disk_must_hold_what_files_take_not_what_they_seem(remote, tree):
     put("sparse", remote / "image")
-    (manifest,) = [fetch_tree(LocalTransport(), str(remote), tree, still_changing=False, max_file=TIB - 1)]
+    source = Source(str(remote), selection=Selection(max_file=TIB - 1))
+    manifest = fetch_tree(LocalTransport(), source, tree)
     assert [one.path for one in manifest.skipped] == ["image"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import OUTPUTS_FILE, outputs_file
-from clusterctl.runs.fetch import fetch_tree
+from clusterctl.runs.fetch import Source, fetch_tree
 from clusterctl.spec.job import JobSpec
 from tests.support.here import LocalTransport
 from tests.support.sweeps import in_sweep
@@ -47,22 +47,20 @@ def collected(folder: Path, tmp_path: Path, *patterns: str) -> tuple[set[str], d
     for name, content in outputs_file(job).items():
         (folder / name).write_bytes(content)
     tree = tmp_path / "run" / "tree"
-    manifest = fetch_tree(LocalTransport(), str(folder), tree, still_changing=False)
+    manifest = fetch_tree(LocalTransport(), Source(str(folder)), tree)
     here = {str(p.relative_to(tree)).removesuffix(".from-job") for p in tree.rglob("*") if p.is_file()}
     assert here >= OURS
     return here - OURS - {OUTPUTS_FILE}, {one.path: one.reason for one in manifest.skipped}
 
 
-def test_by_default_all_comes_but_checkpoints(job_folder, tmp_path):
-    here, skipped = collected(job_folder, tmp_path)
-    assert here == THEIRS - {"checkpoints/last.pt"}
-    assert skipped == {"checkpoints": "checkpoints stay on the cluster"}
+def test_by_default_all_comes(job_folder, tmp_path):
+    assert collected(job_folder, tmp_path) == (THEIRS, {})
 
 
 def test_what_is_named_comes_and_the_rest_is_told_by_folder(job_folder, tmp_path):
     here, skipped = collected(job_folder, tmp_path, "results/**", "!results/tmp/**")
     assert here == {"results/a.csv", "results/deep/b.csv", "task-1/metrics.jsonl", "task-1/results/d.csv"}
-    assert set(skipped.values()) == {"not among the outputs"}
+    assert set(skipped.values()) == {"not among the outputs: `clusterctl collect --all`"}
     assert set(skipped) == {
         "big",
         "checkpoints",
@@ -97,7 +95,7 @@ def test_patterns(job_folder, tmp_path, pattern, here):
 def test_a_file_that_the_job_damaged_leaves_the_default(job_folder, tmp_path, content):
     (job_folder / OUTPUTS_FILE).write_text(content)
     here, _ = collected(job_folder, tmp_path)
-    assert here == THEIRS - {"checkpoints/last.pt"}
+    assert here == THEIRS
 
 
 def test_a_link_that_is_wanted_is_named_as_one(job_folder, tmp_path):

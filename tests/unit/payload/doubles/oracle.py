@@ -19,12 +19,17 @@ if TYPE_CHECKING:
 else:
 
     class Lazy:
-        """A module that is imported when it is first used: PyTorch takes seconds, and few workers need it."""
+        """A module that is imported when it is first used: PyTorch takes seconds, and few workers need it.
+
+        Collecting tests is no use: pytest asks whatever a module holds for private names.
+        """
 
         def __init__(self, name: str) -> None:
             self._name = name
 
         def __getattr__(self, attribute: str) -> Any:
+            if attribute.startswith("_"):
+                raise AttributeError(attribute)
             return getattr(_imported(self._name), attribute)
 
     torch, functional = Lazy("torch"), Lazy("torch.nn.functional")
