@@ -101,7 +101,13 @@ class Data:
         (), some_of("crop", "flip"), "crop,flip", "vary images by chance", _IMAGES
     )
     clean: bool = switch(False, "leave repeated images out, and say how many", _IMAGES)
-    tokenizer: str = setting("bytes", tokenizer_name, "bytes|bpe:N", "of text; N is learned", _TEXT_FILE)
+    tokenizer: str = setting(
+        "bytes",
+        tokenizer_name,
+        "bytes|bpe:N|gpt2:DIR",
+        "of text; N is learned; gpt2 has the files that GPT-2 came with",
+        _TEXT_FILE,
+    )
     sequence_length: int = setting(128, count, "N", "tokens in a sample of text", _TEXT)
     prefetch: int = setting(2, whole(0), "N", "iterations for which samples are made ahead", _NO_BENCH)
 
@@ -203,6 +209,7 @@ class Checkpoints:
     resume: str = setting(
         "never", str, "auto|never|DIR", "go on from the newest checkpoint, or that one", _NO_BENCH
     )
+    save_model: bool = switch(True, "write the final and the best weights to model/ in --out", _TRAINING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,13 +252,16 @@ class TrainConfig(Command):
 
     def placed(self) -> Self:
         """The same, with absolute paths of the data and the checkpoints."""
-        kind, _, where = self.data.data.partition(":")
+        data, tokenizer = (
+            f"{kind}:{Path(where).absolute()}" if kind in ("idx", "text", "gpt2") else f"{kind}{colon}{where}"
+            for kind, colon, where in (self.data.data.partition(":"), self.data.tokenizer.partition(":"))
+        )
         folder, resume = self.checkpoints.checkpoints, self.checkpoints.resume
         if resume not in ("auto", "never"):
             resume = str(Path(resume).absolute())
         return replace(
             self,
-            data=replace(self.data, data=f"{kind}:{Path(where).absolute()}" if where else kind),
+            data=replace(self.data, data=data, tokenizer=tokenizer),
             checkpoints=replace(self.checkpoints, checkpoints=folder and folder.absolute(), resume=resume),
         )
 

@@ -112,10 +112,11 @@ def data_name(text: str) -> str:
 
 
 def tokenizer_name(text: str) -> str:
-    """``bytes``, or ``bpe:N`` with more tokens than there are bytes."""
-    kind, _, size = text.partition(":")
-    if text != "bytes" and not (kind == "bpe" and size.isdecimal() and int(size) > 256):  # noqa: PLR2004
-        raise argparse.ArgumentTypeError(f"{text!r} is neither bytes nor bpe:N with N above 256")
+    """``bytes``, ``bpe:N`` with more tokens than there are bytes, or ``gpt2:DIR``."""
+    kind, _, where = text.partition(":")
+    enough = kind == "bpe" and where.isdecimal() and int(where) > 256  # noqa: PLR2004
+    if text != "bytes" and not enough and not (kind == "gpt2" and where):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of bytes, bpe:N with N above 256, gpt2:DIR")
     return text
 
 
