@@ -67,7 +67,7 @@ def collect(
         )
         folders: tuple[Path, ...] = ()
         if everything and not ids:
-            from clusterctl.runs.only_copies import bring_all  # noqa: PLC0415 - for nothing else
+            from clusterctl.runs.only_copies import bring_all
 
             folders = bring_all(Workspace.of(session.spec.name), out or Path("runs"), progress=progress)
     answer = [

@@ -23,6 +23,8 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider, pending_releases
+from clusterctl.providers.storage import KeptStorage
+from clusterctl.providers.storage import record as record_storage
 from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.runs.only_copies import NOTHING, Found
 from clusterctl.spec.common import ProviderSettings
@@ -40,7 +42,8 @@ class DownOptions:
 
     Under ``discard`` no run is collected, and all that exists only on the cluster is lost; without it, all
     runs are but those of the jobs ``discard_runs``, into the folder ``out``. Machines of the user's own that
-    are ``gone`` for good are not waited for.
+    are ``gone`` for good are not waited for. With ``remove_storage`` the shared folder goes, too, where the
+    spec keeps it.
     """
 
     discard: bool = False
@@ -48,6 +51,7 @@ class DownOptions:
     out: Path | None = None
     gone: Collection[str] = ()
     prompts: Prompts = NO_PROMPTS
+    remove_storage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,8 @@ class DownResult:
     """A cluster that is removed, and the runs that were collected before, and those that were discarded.
 
     ``on_this_machine``: its nodes were parts of it. ``looked``: whether there was anything to look for.
-    ``lost`` is what existed only there.
+    ``kept`` is the shared folder that stays, ``removed`` the one that was kept until now; ``lost`` is what
+    existed only there.
     """
 
     runs: tuple[RunRecord, ...] = ()
@@ -63,6 +68,8 @@ class DownResult:
     on_this_machine: bool = True
     looked: bool = True
     discarded: tuple[JobEntry, ...] = ()
+    kept: tuple[KeptStorage, ...] = ()
+    removed: tuple[KeptStorage, ...] = ()
     lost: Found = NOTHING
 
 
@@ -102,12 +109,20 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
         collected = runner.phase(collect_runs, options.out, discarded)
     if discarded:
         runner.phase(discard_runs, discarded)
-    lost = runner.phase(look, discarded, discard=options.discard)
+    lost = runner.phase(look, discarded, discard=options.discard, storage=options.remove_storage)
     if forgotten := forget(workspace, options.gone):
         options.prompts.note(f"forgotten: {'; '.join(forgotten)}")
     looked = not _has_taken_none(workspace)
     runner.phase(destroy, provider, looked=looked, orphans=settings.shares_kernel)
-    return DownResult(collected, tuple(runner.phases), settings.shares_kernel, looked, discarded, lost)
+    kept: tuple[KeptStorage, ...] = ()
+    removed: tuple[KeptStorage, ...] = ()
+    if looked and options.remove_storage:
+        removed = runner.phase(remove_storage, provider)
+    elif looked and _keeps_storage(workspace):
+        kept = runner.phase(keep_storage, provider, settings)
+    return DownResult(
+        collected, tuple(runner.phases), settings.shares_kernel, looked, discarded, kept, removed, lost
+    )
 
 
 @contextmanager
@@ -153,6 +168,36 @@ def destroy(runner: PhaseRunner, provider: Provider, *, looked: bool, orphans: b
             remove_cluster(provider, cluster_id, None, runner.report)
 
 
+def keep_storage(
+    runner: PhaseRunner, provider: Provider, settings: ProviderSettings
+) -> tuple[KeptStorage, ...]:
+    """Note the shared folder that the cluster left: `list` shows it, and the next `up` takes it up."""
+    name = runner.workspace.root.name
+    kept = provider.kept_storage(name)
+    record_storage(name, settings, kept)
+    runner.note = "; ".join(map(str, kept)) or "there is none"
+    return kept
+
+
+def remove_storage(runner: PhaseRunner, provider: Provider) -> tuple[KeptStorage, ...]:
+    """Remove the shared folders that clusters of this name left."""
+    name = runner.workspace.root.name
+    found = provider.kept_storage(name)
+    for kept in found:
+        provider.remove_storage(kept, report=runner.report)
+    record_storage(name, None, ())
+    runner.note = "; ".join(map(str, found)) or "there is none"
+    return found
+
+
+def _keeps_storage(workspace: Workspace) -> bool:
+    """Whether the cluster leaves its shared folder; where its spec is damaged, it may."""
+    try:
+        return applied_spec(workspace).storage.keep
+    except UsageError:
+        return True
+
+
 def _down_without_workspace(runner: PhaseRunner) -> DownResult:
     """Remove local clusters whose workspace is missing."""
     provider, name = provider_of(DEFAULT_PROVIDER), runner.workspace.root.name
@@ -165,7 +210,7 @@ def _down_without_workspace(runner: PhaseRunner) -> DownResult:
         )
     for cluster_id in found:
         remove_cluster(provider, cluster_id, None, partial(runner.reporter, "destroy"))
-    return DownResult()
+    return DownResult(kept=keep_storage(runner, provider, DEFAULT_PROVIDER))
 
 
 def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) -> tuple[JobEntry, ...]:

@@ -19,16 +19,19 @@ from clusterctl.transport.ssh import Connections
 PATIENCE_S = 5.0  # for the scheduler to answer
 
 
-def look(runner: PhaseRunner, given_up: Collection[JobEntry], *, discard: bool) -> Found:
+def look(
+    runner: PhaseRunner, given_up: Collection[JobEntry], *, discard: bool, storage: bool = False
+) -> Found:
     """Find what exists only on the cluster, but for the jobs that are ``given_up``, before it is removed.
 
-    Of machines of the user's own that is jobs alone: their files stay where they are.
+    Of machines of the user's own that is jobs alone: their files stay where they are. With ``storage``, what
+    is on storage that is kept counts, too.
 
     Raises:
         OnlyCopyError: there is something, and not ``discard``; one failure each.
     """
     workspace = runner.workspace
-    found = _found(workspace, {entry.job_id for entry in given_up})
+    found = _found(workspace, {entry.job_id for entry in given_up}, storage=storage)
     if workspace.removing.exists():  # it was looked for before; hosts that are gone by now can't be asked
         found = replace(found, unknown=())
     runner.note = f"discarded: {found.shown}" if found else "nothing exists only there"
@@ -40,7 +43,7 @@ def look(runner: PhaseRunner, given_up: Collection[JobEntry], *, discard: bool) 
     return found
 
 
-def _found(workspace: Workspace, given_up: Collection[str | None]) -> Found:
+def _found(workspace: Workspace, given_up: Collection[str | None], *, storage: bool) -> Found:
     if not workspace.configured.exists():  # no user could log in yet
         return Found()
     try:
@@ -48,7 +51,7 @@ def _found(workspace: Workspace, given_up: Collection[str | None]) -> Found:
     except UsageError as exc:
         return Found(unknown=(exc.cause,)) if workspace.inventory.exists() else Found()
     with Connections(workspace.ssh_config) as connections:
-        found = Search.of_all(inventory, workspace, connections.to).find()
+        found = Search.of_all(inventory, workspace, connections.to, kept_too=storage).find()
         files = tuple(one for one in found.files if one.job_id not in given_up)
         jobs, unknown = _jobs(inventory, connections.to, given_up)
     # Of machines of the user's own nothing is destroyed: that jobs can't be told is no reason to stay.

@@ -41,7 +41,7 @@ from clusterctl.util.disk import append_line, read_rows, reason
 from clusterctl.util.process import on_each
 
 _PROGRAM = "clusterctl.transport.remote_copies"
-_AT_ONCE = 100_000  # files of one transfer
+_MOST_FILES = 100_000  # files of one transfer
 _MOST_SHOWN = 20
 _AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
@@ -135,14 +135,19 @@ class Search:
         object.__setattr__(self, "known", array("Q", _known(self.workspace)))
 
     @classmethod
-    def of_all(cls, inventory: Inventory, workspace: Workspace, to: Connect) -> Search:
-        """Where `down` destroys files: not on machines of the user's own, nor on storage that is kept."""
+    def of_all(
+        cls, inventory: Inventory, workspace: Workspace, to: Connect, *, kept_too: bool = False
+    ) -> Search:
+        """Where `down` destroys files: not on machines of the user's own, nor on storage that is kept.
+
+        ``kept_too``: the latter is removed as well.
+        """
         owned = inventory.traits.user_owned
         kept = False
         with suppress(UsageError):
             kept = applied_spec(workspace).storage.keep
         hosts = () if owned else [host.name for host in inventory.hosts]
-        return cls(inventory, workspace, to, hosts, shared=not (owned or kept))
+        return cls(inventory, workspace, to, hosts, shared=kept_too if kept else not owned)
 
     def find(self) -> Found:
         """Look at all hosts at once. One that does not answer is in ``unknown`` of what is returned."""
@@ -215,7 +220,7 @@ class Search:
 
     def _bring_top(self, host: str, top: str, folder: Path, progress: Progress) -> None:
         at = host or self.inventory.controller.name
-        argv = self._request(at, top=base64.b64encode(os.fsencode(top)).decode(), most=_AT_ONCE)
+        argv = self._request(at, top=base64.b64encode(os.fsencode(top)).decode(), most=_MOST_FILES)
         while True:
             with listed(self.to(at), argv, before=request_bytes(self.known)) as download:
                 for entry in download.entries:

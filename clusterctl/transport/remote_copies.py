@@ -76,8 +76,8 @@ def encoded(path: bytes) -> str:
     return base64.b64encode(path).decode("ascii")
 
 
-def say(**answer: object) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
+def answer(**fields: object) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
@@ -256,10 +256,10 @@ class Group:
         if len(self.owners) < MOST_TOLD:
             self.owners.update(owners)
 
-    def tell(self) -> None:
+    def write(self) -> None:
         owner = name_of(next(iter(self.owners))) if len(self.owners) == 1 else "several users"
         age_s = max(0, int(time.time() - self.newest / 1e9))
-        say(
+        answer(
             top=encoded(self.top),
             path=encoded(self.path),
             owner=owner,
@@ -283,7 +283,7 @@ def groups_of(walk: Walk, tops: Iterator[Top]) -> Iterator[Group]:
             yield group
 
 
-def tell_groups(walk: Walk, tops: Iterator[Top]) -> None:
+def write_groups(walk: Walk, tops: Iterator[Top]) -> None:
     """Tell of the files, all below one path together: the largest, and the sum of the others."""
     largest: list[tuple[int, int, Group]] = []
     others = Group(b"", b"")
@@ -293,12 +293,12 @@ def tell_groups(walk: Walk, tops: Iterator[Top]) -> None:
             small = heapq.heappop(largest)[2]
             others.add(small.files, small.bytes, small.newest, small.owners)
     for _, _, group in sorted(largest, reverse=True):
-        group.tell()
+        group.write()
     if others.files:
-        others.tell()
+        others.write()
     for path, why in walk.unread:
-        say(unread=encoded(path), why=why)
-    say(end=True)
+        answer(unread=encoded(path), why=why)
+    answer(end=True)
 
 
 def send_top(walk: Walk, top: Top, most: int) -> None:
@@ -327,10 +327,10 @@ def send_top(walk: Walk, top: Top, most: int) -> None:
 def main(request: str) -> None:
     asked: dict[str, Any] = json.loads(request)
     ours = frozenset(os.fsencode(name) for name in asked["ours"])
-    walk = Walk(read_known(), ours, Beat(say))
+    walk = Walk(read_known(), ours, Beat(answer))
     tops = tops_of(asked)
     if "top" not in asked:
-        tell_groups(walk, tops)
+        write_groups(walk, tops)
         return
     for top in tops:
         if top.path == base64.b64decode(asked["top"]):
