@@ -209,6 +209,7 @@ class Checkpoints:
     resume: str = setting(
         "never", str, "auto|never|DIR", "go on from the newest checkpoint, or that one", _NO_BENCH
     )
+    save_model: bool = switch(True, "write the final and the best weights to model/ in --out", _TRAINING)
 
 
 @dataclass(frozen=True, slots=True)

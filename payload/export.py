@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from payload.checkpoint.shards import BrokenError, Reader, plan, read_manifest, verify
+from payload.checkpoint.shards import BrokenError, Reader, read_manifest, verify
 from payload.config import ExportConfig
 from payload.errors import UsageError
 from payload.jsonl import answer
+from payload.safetensors import plan
 
 
 def run(config: ExportConfig) -> int:

@@ -173,7 +173,6 @@ class Saver:
         data_state: Mapping[str, Any] = MappingProxyType({}),
         lock: Lock | None = None,
         notify: Callable[[str], None] = print,
-        signals: StopSignals | None = None,
     ) -> None:
         """
         Args:
@@ -187,7 +186,6 @@ class Saver:
             lock: of the folder, if this rank has that. It is held until this is closed and nothing more is
                 written, also if this process is killed.
             notify: prints what went wrong, and does not matter yet.
-            signals: of this rank, that ask the run to stop.
         """
         self._engine, self._device, self._world = engine, engine.device, engine.mesh.world
         self._folder, self._describe, self._record = folder, describe, record
@@ -207,7 +205,6 @@ class Saver:
             memory[offset : offset + array.nbytes].view(array.dtype)
             for (_, array), offset in zip(self._saved_shards, offsets, strict=True)
         ]
-        self._signals = signals
         self._save: _Save | None = None
         self._failure: PayloadError | None = None
 
@@ -231,21 +228,16 @@ class Saver:
             if self._lock:
                 self._lock.close()
 
-    def flags(self) -> tuple[float, float]:
-        """For the next step to sum: whether this rank was asked to stop, and has written its file."""
-        return float(self._signals is not None and self._signals.came), float(self._has_written())
+    def after(self, iteration: int, written: float, *, stop: bool = False, last: bool = False) -> None:
+        """An iteration is done.
 
-    def after(self, iteration: int, flags: tuple[float, ...], *, last: bool) -> bool:
-        """An iteration is done, and these are its votes.
-
-        Returns:
-            Whether to stop now, because a rank was asked to: all is on disk then.
+        Args:
+            written: by how many ranks, as they said before it.
+            stop: the run ends here before its time: all is on disk afterwards.
 
         Raises:
             PayloadError: a checkpoint could not be written.
         """
-        asked_to_stop, written = flags
-        stop = asked_to_stop > 0 and not last
         if written == self._world.size:
             self._complete(wait=False)
         if stop or last or iteration % self._interval == 0:
@@ -254,9 +246,6 @@ class Saver:
             self._begin(iteration)
             if stop or self._wait:
                 self._finish()
-        if self._signals:
-            self._signals.came |= stop  # perhaps to another rank
-        return stop
 
     def _begin(self, iteration: int) -> None:
         began = time.perf_counter()
@@ -269,11 +258,12 @@ class Saver:
         self._save = _Save(
             replace(self._describe(iteration), scalars=scalars(self._engine)), self._device.mark()
         )
-        self._has_written()
+        self.written()
         self._save.stall_s = time.perf_counter() - began
 
-    def _has_written(self) -> bool:
-        """Move the save on as far as goes without waiting, and tell whether this rank's file is on disk."""
+    def written(self) -> bool:
+        """Move the save on as far as goes without waiting, and tell whether this rank's file is on disk, for
+        the next step to sum."""
         save = self._save
         if save and not save.asked and self._device.has_passed(save.copied):
             self._write(save)

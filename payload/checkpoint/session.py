@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from payload.checkpoint.folder import Lock, complete, lock, prepare
-from payload.checkpoint.saver import Saver, StopSignals
+from payload.checkpoint.saver import Saver
 from payload.checkpoint.shards import (
     BrokenError,
     Manifest,
@@ -75,10 +75,9 @@ class Session:
         return resume(self._chosen, engine, self._now)
 
     def saver(
-        self, record: Callable[..., None], notify: Callable[[str], None], signals: StopSignals | None = None
+        self, record: Callable[..., None], notify: Callable[[str], None]
     ) -> AbstractContextManager[Saver | None]:
-        """To be entered for the whole of training, which has been resumed. None without checkpoints: a signal
-        ends such a run as it ends any process."""
+        """To be entered for the whole of training, which has been resumed. None without checkpoints."""
         settings = self._config.checkpoints
         if not settings.save_interval:
             return nullcontext()
@@ -93,7 +92,6 @@ class Session:
             data_state=self._data_state,
             lock=self._lock,
             notify=notify,
-            signals=signals,
         )
 
     def _describe(self, engine: Engine, identity: Mapping[str, Any]) -> Manifest:

@@ -15,7 +15,7 @@ from payload.config import TrainConfig
 from payload.data import idx
 from payload.data.base import Dataset, Pair
 from payload.data.gpt2 import GPT2, load
-from payload.data.images import Images, Known, Labelled, facts
+from payload.data.images import Images, Known, Labelled, facts, image_input
 from payload.data.text import MaskedText, Text, parts
 from payload.data.tokenizer import BytePairs, Bytes, Tokenizer, learn
 from payload.device import Array
@@ -26,7 +26,7 @@ from payload.nn.module import Draw
 
 T = TypeVar("T")
 
-_GPT2_VOCABULARY = 50_304
+_GPT2_VOCABULARY = 50_257
 _IMAGENET = (224, 3, 1000)  # side, channels, classes
 _FEW = 4
 _HELD_OUT_EVERY = 5  # of the digits
@@ -169,9 +169,18 @@ class Synthetic:
     bytes_per_target = None
     data_state: Mapping[str, Any] = MappingProxyType({})
 
-    def __init__(self, about: str, inputs: Array, targets: Array, sizes: Mapping[str, int]) -> None:
+    tokenizer: Mapping[str, Any] | None = None
+
+    def __init__(
+        self,
+        about: str,
+        inputs: Array,
+        targets: Array,
+        sizes: Mapping[str, int],
+        input_: Mapping[str, Any],
+    ) -> None:
         self.about = f"synthetic {about}"
-        self.facts = sizes
+        self.facts, self.input = sizes, input_
         self.targets = float(np.prod(targets.shape[1:]))
         self._inputs, self._targets = inputs, targets
 
@@ -187,7 +196,9 @@ def synthetic_images(side: int, channels: int, classes: int, *, dtype: str) -> S
     rng = np.random.default_rng(0)
     pixels = rng.standard_normal((_POOL, side, side, channels), dtype)  # type: ignore[call-overload]
     about = f"images of {side}x{side}x{channels}, {classes} classes"
-    return Synthetic(about, pixels, rng.integers(classes, size=_POOL), facts(side, side, channels, classes))
+    sizes = facts(side, side, channels, classes)
+    asked = image_input((side, side, channels), [0.0] * channels, [1.0] * channels)
+    return Synthetic(about, pixels, rng.integers(classes, size=_POOL), sizes, asked)
 
 
 def synthetic_tokens(vocabulary: int, length: int) -> Synthetic:
@@ -195,4 +206,5 @@ def synthetic_tokens(vocabulary: int, length: int) -> Synthetic:
     rng = np.random.default_rng(0)
     sizes = {"vocabulary": vocabulary, "classes": vocabulary, "length": length, "tokens": length}
     drawn = rng.integers(vocabulary, size=(2, _POOL, length))
-    return Synthetic(f"tokens, {length} a sample, of {vocabulary}", drawn[0], drawn[1], sizes)
+    about = f"tokens, {length} a sample, of {vocabulary}"
+    return Synthetic(about, drawn[0], drawn[1], sizes, {"kind": "text", "length": length})

@@ -57,6 +57,8 @@ _BYTE_OF = {char: byte for byte, char in enumerate(_characters())}
 class GPT2:
     """GPT-2's tokens, or others of that kind; as ``Tokenizer``."""
 
+    kind = "gpt2"
+
     def __init__(
         self, vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], added: Mapping[str, int]
     ) -> None:
@@ -69,7 +71,7 @@ class GPT2:
         Raises:
             KeyError, TypeError, ValueError: a token that is needed has no number.
         """
-        self.name = "gpt2"
+        self.name = self.kind
         self.size = max([*vocabulary.values(), *added.values()]) + 1
         self.data_state: Mapping[str, Any] = {
             "vocabulary": dict(vocabulary),

@@ -49,13 +49,16 @@ class Attention:
         if width % heads:
             raise UsageError(f"a width of {width} cannot be divided among {heads} heads of attention")
         if heads % context.tp.size:
-            raise UsageError(f"--tp {context.tp.size} does not divide the {heads} heads of attention")
+            able = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
+            raise UsageError(
+                f"--tp {context.tp.size} does not divide the {heads} heads of attention: it can be {able}"
+            )
         self._device, self._name, self._causal, self._rate = context.device, name, causal, dropout
         self._width = width // heads
         self._queries = _QUERIES if context.device.gpu is None else _QUERIES_ON_GPU
         self._heads, self._first_head = heads // context.tp.size, context.tp.rank * heads // context.tp.size
-        self.qkv = Linear(context, f"{name}.qkv", width, 3 * width, init=init, split="columns", parts=3)
-        self.out = Linear(context, f"{name}.out", width, width, init=out_init or init, split="rows")
+        self.qkv = Linear(context, f"{name}.in_proj", width, 3 * width, init=init, split="columns", parts=3)
+        self.out = Linear(context, f"{name}.out_proj", width, width, init=out_init or init, split="rows")
         self.parameters = [*self.qkv.parameters, *self.out.parameters]
 
     def forward(self, x: Array, tape: Tape) -> Array:

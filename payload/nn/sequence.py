@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from payload.device import Array
+from payload.nn.form import reshaped
 from payload.nn.module import Context, Parameter, Tape, normal
 
 
@@ -12,7 +13,7 @@ class Positions:
     """Adds a learned vector for each position, in the place of x."""
 
     def __init__(self, context: Context, name: str, length: int, width: int) -> None:
-        self.table = Parameter(context, f"{name}.table", (length, width), normal(0.02))
+        self.table = Parameter(context, f"{name}.weight", (length, width), normal(0.02))
         self.parameters = [self.table]
 
     def forward(self, x: Array, tape: Tape) -> Array:  # noqa: ARG002
@@ -59,7 +60,8 @@ class ClassToken:
 
     def __init__(self, context: Context, name: str, width: int) -> None:
         self._device = context.device
-        self.token = Parameter(context, f"{name}.token", (width,), normal(0.02))
+        form = reshaped((width,), (1, 1, width))
+        self.token = Parameter(context, name, (width,), normal(0.02), form=form)
         self.parameters = [self.token]
 
     def forward(self, x: Array, tape: Tape) -> Array:  # noqa: ARG002

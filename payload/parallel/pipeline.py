@@ -17,8 +17,9 @@ import numpy as np
 from payload.comm.base import Communicator, Pending, Solo
 from payload.device import Array, Device
 from payload.errors import UsageError
+from payload.nn.form import Shape
 from payload.nn.loss import Loss, LossSums
-from payload.nn.module import Draw, Parameter, Segment, Sequential, Shape, Tape, Unit
+from payload.nn.module import Draw, Parameter, Segment, Sequential, Tape, Unit
 from payload.parallel.zero import Storage
 
 _BLOCK = 1 << 20

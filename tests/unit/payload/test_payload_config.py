@@ -200,6 +200,7 @@ TRAIN = {
     "keep": Row("--keep 3", "--save-interval 3", ("", "--resume auto"), "train"),
     "checkpoints": Row("--checkpoints a", "--resume auto", ("", "--resume a"), "train find"),
     "resume": Row("--resume auto", does="train find"),
+    "save_model": Row("--no-save-model", does="train"),
     "profile": Row("--profile", does="train"),
     "profile_iterations": Row("--profile-iterations 3", "--profile", ("",), "train"),
     "tensorboard": Row("--tensorboard", does="train"),

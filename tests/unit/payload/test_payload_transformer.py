@@ -37,24 +37,26 @@ class Case:
 def _attention(causal: bool) -> Theirs:
     def theirs(p: Tensors, x: torch.Tensor) -> torch.Tensor:
         b, t, c = x.shape
-        qkv = functional.linear(x, p["a.qkv.weight"].reshape(c, -1).T, p["a.qkv.bias"].ravel())
+        qkv = functional.linear(x, p["a.in_proj_weight"], p["a.in_proj_bias"])
         q, k, v = qkv.reshape(b, t, 3, 2, c // 2).permute(2, 0, 3, 1, 4)
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        return functional.linear(y.swapaxes(1, 2).reshape(b, t, c), p["a.out.weight"].T, p["a.out.bias"])
+        return functional.linear(
+            y.swapaxes(1, 2).reshape(b, t, c), p["a.out_proj.weight"], p["a.out_proj.bias"]
+        )
 
     return theirs
 
 
 def _lstm(p: Tensors, x: torch.Tensor) -> torch.Tensor:
     lstm = torch.nn.LSTM(x.shape[2], 3, batch_first=True, dtype=x.dtype)
-    names = {"weight_ih_l0": p["l.weight_x"].T, "weight_hh_l0": p["l.weight_h"].T, "bias_ih_l0": p["l.bias"]}
-    names["bias_hh_l0"] = torch.zeros_like(p["l.bias"])
+    names = {name.removeprefix("l."): tensor for name, tensor in p.items()}
+    names["bias_hh_l0"] = torch.zeros_like(p["l.bias_ih_l0"])
     y: torch.Tensor = torch.func.functional_call(lstm, names, (x,))[0]
     return y
 
 
 def _tied(c: Context) -> Layer:
-    embedding = Embedding(c, "e", 11, 4)
+    embedding = Embedding(c, "e", 64, 4)
     return Sequential(embedding, TiedHead(c, "h", embedding, bias=True))
 
 
@@ -69,19 +71,19 @@ CASES = {
     "parts": Case(
         lambda c: Linear(c, "l", 3, 8, parts=2),
         (2, 4, 3),
-        lambda p, x: x @ p["l.weight"].reshape(3, 8) + p["l.bias"].ravel(),
+        lambda p, x: functional.linear(x, p["l_weight"], p["l_bias"]),
     ),
     "embedding": Case(
-        lambda c: Embedding(c, "e", 11, 4), None, lambda p, x: functional.embedding(x, p["e.table"])
+        lambda c: Embedding(c, "e", 11, 4), None, lambda p, x: functional.embedding(x, p["e.weight"])
     ),
     "tied": Case(
-        _tied, None, lambda p, x: functional.embedding(x, p["e.table"]) @ p["e.table"].T + p["h.bias"]
+        _tied, None, lambda p, x: functional.embedding(x, p["e.weight"]) @ p["e.weight"].T + p["h.bias"]
     ),
-    "positions": Case(lambda c: Positions(c, "p", 7, 4), (2, 5, 4), lambda p, x: x + p["p.table"][:5]),
+    "positions": Case(lambda c: Positions(c, "p", 7, 4), (2, 5, 4), lambda p, x: x + p["p.weight"][:5]),
     "classtoken": Case(
         lambda c: ClassToken(c, "t", 4),
         (2, 3, 4),
-        lambda p, x: torch.cat([p["t.token"].expand(2, 1, 4), x], dim=1),
+        lambda p, x: torch.cat([p["t"].expand(2, 1, 4), x], dim=1),
     ),
     "pick": Case(lambda c: Pick(c, -1), (2, 3, 4), lambda _, x: x[:, -1]),
     "patches": Case(
@@ -98,7 +100,10 @@ CASES = {
         lambda c: Residual(LayerNorm(c, "n", 4), Linear(c, "l", 4, 4), Dropout(c, "d", 0.5)),
         (3, 4),
         lambda p, x: (
-            x + functional.layer_norm(x, (4,), p["n.weight"], p["n.bias"]) @ p["l.weight"] + p["l.bias"]
+            x
+            + functional.linear(
+                functional.layer_norm(x, (4,), p["n.weight"], p["n.bias"]), p["l.weight"], p["l.bias"]
+            )
         ),
     ),
     "causal": Case(
