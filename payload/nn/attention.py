@@ -132,8 +132,8 @@ class Attention:
         dq *= scale
 
     def _scores(self, q: Array, k: Array, at: slice, seen: slice, *padding: Array) -> Array:
-        """(..., queries, keys), -inf for keys that a query does not see. For padding it is the lowest number, so
-        that a sample of nothing else makes no NaN."""
+        """(..., queries, keys), -inf for keys that a query does not see. For padding it is the lowest number:
+        a sample of nothing else makes no NaN then."""
         scores = self._device.matmul(
             q[..., at, :], k[..., seen, :].swapaxes(-1, -2), dtype=acc_dtype(q.dtype)
         )
