@@ -22,6 +22,8 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider, pending_releases
+from clusterctl.providers.storage import KeptStorage
+from clusterctl.providers.storage import record as record_storage
 from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import DEFAULT_PROVIDER
@@ -37,7 +39,8 @@ class DownOptions:
     """How `down` goes about it.
 
     With ``discard`` no run is collected; without it all but those of the jobs ``discard_runs``, into
-    the folder ``out``. Machines of the user's own that are ``gone`` for good are not waited for.
+    the folder ``out``. Machines of the user's own that are ``gone`` for good are not waited for. With
+    ``remove_storage`` the shared folder goes, too, where the spec keeps it.
     """
 
     discard: bool = False
@@ -45,6 +48,7 @@ class DownOptions:
     out: Path | None = None
     gone: Collection[str] = ()
     prompts: Prompts = NO_PROMPTS
+    remove_storage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class DownResult:
     """A cluster that is removed, and the runs that were collected before, and those that were discarded.
 
     ``on_this_machine``: its nodes were parts of it. ``looked``: whether there was anything to look for.
+    ``kept`` is the shared folder that stays, ``removed`` the one that was kept until now.
     """
 
     runs: tuple[RunRecord, ...] = ()
@@ -59,6 +64,8 @@ class DownResult:
     on_this_machine: bool = True
     looked: bool = True
     discarded: tuple[JobEntry, ...] = ()
+    kept: tuple[KeptStorage, ...] = ()
+    removed: tuple[KeptStorage, ...] = ()
 
 
 def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
@@ -100,7 +107,15 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
         options.prompts.note(f"forgotten: {'; '.join(forgotten)}")
     looked = not _has_taken_none(workspace)
     runner.phase(destroy, provider, looked=looked, orphans=settings.shares_kernel)
-    return DownResult(collected, tuple(runner.phases), settings.shares_kernel, looked, discarded)
+    kept: tuple[KeptStorage, ...] = ()
+    removed: tuple[KeptStorage, ...] = ()
+    if looked and options.remove_storage:
+        removed = runner.phase(remove_storage, provider)
+    elif looked and _keeps_storage(workspace):
+        kept = runner.phase(keep_storage, provider, settings)
+    return DownResult(
+        collected, tuple(runner.phases), settings.shares_kernel, looked, discarded, kept, removed
+    )
 
 
 @contextmanager
@@ -144,6 +159,36 @@ def destroy(runner: PhaseRunner, provider: Provider, *, looked: bool, orphans: b
             remove_cluster(provider, cluster_id, None, runner.report)
 
 
+def keep_storage(
+    runner: PhaseRunner, provider: Provider, settings: ProviderSettings
+) -> tuple[KeptStorage, ...]:
+    """Note the shared folder that the cluster left: `list` shows it, and the next `up` takes it up."""
+    name = runner.workspace.root.name
+    kept = provider.kept_storage(name)
+    record_storage(name, settings, kept)
+    runner.note = "; ".join(map(str, kept)) or "there is none"
+    return kept
+
+
+def remove_storage(runner: PhaseRunner, provider: Provider) -> tuple[KeptStorage, ...]:
+    """Remove the shared folders that clusters of this name left."""
+    name = runner.workspace.root.name
+    found = provider.kept_storage(name)
+    for kept in found:
+        provider.remove_storage(kept, report=runner.report)
+    record_storage(name, None, ())
+    runner.note = "; ".join(map(str, found)) or "there is none"
+    return found
+
+
+def _keeps_storage(workspace: Workspace) -> bool:
+    """Whether the cluster leaves its shared folder; where its spec is damaged, it may."""
+    try:
+        return applied_spec(workspace).storage.keep
+    except UsageError:
+        return True
+
+
 def _down_without_workspace(runner: PhaseRunner) -> DownResult:
     """Remove local clusters whose workspace is missing."""
     provider, name = provider_of(DEFAULT_PROVIDER), runner.workspace.root.name
@@ -156,7 +201,7 @@ def _down_without_workspace(runner: PhaseRunner) -> DownResult:
         )
     for cluster_id in found:
         remove_cluster(provider, cluster_id, None, partial(runner.reporter, "destroy"))
-    return DownResult()
+    return DownResult(kept=keep_storage(runner, provider, DEFAULT_PROVIDER))
 
 
 def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) -> tuple[JobEntry, ...]:

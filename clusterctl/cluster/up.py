@@ -25,6 +25,7 @@ from clusterctl.packages.bundle import Bundle
 from clusterctl.packages.bundle_checks import cluster_bundle, missing_bundle, use_bundle
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.providers.base import Provisioned, Size
+from clusterctl.providers.storage import record as record_storage
 from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec
@@ -180,6 +181,8 @@ def provision(session: ClusterSession, plan: Plan, keep: Mapping[str, Size]) -> 
         session.report("downloading the wheels of the job environment")
         link_wheels(job_lock(), workspace.wheels, inventory.distribution)
     write_inventory(spec, inventory, workspace)
+    if spec.storage.keep:  # it is the cluster's again
+        record_storage(spec.name, None, ())
     session.notes += made.notes
     _report_started(session, made)
     session.note = f"{len(inventory.hosts)} hosts on {inventory.network}"
