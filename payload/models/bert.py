@@ -1,5 +1,5 @@
-"""BERT with its masked-language head (Devlin et al., arXiv:1810.04805), without segments and without the
-next-sentence task, as RoBERTa has it (Liu et al., arXiv:1907.11692).
+"""BERT with its masked-language head (Devlin et al., arXiv:1810.04805), without the next-sentence task, as
+RoBERTa has it (Liu et al., arXiv:1907.11692). A micro-batch may have padding and a second segment.
 
 B samples of T tokens, C numbers a token, V tokens in the vocabulary.
 """
@@ -13,7 +13,7 @@ from payload.nn.embedding import Embedding, TiedHead
 from payload.nn.linear import Linear
 from payload.nn.module import Context, Layer, Residual, Sequential, Unit, normal
 from payload.nn.norm import LayerNorm
-from payload.nn.sequence import Positions
+from payload.nn.sequence import Positions, Segments
 
 VOCABULARY = 30522
 
@@ -42,6 +42,7 @@ def build(
     first = Sequential(
         embedding,  # (B, T) → (B, T, C)
         Positions(context, "positions", length, width),
+        Segments(context, "segments", width),
         LayerNorm(context, "norm", width, eps=_EPS),
         Dropout(context, "dropout", dropout),
     )

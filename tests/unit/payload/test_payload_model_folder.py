@@ -114,7 +114,8 @@ def _bert(weights: dict[str, Any], tokens: torch.Tensor) -> torch.Tensor:
     norms = [torch.nn.LayerNorm(_C, 1e-12) for _ in range(2)]
     for norm, name in zip(norms, ("norm", "head.norm"), strict=True):
         norm.load_state_dict({part: weights[f"{name}.{part}"] for part in ("weight", "bias")})
-    x = layers(norms[0](table[tokens] + weights["positions.weight"][: tokens.shape[1]]))
+    positions, segments = weights["positions.weight"][: tokens.shape[1]], weights["segments.weight"]
+    x = layers(norms[0](table[tokens] + positions + segments[0]))
     dense = torch.nn.functional.linear(x, weights["head.linear.weight"], weights["head.linear.bias"])
     return norms[1](torch.nn.functional.gelu(dense)) @ table.T + weights["head.bias"]
 

@@ -73,7 +73,8 @@ def _gpt(p: Tensors, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _bert(p: Tensors, tokens: torch.Tensor) -> torch.Tensor:
-    x = _norm(p, "norm", p["embedding.weight"][tokens] + p["positions.weight"][: tokens.shape[1]], 1e-12)
+    x = p["embedding.weight"][tokens] + p["positions.weight"][: tokens.shape[1]] + p["segments.weight"][0]
+    x = _norm(p, "norm", x, 1e-12)
     for name in ("layers.0", "layers.1"):
         x = _norm(p, f"{name}.norm1", x + _attention(p, f"{name}.self_attn", x, causal=False), 1e-12)
         x = _norm(p, f"{name}.norm2", x + _feed_forward(p, name, x, "none"), 1e-12)

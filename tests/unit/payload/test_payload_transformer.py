@@ -18,7 +18,7 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.lstm import LSTM
 from payload.nn.module import Context, Draw, Layer, Residual, Sequential, Tape, Unit, normal
 from payload.nn.norm import LayerNorm
-from payload.nn.sequence import ClassToken, Patches, Pick, Positions
+from payload.nn.sequence import ClassToken, Patches, Pick, Positions, Segments
 from tests.unit.payload.doubles.layers import draw, slope, stored
 from tests.unit.payload.doubles.oracle import Tensors, assert_close, compare, functional, torch
 
@@ -34,12 +34,15 @@ class Case:
     theirs: Theirs
 
 
-def _attention(causal: bool) -> Theirs:
+def _attention(causal: bool, mask: Array | None = None) -> Theirs:
     def theirs(p: Tensors, x: torch.Tensor) -> torch.Tensor:
         b, t, c = x.shape
         qkv = functional.linear(x, p["a.in_proj_weight"], p["a.in_proj_bias"])
         q, k, v = qkv.reshape(b, t, 3, 2, c // 2).permute(2, 0, 3, 1, 4)
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        seen = None if mask is None else torch.tensor(mask)[:, None, None, :]
+        if causal and seen is not None:
+            seen = seen & torch.ones(t, t, dtype=torch.bool).tril()
+        y = functional.scaled_dot_product_attention(q, k, v, seen, is_causal=causal and seen is None)
         return functional.linear(
             y.swapaxes(1, 2).reshape(b, t, c), p["a.out_proj.weight"], p["a.out_proj.bias"]
         )
@@ -80,6 +83,7 @@ CASES = {
         _tied, None, lambda p, x: functional.embedding(x, p["e.weight"]) @ p["e.weight"].T + p["h.bias"]
     ),
     "positions": Case(lambda c: Positions(c, "p", 7, 4), (2, 5, 4), lambda p, x: x + p["p.weight"][:5]),
+    "segments": Case(lambda c: Segments(c, "s", 4), (2, 5, 4), lambda p, x: x + p["s.weight"][0]),
     "classtoken": Case(
         lambda c: ClassToken(c, "t", 4),
         (2, 3, 4),
@@ -139,6 +143,34 @@ def test_attention_over_several_blocks_is_pytorchs(causal: bool, device: Device)
     layer = Attention(Context(device), "a", 8, 2, causal=causal, init=normal(0.5))
     x = np.random.default_rng(2).standard_normal((2, 300, 8))
     compare(layer, x, device, _attention(causal))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_padding_is_not_seen(causal: bool, device: Device) -> None:
+    mask = np.arange(300) < np.array([[300], [7], [140]])
+    layer = Attention(Context(device), "a", 8, 2, causal=causal, init=normal(0.5))
+    x = np.random.default_rng(2).standard_normal((3, 300, 8))
+    compare(layer, x, device, _attention(causal, mask), Tape(mask=device.asarray(mask)))
+
+
+def test_a_sample_of_padding_alone_makes_no_nan(device: Device) -> None:
+    layer = Attention(Context(device), "a", 8, 2, causal=False, init=normal(0.5))
+    stored([Unit("u", layer)], device)
+    x, tape = device.asarray(np.ones((2, 5, 8))), Tape(mask=device.asarray(np.zeros((2, 5), bool)))
+    y = layer.forward(x, tape)
+    assert np.isfinite(device.to_host(y)).all()
+    assert np.isfinite(device.to_host(layer.backward(device.xp.ones_like(y), tape))).all()
+
+
+def test_segments_are_pytorchs(device: Device) -> None:
+    segments = np.random.default_rng(1).integers(0, 2, (2, 5))
+    for given in (None, segments):
+        index = torch.tensor(np.zeros_like(segments) if given is None else given)
+        tape = Tape(segments=None if given is None else device.asarray(given))
+        layer, x = Segments(Context(device), "s", 4), np.random.default_rng(2).standard_normal((2, 5, 4))
+        compare(
+            layer, x, device, lambda p, x, index=index: x + functional.embedding(index, p["s.weight"]), tape
+        )
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -94,7 +94,11 @@ def assert_same_gradients(units: Sequence[Unit], theirs: Tensors, device: Device
 
 
 def compare(
-    layer: Layer, x: Array, device: Device, theirs: Callable[[Tensors, torch.Tensor], torch.Tensor]
+    layer: Layer,
+    x: Array,
+    device: Device,
+    theirs: Callable[[Tensors, torch.Tensor], torch.Tensor],
+    tape: Tape | None = None,
 ) -> None:
     """Run a layer on ``x`` of the host, with random weights, in both, forward and backward."""
     rng = np.random.default_rng(11)
@@ -106,7 +110,7 @@ def compare(
     weights = tensors(units, device)
     tensor = torch.tensor(x, requires_grad=real)
 
-    tape = Tape()
+    tape = tape or Tape()
     y = layer.forward(device.asarray(x.copy()), tape)
     expected = theirs(weights, tensor)
     assert_close(device.to_host(y).copy(), expected, "y")
