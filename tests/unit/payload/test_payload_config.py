@@ -210,7 +210,15 @@ TRAIN = {
 }
 OTHERS = {
     "bench": ("--rounds 3", "--turn 3", "--warmup 2", "--ranks 2"),
-    "eval": ("--out a", "--resume a", "--data digits", "--tp 2", "--pp 2", "--device cpu"),
+    "eval": (
+        *("--out a", "--resume a", "--data digits", "--tp 2", "--pp 2", "--device cpu"),
+        *("--model-folder a", "--model-folder a --weights final"),
+    ),
+    "sample": (
+        *("--model-folder b", "--weights final", "--prompt a", "--tokens 3", "--temperature 0.5"),
+        *("--top-k 3", "--seed 3", "--output json", "--device cpu"),
+    ),
+    "predict": ("--model-folder b", "c.png", "--weights final", "--output json", "--device cpu"),
     "export": ("--checkpoint b", "--to b"),
     "gemm": (
         *("--sizes 8", "--dtypes float64", "--warmup 3", "--iterations 3", "--seed 3", "--device cpu"),
@@ -225,7 +233,13 @@ OTHERS = {
     "align": ("--folder b",),
 }
 """Everywhere, but for what ``test_what_does_not_go_together...`` has."""
-REQUIRED = {"export": "--checkpoint a --to a", "telemetry": "--out a", "align": "--folder a"}
+REQUIRED = {
+    "export": "--checkpoint a --to a",
+    "telemetry": "--out a",
+    "align": "--folder a",
+    "sample": "--model-folder a",
+    "predict": "--model-folder a b.png",
+}
 
 
 def refused(line: str, *, several: bool = True, gpu: bool = True) -> str:
