@@ -267,7 +267,7 @@ def reject_orphans(found: Collection[str], *, discard: bool) -> None:
         raise OnlyCopyError(
             f"what exists only on cluster {', '.join(found)} can't be told",
             why="it is an orphan: the keys to its hosts were lost with its workspace",
-            fix="see what there is (`clusterctl down --orphans`), copy what you need from there; then lose the "
+            fix="see what there is (`clusterctl down --orphans`), copy what you need; then lose the "
             "rest: --discard",
         )
 
