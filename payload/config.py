@@ -390,10 +390,12 @@ class TelemetryConfig(Command):
 
 @dataclass(frozen=True, slots=True)
 class ExportConfig(Command):
-    """write a checkpoint's weights as one file of whole tensors"""
+    """write a trained model's weights as one file of whole tensors"""
 
-    checkpoint: Path = required(Path, "DIR", "the checkpoint's folder")
     to: Path = required(Path, "FILE", "to be written, in the safetensors format")
+    model_folder: Path | None = setting(None, Path, "DIR", "the folder model/ that a run left")
+    weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end", needs("model_folder"))
+    checkpoint: Path | None = setting(None, Path, "DIR", "or a checkpoint's folder")
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,7 @@ OTHERS = {
         *("--top-k 3", "--seed 3", "--output json", "--device cpu"),
     ),
     "predict": ("--model-folder b", "c.png", "--weights final", "--output json", "--device cpu"),
-    "export": ("--checkpoint b", "--to b"),
+    "export": ("--checkpoint b", "--to b", "--model-folder b", "--model-folder b --weights final"),
     "gemm": (
         *("--sizes 8", "--dtypes float64", "--warmup 3", "--iterations 3", "--seed 3", "--device cpu"),
         *("--comm ring", "--out a"),
@@ -234,7 +234,7 @@ OTHERS = {
 }
 """Everywhere, but for what ``test_what_does_not_go_together...`` has."""
 REQUIRED = {
-    "export": "--checkpoint a --to a",
+    "export": "--to a",
     "telemetry": "--out a",
     "align": "--folder a",
     "sample": "--model-folder a",
