@@ -61,6 +61,7 @@ _TRAINING = Needs("does", ("train",), "in training", files=False)
 _NO_BENCH = Needs("does", ("train", "find"), "in training and with --find", files=False)
 _NO_FIND = Needs("does", ("train", "bench"), "in training and bench", files=False)
 _TEXT = Needs("takes", ("text", "masked text"), "with a --model of text")
+_CLASSES = Needs("takes", ("images",), "with a --model of images")
 _TEXT_FILE = Needs("kind", ("text",), "with --data text:FILE")
 _IMAGES = Needs("kind", ("digits", "idx"), "with images, --data digits or idx:DIR")
 _RANKS = Needs("several", (True,), "on two or more data-parallel ranks", files=False)  # of this launch
@@ -88,6 +89,7 @@ class Model:
     )
     patch: int | None = setting(None, count, "N", "of a vit: pixels along a side of a patch")
     dropout: float | None = setting(None, fraction, "X", "share of activations that is left out, in [0, 1)")
+    norm_eps: float | None = setting(None, positive, "X", "of a Transformer: what its norms add to variances")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,16 @@ class Checkpoints:
     resume: str = setting(
         "never", str, "auto|never|DIR", "go on from the newest checkpoint, or that one", _NO_BENCH
     )
+    init: Path | None = setting(
+        None,
+        Path,
+        "FILE|DIR",
+        "begin with these weights: of a model/, of transformers or of torchvision; a checkpoint goes before",
+        _TRAINING,
+    )
+    new_head: bool = switch(
+        False, "but draw the last layer, for other classes", _TRAINING, _CLASSES, needs("init")
+    )
     save_model: bool = switch(True, "write the final and the best weights to model/ in --out", _TRAINING)
 
 
@@ -262,7 +274,12 @@ class TrainConfig(Command):
         return replace(
             self,
             data=replace(self.data, data=data, tokenizer=tokenizer),
-            checkpoints=replace(self.checkpoints, checkpoints=folder and folder.absolute(), resume=resume),
+            checkpoints=replace(
+                self.checkpoints,
+                checkpoints=folder and folder.absolute(),
+                resume=resume,
+                init=self.checkpoints.init and self.checkpoints.init.absolute(),
+            ),
         )
 
 
@@ -349,10 +366,21 @@ class TelemetryConfig(Command):
 
 @dataclass(frozen=True, slots=True)
 class ExportConfig(Command):
-    """write a checkpoint's weights as one file of whole tensors"""
+    """write a model's weights for another program"""
 
-    checkpoint: Path = required(Path, "DIR", "the checkpoint's folder")
-    to: Path = required(Path, "FILE", "to be written, in the safetensors format")
+    to: Path = required(Path, "FILE|DIR", "to be written, in the safetensors format; for hf a folder")
+    checkpoint: Path | None = setting(None, Path, "DIR", "the folder of a checkpoint")
+    model_folder: Path | None = setting(None, Path, "DIR", "or the folder model/ of a run")
+    weights: str = choice("best", ("best", "final"), "which, of a model/", needs("model_folder"))
+    export_as: str = choice(
+        "torch",
+        ("torch", "hf", "torchvision"),
+        "names of tensors: PyTorch's for such layers; transformers' with a config.json; or torchvision's",
+    )
+
+    def __post_init__(self) -> None:
+        if (self.checkpoint is None) == (self.model_folder is None):
+            raise UsageError("export: give either --checkpoint DIR or --model-folder DIR")
 
 
 @dataclass(frozen=True, slots=True)

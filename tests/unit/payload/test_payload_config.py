@@ -64,6 +64,8 @@ def test_other_arguments() -> None:
         "probe --device",
         "telemetry",
         "telemetry --out t --interval 0",
+        "export --to a",
+        "export --to a --checkpoint b --model-folder c",
         "train --layers 99999999999999999999",
     ],
 )
@@ -154,6 +156,7 @@ TRAIN = {
     "width": Row("--width 16", "--model resnet18", ("", "--model cnn")),
     "patch": Row("--patch 2", _VIT, ("", _GPT)),
     "dropout": Row("--dropout 0.1", _GPT, ("", "--model resnet50")),
+    "norm_eps": Row("--norm-eps 1e-3", _VIT, ("", "--model resnet50")),
     "data": Row("--data synthetic"),
     "augment": Row("--augment crop", "", ("--data synthetic", _GPT)),
     "clean": Row("--clean", "--data idx:a", ("--data synthetic", _GPT)),
@@ -200,6 +203,8 @@ TRAIN = {
     "keep": Row("--keep 3", "--save-interval 3", ("", "--resume auto"), "train"),
     "checkpoints": Row("--checkpoints a", "--resume auto", ("", "--resume a"), "train find"),
     "resume": Row("--resume auto", does="train find"),
+    "init": Row("--init a", does="train"),
+    "new_head": Row("--new-head", "--init a", ("", f"{_GPT} --init a"), "train"),
     "save_model": Row("--no-save-model", does="train"),
     "profile": Row("--profile", does="train"),
     "profile_iterations": Row("--profile-iterations 3", "--profile", ("",), "train"),
@@ -211,7 +216,7 @@ TRAIN = {
 OTHERS = {
     "bench": ("--rounds 3", "--turn 3", "--warmup 2", "--ranks 2"),
     "eval": ("--out a", "--resume a", "--data digits", "--tp 2", "--pp 2", "--device cpu"),
-    "export": ("--checkpoint b", "--to b"),
+    "export": ("--model-folder b", "--to b", "--export-as hf", "--weights final"),
     "gemm": (
         *("--sizes 8", "--dtypes float64", "--warmup 3", "--iterations 3", "--seed 3", "--device cpu"),
         *("--comm ring", "--out a"),
@@ -225,7 +230,7 @@ OTHERS = {
     "align": ("--folder b",),
 }
 """Everywhere, but for what ``test_what_does_not_go_together...`` has."""
-REQUIRED = {"export": "--checkpoint a --to a", "telemetry": "--out a", "align": "--folder a"}
+REQUIRED = {"export": "--model-folder a --to a", "telemetry": "--out a", "align": "--folder a"}
 
 
 def refused(line: str, *, several: bool = True, gpu: bool = True) -> str:
@@ -275,6 +280,8 @@ def test_every_setting_of_every_command_is_in_these_tables() -> None:
         if issubclass(kind, TrainConfig):
             assert set(TRAIN) <= wanted
             wanted -= set(TRAIN)
+        if command == "export":
+            wanted.remove("checkpoint")  # or else --model-folder
         assert len(wanted) == len(OTHERS.get(command, ())), (command, wanted)
 
 
