@@ -59,9 +59,12 @@ class ModelRecord:
         default_factory=dict
     )  # ``final`` and ``best``, where it has them
 
+    def fields(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"format": FORMAT, **asdict(self)}
+
     def encode(self) -> str:
-        """As JSON."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n"
+        return json.dumps(self.fields(), indent=1, allow_nan=False) + "\n"
 
 
 def read_record(folder: Path) -> ModelRecord:
@@ -71,16 +74,31 @@ def read_record(folder: Path) -> ModelRecord:
     """
     path = folder / RECORD
     try:
-        fields = json.loads(path.read_bytes())
-        if (version := fields.pop("format")) != FORMAT:
-            raise UsageError(f"{path} is of format {version}, and this program reads {FORMAT}: update it")
-        files = {which: WeightsFile(**facts) for which, facts in fields.pop("files").items()}
-        record = ModelRecord(**fields, files=files)
+        return parse_record(json.loads(path.read_bytes()), path)
     except OSError as exc:
         why = f"{path} cannot be read: {exc.strerror}"
         raise UsageError(f"{why}: give the folder model/ that a training left") from exc
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:  # no JSON, or other than was written
+    except ValueError as exc:
         raise UsageError(f"{path} is not as a training wrote it: {exc}") from exc
+
+
+def parse_record(fields: Any, path: Path) -> ModelRecord:
+    """What ``ModelRecord.fields`` made.
+
+    Args:
+        path: whence it is, for messages.
+
+    Raises:
+        UsageError: it is something else, or this program does not know such a model.
+    """
+    try:
+        version, given = fields["format"], {name: value for name, value in fields.items() if name != "format"}
+        if version != FORMAT:
+            raise UsageError(f"{path} is of format {version}, and this program reads {FORMAT}: update it")
+        files = {which: WeightsFile(**facts) for which, facts in given.pop("files").items()}
+        record = ModelRecord(**given, files=files)
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise UsageError(f"{path} is not as a training wrote it: {exc!r}") from exc
     if record.model not in MODELS:
         raise UsageError(f"{path} is of a model {record.model}; this program knows {', '.join(MODELS)}")
     return record

@@ -5,53 +5,87 @@ A file is written beside the one that it replaces, and renamed when it is whole.
 
 from __future__ import annotations
 
-import hashlib
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
-
-import numpy as np
+from typing import Any
 
 from payload import safetensors
 from payload.comm.base import on_all_ranks
-from payload.device import Array
 from payload.errors import PayloadError, UsageError
-from payload.model_folder import BEST, FINAL, RECORD, ModelRecord, WeightsFile, read_record
+from payload.model_folder import (
+    BEST,
+    FINAL,
+    RECORD,
+    ModelRecord,
+    WeightsFile,
+    parse_record,
+    read_record,
+    sha256_of,
+)
 from payload.nn.module import Unit
 from payload.parallel.engine import Engine, Evaluation
 from payload.parallel.whole import WholeTensors
-
-INCOMPLETE = ".incomplete"
 
 
 class ModelWriter:
     """Writes a run's model. All ranks must call its methods together; rank 0 has the files."""
 
     def __init__(
-        self, folder: Path, record: ModelRecord, engine: Engine, units: Sequence[Unit], *, done: int = 0
+        self,
+        folder: Path,
+        record: ModelRecord,
+        engine: Engine,
+        units: Sequence[Unit],
+        *,
+        resumed: tuple[Path, Mapping[str, Any]] | None = None,
     ) -> None:
         """
         Args:
             record: without its files.
             units: the whole model.
-            done: iterations with which the run goes on; it keeps what the folder has of those.
+            resumed: the folder of the checkpoint with which the run goes on, and the model's record in it:
+                the best weights so far are kept, from there or from this folder.
+
+        Raises:
+            PayloadError: the folder cannot be written; on every rank.
         """
         self._folder, self._record, self._world = folder, record, engine.mesh.world
         self._tensors = WholeTensors(engine, units)
         self._files: dict[str, WeightsFile] = {}
-        if done:
-            self._files = self._world.allgather(self._known(done) if self._world.rank == 0 else {})[0]
+        if resumed:
+            known = on_all_ranks(self._world, lambda: self._known(*resumed) if self._world.rank == 0 else {})
+            self._files = self._world.allgather(known)[0]
 
-    def _known(self, done: int) -> dict[str, WeightsFile]:
-        """What the folder has of the iterations that are done."""
-        try:
-            there = read_record(self._folder).files
-        except UsageError:  # there is none, or one of another program, which is replaced
-            there = {}
-        return {which: facts for which, facts in there.items() if facts.iteration <= done}
+    def _known(self, checkpoint: Path, record: Mapping[str, Any]) -> dict[str, WeightsFile]:
+        """What the folder has, with the best weights of the checkpoint if these are better."""
+        with suppress(UsageError):  # there is none, or one of another program, which is replaced
+            self._files = dict(read_record(self._folder).files)
+        theirs = parse_record(record, checkpoint).files.get(BEST) if record else None
+        if theirs and _loss(theirs) < _loss(self._files.get(BEST)):
+            source = checkpoint / theirs.file
+            if source.exists() and sha256_of(source) == theirs.sha256:
+                place(source, self._folder / theirs.file)
+                self._publish(theirs, BEST)
+                self._files[BEST] = theirs
+        return self._files
+
+    def save_best(self, folder: Path) -> dict[str, Any]:
+        """Put the best weights so far into another folder, on rank 0.
+
+        Returns:
+            The record with them.
+
+        Raises:
+            PayloadError: it cannot be written.
+        """
+        best = self._files.get(BEST)
+        if best:
+            place(self._folder / best.file, folder / best.file)
+        return replace(self._record, files={BEST: best} if best else {}).fields()
 
     def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
         """Write the weights as they are, if none before were better.
@@ -59,8 +93,7 @@ class ModelWriter:
         Raises:
             PayloadError: they cannot be written; on every rank.
         """
-        best = self._files.get(BEST)
-        if best is None or best.metrics is None or evaluation.loss < best.metrics["loss"]:
+        if evaluation.loss < _loss(self._files.get(BEST)):
             self._write(BEST, iteration, _metrics(evaluation))
 
     def conclude(self, iteration: int, evaluation: Evaluation | None) -> None:
@@ -72,8 +105,7 @@ class ModelWriter:
         Raises:
             PayloadError: they cannot be written; on every rank.
         """
-        best = self._files.get(BEST)
-        if best is None:
+        if BEST not in self._files:
             self._write(BEST, iteration, _metrics(evaluation))
         if self._files[BEST].iteration == iteration:
             self._link()
@@ -82,7 +114,8 @@ class ModelWriter:
 
     def _write(self, which: str, iteration: int, metrics: Mapping[str, float] | None) -> None:
         path = self._folder / f"{which}.safetensors"
-        stream = _Stream(path, self._tensors.shapes) if self._world.rank == 0 else None
+        shapes = self._tensors.shapes
+        stream = safetensors.Stream(path, shapes) if self._world.rank == 0 else None
         for _, tensor in self._tensors:
             if stream:
                 stream.write(tensor)
@@ -90,7 +123,11 @@ class ModelWriter:
         def publish() -> str:
             if stream is None:
                 return ""
-            digest = stream.close()
+            try:
+                digest = stream.close()
+            except OSError as exc:
+                where = exc.filename or path
+                raise PayloadError(f"--out: {where} cannot be written: {exc.strerror}") from exc
             self._publish(replace(facts, sha256=digest), which)
             return digest
 
@@ -106,7 +143,7 @@ class ModelWriter:
             for other in (FINAL, BEST):
                 if other not in files:
                     (self._folder / f"{other}.safetensors").unlink(missing_ok=True)
-            beside = path.with_name(f"{RECORD}{INCOMPLETE}")
+            beside = path.with_name(f"{RECORD}{safetensors.INCOMPLETE}")
             beside.write_text(replace(self._record, files=files).encode())
             beside.replace(path)
         except OSError as exc:
@@ -117,70 +154,36 @@ class ModelWriter:
         facts = replace(self._files[BEST], file=f"{FINAL}.safetensors")
 
         def link() -> None:
-            beside = self._folder / f"{facts.file}{INCOMPLETE}"
-            try:
-                beside.unlink(missing_ok=True)
-                try:
-                    beside.hardlink_to(self._folder / self._files[BEST].file)
-                except OSError:  # some file systems have no links
-                    shutil.copyfile(self._folder / self._files[BEST].file, beside)
-                beside.replace(self._folder / facts.file)
-            except OSError as exc:
-                raise PayloadError(f"--out: {beside} cannot be written: {exc.strerror}") from exc
+            place(self._folder / self._files[BEST].file, self._folder / facts.file)
             self._publish(facts, FINAL)
 
         on_all_ranks(self._world, lambda: link() if self._world.rank == 0 else None)
         self._files[FINAL] = facts
 
 
-class _Stream:
-    """A file of tensors, written one after the other and renamed when it is whole. What goes wrong is told at
-    the end: until then other ranks send their parts."""
+def place(source: Path, target: Path) -> None:
+    """Have a file under another name, too: by a link where that is possible.
 
-    def __init__(self, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._path, self._beside = path, path.with_name(f"{path.name}{INCOMPLETE}")
-        self._digest = hashlib.sha256()
-        self._file: BinaryIO | None = None
-        self._failure: OSError | None = None
-        header = safetensors.plan({name: (s, np.dtype("float32")) for name, s in shapes.items()}, format="pt")
+    Raises:
+        PayloadError: it cannot be written.
+    """
+    beside = target.with_name(f"{target.name}{safetensors.INCOMPLETE}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside.unlink(missing_ok=True)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._beside.open("wb")
-        except OSError as exc:
-            self._failure = exc
-        self.write(np.frombuffer(header.header, np.uint8))
+            beside.hardlink_to(source)
+        except OSError:  # on another file system, or one without links
+            shutil.copyfile(source, beside)
+        beside.replace(target)
+        beside.unlink(missing_ok=True)  # it stays where both names were one file already
+    except OSError as exc:
+        raise PayloadError(f"{exc.filename or target} cannot be written: {exc.strerror}") from exc
 
-    def write(self, tensor: Array) -> None:
-        if self._file is None or self._failure:
-            return
-        try:
-            self._digest.update(tensor.data)
-            self._file.write(tensor.data)
-        except OSError as exc:
-            self._failure = exc
 
-    def close(self) -> str:
-        """Rename it.
-
-        Returns:
-            Its SHA-256.
-
-        Raises:
-            PayloadError: it could not be written; nothing is left of it.
-        """
-        try:
-            if self._file:
-                self._file.close()
-            if self._failure:
-                raise self._failure
-            self._beside.replace(self._path)
-        except OSError as exc:
-            with suppress(OSError):
-                self._beside.unlink(missing_ok=True)
-            raise PayloadError(
-                f"--out: {exc.filename or self._path} cannot be written: {exc.strerror}"
-            ) from exc
-        return self._digest.hexdigest()
+def _loss(facts: WeightsFile | None) -> float:
+    """The higher, the less it is worth to keep."""
+    return facts.metrics["loss"] if facts and facts.metrics else math.inf
 
 
 def _metrics(evaluation: Evaluation | None) -> dict[str, float] | None:

@@ -7,12 +7,14 @@ a model one tensor after the other.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -81,3 +83,60 @@ def read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     except (AttributeError, KeyError, TypeError) as exc:
         raise ValueError(f"its header tells of no tensors as it should: {exc!r}") from exc
     return found, metadata
+
+
+INCOMPLETE = ".incomplete"
+
+
+class Stream:
+    """A file of float32 tensors, written one after the other beside the one that it replaces, and renamed
+    when it is whole. What goes wrong is told at its end: until then other ranks send their parts."""
+
+    def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
+        """``shapes``: in the order in which the tensors come."""
+        self._path, self._beside = path, path.with_name(f"{path.name}{INCOMPLETE}")
+        self._digest = hashlib.sha256()
+        self._file: BinaryIO | None = None
+        self._failure: OSError | None = None
+        float32 = np.dtype("float32")
+        self.plan = plan({name: (shape, float32) for name, shape in shapes.items()}, format="pt")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._beside.open("wb")
+        except OSError as exc:
+            self._failure = exc
+        self._write(memoryview(self.plan.header))
+
+    def write(self, tensor: NDArray[Any]) -> None:
+        """The next one."""
+        self._write(np.ascontiguousarray(tensor, "float32").reshape(-1).view(np.uint8).data)
+
+    def _write(self, numbers: memoryview) -> None:
+        if self._file is None or self._failure:
+            return
+        try:
+            self._digest.update(numbers)
+            self._file.write(numbers)
+        except OSError as exc:
+            self._failure = exc
+
+    def close(self) -> str:
+        """Rename it.
+
+        Returns:
+            Its SHA-256.
+
+        Raises:
+            OSError: it could not be written; nothing is left of it.
+        """
+        try:
+            if self._file:
+                self._file.close()
+            if self._failure:
+                raise self._failure
+            self._beside.replace(self._path)
+        except OSError:
+            with suppress(OSError):
+                self._beside.unlink(missing_ok=True)
+            raise
+        return self._digest.hexdigest()

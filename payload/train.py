@@ -92,12 +92,14 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
     model: ModelWriter | None = None
     if config.checkpoints.save_model:
         record, folder = model_record(config.model, dataset), config.run.out / "model"
-        model = ModelWriter(folder, record, engine, units, done=resumed.iteration)
+        again = (resumed.path, resumed.model) if resumed.path else None
+        model = ModelWriter(folder, record, engine, units, resumed=again)
     trainer = Trainer(engine, loader, dataset, schedule, metrics, trace, model, signals)
     for note in (*_profile_note(config, schedule, resumed.iteration), *trainer.notes(), *resumed.notes):
         metrics.print_line(note)
     started = time.perf_counter()
-    with checkpoints.saver(partial(metrics.write, "checkpoint"), metrics.print_line) as saver:
+    save_model = model.save_best if model else lambda _: model_record(config.model, dataset).fields()
+    with checkpoints.saver(partial(metrics.write, "checkpoint"), metrics.print_line, save_model) as saver:
         evaluation = trainer.loop(resumed.iteration, saver)
     trace.write(config.run.out / "trace.json", world)
     if evaluation is None:

@@ -39,7 +39,11 @@ def down(
     options: Options,
     yes: Yes = False,
     discard: Annotated[
-        bool, typer.Option("--discard", help="Do not collect the runs that are not collected yet.")
+        bool,
+        typer.Option(
+            "--discard",
+            help="Lose what exists only on the cluster: runs, files, jobs. Nothing is collected.",
+        ),
     ] = False,
     discard_run: Annotated[
         list[str] | None,
@@ -78,7 +82,10 @@ def down(
         typer.Option("--project", help="With --orphans: the Google Cloud project, if there is no spec."),
     ] = None,
 ) -> None:
-    """Collect runs, remove the cluster, and verify the cleanup."""
+    """Collect runs, remove the cluster, and verify the cleanup.
+
+    Stops with exit code 1 where something would be lost that exists only on the cluster, also under --yes.
+    """
     if orphans:
         down_orphans(screen, options, project=project, yes=yes, ask_become_pass=ask_become_pass)
         return
@@ -108,18 +115,19 @@ def down(
         )
     for entry in done.discarded:
         screen.note(f"discarded the run of {entry.shown}")
+    for line in done.lost.lines:
+        screen.note(f"discarded: {line}")
     for run in done.runs:
         screen.note(f"collected {run.directory}")
-        if not run.final:
-            screen.note(f"note: job {run.job_id} ({run.name}) was {run.state} and ended with the cluster")
-        if gone := not_brought_home(run):
-            screen.note(f"note: {gone}; it is gone with the cluster")
+        if left := not_brought_home(run):
+            screen.note(f"note: {left}")
     images = cached_images(report=lambda what: screen.note(str(what))) if done.on_this_machine else ()
     size = sum(image.size_mib for image in images)
     answer = {
         "cluster": name,
         "runs": [str(r.directory) for r in done.runs],
         "discarded": [entry.job_id for entry in done.discarded],
+        "lost": [one.as_dict() for one in done.lost.files],
         "storage": [one.as_dict() for one in done.kept],
         "phases": phase_dicts(done.phases),
     }

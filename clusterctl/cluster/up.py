@@ -76,6 +76,7 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
     """
     session.provider.check(session.spec)
     with session.locked("up"), replacing(session.workspace, options.replaced) as commit_replacement:
+        session.workspace.removing.unlink(missing_ok=True)
         session.spec = limited(session.spec, session.workspace, options.limit)
         file = bundle_file(session, options)
         packages = session.phase(open_bundle, file) if file else None

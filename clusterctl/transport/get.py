@@ -106,8 +106,12 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def listed(transport: Transport, argv: Sequence[str], *, most: int = sys.maxsize) -> Iterator[Download]:
+def listed(
+    transport: Transport, argv: Sequence[str], *, most: int = sys.maxsize, before: bytes = b""
+) -> Iterator[Download]:
     """Start a program that lists and sends files (see remote_content.py), and read its list.
+
+    ``before`` is what it reads before it lists anything.
 
     Raises:
         TransferError: the list makes no sense, or has more than ``most`` lines; or it sent what it had not
@@ -116,6 +120,8 @@ def listed(transport: Transport, argv: Sequence[str], *, most: int = sys.maxsize
     """
     with transport.converse(argv, bulk=True) as talk:
         try:
+            if before:
+                talk.send(before)
             yield Download(talk, most)
         except TruncatedError:
             raise TransferError("the cluster sent less than it said", fix=_AGAIN) from None

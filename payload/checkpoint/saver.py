@@ -172,6 +172,7 @@ class Saver:
         wait: bool,
         data_state: Mapping[str, Any] = MappingProxyType({}),
         lock: Lock | None = None,
+        save_model: Callable[[Path], Mapping[str, Any]] = lambda _: {},
         notify: Callable[[str], None] = print,
     ) -> None:
         """
@@ -185,12 +186,13 @@ class Saver:
             data_state: of the training data, for each to hold.
             lock: of the folder, if this rank has that. It is held until this is closed and nothing more is
                 written, also if this process is killed.
+            save_model: on rank 0 puts the best weights so far into a folder, and gives the model's record.
             notify: prints what went wrong, and does not matter yet.
         """
         self._engine, self._device, self._world = engine, engine.device, engine.mesh.world
         self._folder, self._describe, self._record = folder, describe, record
         self._interval, self._keep, self._wait = interval, keep, wait
-        self._lock, self._notify = lock, notify
+        self._lock, self._notify, self._save_model = lock, notify, save_model
         self._data = json.dumps(dict(data_state)) + "\n"
         # What a killed run's writers may still write, they write elsewhere.
         self._token = self._world.allgather(secrets.token_hex(4))[0]
@@ -255,9 +257,13 @@ class Saver:
             self._failure = exc
         for (_, array), copy in zip(self._saved_shards, self._copies, strict=True):
             self._device.copy_out(array, copy)
-        self._save = _Save(
-            replace(self._describe(iteration), scalars=scalars(self._engine)), self._device.mark()
-        )
+        manifest = replace(self._describe(iteration), scalars=scalars(self._engine))
+        if self._world.rank == 0:
+            try:
+                manifest = replace(manifest, model=self._save_model(self._incomplete(iteration)))
+            except PayloadError as exc:
+                self._failure = exc
+        self._save = _Save(manifest, self._device.mark())
         self.written()
         self._save.stall_s = time.perf_counter() - began
 

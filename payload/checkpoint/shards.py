@@ -9,7 +9,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +184,7 @@ class Manifest:
     scalars: Mapping[str, int | float]  # state that is no array
     config: Mapping[str, Any]  # all settings, for people
     files: Sequence[FileFacts]
+    model: Mapping[str, Any] = field(default_factory=dict)  # as of ``model_folder.ModelRecord.fields``
 
     def encode(self) -> str:
         """As text with a checksum of itself in it."""
@@ -269,14 +270,18 @@ class Reader:
             for stored, numbers in self._shards.get(shard.tensor, [])
         )
 
-    def tensors(self, *kinds: str) -> dict[str, NDArray[Any]]:
-        """All tensors of some kinds, whole, by name."""
-        found = {}
-        for (shard, numbers), *_ in self._shards.values():
-            if shard.kind in kinds:
-                whole = Shard(shard.kind, shard.name, shard.shape, 0, math.prod(shard.shape))
-                found[shard.name] = self.read(whole, numbers.dtype).reshape(shard.shape)
-        return found
+    def whole(self, kind: str, name: str) -> NDArray[Any]:
+        """A whole tensor.
+
+        Raises:
+            UsageError: the checkpoint does not have it.
+        """
+        stored = self._shards.get(f"{kind}/{name}")
+        if not stored:
+            raise UsageError(f"{self._folder} holds no {kind}/{name}")
+        shard, numbers = stored[0]
+        wanted = Shard(kind, name, shard.shape, 0, math.prod(shard.shape))
+        return self.read(wanted, numbers.dtype).reshape(shard.shape)
 
     def read(self, wanted: Shard, dtype: np.dtype[Any]) -> NDArray[Any]:
         """The numbers of a shard, flat.

@@ -140,6 +140,23 @@ def _tokenizer(
     return BytePairs(world.allgather(merges)[0])
 
 
+def tokenizer_of(record: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of a trained model.
+
+    Raises:
+        UsageError: the record is of none that is known here.
+    """
+    kinds: dict[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
+        "bytes": lambda _: Bytes(),
+        "bpe": BytePairs.read,
+        "gpt2": GPT2.read,
+    }
+    kind = str(record.get("kind"))
+    if kind not in kinds:
+        raise UsageError(f"the model has tokens of a kind {kind!r}, which is not known here")
+    return _as_learned("the model", f"of {kind}", kinds[kind], record)
+
+
 def _as_learned(flag: str, what: str, read: Callable[[Mapping[str, Any]], T], record: Mapping[str, Any]) -> T:
     """
     Raises:

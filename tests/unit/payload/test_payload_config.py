@@ -64,8 +64,6 @@ def test_other_arguments() -> None:
         "probe --device",
         "telemetry",
         "telemetry --out t --interval 0",
-        "export --to a",
-        "export --to a --checkpoint b --model-folder c",
         "train --layers 99999999999999999999",
     ],
 )
@@ -215,8 +213,19 @@ TRAIN = {
 }
 OTHERS = {
     "bench": ("--rounds 3", "--turn 3", "--warmup 2", "--ranks 2"),
-    "eval": ("--out a", "--resume a", "--data digits", "--tp 2", "--pp 2", "--device cpu"),
-    "export": ("--model-folder b", "--to b", "--export-as hf", "--weights final"),
+    "eval": (
+        *("--out a", "--resume a", "--data digits", "--tp 2", "--pp 2", "--device cpu"),
+        *("--model-folder a", "--model-folder a --weights final"),
+    ),
+    "sample": (
+        *("--model-folder b", "--weights final", "--prompt a", "--tokens 3", "--temperature 0.5"),
+        *("--top-k 3", "--seed 3", "--output json", "--device cpu"),
+    ),
+    "predict": ("--model-folder b", "c.png", "--weights final", "--output json", "--device cpu"),
+    "export": (
+        *("--checkpoint b", "--to b", "--model-folder b", "--model-folder b --weights final"),
+        "--export-as hf",
+    ),
     "gemm": (
         *("--sizes 8", "--dtypes float64", "--warmup 3", "--iterations 3", "--seed 3", "--device cpu"),
         *("--comm ring", "--out a"),
@@ -230,7 +239,13 @@ OTHERS = {
     "align": ("--folder b",),
 }
 """Everywhere, but for what ``test_what_does_not_go_together...`` has."""
-REQUIRED = {"export": "--model-folder a --to a", "telemetry": "--out a", "align": "--folder a"}
+REQUIRED = {
+    "export": "--to a",
+    "telemetry": "--out a",
+    "align": "--folder a",
+    "sample": "--model-folder a",
+    "predict": "--model-folder a b.png",
+}
 
 
 def refused(line: str, *, several: bool = True, gpu: bool = True) -> str:
@@ -280,8 +295,6 @@ def test_every_setting_of_every_command_is_in_these_tables() -> None:
         if issubclass(kind, TrainConfig):
             assert set(TRAIN) <= wanted
             wanted -= set(TRAIN)
-        if command == "export":
-            wanted.remove("checkpoint")  # or else --model-folder
         assert len(wanted) == len(OTHERS.get(command, ())), (command, wanted)
 
 

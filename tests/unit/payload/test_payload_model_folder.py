@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
+from safetensors.numpy import load_file
 
 from payload.device import Array, Cpu, Device
 from payload.errors import UsageError
@@ -27,6 +27,7 @@ from payload.parallel.mesh import alone as on_one_rank
 from payload.parallel.whole import WholeTensors
 from payload.precision import PRECISIONS
 from tests.unit.payload.doubles.oracle import assert_close, torch
+from tests.unit.payload.programs import layouts, whole
 
 if TYPE_CHECKING:
     from torch import nn
@@ -206,11 +207,34 @@ def test_what_a_run_leaves_is_the_same_model_in_pytorch_and_here(
         else rng.standard_normal((4, *case.shape)).astype("float32")
     )
     with torch.no_grad():
-        expected = case.theirs(load_file(tmp_path / "final.safetensors"), torch.tensor(x)).numpy()
+        weights = {name: torch.tensor(a) for name, a in load_file(tmp_path / "final.safetensors").items()}
+        expected = case.theirs(weights, torch.tensor(x)).numpy()
     units = build(read_record(tmp_path), read_weights(tmp_path, "final"), device)
     ours = _forward(units, x, device)
     assert_close(np.ascontiguousarray(ours[..., : expected.shape[-1]]), expected, case.model)
     assert (ours[..., expected.shape[-1] :] < -60000).all()  # padding is never told
+
+
+def test_the_models_of_all_layouts_are_equal_files(
+    program: Runner, real_device: Device, tmp_path: Path
+) -> None:
+    """To the bit where weights are; after some training, to rounding. On two ranks and on one."""
+    answer = program(2, "whole.py", str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+    for model in {model for model, _ in whole.CASES}:
+        whole.write(tmp_path / model, layouts.Case(model), on_one_rank(), real_device)
+    for model, layout in whole.CASES:
+        begun, trained = (
+            [tmp_path / name / moment / "final.safetensors" for name in (f"{model}-{layout}", model)]
+            for moment in whole.MOMENTS
+        )
+        assert begun[0].read_bytes() == begun[1].read_bytes(), (model, layout)
+        ours, theirs = (path.read_bytes() for path in trained)
+        header = 8 + int.from_bytes(ours[:8], "little")
+        assert ours[:header] == theirs[:header]
+        numbers, expected = (np.frombuffer(one[header:], "float32") for one in (ours, theirs))
+        np.testing.assert_allclose(numbers, expected, rtol=1e-3, atol=1e-5, err_msg=f"{model} {layout}")
+        assert np.abs(numbers - np.frombuffer(begun[0].read_bytes()[header:], "float32")).max() > 1e-3
 
 
 def test_training_can_begin_with_weights_that_a_run_left(device: Device, tmp_path: Path) -> None:
@@ -221,7 +245,7 @@ def test_training_can_begin_with_weights_that_a_run_left(device: Device, tmp_pat
     set_weights(engine, units, read_weights(tmp_path))
     again = dict(WholeTensors(engine, units))
     for name, tensor in load_file(tmp_path / "best.safetensors").items():
-        np.testing.assert_array_equal(again[name], tensor.numpy(), name)
+        np.testing.assert_array_equal(again[name], tensor, name)
     assert again["lstm.bias_hh_l1"].all()  # which is not learned
 
 
@@ -249,6 +273,62 @@ def test_a_run_leaves_the_best_weights_and_the_last(alone: Runner, tmp_path: Pat
     assert record.input["shape"] == [8, 8, 1]
     names = sorted(path.name for path in (tmp_path / "model").iterdir())
     assert names == ["best.safetensors", "final.safetensors", "model.json"]
+
+
+@pytest.fixture(scope="module")
+def ran(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two epochs, of 23 iterations each, with checkpoints after 20, 40 and 46."""
+    out = tmp_path_factory.mktemp("ran")
+    flags = ("--model", "cnn", "--epochs", "2", "--save-interval", "20", "--keep", "9", "--out", str(out))
+    assert alone("train", *flags).returncode == 0
+    return out
+
+
+def test_checkpoints_and_the_model_are_exported_alike(alone: Runner, ran: Path, tmp_path: Path) -> None:
+    last, final = ran / "checkpoints" / "iteration-00000046", ran / "model" / "final.safetensors"
+    sources = (("--checkpoint", str(last)), ("--model-folder", str(ran / "model"), "--weights", "final"))
+    for source in sources:
+        answer = alone("export", *source, "--to", str(tmp_path / "exported"))
+        told = json.loads(answer.stdout)
+        assert (told["model"], told["iteration"], told["bytes"]) == ("cnn", 46, final.stat().st_size)
+        assert (tmp_path / "exported").read_bytes() == final.read_bytes()
+    for source, message in (
+        ((), "give either --model-folder or --checkpoint"),
+        (("--model-folder", str(tmp_path)), "give the folder model/ that a training left"),
+        (("--checkpoint", str(tmp_path)), "is broken: it has no manifest.json"),
+        ((*sources[0], "--weights", "final"), "--weights: it has an effect only with --model-folder"),
+    ):
+        answer = alone("export", *source, "--to", str(tmp_path / "exported"))
+        assert (answer.returncode, message in answer.stderr) == (2, True), answer.stderr
+
+
+def test_a_run_that_goes_on_elsewhere_keeps_the_best_weights(
+    alone: Runner, ran: Path, tmp_path: Path
+) -> None:
+    """Those of the first epoch, in the checkpoint; the second is made worse, by its learning rate."""
+    checkpoint = ran / "checkpoints" / "iteration-00000040"
+    best = read_record(ran / "model").files["best"]
+    flags = (
+        "--model",
+        "cnn",
+        "--epochs",
+        "2",
+        "--resume",
+        str(checkpoint),
+        "--lr",
+        "3",
+        "--out",
+        str(tmp_path),
+    )
+    answer = alone("train", *flags)
+    assert answer.returncode == 0, answer.stderr
+    files = read_record(tmp_path / "model").files
+    assert best.iteration == files["final"].iteration == 46
+    assert files["best"].iteration == 23
+    assert files["best"].metrics["loss"] < files["final"].metrics["loss"]  # type: ignore[index]
+    kept = (checkpoint / "best.safetensors").read_bytes()
+    assert (tmp_path / "model" / "best.safetensors").read_bytes() == kept
+    assert read_weights(tmp_path / "model").keys() == read_weights(tmp_path / "model", "final").keys()
 
 
 @pytest.fixture(scope="module")

@@ -115,8 +115,10 @@ def pass_on(folder: Path, number: int, layout: Layout, mesh: Mesh) -> None:
         saver.after(number, 0)
     each_once(engine, mesh)
     path = folder / f"iteration-{number:08}"
-    for name, tensor in Reader(path, read_manifest(path)).tensors("weight").items():
-        whole = Shard("weight", name, tensor.shape, 0, tensor.size)
+    reader = Reader(path, read_manifest(path))
+    for segment in engine.storage.segments:
+        tensor = reader.whole("weight", segment.parameter.name)
+        whole = Shard("weight", segment.parameter.name, tensor.shape, 0, tensor.size)
         np.testing.assert_array_equal(tensor.reshape(-1), expected(whole))
 
 
