@@ -217,7 +217,7 @@ class Checkpoints:
     )
     init: Path | None = setting(
         None,
-        Path,
+        path,
         "FILE|DIR",
         "begin with these weights: of a model/, of transformers or of torchvision; a checkpoint goes before",
         _TRAINING,
