@@ -144,14 +144,14 @@ class Search:
     ) -> Search:
         """Where `down` destroys files: not on machines of the user's own, nor on storage that is kept.
 
-        ``kept_too``: the latter is removed as well.
+        ``kept_too``: both are removed as well.
         """
         owned = inventory.traits.user_owned
         kept = False
         with suppress(UsageError):
             kept = applied_spec(workspace).storage.keep
         hosts = () if owned else [host.name for host in inventory.hosts]
-        return cls(inventory, workspace, to, hosts, shared=kept_too if kept else not owned)
+        return cls(inventory, workspace, to, hosts, shared=kept_too or not (kept or owned))
 
     def find(self) -> Found:
         """Look at all hosts at once. One that does not answer is in ``unknown`` of what is returned."""
