@@ -9,7 +9,7 @@ from clusterctl.cluster.session import ClusterSession, PhaseRunner
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostPlan
 from clusterctl.runs.collect import uncollected
-from clusterctl.runs.only_copies import Found, Search
+from clusterctl.runs.only_copies import Found, Search, keeps_storage
 from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.state.inventory import Inventory, inventory_of
@@ -71,7 +71,7 @@ def look_at_leaving(
     else:
         emptied = {host.name for host in before.hosts if host.name in stopped and host.local_ssds}
         names = [host.name for host in before.hosts if host.name in gone | emptied]
-        on_controller = before.controller.name in gone and not session.spec.storage.keep
+        on_controller = before.controller.name in gone and not keeps_storage(session.workspace)
         shared = bool(planned.other_lost) or on_controller
         if names or shared:
             found = Search(before, session.workspace, session.connections.to, names, shared).find()

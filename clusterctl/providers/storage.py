@@ -94,8 +94,8 @@ def _others_files(spec: Cluster, kept: KeptStorage) -> Iterator[str]:
 
 def storage_left_alone(spec: Cluster) -> tuple[str, ...]:
     """What to say of kept storage that a spec does not ask for."""
-    noted = None if spec.storage.keep else recorded(spec.name)
-    kept = noted.kept if noted else ()
+    found = None if spec.storage.keep else recorded(spec.name)
+    kept = found.kept if found else ()
     return tuple(f"this is not taken up, for storage.keep is false: {one}" for one in kept)
 
 
@@ -117,12 +117,12 @@ def _file(name: str) -> Path:
     return state_home() / f"{name}{_RECORD}"
 
 
-def record(name: str, noted: Record | None) -> None:
+def record(name: str, left: Record | None) -> None:
     """Note what a cluster of this name left; with nothing left, note nothing any more."""
-    if noted is None or not noted.kept:
+    if left is None or not left.kept:
         _file(name).unlink(missing_ok=True)
     else:
-        write_atomic(_file(name), noted.model_dump_json(indent=2) + "\n")
+        write_atomic(_file(name), left.model_dump_json(indent=2) + "\n")
 
 
 def recorded(name: str) -> Record | None:
