@@ -8,7 +8,7 @@ DEV := @scripts/bootstrap
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo:  ## Raise a cluster, train on two of its nodes, bring the run home, take all down
+demo:  ## Raise a cluster, train on two of its nodes, bring the run home, take all down, use the model
 	@scripts/bootstrap --runtime
 	@scripts/demo
 

@@ -223,6 +223,12 @@ class StalePlanError(ProvisionError):
     retryable = True
 
 
+class OnlyCopyError(ClusterctlError):
+    """What would be removed holds data or jobs that exist nowhere else; ``failures`` has one for each."""
+
+    code = "only-copy"
+
+
 class LeftoversError(ClusterctlError):
     """`down` examined the machine itself, and found resources of the cluster."""
 

@@ -6,8 +6,6 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from payload.config import Layout, Model, Optimizer, TrainConfig
@@ -15,6 +13,7 @@ from payload.data.base import Dataset
 from payload.data.loader import Loader
 from payload.device import Device
 from payload.errors import UsageError
+from payload.model_folder import ModelRecord, make_units, module_of
 from payload.models import MODELS
 from payload.nn.loss import Loss, SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit
@@ -41,11 +40,18 @@ def build_units(model: Model, dataset: Dataset, context: Context) -> list[Unit]:
     Raises:
         UsageError: it has no such size, or cannot be of that size.
     """
-    try:
-        units: list[Unit] = _module(model).build(context, **model_sizes(model, dataset))
-    except ValueError as exc:
-        raise UsageError(f"--model {model.model}: {exc}") from exc
-    return units
+    return make_units(model.model, model_sizes(model, dataset), context)
+
+
+def model_record(model: Model, dataset: Dataset) -> ModelRecord:
+    """What is needed to use the model that is trained, but for its weights."""
+    return ModelRecord(
+        model=model.model,
+        settings=model_sizes(model, dataset),
+        input=dataset.input,
+        classes=dataset.facts["classes"],
+        tokenizer=dataset.tokenizer,
+    )
 
 
 def model_sizes(model: Model, dataset: Dataset) -> dict[str, Any]:
@@ -54,7 +60,7 @@ def model_sizes(model: Model, dataset: Dataset) -> dict[str, Any]:
     Raises:
         UsageError: it has no such size.
     """
-    known = inspect.signature(_module(model).build).parameters
+    known = inspect.signature(module_of(model.model).build).parameters
     defaults = {name: one.default for name, one in known.items() if one.default is not one.empty}
     given = {name: value for name, value in asdict(model).items() if name != "model" and value is not None}
     facts = {name: value for name, value in dataset.facts.items() if name in known}
@@ -73,7 +79,7 @@ def run_identity(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
         "optimizer": config.optimizer.optimizer,
         "precision": config.precision.precision,
         "data": config.data.data.partition(":")[0],  # which may lie elsewhere now
-        "tokenizer": config.data.tokenizer,
+        "tokenizer": "gpt2" if config.data.tokenizer.startswith("gpt2:") else config.data.tokenizer,
         "samples": dataset.training,
         "global-batch-size": config.batch.global_batch_size,
         "seed": config.batch.seed,
@@ -82,11 +88,7 @@ def run_identity(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
 
 def build_loss(model: Model, context: Context) -> Loss:
     """What the model is trained to make small."""
-    return SoftmaxCrossEntropy(context, split=getattr(_module(model), "SPLIT_LOGITS", False))
-
-
-def _module(model: Model) -> ModuleType:
-    return import_module(f"payload.models.{MODELS[model.model].module}")
+    return SoftmaxCrossEntropy(context, split=getattr(module_of(model.model), "SPLIT_LOGITS", False))
 
 
 def build_optimizer(settings: Optimizer, storage: Storage, mesh: Mesh) -> base.Optimizer:

@@ -31,6 +31,7 @@ from payload.settings import (
     names,
     needs,
     non_negative,
+    path,
     positive,
     refuse_idle,
     required,
@@ -43,6 +44,7 @@ from payload.settings import (
     tokenizer_name,
     whole,
     widths,
+    words,
 )
 
 _OPTIMIZERS: dict[str, dict[str, float]] = {
@@ -56,6 +58,8 @@ _PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
 TRANSPORTS = ("mpi", "nccl", "ring", "hierarchical", "naive")
 COMPRESSORS = ("topk", "int8", "powersgd")
 _DEVICES = ("auto", "cpu", "gpu")
+_WEIGHTS = ("best", "final")
+_OUTPUTS = ("text", "json")
 
 _TRAINING = Needs("does", ("train",), "in training", files=False)
 _NO_BENCH = Needs("does", ("train", "find"), "in training and with --find", files=False)
@@ -101,7 +105,13 @@ class Data:
         (), some_of("crop", "flip"), "crop,flip", "vary images by chance", _IMAGES
     )
     clean: bool = switch(False, "leave repeated images out, and say how many", _IMAGES)
-    tokenizer: str = setting("bytes", tokenizer_name, "bytes|bpe:N", "of text; N is learned", _TEXT_FILE)
+    tokenizer: str = setting(
+        "bytes",
+        tokenizer_name,
+        "bytes|bpe:N|gpt2:DIR",
+        "of text; N is learned; gpt2 has the files that GPT-2 came with",
+        _TEXT_FILE,
+    )
     sequence_length: int = setting(128, count, "N", "tokens in a sample of text", _TEXT)
     prefetch: int = setting(2, whole(0), "N", "iterations for which samples are made ahead", _NO_BENCH)
 
@@ -203,6 +213,7 @@ class Checkpoints:
     resume: str = setting(
         "never", str, "auto|never|DIR", "go on from the newest checkpoint, or that one", _NO_BENCH
     )
+    save_model: bool = switch(True, "write the final and the best weights to model/ in --out", _TRAINING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,13 +256,16 @@ class TrainConfig(Command):
 
     def placed(self) -> Self:
         """The same, with absolute paths of the data and the checkpoints."""
-        kind, _, where = self.data.data.partition(":")
+        data, tokenizer = (
+            f"{kind}:{Path(where).absolute()}" if kind in ("idx", "text", "gpt2") else f"{kind}{colon}{where}"
+            for kind, colon, where in (self.data.data.partition(":"), self.data.tokenizer.partition(":"))
+        )
         folder, resume = self.checkpoints.checkpoints, self.checkpoints.resume
         if resume not in ("auto", "never"):
             resume = str(Path(resume).absolute())
         return replace(
             self,
-            data=replace(self.data, data=f"{kind}:{Path(where).absolute()}" if where else kind),
+            data=replace(self.data, data=data, tokenizer=tokenizer),
             checkpoints=replace(self.checkpoints, checkpoints=folder and folder.absolute(), resume=resume),
         )
 
@@ -281,9 +295,46 @@ class EvalConfig(Command):
         None, Path, "DIR", "folder of the run (default: this one, or with --resume DIR the checkpoint alone)"
     )
     resume: str = setting("auto", str, "auto|DIR", "the run's newest checkpoint, or that one")
+    model_folder: Path | None = setting(None, Path, "DIR", "a run's model/, instead of a checkpoint")
+    weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end", needs("model_folder"))
     data: str | None = setting(None, data_name, "idx:DIR|text:FILE|...", "other data than the run's")
     tp: int = setting(1, count, "N", "ranks that split each layer's tensors, now")
     pp: int = setting(1, count, "N", "ranks that split the model's layers, now")
+    device: str = choice("auto", _DEVICES, "auto: a GPU where CuPy finds one")
+
+    def __post_init__(self) -> None:
+        checkpoint = self.out or self.resume != "auto" or self.tp > 1 or self.pp > 1
+        if self.model_folder and checkpoint:
+            raise UsageError(
+                "--model-folder takes no --out, --resume, --tp or --pp: these are of checkpoints"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SampleConfig(Command):
+    """write text by a trained model"""
+
+    model_folder: Path = required(Path, "DIR", "a run's model/")
+    weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end")
+    prompt: str = setting("", str, "TEXT", "what the text begins with")
+    tokens: int = setting(200, count, "N", "tokens to write")
+    temperature: float = setting(
+        1.0, non_negative, "X", "below 1 likely tokens become likelier; 0: always the likeliest"
+    )
+    top_k: int | None = setting(None, count, "N", "draw among so many of the likeliest tokens")
+    seed: int = setting(0, whole(0), "N", "of what is drawn")
+    output: str = choice("text", _OUTPUTS, "text as it comes, or one JSON object at the end")
+    device: str = choice("auto", _DEVICES, "auto: a GPU where CuPy finds one")
+
+
+@dataclass(frozen=True, slots=True)
+class PredictConfig(Command):
+    """tell the classes of images by a trained model"""
+
+    model_folder: Path = required(Path, "DIR", "a run's model/")
+    files: tuple[Path, ...] = words(path, "FILE", "a PNG, an IDX file, or a CSV file with an image a row")
+    weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end")
+    output: str = choice("text", _OUTPUTS, "a line for each image, or one JSON object")
     device: str = choice("auto", _DEVICES, "auto: a GPU where CuPy finds one")
 
 
@@ -339,10 +390,12 @@ class TelemetryConfig(Command):
 
 @dataclass(frozen=True, slots=True)
 class ExportConfig(Command):
-    """write a checkpoint's weights as one file of whole tensors"""
+    """write a trained model's weights as one file of whole tensors"""
 
-    checkpoint: Path = required(Path, "DIR", "the checkpoint's folder")
     to: Path = required(Path, "FILE", "to be written, in the safetensors format")
+    model_folder: Path | None = setting(None, Path, "DIR", "the folder model/ that a run left")
+    weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end", needs("model_folder"))
+    checkpoint: Path | None = setting(None, Path, "DIR", "or a checkpoint's folder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +408,8 @@ class AlignConfig(Command):
 COMMANDS: dict[str, type[Command]] = {
     "train": TrainConfig,
     "eval": EvalConfig,
+    "sample": SampleConfig,
+    "predict": PredictConfig,
     "export": ExportConfig,
     "bench": BenchConfig,
     "gemm": GemmConfig,

@@ -4,7 +4,7 @@
     ├── UsageError      2   the command line is wrong, or asks for what is not there
     └── LaunchError     3   the launcher started other ranks than MPI sees
 
-A run that was asked to stop by a signal has no error: it ends with ``STOPPED``.
+A run that was asked to stop by a signal has no error: it ends with ``STOPPED`` or ``ENDED``.
 
 Memory that runs out on any rank ends them all: one line there, and 1 (see ``line_of``). So does a
 ``RankError``, of which the other ranks know nothing.
@@ -17,6 +17,10 @@ from __future__ import annotations
 STOPPED = 75
 """Exit code of a run that saved a checkpoint because a signal asked it to stop, and can be started again from
 it: EX_TEMPFAIL of sysexits.h."""
+
+
+ENDED = 128 + 15
+"""Exit code of a run without checkpoints that a signal asked to stop: as of a process that SIGTERM ends."""
 
 
 class PayloadError(Exception):

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]
-"""Weights or gradients, by the names that they have in checkpoints."""
+"""Weights or gradients, by the names that they have in checkpoints, and in PyTorch's modules."""
 
 xp: ModuleType = np
 """numpy or cupy"""
@@ -56,28 +56,30 @@ def init(config: Config, seed: int, dtype: str = "float32") -> Tensors:
     """The first weights: normal ones for matrices, ones and zeros for norms and biases."""
     c = config.width
     into_residual = 0.02 / math.sqrt(2 * config.layers)  # what is added 2 · layers times keeps its variance
-    deviations = {"embedding.table": 0.02, "positions.table": 0.02}
+    deviations = {"embedding.weight": 0.02, "positions.weight": 0.02}
     shapes: dict[str, tuple[int, ...]] = {
-        "embedding.table": (config.vocabulary, c),
-        "positions.table": (config.length, c),
+        "embedding.weight": (config.vocabulary, c),
+        "positions.weight": (config.length, c),
     }
-    for block in (f"block{number}" for number in range(config.layers)):
+    for block in (f"layers.{number}" for number in range(config.layers)):
         shapes |= {
             f"{block}.norm1.weight": (c,),
             f"{block}.norm1.bias": (c,),
-            f"{block}.attention.qkv.weight": (c, 3, c),
-            f"{block}.attention.qkv.bias": (3, c),
-            f"{block}.attention.out.weight": (c, c),
-            f"{block}.attention.out.bias": (c,),
+            f"{block}.self_attn.in_proj_weight": (c, 3, c),
+            f"{block}.self_attn.in_proj_bias": (3, c),
+            f"{block}.self_attn.out_proj.weight": (c, c),
+            f"{block}.self_attn.out_proj.bias": (c,),
             f"{block}.norm2.weight": (c,),
             f"{block}.norm2.bias": (c,),
-            f"{block}.up.weight": (c, 4 * c),
-            f"{block}.up.bias": (4 * c,),
-            f"{block}.down.weight": (4 * c, c),
-            f"{block}.down.bias": (c,),
+            f"{block}.linear1.weight": (c, 4 * c),
+            f"{block}.linear1.bias": (4 * c,),
+            f"{block}.linear2.weight": (4 * c, c),
+            f"{block}.linear2.bias": (c,),
         }
-        deviations |= {f"{block}.attention.qkv.weight": 0.02, f"{block}.up.weight": 0.02}
-        deviations |= dict.fromkeys((f"{block}.attention.out.weight", f"{block}.down.weight"), into_residual)
+        deviations |= {f"{block}.self_attn.in_proj_weight": 0.02, f"{block}.linear1.weight": 0.02}
+        deviations |= dict.fromkeys(
+            (f"{block}.self_attn.out_proj.weight", f"{block}.linear2.weight"), into_residual
+        )
     shapes |= {"norm.weight": (c,), "norm.bias": (c,)}
     weights = {}
     for name, shape in shapes.items():
@@ -97,15 +99,15 @@ def init(config: Config, seed: int, dtype: str = "float32") -> Tensors:
 
 def linear(w: Tensors, name: str, x: Array) -> Array:
     """y = x W + b: (B, T, inputs) → (B, T, outputs). Its backward function needs x."""
-    weight = w[f"{name}.weight"]
-    return x @ weight.reshape(len(weight), -1) + w[f"{name}.bias"].ravel()
+    weight = w[f"{name}weight"]
+    return x @ weight.reshape(len(weight), -1) + w[f"{name}bias"].ravel()
 
 
 def linear_backward(w: Tensors, grads: Tensors, name: str, dy: Array, x: Array) -> Array:
-    weight, bias = w[f"{name}.weight"], w[f"{name}.bias"]
+    weight, bias = w[f"{name}weight"], w[f"{name}bias"]
     rows, dy_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])  # (B · T, ...)
-    grads[f"{name}.weight"] = (rows.T @ dy_rows).reshape(weight.shape)
-    grads[f"{name}.bias"] = dy_rows.sum(axis=0).reshape(bias.shape)
+    grads[f"{name}weight"] = (rows.T @ dy_rows).reshape(weight.shape)
+    grads[f"{name}bias"] = dy_rows.sum(axis=0).reshape(bias.shape)
     return dy @ weight.reshape(len(weight), -1).T
 
 
@@ -146,26 +148,26 @@ def gelu_backward(dy: Array, x: Array) -> Array:
 def attention(w: Tensors, name: str, x: Array, heads: int) -> tuple[Array, tuple[Array, ...]]:
     """softmax(q kᵀ / √D) v in each head, in which a token sees itself and those before it."""
     b, t, c = x.shape
-    qkv = linear(w, f"{name}.qkv", x).reshape(b, t, 3, heads, c // heads)
+    qkv = linear(w, f"{name}.in_proj_", x).reshape(b, t, 3, heads, c // heads)
     q, k, v = qkv.transpose(2, 0, 3, 1, 4)  # (B, H, T, D) each
     scores = q @ k.swapaxes(-1, -2) / math.sqrt(c // heads)  # (B, H, T, T)
     scores[..., xp.triu(xp.ones((t, t), bool), 1)] = -math.inf
     probs = softmax(scores)
     joined = (probs @ v).swapaxes(1, 2).reshape(b, t, c)
-    return linear(w, f"{name}.out", joined), (x, q, k, v, probs, joined)
+    return linear(w, f"{name}.out_proj.", joined), (x, q, k, v, probs, joined)
 
 
 def attention_backward(w: Tensors, grads: Tensors, name: str, dy: Array, saved: tuple[Array, ...]) -> Array:
     x, q, k, v, probs, joined = saved
     b, heads, t, d = q.shape
-    djoined = linear_backward(w, grads, f"{name}.out", dy, joined)
+    djoined = linear_backward(w, grads, f"{name}.out_proj.", dy, joined)
     do = djoined.reshape(b, t, heads, d).swapaxes(1, 2)
     dv = probs.swapaxes(-1, -2) @ do
     dprobs = do @ v.swapaxes(-1, -2)
     dscores = probs * (dprobs - (probs * dprobs).sum(axis=-1, keepdims=True)) / math.sqrt(d)
     dq, dk = dscores @ k, dscores.swapaxes(-1, -2) @ q
     dqkv = xp.stack([dq, dk, dv]).transpose(1, 3, 0, 2, 4).reshape(b, t, 3 * heads * d)
-    return linear_backward(w, grads, f"{name}.qkv", dqkv, x)
+    return linear_backward(w, grads, f"{name}.in_proj_", dqkv, x)
 
 
 def softmax(x: Array) -> Array:
@@ -178,21 +180,21 @@ def softmax(x: Array) -> Array:
 def block(w: Tensors, name: str, x: Array, heads: int) -> tuple[Array, tuple[Any, ...]]:
     """x + attention(norm(x)), and to that its own feed-forward layers, likewise: (B, T, C) → (B, T, C)"""
     normed1, saved_norm1 = norm(w, f"{name}.norm1", x)
-    attended, saved_attention = attention(w, f"{name}.attention", normed1, heads)
+    attended, saved_attention = attention(w, f"{name}.self_attn", normed1, heads)
     x = x + attended
     normed2, saved_norm2 = norm(w, f"{name}.norm2", x)
-    up = linear(w, f"{name}.up", normed2)
+    up = linear(w, f"{name}.linear1.", normed2)
     active = gelu(up)
-    x = x + linear(w, f"{name}.down", active)
+    x = x + linear(w, f"{name}.linear2.", active)
     return x, (saved_norm1, saved_attention, saved_norm2, normed2, up, active)
 
 
 def block_backward(w: Tensors, grads: Tensors, name: str, dx: Array, saved: tuple[Any, ...]) -> Array:
     saved_norm1, saved_attention, saved_norm2, normed2, up, active = saved
-    dup = gelu_backward(linear_backward(w, grads, f"{name}.down", dx, active), up)
-    dnormed2 = linear_backward(w, grads, f"{name}.up", dup, normed2)
+    dup = gelu_backward(linear_backward(w, grads, f"{name}.linear2.", dx, active), up)
+    dnormed2 = linear_backward(w, grads, f"{name}.linear1.", dup, normed2)
     dx = dx + norm_backward(w, grads, f"{name}.norm2", dnormed2, saved_norm2)
-    dnormed1 = attention_backward(w, grads, f"{name}.attention", dx, saved_attention)
+    dnormed1 = attention_backward(w, grads, f"{name}.self_attn", dx, saved_attention)
     return dx + norm_backward(w, grads, f"{name}.norm1", dnormed1, saved_norm1)
 
 
@@ -206,16 +208,16 @@ def loss_and_grads(w: Tensors, config: Config, tokens: Array, targets: Array) ->
         tokens: (B, T) whole numbers in [0, V).
         targets: (B, T), the token that follows each.
     """
-    blocks = [f"block{number}" for number in range(config.layers)]
+    blocks = [f"layers.{number}" for number in range(config.layers)]
     b, t = tokens.shape
 
-    x = w["embedding.table"][tokens] + w["positions.table"][:t]  # (B, T, C)
+    x = w["embedding.weight"][tokens] + w["positions.weight"][:t]  # (B, T, C)
     saved = []
     for name in blocks:
         x, of_block = block(w, name, x, config.heads)
         saved.append(of_block)
     last, saved_norm = norm(w, "norm", x)
-    logits = last @ w["embedding.table"].T  # (B, T, V): the head is the embedding's table
+    logits = last @ w["embedding.weight"].T  # (B, T, V): the head is the embedding's table
     probs = softmax(logits)
     place = (*xp.ogrid[:b, :t], targets)  # of each target's own number in (B, T, V)
     loss = -float(xp.log(probs[place]).mean())
@@ -224,14 +226,14 @@ def loss_and_grads(w: Tensors, config: Config, tokens: Array, targets: Array) ->
     dlogits = probs
     dlogits[place] -= 1
     dlogits /= b * t
-    dlast = dlogits @ w["embedding.table"]
+    dlast = dlogits @ w["embedding.weight"]
     dx = norm_backward(w, grads, "norm", dlast, saved_norm)
     for name, of_block in zip(reversed(blocks), reversed(saved), strict=True):
         dx = block_backward(w, grads, name, dx, of_block)
-    grads["positions.table"] = xp.zeros_like(w["positions.table"])
-    grads["positions.table"][:t] = dx.sum(axis=0)
-    grads["embedding.table"] = dlogits.reshape(b * t, -1).T @ last.reshape(b * t, -1)  # as the head,
-    xp.add.at(grads["embedding.table"], tokens, dx)  # and as the embedding
+    grads["positions.weight"] = xp.zeros_like(w["positions.weight"])
+    grads["positions.weight"][:t] = dx.sum(axis=0)
+    grads["embedding.weight"] = dlogits.reshape(b * t, -1).T @ last.reshape(b * t, -1)  # as the head,
+    xp.add.at(grads["embedding.weight"], tokens, dx)  # and as the embedding
     return loss, grads
 
 
@@ -255,7 +257,7 @@ class AdamW:
             square += (1 - self.beta2) * (grad * grad - square)
             unbiased_mean = mean / (1 - self.beta1**self.steps)  # both began at 0
             unbiased_square = square / (1 - self.beta2**self.steps)
-            if weight.ndim > 1 and not name.endswith(".bias"):
+            if weight.ndim > 1 and not name.endswith("bias"):
                 weight *= 1 - lr * self.decay
             weight -= lr * unbiased_mean / (xp.sqrt(unbiased_square) + self.eps)
 

@@ -17,6 +17,7 @@ import dataclasses
 import difflib
 import json
 import math
+import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field
@@ -108,14 +109,20 @@ def data_name(text: str) -> str:
     kind, _, where = text.partition(":")
     if kind not in ("digits", "idx", "text", "synthetic") or (kind in ("idx", "text")) != bool(where):
         raise argparse.ArgumentTypeError(f"{text!r} is none of digits, idx:DIR, text:FILE, synthetic")
-    return text
+    return f"{kind}:{path(where)}" if where else text
+
+
+def path(text: str) -> Path:
+    """A file or folder; ``~/`` is the home of the user that runs this."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111  # it never raises
 
 
 def tokenizer_name(text: str) -> str:
-    """``bytes``, or ``bpe:N`` with more tokens than there are bytes."""
-    kind, _, size = text.partition(":")
-    if text != "bytes" and not (kind == "bpe" and size.isdecimal() and int(size) > 256):  # noqa: PLR2004
-        raise argparse.ArgumentTypeError(f"{text!r} is neither bytes nor bpe:N with N above 256")
+    """``bytes``, ``bpe:N`` with more tokens than there are bytes, or ``gpt2:DIR``."""
+    kind, _, where = text.partition(":")
+    enough = kind == "bpe" and where.isdecimal() and int(where) > 256  # noqa: PLR2004
+    if text != "bytes" and not enough and not (kind == "gpt2" and where):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of bytes, bpe:N with N above 256, gpt2:DIR")
     return text
 
 
@@ -231,6 +238,12 @@ def required(read: Read, metavar: str, about: str) -> Any:
     return setting(MISSING, read, metavar, about)
 
 
+def words(read: Read, metavar: str, about: str) -> Any:
+    """A field that takes the words without a flag, at least one."""
+    metadata = {"read": read, "metavar": metavar, "about": about, "only": (), "flag": "", "words": True}
+    return field(default=MISSING, metadata=metadata)
+
+
 def choice(default: str, words: tuple[str, ...], about: str, *only: Needs) -> Any:
     """A field that is one of a few words."""
     return setting(default, one_of(*words), "|".join(words), about, *only)
@@ -283,6 +296,10 @@ class _Setting:
         about = str(self.field.metadata["about"])
         if self.field.default not in (None, (), MISSING):
             about += f" (default {_text(self.field.default).replace('%', '%%')})"
+        if "words" in self.field.metadata:
+            read, metavar = self.field.metadata["read"], self.field.metadata["metavar"]
+            group.add_argument(self.path, nargs="+", type=read, metavar=metavar, help=about)
+            return
         given: dict[str, Any] = {"dest": self.path, "default": argparse.SUPPRESS, "help": about}
         if self.field.metadata["read"] is yes_or_no:
             given["action"] = argparse.BooleanOptionalAction

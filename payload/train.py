@@ -18,6 +18,7 @@ from payload.build import (
     build_mesh,
     build_schedule,
     build_units,
+    model_record,
     run_identity,
 )
 from payload.checkpoint.saver import Saver, StopSignals
@@ -30,9 +31,10 @@ from payload.data.base import Dataset
 from payload.data.datasets import open_dataset
 from payload.data.loader import Feed, Loader
 from payload.device import Device
-from payload.errors import STOPPED, PayloadError, UsageError
+from payload.errors import ENDED, STOPPED, PayloadError, UsageError
 from payload.finder import find
 from payload.metrics import Metrics, Work
+from payload.model_writer import ModelWriter
 from payload.parallel.engine import Engine, Evaluation, StepResult
 from payload.parallel.pipeline import idle_share
 from payload.report import begin
@@ -44,8 +46,7 @@ from payload.trace import Timeline
 
 def run(config: TrainConfig) -> int:
     """Train, and give the exit code."""
-    stoppable = config.checkpoints.save_interval and not config.batch.find
-    with StopSignals() if stoppable else nullcontext() as signals:  # before all that takes long
+    with nullcontext() if config.batch.find else StopSignals() as signals:  # before all that takes long
         world, device = begin(config.run.device)
         layout = config.layout
         check(config, several=world.size > layout.tp * layout.pp, gpu=device.gpu is not None)
@@ -57,7 +58,7 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
     """Train on all ranks of ``world``, record the metrics, and give the exit code.
 
     Args:
-        signals: that end a run with checkpoints.
+        signals: that end a run, once its work is saved.
     """
     trace, times = _timeline(config, device), CommTimes(device)
     mesh, compressor = build_mesh(config.layout, world)
@@ -79,16 +80,22 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
     on_all_ranks(world, lambda: _write_config(config) if world.rank == 0 else None)
     metrics.introduce()
 
-    trainer = Trainer(engine, loader, dataset, schedule, metrics, trace)
+    model: ModelWriter | None = None
+    if config.checkpoints.save_model:
+        record, folder = model_record(config.model, dataset), config.run.out / "model"
+        again = (resumed.path, resumed.model) if resumed.path else None
+        model = ModelWriter(folder, record, engine, units, resumed=again)
+    trainer = Trainer(engine, loader, dataset, schedule, metrics, trace, model, signals)
     for note in (*_profile_note(config, schedule, resumed.iteration), *trainer.notes(), *resumed.notes):
         metrics.print_line(note)
     started = time.perf_counter()
-    with checkpoints.saver(partial(metrics.write, "checkpoint"), metrics.print_line, signals) as saver:
+    save_model = model.save_best if model else lambda _: model_record(config.model, dataset).fields()
+    with checkpoints.saver(partial(metrics.write, "checkpoint"), metrics.print_line, save_model) as saver:
         evaluation = trainer.loop(resumed.iteration, saver)
     trace.write(config.run.out / "trace.json", world)
     if evaluation is None:
         metrics.close()
-        return STOPPED
+        return STOPPED if saver else ENDED
     metrics.conclude(engine.storage, mesh, evaluation, seconds=time.perf_counter() - started)
     return 0
 
@@ -103,17 +110,19 @@ class Trainer:
     schedule: LearningRate
     metrics: Metrics
     trace: Timeline
+    model: ModelWriter | None = None
+    signals: StopSignals | None = None
 
     def loop(self, done: int, saver: Saver | None) -> Evaluation | None:
-        """Iterate after the ``done`` iterations to the end of the schedule, and save checkpoints on the way.
+        """Iterate after the ``done`` iterations to the end of the schedule, and save the best model and
+        checkpoints on the way; and at the end, or when a signal comes to any rank, the final model.
 
         Returns:
-            The last evaluation; None if a signal ended the run, whose checkpoint is on disk then.
+            The last evaluation; None if a signal ended the run, whose work is on disk then.
 
         Raises:
             PayloadError: training diverged, or a checkpoint cannot be written; on every rank.
         """
-        evaluation: Evaluation | None = None
         iterations = self.schedule.iterations
         feeds = self.loader.training(done + 1, iterations)
         for iteration in range(done + 1, iterations + 1):
@@ -122,17 +131,31 @@ class Trainer:
             with self.trace.span("batch", "data"):
                 feed = next(feeds)
             last = iteration == iterations
-            result = self.step(iteration, feed, saver.flags() if saver else ())
+            signalled = float(self.signals is not None and self.signals.came)
+            result = self.step(iteration, feed, (signalled, float(saver is not None and saver.written())))
+            asked_to_stop, written = result.flags
+            stop = asked_to_stop > 0 and not last
+            evaluation = None
             if feed.slot.ends_epoch or last:
                 evaluation = self.evaluate(iteration, feed.slot.epoch, result)
+            if stop and self.signals:
+                self.signals.came = True  # perhaps to another rank
+            if self.model and (stop or last):
+                self.model.conclude(iteration, evaluation)
             with self.trace.span("save", "checkpoint"):
-                stopped = saver is not None and saver.after(iteration, result.flags, last=last)
-            if stopped:
-                self.metrics.print_line(
-                    f"stopped by a signal; saved after iteration {iteration}: go on with --resume auto"
-                )
+                if saver:
+                    saver.after(iteration, written, stop=stop, last=last)
+            if stop:
+                go_on = ": go on with --resume auto" if saver else ""
+                saved = "saved" if saver or self.model else "nothing is saved"
+                self.metrics.print_line(f"stopped by a signal; {saved} after iteration {iteration}{go_on}")
                 return None
-        return evaluation or self._evaluated(iterations)  # all was done before
+            if last:
+                return evaluation
+        evaluation = self._evaluated(iterations)  # all was done before
+        if self.model:
+            self.model.conclude(iterations, evaluation)
+        return evaluation
 
     def step(self, iteration: int, feed: Feed, flags: tuple[float, ...]) -> StepResult:
         """One update of the weights by a global batch, of which ``feed`` is this rank's share."""
@@ -147,6 +170,8 @@ class Trainer:
         evaluation = self._evaluated(iteration)
         bytes_per_target = self.dataset.bytes_per_target
         self.metrics.evaluation(iteration, epoch, evaluation, bytes_per_target)
+        if self.model:
+            self.model.evaluated(iteration, evaluation)
         line = f"epoch {epoch:3}  loss {result.loss:.4f}  test loss {evaluation.loss:.4f}"
         if bytes_per_target:
             line += f"  bits per byte {evaluation.bits_per_byte(bytes_per_target):.4f}"

@@ -26,6 +26,7 @@ from clusterctl.spec.base import reject_unknown
 from clusterctl.spec.job import JobOptions, job_options
 from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
+from clusterctl.transport.copies import note_sent
 from clusterctl.transport.get import Fetched, fetch
 from clusterctl.transport.openssh import OpenSSH, attached, captured
 from clusterctl.transport.put import Sent, send_into
@@ -172,6 +173,7 @@ def put(
     begun = time.monotonic()
     with open_session(screen, options) as session, showing_progress(screen) as progress:
         sent = send_into(session.transport, items, remote, progress=progress)
+        note_sent(session.ledger.sent, sent.folder, items, host=session.transport.host)
     skipped = [str(other) for other in others]
     _show_transfer(screen, sent, begun, "sent", folder=sent.folder, where=sent.folder, skipped=skipped)
 

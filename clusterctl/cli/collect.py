@@ -14,6 +14,7 @@ from clusterctl.runs.collect import collect as collect_runs
 from clusterctl.runs.fetch import ALL, MAX_CHECKPOINT, MAX_FILE, Selection
 from clusterctl.spec.base import parse_size_mib
 from clusterctl.state.ledger import UNCHANGED, RunRecord
+from clusterctl.state.workspace import Workspace
 
 _MOST_REASONS = 8
 _CHECKPOINTS = ("latest", "all", "none")
@@ -49,7 +50,9 @@ def collect(
     everything: Annotated[
         bool,
         typer.Option(
-            "--all", help="Copy all files of all runs, whatever their size, also what earlier collects left."
+            "--all",
+            help="Copy all that exists only on the cluster: all files of runs, whatever their size, also "
+            "what earlier collects left; files in homes and on nodes' own disks.",
         ),
     ] = False,
 ) -> None:
@@ -62,6 +65,11 @@ def collect(
         runs = collect_runs(
             session, ids or None, out=out or Path("runs"), selection=selection, progress=progress
         )
+        folders: tuple[Path, ...] = ()
+        if everything and not ids:
+            from clusterctl.runs.only_copies import bring_all
+
+            folders = bring_all(Workspace.of(session.spec.name), out or Path("runs"), progress=progress)
     answer = [
         {
             "job_id": r.job_id,
@@ -78,7 +86,9 @@ def collect(
             screen.note(f"note: {stays}; it ends with the cluster")
         cost = "" if run.cost_usd is None else f", {run.cost_usd:.2f} USD"
         lines.append(f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}{cost}")
-    screen.result({"runs": answer}, *(lines or ["nothing to collect"]))
+    lines += [f"files that are of no run: {_nearby(folder)}" for folder in folders]
+    done = {"runs": answer, "folders": [str(folder) for folder in folders]}
+    screen.result(done, *(lines or ["nothing to collect"]))
 
 
 def _selection(

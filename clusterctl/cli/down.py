@@ -27,6 +27,7 @@ from clusterctl.cluster.session import PhaseRunner, provider_of
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import Leftover, pending_releases
 from clusterctl.providers.registry import cached_images
+from clusterctl.providers.storage import record, recorded
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.gcp import whole_project
 from clusterctl.spec.models import DEFAULT_PROVIDER
@@ -38,7 +39,11 @@ def down(
     options: Options,
     yes: Yes = False,
     discard: Annotated[
-        bool, typer.Option("--discard", help="Do not collect the runs that are not collected yet.")
+        bool,
+        typer.Option(
+            "--discard",
+            help="Lose what exists only on the cluster: runs, files, jobs. Nothing is collected.",
+        ),
     ] = False,
     discard_run: Annotated[
         list[str] | None,
@@ -58,6 +63,13 @@ def down(
             "--forget", metavar="HOST", help="Do not wait for this on-prem host: it is gone for good."
         ),
     ] = None,
+    storage: Annotated[
+        bool,
+        typer.Option(
+            "--storage",
+            help="Remove kept storage too (storage.keep), also after an earlier `down`. Asks.",
+        ),
+    ] = False,
     orphans: Annotated[
         bool,
         typer.Option(
@@ -70,7 +82,10 @@ def down(
         typer.Option("--project", help="With --orphans: the Google Cloud project, if there is no spec."),
     ] = None,
 ) -> None:
-    """Collect runs, remove the cluster, and verify the cleanup."""
+    """Collect runs, remove the cluster, and verify the cleanup.
+
+    Stops with exit code 1 where something would be lost that exists only on the cluster, also under --yes.
+    """
     if orphans:
         down_orphans(screen, options, project=project, yes=yes, ask_become_pass=ask_become_pass)
         return
@@ -78,8 +93,12 @@ def down(
         raise UsageError("--project is for --orphans", fix="say --orphans, or leave it out")
     workspace = workspace_of(screen, options)
     name = workspace.root.name
+    if storage and not workspace.root.is_dir():
+        down_storage(screen, options, yes=yes, ask_become_pass=ask_become_pass)
+        return
     is_own = cluster_down.is_of_own_machines(workspace)
     what = "and give its machines back as they were" if is_own else "with all data on its nodes"
+    what += ", and remove its shared folder with all that is on it" if storage else ""
     screen.confirm(f"take cluster {name!r} down, {what}?", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
     wanted = cluster_down.DownOptions(
@@ -88,6 +107,7 @@ def down(
         out=out,
         gone=names_of(forget or ()),
         prompts=prompts_for(screen, ask_password=ask_become_pass),
+        remove_storage=storage,
     )
     with phases.shown("`clusterctl down` goes on from here"):
         done = cluster_down.down(
@@ -95,27 +115,53 @@ def down(
         )
     for entry in done.discarded:
         screen.note(f"discarded the run of {entry.shown}")
+    for line in done.lost.lines:
+        screen.note(f"discarded: {line}")
     for run in done.runs:
         screen.note(f"collected {run.directory}")
-        if not run.final:
-            screen.note(f"note: job {run.job_id} ({run.name}) was {run.state} and ended with the cluster")
-        if gone := not_brought_home(run):
-            screen.note(f"note: {gone}; it is gone with the cluster")
+        if left := not_brought_home(run):
+            screen.note(f"note: {left}")
     images = cached_images(report=lambda what: screen.note(str(what))) if done.on_this_machine else ()
     size = sum(image.size_mib for image in images)
     answer = {
         "cluster": name,
         "runs": [str(r.directory) for r in done.runs],
         "discarded": [entry.job_id for entry in done.discarded],
+        "lost": [one.as_dict() for one in done.lost.files],
+        "storage": [one.as_dict() for one in done.kept],
         "phases": phase_dicts(done.phases),
     }
     verified = "cleanup verified"
     if not done.looked:
         verified = "its last machines are forgotten" if forget else "nothing had been put on any machine"
     lines = [f"cluster {name!r} is down; {verified}"]
+    lines += [f"its storage is kept: {one}; the next `clusterctl up` takes it up" for one in done.kept]
+    lines += [f"its storage is removed: {one}" for one in done.removed]
     if size:
         lines.append(f"the node image stays cached ({size} MiB); `clusterctl cache prune` removes it")
     screen.result({**answer, "cache_mib": size}, *lines)
+
+
+def down_storage(screen: Screen, options: Options, *, yes: bool, ask_become_pass: bool) -> None:
+    """Show the storage that earlier clusters of this name left, ask, and remove it."""
+    workspace = workspace_of(screen, options)
+    name = workspace.root.name
+    settings = noted[0] if (noted := recorded(name)) else _where(screen, options, None)[0]
+    provider = provider_of(settings, prompts_for(screen, ask_password=ask_become_pass))
+    with screen.working("looking"):
+        found = provider.kept_storage(name)
+    answer = {"cluster": name, "storage": [one.as_dict() for one in found]}
+    if not found:
+        record(name, None, ())
+        screen.result(answer, f"there is no kept storage of cluster {name!r}")
+        return
+    screen.note(*(f"kept storage of {name!r}: {one}" for one in found))
+    screen.confirm("remove it, with all that is on it?", yes=yes)
+    phases = Phases(screen, verbose=options.verbose)
+    runner = PhaseRunner(workspace=workspace, reporter=phases)
+    with phases.shown(), workspace.lock("down", wait_s=WAIT_S, waiting=runner.report_waiting):
+        cluster_down.remove_storage(runner, provider)
+    screen.result(answer, f"the kept storage of cluster {name!r} is removed")
 
 
 def down_orphans(

@@ -74,6 +74,11 @@ def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     return [(job_id, _NOT_PLAIN.sub("_", names[job_id])) for job_id in _offered(reversed(names), incomplete)]
 
 
+def run_names(incomplete: str) -> list[str]:
+    """Runs that were collected into ./runs."""
+    return _offered(sorted(path.parent.name for path in Path("runs").glob("*/run.json")), incomplete)
+
+
 def hosts(ctx: typer.Context, incomplete: str) -> list[str]:
     return _offered((host["name"] for host in _hosts(ctx)), incomplete)
 

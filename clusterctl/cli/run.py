@@ -57,7 +57,7 @@ VERBS: Final = {
     "up": ("up:up", "Create the cluster, or repair it."),
     "down": ("down:down", "Collect runs, remove the cluster, and verify the cleanup."),
     "status": ("status:status", "Show the state of nodes and jobs."),
-    "list": ("status:list_", "List your clusters, and orphans on this machine."),
+    "list": ("status:list_", "List your clusters, kept storage, and orphans on this machine."),
     "submit": ("submit:submit", "Submit a bundled job, your own script, or a job file."),
     "jobs": ("job:jobs", "List pending and running jobs, and those submitted from here."),
     "logs": ("job:logs", "Print a job's stdout and stderr."),

@@ -15,6 +15,7 @@ from clusterctl.cli.output import Screen, job_table
 from clusterctl.errors import ClusterctlError
 from clusterctl.providers.base import pending_releases
 from clusterctl.providers.registry import cached_images, clusters_on_this_machine
+from clusterctl.providers.storage import REMOVE, all_recorded
 from clusterctl.scheduler.base import active_jobs
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.spec.base import format_duration
@@ -91,7 +92,7 @@ class _Listed:
 
 
 def list_(screen: Screen, options: Options) -> None:
-    """List your clusters, and orphans on this machine.
+    """List your clusters, kept storage, and orphans on this machine.
 
     States: `up`; `unfinished` and `damaged`, which `clusterctl up` repairs; `elsewhere`, created with another
     CLUSTERCTL_HOME; `orphaned`, without a workspace, which `clusterctl down --orphans` removes.
@@ -99,8 +100,13 @@ def list_(screen: Screen, options: Options) -> None:
     del options
     noted = list(_noted())
     found = noted + list(_on_this_machine({one.id for one in noted}))
+    kept = [one for _, one in all_recorded()]
     lines = _table(screen, found) if found else ["no clusters"]
-    screen.result({"clusters": [asdict(one) for one in found]}, *lines)
+    for one in kept:
+        remove = f"`{REMOVE.format(name=one.cluster)}` removes it"
+        lines += ["", f"kept storage of {one.cluster!r}: {one}", f"  `clusterctl up` takes it up; {remove}"]
+    answer = {"clusters": [asdict(one) for one in found], "storage": [one.as_dict() for one in kept]}
+    screen.result(answer, *lines)
 
 
 def _table(screen: Screen, found: Sequence[_Listed]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,13 +12,30 @@ from typing import Annotated, Any, Final
 import typer
 
 from clusterctl.cli.job import follow_job, timeout_of, wait_for
-from clusterctl.cli.options import Options, jobs_to_submit, launchers, open_session, partitions, spec_of
+from clusterctl.cli.options import (
+    Options,
+    jobs_to_submit,
+    launchers,
+    open_session,
+    partitions,
+    run_names,
+    spec_of,
+    workspace_of,
+)
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.jobs.environment import environment_of
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.submit import submit as submit_job
-from clusterctl.jobs.watch import raise_unless_completed
+from clusterctl.jobs.trained import (
+    ChosenModel,
+    Weights,
+    folder_of_run,
+    reject_unless_fitting,
+    use_here,
+    with_model,
+)
+from clusterctl.jobs.watch import LogChunk, raise_unless_completed
 from clusterctl.scheduler.base import worst
 from clusterctl.scheduler.script import Environment, with_gpus
 from clusterctl.scheduler.session import Session, script_of
@@ -26,6 +44,7 @@ from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.job import JobOptions, JobSpec, is_job_file, job_spec, jobs_of_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import distribution_ahead
+from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.tree import shown_size
 
@@ -77,7 +96,8 @@ def submit(
         str,
         typer.Argument(
             metavar="JOB",
-            help="train, eval, bench, gemm, allreduce, probe, your own script, or a job file (.yaml).",
+            help="train, eval, sample, predict, bench, gemm, allreduce, probe, your own script, "
+            "or a job file (.yaml).",
             autocompletion=jobs_to_submit,
         ),
     ],
@@ -85,6 +105,19 @@ def submit(
     variant: Annotated[
         list[str] | None, typer.Option(help="Only this variant of the job file. Repeatable.")
     ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            help="Of eval, sample, predict: a trained run's folder, its name below ./runs, or its job's id.",
+            autocompletion=run_names,
+        ),
+    ] = None,
+    weights: Annotated[
+        Weights, typer.Option(help="With --run: the weights at the best evaluation, or at the end.")
+    ] = Weights.BEST,
+    local: Annotated[
+        bool, typer.Option("--local", help="With --run: compute on this machine, without a cluster.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the sbatch script; submit nothing.")
     ] = False,
@@ -100,14 +133,19 @@ def submit(
     Arguments after -- are passed to the program.
     """
     given = {field: value for field, value in {"args": args, **flags}.items() if value not in (None, [])}
+    chosen = ChosenModel(run, weights) if run is not None else None
+    if local:
+        _use_here(screen, options, target, chosen, given)
+        return
     wanted = _wanted(target, given, variant or [])
+    reject_unless_fitting(wanted, chosen)
     timeout_s = timeout_of(timeout)
     _refuse_contradictions(wanted, follow=follow, waits=wait or follow, timeout_s=timeout_s)
     if dry_run:
-        _dry_run(screen, options, wanted)
+        _dry_run(screen, options, wanted, chosen)
         return
     with open_session(screen, options) as session:
-        rows = _submitted(screen, options, session, wanted)
+        rows = _submitted(screen, options, session, wanted, chosen)
         ids = [row["job_id"] for row in rows]
         if not (wait or follow):
             *lines, last = (f"submitted job {row['job_id']} ({row['name']})" for row in rows)
@@ -143,14 +181,37 @@ def _refuse_contradictions(
         )
 
 
-def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> None:
+def _use_here(
+    screen: Screen, options: Options, target: str, chosen: ChosenModel | None, given: Mapping[str, object]
+) -> None:
+    """Use a model on this machine, and show what it says."""
+    if chosen is None:
+        raise UsageError("--local uses a trained model", fix="say which: --run RUN")
+    if others := sorted(set(given) - {"args"}):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        raise UsageError(f"--local starts no job, which {flags} is about", fix="leave out one or the other")
+    job = job_spec(target, given)
+    reject_unless_fitting([job], chosen)
+    known = () if folder_of_run(chosen.run) else Ledger(workspace_of(screen, options).jobs).entries()
+    if screen.json:
+        said = bytearray()
+        use_here(job, chosen, known, said.extend, as_json=True)
+        screen.result(json.loads(said))
+        return
+    with screen.logs() as show:
+        use_here(job, chosen, known, lambda data: show(LogChunk("stdout", None, data)))
+
+
+def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
     """Show the scripts; where they are several, each below a line with its job's name."""
     spec = spec_of(screen, options)
-    known = distribution_ahead(spec, Workspace.of(spec.name))
+    workspace = Workspace.of(spec.name)
+    known = distribution_ahead(spec, workspace)
     distribution = known or distributions.distribution_of(distributions.DEFAULT)
     rows: list[_Row] = []
     text = ""
-    for job, source, environment in _prepared(screen, options, spec, wanted, distribution):
+    wanted, sent = with_model(wanted, chosen, Ledger(workspace.jobs).entries())
+    for job, source, environment in _prepared(screen, options, spec, wanted, distribution, sent):
         script = script_of(spec, job, environment)
         if source:
             size = shown_size(source.bytes)
@@ -162,13 +223,21 @@ def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> Non
 
 
 def _prepared(
-    screen: Screen, options: Options, spec: ClusterSpec, wanted: Sequence[JobSpec], distribution: Distribution
+    screen: Screen,
+    options: Options,
+    spec: ClusterSpec,
+    wanted: Sequence[JobSpec],
+    distribution: Distribution,
+    model: Source | None,
 ) -> list[tuple[JobSpec, Source | None, Environment]]:
-    """The jobs with what is sent of their scripts' folders, and the environments that they ask for."""
+    """The jobs with what is sent of their scripts' folders, and the environments that they ask for.
+
+    ``model`` is sent with a job that uses one.
+    """
     wanted = [with_gpus(spec, job) for job in wanted]
     for job in wanted:
         script_of(spec, job)  # none is sent, nor are its packages looked for, while another can't be
-    sources = [source_of(job) for job in wanted]
+    sources = [source_of(job) or model for job in wanted]
     for note in dict.fromkeys(note for source in sources if source for note in source.notes):
         screen.note(f"note: {note}")
     environments = resolve(screen, options, spec, wanted, distribution)
@@ -191,9 +260,16 @@ def resolve(
         ]
 
 
-def _submitted(screen: Screen, options: Options, session: Session, wanted: Sequence[JobSpec]) -> list[_Row]:
+def _submitted(
+    screen: Screen,
+    options: Options,
+    session: Session,
+    wanted: Sequence[JobSpec],
+    chosen: ChosenModel | None,
+) -> list[_Row]:
     """Submit the jobs, one after the other; what is known of them is told also when something fails later."""
-    prepared = _prepared(screen, options, session.spec, wanted, session.distribution)
+    wanted, sent = with_model(wanted, chosen, session.ledger.entries(), session)
+    prepared = _prepared(screen, options, session.spec, wanted, session.distribution, sent)
     rows: list[_Row] = []
     with showing_progress(screen) as progress:
         for job, source, environment in prepared:

@@ -1,13 +1,14 @@
-"""The story of `down`: collect runs → destroy → verify that nothing is left."""
+"""The story of `down`: collect runs → look for only copies → destroy → verify that nothing is left."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from clusterctl.cluster.look import look
 from clusterctl.cluster.nodes import forget
 from clusterctl.cluster.session import Phase, PhaseRunner, provider_of, workspace_copy
 from clusterctl.errors import (
@@ -22,7 +23,10 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider, pending_releases
+from clusterctl.providers.storage import KeptStorage
+from clusterctl.providers.storage import record as record_storage
 from clusterctl.runs.collect import collect_all, uncollected
+from clusterctl.runs.only_copies import NOTHING, Found
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.state.inventory import applied_spec
@@ -36,8 +40,10 @@ from clusterctl.util.progress import Reporter
 class DownOptions:
     """How `down` goes about it.
 
-    With ``discard`` no run is collected; without it all but those of the jobs ``discard_runs``, into
-    the folder ``out``. Machines of the user's own that are ``gone`` for good are not waited for.
+    Under ``discard`` no run is collected, and all that exists only on the cluster is lost; without it, all
+    runs are but those of the jobs ``discard_runs``, into the folder ``out``. Machines of the user's own that
+    are ``gone`` for good are not waited for. With ``remove_storage`` the shared folder goes, too, where the
+    spec keeps it.
     """
 
     discard: bool = False
@@ -45,6 +51,7 @@ class DownOptions:
     out: Path | None = None
     gone: Collection[str] = ()
     prompts: Prompts = NO_PROMPTS
+    remove_storage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,8 @@ class DownResult:
     """A cluster that is removed, and the runs that were collected before, and those that were discarded.
 
     ``on_this_machine``: its nodes were parts of it. ``looked``: whether there was anything to look for.
+    ``kept`` is the shared folder that stays, ``removed`` the one that was kept until now; ``lost`` is what
+    existed only there.
     """
 
     runs: tuple[RunRecord, ...] = ()
@@ -59,6 +68,9 @@ class DownResult:
     on_this_machine: bool = True
     looked: bool = True
     discarded: tuple[JobEntry, ...] = ()
+    kept: tuple[KeptStorage, ...] = ()
+    removed: tuple[KeptStorage, ...] = ()
+    lost: Found = NOTHING
 
 
 def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
@@ -66,6 +78,7 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
 
     Raises:
         CollectError: a run could not be collected; the cluster stays.
+        OnlyCopyError: something exists only on the cluster, and is not to be discarded; the cluster stays.
         DiskError: all is removed but the workspace, which stands on a read-only file system.
         LeftoversError: something of the cluster is still there.
     """
@@ -82,7 +95,7 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
 
 
 def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEntry, ...]) -> DownResult:
-    """The phases of `down`: collect runs, discard runs, destroy."""
+    """The phases of `down`: collect runs, discard runs, look, destroy."""
     workspace = runner.workspace
     records = (workspace.spec, workspace.inventory, workspace.joining, workspace.terraform)
     there = workspace.known_id() or pending_releases(workspace) or any(path.exists() for path in records)
@@ -96,11 +109,20 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
         collected = runner.phase(collect_runs, options.out, discarded)
     if discarded:
         runner.phase(discard_runs, discarded)
+    lost = runner.phase(look, discarded, discard=options.discard, storage=options.remove_storage)
     if forgotten := forget(workspace, options.gone):
         options.prompts.note(f"forgotten: {'; '.join(forgotten)}")
     looked = not _has_taken_none(workspace)
     runner.phase(destroy, provider, looked=looked, orphans=settings.shares_kernel)
-    return DownResult(collected, tuple(runner.phases), settings.shares_kernel, looked, discarded)
+    kept: tuple[KeptStorage, ...] = ()
+    removed: tuple[KeptStorage, ...] = ()
+    if looked and options.remove_storage:
+        removed = runner.phase(remove_storage, provider)
+    elif looked and _keeps_storage(workspace):
+        kept = runner.phase(keep_storage, provider, settings)
+    return DownResult(
+        collected, tuple(runner.phases), settings.shares_kernel, looked, discarded, kept, removed, lost
+    )
 
 
 @contextmanager
@@ -138,10 +160,42 @@ def destroy(runner: PhaseRunner, provider: Provider, *, looked: bool, orphans: b
     """Remove the cluster, and orphans of its name: an `up` that created no hosts took their name."""
     workspace = runner.workspace
     if looked:
+        with suppress(OSError):
+            workspace.removing.touch()  # a `down` that is killed in here is finished by the next
         remove_cluster(provider, workspace.cluster_id(), workspace, runner.report)
     if orphans and not workspace.inventory.exists():
         for cluster_id in find_orphans(provider, workspace):
             remove_cluster(provider, cluster_id, None, runner.report)
+
+
+def keep_storage(
+    runner: PhaseRunner, provider: Provider, settings: ProviderSettings
+) -> tuple[KeptStorage, ...]:
+    """Note the shared folder that the cluster left: `list` shows it, and the next `up` takes it up."""
+    name = runner.workspace.root.name
+    kept = provider.kept_storage(name)
+    record_storage(name, settings, kept)
+    runner.note = "; ".join(map(str, kept)) or "there is none"
+    return kept
+
+
+def remove_storage(runner: PhaseRunner, provider: Provider) -> tuple[KeptStorage, ...]:
+    """Remove the shared folders that clusters of this name left."""
+    name = runner.workspace.root.name
+    found = provider.kept_storage(name)
+    for kept in found:
+        provider.remove_storage(kept, report=runner.report)
+    record_storage(name, None, ())
+    runner.note = "; ".join(map(str, found)) or "there is none"
+    return found
+
+
+def _keeps_storage(workspace: Workspace) -> bool:
+    """Whether the cluster leaves its shared folder; where its spec is damaged, it may."""
+    try:
+        return applied_spec(workspace).storage.keep
+    except UsageError:
+        return True
 
 
 def _down_without_workspace(runner: PhaseRunner) -> DownResult:
@@ -156,7 +210,7 @@ def _down_without_workspace(runner: PhaseRunner) -> DownResult:
         )
     for cluster_id in found:
         remove_cluster(provider, cluster_id, None, partial(runner.reporter, "destroy"))
-    return DownResult()
+    return DownResult(kept=keep_storage(runner, provider, DEFAULT_PROVIDER))
 
 
 def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) -> tuple[JobEntry, ...]:

@@ -25,6 +25,7 @@ from clusterctl.hosts.probe import probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.jobs.environment import unbuilt
 from clusterctl.providers.base import HostChange, HostPlan, Size
+from clusterctl.providers.storage import storage_left_alone
 from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.spec.base import format_size
@@ -114,7 +115,7 @@ def preview(session: ClusterSession) -> Plan:
         planning = replace(session, workspace=copy)  # where the provider writes
         planning.connections = session.connections
         found = plan_changes(planning)
-        notes = [*found.hosts.notes, *found.jobs.notes]
+        notes = [*planning.notes, *found.hosts.notes, *found.jobs.notes]
         if worker := session.workspace.worker():
             notes.append(f"{worker}: what it does may change this")
         notes += _refusals(session, before)
@@ -145,6 +146,7 @@ def plan_changes(session: ClusterSession) -> Plan:
     hosts = provider.plan(spec, workspace, keep={}, report=session.report)
     if before is None:
         plan = Plan(hosts)
+        session.notes += storage_left_alone(spec)
     else:
         scheduler = scheduler_of(before, session.connections.to, patience_s=PATIENCE_S)
         affected = impact_of(session, before, hosts, scheduler)

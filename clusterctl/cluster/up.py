@@ -25,6 +25,7 @@ from clusterctl.packages.bundle import Bundle
 from clusterctl.packages.bundle_checks import cluster_bundle, missing_bundle, use_bundle
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.providers.base import Provisioned, Size
+from clusterctl.providers.storage import record as record_storage
 from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec
@@ -75,6 +76,7 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
     """
     session.provider.check(session.spec)
     with session.locked("up"), replacing(session.workspace, options.replaced) as commit_replacement:
+        session.workspace.removing.unlink(missing_ok=True)
         session.spec = limited(session.spec, session.workspace, options.limit)
         file = bundle_file(session, options)
         packages = session.phase(open_bundle, file) if file else None
@@ -180,6 +182,8 @@ def provision(session: ClusterSession, plan: Plan, keep: Mapping[str, Size]) -> 
         session.report("downloading the wheels of the job environment")
         link_wheels(job_lock(), workspace.wheels, inventory.distribution)
     write_inventory(spec, inventory, workspace)
+    if spec.storage.keep:  # it is the cluster's again
+        record_storage(spec.name, None, ())
     session.notes += made.notes
     _report_started(session, made)
     session.note = f"{len(inventory.hosts)} hosts on {inventory.network}"

@@ -28,6 +28,7 @@ from clusterctl.state.workspace import Workspace, write_atomic
 
 if TYPE_CHECKING:
     from clusterctl.hosts.checks import DoctorReport
+    from clusterctl.providers.storage import KeptStorage
     from clusterctl.util.progress import Reporter
 
 Bake = Callable[[Host], None]  # runs ``install.yml`` on an image under construction that answers SSH
@@ -261,6 +262,16 @@ class Provider(Protocol):
 
     def orphans(self, name: str) -> tuple[str, ...]:
         """Ids of the caller's clusters of that name whose workspace was lost."""
+
+    def kept_storage(self, name: str) -> tuple[KeptStorage, ...]:
+        """The shared folders that the caller's clusters of that name left when they went down."""
+
+    def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
+        """Remove kept storage with all that is on it; what is gone already is fine.
+
+        Raises:
+            ProvisionError: it could not be removed.
+        """
 
 
 def inventory_as_raised(workspace: Workspace) -> Inventory | None:

@@ -113,7 +113,7 @@ class Source:
 
 def sender(transport: Transport) -> Sender:
     """What lists and sends folders of jobs on a host."""
-    return Sender(transport, remote_argv(REMOTE_PROGRAM, *sorted(SENT_FILES | WRITTEN_FILES)))
+    return Sender(transport, remote_argv(REMOTE_PROGRAM, *sorted(SENT_FILES | WRITTEN_FILES)), many=True)
 
 
 def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:

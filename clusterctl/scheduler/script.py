@@ -14,7 +14,7 @@ from clusterctl.errors import UsageError
 from clusterctl.spec.base import format_duration
 from clusterctl.spec.common import Partition
 from clusterctl.spec.distributions import JOB_PROFILE
-from clusterctl.spec.job import REQUEUE_EXIT_CODE, JobOptions, JobSpec, Launcher, is_python
+from clusterctl.spec.job import ONE_RANK_JOBS, REQUEUE_EXIT_CODE, JobOptions, JobSpec, Launcher, is_python
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.ledger import ADDED_FILES, SENT_FILES, WRITTEN_FILES
 from clusterctl.util.assets import render
@@ -249,13 +249,17 @@ def partition_of(spec: ClusterSpec, job: JobSpec) -> Partition:
 def with_gpus(spec: ClusterSpec, job: JobSpec) -> JobSpec:
     """The job with what it did not say of GPUs and ranks, from its partition's ``gpus``.
 
-    All GPUs of a node and one rank on each; as many ranks as GPUs where one of both was given. Scripts of the
-    user's, jobs with ``--device cpu`` and partitions without GPUs stay as they are.
+    All GPUs of a node and one rank on each; as many ranks as GPUs where one of both was given; one of each
+    where the job runs on one rank. Scripts of the user's, jobs with ``--device cpu`` and partitions without
+    GPUs stay as they are.
     """
     chosen = {one.name: one for one in spec.partitions}.get(job.partition or spec.partitions[0].name)
     on_cpu = "--device=cpu" in job.args or ("--device", "cpu") in pairwise(job.args)
     if chosen is None or chosen.gpus is None or job.bundled in (None, _ON_THE_CPU) or on_cpu:
         return job
+    if job.bundled in ONE_RANK_JOBS:
+        said_or_all = "gpus" in job.model_fields_set or not spec.has_slurm
+        return job if said_or_all else job.model_copy(update={"gpus": 1})
     said: dict[str, Any] = {}
     if "gpus" not in job.model_fields_set and spec.has_slurm:  # without it, a job has all there are
         ranks = job.tasks_per_node if "tasks_per_node" in job.model_fields_set else chosen.gpus.count

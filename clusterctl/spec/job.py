@@ -123,7 +123,9 @@ Image = Annotated[Text, AfterValidator(_image)]
 FilePattern = Annotated[Text, AfterValidator(_pattern)]  # as in a .gitignore file
 
 
-BUNDLED_JOBS = ("train", "eval", "bench", "gemm", "allreduce", "probe")
+BUNDLED_JOBS = ("train", "eval", "sample", "predict", "bench", "gemm", "allreduce", "probe")
+MODEL_JOBS = ("eval", "sample", "predict")  # they use a trained model
+ONE_RANK_JOBS = ("sample", "predict")
 REQUEUE_EXIT_CODE: Final = 75  # EX_TEMPFAIL of sysexits.h: the program saved its work, and goes on with it
 
 _MAX_SIGNAL_S = 65_535
@@ -336,7 +338,13 @@ def job_of(target: str, said: Mapping[str, Any], *, folder: Path) -> JobSpec:
     bundled, script = named_job(target, folder)
     job = JobSpec(name=bundled or safe_name(target), bundled=bundled, script=script)
     given = {field: value for field, value in said.items() if field != "name" or value is not None}
-    return job.model_copy(update=given)
+    job = job.model_copy(update=given)
+    if bundled in ONE_RANK_JOBS and job.tasks > 1:
+        raise UsageError(
+            f"{bundled} runs on one rank, and these are {job.tasks}",
+            fix="leave out --nodes and --tasks-per-node",
+        )
+    return job
 
 
 def job_options(flags: Mapping[str, object]) -> JobOptions:

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clusterctl.errors import CollectError, DiskError
+from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import append_line, read_rows, writing
 
 RUN_FILE = "run.json"
@@ -74,6 +75,11 @@ class Ledger:
         self._unwritten: list[dict[str, Any]] = []
         self.refusal: DiskError | None = None
         """Why something that has become known is not in the file: a later clusterctl finds it out again."""
+
+    @property
+    def sent(self) -> Path:
+        """Where it is noted what files were sent to the cluster."""
+        return Workspace(self._path.parent).sent
 
     def entries(self) -> tuple[JobEntry, ...]:
         """All submissions, oldest first."""

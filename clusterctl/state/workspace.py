@@ -140,6 +140,9 @@ class Workspace:
     bundle = _Path("bundle.json")  # the bundle that air-gapped hosts are installed from
     journal = _Path("journal.jsonl")
     jobs = _Path("jobs.jsonl")  # what was submitted and where its run was collected to
+    sent = _Path("sent")  # what files were sent to the cluster; see transport/copies.py
+    brought = _Path("brought.jsonl")  # where files that are of no run were brought to
+    removing = _Path("removing")  # there once `down` has begun to remove the cluster
     logs = _Path("logs")
 
     def known_id(self) -> str | None:

@@ -108,11 +108,11 @@ def _writing(folder: Path) -> Iterator[None]:
 class Sender:
     """A program on a host that lists and sends files (see remote_content.py), started when it is needed.
 
-    One that reads requests serves them one after the other: that saves a login and a Python for each.
+    One that serves ``many`` requests, one after the other, saves a login and a Python for each.
     """
 
-    def __init__(self, transport: Transport, argv: Sequence[str]) -> None:
-        self._transport, self._argv = transport, argv
+    def __init__(self, transport: Transport, argv: Sequence[str], *, many: bool = False) -> None:
+        self._transport, self._argv, self._many = transport, argv, many
         self._running = ExitStack()
         self._talk: Conversation | None = None
 
@@ -123,7 +123,7 @@ class Sender:
 
     @contextmanager
     def listed(self, request: bytes = b"", *, most: int = sys.maxsize) -> Iterator[Download]:
-        """Read the list that it makes, of what is requested where it reads requests.
+        """Send it the request, if it reads one, and read the list that it makes.
 
         Raises:
             TransferError: the list makes no sense, or has more than ``most`` lines; or it sent what it had
@@ -135,7 +135,7 @@ class Sender:
                 self._talk = self._running.enter_context(self._transport.converse(self._argv, bulk=True))
             if request:
                 self._talk.send(request)
-            yield Download(self._talk, most, goes_on=bool(request))
+            yield Download(self._talk, most, goes_on=self._many)
         except BaseException as exc:
             self.close()
             if isinstance(exc, TruncatedError):

@@ -105,6 +105,25 @@ def run_heard(
     return Result(process.returncode, "".join(said), "")
 
 
+def run_streamed(
+    argv: Sequence[str], heard: Callable[[bytes], None], *, env: Mapping[str, str] | None = None
+) -> Result:
+    """The same, where ``heard`` gets stdout in pieces, as they come; only stderr is kept."""
+    with (
+        tempfile.TemporaryFile() as errors,
+        _started(argv, env, stdin=subprocess.DEVNULL, stderr=errors.fileno()) as process,
+    ):
+        try:
+            while process.stdout and (data := process.stdout.read1()):  # type: ignore[attr-defined]
+                heard(data)
+        except BaseException:
+            process.kill()
+            raise
+        process.wait()
+        errors.seek(0)
+        return Result(process.returncode, "", errors.read().decode(errors="replace"))
+
+
 def _started(
     argv: Sequence[str], env: Mapping[str, str] | None, *, stdin: int, stderr: int, cwd: Path | None = None
 ) -> subprocess.Popen[bytes]:

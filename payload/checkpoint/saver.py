@@ -172,8 +172,8 @@ class Saver:
         wait: bool,
         data_state: Mapping[str, Any] = MappingProxyType({}),
         lock: Lock | None = None,
+        save_model: Callable[[Path], Mapping[str, Any]] = lambda _: {},
         notify: Callable[[str], None] = print,
-        signals: StopSignals | None = None,
     ) -> None:
         """
         Args:
@@ -186,13 +186,13 @@ class Saver:
             data_state: of the training data, for each to hold.
             lock: of the folder, if this rank has that. It is held until this is closed and nothing more is
                 written, also if this process is killed.
+            save_model: on rank 0 puts the best weights so far into a folder, and gives the model's record.
             notify: prints what went wrong, and does not matter yet.
-            signals: of this rank, that ask the run to stop.
         """
         self._engine, self._device, self._world = engine, engine.device, engine.mesh.world
         self._folder, self._describe, self._record = folder, describe, record
         self._interval, self._keep, self._wait = interval, keep, wait
-        self._lock, self._notify = lock, notify
+        self._lock, self._notify, self._save_model = lock, notify, save_model
         self._data = json.dumps(dict(data_state)) + "\n"
         # What a killed run's writers may still write, they write elsewhere.
         self._token = self._world.allgather(secrets.token_hex(4))[0]
@@ -207,7 +207,6 @@ class Saver:
             memory[offset : offset + array.nbytes].view(array.dtype)
             for (_, array), offset in zip(self._saved_shards, offsets, strict=True)
         ]
-        self._signals = signals
         self._save: _Save | None = None
         self._failure: PayloadError | None = None
 
@@ -231,21 +230,16 @@ class Saver:
             if self._lock:
                 self._lock.close()
 
-    def flags(self) -> tuple[float, float]:
-        """For the next step to sum: whether this rank was asked to stop, and has written its file."""
-        return float(self._signals is not None and self._signals.came), float(self._has_written())
+    def after(self, iteration: int, written: float, *, stop: bool = False, last: bool = False) -> None:
+        """An iteration is done.
 
-    def after(self, iteration: int, flags: tuple[float, ...], *, last: bool) -> bool:
-        """An iteration is done, and these are its votes.
-
-        Returns:
-            Whether to stop now, because a rank was asked to: all is on disk then.
+        Args:
+            written: by how many ranks, as they said before it.
+            stop: the run ends here before its time: all is on disk afterwards.
 
         Raises:
             PayloadError: a checkpoint could not be written.
         """
-        asked_to_stop, written = flags
-        stop = asked_to_stop > 0 and not last
         if written == self._world.size:
             self._complete(wait=False)
         if stop or last or iteration % self._interval == 0:
@@ -254,9 +248,6 @@ class Saver:
             self._begin(iteration)
             if stop or self._wait:
                 self._finish()
-        if self._signals:
-            self._signals.came |= stop  # perhaps to another rank
-        return stop
 
     def _begin(self, iteration: int) -> None:
         began = time.perf_counter()
@@ -266,14 +257,19 @@ class Saver:
             self._failure = exc
         for (_, array), copy in zip(self._saved_shards, self._copies, strict=True):
             self._device.copy_out(array, copy)
-        self._save = _Save(
-            replace(self._describe(iteration), scalars=scalars(self._engine)), self._device.mark()
-        )
-        self._has_written()
+        manifest = replace(self._describe(iteration), scalars=scalars(self._engine))
+        if self._world.rank == 0:
+            try:
+                manifest = replace(manifest, model=self._save_model(self._incomplete(iteration)))
+            except PayloadError as exc:
+                self._failure = exc
+        self._save = _Save(manifest, self._device.mark())
+        self.written()
         self._save.stall_s = time.perf_counter() - began
 
-    def _has_written(self) -> bool:
-        """Move the save on as far as goes without waiting, and tell whether this rank's file is on disk."""
+    def written(self) -> bool:
+        """Move the save on as far as goes without waiting, and tell whether this rank's file is on disk, for
+        the next step to sum."""
         save = self._save
         if save and not save.asked and self._device.has_passed(save.copied):
             self._write(save)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from payload.checkpoint.folder import Lock, complete, lock, prepare
-from payload.checkpoint.saver import Saver, StopSignals
+from payload.checkpoint.saver import Saver
 from payload.checkpoint.shards import (
     BrokenError,
     Manifest,
@@ -75,10 +75,15 @@ class Session:
         return resume(self._chosen, engine, self._now)
 
     def saver(
-        self, record: Callable[..., None], notify: Callable[[str], None], signals: StopSignals | None = None
+        self,
+        record: Callable[..., None],
+        notify: Callable[[str], None],
+        save_model: Callable[[Path], Mapping[str, Any]],
     ) -> AbstractContextManager[Saver | None]:
-        """To be entered for the whole of training, which has been resumed. None without checkpoints: a signal
-        ends such a run as it ends any process."""
+        """To be entered for the whole of training, which has been resumed. None without checkpoints.
+
+        Args: as of ``Saver``.
+        """
         settings = self._config.checkpoints
         if not settings.save_interval:
             return nullcontext()
@@ -92,8 +97,8 @@ class Session:
             wait=settings.save == "sync",
             data_state=self._data_state,
             lock=self._lock,
+            save_model=save_model,
             notify=notify,
-            signals=signals,
         )
 
     def _describe(self, engine: Engine, identity: Mapping[str, Any]) -> Manifest:
@@ -132,6 +137,8 @@ class Resumed:
 
     iteration: int = 0  # the last that is done; 0: it starts anew
     notes: list[str] = field(default_factory=list)  # for people
+    path: Path | None = field(default=None, compare=False)  # of the checkpoint
+    model: Mapping[str, Any] = field(default_factory=dict, compare=False)  # as of its manifest
 
 
 def choose(wanted: str, folder: Path, world: Communicator) -> Chosen | None:
@@ -175,7 +182,7 @@ def resume(chosen: Chosen | None, engine: Engine, now: Manifest) -> Resumed:
     same = manifest.layout == now.layout
     on_all_ranks(engine.mesh.world, lambda: _load(engine, path, manifest, own=same))
     note = f"going on from {path}{'' if same else _resharding(manifest, now, engine)}"
-    return Resumed(manifest.iteration, [*chosen.notes, note])
+    return Resumed(manifest.iteration, [*chosen.notes, note], path, manifest.model)
 
 
 def refuse_others(folder: Path, wanted: str, world: Communicator) -> None:

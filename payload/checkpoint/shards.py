@@ -1,9 +1,6 @@
 """What a checkpoint holds: shards of tensors, each with its place in the whole, for any layout to load.
 
-On disk they are files of tensors in the safetensors format (https://huggingface.co/docs/safetensors): 8 bytes
-of header length, little-endian; a JSON header of dtype, shape and place of each tensor; the numbers. It is
-written here by hand because the numbers come from memory that another process fills, and checksums are taken
-on the way. A manifest vouches for the files.
+On disk they are files of flat tensors (see ``safetensors``). A manifest vouches for the files.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from payload.device import Array
 from payload.errors import UsageError
 from payload.nn.module import Segment, state_of
 from payload.parallel.engine import Engine
+from payload.safetensors import FilePlan, plan, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +96,12 @@ def _all(engine: Engine) -> Iterator[tuple[Shard, Array, slice]]:
     }
     mine = slice(0, len(values)) if storage.sharded else local_slice(len(values), mesh.dp.rank, mesh.dp.size)
 
-    def saves(segment: Segment) -> bool:
-        """Of those that all tensor-parallel ranks hold alike, or more than one stage, one rank does."""
-        parted = segment.parameter.axis is not None
-        return (parted or mesh.tp.rank == 0) and engine.ties.counts(segment.parameter)
-
     for kind, array in kinds.items():
         if array.shape == values.shape:
             for segment in storage.segments:
                 whole = array[segment.start : segment.stop]
-                yield _shard_of(kind, segment), whole, _common(segment, mine) if saves(segment) else NONE
+                saved = _common(segment, mine) if engine.counts(segment.parameter) else NONE
+                yield _shard_of(kind, segment), whole, saved
         else:  # the same on all ranks, such as a count
             yield _whole(kind, "", array), array.reshape(-1), slice(0, array.size)
     first = mesh.dp.rank == mesh.tp.rank == 0
@@ -134,20 +128,11 @@ def _common(segment: Segment, mine: slice) -> slice:
     return slice(start - segment.start, stop - segment.start)
 
 
-VERSION = 3
+VERSION = 4
 MANIFEST = "manifest.json"
 DATA = "data.json"
 """What was learned of the training data, such as a tokenizer, by which other data is read."""
 
-_DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "int64": "I64",
-    "int32": "I32",
-    "uint8": "U8",
-}
-_NAMES = {short: name for name, short in _DTYPES.items()}
 _BLANK = "00000000"  # stands for the manifest's checksum where that is taken
 _CHUNK = 1 << 22
 
@@ -158,29 +143,6 @@ class BrokenError(Exception):
 
 def rank_file(rank: int) -> str:
     return f"rank-{rank:05}.safetensors"
-
-
-@dataclass(frozen=True, slots=True)
-class FilePlan:
-    """Of one file: its beginning, and where the numbers of each tensor lie."""
-
-    header: bytes
-    offsets: Mapping[str, int]  # by the tensor's name
-    size: int  # of the whole file
-
-
-def plan(tensors: Mapping[str, tuple[Sequence[int], np.dtype[Any]]], **metadata: str) -> FilePlan:
-    """Lay out a file of such shapes and dtypes by name. Wide numbers come first, so that all are aligned."""
-    entries: dict[str, Any] = {"__metadata__": metadata}
-    starts, end = {}, 0
-    for name, (shape, dtype) in sorted(tensors.items(), key=lambda item: -item[1][1].itemsize):
-        starts[name], end = end, end + math.prod(shape) * dtype.itemsize
-        place = [starts[name], end]
-        entries[name] = {"dtype": _DTYPES[dtype.name], "shape": list(shape), "data_offsets": place}
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    header = len(text).to_bytes(8, "little") + text
-    return FilePlan(header, {name: len(header) + start for name, start in starts.items()}, len(header) + end)
 
 
 def plan_shards(held: Sequence[HeldShard]) -> tuple[FilePlan, list[int]]:
@@ -196,17 +158,10 @@ def plan_shards(held: Sequence[HeldShard]) -> tuple[FilePlan, list[int]]:
 
 def contents(path: Path) -> list[tuple[Shard, NDArray[Any]]]:
     """The shards in a file; their numbers are read when they are touched."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        entries = json.loads(file.read(length))
-    shards = json.loads(entries.pop("__metadata__")["shards"])
+    tensors, metadata = read(path)
     found: list[tuple[Shard, NDArray[Any]]] = []
-    for key, fields in shards.items():
-        shard = Shard(**{**fields, "shape": tuple(fields["shape"])})
-        entry = entries[key]
-        dtype, offset = _NAMES[entry["dtype"]], 8 + length + entry["data_offsets"][0]
-        size = shard.stop - shard.start
-        found.append((shard, np.memmap(path, dtype, mode="r", offset=offset, shape=(size,))))
+    for key, fields in json.loads(metadata["shards"]).items():
+        found.append((Shard(**{**fields, "shape": tuple(fields["shape"])}), tensors[key]))
     return found
 
 
@@ -229,6 +184,7 @@ class Manifest:
     scalars: Mapping[str, int | float]  # state that is no array
     config: Mapping[str, Any]  # all settings, for people
     files: Sequence[FileFacts]
+    model: Mapping[str, Any] = field(default_factory=dict)  # as of ``model_folder.ModelRecord.fields``
 
     def encode(self) -> str:
         """As text with a checksum of itself in it."""
@@ -314,14 +270,18 @@ class Reader:
             for stored, numbers in self._shards.get(shard.tensor, [])
         )
 
-    def tensors(self, *kinds: str) -> dict[str, NDArray[Any]]:
-        """All tensors of some kinds, whole, by name."""
-        found = {}
-        for (shard, numbers), *_ in self._shards.values():
-            if shard.kind in kinds:
-                whole = Shard(shard.kind, shard.name, shard.shape, 0, math.prod(shard.shape))
-                found[shard.name] = self.read(whole, numbers.dtype).reshape(shard.shape)
-        return found
+    def whole(self, kind: str, name: str) -> NDArray[Any]:
+        """A whole tensor.
+
+        Raises:
+            UsageError: the checkpoint does not have it.
+        """
+        stored = self._shards.get(f"{kind}/{name}")
+        if not stored:
+            raise UsageError(f"{self._folder} holds no {kind}/{name}")
+        shard, numbers = stored[0]
+        wanted = Shard(kind, name, shard.shape, 0, math.prod(shard.shape))
+        return self.read(wanted, numbers.dtype).reshape(shard.shape)
 
     def read(self, wanted: Shard, dtype: np.dtype[Any]) -> NDArray[Any]:
         """The numbers of a shard, flat.

@@ -35,6 +35,16 @@ class Dataset(Protocol):
         """Of the training samples, for JSON: by it other data is read as the model knows it."""
 
     @property
+    def input(self) -> Mapping[str, Any]:
+        """What a sample is to a model, for JSON: its ``kind``, as models take it; of images their ``shape``
+        (height, width, channels), and ``mean`` and ``scale`` of each channel, with which pixels from 0 to 255
+        become (pixel - mean) · scale; of text its ``length`` in tokens, and the ``mask`` token, if any."""
+
+    @property
+    def tokenizer(self) -> Mapping[str, Any] | None:
+        """Of text, for JSON: ``kind``, and what it has learned."""
+
+    @property
     def targets(self) -> float:
         """In a training sample, as far as known beforehand."""
 

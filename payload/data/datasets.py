@@ -14,7 +14,8 @@ from payload.comm.base import Communicator, on_all_ranks
 from payload.config import TrainConfig
 from payload.data import idx
 from payload.data.base import Dataset, Pair
-from payload.data.images import Images, Known, Labelled, facts
+from payload.data.gpt2 import GPT2, load
+from payload.data.images import Images, Known, Labelled, facts, image_input
 from payload.data.text import MaskedText, Text, parts
 from payload.data.tokenizer import BytePairs, Bytes, Tokenizer, learn
 from payload.device import Array
@@ -25,7 +26,7 @@ from payload.nn.module import Draw
 
 T = TypeVar("T")
 
-_GPT2_VOCABULARY = 50_304
+_GPT2_VOCABULARY = 50_257
 _IMAGENET = (224, 3, 1000)  # side, channels, classes
 _FEW = 4
 _HELD_OUT_EVERY = 5  # of the digits
@@ -123,14 +124,37 @@ def _few(hosts: Iterable[str]) -> str:
 def _tokenizer(
     wanted: str, text: bytes, world: Communicator, data_state: Mapping[str, Any] | None
 ) -> Tokenizer:
-    """Byte pairs are learned by rank 0, for all, of what is trained on: the held-out text is to be new."""
-    kind, _, size = wanted.partition(":")
+    """Rank 0 reads GPT-2's files, or learns byte pairs of what is trained on: held-out text is to be new."""
+    kind, _, where = wanted.partition(":")
     if kind == "bytes":
         return Bytes()
     if data_state is not None:
-        return _as_learned(f"--tokenizer {wanted}", "of byte pairs", BytePairs.read, data_state)
-    merges = learn(parts(text)[0], int(size)).merges if world.rank == 0 else ()
+        read: Callable[[Mapping[str, Any]], Tokenizer] = GPT2.read if kind == "gpt2" else BytePairs.read
+        return _as_learned(f"--tokenizer {wanted}", "of byte pairs", read, data_state)
+    if kind == "gpt2":
+        record: Mapping[str, Any] = on_all_ranks(
+            world, lambda: load(Path(where)).data_state if world.rank == 0 else {}
+        )
+        return GPT2.read(world.allgather(record)[0])
+    merges = learn(parts(text)[0], int(where)).merges if world.rank == 0 else ()
     return BytePairs(world.allgather(merges)[0])
+
+
+def tokenizer_of(record: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of a trained model.
+
+    Raises:
+        UsageError: the record is of none that is known here.
+    """
+    kinds: dict[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
+        "bytes": lambda _: Bytes(),
+        "bpe": BytePairs.read,
+        "gpt2": GPT2.read,
+    }
+    kind = str(record.get("kind"))
+    if kind not in kinds:
+        raise UsageError(f"the model has tokens of a kind {kind!r}, which is not known here")
+    return _as_learned("the model", f"of {kind}", kinds[kind], record)
 
 
 def _as_learned(flag: str, what: str, read: Callable[[Mapping[str, Any]], T], record: Mapping[str, Any]) -> T:
@@ -140,7 +164,7 @@ def _as_learned(flag: str, what: str, read: Callable[[Mapping[str, Any]], T], re
     """
     try:
         return read(record)
-    except (KeyError, TypeError, ValueError) as exc:
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise UsageError(f"{flag}: what the run has learned of its data tells nothing {what}") from exc
 
 
@@ -162,9 +186,18 @@ class Synthetic:
     bytes_per_target = None
     data_state: Mapping[str, Any] = MappingProxyType({})
 
-    def __init__(self, about: str, inputs: Array, targets: Array, sizes: Mapping[str, int]) -> None:
+    tokenizer: Mapping[str, Any] | None = None
+
+    def __init__(
+        self,
+        about: str,
+        inputs: Array,
+        targets: Array,
+        sizes: Mapping[str, int],
+        input_: Mapping[str, Any],
+    ) -> None:
         self.about = f"synthetic {about}"
-        self.facts = sizes
+        self.facts, self.input = sizes, input_
         self.targets = float(np.prod(targets.shape[1:]))
         self._inputs, self._targets = inputs, targets
 
@@ -180,7 +213,9 @@ def synthetic_images(side: int, channels: int, classes: int, *, dtype: str) -> S
     rng = np.random.default_rng(0)
     pixels = rng.standard_normal((_POOL, side, side, channels), dtype)  # type: ignore[call-overload]
     about = f"images of {side}x{side}x{channels}, {classes} classes"
-    return Synthetic(about, pixels, rng.integers(classes, size=_POOL), facts(side, side, channels, classes))
+    sizes = facts(side, side, channels, classes)
+    asked = image_input((side, side, channels), [0.0] * channels, [1.0] * channels)
+    return Synthetic(about, pixels, rng.integers(classes, size=_POOL), sizes, asked)
 
 
 def synthetic_tokens(vocabulary: int, length: int) -> Synthetic:
@@ -188,4 +223,5 @@ def synthetic_tokens(vocabulary: int, length: int) -> Synthetic:
     rng = np.random.default_rng(0)
     sizes = {"vocabulary": vocabulary, "classes": vocabulary, "length": length, "tokens": length}
     drawn = rng.integers(vocabulary, size=(2, _POOL, length))
-    return Synthetic(f"tokens, {length} a sample, of {vocabulary}", drawn[0], drawn[1], sizes)
+    about = f"tokens, {length} a sample, of {vocabulary}"
+    return Synthetic(about, drawn[0], drawn[1], sizes, {"kind": "text", "length": length})

@@ -77,6 +77,7 @@ class Images:
 
     targets = 1.0
     bytes_per_target = None
+    tokenizer: Mapping[str, Any] | None = None
 
     def __init__(
         self,
@@ -119,6 +120,7 @@ class Images:
             if len(samples):
                 known.check(name, kind, samples)
         self.data_state: Mapping[str, Any] = asdict(known)
+        self.input = image_input(known.shape, known.mean, known.scale)
         self._training, self._held_out, self._augment = training, held_out, tuple(augment)
         height, width, channels = known.shape
         self.classes = known.classes
@@ -146,6 +148,11 @@ class Images:
         x -= self._mean
         x *= self._scale
         return x
+
+
+def image_input(shape: Sequence[int], mean: Sequence[float], scale: Sequence[float]) -> dict[str, Any]:
+    """See ``Dataset.input``."""
+    return {"kind": "images", "shape": [*shape], "mean": [*mean], "scale": [*scale]}
 
 
 def facts(height: int, width: int, channels: int, classes: int) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,6 @@ from payload.nn.random import drawn, sample_keys
 
 _HELD_OUT = 20  # the last 20th of a text is held out
 _MASKED = 0.15
-_DIVISIBLE = 64
 _UNCHANGED_OR_RANDOM = 0.2  # of the masked ones, in equal parts
 
 
@@ -54,6 +54,8 @@ class Text:
         self.bytes_per_target: float | None = len(held_out) / len(self._held_out_tokens)
         self.about = f"{name}: {numbers} of {tokenizer.name}, {self.bytes_per_target:.2f} bytes each"
         self.facts = _facts(self.vocabulary, length)
+        self.input: Mapping[str, Any] = {"kind": "text", "length": length}
+        self.tokenizer: Mapping[str, Any] | None = {"kind": tokenizer.kind, **tokenizer.data_state}
 
     def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:  # noqa: ARG002
         return self._windows(self._tokens, indices, epoch)
@@ -83,6 +85,7 @@ class MaskedText(Text):
         self.targets = _MASKED * length
         self.bytes_per_target = None
         self.facts = _facts(self.vocabulary + 1, length)
+        self.input = {"kind": "masked text", "length": length, "mask": self._mask}
         batches = (self.held_out_batch(np.array([place])) for place in range(self.held_out))
         if not any((targets >= 0).any() for _, targets in batches):  # the first has some, or nearly always
             raise UsageError(
@@ -112,6 +115,4 @@ class MaskedText(Text):
 
 
 def _facts(vocabulary: int, length: int) -> Mapping[str, int]:
-    """A model's vocabulary is a little larger, so that tensor-parallel ranks can divide it."""
-    divisible = -(-vocabulary // _DIVISIBLE) * _DIVISIBLE
-    return {"vocabulary": divisible, "classes": divisible, "length": length, "tokens": length}
+    return {"vocabulary": vocabulary, "classes": vocabulary, "length": length, "tokens": length}

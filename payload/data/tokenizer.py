@@ -26,6 +26,10 @@ class Tokenizer(Protocol):
     """Makes numbers of text. All bytes can be told, so no text is unknown."""
 
     @property
+    def kind(self) -> str:
+        """Of what sort it is: ``bytes`` or ``bpe``."""
+
+    @property
     def name(self) -> str: ...
 
     @property
@@ -46,7 +50,8 @@ class Tokenizer(Protocol):
 class Bytes:
     """Each byte is a token."""
 
-    name, size = "bytes", _BYTES
+    kind = name = "bytes"
+    size = _BYTES
     data_state: Mapping[str, Any] = MappingProxyType({})
 
     def encode(self, text: bytes) -> Array:
@@ -58,6 +63,8 @@ class Bytes:
 
 class BytePairs:
     """Each merge is a token of its own, for two that are next to each other."""
+
+    kind = "bpe"
 
     def __init__(self, merges: Sequence[Merge]) -> None:
         self.merges = tuple(merges)

@@ -1,5 +1,5 @@
-"""BERT with its masked-language head (Devlin et al., arXiv:1810.04805), without segments and without the
-next-sentence task, as RoBERTa has it (Liu et al., arXiv:1907.11692).
+"""BERT with its masked-language head (Devlin et al., arXiv:1810.04805), without the next-sentence task, as
+RoBERTa has it (Liu et al., arXiv:1907.11692). A micro-batch may have padding and a second segment.
 
 B samples of T tokens, C numbers a token, V tokens in the vocabulary.
 """
@@ -13,10 +13,9 @@ from payload.nn.embedding import Embedding, TiedHead
 from payload.nn.linear import Linear
 from payload.nn.module import Context, Layer, Residual, Sequential, Unit, normal
 from payload.nn.norm import LayerNorm
-from payload.nn.sequence import Positions
+from payload.nn.sequence import Positions, Segments
 
-VOCABULARY = 30592
-"""BERT's 30,522 tokens, and so many more that 128 divides them."""
+VOCABULARY = 30522
 
 SPLIT_LOGITS = True
 """Each tensor-parallel rank gives the logits of its part of the vocabulary."""
@@ -43,6 +42,7 @@ def build(
     first = Sequential(
         embedding,  # (B, T) → (B, T, C)
         Positions(context, "positions", length, width),
+        Segments(context, "segments", width),
         LayerNorm(context, "norm", width, eps=_EPS),
         Dropout(context, "dropout", dropout),
     )
@@ -56,7 +56,7 @@ def build(
         Unit("embedding", first),
         *(
             Unit(name, _block(context, name, width, heads, dropout), _flops(length, width))
-            for name in (f"block{number}" for number in range(layers))
+            for name in (f"layers.{number}" for number in range(layers))
         ),
         Unit("head", head, flops=2.0 * length * width * (width + vocabulary)),
     ]
@@ -66,14 +66,16 @@ def _block(context: Context, name: str, width: int, heads: int, dropout: float) 
     """(B, T, C) → (B, T, C): attention and feed-forward layers, each beside a shortcut, their sum normed."""
     return Sequential(
         Residual(
-            Attention(context, f"{name}.attention", width, heads, causal=False, init=_INIT, dropout=dropout),
+            Attention(context, f"{name}.self_attn", width, heads, causal=False, init=_INIT, dropout=dropout),
             Dropout(context, f"{name}.dropout1", dropout),
         ),
         LayerNorm(context, f"{name}.norm1", width, eps=_EPS),
         Residual(
-            Linear(context, f"{name}.up", width, 4 * width, init=_INIT, split="columns"),  # → (B, T, 4 C)
+            Linear(
+                context, f"{name}.linear1", width, 4 * width, init=_INIT, split="columns"
+            ),  # → (B, T, 4 C)
             GELU(context, exact=True),
-            Linear(context, f"{name}.down", 4 * width, width, init=_INIT, split="rows"),
+            Linear(context, f"{name}.linear2", 4 * width, width, init=_INIT, split="rows"),
             Dropout(context, f"{name}.dropout2", dropout),
         ),
         LayerNorm(context, f"{name}.norm2", width, eps=_EPS),

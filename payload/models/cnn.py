@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from payload.nn.conv import Conv2d
+from payload.nn.form import of_images
 from payload.nn.linear import Linear
 from payload.nn.module import Context, Flatten, Layer, Sequential, Unit
 from payload.nn.norm import BatchNorm
@@ -28,7 +29,7 @@ def build(
     units = []
     for number, width in enumerate(widths):
         name = f"stage{number}"
-        conv = Conv2d(context, name, channels, width, 3, padding=1, first=number == 0)
+        conv = Conv2d(context, f"{name}.conv", channels, width, 3, padding=1, first=number == 0)
         layers: list[Layer] = [conv, BatchNorm(context, f"{name}.norm", width, relu=True)]
         flops = 2.0 * side**2 * conv.weight.size  # (B, side, side, channels) → (B, side, side, width)
         if number < len(widths) - 1:
@@ -37,5 +38,6 @@ def build(
             side, channels = pool.output_size(side), width
         units.append(Unit(name, Sequential(*layers), flops))
     inputs = side * side * widths[-1]
-    head = Sequential(Flatten(), Linear(context, "head", inputs, classes))
+    form = of_images((side, side, widths[-1]), classes)
+    head = Sequential(Flatten(), Linear(context, "head", inputs, classes, form=form))
     return [*units, Unit("head", head, flops=2.0 * inputs * classes)]

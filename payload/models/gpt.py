@@ -16,8 +16,7 @@ from payload.nn.module import Context, Layer, Residual, Sequential, Unit, normal
 from payload.nn.norm import LayerNorm
 from payload.nn.sequence import Positions
 
-VOCABULARY = 50304
-"""GPT-2's 50,257 tokens, and so many more that 128 divides them."""
+VOCABULARY = 50257
 
 SPLIT_LOGITS = True
 """Each tensor-parallel rank gives the logits of its part of the vocabulary."""
@@ -52,7 +51,7 @@ def build(
                 _block(context, name, width, heads, layers=layers, dropout=dropout),
                 _flops(length, width),
             )
-            for name in (f"block{number}" for number in range(layers))
+            for name in (f"layers.{number}" for number in range(layers))
         ),
         Unit("head", head, flops=2.0 * length * width * vocabulary),
     ]
@@ -67,7 +66,7 @@ def _block(context: Context, name: str, width: int, heads: int, *, layers: int, 
             LayerNorm(context, f"{name}.norm1", width),
             Attention(
                 context,
-                f"{name}.attention",
+                f"{name}.self_attn",
                 width,
                 heads,
                 causal=True,
@@ -79,9 +78,9 @@ def _block(context: Context, name: str, width: int, heads: int, *, layers: int, 
         ),
         Residual(
             LayerNorm(context, f"{name}.norm2", width),
-            Linear(context, f"{name}.up", width, 4 * width, init=init, split="columns"),  # → (B, T, 4 C)
+            Linear(context, f"{name}.linear1", width, 4 * width, init=init, split="columns"),  # → (B, T, 4 C)
             GELU(context),
-            Linear(context, f"{name}.down", 4 * width, width, init=into_shortcut, split="rows"),
+            Linear(context, f"{name}.linear2", 4 * width, width, init=into_shortcut, split="rows"),
             Dropout(context, f"{name}.dropout2", dropout),
         ),
     )

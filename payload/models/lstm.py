@@ -47,7 +47,7 @@ def build(
         raise UsageError("an LSTM needs either a vocabulary or the number of features of a step")
     units = [Unit("first", first)]
     for number in range(layers):
-        lstm = LSTM(context, f"lstm{number}", inputs, width)  # (B, T, inputs) → (B, T, H)
+        lstm = LSTM(context, "lstm", inputs, width, number=number)  # (B, T, inputs) → (B, T, H)
         layer = Sequential(lstm, Dropout(context, f"dropout{number}", dropout))
         units.append(Unit(f"lstm{number}", layer, flops=8.0 * length * width * (inputs + width)))
         inputs = width

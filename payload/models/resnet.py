@@ -1,5 +1,5 @@
 """Residual networks for images (He et al. 2015, arXiv:1512.03385); ResNet-50 with the stride in the 3x3
-convolution, which is known as version 1.5."""
+convolution, which is known as version 1.5. Layers have torchvision's names."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def build(
     inputs = width
     for stage, blocks in enumerate(_BLOCKS[depth]):
         for number in range(blocks):
-            name = f"stage{stage}.block{number}"
+            name = f"layer{stage + 1}.{number}"
             layer, inputs = block(name, inputs, width << stage, stride=2 if stage and not number else 1)
             units.append(built.unit(name, layer))
-    head = Sequential(GlobalAveragePool(context), Linear(context, "head", inputs, classes))
+    head = Sequential(GlobalAveragePool(context), Linear(context, "fc", inputs, classes))
     return [*units, Unit("head", head, flops=2.0 * inputs * classes)]
 
 
@@ -95,8 +95,8 @@ class _Builder:
     def stem(self, channels: int, width: int, *, large: bool) -> Layer:
         """side → side, or side / 4 if large"""
         if not large:
-            return self._conv("stem", channels, width, 3, relu=True, first=True)
-        layer = self._conv("stem", channels, width, 7, stride=2, relu=True, first=True)
+            return self._conv("conv1", "bn1", channels, width, 3, relu=True, first=True)
+        layer = self._conv("conv1", "bn1", channels, width, 7, stride=2, relu=True, first=True)
         pool = MaxPool2d(self._context, 3, stride=2, padding=1)
         self._side = pool.output_size(self._side)
         return Sequential(layer, pool)
@@ -105,8 +105,8 @@ class _Builder:
         """Two 3x3 convolutions: (B, H, W, inputs) → (B, H/stride, W/stride, width); and how many channels."""
         shortcut = self._shrink(name, inputs, width, stride)
         branch = Sequential(
-            self._conv(f"{name}.conv0", inputs, width, 3, stride=stride, relu=True),
-            self._conv(f"{name}.conv1", width, width, 3, last=True),
+            self._conv(f"{name}.conv1", f"{name}.bn1", inputs, width, 3, stride=stride, relu=True),
+            self._conv(f"{name}.conv2", f"{name}.bn2", width, width, 3, last=True),
         )
         return Residual(branch, shortcut), width
 
@@ -115,9 +115,9 @@ class _Builder:
         outputs = 4 * width
         shortcut = self._shrink(name, inputs, outputs, stride)
         branch = Sequential(
-            self._conv(f"{name}.conv0", inputs, width, 1, relu=True),
-            self._conv(f"{name}.conv1", width, width, 3, stride=stride, relu=True),
-            self._conv(f"{name}.conv2", width, outputs, 1, last=True),
+            self._conv(f"{name}.conv1", f"{name}.bn1", inputs, width, 1, relu=True),
+            self._conv(f"{name}.conv2", f"{name}.bn2", width, width, 3, stride=stride, relu=True),
+            self._conv(f"{name}.conv3", f"{name}.bn3", width, outputs, 1, last=True),
         )
         return Residual(branch, shortcut), outputs
 
@@ -126,13 +126,15 @@ class _Builder:
         if stride == 1 and inputs == outputs:
             return None
         side = self._side
-        shortcut = self._conv(f"{name}.shortcut", inputs, outputs, 1, stride=stride)
+        name = f"{name}.downsample"
+        shortcut = self._conv(f"{name}.0", f"{name}.1", inputs, outputs, 1, stride=stride)
         self._side = side  # the branch begins where the shortcut did
         return shortcut
 
     def _conv(
         self,
-        name: str,
+        conv_name: str,
+        norm_name: str,
         inputs: int,
         outputs: int,
         kernel: int,
@@ -148,9 +150,12 @@ class _Builder:
         to train with large batches (Goyal et al. 2017, arXiv:1706.02677).
         """
         conv = Conv2d(
-            self._context, name, inputs, outputs, kernel, stride=stride, padding=kernel // 2, first=first
+            *(self._context, conv_name, inputs, outputs, kernel),
+            stride=stride,
+            padding=kernel // 2,
+            first=first,
         )
         self._side = conv.output_size(self._side)
         self._flops += 2.0 * self._side**2 * conv.weight.size
-        norm = BatchNorm(self._context, f"{name}.norm", outputs, relu=relu, weight=zeros if last else ones)
+        norm = BatchNorm(self._context, norm_name, outputs, relu=relu, weight=zeros if last else ones)
         return Sequential(conv, norm)

@@ -9,6 +9,7 @@ from payload.errors import UsageError
 from payload.nn.activation import GELU
 from payload.nn.attention import Attention
 from payload.nn.dropout import Dropout
+from payload.nn.form import patches as as_patches
 from payload.nn.linear import Linear
 from payload.nn.module import Context, Layer, Residual, Sequential, Unit, normal
 from payload.nn.norm import LayerNorm
@@ -41,8 +42,10 @@ def build(
     length = 1 + patches
     first = Sequential(
         Patches(patch),  # (B, side, side, channels) → (B, patches, pixels)
-        Linear(context, "patches", pixels, width, init=_INIT),  # → (B, patches, C)
-        ClassToken(context, "class", width),  # → (B, T, C)
+        Linear(
+            context, "patches", pixels, width, init=_INIT, form=as_patches(patch, channels, width)
+        ),  # → (B, patches, C)
+        ClassToken(context, "class_token", width),  # → (B, T, C)
         Positions(context, "positions", length, width),
         Dropout(context, "dropout", dropout),
     )
@@ -55,7 +58,7 @@ def build(
         Unit("patches", first, flops=2.0 * patches * pixels * width),
         *(
             Unit(name, _block(context, name, width, heads, dropout), _flops(length, width))
-            for name in (f"block{number}" for number in range(layers))
+            for name in (f"layers.{number}" for number in range(layers))
         ),
         Unit("head", head, flops=2.0 * width * classes),
     ]
@@ -66,15 +69,17 @@ def _block(context: Context, name: str, width: int, heads: int, dropout: float) 
     return Sequential(
         Residual(
             LayerNorm(context, f"{name}.norm1", width, eps=_EPS),
-            Attention(context, f"{name}.attention", width, heads, causal=False, init=_INIT),
+            Attention(context, f"{name}.self_attn", width, heads, causal=False, init=_INIT),
             Dropout(context, f"{name}.dropout1", dropout),
         ),
         Residual(
             LayerNorm(context, f"{name}.norm2", width, eps=_EPS),
-            Linear(context, f"{name}.up", width, 4 * width, init=_INIT, split="columns"),  # → (B, T, 4 C)
+            Linear(
+                context, f"{name}.linear1", width, 4 * width, init=_INIT, split="columns"
+            ),  # → (B, T, 4 C)
             GELU(context, exact=True),
             Dropout(context, f"{name}.dropout2", dropout, split=True),
-            Linear(context, f"{name}.down", 4 * width, width, init=_INIT, split="rows"),
+            Linear(context, f"{name}.linear2", 4 * width, width, init=_INIT, split="rows"),
             Dropout(context, f"{name}.dropout3", dropout),
         ),
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 from payload.device import Array
+from payload.nn.form import convolution
 from payload.nn.module import Context, Parameter, Tape, normal, zeros
 
 _MIN_POSITIONS = 512
@@ -47,7 +48,11 @@ class Conv2d:
         shape = (inputs, kernel, kernel, outputs)
         # He et al. 2015 (arXiv:1502.01852), for the fan-out, as its authors' residual networks have it.
         self.weight = Parameter(
-            context, f"{name}.weight", shape, normal(math.sqrt(2 / (kernel * kernel * outputs)))
+            context,
+            f"{name}.weight",
+            shape,
+            normal(math.sqrt(2 / (kernel * kernel * outputs))),
+            form=convolution(inputs, kernel, outputs),
         )
         self.bias = Parameter(context, f"{name}.bias", (outputs,), zeros) if bias else None
         self.parameters = [self.weight] if self.bias is None else [self.weight, self.bias]

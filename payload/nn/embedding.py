@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import math
+
 from payload.device import Array, bits
 from payload.nn.module import Context, Init, Parameter, Tape, normal, zeros
 
+_MULTIPLE = 64
+"""Of which a table has so many rows, besides one of the tensor-parallel ranks: products are faster so."""
+
+_NEVER = -65504.0
+"""The logit of what is no token: the lowest number that all formats have. Its probability is 0."""
+
 
 class Embedding:
-    """The row of a table for each token; tensor-parallel ranks hold parts of the vocabulary."""
+    """The row of a table for each token; tensor-parallel ranks hold parts of the vocabulary, which is padded
+    for them to be even."""
 
     def __init__(
         self, context: Context, name: str, vocabulary: int, width: int, *, init: Init | None = None
     ) -> None:
         """First vectors are normal with a deviation of 0.02, unless ``init`` says other."""
         self._device, self._tp = context.device, context.tp
-        self.table = Parameter(context, f"{name}.table", (vocabulary, width), init or normal(0.02), axis=0)
+        multiple = math.lcm(_MULTIPLE, self._tp.size)
+        rows = -(-vocabulary // multiple) * multiple
+        self.table = Parameter(
+            *(context, f"{name}.weight", (rows, width), init or normal(0.02)), axis=0, rows=vocabulary
+        )
         self.parameters = [self.table]
 
     def forward(self, x: Array, tape: Tape) -> Array:
@@ -55,9 +68,10 @@ class TiedHead:
     def __init__(self, context: Context, name: str, embedding: Embedding, *, bias: bool = False) -> None:
         """``bias``: add a number for each token, first 0."""
         self._device, self._tp, self.table = context.device, context.tp, embedding.table
-        shape = self.table.full_shape[:1]
-        self.bias = Parameter(context, f"{name}.bias", shape, zeros, axis=0) if bias else None
+        rows, shape = self.table.rows, self.table.full_shape[:1]
+        self.bias = Parameter(context, f"{name}.bias", shape, zeros, axis=0, rows=rows) if bias else None
         self.parameters = [self.table, self.bias] if self.bias else [self.table]
+        self._tokens = max(0, rows - self._tp.rank * self.table.shape[0])  # here, before the padding
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """(..., width) → (..., this rank's part of the vocabulary)"""
@@ -65,6 +79,7 @@ class TiedHead:
         y = self._device.matmul(x.reshape(-1, x.shape[-1]), self.table.value.T)
         if self.bias:
             y += self.bias.value
+        y[:, self._tokens :] = _NEVER
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def backward(self, dy: Array, tape: Tape) -> Array:

@@ -6,6 +6,7 @@ import math
 from typing import Literal
 
 from payload.device import Array
+from payload.nn.form import Form, matrix, reshaped
 from payload.nn.module import Context, Init, Parameter, Tape, normal, zeros
 
 
@@ -28,26 +29,36 @@ class Linear:
         bias: bool = True,
         split: Literal["columns", "rows"] | None = None,
         parts: int = 1,
+        form: Form | None = None,
     ) -> None:
         """
         Args:
             init: of the weights; by default He's, for a ReLU to follow.
-            parts: how many tensors the outputs are, side by side: each of them is split by columns.
+            parts: how many tensors the outputs are, side by side: each of them is split by columns. Of more
+                than one the names are those of ``torch.nn.MultiheadAttention``.
+            form: of the weights; by default that of ``torch.nn.Linear``.
         """
+        joint = "." if parts == 1 else "_"
         self._device, self._tp, self._split = context.device, context.tp, split
         shape = (outputs,) if parts == 1 else (parts, outputs // parts)
         columns = len(shape) if split == "columns" else None
         self.weight = Parameter(
             context,
-            f"{name}.weight",
+            f"{name}{joint}weight",
             (inputs, *shape),
             init or normal(math.sqrt(2 / inputs)),
             axis=0 if split == "rows" else columns,
+            form=form or matrix(inputs, outputs),
         )
         self.bias: Parameter | None = None
         if bias:
             axis = columns - 1 if columns else None
-            self.bias = Parameter(context, f"{name}.bias", shape, zeros, axis=axis, decay=False)
+            self.bias = Parameter(
+                *(context, f"{name}{joint}bias", shape, zeros),
+                axis=axis,
+                decay=False,
+                form=reshaped(shape, (outputs,)),
+            )
         self.parameters = [self.weight, self.bias] if self.bias else [self.weight]
 
     def forward(self, x: Array, tape: Tape) -> Array:

@@ -9,21 +9,33 @@ from __future__ import annotations
 from types import ModuleType
 
 from payload.device import Array, acc_dtype
+from payload.nn.form import matrix
 from payload.nn.module import Context, Parameter, Tape, uniform, zeros
 
 
 class LSTM:
     """From h = c = 0 on, for each step: i, f, g, o are parts of x Wx + h Wh + b, through sigmoids and, for g,
-    tanh; c becomes f c + i g; and h, which is the result, o tanh(c). Gates and c are of at least float32."""
+    tanh; c becomes f c + i g; and h, which is the result, o tanh(c). Gates and c are of at least float32.
 
-    def __init__(self, context: Context, name: str, inputs: int, hidden: int) -> None:
-        """First weights are uniform in ±1/√hidden, as PyTorch's."""
+    PyTorch adds a second bias, for cuDNN's sake; here it is 0 unless it comes from there, and not learned.
+    """
+
+    def __init__(self, context: Context, name: str, inputs: int, hidden: int, *, number: int = 0) -> None:
+        """First weights are uniform in ±1/√hidden, as PyTorch's. ``number``: of the layer, among several of
+        one ``torch.nn.LSTM``."""
         self._device, self._hidden = context.device, hidden
         init = uniform(hidden**-0.5)
-        self.weight_x = Parameter(context, f"{name}.weight_x", (inputs, 4 * hidden), init)
-        self.weight_h = Parameter(context, f"{name}.weight_h", (hidden, 4 * hidden), init)
-        self.bias = Parameter(context, f"{name}.bias", (4 * hidden,), zeros)
+        of_x, of_h = matrix(inputs, 4 * hidden), matrix(hidden, 4 * hidden)
+        self.weight_x = Parameter(
+            context, f"{name}.weight_ih_l{number}", (inputs, 4 * hidden), init, form=of_x
+        )
+        self.weight_h = Parameter(
+            context, f"{name}.weight_hh_l{number}", (hidden, 4 * hidden), init, form=of_h
+        )
+        self.bias = Parameter(context, f"{name}.bias_ih_l{number}", (4 * hidden,), zeros)
         self.parameters = [self.weight_x, self.weight_h, self.bias]
+        self._bias_h: Array = context.device.xp.zeros(4 * hidden)
+        self.state = {f"{name}.bias_hh_l{number}": self._bias_h}
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """(B, T, inputs) → (B, T, H)"""
@@ -36,7 +48,7 @@ class LSTM:
         x = xp.ascontiguousarray(x.swapaxes(0, 1))  # (T, B, inputs)
         steps, count = x.shape[:2]
         gates = matmul(x.reshape(steps * count, x.shape[2]), self.weight_x.value, dtype=kind)
-        gates += self.bias.value
+        gates += self.bias.value + self._bias_h.astype(kind)
         gates = gates.reshape(steps, count, 4 * size)
         cells = xp.zeros((steps + 1, count, size), kind)  # of all steps, behind a first one of 0
         hidden = xp.zeros((steps + 1, count, size), x.dtype)

@@ -19,6 +19,7 @@ import numpy as np
 from payload.comm.base import Communicator, Solo
 from payload.device import Array, Device
 from payload.errors import UsageError
+from payload.nn.form import Form, Shape, same
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Tape:
     training: bool = True
     draw: Draw | None = None  # None: dropout is off
     again: bool = False  # in a recompute: running statistics and the like have seen this micro-batch
+    mask: Array | None = None  # (B, T) bool: False for padding, which no position sees
+    segments: Array | None = None  # (B, T): to which segment a token belongs; None: all to the first
     _stack: list[tuple[Any, ...]] = field(default_factory=list)
 
     def push(self, *values: Any) -> None:
@@ -53,7 +56,7 @@ class Tape:
 
     def fork(self, *, again: bool) -> Tape:
         """An empty tape of the same micro-batch, for a part of it: first run, or run again."""
-        return Tape(self.training, self.draw, again)
+        return Tape(self.training, self.draw, again, self.mask, self.segments)
 
     @property
     def nbytes(self) -> int:
@@ -72,7 +75,6 @@ def _owners(value: Any) -> Iterator[Array]:
         yield value if base is None else base
 
 
-Shape = tuple[int, ...]
 Init = Callable[[np.random.Generator, Shape], Array]
 """Draws the first values of a whole parameter, on the host."""
 
@@ -84,7 +86,10 @@ class Parameter:
     may bind others at any time between two layers: a layer must ask for them anew in each pass.
     """
 
-    __slots__ = ("axis", "context", "decay", "fresh", "full_shape", "grad", "init", "name", "shape", "value")
+    __slots__ = (
+        *("axis", "context", "decay", "form", "fresh", "full_shape", "grad", "init", "name", "rows", "shape"),
+        "value",
+    )
 
     value: Array
     grad: Array
@@ -98,19 +103,26 @@ class Parameter:
         *,
         axis: int | None = None,
         decay: bool | None = None,
+        form: Form | None = None,
+        rows: int | None = None,
     ) -> None:
         """
         Args:
-            name: unique in the model; first values depend on it and the seed alone, whatever the layout.
+            name: unique in the model, as PyTorch has it; first values depend on it and the seed alone,
+                whatever the layout.
             full_shape: of the whole tensor, over all tensor-parallel ranks.
             axis: that along which tensor-parallel ranks hold parts; None: each holds the whole.
             decay: whether weight decay applies; by default to matrices and larger, not to biases and gains.
+            form: how PyTorch has it, without what is padding; by default the same.
+            rows: those of the first axis that are no padding; by default all. Padding is 0, and stays it.
 
         Raises:
             UsageError: ``axis`` cannot be divided evenly.
         """
         self.context, self.name, self.full_shape, self.init, self.axis = context, name, full_shape, init, axis
         self.decay = len(full_shape) > 1 if decay is None else decay
+        self.rows = full_shape[0] if rows is None else rows
+        self.form = form or same((self.rows, *full_shape[1:]))
         self.fresh = True  # the gradient of this iteration is still to be set
         size = 1 if axis is None else context.tp.size
         if axis is not None and full_shape[axis] % size:
@@ -125,7 +137,20 @@ class Parameter:
     def initial_value(self, seed: int) -> Array:
         """This rank's part of the first values, float64 on the host: of ``shape``."""
         rng = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
-        return self.part(self.init(rng, self.full_shape))
+        return self.part(self.padded(self.init(rng, (self.rows, *self.full_shape[1:]))))
+
+    def padded(self, whole: Array) -> Array:
+        """The whole tensor, of ``rows``, in its ``full_shape``."""
+        missing = self.full_shape[0] - len(whole)
+        return np.pad(whole, [(0, missing), *[(0, 0)] * (whole.ndim - 1)]) if missing else whole
+
+    def from_torch(self, theirs: Array) -> Array:
+        """PyTorch's tensor in the ``full_shape``; as a rule a view.
+
+        Raises:
+            ValueError: it is of another size.
+        """
+        return self.padded(self.form.from_torch(theirs).reshape(self.rows, *self.full_shape[1:]))
 
     def part(self, full: Array) -> Array:
         """This rank's part of the whole tensor."""

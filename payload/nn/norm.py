@@ -103,7 +103,10 @@ class BatchNorm:
         self.parameters = [self.weight, self.bias]
         self._running_mean: Array = context.device.xp.zeros(channels)
         self._running_variance: Array = context.device.xp.ones(channels)
-        self.state = {f"{name}.mean": self._running_mean, f"{name}.variance": self._running_variance}
+        self.state = {
+            f"{name}.running_mean": self._running_mean,
+            f"{name}.running_var": self._running_variance,
+        }
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """(..., channels) → the same shape"""

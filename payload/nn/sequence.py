@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from payload.device import Array
+from payload.nn.form import reshaped
 from payload.nn.module import Context, Parameter, Tape, normal
 
 
@@ -12,7 +13,7 @@ class Positions:
     """Adds a learned vector for each position, in the place of x."""
 
     def __init__(self, context: Context, name: str, length: int, width: int) -> None:
-        self.table = Parameter(context, f"{name}.table", (length, width), normal(0.02))
+        self.table = Parameter(context, f"{name}.weight", (length, width), normal(0.02))
         self.parameters = [self.table]
 
     def forward(self, x: Array, tape: Tape) -> Array:  # noqa: ARG002
@@ -27,12 +28,40 @@ class Positions:
         return dy
 
 
+class Segments:
+    """Adds a learned vector for the segment of each token, in the place of x."""
+
+    def __init__(self, context: Context, name: str, width: int, *, number: int = 2) -> None:
+        """``number``: of segments."""
+        self._device = context.device
+        self.table = Parameter(context, f"{name}.weight", (number, width), normal(0.02))
+        self.parameters = [self.table]
+
+    def forward(self, x: Array, tape: Tape) -> Array:
+        """(B, T, C)"""
+        x += self.table.value[0 if tape.segments is None else tape.segments]
+        return x
+
+    def backward(self, dy: Array, tape: Tape) -> Array:
+        """Same shape."""
+        rows = dy.reshape(-1, dy.shape[-1])
+        self.table.settle()
+        if tape.segments is None:
+            self.table.grad[0] += rows.sum(axis=0, dtype=self.table.grad.dtype)
+        else:
+            segments = tape.segments.reshape(-1, 1)
+            chosen = (segments == self._device.xp.arange(len(self.table.value))).astype(dy.dtype)
+            self.table.add_product(chosen, rows)
+        return dy
+
+
 class ClassToken:
     """Puts a learned vector before each sequence, to gather there what is asked of the whole."""
 
     def __init__(self, context: Context, name: str, width: int) -> None:
         self._device = context.device
-        self.token = Parameter(context, f"{name}.token", (width,), normal(0.02))
+        form = reshaped((width,), (1, 1, width))
+        self.token = Parameter(context, name, (width,), normal(0.02), form=form)
         self.parameters = [self.token]
 
     def forward(self, x: Array, tape: Tape) -> Array:  # noqa: ARG002

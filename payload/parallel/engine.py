@@ -12,7 +12,7 @@ import numpy as np
 from payload.device import Array, Device
 from payload.errors import UsageError
 from payload.nn.loss import Loss
-from payload.nn.module import Unit, recomputed
+from payload.nn.module import Parameter, Unit, recomputed
 from payload.optim.base import Optimizer
 from payload.parallel.mesh import Mesh, Options
 from payload.parallel.pipeline import MicroBatch, Pipeline, Stage, Ties, split
@@ -159,6 +159,12 @@ class Engine:
         )
         return Evaluation(loss / count, correct / count)
 
+    def counts(self, parameter: Parameter) -> bool:
+        """Whether this rank is to count and to save what it holds of a parameter, among the tensor-parallel
+        ranks and stages that hold the same."""
+        parted = parameter.axis is not None
+        return (parted or self.mesh.tp.rank == 0) and self.ties.counts(parameter)
+
     def _squares(self) -> Array | float:
         """The sum of this rank's squared gradients, each number of the model being counted on one rank."""
         if not self.storage.sharded and self.mesh.dp.rank:
@@ -166,8 +172,7 @@ class Engine:
         flat = self.storage.grads
         total: Array | float = 0.0
         for segment in self.storage.segments:
-            parted = segment.parameter.axis is not None
-            if (parted or self.mesh.tp.rank == 0) and self.ties.counts(segment.parameter):
+            if self.counts(segment.parameter):
                 slice_ = flat[segment.start : segment.stop]
                 total = total + (slice_ @ slice_).astype("float64")
         return total

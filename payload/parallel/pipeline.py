@@ -17,8 +17,9 @@ import numpy as np
 from payload.comm.base import Communicator, Pending, Solo
 from payload.device import Array, Device
 from payload.errors import UsageError
+from payload.nn.form import Shape
 from payload.nn.loss import Loss, LossSums
-from payload.nn.module import Draw, Parameter, Segment, Sequential, Shape, Tape, Unit
+from payload.nn.module import Draw, Parameter, Segment, Sequential, Tape, Unit
 from payload.parallel.zero import Storage
 
 _BLOCK = 1 << 20
@@ -183,6 +184,12 @@ class MicroBatch:
     inputs: Array  # (B, ...)
     targets: Array  # (B,) or (B, ...)
     samples: Array  # (B,) uint32: each sample's place in the global batch
+    mask: Array | None = None  # (B, T) bool: False for tokens that only fill up their sample
+    segments: Array | None = None  # (B, T) of 0 and 1, of which BERT's samples are made
+
+    def tape(self, *, training: bool, draw: Draw | None = None) -> Tape:
+        """For the passes through it."""
+        return Tape(training, draw, mask=self.mask, segments=self.segments)
 
 
 class Stage:
@@ -249,7 +256,7 @@ class Pipeline:
         for forward in one_forward_one_backward(len(batches), self._later):
             if forward:
                 batch = waiting.popleft()
-                tape = Tape(draw=Draw(seed, iteration, batch.samples))
+                tape = batch.tape(training=True, draw=Draw(seed, iteration, batch.samples))
                 flying.append((batch, tape))
                 sums += self._forward(batch, tape)
             else:
@@ -262,7 +269,7 @@ class Pipeline:
         """Forward only."""
         sums = _NOTHING
         for batch in batches:
-            sums += self._forward(batch, Tape(training=False))
+            sums += self._forward(batch, batch.tape(training=False))
             self._drain(_AHEAD)
         self._drain()
         return sums

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Cluster, raised
+from tests.support.verbs import SCRIPT
 from tests.support.wheels import a_wheel
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES, LICENSE = ROOT / "examples", ROOT / "LICENSE"
 SPEC = """\
 version: 1
 name: {name}
@@ -101,6 +105,39 @@ def test_mpi4py_across_nodes(own: Cluster) -> None:
     job = own.json("submit", EXAMPLES / "mpi4py_pi.py", "--nodes", "2", "--wait")
     said = own("logs", job["job_id"]).stdout
     assert f"pi is 3.1415926536 by 2 ranks on {own.name}-train-1, {own.name}-train-2" in said
+
+
+def example(cluster: Cluster, name: str) -> str:
+    """What a script of the examples prints, run from what is a checkout to it."""
+    folder = cluster.runner.cwd
+    for path, target in (("cluster.yaml", cluster.spec), ("examples", EXAMPLES), ("LICENSE", LICENSE)):
+        if not (folder / path).exists():
+            (folder / path).symlink_to(target)
+    path = f"{SCRIPT.parent}:{os.environ['PATH']}"
+    environ = {**os.environ, "CLUSTERCTL_HOME": str(cluster.runner.home), "PATH": path}
+    argv = ["bash", f"examples/{name}"]
+    done = subprocess.run(
+        argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def test_a_text_is_learned_and_written(own: Cluster) -> None:
+    there, collected, here = example(own, "text.sh").partition("COMPLETED: runs/")
+    assert collected
+    assert "\nYou may" in there
+    assert "\nYou may" in here
+    assert len(here) > 200
+
+
+def test_digits_are_learned_judged_and_told(own: Cluster) -> None:
+    judged, _, told = example(own, "digits.sh").partition("COMPLETED: runs/")
+    assert json.loads(judged.splitlines()[-2])["accuracy"] > 0.9
+    lines = told.splitlines()[1:]
+    assert [line.split(": ")[0] for line in lines] == [f"examples/digits.csv:{row}" for row in range(1, 11)]
+    classes = [int(line.split(": ")[1].split()[0]) for line in lines]
+    assert sum(digit == found for digit, found in enumerate(classes)) >= 9
 
 
 def test_an_array_of_learning_rates(own: Cluster) -> None:

@@ -1,4 +1,7 @@
-"""Ctrl-C, `kill` and SIGKILL while a cluster comes up: nothing runs on, and `up` goes on from there."""
+"""Ctrl-C, `kill` and SIGKILL while a cluster comes up: nothing runs on, and `up` goes on from there.
+
+Its storage is kept: it outlives a `down` that was killed, too.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,18 @@ from tests.support.sweeps import in_sweep
 from tests.support.verbs import Clusterctl
 from tests.support.victim import Ended, Victim
 
-SPEC = "version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n  - {{name: train, nodes: 2}}\n"
+SPEC = """\
+version: 1
+name: {name}
+provider: {{type: local}}
+storage: {{keep: true}}
+partitions:
+  - {{name: train, nodes: 2}}
+users:
+  - {{name: ada, uid: 12001}}
+  - {{name: bob, uid: 12002}}
+"""
+OWNERS = "cd /shared/home; sudo stat -c '%n %u' ada/datasets/set.txt ada/out/weights bob bob/notes"
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +37,7 @@ def spec(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Path]:
     path = clusterctl.cwd / "cluster.yaml"
     path.write_text(SPEC.format(name=cluster_name))
     yield path
-    clusterctl("-f", path, "down", "--yes", "--discard", rc=None)
+    clusterctl("-f", path, "down", "--yes", "--discard", "--storage", rc=None)
 
 
 def interrupted(clusterctl: Clusterctl, phase: str, how: str) -> Ended:
@@ -70,6 +84,11 @@ def test_up_goes_on_from_there(clusterctl: Clusterctl, spec: Path) -> None:
 
 
 def test_a_down_that_was_killed_is_finished_by_the_next(clusterctl: Clusterctl, spec: Path) -> None:
+    (clusterctl.cwd / "set.txt").write_text("rows\n")
+    clusterctl("put", "set.txt", "datasets/")
+    (clusterctl.cwd / "train.sh").write_text("#!/bin/sh\nmkdir ~/out && echo 0.5 > ~/out/weights\n")
+    clusterctl("submit", "train.sh", "--wait")
+    clusterctl("ssh", "--user", "bob", "--", "touch", "notes")
     victim = Victim(clusterctl, "down", "--yes")
     victim.until_phase("destroy")
     ended = victim.hit("kill")
@@ -78,3 +97,30 @@ def test_a_down_that_was_killed_is_finished_by_the_next(clusterctl: Clusterctl, 
     ran = clusterctl("down", "--yes", rc=None)
     assert ran.rc == 0 or "there is no cluster" in ran.stderr, ran
     assert eventually_none(clusterctl.home) == []
+
+
+def test_the_next_up_takes_up_the_storage_that_was_kept(clusterctl: Clusterctl, spec: Path) -> None:
+    """With the owners of all that is there; another uid is refused before anything is made."""
+    (kept,) = clusterctl("-o", "json", "list").json["storage"]
+    assert (kept["size_mib"], kept["usd_per_month"]) == (1, 0.0)
+    other = clusterctl.cwd / "other.yaml"
+    other.write_text(spec.read_text().replace("12001", "12003"))
+    refused = clusterctl("-f", other, "up", rc=2)
+    assert "ada has uid 12003 in the spec, and files there belong to uid 12001" in refused.stderr
+    assert not any(clusterctl.home.glob("*/id"))
+
+    raised = clusterctl("-o", "json", "up").json
+    assert any(kept["what"] in note for note in raised["notes"])
+    assert clusterctl("-o", "json", "list").json["storage"] == []
+    found = clusterctl("ssh", f"{raised['cluster']}-ctl", OWNERS).stdout.splitlines()
+    of_ada, of_bob = ["ada/datasets/set.txt 12001", "ada/out/weights 12001"], ["bob 12002", "bob/notes 12002"]
+    assert found == of_ada + of_bob
+
+
+def test_down_storage_removes_it(clusterctl: Clusterctl, spec: Path) -> None:
+    clusterctl("down", "--yes")
+    asked = clusterctl("down", "--storage", rc=2)
+    assert "kept storage" in asked.stderr
+    clusterctl("down", "--storage", "--yes")
+    assert clusterctl("-o", "json", "list").json["storage"] == []
+    assert "there is no kept storage" in clusterctl("down", "--storage", "--yes").stdout

@@ -16,7 +16,7 @@ import importlib.util, json, sys
 import clusterctl
 from clusterctl.util.assets import asset
 folders = {name: str(asset(name)) for name in ("ansible", "payload", "templates", "terraform")}
-also = [name for name in ("payload", "tests", "numpy") if importlib.util.find_spec(name)]
+also = [name for name in ("payload", "tests", "mpi4py") if importlib.util.find_spec(name)]
 print(json.dumps({"package": clusterctl.__path__[0], "folders": folders, "path": sys.path, "also": also}))
 """
 

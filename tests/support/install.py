@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,24 +57,32 @@ def install(wheel: Path, venv: Path) -> Installed:
     The packages are those of the lock, from uv's cache where they are there, else from the package index that
     the caller's pip is set to.
     """
-    uv = Path(sys.executable).with_name("uv")
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("UV_", "PYTHON", "VIRTUAL_"))
-    }
-    env |= {name: os.environ[name] for name in ("UV_CACHE_DIR", "UV_OFFLINE") if name in os.environ}
-    certificates = [path for path in CERTIFICATES if path.is_file()]
-    if certificates:
-        env.setdefault("SSL_CERT_FILE", str(certificates[0]))
-    index = os.environ.get("UV_DEFAULT_INDEX") or pip_settings().get("PIP_INDEX_URL")
+    uv, env, from_index = _uv()
     _run([uv, "venv", "--quiet", "--no-config", "--python", _shared_python(), venv], env=env)
     target: list[str | Path] = ["--quiet", "--no-config", "--python", venv / "bin" / "python"]
-    from_index: list[str | Path] = ["--default-index", index] if index else []
     wheels = ["--only-binary", ":all:", "--no-binary", SOURCE_ONLY]
     _run([uv, "pip", "sync", *target, *from_index, *wheels, "--require-hashes", LOCK], env=env)
     _run([uv, "pip", "install", *target, "--offline", "--no-deps", wheel], env=env)
     return Installed(venv)
+
+
+def libraries() -> Path:
+    """A folder of packages for ``sys.path``: transformers and torchvision, to use with the PyTorch that this
+    environment has. It is made once, in the user's cache."""
+    lock = ROOT / "requirements" / "libraries.lock"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clusterctl-tests"
+    folder = cache / hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()[:16]
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        uv, env, from_index = _uv()
+        with tempfile.TemporaryDirectory(dir=cache) as unfinished:
+            packages = Path(unfinished) / "packages"
+            target: list[str | Path] = ["--quiet", "--no-config", "--python", sys.executable, "--target"]
+            wheels = ["--only-binary", ":all:", "--no-deps", "--require-hashes"]
+            _run([uv, "pip", "install", *target, packages, *from_index, *wheels, "-r", lock], env=env)
+            with suppress(OSError):  # another worker was quicker
+                packages.rename(folder)
+    return folder
 
 
 def lock_of_wheels() -> str:
@@ -85,6 +96,21 @@ def pip_settings() -> Mapping[str, str]:
     listing = _run([sys.executable, "-m", "pip", "config", "list"])
     found = re.findall(r"^(?:global|install|download|:env:)\.([a-z-]+)='(.*)'$", listing, re.MULTILINE)
     return {f"PIP_{name.upper().replace('-', '_')}": value for name, value in found}
+
+
+def _uv() -> tuple[Path, dict[str, str], list[str | Path]]:
+    """uv, its environment, and the options for the package index that the caller's pip is set to."""
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("UV_", "PYTHON", "VIRTUAL_"))
+    }
+    env |= {name: os.environ[name] for name in ("UV_CACHE_DIR", "UV_OFFLINE") if name in os.environ}
+    certificates = [path for path in CERTIFICATES if path.is_file()]
+    if certificates:
+        env.setdefault("SSL_CERT_FILE", str(certificates[0]))
+    index = os.environ.get("UV_DEFAULT_INDEX") or pip_settings().get("PIP_INDEX_URL")
+    return Path(sys.executable).with_name("uv"), env, ["--default-index", index] if index else []
 
 
 def _shared_python() -> Path:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.providers.local import provider
+from clusterctl.providers.local import client
 from clusterctl.providers.local.layout import STATE as CLUSTERS
 from tests.support.autogroup import without_autogroup
 from tests.support.nested import ROOT, as_root
@@ -74,12 +74,16 @@ def _began(pid: int) -> str:
     return ""
 
 
-def remove_clusters(call: Callable[..., dict[str, Any]] = provider.call) -> Iterator[str]:
-    """Remove the clusters of runs that are no more."""
+def remove_clusters(call: Callable[..., dict[str, Any]] = client.call) -> Iterator[str]:
+    """Remove the clusters of runs that are no more, and the storage that theirs left."""
     for one in call("clusters", {}, report=_say)["clusters"]:
         if is_over(one["workspace"]):
             call("down", {"id": one["id"]}, report=_say)
             yield f"removed cluster {one['name']} ({one['id']}) of {one['workspace']}"
+    for one in call("storage", {}, report=_say)["kept"]:
+        if is_over(one["workspace"]):
+            call("storage", {"remove": [one["id"]]}, report=_say)
+            yield f"removed storage {one['name']} ({one['id']}) of {one['workspace']}"
 
 
 def remove() -> Iterator[str]:

@@ -118,7 +118,7 @@ def _labs() -> Iterator[str]:
 
 
 def _other_clusters(machine: Machine) -> Iterator[str]:
-    for record in machine.state.glob("*/cluster.json"):
+    for record in (*machine.state.glob("*/cluster.json"), *machine.state.glob("*/storage.json")):
         try:
             workspace = Path(json.loads(record.read_text())["workspace"])
         except (OSError, ValueError, KeyError):

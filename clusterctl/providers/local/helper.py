@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -171,8 +172,7 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         resized, removed = _remove_nodes(wanted, state)
         notes += (f"made anew, with another disk: {', '.join(resized)}",) if resized else ()
         state = _number(state, wanted)
-        shared = layout.cluster_dir(wanted.id) / "shared"
-        shared.mkdir(exist_ok=True, mode=0o755)
+        shared = _shared(wanted)
         made = []
         running = machine.alive()
         machines = [Machine(wanted.id, node, state.numbers[node.name]) for node in wanted.nodes]
@@ -200,6 +200,20 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
     return answer.model_dump(mode="json")
 
 
+def _shared(wanted: layout.ClusterRequest) -> Path:
+    """The folder that nodes have as /shared: kept from an earlier cluster, or a new one."""
+    shared = layout.shared_folder(wanted.id)
+    layout.storage_file(wanted.id).unlink(missing_ok=True)  # of a `down` that was ended midway
+    if wanted.storage is not None and not shared.exists():
+        before = next((one for one in _kept_folders() if one.id == wanted.storage), None)
+        if before is None or before.owner != wanted.owner:
+            raise ProvisionError("the kept storage is gone", where=str(layout.shared_folder(wanted.storage)))
+        layout.shared_folder(before.id).rename(shared)
+        system.erase(layout.cluster_dir(before.id))
+    shared.mkdir(exist_ok=True, mode=0o755)
+    return shared
+
+
 def _state(wanted: layout.ClusterRequest) -> layout.ClusterState:
     """The cluster's record, written before anything of it exists. Its image stays as it was first made."""
     path = layout.state_file(wanted.id)
@@ -217,7 +231,7 @@ def _state(wanted: layout.ClusterRequest) -> layout.ClusterState:
 def _number(state: layout.ClusterState, wanted: layout.ClusterRequest) -> layout.ClusterState:
     """The state with a number for each node, written down before one that is new is started."""
     numbers = layout.numbered((node.name for node in wanted.nodes), state.numbers)
-    state = state.model_copy(update={"numbers": numbers})
+    state = state.model_copy(update={"numbers": numbers, "keep_storage": wanted.keep_storage})
     write_atomic(layout.state_file(wanted.id), state.model_dump_json())
     return state
 
@@ -250,12 +264,61 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
         machine.end_rooted(layout.cluster_dir(cluster_id))
         machine.remove_cgroups(f"c{cluster_id}-")  # of machines that died by themselves
         system.remove_network(cluster_id)
-        system.erase(layout.cluster_dir(cluster_id))
+        if not _keep_shared(cluster_id):
+            system.erase(layout.cluster_dir(cluster_id))
         system.erase_doomed(layout.STATE)
         if not image.states():
             system.restore_kernel_settings()
             system.remove_netns_folder()
     return {}
+
+
+def _keep_shared(cluster_id: str) -> bool:
+    """Where it was asked for, leave the shared folder alone, with a note of whose it is."""
+    folder, record = layout.cluster_dir(cluster_id), layout.state_file(cluster_id)
+    shared, note = layout.shared_folder(cluster_id), layout.storage_file(cluster_id)
+    if not record.exists():
+        return note.exists()  # done already
+    state = layout.ClusterState.model_validate_json(record.read_bytes())
+    if not (state.keep_storage and shared.exists()):
+        return False
+    progress("measuring the shared folder")
+    size_mib = int(system.run(["du", "-sm", str(shared)], what="measuring the shared folder").split()[0])
+    with suppress(OSError):  # the next cluster makes its own
+        (shared / "home" / f".clusterctl-{cluster_id}").rmdir()
+    kept = layout.KeptFolder(**state.model_dump(), since=time.time(), size_mib=size_mib)
+    write_atomic(note, kept.model_dump_json())
+    for path in folder.iterdir():
+        if path not in (shared, note, record):
+            system.erase(path)
+    record.unlink()
+    return True
+
+
+def _kept_folders() -> tuple[layout.KeptFolder, ...]:
+    """The shared folders that clusters left; the caller holds the lock."""
+    found = []
+    for note in sorted(layout.STATE.glob("[!.]*/storage.json")):
+        kept = layout.KeptFolder.model_validate_json(note.read_bytes())
+        shared = layout.shared_folder(kept.id)
+        if layout.state_file(kept.id).exists():  # its `down` did not end
+            continue
+        if not shared.exists():  # taken up, by an `up` that was ended then
+            system.erase(note.parent)
+            continue
+        homes = {path.name: path.lstat().st_uid for path in (shared / "home").glob("[!.]*")}
+        found.append(kept.model_copy(update={"homes": homes}))
+    return tuple(found)
+
+
+def storage(request: dict[str, Any]) -> dict[str, Any]:
+    """The kept shared folders, without those that are removed now."""
+    remove = layout.StorageQuery.model_validate(request).remove
+    with state_lock("down" if remove else "list", waiting):
+        for kept in _kept_folders():
+            if kept.id in remove:
+                system.erase(layout.cluster_dir(kept.id))
+        return {"kept": [kept.model_dump(mode="json") for kept in _kept_folders()]}
 
 
 def _machines_of(cluster_id: str, names: Iterable[str]) -> list[str]:
@@ -292,7 +355,9 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
     found += [f"control group {group}" for group in machine.cgroups(f"c{cluster_id}-")]
     if (system.NETNS_DIR / layout.netns_name(cluster_id)).exists():
         found.append(f"network namespace {layout.netns_name(cluster_id)}")
-    found += [f"folder {path}" for path in (folder, system.doomed(folder)) if path.exists()]
+    is_kept = layout.storage_file(cluster_id).exists() and not layout.state_file(cluster_id).exists()
+    folders = (system.doomed(folder), *(() if is_kept else (folder,)))
+    found += [f"folder {path}" for path in folders if path.exists()]
     return {"residue": found}
 
 
@@ -323,7 +388,7 @@ def cache(request: dict[str, Any]) -> dict[str, Any]:
     return {"images": [i.model_dump() for i in images]}
 
 
-VERBS = {verb.__name__: verb for verb in (check, bake, up, down, existing, look, clusters, cache)}
+VERBS = {verb.__name__: verb for verb in (check, bake, up, down, existing, look, clusters, storage, cache)}
 _TOLD = ("what", "where", "why", "fix")  # of an error, besides its kind
 
 

@@ -48,6 +48,16 @@ def state_file(cluster_id: str) -> Path:
     return cluster_dir(cluster_id) / "cluster.json"
 
 
+def shared_folder(cluster_id: str) -> Path:
+    """What nodes have as /shared; it stays there when the cluster is down and its storage is kept."""
+    return cluster_dir(cluster_id) / "shared"
+
+
+def storage_file(cluster_id: str) -> Path:
+    """Whose a kept shared folder is."""
+    return cluster_dir(cluster_id) / "storage.json"
+
+
 def netns_name(cluster_id: str) -> str:
     """The network namespace that holds the cluster's bridge, and this machine's end of the cable into it."""
     return f"cc{cluster_id}"
@@ -86,6 +96,8 @@ class ClusterRequest(_Message):
     image: ImageKey
     admin_key: AdminKey
     subnet: IPv4Network | None = None
+    keep_storage: bool = Field(False, description="whether `down` leaves the shared folder")
+    storage: ClusterId | None = Field(None, description="the cluster whose kept shared folder is taken up")
     nodes: Annotated[tuple[Node, ...], Field(max_length=MAX_LOCAL_HOSTS)]
 
 
@@ -109,6 +121,7 @@ class ClusterState(BaseModel):
     workspace: str
     image: ImageKey
     subnet: IPv4Network
+    keep_storage: bool = False
     numbers: dict[HostName, int] = Field(default_factory=dict)
 
     def kept(self, subnet: IPv4Network | None, image: str) -> tuple[str, ...]:
@@ -121,6 +134,26 @@ class ClusterState(BaseModel):
                 "the nodes keep the older image they were made from; `down` and `up` gives them the new one"
             )
         return tuple(notes)
+
+
+class KeptFolder(BaseModel):
+    """The shared folder of a cluster that is down, as `storage.json`; ``homes``: account -> uid."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: ClusterId
+    name: str
+    owner: int
+    workspace: str
+    since: float
+    size_mib: int
+    homes: dict[str, int] = Field(default_factory=dict)
+
+
+class StorageQuery(_Message):
+    """Kept shared folders are asked for, after those that are to be removed are."""
+
+    remove: tuple[ClusterId, ...] = ()
 
 
 class Existing(_Message):

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import pwd
-import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import DiskError, LockedError, MachineError, ProvisionError, UsageError
+from clusterctl.errors import MachineError, UsageError
 from clusterctl.providers.base import (
     NO_PROMPTS,
     Bake,
@@ -31,15 +25,17 @@ from clusterctl.providers.base import (
     hosts_as_raised,
 )
 from clusterctl.providers.local import layout
+from clusterctl.providers.local.client import call, refuse_other_machines
 from clusterctl.providers.local.image import DEFAULT_MIRROR, base_inputs
+from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
 from clusterctl.spec import distributions
 from clusterctl.spec.base import format_size
 from clusterctl.spec.common import LEAST_MEMORY_MIB, User
 from clusterctl.spec.models import ClusterSpec, LocalSettings
-from clusterctl.state.inventory import ARCHITECTURE, COMPUTE, CONTROLLER, Host, Inventory
-from clusterctl.state.workspace import Workspace
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.assets import digest, install_inputs
-from clusterctl.util.progress import Reporter, Waiting
+from clusterctl.util.progress import Reporter
 
 
 class LocalProvider(Provider):
@@ -98,11 +94,29 @@ class LocalProvider(Provider):
                 notes += (f"the nodes are taken to be as `up` left them: {exc.cause}",)
         if found.state is not None:
             notes += found.state.kept(self._settings.subnet, image_keys(self._settings.mirror)[1])
+        notes += self._storage_notes(spec, found)
         return HostPlan(compare(spec, shares, found, hosts), notes=notes)
+
+    def _storage_notes(self, spec: ClusterSpec, found: layout.Existing) -> tuple[str, ...]:
+        if not spec.storage.keep:
+            return ()
+        try:
+            kept = to_take_up(spec, self.kept_storage(spec.name))
+        except MachineError as exc:  # to see a plan takes no right
+            return (f"whether there is kept storage of this name is not known: {exc.cause}",)
+        if kept and found.nodes:
+            raise UsageError(
+                f"cluster {spec.name!r} has another shared folder than the one that is kept",
+                where="storage.keep",
+                why=f"it was raised without `keep: true`, and so did not take this up: {kept}",
+                fix="take it down as it was raised, then run `clusterctl up` with `keep: true`",
+            )
+        return (taken_up_note(kept),) if kept else ()
 
     def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:
         shares, notes = _shares(spec, keep)
         image = _image(self._settings, workspace)
+        kept = to_take_up(spec, self.kept_storage(spec.name)) if spec.storage.keep else None
         request = layout.ClusterRequest(
             id=workspace.cluster_id(),
             name=spec.name,
@@ -111,6 +125,8 @@ class LocalProvider(Provider):
             image=image.key,
             admin_key=image.admin_key,
             subnet=self._settings.subnet,
+            keep_storage=spec.storage.keep,
+            storage=kept and kept.id,
             nodes=(
                 layout.Node(name=spec.controller_host),
                 *(layout.Node(name=one.host, cores=one.cores, disk_mib=one.size.disk_mib) for one in shares),
@@ -122,6 +138,7 @@ class LocalProvider(Provider):
         new = tuple(node.name for node in made.nodes if node.made)
         started = tuple(node.name for node in made.nodes if node.started and not node.made)
         removed = (f"removed {', '.join(made.removed)}",) if made.removed else ()
+        notes += (taken_up_note(kept),) if kept else ()
         return Provisioned(inventory, notes + made.notes + _unused_gpus() + removed, new, started)
 
     def alive(self, cluster_id: str) -> bool:
@@ -136,6 +153,12 @@ class LocalProvider(Provider):
     def orphans(self, name: str) -> tuple[str, ...]:
         mine = (c for c in clusters() if c.name == name and c.owner == os.getuid())
         return tuple(c.id for c in mine if is_orphan(c))
+
+    def kept_storage(self, name: str) -> tuple[KeptStorage, ...]:
+        return tuple(_kept(one) for one in kept_folders() if one.name == name and _is_ours(one))
+
+    def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
+        call("storage", {"remove": [kept.id]}, report=report)
 
 
 def _existing(cluster_id: str) -> layout.Existing:
@@ -187,6 +210,23 @@ def clusters() -> tuple[layout.ClusterState, ...]:
     """The clusters that live on this machine, whoever's they are."""
     answer = call("clusters", {})
     return tuple(layout.ClusterState.model_validate(state) for state in answer["clusters"])
+
+
+def kept_folders() -> tuple[layout.KeptFolder, ...]:
+    """The shared folders that clusters left on this machine, whoever's they were."""
+    return tuple(layout.KeptFolder.model_validate(one) for one in call("storage", {})["kept"])
+
+
+def _is_ours(one: layout.KeptFolder) -> bool:
+    """Whether it was left by a cluster of the caller's state folder, or of one that is gone."""
+    folder = Path(one.workspace).parent
+    return one.owner == os.getuid() and (folder == state_home() or not folder.exists())
+
+
+def _kept(one: layout.KeptFolder) -> KeptStorage:
+    where = f"folder {layout.shared_folder(one.id)}"
+    said = {key: getattr(one, key) for key in ("id", "size_mib", "since", "homes")}
+    return KeptStorage(cluster=one.name, what=where, usd_per_month=0.0, **said)
 
 
 def cached_images(*, prune: bool = False, report: Reporter) -> tuple[layout.CachedImage, ...]:
@@ -355,127 +395,3 @@ def _notes(nodes: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:
             f"this machine has {format_size(hardware.memory_mib)}"
         )
     return tuple(notes)
-
-
-_MODULE = "clusterctl.providers.local.helper"
-_ERRORS = {kind.code: kind for kind in (DiskError, LockedError, MachineError)}
-
-
-def call(
-    verb: str,
-    request: dict[str, Any],
-    *,
-    report: Reporter = lambda _: None,
-    ready: Callable[[dict[str, Any]], None] | None = None,
-) -> dict[str, Any]:
-    """One request to the helper, started with ``sudo -n`` when we are not root, to its result.
-
-    ``ready`` is called while an image that is baked answers SSH.
-    """
-    with _helper(verb) as process:
-        return converse(process, request, report, ready=ready)
-
-
-@contextmanager
-def _helper(verb: str) -> Iterator[subprocess.Popen[str]]:
-    argv = [*elevation(sys.platform), sys.executable, "-I", "-B", "-m", _MODULE, verb]
-    # In a thread: Ctrl-C reaches the main one, and must not come between the fork and our knowing of it.
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        starting = pool.submit(
-            subprocess.Popen,
-            argv,  # -B: bytecode that root wrote into a user's own installation is what they could not remove
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd="/",
-            process_group=0,  # Ctrl-C is ours; but the session stays, so that sudo finds its ticket
-        )
-        try:
-            yield starting.result()
-        finally:
-            # Closing stdin tells a helper that is still at work to stop and clean up.
-            process = starting.result()
-            for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
-                with suppress(BrokenPipeError):
-                    pipe.close()
-            process.wait()
-
-
-def refuse_other_machines(system: str) -> None:
-    """Refuse a machine that can't carry local nodes; ``system`` is its ``sys.platform``."""
-    if system != "linux":
-        what, here = "the local provider needs Linux", f"this machine runs {system}"
-        raise MachineError(what, where=here, fix="run clusterctl on a Linux machine")
-    if platform.machine() != ARCHITECTURE:
-        raise MachineError(
-            f"local nodes are built for {ARCHITECTURE}",
-            where=f"this machine is {platform.machine()}",
-            fix=f"run clusterctl on an {ARCHITECTURE} machine",
-        )
-
-
-def elevation(system: str) -> list[str]:
-    """What starts a command as root here; nothing when we are."""
-    refuse_other_machines(system)
-    if os.geteuid() == 0:
-        return []
-    if shutil.which("sudo") is None:
-        raise MachineError(
-            "no right to start nodes",
-            where="this machine",
-            why="you are not root, and there is no sudo",
-            fix="run clusterctl as root, or install sudo and allow yourself to use it",
-        )
-    return ["sudo", "-n", "--"]
-
-
-def converse(
-    process: subprocess.Popen[str],
-    request: dict[str, Any],
-    report: Reporter,
-    *,
-    ready: Callable[[dict[str, Any]], None] | None,
-) -> dict[str, Any]:
-    """Send the helper a request, tell what it says meanwhile, and return its result or raise its error."""
-    _send(process, json.dumps(request))
-    assert process.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
-    for line in process.stdout:
-        message = json.loads(line)
-        if "progress" in message:
-            report(message["progress"])
-        elif "waiting" in message:
-            report(Waiting(message["waiting"]))
-        elif "ready" in message and ready is not None:
-            ready(message["ready"])
-            _send(process, "done")
-        elif "error" in message:
-            error = message["error"]
-            raise _ERRORS.get(error.pop("kind"), ProvisionError)(**error)
-        elif "result" in message:
-            result: dict[str, Any] = message["result"]
-            return result
-    raise _died(process)
-
-
-def _send(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdin is not None  # noqa: S101
-    try:
-        process.stdin.write(line + "\n")
-        process.stdin.flush()
-    except BrokenPipeError:
-        raise _died(process) from None
-
-
-def _died(process: subprocess.Popen[str]) -> MachineError | ProvisionError:
-    said = process.stderr.read().strip() if process.stderr else ""
-    lines = said.splitlines()
-    # sudo may warn first, of a host name that does not resolve for one, and then goes on.
-    if lines and all(line.startswith("sudo:") for line in lines):
-        return MachineError(
-            "no right to start nodes",
-            where="this machine",
-            why=lines[-1],
-            fix="run `sudo -v` first, or run clusterctl as root, or allow sudo without a password",
-        )
-    return ProvisionError("the machine helper ended without an answer", why=said[-1500:])

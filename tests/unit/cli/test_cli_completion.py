@@ -71,6 +71,8 @@ def words(cli: Clusterctl, *typed: str, before: str = "") -> list[str]:
             [
                 "train",
                 "eval",
+                "sample",
+                "predict",
                 "bench",
                 "gemm",
                 "allreduce",
@@ -112,6 +114,8 @@ def test_in_a_folder_that_cannot_be_listed(cluster: Clusterctl) -> None:
     assert words(cluster, "clusterctl", "submit", "", before=gone) == [
         "train",
         "eval",
+        "sample",
+        "predict",
         "bench",
         "gemm",
         "allreduce",

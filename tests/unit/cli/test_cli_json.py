@@ -30,7 +30,7 @@ ANSWERS: dict[str, tuple[list[str], set[str]]] = {
             "tasks",
         },
     ),
-    "list": ([], {"clusters"}),
+    "list": ([], {"clusters", "storage"}),
     "completion": (["bash"], {"shell", "script"}),
 }
 # Verbs that need one, and the words that they can't do without. What they answer: tests/e2e.

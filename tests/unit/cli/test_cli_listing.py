@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
@@ -47,3 +48,14 @@ def test_a_cluster_that_terraform_began_is_listed_before_it_has_hosts(cli: Clust
     (cli.home / "cloud" / "terraform").mkdir(parents=True)
     (one,) = (c for c in cli("-o", "json", "list").json["clusters"] if c["cluster"] == "cloud")
     assert (one["provider"], one["state"], one["nodes"]) == ("gcp", "unfinished", None)
+
+
+def test_kept_storage_is_listed_with_size_and_cost(cli: Clusterctl) -> None:
+    disk = {"cluster": "d", "what": "disk d-shared", "size_mib": 102400, "usd_per_month": 10.0, "since": 7.0}
+    cli.home.mkdir(exist_ok=True)
+    noted = {"provider": {"type": "local"}, "kept": [{**disk, "id": "d-shared", "homes": {"ada": 1001}}]}
+    (cli.home / "d.storage.json").write_text(json.dumps(noted))
+    shown = cli("list").stdout
+    assert "kept storage of 'd': disk d-shared (100GiB, 10.00 USD a month)" in shown
+    assert "`clusterctl down --storage --cluster d` removes it" in shown
+    assert cli("-o", "json", "list").json["storage"] == [disk]

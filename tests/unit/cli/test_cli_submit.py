@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from clusterctl.cli.options import run_names
+from tests.support import forks
 from tests.support.verbs import Clusterctl
+
+ROOT = Path(__file__).resolve().parents[3]
 
 SWEEP = "job: train\nvariants: {small: {nodes: 1}, big: {nodes: 2}}\n"
 
@@ -70,3 +76,67 @@ def test_problems_of_a_job_file_are_one_failure_each(cli: Clusterctl) -> None:
 def test_the_schema_of_job_files(cli: Clusterctl) -> None:
     assert "variants" in cli("schema", "--job").stdout
     assert "partitions" in cli("schema").stdout
+
+
+@pytest.fixture
+def run(cli: Clusterctl) -> Path:
+    """A run that has learned the digits, in ./runs."""
+    folder = cli.cwd / "runs" / "demo-2-train"
+    trained = forks.payload(["train", "--epochs", "2", "--out", str(folder)])
+    assert trained.returncode == 0, trained.stderr
+    (cli.cwd / "digits.csv").write_text((ROOT / "examples" / "digits.csv").read_text())
+    return folder
+
+
+def test_a_model_is_used_here_without_a_cluster(cli: Clusterctl, run: Path) -> None:
+    use = ("submit", "predict", "--run", run.name, "--local")
+    said = cli(*use, "--", "digits.csv")
+    assert said.stderr == ""
+    classes = [line.split(": ")[1].split()[0] for line in said.stdout.splitlines()]
+    assert sum(str(digit) == found for digit, found in enumerate(classes)) >= 8
+    answer = cli("-o", "json", *use, "--weights", "final", "--", "digits.csv").json
+    assert answer["ok"]
+    assert len(answer["predictions"]) == 10
+    judged = cli("-o", "json", "submit", "eval", "--run", run, "--local").json
+    assert judged["accuracy"] > 0.8
+    assert judged["samples"] == 359
+    assert not (cli.home / "local").exists()
+
+
+def test_what_can_not_be_used_here_is_told_in_one_error(cli: Clusterctl, run: Path) -> None:
+    for argv, why in (
+        (("sample", "--run", run), "which takes images: use predict"),
+        (("predict", "--run", run, "--", "nowhere.png"), "nowhere.png cannot be read"),
+        (("predict", "--run", "demo-2-trian", "--", "x"), "did you mean demo-2-train?"),
+        (("predict", "--run", "7", "--", "x"), "is not on this machine"),
+        (
+            ("predict", "--run", run, "--time", "5m", "--", "x"),
+            "--local starts no job, which --time is about",
+        ),
+        (("predict",), "--local uses a trained model"),
+        (("train", "--run", run), "--run chooses the model of one of eval, sample, predict"),
+    ):
+        said = cli("-o", "json", "submit", "--local", *argv, rc=2)
+        (failure,) = said.json["failures"]
+        assert why in f"{failure['cause']} {failure['fix']}", said
+    weights = run / "model" / "best.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4])
+    assert (
+        "best.safetensors"
+        in cli("submit", "predict", "--run", run, "--local", "--", "digits.csv", rc=2).stderr
+    )
+
+
+def test_a_model_that_is_here_goes_with_the_job(cli: Clusterctl, run: Path) -> None:
+    said = cli("-o", "json", "submit", "predict", "--run", run.name, "--dry-run", "--", "digits.csv").json
+    assert "-m payload predict --model-folder model --weights best digits.csv" in said["script"]
+    assert said["source"]["files"] == 3
+    assert "needs a trained model" in cli("submit", "sample", "--dry-run", rc=2).stderr
+
+
+def test_runs_are_offered(cli: Clusterctl, run: Path) -> None:
+    (run / "run.json").touch()
+    (run.parent / "half").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(cli.cwd)
+        assert run_names("") == [run.name]

@@ -39,6 +39,9 @@ class Stub:
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
         return self.clusters.get(cluster_id, ())
 
+    def kept_storage(self, _name: str) -> tuple[()]:
+        return ()
+
     def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
         report("removing")
         self.destroyed.append((cluster_id, workspace))

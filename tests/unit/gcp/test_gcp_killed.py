@@ -67,7 +67,10 @@ def converges(cluster: Terraformed, up: str, down: str, *, all_of_it: bool) -> N
     assert addresses(cluster.terraform) == ()
 
 
-def test_killed_it_ends_terraform_first_and_the_next_run_goes_on(cluster: Terraformed) -> None:
+def test_killed_it_ends_terraform_first_and_the_next_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Terraformed(tmp_path, monkeypatch.setenv)  # its provider is not started 30 times
     converges(cluster, "demo-train-1: creating", "demo-train-1: deleting", all_of_it=False)
     assert "waiting for the Terraform of a clusterctl that was killed: it writes its state" in cluster.said
 

@@ -43,6 +43,14 @@ def test_a_training_uses_the_gpus_of_its_partition(given: dict[str, Any], gpus: 
     assert (job.gpus, job.tasks_per_node) == (gpus, ranks)
 
 
+def test_what_runs_on_one_rank_has_one_gpu() -> None:
+    job = with_gpus(spec(), JobSpec(name="s", bundled="sample"))
+    assert (job.gpus, job.tasks_per_node) == (1, 1)
+    assert with_gpus(spec(), JobSpec(name="s", bundled="sample", gpus=0)).gpus == 0
+    free = with_gpus(spec(scheduler="none"), JobSpec(name="s", bundled="predict"))
+    assert (free.tasks_per_node, "gpus" in free.model_fields_set) == (1, False)
+
+
 def test_the_proof_and_scripts_of_the_users_own_ask_for_what_they_say(tmp_path: Any) -> None:
     for job in (JobSpec(name="p", bundled="probe"), JobSpec(name="s", script=tmp_path / "own.sh")):
         assert with_gpus(spec(), job) == job

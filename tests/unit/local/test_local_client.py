@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from clusterctl.errors import ClusterctlError, DiskError, MachineError, ProvisionError
-from clusterctl.providers.local.provider import converse, elevation
+from clusterctl.providers.local.client import converse, elevation
 from clusterctl.providers.local.system import run
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -72,10 +74,29 @@ def alone() -> Runner:
 
 
 @pytest.fixture(scope="session")
-def mpirun() -> Runner:
+def forked() -> Iterator[tuple[str, ...]]:
+    """The beginning of a command for mpirun: its ranks are forked, see ranks.py."""
+    folder = tempfile.mkdtemp(prefix="ranks-")  # a socket's path may be too long in pytest's
+    address = f"{folder}/socket"
+    argv = [sys.executable, "-m", "tests.unit.payload.ranks", address]
+    # One thread of BLAS, as the payload sets it.
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        argv, cwd=_ROOT, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdout
+        assert server.stdout.readline() == b"ready\n"
+        yield (sys.executable, "-I", "-S", str(Path(__file__).with_name("ranks.py")), address)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def mpirun(forked: tuple[str, ...]) -> Runner:
     """Start ``python -m payload ...`` on some ranks."""
 
     def run(ranks: int, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        if not environ:  # which may be of Python itself
+            return _run(*_MPIRUN, str(ranks), *forked, "payload", *arguments)
         return _run(*_MPIRUN, str(ranks), sys.executable, "-m", "payload", *arguments, **environ)
 
     return run
@@ -92,12 +113,12 @@ def start() -> Callable[..., subprocess.Popen[str]]:
 
 
 @pytest.fixture(scope="session")
-def program() -> Runner:
+def program(forked: tuple[str, ...]) -> Runner:
     """Start one of the small programs beside this file on some ranks."""
 
     def run(ranks: int, name: str, *arguments: str, seconds: int = 300) -> subprocess.CompletedProcess[str]:
         path = Path(__file__).with_name("programs") / name
-        command = (*_MPIRUN, str(ranks), sys.executable, str(path), *arguments)
+        command = (*_MPIRUN, str(ranks), *forked, str(path), *arguments)
         return _run(*command, seconds=seconds, OMP_NUM_THREADS="1")  # as the payload sets it
 
     return run

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from payload.__main__ import main
 from payload.checkpoint.folder import Lock, complete, prepare
 from payload.checkpoint.saver import Saver, Writer
 from payload.checkpoint.session import Resumed, choose, refuse_others, resume
@@ -82,19 +81,19 @@ def save(device: Device, tmp_path: Path) -> Iterator[Save]:
         prepare(tmp_path, engine.mesh.world)
         with Saver(engine, tmp_path, describe, lambda **fields: records.append(fields), **chosen) as saver:
             for iteration in iterations:
-                step(engine, iteration, saver.flags())
-                saver.after(iteration, saver.flags(), last=False)
+                step(engine, iteration)
+                saver.after(iteration, saver.written())
         return records
 
     return run
 
 
-def step(engine: Engine, iteration: int, flags: tuple[float, ...] = ()) -> None:
+def step(engine: Engine, iteration: int) -> None:
     device = engine.device
     x = np.random.default_rng(iteration).standard_normal((4, 3)).astype(PRECISION.compute)
     labels, places = np.array([0, 1, 1, 0]), np.arange(4, dtype="uint32")
     batch = MicroBatch(*(device.asarray(array) for array in (x, labels, places)))
-    engine.step([batch], targets=4, iteration=iteration, lr=0.1, flags=flags)
+    engine.step([batch], targets=4, iteration=iteration, lr=0.1)
 
 
 def numbers(engine: Engine) -> dict[str, Any]:
@@ -163,26 +162,6 @@ def test_others_can_read_it(device: Device, save: Save, tmp_path: Path) -> None:
     assert "optimizer.velocity/linear1.bias[0:2]" in tensors
     manifest = json.loads((tmp_path / "iteration-00000001" / "manifest.json").read_text())
     assert manifest["config"] == {"lr": 0.1}
-
-
-def test_weights_are_exported_whole(
-    device: Device, save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    engine = make_engine(device)
-    save(1, engine=engine)
-    checkpoint, file = str(tmp_path / "iteration-00000001"), tmp_path / "weights.safetensors"
-    assert main(["export", "--checkpoint", checkpoint, "--to", str(file)]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer == {"iteration": 1, "tensors": 4, "numbers": 14, "bytes": file.stat().st_size}
-    tensors = load_file(file)
-    for shard, array in held_shards(engine):
-        if shard.kind == "weight":
-            expected = device.to_host(array).reshape(shard.shape)
-            np.testing.assert_array_equal(tensors.pop(shard.name), expected)
-    assert not tensors
-    (tmp_path / "iteration-00000001" / "rank-00000.safetensors").unlink()
-    assert main(["export", "--checkpoint", checkpoint, "--to", str(file)]) == 2
-    assert "is broken: rank-00000.safetensors cannot be read: No such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wait", [False, True])
@@ -288,10 +267,10 @@ def test_one_of_another_format_is_named(save: Save, tmp_path: Path) -> None:
     save(1)
     path = tmp_path / "iteration-00000001" / "manifest.json"
     text = re.sub(r'"crc32": "\w{8}"', '"crc32": "00000000"', path.read_text(), count=1)
-    text = text.replace('"format": 3', '"format": 1')
+    text = text.replace('"format": 4', '"format": 1')
     path.write_text(text.replace('"00000000"', f'"{zlib.crc32(text.encode()):08x}"'))
     with pytest.raises(
-        UsageError, match=r"it is of format 1, and this program reads 3: use the one that wrote"
+        UsageError, match=r"it is of format 1, and this program reads 4: use the one that wrote"
     ):
         choose("auto", tmp_path, Solo())
 
@@ -352,11 +331,11 @@ def test_what_cannot_be_written_fails_the_run(device: Device, tmp_path: Path) ->
     options: dict[str, Any] = {"interval": 1, "keep": 9, "wait": True}
     folder, aside = tmp_path / "checkpoints", tmp_path / "aside"
     with Saver(make_engine(device), folder, describe, lambda **_: None, **options) as saver:
-        saver.after(1, (0.0, 0.0), last=False)
+        saver.after(1, 0)
         folder.rename(aside)
         folder.touch()
         with pytest.raises(PayloadError, match=r"cannot be written: .*00000002\..*: Not a directory"):
-            saver.after(2, (0.0, 0.0), last=False)
+            saver.after(2, 0)
     assert list(complete(aside)) == [1]
 
 
@@ -370,7 +349,7 @@ def test_a_full_disk_costs_the_checkpoint_that_is_being_written_alone(
         prepare(folder, engine.mesh.world)
         with Saver(engine, folder, describe, lambda **_: None, **options) as saver:
             step(engine, 1)
-            saver.after(1, (0.0, 0.0), last=False)
+            saver.after(1, 0)
         saved = numbers(engine)
         disk.fill(but=room)
         engine.storage.master_weights[...] = 0
@@ -378,7 +357,7 @@ def test_a_full_disk_costs_the_checkpoint_that_is_being_written_alone(
         def save_more() -> None:
             with Saver(engine, folder, describe, lambda **_: None, **options) as saver:
                 for iteration in range(2, 9):
-                    saver.after(iteration, (0.0, 0.0), last=False)
+                    saver.after(iteration, 0)
 
         with pytest.raises(PayloadError, match=r"cannot be written: .*: No space left on device"):
             save_more()
@@ -401,7 +380,7 @@ def test_a_last_one_that_cannot_be_written_fails_the_run_and_leaves_no_process(
     (tmp_path / "file").touch()
     with pytest.raises(PayloadError, match="cannot be written"):  # noqa: SIM117
         with Saver(make_engine(device), tmp_path / "file", describe, lambda **_: None, **options) as saver:
-            saver.after(1, (0.0, 0.0), last=True)
+            saver.after(1, 0, last=True)
     assert (children(), signal.getsignal(signal.SIGTERM)) == (before, handler)
 
 
@@ -411,14 +390,14 @@ def test_an_old_one_that_cannot_be_removed_ends_no_run(
     options: dict[str, Any] = {"interval": 1, "keep": 1, "wait": True}
     in_the_way = tmp_path / "iteration-00000001.old.incomplete"
     with Saver(make_engine(device), tmp_path, describe, lambda **_: None, **options) as saver:
-        saver.after(1, (0.0, 0.0), last=False)
+        saver.after(1, 0)
         in_the_way.touch()
-        saver.after(2, (0.0, 0.0), last=False)
+        saver.after(2, 0)
         assert list(complete(tmp_path)) == [1, 2]
         assert "an old checkpoint is still there, to be removed with the next: " in capsys.readouterr().out
         in_the_way.unlink()
         in_the_way.with_name("iteration-00000000.old.incomplete").mkdir()  # half removed
-        saver.after(3, (0.0, 0.0), last=False)
+        saver.after(3, 0)
     assert list(tmp_path.iterdir()) == [tmp_path / "iteration-00000003"]
 
 
@@ -458,15 +437,15 @@ def test_a_writer_that_dies_fails_the_run_and_one_that_lives_ends_with_it(
     options: dict[str, Any] = {"interval": 1, "keep": 1, "wait": True}
     with Saver(engine, tmp_path, describe, lambda **_: None, **options) as saver:
         (writer,) = children() - before
-        saver.after(1, (0.0, 0.0), last=False)
+        saver.after(1, 0)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             os.kill(writer, number)  # a launcher may send them to all processes
-        saver.after(2, (0.0, 0.0), last=False)
+        saver.after(2, 0)
     assert children() == before
     with pytest.raises(PayloadError, match="the process that writes checkpoints ended with -9"):  # noqa: SIM117, PT012
         with Saver(engine, tmp_path, describe, lambda **_: None, **options) as saver:
             (writer,) = children() - before
             os.kill(writer, signal.SIGKILL)
-            saver.after(3, (0.0, 0.0), last=False)
+            saver.after(3, 0)
     assert children() == before
     assert list(complete(tmp_path)) == [2]

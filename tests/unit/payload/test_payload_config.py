@@ -200,6 +200,7 @@ TRAIN = {
     "keep": Row("--keep 3", "--save-interval 3", ("", "--resume auto"), "train"),
     "checkpoints": Row("--checkpoints a", "--resume auto", ("", "--resume a"), "train find"),
     "resume": Row("--resume auto", does="train find"),
+    "save_model": Row("--no-save-model", does="train"),
     "profile": Row("--profile", does="train"),
     "profile_iterations": Row("--profile-iterations 3", "--profile", ("",), "train"),
     "tensorboard": Row("--tensorboard", does="train"),
@@ -209,8 +210,16 @@ TRAIN = {
 }
 OTHERS = {
     "bench": ("--rounds 3", "--turn 3", "--warmup 2", "--ranks 2"),
-    "eval": ("--out a", "--resume a", "--data digits", "--tp 2", "--pp 2", "--device cpu"),
-    "export": ("--checkpoint b", "--to b"),
+    "eval": (
+        *("--out a", "--resume a", "--data digits", "--tp 2", "--pp 2", "--device cpu"),
+        *("--model-folder a", "--model-folder a --weights final"),
+    ),
+    "sample": (
+        *("--model-folder b", "--weights final", "--prompt a", "--tokens 3", "--temperature 0.5"),
+        *("--top-k 3", "--seed 3", "--output json", "--device cpu"),
+    ),
+    "predict": ("--model-folder b", "c.png", "--weights final", "--output json", "--device cpu"),
+    "export": ("--checkpoint b", "--to b", "--model-folder b", "--model-folder b --weights final"),
     "gemm": (
         *("--sizes 8", "--dtypes float64", "--warmup 3", "--iterations 3", "--seed 3", "--device cpu"),
         *("--comm ring", "--out a"),
@@ -224,7 +233,13 @@ OTHERS = {
     "align": ("--folder b",),
 }
 """Everywhere, but for what ``test_what_does_not_go_together...`` has."""
-REQUIRED = {"export": "--checkpoint a --to a", "telemetry": "--out a", "align": "--folder a"}
+REQUIRED = {
+    "export": "--to a",
+    "telemetry": "--out a",
+    "align": "--folder a",
+    "sample": "--model-folder a",
+    "predict": "--model-folder a b.png",
+}
 
 
 def refused(line: str, *, several: bool = True, gpu: bool = True) -> str:

@@ -32,8 +32,7 @@ class Case:
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, pad: int = 0, *, size: int = 7) -> Case:
     def theirs(p: Tensors, x: torch.Tensor) -> torch.Tensor:
-        weight = p["c.weight"].flip(1, 2).permute(3, 0, 1, 2)
-        return functional.conv2d(x, weight, p["c.bias"], stride, pad)
+        return functional.conv2d(x, p["c.weight"], p["c.bias"], stride, pad)
 
     return Case(
         lambda c: Conv2d(c, "c", inputs, outputs, kernel, stride=stride, padding=pad, bias=True),
@@ -180,7 +179,7 @@ def test_batch_norm_keeps_pytorchs_running_averages(device: Device) -> None:
         theirs(torch.tensor(x).permute(0, 3, 1, 2))
     layer.forward(device.asarray(x), Tape(training=False))
     layer.forward(device.asarray(x), Tape(again=True))
-    for name, expected in (("n.mean", theirs.running_mean), ("n.variance", theirs.running_var)):
+    for name, expected in (("n.running_mean", theirs.running_mean), ("n.running_var", theirs.running_var)):
         assert_close(device.to_host(layer.state[name]).copy(), expected, name)
     theirs.eval()
     y = layer.forward(device.asarray(x), Tape(training=False))
@@ -194,7 +193,7 @@ def test_batch_norm_sees_a_recomputed_batch_once(device: Device) -> None:
         stored([Unit("u", layer)], device)
         tape, x = Tape(), device.asarray(_input(CASES["norm"]))
         layer.backward(layer.forward(x, tape), tape)
-        states.append(device.to_host(layer.state["n.mean"]).copy())
+        states.append(device.to_host(layer.state["n.running_mean"]).copy())
     np.testing.assert_array_equal(*states)
 
 

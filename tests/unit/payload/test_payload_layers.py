@@ -212,11 +212,11 @@ class _Half(Solo):
 
 def test_a_token_of_another_rank_takes_nothing_of_this_ones_table(device: Device) -> None:
     """Not even where that has overflowed; nor does its gradient come here."""
-    layer = Embedding(Context(device, tp=_Half()), "e", 4, 2)
+    layer = Embedding(Context(device, tp=_Half()), "e", 128, 2)
     storage = stored([Unit("u", layer)], device, "float32")
     layer.table.value[...] = math.inf
     tape = Tape()
-    y = device.to_host(layer.forward(device.asarray(np.array([[1, 3]])), tape))
+    y = device.to_host(layer.forward(device.asarray(np.array([[1, 65]])), tape))
     assert y[0].tolist() == [[np.inf, np.inf], [0, 0]]
     layer.backward(device.asarray(np.array([[[1, 1], [np.inf, np.inf]]], "float32")), tape)
-    assert device.to_host(storage.grads).reshape(2, 2).tolist() == [[0, 0], [1, 1]]
+    assert device.to_host(storage.grads).reshape(64, 2)[:3].tolist() == [[0, 0], [1, 1], [0, 0]]

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensorboardX.proto.event_pb2 import Event
 
 from payload.comm.base import Done, Solo
 from payload.config import Run, TrainConfig
@@ -117,8 +116,10 @@ def test_tensorboard_has_the_same_figures(out: Path, records: list[Record]) -> N
     assert not any("tokens_per_s" in tag for tag, _ in points)
 
 
-def events_in(data: bytes) -> Iterator[Event]:
+def events_in(data: bytes) -> Iterator[Any]:
     """The records of a TFRecord file: length, its checksum, the record, its checksum."""
+    from tensorboardX.proto.event_pb2 import Event  # noqa: PLC0415  (PyTorch comes with it: 2 s)
+
     while data:
         (length,) = struct.unpack("<Q", data[:8])
         yield Event.FromString(data[12 : 12 + length])

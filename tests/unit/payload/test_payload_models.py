@@ -39,7 +39,7 @@ class Case:
 
 
 def _linear(p: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
-    return functional.linear(x, p[f"{name}.weight"].flatten(1).T, p[f"{name}.bias"].ravel())
+    return functional.linear(x, p[f"{name}.weight"], p[f"{name}.bias"])
 
 
 def _norm(p: Tensors, name: str, x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -47,61 +47,57 @@ def _norm(p: Tensors, name: str, x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def _attention(p: Tensors, name: str, x: torch.Tensor, *, causal: bool) -> torch.Tensor:
-    q, k, v = _linear(p, f"{name}.qkv", x).unflatten(-1, (3, _HEADS, _C // _HEADS)).permute(2, 0, 3, 1, 4)
+    qkv = functional.linear(x, p[f"{name}.in_proj_weight"], p[f"{name}.in_proj_bias"])
+    q, k, v = qkv.unflatten(-1, (3, _HEADS, _C // _HEADS)).permute(2, 0, 3, 1, 4)
     y = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    return _linear(p, f"{name}.out", y.swapaxes(1, 2).flatten(2))
+    return _linear(p, f"{name}.out_proj", y.swapaxes(1, 2).flatten(2))
 
 
 def _feed_forward(p: Tensors, name: str, x: torch.Tensor, approximate: str) -> torch.Tensor:
-    up = functional.gelu(_linear(p, f"{name}.up", x), approximate=approximate)
-    return _linear(p, f"{name}.down", up)
+    up = functional.gelu(_linear(p, f"{name}.linear1", x), approximate=approximate)
+    return _linear(p, f"{name}.linear2", up)
 
 
 def _pre_norm(
     p: Tensors, x: torch.Tensor, *, causal: bool, eps: float, approximate: str = "none"
 ) -> torch.Tensor:
-    for name in ("block0", "block1"):
-        x = x + _attention(p, f"{name}.attention", _norm(p, f"{name}.norm1", x, eps), causal=causal)
+    for name in ("layers.0", "layers.1"):
+        x = x + _attention(p, f"{name}.self_attn", _norm(p, f"{name}.norm1", x, eps), causal=causal)
         x = x + _feed_forward(p, name, _norm(p, f"{name}.norm2", x, eps), approximate)
-    return _norm(p, "norm", x[:, 0] if "class.token" in p else x, eps)
+    return _norm(p, "norm", x[:, 0] if "class_token" in p else x, eps)
 
 
 def _gpt(p: Tensors, tokens: torch.Tensor) -> torch.Tensor:
-    x = p["embedding.table"][tokens] + p["positions.table"][: tokens.shape[1]]
-    return _pre_norm(p, x, causal=True, eps=1e-5, approximate="tanh") @ p["embedding.table"].T
+    x = p["embedding.weight"][tokens] + p["positions.weight"][: tokens.shape[1]]
+    return _pre_norm(p, x, causal=True, eps=1e-5, approximate="tanh") @ p["embedding.weight"].T
 
 
 def _bert(p: Tensors, tokens: torch.Tensor) -> torch.Tensor:
-    x = _norm(p, "norm", p["embedding.table"][tokens] + p["positions.table"][: tokens.shape[1]], 1e-12)
-    for name in ("block0", "block1"):
-        x = _norm(p, f"{name}.norm1", x + _attention(p, f"{name}.attention", x, causal=False), 1e-12)
+    x = p["embedding.weight"][tokens] + p["positions.weight"][: tokens.shape[1]] + p["segments.weight"][0]
+    x = _norm(p, "norm", x, 1e-12)
+    for name in ("layers.0", "layers.1"):
+        x = _norm(p, f"{name}.norm1", x + _attention(p, f"{name}.self_attn", x, causal=False), 1e-12)
         x = _norm(p, f"{name}.norm2", x + _feed_forward(p, name, x, "none"), 1e-12)
     x = _norm(p, "head.norm", functional.gelu(_linear(p, "head.linear", x)), 1e-12)
-    return x @ p["embedding.table"].T + p["head.bias"]
+    return x @ p["embedding.weight"].T + p["head.bias"]
 
 
 def _vit(p: Tensors, images: torch.Tensor) -> torch.Tensor:
-    kernel = p["patches.weight"].reshape(4, 4, 3, _C).permute(3, 2, 0, 1)
-    x = functional.conv2d(images.permute(0, 3, 1, 2), kernel, p["patches.bias"], stride=4)
-    x = torch.cat([p["class.token"].expand(len(x), 1, _C), x.flatten(2).swapaxes(1, 2)], dim=1)
-    return _linear(p, "head", _pre_norm(p, x + p["positions.table"], causal=False, eps=1e-6))
+    x = functional.conv2d(images.permute(0, 3, 1, 2), p["patches.weight"], p["patches.bias"], stride=4)
+    x = torch.cat([p["class_token"].expand(len(x), 1, _C), x.flatten(2).swapaxes(1, 2)], dim=1)
+    return _linear(p, "head", _pre_norm(p, x + p["positions.weight"], causal=False, eps=1e-6))
 
 
 def _layers(p: Tensors, x: torch.Tensor) -> torch.Tensor:
-    for name in ("lstm0", "lstm1"):
-        own = torch.nn.LSTM(x.shape[2], _C, batch_first=True, dtype=x.dtype)
-        weights = {
-            "weight_ih_l0": p[f"{name}.weight_x"].T,
-            "weight_hh_l0": p[f"{name}.weight_h"].T,
-            "bias_ih_l0": p[f"{name}.bias"],
-            "bias_hh_l0": torch.zeros_like(p[f"{name}.bias"]),
-        }
-        x = torch.func.functional_call(own, weights, (x,))[0]
-    return x
+    own = torch.nn.LSTM(x.shape[2], _C, num_layers=2, batch_first=True, dtype=x.dtype)
+    weights = {name.removeprefix("lstm."): tensor for name, tensor in p.items() if "lstm." in name}
+    second = {f"bias_hh_l{layer}": torch.zeros(4 * _C, dtype=x.dtype) for layer in (0, 1)}
+    y: torch.Tensor = torch.func.functional_call(own, {**weights, **second}, (x,))[0]
+    return y
 
 
 def _characters(p: Tensors, tokens: torch.Tensor) -> torch.Tensor:
-    return _linear(p, "head", _layers(p, p["embedding.table"][tokens]))
+    return _linear(p, "head", _layers(p, p["embedding.weight"][tokens]))
 
 
 def _rows(p: Tensors, images: torch.Tensor) -> torch.Tensor:
@@ -109,7 +105,7 @@ def _rows(p: Tensors, images: torch.Tensor) -> torch.Tensor:
 
 
 def _mlp(p: Tensors, images: torch.Tensor) -> torch.Tensor:
-    x = images.flatten(1)
+    x = images.permute(0, 3, 1, 2).flatten(1)
     for name in ("linear0", "linear1"):
         x = functional.relu(_linear(p, name, x))
     return _linear(p, "linear2", x)
@@ -135,7 +131,7 @@ def _squares(rng: np.random.Generator) -> tuple[Array, Array]:
 
 _SMALL = {"layers": 2, "heads": _HEADS, "width": _C}
 CASES = {
-    "mlp": Case(lambda c: mlp.build(c, inputs=288, classes=5, hidden=(16, 12)), _images, _mlp),
+    "mlp": Case(lambda c: mlp.build(c, inputs=288, channels=3, classes=5, hidden=(16, 12)), _images, _mlp),
     "gpt": Case(lambda c: gpt.build(c, vocabulary=_V, length=_T + 2, **_SMALL), _text, _gpt),
     "bert": Case(lambda c: bert.build(c, vocabulary=_V, length=_T + 2, dropout=0, **_SMALL), _masked, _bert),
     "vit": Case(lambda c: vit.build(c, side=8, classes=5, patch=4, **_SMALL), _squares, _vit),

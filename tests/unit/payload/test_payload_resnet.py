@@ -39,48 +39,47 @@ class Theirs:
     def __init__(self, weights: Tensors, units: list[Unit]) -> None:
         self.weights = weights
         self.state = {
-            name: torch.full(array.shape, float(name.endswith("variance")))
+            name: torch.full(array.shape, float(name.endswith("running_var")))
             for name, array in state_of([unit.layer for unit in units]).items()
         }
 
-    def conv(self, name: str, x: torch.Tensor, stride: int = 1, *, relu: bool = False) -> torch.Tensor:
-        weight = self.weights[f"{name}.weight"].flip(1, 2).permute(3, 0, 1, 2)
+    def conv(
+        self, name: str, norm: str, x: torch.Tensor, stride: int = 1, *, relu: bool = False
+    ) -> torch.Tensor:
+        weight = self.weights[f"{name}.weight"]
         y = functional.conv2d(x, weight, None, stride, weight.shape[2] // 2)
-        gain, bias = (self.weights[f"{name}.norm.{part}"] for part in ("weight", "bias"))
-        state = [self.state[f"{name}.norm.{part}"].to(x.dtype) for part in ("mean", "variance")]
+        gain, bias = (self.weights[f"{norm}.{part}"] for part in ("weight", "bias"))
+        state = [self.state[f"{norm}.{part}"].to(x.dtype) for part in ("running_mean", "running_var")]
         y = functional.batch_norm(y, *state, gain, bias, training=True)
-        for part, array in zip(("mean", "variance"), state, strict=True):
-            self.state[f"{name}.norm.{part}"] = array
+        for part, array in zip(("running_mean", "running_var"), state, strict=True):
+            self.state[f"{norm}.{part}"] = array
         return functional.relu(y) if relu else y
 
     def block(self, name: str, x: torch.Tensor, stride: int) -> torch.Tensor:
         y = x
-        if f"{name}.conv2.weight" in self.weights:
-            y = self.conv(f"{name}.conv0", y, relu=True)
-            y = self.conv(f"{name}.conv1", y, stride, relu=True)
-            y = self.conv(f"{name}.conv2", y)
-        else:
-            y = self.conv(f"{name}.conv0", y, stride, relu=True)
-            y = self.conv(f"{name}.conv1", y)
-        if f"{name}.shortcut.weight" in self.weights:
-            x = self.conv(f"{name}.shortcut", x, stride)
+        layers = [number for number in (1, 2, 3) if f"{name}.conv{number}.weight" in self.weights]
+        for number in layers:
+            at = stride if number == len(layers) - 1 else 1  # the 3x3 one, or the first of two
+            last = number == layers[-1]
+            y = self.conv(f"{name}.conv{number}", f"{name}.bn{number}", y, at, relu=not last)
+        if f"{name}.downsample.0.weight" in self.weights:
+            x = self.conv(f"{name}.downsample.0", f"{name}.downsample.1", x, stride)
         return functional.relu(y + x)
 
     def resnet(self, x: torch.Tensor) -> torch.Tensor:
-        large = self.weights["stem.weight"].shape[1] == 7
-        x = self.conv("stem", x, 2 if large else 1, relu=True)
+        large = self.weights["conv1.weight"].shape[2] == 7
+        x = self.conv("conv1", "bn1", x, 2 if large else 1, relu=True)
         x = functional.max_pool2d(x, 3, 2, 1) if large else x
         for name in dict.fromkeys(name.split(".conv")[0] for name in self.weights if ".conv" in name):
             stage, block = name.split(".")
-            x = self.block(name, x, 2 if stage != "stage0" and block == "block0" else 1)
-        return functional.linear(x.mean(dim=(2, 3)), self.weights["head.weight"].T, self.weights["head.bias"])
+            x = self.block(name, x, 2 if stage != "layer1" and block == "0" else 1)
+        return functional.linear(x.mean(dim=(2, 3)), self.weights["fc.weight"], self.weights["fc.bias"])
 
     def cnn(self, x: torch.Tensor) -> torch.Tensor:
         for name in ("stage0", "stage1", "stage2"):
             x = x if name == "stage0" else functional.max_pool2d(x, 2)
-            x = self.conv(name, x, relu=True)
-        rows = x.permute(0, 2, 3, 1).flatten(1)
-        return functional.linear(rows, self.weights["head.weight"].T, self.weights["head.bias"])
+            x = self.conv(f"{name}.conv", f"{name}.norm", x, relu=True)
+        return functional.linear(x.flatten(1), self.weights["head.weight"], self.weights["head.bias"])
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ CASES = {
 @pytest.mark.parametrize("dtype", ["float64", *in_sweep("float32")])
 @pytest.mark.parametrize("name", CASES)
 def test_network_is_pytorchs_for_ten_iterations(name: str, dtype: str, device: Device) -> None:
-    case, rng = CASES[name], np.random.default_rng(4)
+    case, rng = CASES[name], np.random.default_rng(6)
     units = case.build(Context(device))
     storage = stored(units, device, dtype)
     storage.master_weights += device.asarray(0.1 * rng.standard_normal(storage.master_weights.shape), dtype)

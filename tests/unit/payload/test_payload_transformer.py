@@ -18,7 +18,7 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.lstm import LSTM
 from payload.nn.module import Context, Draw, Layer, Residual, Sequential, Tape, Unit, normal
 from payload.nn.norm import LayerNorm
-from payload.nn.sequence import ClassToken, Patches, Pick, Positions
+from payload.nn.sequence import ClassToken, Patches, Pick, Positions, Segments
 from tests.unit.payload.doubles.layers import draw, slope, stored
 from tests.unit.payload.doubles.oracle import Tensors, assert_close, compare, functional, torch
 
@@ -34,27 +34,32 @@ class Case:
     theirs: Theirs
 
 
-def _attention(causal: bool) -> Theirs:
+def _attention(causal: bool, mask: Array | None = None) -> Theirs:
     def theirs(p: Tensors, x: torch.Tensor) -> torch.Tensor:
         b, t, c = x.shape
-        qkv = functional.linear(x, p["a.qkv.weight"].reshape(c, -1).T, p["a.qkv.bias"].ravel())
+        qkv = functional.linear(x, p["a.in_proj_weight"], p["a.in_proj_bias"])
         q, k, v = qkv.reshape(b, t, 3, 2, c // 2).permute(2, 0, 3, 1, 4)
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        return functional.linear(y.swapaxes(1, 2).reshape(b, t, c), p["a.out.weight"].T, p["a.out.bias"])
+        seen = None if mask is None else torch.tensor(mask)[:, None, None, :]
+        if causal and seen is not None:
+            seen = seen & torch.ones(t, t, dtype=torch.bool).tril()
+        y = functional.scaled_dot_product_attention(q, k, v, seen, is_causal=causal and seen is None)
+        return functional.linear(
+            y.swapaxes(1, 2).reshape(b, t, c), p["a.out_proj.weight"], p["a.out_proj.bias"]
+        )
 
     return theirs
 
 
 def _lstm(p: Tensors, x: torch.Tensor) -> torch.Tensor:
     lstm = torch.nn.LSTM(x.shape[2], 3, batch_first=True, dtype=x.dtype)
-    names = {"weight_ih_l0": p["l.weight_x"].T, "weight_hh_l0": p["l.weight_h"].T, "bias_ih_l0": p["l.bias"]}
-    names["bias_hh_l0"] = torch.zeros_like(p["l.bias"])
+    names = {name.removeprefix("l."): tensor for name, tensor in p.items()}
+    names["bias_hh_l0"] = torch.zeros_like(p["l.bias_ih_l0"])
     y: torch.Tensor = torch.func.functional_call(lstm, names, (x,))[0]
     return y
 
 
 def _tied(c: Context) -> Layer:
-    embedding = Embedding(c, "e", 11, 4)
+    embedding = Embedding(c, "e", 64, 4)
     return Sequential(embedding, TiedHead(c, "h", embedding, bias=True))
 
 
@@ -69,19 +74,20 @@ CASES = {
     "parts": Case(
         lambda c: Linear(c, "l", 3, 8, parts=2),
         (2, 4, 3),
-        lambda p, x: x @ p["l.weight"].reshape(3, 8) + p["l.bias"].ravel(),
+        lambda p, x: functional.linear(x, p["l_weight"], p["l_bias"]),
     ),
     "embedding": Case(
-        lambda c: Embedding(c, "e", 11, 4), None, lambda p, x: functional.embedding(x, p["e.table"])
+        lambda c: Embedding(c, "e", 11, 4), None, lambda p, x: functional.embedding(x, p["e.weight"])
     ),
     "tied": Case(
-        _tied, None, lambda p, x: functional.embedding(x, p["e.table"]) @ p["e.table"].T + p["h.bias"]
+        _tied, None, lambda p, x: functional.embedding(x, p["e.weight"]) @ p["e.weight"].T + p["h.bias"]
     ),
-    "positions": Case(lambda c: Positions(c, "p", 7, 4), (2, 5, 4), lambda p, x: x + p["p.table"][:5]),
+    "positions": Case(lambda c: Positions(c, "p", 7, 4), (2, 5, 4), lambda p, x: x + p["p.weight"][:5]),
+    "segments": Case(lambda c: Segments(c, "s", 4), (2, 5, 4), lambda p, x: x + p["s.weight"][0]),
     "classtoken": Case(
         lambda c: ClassToken(c, "t", 4),
         (2, 3, 4),
-        lambda p, x: torch.cat([p["t.token"].expand(2, 1, 4), x], dim=1),
+        lambda p, x: torch.cat([p["t"].expand(2, 1, 4), x], dim=1),
     ),
     "pick": Case(lambda c: Pick(c, -1), (2, 3, 4), lambda _, x: x[:, -1]),
     "patches": Case(
@@ -98,7 +104,10 @@ CASES = {
         lambda c: Residual(LayerNorm(c, "n", 4), Linear(c, "l", 4, 4), Dropout(c, "d", 0.5)),
         (3, 4),
         lambda p, x: (
-            x + functional.layer_norm(x, (4,), p["n.weight"], p["n.bias"]) @ p["l.weight"] + p["l.bias"]
+            x
+            + functional.linear(
+                functional.layer_norm(x, (4,), p["n.weight"], p["n.bias"]), p["l.weight"], p["l.bias"]
+            )
         ),
     ),
     "causal": Case(
@@ -134,6 +143,34 @@ def test_attention_over_several_blocks_is_pytorchs(causal: bool, device: Device)
     layer = Attention(Context(device), "a", 8, 2, causal=causal, init=normal(0.5))
     x = np.random.default_rng(2).standard_normal((2, 300, 8))
     compare(layer, x, device, _attention(causal))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_padding_is_not_seen(causal: bool, device: Device) -> None:
+    mask = np.arange(300) < np.array([[300], [7], [140]])
+    layer = Attention(Context(device), "a", 8, 2, causal=causal, init=normal(0.5))
+    x = np.random.default_rng(2).standard_normal((3, 300, 8))
+    compare(layer, x, device, _attention(causal, mask), Tape(mask=device.asarray(mask)))
+
+
+def test_a_sample_of_padding_alone_makes_no_nan(device: Device) -> None:
+    layer = Attention(Context(device), "a", 8, 2, causal=False, init=normal(0.5))
+    stored([Unit("u", layer)], device)
+    x, tape = device.asarray(np.ones((2, 5, 8))), Tape(mask=device.asarray(np.zeros((2, 5), bool)))
+    y = layer.forward(x, tape)
+    assert np.isfinite(device.to_host(y)).all()
+    assert np.isfinite(device.to_host(layer.backward(device.xp.ones_like(y), tape))).all()
+
+
+def test_segments_are_pytorchs(device: Device) -> None:
+    segments = np.random.default_rng(1).integers(0, 2, (2, 5))
+    for given in (None, segments):
+        index = torch.tensor(np.zeros_like(segments) if given is None else given)
+        tape = Tape(segments=None if given is None else device.asarray(given))
+        layer, x = Segments(Context(device), "s", 4), np.random.default_rng(2).standard_normal((2, 5, 4))
+        compare(
+            layer, x, device, lambda p, x, index=index: x + functional.embedding(index, p["s.weight"]), tape
+        )
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -63,6 +63,7 @@ def test_programs():
 def test_environment():
     foreign = {"TZ", "NO_COLOR", "COLUMNS", "CI", "LC_ALL", "PYTHONWARNINGS", "SLURM_JOB_ID"}
     assert not foreign & set(os.environ)
+    assert "shims" not in {folder.rpartition("/")[2] for folder in os.environ["PATH"].split(":")}
 """
 
 
@@ -78,6 +79,7 @@ def test_what_started_the_tests_makes_no_difference(
 ) -> None:
     hostile = {"TZ": "Asia/Kathmandu", "NO_COLOR": "1", "COLUMNS": "20", "CI": "true", "LC_ALL": "C"}
     hostile |= {"PYTHONWARNINGS": "error::UserWarning", "SLURM_JOB_ID": "7"}
+    hostile["PATH"] = f"/nowhere/shims:{os.environ['PATH']}"
     done = run_tests(SHOWS, *options, shell=shell, env=hostile)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -20,7 +20,8 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 def flags() -> list[set[str]]:
     """The spellings of each."""
     actions = (action for parser in commands().values() for action in parser._actions)
-    return [set(action.option_strings) for action in actions if "--help" not in action.option_strings]
+    spellings = (set(action.option_strings) for action in actions)
+    return [some for some in spellings if some and "--help" not in some]
 
 
 def test_every_command_is_in_the_table() -> None:

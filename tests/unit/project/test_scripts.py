@@ -64,13 +64,16 @@ def demo(tmp_path: Path) -> Demo:
     (programs / "clusterctl").chmod(0o755)
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "demo", tmp_path / "scripts")
+    (tmp_path / "examples").mkdir()
+    shutil.copy(ROOT / "examples" / "digits.csv", tmp_path / "examples")
     return Demo(tmp_path)
 
 
 def test_the_demo_ends_with_what_was_reached(demo: Demo) -> None:
     done = demo.run()
     assert done.returncode == 0, done.stderr
-    assert demo.calls == ["up", "submit train --nodes 2 --follow", "collect", "down --yes"]
+    predict = "submit predict --run demo-1-train --local -- digits.csv"
+    assert demo.calls == ["up", "submit train --nodes 2 --follow", "collect", "down --yes", predict]
     run = demo.root / ".clusterctl" / "demo" / "runs" / "demo-1-train"
     told = done.stdout.partition("What clusterctl up said")[2]
     assert all(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from payload.device import Array, Device
-from payload.nn.module import Layer, Tape, Unit
+from payload.nn.module import Layer, Parameter, Tape, Unit
 from tests.unit.payload.doubles.layers import stored
 
 if TYPE_CHECKING:
@@ -19,12 +19,17 @@ if TYPE_CHECKING:
 else:
 
     class Lazy:
-        """A module that is imported when it is first used: PyTorch takes seconds, and few workers need it."""
+        """A module that is imported when it is first used: PyTorch takes seconds, and few workers need it.
+
+        Collecting tests is no use: pytest asks whatever a module holds for private names.
+        """
 
         def __init__(self, name: str) -> None:
             self._name = name
 
         def __getattr__(self, attribute: str) -> Any:
+            if attribute.startswith("_"):
+                raise AttributeError(attribute)
             return getattr(_imported(self._name), attribute)
 
     torch, functional = Lazy("torch"), Lazy("torch.nn.functional")
@@ -60,9 +65,14 @@ def tensors(units: Sequence[Unit], device: Device) -> Tensors:
     """The parameters as PyTorch's leaves, by name."""
     parameters = {p.name: p for unit in units for p in unit.layer.parameters}
     return {
-        name: torch.tensor(device.to_host(p.value).copy(), requires_grad=True)
+        name: torch.tensor(_in_torch(p, p.value, device), requires_grad=True)
         for name, p in parameters.items()
     }
+
+
+def _in_torch(parameter: Parameter, ours: Array, device: Device) -> Array:
+    """Without what is padding."""
+    return np.ascontiguousarray(parameter.form.to_torch(device.to_host(ours)[: parameter.rows]))
 
 
 def assert_close(ours: Array, theirs: torch.Tensor | Array | None, what: str) -> None:
@@ -79,11 +89,16 @@ def assert_same_gradients(units: Sequence[Unit], theirs: Tensors, device: Device
     for unit in units:
         for parameter in unit.layer.parameters:
             parameter.settle()
-            assert_close(device.to_host(parameter.grad), theirs[parameter.name].grad, parameter.name)
+            ours = _in_torch(parameter, parameter.grad, device)
+            assert_close(ours, theirs[parameter.name].grad, parameter.name)
 
 
 def compare(
-    layer: Layer, x: Array, device: Device, theirs: Callable[[Tensors, torch.Tensor], torch.Tensor]
+    layer: Layer,
+    x: Array,
+    device: Device,
+    theirs: Callable[[Tensors, torch.Tensor], torch.Tensor],
+    tape: Tape | None = None,
 ) -> None:
     """Run a layer on ``x`` of the host, with random weights, in both, forward and backward."""
     rng = np.random.default_rng(11)
@@ -95,7 +110,7 @@ def compare(
     weights = tensors(units, device)
     tensor = torch.tensor(x, requires_grad=real)
 
-    tape = Tape()
+    tape = tape or Tape()
     y = layer.forward(device.asarray(x.copy()), tape)
     expected = theirs(weights, tensor)
     assert_close(device.to_host(y).copy(), expected, "y")

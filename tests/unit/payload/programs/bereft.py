@@ -8,15 +8,15 @@ from pathlib import Path
 from payload.__main__ import main
 from payload.checkpoint.saver import Saver
 
-_flags = Saver.flags
+_written = Saver.written
 
 
-def flags(saver: Saver) -> tuple[float, float]:
+def written(saver: Saver) -> bool:
     if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
         for child in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
             os.kill(int(child), signal.SIGKILL)
-    return _flags(saver)
+    return _written(saver)
 
 
-Saver.flags = flags  # type: ignore[method-assign]
+Saver.written = written  # type: ignore[method-assign]
 sys.exit(main(["train", "--save-interval", "2", "--out", sys.argv[1]]))

@@ -198,13 +198,14 @@ MODELS = {
 }
 
 
-def train(case: Case, mesh: Mesh, device: Device, iterations: int) -> dict[str, Any]:
-    """Some steps, of which each must be as on one rank, and an evaluation."""
+def make_engine(case: Case, mesh: Mesh, device: Device) -> tuple[Engine, list[Unit]]:
+    """The model in the layout, and the whole of it."""
     model, context = MODELS[case.model], mesh.context(device)
+    units = model.build(context)
     engine = Engine(
         device,
         mesh,
-        model.build(context),
+        units,
         SoftmaxCrossEntropy(context, split=model.split_logits),
         lambda storage: SGD(storage.optimizer_device, storage.master_weights, storage.segments, momentum=0.9),
         options=Options(
@@ -216,6 +217,12 @@ def train(case: Case, mesh: Mesh, device: Device, iterations: int) -> dict[str, 
             bucket_bytes=case.bucket_bytes,
         ),
     )
+    return engine, units
+
+
+def steps(case: Case, engine: Engine, iterations: int) -> dict[str, Any]:
+    """Some steps, and an evaluation."""
+    model, device, mesh = MODELS[case.model], engine.device, engine.mesh
     inputs, targets = (device.asarray(array) for array in model.data())
 
     def share(indices: Array) -> Sequence[MicroBatch]:
@@ -236,6 +243,12 @@ def train(case: Case, mesh: Mesh, device: Device, iterations: int) -> dict[str, 
     _check_copies(engine)
     evaluation = engine.evaluate(share(np.arange(len(inputs))))
     return {"losses": losses, "norms": norms, "evaluation": [evaluation.loss, evaluation.accuracy]}
+
+
+def train(case: Case, mesh: Mesh, device: Device, iterations: int) -> dict[str, Any]:
+    """Some steps, of which each must be as on one rank, and an evaluation."""
+    engine, _ = make_engine(case, mesh, device)
+    return steps(case, engine, iterations)
 
 
 def _check_copies(engine: Engine) -> None:

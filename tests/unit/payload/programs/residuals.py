@@ -59,7 +59,7 @@ for name in COMPRESSORS:
     for iteration in (1, 2, 3):
         step(whole, iteration)
     with Saver(whole, folder, describe, lambda **_: None, interval=1, keep=1, wait=True) as saver:
-        saver.after(3, (0.0, 0.0), last=False)
+        saver.after(3, 0)
     assert resume(choose_checkpoint("auto", folder, world), parted, describe(0)).iteration == 3
     residual = device.to_host(parted.own_state["residual"]).tolist()
     assert any(residual), f"{name}: nothing was held back"

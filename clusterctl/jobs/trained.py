@@ -1,0 +1,253 @@
+"""The trained model of a run: found here or on the cluster, given to a job, or used on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from clusterctl.errors import ClusterctlError, CollectError, UsageError
+from clusterctl.jobs.source import Source
+from clusterctl.scheduler.session import Session
+from clusterctl.spec.base import did_you_mean
+from clusterctl.spec.job import MODEL_JOBS, JobSpec
+from clusterctl.state.ledger import JobEntry, RunRecord
+from clusterctl.transport.tree import walk
+from clusterctl.util.assets import asset, file_sha256
+from clusterctl.util.process import run_streamed
+
+RUNS: Final = Path("runs")
+MODEL: Final = "model"
+RECORD: Final = "model.json"
+_SETTINGS: Final = "config.toml"  # the run's, which says on what data it was trained
+_FLAG: Final = "--model-folder"
+_PREFIX: Final = re.compile(r"payload: error: (rank 0 on \S+: )?")  # one rank is not worth a word
+_LAUNCHERS: Final = ("SLURM_", "OMPI_", "PMI_", "PMIX_")  # variables of a job that we may be called from
+
+
+class Weights(StrEnum):
+    """Which of a model's weights: at its best evaluation, or at the end of the training."""
+
+    BEST = "best"
+    FINAL = "final"
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenModel:
+    """``run`` is a collected run's folder, its name below ./runs, or a job's id."""
+
+    run: str
+    weights: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Where the model of a run is: its folder here, and where the ledger says that the cluster has it."""
+
+    here: Path | None
+    remote: str | None
+
+
+def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
+    """
+    Raises:
+        UsageError: a model is chosen for a job that uses none, or none for one that needs it.
+    """
+    for job in jobs:
+        if chosen is not None and (job.bundled not in MODEL_JOBS or len(jobs) > 1):
+            raise UsageError(
+                f"--run chooses the model of one of {', '.join(MODEL_JOBS)}",
+                fix="leave it out, or name that job",
+            )
+        named = chosen or any(word == _FLAG or word.startswith(f"{_FLAG}=") for word in job.args)
+        if job.bundled in MODEL_JOBS and job.bundled != "eval" and not named:
+            raise UsageError(
+                f"{job.bundled} needs a trained model",
+                fix="say which: --run with a collected run's folder, its name below ./runs, or a job's id",
+            )
+
+
+def folder_of_run(run: str) -> Path | None:
+    """The folder on this machine that is called so, from here or from ./runs on."""
+    return next((path for path in (Path(run), RUNS / run) if path.is_dir()), None) if run else None
+
+
+def _find(run: str, entries: Sequence[JobEntry]) -> _Found:
+    """
+    Raises:
+        UsageError: there is no such run, or it is home without a model.
+    """
+    homes = (Path(e.run_dir) for e in entries if e.run_dir and Path(e.run_dir).name == run)
+    folder = folder_of_run(run) or next((path for path in homes if path.is_dir()), None)
+    if folder is not None:
+        here = _model_of(folder)
+        if here is None:
+            raise _no_model(run, f"there is no {MODEL}/{RECORD} in {folder}")
+        return _Found(here, _remote(_entry_of(folder, entries)))
+    number, _, task = run.partition("_")
+    if not number.isdecimal():
+        raise _no_run(run)
+    entry = next((entry for entry in reversed(entries) if entry.job_id == number), None)
+    home = Path(entry.run_dir) if entry and entry.run_dir else None
+    inner = f"task-{task}" if task else ""
+    return _Found(home and _model_of(home / inner), _remote(entry, inner))
+
+
+def _model_of(run: Path) -> Path | None:
+    """The model's folder of a run's folder, or of itself."""
+    return next((folder for folder in (run / MODEL, run) if (folder / RECORD).is_file()), None)
+
+
+def _entry_of(run: Path, entries: Sequence[JobEntry]) -> JobEntry | None:
+    """The submission that a collected run is of, if it was made from here."""
+    with suppress(CollectError):  # such as a model's own folder
+        token = RunRecord.load(run).token
+        return next((entry for entry in entries if entry.token == token), None)
+    return None
+
+
+def _remote(entry: JobEntry | None, inner: str = "") -> str | None:
+    """Where the cluster has, or had, the model of a job."""
+    return "/".join(filter(None, (entry.remote_dir, inner, MODEL))) if entry and entry.remote_dir else None
+
+
+def with_model(
+    jobs: Sequence[JobSpec],
+    chosen: ChosenModel | None,
+    entries: Sequence[JobEntry],
+    session: Session | None = None,
+) -> tuple[Sequence[JobSpec], Source | None]:
+    """The job with the model that is chosen for it, and what is sent with it. Without a choice, all as it is.
+
+    A model on storage that the hosts share is used where it lies. ``entries`` are the ledger's. Without a
+    ``session`` they are believed.
+
+    Raises:
+        UsageError: neither the cluster nor this machine has it.
+        TransportError: the cluster can't be reached.
+    """
+    if chosen is None:
+        return jobs, None
+    found = _find(chosen.run, entries)
+    remote = found.remote if session is None else _shared(session, chosen.run, found)
+    if remote is None and found.here is None:
+        raise _not_there(chosen.run, found, unshared=bool(session and session.unshared_nodes))
+    (job,) = jobs
+    arguments = (*_arguments(remote or MODEL, chosen), *job.args)
+    sent = _sent(found.here, chosen.weights) if found.here is not None and remote is None else None
+    return (job.model_copy(update={"args": arguments}),), sent
+
+
+def _arguments(folder: str, chosen: ChosenModel) -> tuple[str, ...]:
+    """Of the program that uses the model in this folder."""
+    return (_FLAG, folder, "--weights", chosen.weights.value)
+
+
+def _shared(session: Session, run: str, found: _Found) -> str | None:
+    """Where all hosts of the cluster see the model; None if they don't, or if it is not the one here."""
+    remote = None if session.unshared_nodes else found.remote or _of_another(session, run)
+    if remote is None:
+        return None
+    looked = session.transport.run(["sha256sum", "--", f"{remote}/{RECORD}"], check=False)
+    if looked.rc:
+        return None
+    same = found.here is None or looked.stdout.split()[0] == file_sha256(found.here / RECORD)
+    return remote if same else None
+
+
+def _of_another(session: Session, run: str) -> str | None:
+    """The model of a job that was submitted from elsewhere; None if ``run`` is no job's id."""
+    number, _, task = run.partition("_")
+    jobs = session.scheduler.jobs([number]) if number.isdecimal() else ()
+    folder = jobs[0].work_dir if jobs else None
+    return "/".join(filter(None, (folder, f"task-{task}" if task else "", MODEL))) if folder else None
+
+
+def _sent(model: Path, weights: Weights) -> Source:
+    """The model as it goes into a job's folder, without weights that are not asked for."""
+    others = {_weights_file(model, one) for one in Weights} - {_weights_file(model, weights)}
+    items = [item for item in walk([model])[0] if Path(item.path).name not in others]
+    items = [replace(item, path=f"{MODEL}{item.path.removeprefix(model.name)}") for item in items]
+    settings = model.parent / _SETTINGS
+    return Source(model.parent, (*items, *(walk([settings])[0] if settings.is_file() else ())))
+
+
+def _weights_file(model: Path, weights: Weights) -> str | None:
+    try:
+        return str(json.loads((model / RECORD).read_bytes())["files"][weights.value]["file"])
+    except (OSError, ValueError, LookupError, TypeError):  # the program says what is wrong with it
+        return None
+
+
+def use_here(
+    job: JobSpec,
+    chosen: ChosenModel,
+    entries: Sequence[JobEntry],
+    heard: Callable[[bytes], None],
+    *,
+    as_json: bool = False,
+) -> None:
+    """Use a model on this machine, without a cluster; ``heard`` gets what the program prints, as it comes.
+
+    Raises:
+        UsageError: the run is not here, or the program was asked for what it can't do.
+        ClusterctlError: it failed.
+    """
+    model = _find(chosen.run, entries).here
+    if model is None:
+        raise UsageError(
+            f"the model of run {chosen.run} is not on this machine",
+            why="--local uses a run that was collected",
+            fix=f"`clusterctl collect {chosen.run}`, or leave out --local to use it on the cluster",
+        )
+    as_wanted = ("--output", "json") if as_json and job.bundled != "eval" else ()
+    arguments = (*_arguments(str(model), chosen), *as_wanted, *job.args)
+    program = [sys.executable, "-m", "payload", str(job.bundled), *arguments]
+    done = run_streamed(program, heard, env=_surroundings())
+    if done.rc:
+        said = done.stderr.strip().splitlines() or [f"the program ended with {done.rc}"]
+        what = _PREFIX.sub("", said[-1])
+        raise (UsageError if done.rc == UsageError.exit_code else ClusterctlError)(what)
+
+
+def _surroundings() -> Mapping[str, str]:
+    """Of a program that runs alone, on all cores, whoever called us."""
+    env = {name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS)}
+    cores = str(len(os.sched_getaffinity(0)))
+    return {"OMP_NUM_THREADS": cores, **env, "PYTHONPATH": str(asset("payload").parent)}
+
+
+def _no_run(run: str) -> UsageError:
+    names = [path.name for path in RUNS.iterdir()] if RUNS.is_dir() else []
+    return UsageError(
+        f"there is no run {run!r}",
+        why="it is no folder, no name below ./runs, and no job's id",
+        fix=did_you_mean(run, names) or "`clusterctl jobs` lists the jobs, `clusterctl collect` copies runs",
+    )
+
+
+def _no_model(run: str, why: str) -> UsageError:
+    return UsageError(
+        f"run {run} has no model", why=why, fix="name a run of `train`, which leaves one when it ends"
+    )
+
+
+def _not_there(run: str, found: _Found, *, unshared: bool) -> UsageError:
+    if found.remote is None:
+        return UsageError(
+            f"there is no job {run} with a model", fix="`clusterctl jobs` lists those submitted from here"
+        )
+    if unshared:
+        return UsageError(
+            f"the model of job {run} is not here",
+            why="the hosts of this cluster share no folder, so another job does not find it there",
+            fix=f"`clusterctl collect {run}` first",
+        )
+    return _no_model(run, f"there is no {found.remote}/{RECORD} on the cluster, and it is not here either")

@@ -1,0 +1,141 @@
+"""The way to the helper: one request to a process that runs as root, and what it answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from clusterctl.errors import DiskError, LockedError, MachineError, ProvisionError
+from clusterctl.state.inventory import ARCHITECTURE
+from clusterctl.util.progress import Reporter, Waiting
+
+_MODULE = "clusterctl.providers.local.helper"
+_ERRORS = {kind.code: kind for kind in (DiskError, LockedError, MachineError)}
+
+
+def call(
+    verb: str,
+    request: dict[str, Any],
+    *,
+    report: Reporter = lambda _: None,
+    ready: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """One request to the helper, started with ``sudo -n`` when we are not root, to its result.
+
+    ``ready`` is called while an image that is baked answers SSH.
+    """
+    with _helper(verb) as process:
+        return converse(process, request, report, ready=ready)
+
+
+@contextmanager
+def _helper(verb: str) -> Iterator[subprocess.Popen[str]]:
+    argv = [*elevation(sys.platform), sys.executable, "-I", "-B", "-m", _MODULE, verb]
+    # In a thread: Ctrl-C reaches the main one, and must not come between the fork and our knowing of it.
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        starting = pool.submit(
+            subprocess.Popen,
+            argv,  # -B: bytecode that root wrote into a user's own installation is what they could not remove
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd="/",
+            process_group=0,  # Ctrl-C is ours; but the session stays, so that sudo finds its ticket
+        )
+        try:
+            yield starting.result()
+        finally:
+            # Closing stdin tells a helper that is still at work to stop and clean up.
+            process = starting.result()
+            for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+                with suppress(BrokenPipeError):
+                    pipe.close()
+            process.wait()
+
+
+def refuse_other_machines(system: str) -> None:
+    """Refuse a machine that can't carry local nodes; ``system`` is its ``sys.platform``."""
+    if system != "linux":
+        what, here = "the local provider needs Linux", f"this machine runs {system}"
+        raise MachineError(what, where=here, fix="run clusterctl on a Linux machine")
+    if platform.machine() != ARCHITECTURE:
+        raise MachineError(
+            f"local nodes are built for {ARCHITECTURE}",
+            where=f"this machine is {platform.machine()}",
+            fix=f"run clusterctl on an {ARCHITECTURE} machine",
+        )
+
+
+def elevation(system: str) -> list[str]:
+    """What starts a command as root here; nothing when we are."""
+    refuse_other_machines(system)
+    if os.geteuid() == 0:
+        return []
+    if shutil.which("sudo") is None:
+        raise MachineError(
+            "no right to start nodes",
+            where="this machine",
+            why="you are not root, and there is no sudo",
+            fix="run clusterctl as root, or install sudo and allow yourself to use it",
+        )
+    return ["sudo", "-n", "--"]
+
+
+def converse(
+    process: subprocess.Popen[str],
+    request: dict[str, Any],
+    report: Reporter,
+    *,
+    ready: Callable[[dict[str, Any]], None] | None,
+) -> dict[str, Any]:
+    """Send the helper a request, tell what it says meanwhile, and return its result or raise its error."""
+    _send(process, json.dumps(request))
+    assert process.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
+    for line in process.stdout:
+        message = json.loads(line)
+        if "progress" in message:
+            report(message["progress"])
+        elif "waiting" in message:
+            report(Waiting(message["waiting"]))
+        elif "ready" in message and ready is not None:
+            ready(message["ready"])
+            _send(process, "done")
+        elif "error" in message:
+            error = message["error"]
+            raise _ERRORS.get(error.pop("kind"), ProvisionError)(**error)
+        elif "result" in message:
+            result: dict[str, Any] = message["result"]
+            return result
+    raise _died(process)
+
+
+def _send(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None  # noqa: S101
+    try:
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        raise _died(process) from None
+
+
+def _died(process: subprocess.Popen[str]) -> MachineError | ProvisionError:
+    said = process.stderr.read().strip() if process.stderr else ""
+    lines = said.splitlines()
+    # sudo may warn first, of a host name that does not resolve for one, and then goes on.
+    if lines and all(line.startswith("sudo:") for line in lines):
+        return MachineError(
+            "no right to start nodes",
+            where="this machine",
+            why=lines[-1],
+            fix="run `sudo -v` first, or run clusterctl as root, or allow sudo without a password",
+        )
+    return ProvisionError("the machine helper ended without an answer", why=said[-1500:])

@@ -1,0 +1,331 @@
+"""Find what exists only on the cluster, and bring it here.
+
+It is looked for among all files on the shared folder and on hosts' own disks (remote_copies.py), without what
+was sent from here and what is here already (copies.py): so it does not matter how a file came to be there.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from array import array
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import (
+    CollectError,
+    Failure,
+    OnlyCopyError,
+    TransferError,
+    TransportError,
+    UsageError,
+    printable,
+)
+from clusterctl.runs.fetch import FROM_JOB, shown_path
+from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
+from clusterctl.state.ledger import SENT_FILES, JobEntry, Ledger, RunRecord
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.base import Connect, lines, remote_argv
+from clusterctl.transport.copies import files_here, read_sent, request_bytes
+from clusterctl.transport.get import Sender
+from clusterctl.transport.remote_copies import digest
+from clusterctl.transport.ssh import Connections
+from clusterctl.transport.tree import Kind, Progress, shown_size
+from clusterctl.util.disk import append_line, read_rows, reason
+from clusterctl.util.process import on_each
+
+_PROGRAM = "clusterctl.transport.remote_copies"
+_MOST_FILES = 100_000  # files of one transfer
+_MOST_SHOWN = 20
+_AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
+
+
+@dataclass(frozen=True, slots=True)
+class OnlyCopy:
+    """Files below one path that exist only on a host, or where all hosts see them (``host`` is "").
+
+    ``what`` they are for people; the youngest was written ``age_s`` seconds ago. ``top`` is the folder that
+    is brought here as a whole.
+    """
+
+    what: str
+    owner: str
+    files: int
+    bytes: int
+    age_s: int
+    host: str = ""
+    top: str = ""
+    why: str = ""
+    job_id: str | None = None  # whose folder they are in
+
+    def __str__(self) -> str:
+        files = f"{self.files:,} file{'s' if self.files > 1 else ''}"
+        where = f" on {self.host}" if self.host else ""
+        why = f"; {self.why}" if self.why else ""
+        size = shown_size(self.bytes)
+        return f"{self.what}{where}: {size} in {files} of {self.owner}, {_age(self.age_s)}{why}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("what", "host", "owner", "files", "bytes", "age_s")}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What exists only on the cluster: files, ``jobs`` that wait or run, and what is ``unknown``."""
+
+    files: tuple[OnlyCopy, ...] = ()
+    jobs: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.files or self.jobs or self.unknown)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return (*self.jobs, *map(str, self.files), *self.unknown)
+
+    @property
+    def shown(self) -> str:
+        """All of it in one line, for the journal."""
+        size, files = sum(one.bytes for one in self.files), sum(one.files for one in self.files)
+        total = [f"{shown_size(size)} in {files:,} files"] if files else []
+        return "; ".join([*total, *self.lines[:_MOST_SHOWN]])
+
+    def error(self, what: str, *, fix: str) -> OnlyCopyError:
+        """The refusal to remove it."""
+        more = len(self.lines) - _MOST_SHOWN
+        shown = [*self.lines[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+        return OnlyCopyError(
+            what,
+            why="\n".join(shown),
+            fix=fix,
+            failures=tuple(Failure(OnlyCopyError.code, line, phase="look", fix=fix) for line in self.lines),
+        )
+
+
+NOTHING = Found()
+
+
+def _age(seconds: int) -> str:
+    for length, unit in _AGES:
+        if seconds >= length:
+            number = seconds // length
+            return f"{number} {unit}{'s' if number > 1 else ''} old"
+    return "just written"
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Where to look: at the shared folder or not, and at these hosts' own disks, as the admin user."""
+
+    inventory: Inventory
+    workspace: Workspace
+    to: Connect
+    hosts: Collection[str]
+    shared: bool
+    known: array[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "known", array("Q", _known(self.workspace)))
+
+    @classmethod
+    def of_all(
+        cls, inventory: Inventory, workspace: Workspace, to: Connect, *, kept_too: bool = False
+    ) -> Search:
+        """Where `down` destroys files: not on machines of the user's own, nor on storage that is kept.
+
+        ``kept_too``: the latter is removed as well.
+        """
+        owned = inventory.traits.user_owned
+        kept = False
+        with suppress(UsageError):
+            kept = applied_spec(workspace).storage.keep
+        hosts = () if owned else [host.name for host in inventory.hosts]
+        return cls(inventory, workspace, to, hosts, shared=kept_too if kept else not owned)
+
+    def find(self) -> Found:
+        """Look at all hosts at once. One that does not answer is in ``unknown`` of what is returned."""
+        controller = (self.inventory.controller.name,) if self.shared else ()
+        answers, failed = on_each(dict.fromkeys([*controller, *self.hosts]), self._ask)
+        entries = {one.remote_dir: one for one in Ledger(self.workspace.jobs).entries() if one.remote_dir}
+        files, unknown = [], []
+        for host, exc in failed.items():
+            unknown.append(f"what is on {host} can't be told: {printable(exc.cause)}")
+        for host, rows in answers.items():
+            files += [_only_copy(row, host, self.inventory, entries) for row in rows if "files" in row]
+            unknown += [
+                f"{_shown(row['unread'])} on {host} can't be looked at: {printable(str(row['why']))}"
+                for row in rows
+                if "unread" in row
+            ]
+        return Found(tuple(sorted(files, key=lambda one: -one.bytes)), unknown=tuple(unknown))
+
+    def _request(self, host: str, **more: object) -> list[str]:
+        shared = self.shared and host == self.inventory.controller.name
+        asked = {
+            "shared": self.inventory.shared,
+            "look_at_shared": shared,
+            "host": host,
+            "local": host in self.hosts,
+            "ours": sorted(SENT_FILES),
+            **more,
+        }
+        return ["sudo", "-n", *remote_argv(_PROGRAM, json.dumps(asked))]
+
+    def _ask(self, host: str) -> list[dict[str, Any]]:
+        transport = self.to(host)
+        rows: list[dict[str, Any]] = []
+        with transport.converse(self._request(host)) as talk:
+            talk.send(request_bytes(self.known))
+            for line in lines(iter(talk.receive, b""), _not_understood(host)):
+                try:
+                    rows.append(dict(json.loads(line)))
+                except (ValueError, TypeError) as exc:
+                    raise _not_understood(host) from exc
+            talk.finish()
+        if not rows or "end" not in rows[-1]:
+            raise _not_understood(host)
+        return rows
+
+    def bring(self, found: Sequence[OnlyCopy], out: Path, *, progress: Progress) -> tuple[Path, ...]:
+        """Bring all that was found into folders of ``out``, one for each home; returns these.
+
+        Raises:
+            CollectError: some could not be brought; what has arrived is kept.
+            TransportError: a host can't be reached.
+        """
+        folders: dict[Path, None] = {}
+        for host, top in dict.fromkeys((one.host, one.top) for one in found):
+            folder = self._folder_of(host, top, out.absolute())
+            folders[folder] = None
+            try:
+                self._bring_top(host, top, folder, partial(_of, folder.name, progress))
+            except TransferError as exc:
+                raise CollectError(exc.what, where=exc.where, why=exc.why, fix=exc.fix) from exc
+            except OSError as exc:
+                fix = "make room and rights there, or name another folder with --out"
+                raise CollectError(
+                    "files of the cluster can't be written here",
+                    where=str(folder),
+                    why=reason(exc, folder),
+                    fix=fix,
+                ) from exc
+        return tuple(folders)
+
+    def _bring_top(self, host: str, top: str, folder: Path, progress: Progress) -> None:
+        at = host or self.inventory.controller.name
+        argv = self._request(at, top=base64.b64encode(os.fsencode(top)).decode(), most=_MOST_FILES)
+        while True:
+            request = request_bytes(self.known)
+            with closing(Sender(self.to(at), argv)) as sender, sender.listed(request) as download:
+                for entry in download.entries:
+                    entry.mode |= 0o700 if entry.kind == Kind.FOLDER else 0o600
+                arrived = download.bring(download.entries, folder, progress=progress)
+            files = [entry for entry in download.entries if entry.kind == Kind.FILE]
+            if not files:
+                return
+            for entry in files:
+                if entry.index in arrived:
+                    place = os.fsencode(top) + b"/" + entry.path
+                    self.known.append(digest(os.fsencode(host), place, entry.size, entry.mtime_ns))
+            if not arrived:
+                raise CollectError(
+                    f"{len(files)} files can't be brought home, such as {shown_path(files[0].path)}",
+                    where=f"{top} on {at}",
+                    why="they can't be read there, or change all the time",
+                    fix="end what writes there, then collect again; what has arrived is kept",
+                )
+
+    def _folder_of(self, host: str, top: str, out: Path) -> Path:
+        """Where the files of a top go: where they went before, else a new folder."""
+        for row in read_rows(self.workspace.brought):
+            if (row.get("host"), row.get("top")) == (host, top) and Path(row["directory"]).is_dir():
+                return Path(row["directory"])
+        shared = self.inventory.shared
+        below = top.removeprefix(shared).strip("/") if not host else top.strip("/")
+        name = "-".join([host or self.inventory.cluster, *(below or "shared").split("/")])
+        for number in count(1):
+            folder = out / (name if number == 1 else f"{name}-{number}")
+            with suppress(FileExistsError):
+                folder.mkdir(parents=True)
+                break
+        append_line(self.workspace.brought, json.dumps({"host": host, "top": top, "directory": str(folder)}))
+        return folder
+
+
+def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_: None) -> tuple[Path, ...]:
+    """Bring all files here that `down` would be stopped by; the folders that they are in now, below ``out``.
+
+    Raises:
+        CollectError: some could not be brought, or looked for; what has arrived is kept.
+        TransportError: a host can't be reached.
+    """
+    folders: dict[Path, None] = {}
+    with Connections(workspace.ssh_config) as connections:
+        search = Search.of_all(inventory_of(workspace), workspace, connections.to)
+        while (found := search.find()).files:
+            before = len(search.known)
+            folders |= dict.fromkeys(search.bring(found.files, out, progress=progress))
+            if len(search.known) == before:
+                break
+    if found:
+        raise CollectError(
+            "not all that exists only on the cluster could be brought home",
+            why="\n".join(found.lines[:_MOST_SHOWN]),
+            fix="have all hosts answer: `clusterctl up` repairs the cluster; then collect again",
+        )
+    return tuple(folders)
+
+
+def _of(name: str, progress: Progress, what: str, done: int, total: int) -> None:
+    progress(f"{name}: {what}", done, total)
+
+
+def _only_copy(
+    row: Mapping[str, Any], host: str, inventory: Inventory, entries: Mapping[str, JobEntry]
+) -> OnlyCopy:
+    top, path = (os.fsdecode(base64.b64decode(row[name])) for name in ("top", "path"))
+    full = f"{top}/{path}" if path else "others, which are not named"
+    is_shared = top == inventory.shared or top.startswith(f"{inventory.shared}/")
+    what, why, job_id = printable(full), "", None
+    for remote_dir, entry in entries.items():
+        if full.startswith(f"{remote_dir}/"):
+            inside = full.removeprefix(f"{remote_dir}/")
+            what, why = f"{printable(inside)} of {entry.shown}", _why_left(entry, inside)
+            job_id = entry.job_id
+    files, size, age_s = (int(row[name]) for name in ("files", "bytes", "age_s"))
+    where = "" if is_shared else host
+    return OnlyCopy(what, printable(str(row["owner"])), files, size, age_s, where, top, why, job_id)
+
+
+def _why_left(entry: JobEntry, path: str) -> str:
+    """Why `collect` has left this path of a job's folder on the cluster, if it has."""
+    with suppress(CollectError):
+        for one in RunRecord.load(Path(entry.run_dir)).skipped if entry.run_dir else ():
+            if one.path == printable(path) or one.path.startswith(printable(f"{path}/")):
+                return one.reason
+    return ""
+
+
+def _shown(encoded: str) -> str:
+    return shown_path(base64.b64decode(encoded))
+
+
+def _not_understood(host: str) -> TransportError:
+    return TransportError("its list of files makes no sense", where=host, host=host)
+
+
+def _known(workspace: Workspace) -> Iterator[int]:
+    """All files of the cluster that are elsewhere, too: what was sent, and what is here."""
+    yield from read_sent(workspace.sent)
+    for entry in Ledger(workspace.jobs).entries():
+        if entry.run_dir and entry.remote_dir and Path(entry.run_dir).is_dir():
+            yield from files_here(Path(entry.run_dir), entry.remote_dir, renamed=os.fsdecode(FROM_JOB))
+    for row in read_rows(workspace.brought):
+        yield from files_here(Path(row["directory"]), row["top"], host=row["host"])

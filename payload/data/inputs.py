@@ -1,0 +1,79 @@
+"""Files of images to predict: a PNG, an IDX file, or rows of numbers in a CSV file."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from payload.data import idx, png
+from payload.device import Array
+from payload.errors import UsageError
+
+Shape = tuple[int, int, int]
+_OTHERS = {b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"RIFF": "WebP", b"BM": "BMP"}
+
+
+def read_images(file: Path, shape: Shape) -> Array:
+    """(images, height, width, channels) of a file, whose beginning tells of which kind it is.
+
+    Args:
+        shape: of the images that the model was trained on.
+
+    Raises:
+        UsageError: it cannot be read, or has no such images.
+    """
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(8)
+        if start == png.SIGNATURE:
+            return png.read(file.read_bytes(), shape)[None]
+        if start.startswith((b"\0\0", b"\x1f\x8b")):
+            return _of_idx(file, shape)
+        for magic, name in _OTHERS.items():
+            if start.startswith(magic):
+                raise ValueError(f"it is a {name} file: convert it to PNG")
+        return _of_csv(file.read_text(encoding="utf-8-sig"), shape)
+    except OSError as exc:
+        raise UsageError(
+            f"{file} cannot be read: {exc.strerror}; a job finds files of the cluster, where "
+            "`clusterctl put` brings them"
+        ) from exc
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"{file} is none of PNG, IDX and CSV") from exc
+    except ValueError as exc:
+        raise UsageError(f"{file}: {exc}") from exc
+
+
+def _of_idx(file: Path, shape: Shape) -> Array:
+    images = idx.read(file)
+    if images.ndim not in (3, 4) or images[0].size != math.prod(shape):
+        found, wanted = ("x".join(map(str, sizes)) for sizes in (images.shape[1:], shape))
+        raise ValueError(f"it has images of {found or 'no size'}, and the model takes {wanted}")
+    return images.reshape(-1, *shape)
+
+
+def _of_csv(text: str, shape: Shape) -> Array:
+    """A row is an image: its pixels from left to right, row by row, and each pixel's channels."""
+    size = math.prod(shape)
+    rows: list[Array] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = np.array([float(part) for part in line.replace(";", ",").split(",")])
+        except ValueError:
+            if not rows and number == 1:
+                continue  # the names of columns
+            raise ValueError(f"line {number} has something else than numbers and commas") from None
+        if len(row) != size:
+            label = "; leave the column of labels out" if len(row) == size + 1 else ""
+            wanted = "x".join(map(str, shape))
+            raise ValueError(f"line {number} has {len(row)} numbers, and the model takes {wanted}{label}")
+        if not np.isfinite(row).all():
+            raise ValueError(f"line {number} has a number that is not finite")
+        rows.append(row)
+    if not rows:
+        raise ValueError("it has no rows of numbers")
+    return np.stack(rows).reshape(-1, *shape)

@@ -1,0 +1,161 @@
+# ruff: noqa: ARG002 - a provider that does nothing
+"""Kept storage, whichever its provider: who may take it up, its record, what `list` and `down` show of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.cluster import down
+from clusterctl.cluster.down import DownOptions
+from clusterctl.cluster.session import PhaseRunner
+from clusterctl.errors import UsageError
+from clusterctl.providers.storage import (
+    KeptStorage,
+    all_recorded,
+    record,
+    recorded,
+    storage_left_alone,
+    to_take_up,
+)
+from clusterctl.spec.gcp import GcpSettings
+from clusterctl.spec.load import dump_spec
+from clusterctl.spec.models import ClusterSpec, LocalSettings
+from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import Reporter
+
+DISK = KeptStorage(
+    cluster="d", id="d-a1b2c3-shared", what="disk d-a1b2c3-shared", size_mib=102400, usd_per_month=10, since=7
+)
+
+
+def spec(*users: tuple[str, int], keep: bool = True) -> ClusterSpec:
+    said: dict[str, Any] = {"version": 1, "name": "d", "partitions": [{"name": "train", "nodes": 1}]}
+    accounts = [{"name": name, "uid": uid} for name, uid in users or [("ada", 1001)]]
+    return ClusterSpec.model_validate({**said, "users": accounts, "storage": {"keep": keep}})
+
+
+def kept(**homes: int) -> KeptStorage:
+    return DISK.model_copy(update={"homes": homes})
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_it_is_taken_up_where_the_spec_keeps_storage() -> None:
+    one = kept(ada=1001, bob=1002)
+    assert to_take_up(spec(("ada", 1001), ("new", 1003)), [one]) == one
+    assert to_take_up(spec(keep=False), [one]) is None
+    assert to_take_up(spec(), []) is None
+    assert to_take_up(spec(), [kept()]) == kept(), "nothing is known of its homes"
+
+
+@pytest.mark.parametrize(
+    ("users", "why"),
+    [
+        ([("ada", 1003)], "ada has uid 1003 in the spec, and files there belong to uid 1001"),
+        ([("eve", 1001)], "uid 1001 is eve's in the spec, and ada's there"),
+        ([("new", 1003), ("bob", 1001)], "bob has uid 1001"),
+    ],
+)
+def test_files_do_not_change_hands(users: list[tuple[str, int]], why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        to_take_up(spec(*users), [kept(ada=1001, bob=1002)])
+    assert why in caught.value.why
+    assert "clusterctl down --storage --cluster d" in caught.value.fix
+
+
+def test_of_several_none_is_guessed() -> None:
+    with pytest.raises(UsageError, match="there are 2 kept storages"):
+        to_take_up(spec(), [kept(), kept()])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [LocalSettings(), GcpSettings(type="gcp", project="my-project", zone="us-central1-a")],
+)
+def test_the_record_is_read_as_it_was_written(home: Path, settings: Any) -> None:
+    assert recorded("d") is None
+    record("d", settings, [kept(ada=1001)])
+    assert recorded("d") == (settings, (kept(ada=1001),))
+    assert list(all_recorded()) == [(settings, kept(ada=1001))]
+    assert storage_left_alone(spec()) == ()
+    (note,) = storage_left_alone(spec(keep=False))
+    assert "storage.keep is false: disk d-a1b2c3-shared (100GiB, 10.00 USD a month)" in note
+    record("d", settings, [])
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"provider": {"type": "moon"}, "kept": []}'])
+def test_a_damaged_record_is_none(home: Path, text: str) -> None:
+    (home / "d.storage.json").write_text(text)
+    assert recorded("d") is None
+    assert list(all_recorded()) == []
+
+
+@dataclass
+class Stub:
+    """A provider whose clusters leave their storage."""
+
+    storage: list[KeptStorage]
+    did: list[str] = field(default_factory=list)
+
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
+        self.did.append("destroy")
+
+    def leftovers(self, cluster_id: str) -> tuple[()]:
+        return ()
+
+    def orphans(self, name: str) -> tuple[()]:
+        return ()
+
+    def kept_storage(self, name: str) -> tuple[KeptStorage, ...]:
+        return tuple(self.storage)
+
+    def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
+        self.did.append(f"remove {kept.id}")
+        self.storage.remove(kept)
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
+    stub = Stub([DISK])
+    monkeypatch.setattr(down, "provider_of", lambda *_: stub)
+    return stub
+
+
+def cluster(*, keep: bool) -> PhaseRunner:
+    workspace = Workspace.of("d")
+    workspace.create()
+    (workspace.root / "id").write_text("ffffff\n")
+    workspace.spec.write_text(dump_spec(spec(keep=keep)))
+    return PhaseRunner(workspace=workspace)
+
+
+def test_down_leaves_it_and_notes_where(home: Path, stub: Stub) -> None:
+    done = down.down(cluster(keep=True), DownOptions())
+    assert (done.kept, done.removed) == ((DISK,), ())
+    assert [one for _, one in all_recorded()] == [DISK]
+    assert stub.did == ["destroy"]
+    assert [phase.name for phase in done.phases] == ["destroy", "keep_storage"]
+
+
+def test_without_keep_nobody_asks_for_any(home: Path, stub: Stub) -> None:
+    done = down.down(cluster(keep=False), DownOptions())
+    assert done.kept == ()
+    assert [phase.name for phase in done.phases] == ["destroy"]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_down_storage_removes_it_after_the_cluster(home: Path, stub: Stub, keep: bool) -> None:
+    record("d", LocalSettings(), [DISK])
+    done = down.down(cluster(keep=keep), DownOptions(remove_storage=True))
+    assert (done.kept, done.removed) == ((), (DISK,))
+    assert stub.did == ["destroy", "remove d-a1b2c3-shared"]
+    assert list(all_recorded()) == []

@@ -1,0 +1,184 @@
+"""Which model `--run` means, where it lies, and what is sent of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.jobs.source import Source
+from clusterctl.jobs.submit import submit
+from clusterctl.jobs.trained import ChosenModel, Weights, reject_unless_fitting, use_here, with_model
+from clusterctl.scheduler.session import Session, UnsharedNode
+from clusterctl.spec.job import JobSpec, job_spec
+from clusterctl.state.ledger import RunRecord
+from tests.support.played.cluster import PlayedCluster
+
+PREDICT = JobSpec(name="predict", bundled="predict", args=("a.png",))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a run of another cluster in ./runs."""
+    monkeypatch.chdir(tmp_path)
+    model(Path("runs/old-1-train"))
+    return tmp_path
+
+
+def model(run: Path, *, best: str = "best") -> Path:
+    """A run's folder with a model of this content."""
+    folder = run / "model"
+    folder.mkdir(parents=True)
+    for which, content in (("best", best), ("final", "final")):
+        (folder / f"{which}.safetensors").write_text(content)
+    files = {which: {"file": f"{which}.safetensors"} for which in ("best", "final")}
+    (folder / "model.json").write_text(json.dumps({"format": 1, "files": files, "about": best}))
+    (run / "config.toml").write_text("[data]\n")
+    return run
+
+
+def trained(session: Session, cluster: PlayedCluster, run: Path | None = None) -> tuple[str, Path]:
+    """A job that has left a model in its folder, and maybe was brought home: its id and that folder."""
+    done = submit(session, JobSpec(name="train", bundled="train"))
+    folder = model(Path(done.remote_dir))
+    if run is not None:
+        bring_home(session, done.job_id, folder, run)
+    return done.job_id, folder
+
+
+def bring_home(session: Session, job_id: str, folder: Path, run: Path) -> None:
+    entry = session.ledger.find(job_id)
+    assert entry is not None
+    model(run)
+    known = {"cluster": "demo", "user": "hpc", "partition": "train", "account": "", "state": "COMPLETED"}
+    times = dict.fromkeys(("submit_time", "start_time", "end_time", "elapsed_s"))
+    record = RunRecord(
+        token=entry.token,
+        job_id=job_id,
+        name="train",
+        final=True,
+        tasks=(),
+        nodes=(),
+        collected_at=0,
+        remote_dir=str(folder),
+        files=0,
+        bytes=0,
+        **known,
+        **times,
+    )
+    (run / "run.json").write_text(record.as_json())
+    session.ledger.update(entry, run_dir=str(run.absolute()))
+
+
+def chosen(
+    run: str, session: Session, weights: Weights = Weights.BEST, *, look: bool = True
+) -> tuple[list[str], Source | None]:
+    """What a job is called with, and what is sent."""
+    entries = session.ledger.entries()
+    (job,), sent = with_model([PREDICT], ChosenModel(run, weights), entries, session if look else None)
+    assert job.args[2:] == ("--weights", weights.value, "a.png")
+    assert job.args[0] == "--model-folder"
+    return job.args[1], sent
+
+
+def test_a_model_on_shared_storage_is_used_where_it_lies(
+    session: Session, cluster: PlayedCluster, here: Path
+) -> None:
+    job_id, folder = trained(session, cluster)
+    for look in (True, False):
+        assert chosen(job_id, session, look=look) == (f"{folder}/model", None)
+    second, there = trained(session, cluster, here / "elsewhere" / "demo-2-train")
+    for name in (second, "demo-2-train", "elsewhere/demo-2-train"):
+        assert chosen(name, session) == (f"{there}/model", None)
+
+
+def test_a_job_that_was_submitted_from_elsewhere(session: Session, cluster: PlayedCluster) -> None:
+    job_id, folder = trained(session, cluster)
+    (job,), sent = with_model([PREDICT], ChosenModel(job_id, Weights.BEST), (), session)
+    assert (job.args[1], sent) == (f"{folder}/model", None)
+
+
+def test_a_task_of_an_array(session: Session, cluster: PlayedCluster) -> None:
+    job_id, folder = trained(session, cluster)
+    model(folder / "task-3")
+    assert chosen(f"{job_id}_3", session)[0] == f"{folder}/task-3/model"
+
+
+@pytest.mark.parametrize("weights", Weights)
+def test_a_model_that_is_here_alone_is_sent_without_the_other_weights(
+    session: Session, cluster: PlayedCluster, weights: Weights
+) -> None:
+    for run in ("old-1-train", "runs/old-1-train", "runs/old-1-train/model"):
+        folder, sent = chosen(run, session, weights)
+        assert folder == "model"
+        assert sent is not None
+        names = {item.path for item in sent.items}
+        assert names == {"model", "model/model.json", f"model/{weights.value}.safetensors", "config.toml"}
+    done = submit(session, PREDICT, source=sent)
+    arrived = Path(done.remote_dir) / "model" / f"{weights.value}.safetensors"
+    assert arrived.read_text() == weights.value
+
+
+def test_another_model_there_is_not_taken_for_the_one_here(
+    session: Session, cluster: PlayedCluster, here: Path
+) -> None:
+    job_id, folder = trained(session, cluster, here / "runs" / "demo-1-train")
+    (folder / "model" / "model.json").write_text("{}")
+    for run in (job_id, "demo-1-train"):
+        where, sent = chosen(run, session)
+        assert where == "model"
+        assert sent is not None
+
+
+def test_hosts_without_a_shared_folder_are_sent_what_is_here(
+    session: Session, cluster: PlayedCluster, here: Path
+) -> None:
+    apart = replace(session, unshared_nodes=(UnsharedNode("n1", "train", session.transport),))
+    job_id, _ = trained(session, cluster, here / "runs" / "demo-1-train")
+    assert chosen(job_id, apart)[0] == "model"
+    other, _ = trained(session, cluster)
+    with pytest.raises(UsageError, match="is not here") as refused:
+        chosen(other, apart)
+    assert f"clusterctl collect {other}" in refused.value.fix
+
+
+def test_what_there_is_not_is_told(session: Session, cluster: PlayedCluster, here: Path) -> None:
+    plain = submit(session, JobSpec(name="train", bundled="train"))
+    (here / "runs" / "empty").mkdir()
+    for run, what, fix in (
+        ("old-1-trian", "there is no run 'old-1-trian'", "did you mean old-1-train?"),
+        ("nothing", "there is no run 'nothing'", "clusterctl jobs"),
+        ("", "there is no run ''", "clusterctl jobs"),
+        ("empty", "run empty has no model", "name a run of `train`"),
+        ("99", "there is no job 99", "clusterctl jobs"),
+        (plain.job_id, f"run {plain.job_id} has no model", "name a run of `train`"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            chosen(run, session)
+        assert what in refused.value.what
+        assert fix in refused.value.fix
+
+
+def test_only_jobs_that_use_a_model_get_one() -> None:
+    choice = ChosenModel("runs/a", Weights.BEST)
+    for job, model_of in ((JobSpec(name="t", bundled="train"), choice), (PREDICT, None)):
+        with pytest.raises(UsageError, match=r"--run chooses|needs a trained model"):
+            reject_unless_fitting([job], model_of)
+    reject_unless_fitting([PREDICT], choice)
+    own = PREDICT.model_copy(update={"args": ("--model-folder=/shared/m", "a.png")})
+    reject_unless_fitting([own, JobSpec(name="e", bundled="eval")], None)
+
+
+def test_a_rank_alone_samples() -> None:
+    with pytest.raises(UsageError, match="sample runs on one rank, and these are 4"):
+        job_spec("sample", {"nodes": 2, "tasks_per_node": 2})
+
+
+def test_here_only_what_is_here_can_be_used(session: Session, cluster: PlayedCluster) -> None:
+    job_id, _ = trained(session, cluster)
+    with pytest.raises(UsageError, match="is not on this machine") as refused:
+        use_here(PREDICT, ChosenModel(job_id, Weights.BEST), session.ledger.entries(), lambda _: None)
+    assert f"clusterctl collect {job_id}" in refused.value.fix

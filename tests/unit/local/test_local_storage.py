@@ -1,0 +1,221 @@
+"""A shared folder that is kept: it stays when its cluster goes, and the next one of that name has it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import ProvisionError, UsageError
+from clusterctl.providers.local import helper, image, layout, machine, provider, system
+from clusterctl.providers.local.layout import ClusterRequest, ClusterState, Existing
+from clusterctl.providers.local.provider import LocalProvider
+from clusterctl.providers.storage import KeptStorage
+from clusterctl.spec.models import ClusterSpec, LocalSettings
+from clusterctl.state.workspace import Workspace
+
+NEW, OLD, OTHER = "aaaaaa", "bbbbbb", "cccccc"
+UID = os.getuid() or 1001
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of local clusters, on a machine where none runs; the helper is no other process."""
+    for name in ("STATE", "RUN"):
+        monkeypatch.setattr(layout, name, tmp_path / name.lower())
+    monkeypatch.setattr(machine, "alive", dict)
+    for module, name in (
+        (machine, "end_rooted"),
+        (machine, "remove_cgroups"),
+        (system, "remove_network"),
+        (system, "restore_kernel_settings"),
+        (system, "remove_netns_folder"),
+    ):
+        monkeypatch.setattr(module, name, lambda *_: None)
+    monkeypatch.setattr(machine, "cgroups", lambda _: ())
+    monkeypatch.setattr(provider, "call", lambda verb, request, **_: helper.VERBS[verb](request))
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    return tmp_path / "state"
+
+
+def raised(
+    cluster_id: str, *, keep: bool = True, name: str = "d", owner: int | None = None, home: Path | None = None
+) -> Path:
+    """A cluster as `up` leaves it: the shared folder."""
+    state = ClusterState(
+        id=cluster_id,
+        name=name,
+        owner=os.getuid() if owner is None else owner,
+        workspace=str(home / name if home else Workspace.of(name).root),
+        image="0" * 16,
+        subnet="10.9.0.0/24",  # type: ignore[arg-type]
+        keep_storage=keep,
+    )
+    folder = layout.cluster_dir(cluster_id)
+    (folder / "nodes" / "d-ctl" / "upper").mkdir(parents=True)
+    (folder / "cluster.json").write_text(state.model_dump_json())
+    home_of_ada = folder / "shared" / "home" / "ada"
+    home_of_ada.mkdir(parents=True)
+    (folder / "shared" / "home" / f".clusterctl-{cluster_id}").mkdir()
+    (home_of_ada / "weights").write_text("0.5")
+    os.chown(home_of_ada, UID, -1)
+    return folder
+
+
+def request(storage: str | None, owner: int | None = None) -> ClusterRequest:
+    return ClusterRequest(
+        id=NEW,
+        name="d",
+        owner=os.getuid() if owner is None else owner,
+        workspace="/w",
+        image="0" * 16,
+        admin_key="ssh-ed25519 AAAA",
+        storage=storage,
+        nodes=(),
+    )
+
+
+def spec(*, keep: bool = True, **user: Any) -> ClusterSpec:
+    said: dict[str, Any] = {"version": 1, "name": "d", "partitions": [{"name": "train", "nodes": 1}]}
+    ada = {"name": "ada", "uid": UID, **user}
+    return ClusterSpec.model_validate({**said, "storage": {"keep": keep}, "users": [ada]})
+
+
+def kept_here(name: str = "d") -> tuple[KeptStorage, ...]:
+    return LocalProvider(LocalSettings()).kept_storage(name)
+
+
+def test_all_but_the_shared_folder_goes(state: Path) -> None:
+    folder = raised(OLD)
+    helper.down({"id": OLD})
+    assert {path.name for path in folder.iterdir()} == {"shared", "storage.json"}
+    assert [path.name for path in (folder / "shared" / "home").iterdir()] == ["ada"]
+    assert image.states() == ()
+    assert helper.look({"id": OLD}) == {"residue": []}
+    (kept,) = kept_here()
+    assert (kept.cluster, kept.id, kept.homes) == ("d", OLD, {"ada": UID})
+    assert str(kept) == f"folder {state / OLD / 'shared'} (1MiB)"
+    helper.down({"id": OLD})  # done twice
+    assert kept_here() == (kept,)
+
+
+def test_without_keep_nothing_stays(state: Path) -> None:
+    raised(OLD, keep=False)
+    helper.down({"id": OLD})
+    assert list(state.iterdir()) == []
+    assert kept_here() == ()
+
+
+@pytest.mark.parametrize("fails", ["erase", "unlink"])
+def test_a_down_that_ends_midway_loses_nothing(
+    state: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def end(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    folder = raised(OLD)
+    place = system if fails == "erase" else Path
+    with monkeypatch.context() as ended:
+        ended.setattr(place, fails, end)
+        with pytest.raises(KeyboardInterrupt):
+            helper.down({"id": OLD})
+    monkeypatch.setattr(layout, "RUN", state.with_name("run2"))  # the lock of the dead
+    assert (folder / "shared/home/ada/weights").read_text() == "0.5"
+    assert kept_here() == (), "it is the cluster's still"
+    helper.down({"id": OLD})
+    assert [kept.id for kept in kept_here()] == [OLD]
+
+
+def test_the_next_cluster_has_it(state: Path) -> None:
+    raised(OLD)
+    helper.down({"id": OLD})
+    (state / NEW).mkdir()
+    shared = helper._shared(request(OLD))
+    assert shared == state / NEW / "shared"
+    assert (shared / "home/ada/weights").read_text() == "0.5"
+    assert [path.name for path in state.iterdir()] == [NEW]
+    assert helper._shared(request(OLD)) == shared, "an `up` that goes on"
+
+
+def test_an_up_that_ended_as_it_took_it_leaves_no_folder(state: Path) -> None:
+    raised(OLD)
+    helper.down({"id": OLD})
+    (state / OLD / "shared").rename(state / "taken")
+    assert kept_here() == ()
+    assert not (state / OLD).exists()
+
+
+@pytest.mark.parametrize("wanted", [request(OTHER), request(OLD, owner=4711)])
+def test_what_is_gone_or_anothers_is_not_taken(state: Path, wanted: ClusterRequest) -> None:
+    raised(OLD)
+    helper.down({"id": OLD})
+    (state / NEW).mkdir()
+    with pytest.raises(ProvisionError, match="kept storage is gone"):
+        helper._shared(wanted)
+    assert (state / OLD / "shared/home/ada/weights").exists()
+
+
+def test_it_is_that_of_one_user_and_state_folder(state: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for cluster_id, more in ((OLD, {}), (NEW, {"owner": 4711}), (OTHER, {"home": elsewhere})):
+        raised(cluster_id, **more)  # type: ignore[arg-type]
+        helper.down({"id": cluster_id})
+    assert [kept.id for kept in kept_here()] == [OLD]
+    assert kept_here("e") == ()
+    elsewhere.rmdir()  # then it would be lost
+    assert [kept.id for kept in kept_here()] == [OLD, OTHER]
+
+
+def test_it_is_removed_by_name(state: Path) -> None:
+    for cluster_id in (OLD, OTHER):
+        raised(cluster_id)
+        helper.down({"id": cluster_id})
+    (first, second) = kept_here()
+    LocalProvider(LocalSettings()).remove_storage(first, report=lambda _: None)
+    assert kept_here() == (second,)
+    assert [path.name for path in state.iterdir()] == [OTHER]
+
+
+@pytest.fixture
+def notes(state: Path) -> Callable[..., tuple[str, ...]]:
+    """What a plan says of storage."""
+
+    def notes(wanted: ClusterSpec, found: Existing = Existing()) -> tuple[str, ...]:  # noqa: B008
+        return LocalProvider(LocalSettings())._storage_notes(wanted, found)
+
+    return notes
+
+
+def test_a_plan_says_that_it_is_taken_up(state: Path, notes: Callable[..., tuple[str, ...]]) -> None:
+    assert notes(spec()) == ()
+    raised(OLD)
+    helper.down({"id": OLD})
+    (note,) = notes(spec())
+    assert "taken up" in note
+    assert str(state / OLD / "shared") in note
+    assert notes(spec(keep=False)) == ()
+
+
+def test_accounts_must_be_those_whose_files_there_are(
+    state: Path, notes: Callable[..., tuple[str, ...]]
+) -> None:
+    raised(OLD)
+    helper.down({"id": OLD})
+    with pytest.raises(UsageError) as caught:
+        notes(spec(uid=2000))
+    assert caught.value.where == "users"
+    assert f"ada has uid 2000 in the spec, and files there belong to uid {UID}" in caught.value.why
+
+
+def test_a_cluster_that_has_a_folder_of_its_own_takes_none_up(
+    state: Path, notes: Callable[..., tuple[str, ...]]
+) -> None:
+    raised(OLD)
+    helper.down({"id": OLD})
+    with pytest.raises(UsageError, match="another shared folder"):
+        notes(spec(), Existing(nodes={"d-ctl": None}))

@@ -1,0 +1,381 @@
+"""The model that a run leaves gives in PyTorch's modules what it gives here; and folders that are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from payload.device import Array, Cpu, Device
+from payload.errors import UsageError
+from payload.model_folder import ModelRecord, build, make_units, read_record, read_weights, set_weights
+from payload.model_writer import ModelWriter
+from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.module import Tape, Unit, state_of
+from payload.optim.sgd import SGD
+from payload.parallel.engine import Engine, Evaluation
+from payload.parallel.mesh import Options
+from payload.parallel.mesh import alone as on_one_rank
+from payload.parallel.whole import WholeTensors
+from payload.precision import PRECISIONS
+from tests.unit.payload.doubles.oracle import assert_close, torch
+from tests.unit.payload.programs import layouts, whole
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+_V, _T, _C, _HEADS = 24, 6, 16, 4
+
+
+def _engine(units: Sequence[Unit], device: Device, *, seed: int = 3) -> Engine:
+    mesh = on_one_rank()
+    return Engine(
+        device,
+        mesh,
+        units,
+        SoftmaxCrossEntropy(mesh.context(device)),
+        lambda storage: SGD(storage.optimizer_device, storage.master_weights, storage.segments),
+        options=Options(seed=seed, precision=PRECISIONS["fp32"]),
+    )
+
+
+def _filled(model: str, settings: dict[str, Any], device: Device) -> tuple[Engine, list[Unit]]:
+    """A model with random numbers everywhere, in its layers' state too."""
+    units = make_units(model, settings, on_one_rank().context(device))
+    engine, rng = _engine(units, device), np.random.default_rng(2)
+    for segment in engine.storage.segments:
+        parameter = segment.parameter
+        numbers = rng.uniform(-0.3, 0.3, (parameter.rows, *parameter.full_shape[1:])).astype("float32")
+        whole = parameter.padded(numbers).reshape(-1)
+        engine.storage.master_weights[segment.start : segment.stop] = device.asarray(whole)
+    for array in state_of([unit.layer for unit in units]).values():
+        array[...] = device.asarray(rng.uniform(0.5, 1.5, array.shape))
+    engine.storage.publish()
+    return engine, units
+
+
+def _left(folder: Path, model: str, settings: dict[str, Any], device: Device) -> None:
+    """What a run of such a model leaves, but for its numbers."""
+    engine, units = _filled(model, settings, device)
+    record = ModelRecord(model, settings, {"kind": "images"}, 5, None)
+    writer = ModelWriter(folder, record, engine, units)
+    writer.conclude(7, Evaluation(0.5, 0.75))
+
+
+def _forward(units: Sequence[Unit], x: Array, device: Device) -> Array:
+    y, tape = device.asarray(x.copy()), Tape(training=False)
+    for unit in units:
+        y = unit.layer.forward(y, tape)
+    return device.to_host(y).copy()
+
+
+def _encoder(*, norm_first: bool, activation: str, eps: float, final: bool) -> nn.Module:
+    kind = torch.nn.functional.gelu if activation == "gelu" else torch.nn.GELU(approximate="tanh")
+    layer = torch.nn.TransformerEncoderLayer(
+        *(_C, _HEADS, 4 * _C, 0.0, kind, eps), batch_first=True, norm_first=norm_first
+    )
+    norm = torch.nn.LayerNorm(_C, eps) if final else None
+    return torch.nn.TransformerEncoder(layer, 2, norm, enable_nested_tensor=False)
+
+
+def _loaded(module: nn.Module, weights: dict[str, Any]) -> nn.Module:
+    module.load_state_dict(weights, strict=True)
+    return module.eval()
+
+
+def _below(weights: dict[str, Any], *prefixes: str) -> dict[str, Any]:
+    return {name: tensor for name, tensor in weights.items() if name.startswith(prefixes)}
+
+
+def _gpt(weights: dict[str, Any], tokens: torch.Tensor) -> torch.Tensor:
+    encoder = _encoder(norm_first=True, activation="tanh", eps=1e-5, final=True)
+    encoder = _loaded(encoder, _below(weights, "layers.", "norm."))
+    table = weights["embedding.weight"]
+    assert table.shape == (_V, _C)  # no padding
+    x = table[tokens] + weights["positions.weight"][: tokens.shape[1]]
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+    return encoder(x, mask=mask, is_causal=True) @ table.T
+
+
+def _bert(weights: dict[str, Any], tokens: torch.Tensor) -> torch.Tensor:
+    layers = _loaded(
+        _encoder(norm_first=False, activation="gelu", eps=1e-12, final=False), _below(weights, "layers.")
+    )
+    table = weights["embedding.weight"]
+    norms = [torch.nn.LayerNorm(_C, 1e-12) for _ in range(2)]
+    for norm, name in zip(norms, ("norm", "head.norm"), strict=True):
+        norm.load_state_dict({part: weights[f"{name}.{part}"] for part in ("weight", "bias")})
+    positions, segments = weights["positions.weight"][: tokens.shape[1]], weights["segments.weight"]
+    x = layers(norms[0](table[tokens] + positions + segments[0]))
+    dense = torch.nn.functional.linear(x, weights["head.linear.weight"], weights["head.linear.bias"])
+    return norms[1](torch.nn.functional.gelu(dense)) @ table.T + weights["head.bias"]
+
+
+def _vit(weights: dict[str, Any], images: torch.Tensor) -> torch.Tensor:
+    cut = torch.nn.Conv2d(3, _C, 4, 4)
+    cut.load_state_dict({part: weights[f"patches.{part}"] for part in ("weight", "bias")})
+    x = cut(images.permute(0, 3, 1, 2)).flatten(2).swapaxes(1, 2)
+    x = torch.cat([weights["class_token"].expand(len(x), 1, _C), x], dim=1) + weights["positions.weight"]
+    encoder = _encoder(norm_first=True, activation="gelu", eps=1e-6, final=True)
+    x = _loaded(encoder, _below(weights, "layers.", "norm."))(x)[:, 0]
+    return torch.nn.functional.linear(x, weights["head.weight"], weights["head.bias"])
+
+
+def _lstm(weights: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
+    lstm = torch.nn.LSTM(x.shape[2], _C, num_layers=2, batch_first=True)
+    own = {name.removeprefix("lstm."): tensor for name, tensor in _below(weights, "lstm.").items()}
+    y = _loaded(lstm, own)(x)[0]
+    return torch.nn.functional.linear(y, weights["head.weight"], weights["head.bias"])
+
+
+def _cnn(weights: dict[str, Any], images: torch.Tensor) -> torch.Tensor:
+    x, channels = images.permute(0, 3, 1, 2), 3
+    for number, width in enumerate((3, 4, 5)):
+        stage = torch.nn.ModuleDict(
+            {
+                "conv": torch.nn.Conv2d(channels, width, 3, padding=1, bias=False),
+                "norm": torch.nn.BatchNorm2d(width),
+            }
+        )
+        own = {
+            name.removeprefix(f"stage{number}."): tensor
+            for name, tensor in _below(weights, f"stage{number}.").items()
+        }
+        _loaded(stage, own)
+        x = torch.nn.functional.max_pool2d(x, 2) if number else x
+        x, channels = torch.relu(stage["norm"](stage["conv"](x))), width
+    return torch.nn.functional.linear(x.flatten(1), weights["head.weight"], weights["head.bias"])
+
+
+def _mlp(weights: dict[str, Any], images: torch.Tensor) -> torch.Tensor:
+    x = images.permute(0, 3, 1, 2).flatten(1)
+    for name in ("linear0", "linear1"):
+        x = torch.relu(torch.nn.functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"]))
+    return torch.nn.functional.linear(x, weights["linear2.weight"], weights["linear2.bias"])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small model, a batch for it, and PyTorch's way from the weights in the folder to logits."""
+
+    model: str
+    settings: dict[str, Any]
+    shape: tuple[int, ...] | None  # of images; None: tokens
+    theirs: Callable[[dict[str, Any], torch.Tensor], torch.Tensor]
+
+
+_SMALL = {"layers": 2, "heads": _HEADS, "width": _C, "dropout": 0.0}
+CASES = [
+    Case("mlp", {"inputs": 8 * 12 * 3, "channels": 3, "classes": 5, "hidden": [16, 12]}, (8, 12, 3), _mlp),
+    Case("cnn", {"side": 13, "channels": 3, "classes": 5, "widths": [3, 4, 5]}, (13, 13, 3), _cnn),
+    Case("gpt-tiny", {"vocabulary": _V, "length": _T + 2, **_SMALL}, None, _gpt),
+    Case("bert-tiny", {"vocabulary": _V, "length": _T + 2, **_SMALL}, None, _bert),
+    Case("vit-tiny", {"side": 12, "classes": 5, "patch": 4, **_SMALL}, (12, 12, 3), _vit),
+    Case(
+        "lstm",
+        {"classes": _V, "vocabulary": _V, "layers": 2, "width": _C},
+        None,
+        lambda weights, tokens: _lstm(weights, weights["embedding.weight"][tokens]),
+    ),
+    Case(
+        "lstm-rows",
+        {"classes": 5, "features": 36, "layers": 2, "width": _C},
+        (8, 12, 3),
+        lambda weights, images: _lstm(weights, images.flatten(2))[:, -1],
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.model)
+def test_what_a_run_leaves_is_the_same_model_in_pytorch_and_here(
+    case: Case, device: Device, tmp_path: Path
+) -> None:
+    _left(tmp_path, case.model, case.settings, device)
+    rng = np.random.default_rng(4)
+    x = (
+        rng.integers(0, _V, (4, _T))
+        if case.shape is None
+        else rng.standard_normal((4, *case.shape)).astype("float32")
+    )
+    with torch.no_grad():
+        weights = {name: torch.tensor(a) for name, a in load_file(tmp_path / "final.safetensors").items()}
+        expected = case.theirs(weights, torch.tensor(x)).numpy()
+    units = build(read_record(tmp_path), read_weights(tmp_path, "final"), device)
+    ours = _forward(units, x, device)
+    assert_close(np.ascontiguousarray(ours[..., : expected.shape[-1]]), expected, case.model)
+    assert (ours[..., expected.shape[-1] :] < -60000).all()  # padding is never told
+
+
+def test_the_models_of_all_layouts_are_equal_files(
+    program: Runner, real_device: Device, tmp_path: Path
+) -> None:
+    """To the bit where weights are; after some training, to rounding. On two ranks and on one."""
+    answer = program(2, "whole.py", str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+    for model in {model for model, _ in whole.CASES}:
+        whole.write(tmp_path / model, layouts.Case(model), on_one_rank(), real_device)
+    for model, layout in whole.CASES:
+        begun, trained = (
+            [tmp_path / name / moment / "final.safetensors" for name in (f"{model}-{layout}", model)]
+            for moment in whole.MOMENTS
+        )
+        assert begun[0].read_bytes() == begun[1].read_bytes(), (model, layout)
+        ours, theirs = (path.read_bytes() for path in trained)
+        header = 8 + int.from_bytes(ours[:8], "little")
+        assert ours[:header] == theirs[:header]
+        numbers, expected = (np.frombuffer(one[header:], "float32") for one in (ours, theirs))
+        np.testing.assert_allclose(numbers, expected, rtol=1e-3, atol=1e-5, err_msg=f"{model} {layout}")
+        assert np.abs(numbers - np.frombuffer(begun[0].read_bytes()[header:], "float32")).max() > 1e-3
+
+
+def test_training_can_begin_with_weights_that_a_run_left(device: Device, tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.model == "lstm")
+    _left(tmp_path, case.model, case.settings, device)
+    units = make_units(case.model, case.settings, on_one_rank().context(device))
+    engine = _engine(units, device, seed=9)
+    set_weights(engine, units, read_weights(tmp_path))
+    again = dict(WholeTensors(engine, units))
+    for name, tensor in load_file(tmp_path / "best.safetensors").items():
+        np.testing.assert_array_equal(again[name], tensor, name)
+    assert again["lstm.bias_hh_l1"].all()  # which is not learned
+
+
+def test_a_run_leaves_the_best_weights_and_the_last(alone: Runner, tmp_path: Path) -> None:
+    flags = (
+        "--lr",
+        "0.5",
+        "--epochs",
+        "5",
+        "--hidden",
+        "16",
+        "--out",
+        str(tmp_path),
+    )  # too fast
+    assert alone("train", *flags).returncode == 0
+    record = read_record(tmp_path / "model")
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    evaluations = {one["step"]: one for one in records if one["kind"] == "evaluation"}
+    best = min(evaluations.values(), key=lambda one: one["loss"])
+    assert record.files["best"].iteration == best["step"]
+    assert record.files["final"].iteration == max(evaluations) > best["step"]
+    for facts in record.files.values():
+        told = evaluations[facts.iteration]
+        assert facts.metrics == {"loss": told["loss"], "accuracy": told["accuracy"]}
+    assert record.input["shape"] == [8, 8, 1]
+    names = sorted(path.name for path in (tmp_path / "model").iterdir())
+    assert names == ["best.safetensors", "final.safetensors", "model.json"]
+
+
+@pytest.fixture(scope="module")
+def ran(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two epochs, of 23 iterations each, with checkpoints after 20, 40 and 46."""
+    out = tmp_path_factory.mktemp("ran")
+    flags = ("--model", "cnn", "--epochs", "2", "--save-interval", "20", "--keep", "9", "--out", str(out))
+    assert alone("train", *flags).returncode == 0
+    return out
+
+
+def test_checkpoints_and_the_model_are_exported_alike(alone: Runner, ran: Path, tmp_path: Path) -> None:
+    last, final = ran / "checkpoints" / "iteration-00000046", ran / "model" / "final.safetensors"
+    sources = (("--checkpoint", str(last)), ("--model-folder", str(ran / "model"), "--weights", "final"))
+    for source in sources:
+        answer = alone("export", *source, "--to", str(tmp_path / "exported"))
+        told = json.loads(answer.stdout)
+        assert (told["model"], told["iteration"], told["bytes"]) == ("cnn", 46, final.stat().st_size)
+        assert (tmp_path / "exported").read_bytes() == final.read_bytes()
+    for source, message in (
+        ((), "give either --model-folder or --checkpoint"),
+        (("--model-folder", str(tmp_path)), "give the folder model/ that a training left"),
+        (("--checkpoint", str(tmp_path)), "is broken: it has no manifest.json"),
+        ((*sources[0], "--weights", "final"), "--weights: it has an effect only with --model-folder"),
+    ):
+        answer = alone("export", *source, "--to", str(tmp_path / "exported"))
+        assert (answer.returncode, message in answer.stderr) == (2, True), answer.stderr
+
+
+def test_a_run_that_goes_on_elsewhere_keeps_the_best_weights(
+    alone: Runner, ran: Path, tmp_path: Path
+) -> None:
+    """Those of the first epoch, in the checkpoint; the second is made worse, by its learning rate."""
+    checkpoint = ran / "checkpoints" / "iteration-00000040"
+    best = read_record(ran / "model").files["best"]
+    flags = (
+        "--model",
+        "cnn",
+        "--epochs",
+        "2",
+        "--resume",
+        str(checkpoint),
+        "--lr",
+        "3",
+        "--out",
+        str(tmp_path),
+    )
+    answer = alone("train", *flags)
+    assert answer.returncode == 0, answer.stderr
+    files = read_record(tmp_path / "model").files
+    assert best.iteration == files["final"].iteration == 46
+    assert files["best"].iteration == 23
+    assert files["best"].metrics["loss"] < files["final"].metrics["loss"]  # type: ignore[index]
+    kept = (checkpoint / "best.safetensors").read_bytes()
+    assert (tmp_path / "model" / "best.safetensors").read_bytes() == kept
+    assert read_weights(tmp_path / "model").keys() == read_weights(tmp_path / "model", "final").keys()
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    _left(folder, CASES[0].model, CASES[0].settings, Cpu())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, r"model\.json is of format 2, and this program reads 1: update it"),
+        ({"model": "gpt-9"}, r"model\.json is of a model gpt-9; this program knows mlp, "),
+        ({"settings": {"hiddn": 3}}, "--model mlp has no hiddn"),
+        (
+            {"settings": {"inputs": 7, "classes": 5}},
+            r"not of this model: there is linear0\.weight of \(16, 288\)",
+        ),
+        ({"files": {}}, "has no best weights, only none"),
+        ({"files": 3}, r"model\.json is not as a training wrote it"),
+    ],
+)
+def test_folders_that_are_refused(left: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    shutil.copytree(left, tmp_path / "model")
+    path = tmp_path / "model" / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UsageError, match=message):
+        build(read_record(path.parent), read_weights(path.parent), Cpu())
+
+
+def test_files_that_are_refused(left: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot be read: No such file .*: give the folder model/"):
+        read_record(tmp_path)
+    shutil.copytree(left, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "best.safetensors"
+    whole = bytearray(path.read_bytes())
+    whole[-1] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(UsageError, match=r"its SHA-256 is not that of model\.json"):
+        read_weights(tmp_path)
+    path.write_bytes(whole[:-1])
+    with pytest.raises(UsageError, match="is cut short"):
+        read_weights(tmp_path)
+    path.write_bytes(b"none at all, but long enough")
+    with pytest.raises(UsageError, match="not in the safetensors format"):
+        read_weights(tmp_path)
+    path.unlink()
+    with pytest.raises(UsageError, match=r"best\.safetensors cannot be read: No such file"):
+        read_weights(tmp_path)
