@@ -87,7 +87,9 @@ def down(
     Stops with exit code 1 where something would be lost that exists only on the cluster, also under --yes.
     """
     if orphans:
-        down_orphans(screen, options, project=project, yes=yes, ask_become_pass=ask_become_pass)
+        down_orphans(
+            screen, options, project=project, yes=yes, discard=discard, ask_become_pass=ask_become_pass
+        )
         return
     if project is not None:
         raise UsageError("--project is for --orphans", fix="say --orphans, or leave it out")
@@ -165,7 +167,13 @@ def down_storage(screen: Screen, options: Options, *, yes: bool, ask_become_pass
 
 
 def down_orphans(
-    screen: Screen, options: Options, *, project: str | None, yes: bool, ask_become_pass: bool = False
+    screen: Screen,
+    options: Options,
+    *,
+    project: str | None,
+    yes: bool,
+    discard: bool,
+    ask_become_pass: bool = False,
 ) -> None:
     """Find them, show what there is with its cost, ask, and remove it all."""
     settings, name = _where(screen, options, project)
@@ -181,6 +189,8 @@ def down_orphans(
         screen.result(answer, f"cluster {name!r} has no orphans{here}")
         return
     screen.note(*_lines(found))
+    if not settings.user_owned:  # whose files stay
+        cluster_down.reject_orphans(found, discard=discard)
     which = ", ".join(found)
     screen.confirm(f"remove all of this ({which})? It may be somebody else's", yes=yes)
     phases = Phases(screen, verbose=options.verbose)

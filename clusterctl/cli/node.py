@@ -18,7 +18,7 @@ from clusterctl.cli.options import (
     workspace_of,
 )
 from clusterctl.cli.output import Screen
-from clusterctl.cli.up import NoWait, Yes, bring_up
+from clusterctl.cli.up import Discard, NoWait, Yes, bring_up
 from clusterctl.cluster import nodes
 from clusterctl.cluster.nodes import NodeState
 from clusterctl.cluster.up import UpOptions
@@ -93,6 +93,7 @@ def remove(
     options: Options,
     names: Names,
     force: Force = False,
+    discard: Discard = False,
     yes: Yes = False,
     no_wait: NoWait = False,
 ) -> int:
@@ -103,13 +104,20 @@ def remove(
     own_machines(spec.provider)
     chosen = _chosen(inventory, names)
     fewer = nodes.spec_without(spec, chosen)
-    wanted = UpOptions(limit=(inventory.controller.name, *chosen), force=force)
+    wanted = UpOptions(limit=(inventory.controller.name, *chosen), force=force, discard=discard)
     done = bring_up(screen, options, fewer, wanted, yes=yes, no_wait=no_wait)
     screen.note(f"take {', '.join(chosen)} out of your spec file, too: else the next `up` adds them again")
     return done
 
 
-def replace(screen: Screen, options: Options, names: Names, force: Force = False, **joining: Any) -> int:
+def replace(
+    screen: Screen,
+    options: Options,
+    names: Names,
+    force: Force = False,
+    discard: Discard = False,
+    **joining: Any,
+) -> int:
     """Replace the machines of nodes; the node names stay. New host keys are confirmed.
 
     The old machines are released; one that does not answer is released once it does.
@@ -123,7 +131,7 @@ def replace(screen: Screen, options: Options, names: Names, force: Force = False
     if inventory.controller.name in chosen:
         fix = "take the cluster down, and raise it anew"
         raise UsageError(f"{inventory.controller.name} is the controller: it can't be replaced", fix=fix)
-    wanted = UpOptions(limit=chosen, replaced=there, force=force)
+    wanted = UpOptions(limit=chosen, replaced=there, force=force, discard=discard)
     return bring_up(screen, options, spec, wanted, **joining)
 
 

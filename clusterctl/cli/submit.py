@@ -61,7 +61,7 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
     "nodes": _flag(int, "Nodes. Default: 1.", "--nodes", "-N"),
     "tasks_per_node": _flag(int, "Tasks (ranks) per node. Default: 1; bundled jobs: one per GPU."),
     "cpus": _flag(int, "CPU cores per task."),
-    "gpus": _flag(int, "GPUs per node. Default for bundled jobs except probe: all."),
+    "gpus": _flag(int, "GPUs per node. Default for bundled jobs: all; probe, export: none."),
     "mem": _flag(str, "Memory per node, such as 4GiB."),
     "time": _flag(str, "Time limit, such as 30m or 1:30:00."),
     "name": _flag(str, "Job name. Default: the job's or the script's."),
@@ -96,7 +96,7 @@ def submit(
         str,
         typer.Argument(
             metavar="JOB",
-            help="train, eval, sample, predict, bench, gemm, allreduce, probe, your own script, "
+            help="train, eval, sample, predict, export, bench, gemm, allreduce, probe, your own script, "
             "or a job file (.yaml).",
             autocompletion=jobs_to_submit,
         ),
@@ -108,7 +108,8 @@ def submit(
     run: Annotated[
         str | None,
         typer.Option(
-            help="Of eval, sample, predict: a trained run's folder, its name below ./runs, or its job's id.",
+            help="Of eval, sample, predict, export: a trained run's folder, its name below ./runs, or its "
+            "job's id.",
             autocompletion=run_names,
         ),
     ] = None,

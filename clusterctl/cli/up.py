@@ -36,6 +36,9 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt.")]
 NoWait = Annotated[
     bool, typer.Option("--no-wait", help="Fail immediately if another clusterctl holds the cluster's lock.")
 ]
+Discard = Annotated[
+    bool, typer.Option("--discard", help="Lose what exists only on hosts that are removed or made anew.")
+]
 Limit = Annotated[
     list[str] | None,
     typer.Option(
@@ -55,6 +58,7 @@ def up(
     force: Annotated[
         bool, typer.Option("--force", help="Cancel jobs that a changed spec has no nodes for.")
     ] = False,
+    discard: Discard = False,
     bundle: Annotated[
         Path | None,
         typer.Option(
@@ -87,6 +91,7 @@ def up(
     wanted = UpOptions(
         reconfigure=reconfigure,
         force=force,
+        discard=discard,
         bundle=bundle,
         own_repositories=no_bundle,
         limit=names_of(limit or ()),

@@ -18,6 +18,7 @@ from clusterctl.errors import (
     Failure,
     LeftoversError,
     NotUpError,
+    OnlyCopyError,
     SchedulerError,
     TransportError,
     UsageError,
@@ -87,7 +88,7 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
         sweep()
         discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
         if not workspace.root.is_dir():
-            return _down_without_workspace(runner)
+            return _down_without_workspace(runner, discard=options.discard)
         with _writable(runner):
             result = take_down(runner, options, discarded)
         workspace.remove()
@@ -113,7 +114,7 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
     if forgotten := forget(workspace, options.gone):
         options.prompts.note(f"forgotten: {'; '.join(forgotten)}")
     looked = not _has_taken_none(workspace)
-    runner.phase(destroy, provider, looked=looked, orphans=settings.shares_kernel)
+    runner.phase(destroy, provider, looked=looked, orphans=settings.shares_kernel, discard=options.discard)
     kept: tuple[KeptStorage, ...] = ()
     removed: tuple[KeptStorage, ...] = ()
     if looked and options.remove_storage:
@@ -156,16 +157,17 @@ def discard_runs(runner: PhaseRunner, discarded: Collection[JobEntry]) -> None:
     runner.note = f"runs of {', '.join(entry.shown for entry in discarded)}"
 
 
-def destroy(runner: PhaseRunner, provider: Provider, *, looked: bool, orphans: bool) -> None:
+def destroy(runner: PhaseRunner, provider: Provider, *, looked: bool, orphans: bool, discard: bool) -> None:
     """Remove the cluster, and orphans of its name: an `up` that created no hosts took their name."""
     workspace = runner.workspace
+    found = find_orphans(provider, workspace) if orphans and not workspace.inventory.exists() else {}
+    reject_orphans(found, discard=discard)
     if looked:
         with suppress(OSError):
             workspace.removing.touch()  # a `down` that is killed in here is finished by the next
         remove_cluster(provider, workspace.cluster_id(), workspace, runner.report)
-    if orphans and not workspace.inventory.exists():
-        for cluster_id in find_orphans(provider, workspace):
-            remove_cluster(provider, cluster_id, None, runner.report)
+    for cluster_id in found:
+        remove_cluster(provider, cluster_id, None, runner.report)
 
 
 def keep_storage(
@@ -198,7 +200,7 @@ def _keeps_storage(workspace: Workspace) -> bool:
         return True
 
 
-def _down_without_workspace(runner: PhaseRunner) -> DownResult:
+def _down_without_workspace(runner: PhaseRunner, *, discard: bool) -> DownResult:
     """Remove local clusters whose workspace is missing."""
     provider, name = provider_of(DEFAULT_PROVIDER), runner.workspace.root.name
     found = find_orphans(provider, runner.workspace)
@@ -208,6 +210,7 @@ def _down_without_workspace(runner: PhaseRunner) -> DownResult:
             fix="name another with --cluster (`clusterctl list` shows them); one on Google Cloud or "
             "on machines of your own whose workspace is missing is found with --orphans",
         )
+    reject_orphans(found, discard=discard)
     for cluster_id in found:
         remove_cluster(provider, cluster_id, None, partial(runner.reporter, "destroy"))
     return DownResult(kept=keep_storage(runner, provider, DEFAULT_PROVIDER))
@@ -256,6 +259,17 @@ def find_orphans(provider: Provider, workspace: Workspace) -> dict[str, tuple[Le
     known = workspace.known_id()
     ids = (cluster_id for cluster_id in provider.orphans(workspace.root.name) if cluster_id != known)
     return {cluster_id: provider.leftovers(cluster_id) for cluster_id in ids}
+
+
+def reject_orphans(found: Collection[str], *, discard: bool) -> None:
+    """Raise OnlyCopyError at clusters without a workspace, unless what is on them is to be discarded."""
+    if found and not discard:
+        raise OnlyCopyError(
+            f"what exists only on cluster {', '.join(found)} can't be told",
+            why="it is an orphan: the keys to its hosts were lost with its workspace",
+            fix="see what there is (`clusterctl down --orphans`), copy what you need; then lose the "
+            "rest: --discard",
+        )
 
 
 def remove_cluster(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from clusterctl.cluster.session import PhaseRunner
+from clusterctl.cluster.session import ClusterSession, PhaseRunner
 from clusterctl.errors import SchedulerError, TransportError, UsageError
+from clusterctl.providers.base import HostPlan
+from clusterctl.runs.collect import uncollected
 from clusterctl.runs.only_copies import Found, Search
-from clusterctl.scheduler.base import active_jobs
+from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.ledger import JobEntry
@@ -38,9 +40,61 @@ def look(
     if found and not discard:
         name = workspace.root.name
         raise found.error(
-            f"the cluster stays up: this exists only on {name!r}", fix=_fix(found, "clusterctl down")
+            f"the cluster stays up: this exists only on {name!r}", fix=_fix(found, all_of_it=True)
         )
     return found
+
+
+def look_at_leaving(
+    session: ClusterSession,
+    before: Inventory,
+    planned: HostPlan,
+    scheduler: Scheduler,
+    *,
+    replaced: Collection[str] = (),
+    discard: bool = False,
+) -> Found:
+    """Find what exists only on hosts, and on a shared folder, that a change removes or makes anew.
+
+    Of machines of the user's own, ``replaced`` ones too, these are runs that are not collected, where hosts
+    share no folder: files stay on such a machine, but `collect` does not find it any more.
+
+    Raises:
+        OnlyCopyError: there is something, and not ``discard``; one failure each.
+    """
+    gone = {one.name for one in planned.changes if one.action in {"remove", "replace"}}
+    stopped = {one.name for one in planned.changes if one.restarts}
+    found = Found()
+    if before.traits.user_owned:
+        if before.shared_folder.kind == "none":
+            found = _uncollected(session.workspace, scheduler, gone | {*replaced})
+    else:
+        emptied = {host.name for host in before.hosts if host.name in stopped and host.local_ssds}
+        names = [host.name for host in before.hosts if host.name in gone | emptied]
+        shared = bool(planned.other_lost) or before.controller.name in gone
+        if names or shared:
+            found = Search(before, session.workspace, session.connections.to, names, shared).find()
+    if found and not discard:
+        raise found.error("this exists only on what the change removes: nothing was changed", fix=_fix(found))
+    return found
+
+
+def _uncollected(workspace: Workspace, scheduler: Scheduler, names: Collection[str]) -> Found:
+    """The runs that are not collected of jobs that ran on these nodes."""
+    entries = {entry.job_id: entry for entry in uncollected(workspace) if entry.job_id}
+    try:
+        jobs = scheduler.jobs([*entries]) if entries else ()
+    except (SchedulerError, TransportError) as exc:
+        return Found(unknown=(f"whose runs are on them can't be told: {exc.cause}",))
+    there = {
+        job.whole_id: ", ".join(sorted({*job.nodes} & {*names})) for job in jobs if {*job.nodes} & {*names}
+    }
+    return Found(
+        runs=tuple(
+            f"the run of {entries[job_id].shown} is not collected, and has files on {where}"
+            for job_id, where in there.items()
+        )
+    )
 
 
 def _found(workspace: Workspace, given_up: Collection[str | None], *, storage: bool) -> Found:
@@ -56,7 +110,7 @@ def _found(workspace: Workspace, given_up: Collection[str | None], *, storage: b
         jobs, unknown = _jobs(inventory, connections.to, given_up)
     # Of machines of the user's own nothing is destroyed: that jobs can't be told is no reason to stay.
     unknown = () if inventory.traits.user_owned else found.unknown or unknown
-    return Found(files, jobs, unknown)
+    return Found(files, jobs, unknown=unknown)
 
 
 def _jobs(
@@ -75,14 +129,16 @@ def _jobs(
     return tuple(lines), ()
 
 
-def _fix(found: Found, verb: str) -> str:
+def _fix(found: Found, *, all_of_it: bool = False) -> str:
     fixes = []
     if found.jobs:
         fixes.append("wait until the jobs have ended, or end them: `clusterctl cancel`")
+    if found.runs:
+        fixes.append("bring the runs here: `clusterctl collect`")
     if found.files:
         fixes.append("bring the files here: `clusterctl collect --all`")
-        if not all(one.host for one in found.files):
+        if all_of_it and not all(one.host for one in found.files):
             fixes.append("or keep the shared folder: `storage: {keep: true}` in the spec, `clusterctl up`")
     if found.unknown:
-        fixes.append("have all hosts answer: `clusterctl up` repairs the cluster")
-    return "\n".join([*fixes, f"or lose all of it: `{verb} --discard`"])
+        fixes.append("have all hosts answer" + (": `clusterctl up` repairs the cluster" if all_of_it else ""))
+    return "\n".join([*fixes, "or lose all of it: --discard"])

@@ -16,11 +16,19 @@ from functools import partial
 from typing import TypeVar
 
 from clusterctl.cluster import converge, verify
+from clusterctl.cluster.look import look_at_leaving
 from clusterctl.cluster.nodes import drain_usable
 from clusterctl.cluster.session import ClusterSession, Drift, workspace_copy
 from clusterctl.configure import ansible
 from clusterctl.configure.events import TaskProgress
-from clusterctl.errors import ConfigureError, MachineError, SchedulerError, TransportError, UsageError
+from clusterctl.errors import (
+    ConfigureError,
+    MachineError,
+    OnlyCopyError,
+    SchedulerError,
+    TransportError,
+    UsageError,
+)
 from clusterctl.hosts.probe import probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.jobs.environment import unbuilt
@@ -248,10 +256,18 @@ def _with_tasks(session: ClusterSession, found: Plan, before: Inventory, copy: W
     return replace(found, tasks=tasks, notes=(*found.notes, *told))
 
 
-def review(session: ClusterSession, planned: HostPlan, *, force: bool) -> Mapping[str, Size]:
+def review(
+    session: ClusterSession,
+    planned: HostPlan,
+    *,
+    force: bool,
+    discard: bool = False,
+    replaced: Collection[str] = (),
+) -> Mapping[str, Size]:
     """Check what the spec changes of a cluster that is up; under ``force`` jobs in its way are cancelled.
 
     Nodes that leave are drained first, so that no job begins there, and resumed if the change is refused.
+    Under ``discard`` what exists only on them, and on ``replaced`` ones, is lost.
     Returns the nodes that keep their size, since jobs are at work there.
     """
     before = _if_known(inventory_of, session.workspace)
@@ -260,6 +276,13 @@ def review(session: ClusterSession, planned: HostPlan, *, force: bool) -> Mappin
     reject_changed_users(session, before)
     scheduler = scheduler_of(before, session.connections.to, patience_s=PATIENCE_S)
     impact = impact_of(session, before, planned, scheduler, drain=True)
+    try:
+        lost = look_at_leaving(session, before, planned, scheduler, replaced=replaced, discard=discard)
+    except OnlyCopyError:
+        if impact.drained:
+            scheduler.resume(impact.drained)
+        raise
+    session.notes += [f"discarded: {line}" for line in lost.lines]
     session.notes += settle(impact, scheduler_of(before, session.connections.to), force=force)
     return impact.keep
 

@@ -41,14 +41,16 @@ class UpOptions:
 
     ``approve`` is shown the plan before anything is changed; what it raises ends `up` there. Hosts that are
     configured and have not drifted are not configured again, unless ``reconfigure``. Jobs that a changed spec
-    has no place for are cancelled under ``force``. Hosts get their packages from ``bundle``, with
-    ``own_repositories`` from their own again, else as before. ``limit`` names the only hosts to touch;
-    ``replaced`` ones are other machines now, and those that had the names are released.
+    has no place for are cancelled under ``force``; what exists only on hosts that leave is lost under
+    ``discard``. Hosts get their packages from ``bundle``, with ``own_repositories`` from their own again,
+    else as before. ``limit`` names the only hosts to touch; ``replaced`` ones are other machines now, and
+    those that had the names are released.
     """
 
     approve: Callable[[Plan], None] = lambda _: None
     reconfigure: bool = False
     force: bool = False
+    discard: bool = False
     bundle: Path | None = None
     own_repositories: bool = False
     limit: Collection[str] = ()
@@ -88,7 +90,9 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
         if not options.force:
             reject(plan.jobs)
         options.approve(plan)
-        keep = review(session, plan.hosts, force=options.force)
+        keep = review(
+            session, plan.hosts, force=options.force, discard=options.discard, replaced=options.replaced
+        )
         commit_replacement()
         write_atomic(session.workspace.spec, dump_spec(session.spec))
 

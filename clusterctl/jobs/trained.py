@@ -28,6 +28,7 @@ MODEL: Final = "model"
 RECORD: Final = "model.json"
 _SETTINGS: Final = "config.toml"  # the run's, which says on what data it was trained
 _FLAG: Final = "--model-folder"
+_OF_CHECKPOINTS: Final = ("eval", "export")  # they take one as well
 _PREFIX: Final = re.compile(r"payload: error: (rank 0 on \S+: )?")  # one rank is not worth a word
 _LAUNCHERS: Final = ("SLURM_", "OMPI_", "PMI_", "PMIX_")  # variables of a job that we may be called from
 
@@ -67,7 +68,7 @@ def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -
                 fix="leave it out, or name that job",
             )
         named = chosen or any(word == _FLAG or word.startswith(f"{_FLAG}=") for word in job.args)
-        if job.bundled in MODEL_JOBS and job.bundled != "eval" and not named:
+        if job.bundled in MODEL_JOBS and job.bundled not in _OF_CHECKPOINTS and not named:
             raise UsageError(
                 f"{job.bundled} needs a trained model",
                 fix="say which: --run with a collected run's folder, its name below ./runs, or a job's id",

@@ -77,18 +77,22 @@ class OnlyCopy:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What exists only on the cluster: files, ``jobs`` that wait or run, and what is ``unknown``."""
+    """What exists only on the cluster: files, ``runs`` not collected, ``jobs`` that wait or run.
+
+    ``unknown`` is what can't be told, and why.
+    """
 
     files: tuple[OnlyCopy, ...] = ()
     jobs: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.files or self.jobs or self.unknown)
+        return bool(self.lines)
 
     @property
     def lines(self) -> tuple[str, ...]:
-        return (*self.jobs, *map(str, self.files), *self.unknown)
+        return (*self.jobs, *self.runs, *map(str, self.files), *self.unknown)
 
     @property
     def shown(self) -> str:

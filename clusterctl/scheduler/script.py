@@ -39,7 +39,7 @@ WATCH: Final = (
 )
 Launched = Callable[[JobSpec, str, str], str]  # (job, command, mpirun's options that export variables)
 _HETEROGENEOUS: Final = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
-_ON_THE_CPU: Final = "probe"  # it proves the way between ranks, and is to start at once
+_ON_THE_CPU: Final = ("probe", "export")  # it proves the way between ranks; it only copies
 
 _SIGNAL = "USR1@60"  # Slurm keeps time by the minute: less would come too late
 
@@ -255,7 +255,7 @@ def with_gpus(spec: ClusterSpec, job: JobSpec) -> JobSpec:
     """
     chosen = {one.name: one for one in spec.partitions}.get(job.partition or spec.partitions[0].name)
     on_cpu = "--device=cpu" in job.args or ("--device", "cpu") in pairwise(job.args)
-    if chosen is None or chosen.gpus is None or job.bundled in (None, _ON_THE_CPU) or on_cpu:
+    if chosen is None or chosen.gpus is None or job.bundled in (None, *_ON_THE_CPU) or on_cpu:
         return job
     if job.bundled in ONE_RANK_JOBS:
         said_or_all = "gpus" in job.model_fields_set or not spec.has_slurm

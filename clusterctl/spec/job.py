@@ -123,9 +123,9 @@ Image = Annotated[Text, AfterValidator(_image)]
 FilePattern = Annotated[Text, AfterValidator(_pattern)]  # as in a .gitignore file
 
 
-BUNDLED_JOBS = ("train", "eval", "sample", "predict", "bench", "gemm", "allreduce", "probe")
-MODEL_JOBS = ("eval", "sample", "predict")  # they use a trained model
-ONE_RANK_JOBS = ("sample", "predict")
+BUNDLED_JOBS = ("train", "eval", "sample", "predict", "export", "bench", "gemm", "allreduce", "probe")
+MODEL_JOBS = ("eval", "sample", "predict", "export")  # they use a trained model
+ONE_RANK_JOBS = ("sample", "predict", "export")
 REQUEUE_EXIT_CODE: Final = 75  # EX_TEMPFAIL of sysexits.h: the program saved its work, and goes on with it
 
 _MAX_SIGNAL_S = 65_535

@@ -272,6 +272,15 @@ def test_a_cluster_grows_and_shrinks_beside_the_job_as_planned(one: Cluster) -> 
     assert "with all data" in one("up", "--force", rc=2).stderr, "nobody was there to be asked"
     assert len(one.json("status")["nodes"]) == 5
 
+    user = one.user
+    one.ssh(fourth, f"sudo -u {user} sh -c 'echo kept >/var/tmp/kept.txt'")
+    (only,) = up("--force", "--yes", rc=1)["failures"]
+    assert only["code"] == "only-copy"
+    assert f"/var/tmp/kept.txt on {fourth}: 5 B in 1 file of {user}" in only["cause"]
+    assert len(one.json("status")["nodes"]) == 5
+    assert one.json("jobs", on_second)["jobs"][0]["state"] == "RUNNING"
+    (folder,) = one.json("collect", "--all")["folders"]
+    assert (Path(folder) / "kept.txt").read_text() == "kept\n"
     answer = up("--force", "--yes")
     notes = "\n".join(answer["notes"])
     assert f"ended job {on_second} (second)" in notes

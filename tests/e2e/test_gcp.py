@@ -262,11 +262,11 @@ def test_down_names_what_it_leaves_with_its_cost_and_ends_clean(gcp: Gcp) -> Non
     gcp.google.fail(
         "compute.disks.delete", 403, times=100, message="Required 'compute.disks.delete' permission"
     )
-    said = gcp.json("down", "--yes", rc=1)
+    said = gcp.json("down", "--yes", "--discard", rc=1)
     (why,) = [one["cause"] for one in said["failures"] if "forgotten" in one["cause"]]
     assert re.match(rf"disk forgotten in {ZONE} \(0\.\d+ USD an hour\): .*compute\.disks\.delete", why), why
     gcp.google.faults.clear()
-    gcp.runner("-f", gcp.spec, "down", "--yes")
+    gcp.runner("-f", gcp.spec, "down", "--yes", "--discard")
     left = {kind for kind in gcp.cloud.resources().values() if kind != "google_project_service"}
     assert not left
     assert not gcp.workspace.exists()

@@ -216,3 +216,44 @@ def test_what_only_slurm_can_do_is_refused_by_name(plain: Cluster, script: Any) 
     spec = plain.runner.cwd / "slurm.yaml"
     spec.write_text(plain.spec.read_text().replace("scheduler: none", "scheduler: slurm"))
     assert "`scheduler: none`" in plain.runner("-f", spec, "up", rc=2).stderr
+
+
+SAVES = """\
+#!/bin/bash
+mkdir -p out/checkpoint-{1,3} ~/models
+head -c 3000000 /dev/urandom >out/checkpoint-1/weights
+head -c 2000000 /dev/urandom >out/checkpoint-3/weights
+head -c 1000000 /dev/urandom >~/models/final.pt
+echo kept >/var/tmp/kept.txt
+"""
+
+
+def test_down_stops_at_the_only_copy_of_anything_and_goes_through_once_it_is_here(
+    plain: Cluster, script: Any, tmp_path: Path
+) -> None:
+    """A checkpoint that `collect` leaves, a file in the home, one on a node's own disk, and a job at work."""
+    job = plain.json("submit", script("saves.sh", SAVES), "--wait")["job_id"]
+    run = plain.run_of(job)
+    assert (run / "out/checkpoint-3/weights").stat().st_size == 2000000
+    (tmp_path / "set.txt").write_text("sent, so here already\n")
+    plain("put", tmp_path / "set.txt")
+    sleeper = plain.json("submit", script("sleeper.sh", SLEEPER), "--nodes", "2")["job_id"]
+
+    refused = plain.json("down", "--yes", rc=1)["failures"]
+    assert {one["code"] for one in refused} == {"only-copy"}
+    causes = [one["cause"] for one in refused]
+    assert causes[0].startswith(f"job {sleeper} (sleeper) of {plain.user} is RUNNING")
+    assert f"out of job {job} (saves): 2.9 MiB in 1 file of {plain.user}, " in causes[1]
+    assert f"/shared/home/{plain.user}/models: 976.6 KiB in 1 file of {plain.user}, " in causes[2]
+    assert "/var/tmp/kept.txt on " in "".join(causes[3:])
+    assert not any("set.txt" in cause for cause in causes)
+
+    plain("cancel", sleeper)
+    plain("logs", sleeper, "--follow", rc=5)
+    folders = [Path(folder) for folder in plain.json("collect", "--all")["folders"]]
+    assert folders[0].name == f"{plain.name}-home-{plain.user}"
+    assert (run / "out/checkpoint-1/weights").stat().st_size == 3000000
+    assert (folders[0] / "models/final.pt").stat().st_size == 1000000
+    assert [(folder / "kept.txt").read_text() for folder in folders[1:]] == ["kept\n"]
+    assert "cleanup verified" in plain("down", "--yes").stdout
+    assert not plain.workspace.exists()

@@ -13,7 +13,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
 from clusterctl.cluster.down import DownOptions, find_orphans, not_collected_error, remove_cluster, to_discard
 from clusterctl.cluster.session import PhaseRunner
-from clusterctl.errors import CollectError, LeftoversError, UnreachableError, UsageError
+from clusterctl.errors import CollectError, LeftoversError, OnlyCopyError, UnreachableError, UsageError
 from clusterctl.providers.base import Leftover
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.gcp import GcpSettings
@@ -88,9 +88,9 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
     return stub
 
 
-def run(*, yes: bool, cluster: str | None = "d") -> None:
+def run(*, yes: bool, discard: bool = True, cluster: str | None = "d") -> None:
     screen = Screen(json=False, color=False)
-    cli_down.down_orphans(screen, Options(cluster=cluster), project="my-project", yes=yes)
+    cli_down.down_orphans(screen, Options(cluster=cluster), project="my-project", yes=yes, discard=discard)
 
 
 def test_orphans_are_shown_with_their_cost_before_they_go(
@@ -103,6 +103,9 @@ def test_orphans_are_shown_with_their_cost_before_they_go(
     assert "ffffff" not in shown
     assert cloud.destroyed == []
 
+    with pytest.raises(OnlyCopyError, match="can't be told"):
+        run(yes=True, discard=False)
+    assert cloud.destroyed == []
     run(yes=True)
     assert cloud.destroyed == [("a1b2c3", None)]
     assert "cleanup verified" in capfd.readouterr().out
@@ -128,7 +131,11 @@ def test_one_down_is_enough_after_a_lost_workspace_and_an_up_that_was_refused(
     workspace.create()
     for record in records:
         (workspace.root / record).write_text("ffffff\n")
-    down.down(PhaseRunner(workspace=workspace), DownOptions())
+    if "a1b2c3" in gone:
+        with pytest.raises(OnlyCopyError, match="orphan"):
+            down.down(PhaseRunner(workspace=workspace), DownOptions())
+        assert stub.destroyed == []
+    down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
     assert [cluster for cluster, _ in stub.destroyed] == gone
     assert not workspace.root.exists()
 

@@ -143,13 +143,13 @@ def test_down_leaves_it_and_notes_where(home: Path, stub: Stub) -> None:
     assert (done.kept, done.removed) == ((DISK,), ())
     assert [one for _, one in all_recorded()] == [DISK]
     assert stub.did == ["destroy"]
-    assert [phase.name for phase in done.phases] == ["destroy", "keep_storage"]
+    assert [phase.name for phase in done.phases] == ["look", "destroy", "keep_storage"]
 
 
 def test_without_keep_nobody_asks_for_any(home: Path, stub: Stub) -> None:
     done = down.down(cluster(keep=False), DownOptions())
     assert done.kept == ()
-    assert [phase.name for phase in done.phases] == ["destroy"]
+    assert [phase.name for phase in done.phases] == ["look", "destroy"]
 
 
 @pytest.mark.parametrize("keep", [True, False])

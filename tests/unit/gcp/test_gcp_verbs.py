@@ -75,13 +75,16 @@ def test_a_lost_cluster_is_shown_with_its_cost_and_removed(
     cli = runner(module.cloud, google, tmp_path)
     where = ("--cluster", name, "down", "--orphans", "--project", PROJECT)
     before = module.cloud.resources()
-    shown = cli(*where, rc=2).stderr
+    shown = cli(*where, "--discard", rc=2).stderr
     assert f"cluster {CLUSTER_ID}, " in shown
     assert "USD an hour:" in shown
     assert f"remove all of this ({CLUSTER_ID})?" in shown
     assert module.cloud.resources() == before
 
-    answer = cli("-o", "json", *where, "--yes").json
+    (failure,) = cli("-o", "json", *where, "--yes", rc=1).json["failures"]
+    assert failure["code"] == "only-copy"
+    assert module.cloud.resources() == before
+    answer = cli("-o", "json", *where, "--yes", "--discard").json
     (orphan,) = answer["orphans"]
     assert orphan["cluster_id"] == CLUSTER_ID
     assert any(one["usd_per_hour"] for one in orphan["left"])

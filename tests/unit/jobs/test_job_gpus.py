@@ -52,7 +52,10 @@ def test_what_runs_on_one_rank_has_one_gpu() -> None:
 
 
 def test_the_proof_and_scripts_of_the_users_own_ask_for_what_they_say(tmp_path: Any) -> None:
-    for job in (JobSpec(name="p", bundled="probe"), JobSpec(name="s", script=tmp_path / "own.sh")):
+    for job in (
+        *(JobSpec(name="p", bundled=one) for one in ("probe", "export")),
+        JobSpec(name="s", script=tmp_path / "own.sh"),
+    ):
         assert with_gpus(spec(), job) == job
 
 

@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 
 from payload.checkpoint.folder import Lock
+from payload.model_folder import read_record, read_weights
 
 ROOT = Path(__file__).parents[3]
 
 
-def start(out: Path) -> subprocess.Popen[str]:
+def start(out: Path, *flags: str) -> subprocess.Popen[str]:
     """A run that ends by a signal only."""
-    flags = ("--epochs", "100000", "--save-interval", "1000000", "--out", str(out))
+    flags = ("--epochs", "100000", "--out", str(out), *(flags or ("--save-interval", "1000000")))
     return subprocess.Popen(
         [sys.executable, "-u", "-m", "payload", "train", *flags],
         cwd=ROOT,
@@ -62,3 +63,25 @@ def test_signals_while_it_leaves_change_nothing(tmp_path: Path) -> None:
         process.stderr.close()
     there = (tmp_path / "checkpoints").iterdir()
     assert sorted(path.name.split("-")[0] for path in there) == [".lock", "iteration"]
+
+
+def test_a_run_without_checkpoints_leaves_its_model(tmp_path: Path) -> None:
+    """Within an epoch: the weights are as they are then, and the best as of the last evaluation."""
+    with start(tmp_path, "--global-batch-size", "2", "--hidden", "8") as process:
+        assert process.stdout
+        try:
+            next(line for line in process.stdout if line.startswith("epoch   1 "))
+            process.send_signal(signal.SIGTERM)
+            said = next(line for line in process.stdout if not line.startswith("epoch"))
+            assert process.wait(timeout=60) == 143
+        finally:
+            process.kill()
+    iteration = int(said.removeprefix("stopped by a signal; saved after iteration "))
+    files = read_record(tmp_path / "model").files
+    assert (files["final"].iteration, files["final"].metrics) == (iteration, None)
+    assert files["best"].iteration == 719
+    for which in files:
+        read_weights(tmp_path / "model", which)
+    names = sorted(path.name for path in (tmp_path / "model").iterdir())
+    assert names == ["best.safetensors", "final.safetensors", "model.json"]
+    assert not (tmp_path / "checkpoints").exists()

@@ -208,9 +208,9 @@ variants:
         ("jb: train\n", "1:1: jb: unknown key jb (did you mean job?)"),
         ("job: 5\n", "1:6: job: job must be text, not 5 (put it in quotes)"),
         ("job: trian\n", "1:6: job: there is no job 'trian': no file has this name, and the bundled jobs are "
-            "train, eval, sample, predict, bench, gemm, allreduce, probe (did you mean train?)"),
+            "train, eval, sample, predict, export, bench, gemm, allreduce, probe (did you mean train?)"),
         ("job: ./tarin.py\n", "1:6: job: there is no job './tarin.py': no file has this name, and the "
-            "bundled jobs are train, eval, sample, predict, bench, gemm, allreduce, probe "
+            "bundled jobs are train, eval, sample, predict, export, bench, gemm, allreduce, probe "
             "(did you mean train.py?)"),
         ("job: train\nvariants:\n  a: {job: images}\n", "3:12: variants.a.job: 'images' is a folder "
             "(name a script of yours, or a bundled job)"),

@@ -1,0 +1,258 @@
+"""What exists only on what is removed stops the removal, unless it is to be discarded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.cluster import look as looking
+from clusterctl.cluster.look import look, look_at_leaving
+from clusterctl.cluster.session import ClusterSession, PhaseRunner
+from clusterctl.errors import OnlyCopyError, SlurmError
+from clusterctl.providers.base import HostChange, HostPlan
+from clusterctl.runs.only_copies import Found, OnlyCopy, Search
+from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.spec.load import dump_spec
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
+from clusterctl.state.ledger import JobEntry, Journal, Ledger
+from clusterctl.state.workspace import Workspace
+
+MODEL = OnlyCopy("/shared/home/ada/models", "ada", 2, 3 << 30, 7200, top="/shared/home/ada")
+SCRATCH = OnlyCopy("/scratch/shards", "bob", 1, 5, 86400 * 3, host="d-train-1", top="/scratch")
+LOST = OnlyCopy("out of job 2 (mine)", "ada", 1, 10, 60, top="/shared/home/ada", job_id="2")
+
+
+def inventory(provider: str = "local", **more: Any) -> Inventory:
+    hosts = [Host(name="d-ctl", address="10.0.0.2", roles=(CONTROLLER,), host_key="k")]
+    hosts += [Host(name=f"d-train-{n}", address="10.0.0.3", roles=(COMPUTE,), host_key="k") for n in (1, 2)]
+    return Inventory(
+        cluster="d",
+        cluster_id="a1b2c3",
+        provider=provider,
+        network="10.0.0.0/24",
+        hosts=tuple(hosts),
+        shared="/shared",
+        baked=True,
+        **more,
+    )
+
+
+def job(number: int, state: JobState, *nodes: str) -> JobInfo:
+    return JobInfo(number=number, name="mine", user="ada", state=state, reason="", nodes=nodes)
+
+
+class Slurm:
+    """Knows these jobs, or does not answer."""
+
+    def __init__(self, jobs: Sequence[JobInfo] | None) -> None:
+        self.found = jobs
+
+    def all_jobs(self) -> Sequence[JobInfo]:
+        if self.found is None:
+            raise SlurmError("slurmctld does not answer")
+        return self.found
+
+    def jobs(self, ids: Sequence[str]) -> Sequence[JobInfo]:
+        return [one for one in self.all_jobs() if one.whole_id in ids]
+
+
+class Stage:
+    """A cluster that is up; what is searched is noted in ``searched``."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.workspace = Workspace(root / "d")
+        self.workspace.create()
+        self.workspace.configured.touch()
+        self.found = Found()
+        self.jobs: Sequence[JobInfo] | None = ()
+        self.searched: list[tuple[set[str], bool]] = []
+        monkeypatch.setattr(Search, "find", self._find)
+        monkeypatch.setattr(looking, "scheduler_of", lambda *_, **__: Slurm(self.jobs))
+        self.is_now(inventory())
+        self.keep(False)
+
+    def _find(self) -> Found:
+        return self.found
+
+    def is_now(self, what: Inventory) -> None:
+        self.workspace.inventory.write_text(what.model_dump_json())
+
+    def keep(self, keep: bool) -> None:
+        spec = {
+            "version": 1,
+            "name": "d",
+            "partitions": [{"name": "train", "nodes": 2}],
+            "provider": {"type": "local"},
+        }
+        made = ClusterSpec.model_validate(
+            {**spec, "storage": {"keep": keep}, "users": [{"name": "ada", "uid": 2000}]}
+        )
+        self.workspace.spec.write_text(dump_spec(made))
+
+    def look(self, *given_up: str, **flags: bool) -> Found:
+        entries = [JobEntry(token=i, name="mine", user="ada", submitted_at=0, job_id=i) for i in given_up]
+        runner = PhaseRunner(workspace=self.workspace)
+        runner.verb = "down"
+        return runner.phase(look, entries, **{"discard": False, **flags})
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return Stage(tmp_path, monkeypatch)
+
+
+def test_all_that_would_be_lost_is_listed_with_size_owner_and_age(stage: Stage) -> None:
+    stage.found = Found(files=(MODEL, SCRATCH))
+    stage.jobs = [job(7, JobState.RUNNING, "d-train-1"), job(8, JobState.PENDING), job(9, JobState.COMPLETED)]
+    with pytest.raises(OnlyCopyError) as caught:
+        stage.look()
+    assert caught.value.exit_code == 1
+    assert caught.value.why.splitlines() == [
+        "job 7 (mine) of ada is RUNNING",
+        "job 8 (mine) of ada is PENDING",
+        "/shared/home/ada/models: 3.0 GiB in 2 files of ada, 2 hours old",
+        "/scratch/shards on d-train-1: 5 B in 1 file of bob, 3 days old",
+    ]
+    assert [(one.code, one.phase) for one in caught.value.failures] == [("only-copy", "look")] * 4
+    for answer in ("`clusterctl cancel`", "`clusterctl collect --all`", "storage: {keep: true}", "--discard"):
+        assert answer in caught.value.fix
+
+
+def test_what_is_discarded_is_returned_and_journaled(stage: Stage) -> None:
+    stage.found = Found(files=(MODEL,))
+    assert stage.look(discard=True).files == (MODEL,)
+    (entry,) = Journal(stage.workspace.journal).entries()
+    assert entry.note.startswith("discarded: 3.0 GiB in 2 files; /shared/home/ada/models: ")
+
+
+def test_an_empty_cluster_goes_without_a_word(stage: Stage) -> None:
+    assert not stage.look()
+
+
+def test_a_run_that_is_given_up_stops_nothing(stage: Stage) -> None:
+    stage.found, stage.jobs = Found(files=(LOST,)), [job(2, JobState.RUNNING)]
+    with pytest.raises(OnlyCopyError):
+        stage.look()
+    assert not stage.look("2")
+
+
+@pytest.mark.parametrize("dead", ["hosts", "scheduler", "record"])
+def test_what_can_not_be_told_stops_it_too(stage: Stage, dead: str) -> None:
+    if dead == "hosts":
+        stage.found = Found(unknown=("what is on d-train-2 can't be told: no route",))
+    elif dead == "scheduler":
+        stage.jobs = None
+    else:
+        stage.workspace.inventory.write_text("torn")
+    with pytest.raises(OnlyCopyError, match="stays up") as caught:
+        stage.look()
+    assert "`clusterctl up` repairs the cluster" in caught.value.fix
+    assert stage.look(discard=True).unknown
+
+
+def test_a_down_that_was_killed_goes_on_where_hosts_are_gone(stage: Stage) -> None:
+    stage.workspace.removing.touch()
+    stage.found = Found(unknown=("what is on d-ctl can't be told: no route",))
+    assert not stage.look()
+    stage.found = Found(files=(MODEL,), unknown=stage.found.unknown)
+    with pytest.raises(OnlyCopyError) as caught:
+        stage.look()
+    assert "d-ctl" not in caught.value.why
+
+
+def test_where_no_user_could_log_in_yet_nothing_is_asked(stage: Stage) -> None:
+    stage.workspace.configured.unlink()
+    stage.found, stage.jobs = Found(files=(MODEL,)), None
+    assert not stage.look()
+
+
+def test_on_machines_of_the_users_own_only_jobs_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.is_now(inventory("onprem"))
+    searched: list[Search] = []
+    monkeypatch.setattr(Search, "find", lambda self: searched.append(self) or Found())
+    stage.jobs = None
+    assert not stage.look()
+    stage.jobs = [job(7, JobState.RUNNING)]
+    with pytest.raises(OnlyCopyError, match="only on 'd'"):
+        stage.look()
+    assert {(len(one.hosts), one.shared) for one in searched} == {(0, False)}
+
+
+@pytest.mark.parametrize(
+    ("keep", "storage", "shared"), [(True, False, False), (True, True, True), (False, True, True)]
+)
+def test_storage_that_is_kept_is_looked_at_where_it_is_removed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, *, keep: bool, storage: bool, shared: bool
+) -> None:
+    stage.keep(keep)
+    searched: list[Search] = []
+    monkeypatch.setattr(Search, "find", lambda self: searched.append(self) or Found())
+    stage.look(storage=storage)
+    assert [(one.shared, len(one.hosts)) for one in searched] == [(shared, 3)]
+
+
+def change(name: str, action: Any, **more: Any) -> HostChange:
+    return HostChange(name, action, "2 CPUs", **more)
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "hosts", "shared"),
+    [
+        ([change("d-train-2", "remove")], {}, ["d-train-2"], False),
+        ([change("d-train-1", "replace")], {}, ["d-train-1"], False),
+        ([change("d-ctl", "replace")], {}, ["d-ctl"], True),
+        ([], {"other_lost": ("a Filestore instance",)}, [], True),
+        ([change("d-train-3", "make"), change("d-train-1", "change", restarts=True)], {}, None, False),
+    ],
+)
+def test_a_change_looks_at_what_it_removes_and_at_nothing_else(
+    stage: Stage,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: list[HostChange],
+    more: dict[str, Any],
+    hosts: list[str] | None,
+    *,
+    shared: bool,
+) -> None:
+    searched: list[Search] = []
+    monkeypatch.setattr(Search, "find", lambda self: searched.append(self) or Found(files=(SCRATCH,)))
+    session = ClusterSession(spec=None, workspace=stage.workspace, provider=None)  # type: ignore[arg-type]
+    plan = HostPlan(tuple(changes), **more)
+    if hosts is None:
+        assert not look_at_leaving(session, inventory(), plan, Slurm(()))  # type: ignore[arg-type]
+        assert not searched
+        return
+    with pytest.raises(OnlyCopyError, match="nothing was changed") as caught:
+        look_at_leaving(session, inventory(), plan, Slurm(()))  # type: ignore[arg-type]
+    assert "/scratch/shards on d-train-1" in caught.value.why
+    assert [(list(one.hosts), one.shared) for one in searched] == [(hosts, shared)]
+    assert look_at_leaving(session, inventory(), plan, Slurm(()), discard=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes", "stops"),
+    [("none", ["d-train-2"], True), ("none", ["d-train-1"], False), ("nfs", ["d-train-2"], False)],
+)
+def test_a_machine_of_the_users_own_leaves_once_its_runs_are_collected(
+    stage: Stage, kind: Any, nodes: list[str], *, stops: bool
+) -> None:
+    before = inventory("onprem", shared_folder=SharedFolder(kind=kind))
+    ledger = Ledger(stage.workspace.jobs)
+    entry = ledger.add(JobEntry(token=str(7), name="mine", user="ada", submitted_at=0, job_id="7"))
+    session = ClusterSession(spec=None, workspace=stage.workspace, provider=None)  # type: ignore[arg-type]
+    slurm: Any = Slurm([job(7, JobState.COMPLETED, *nodes)])
+    plan = HostPlan((change("d-train-2", "remove", released=True),))
+    if not stops:
+        assert not look_at_leaving(session, before, plan, slurm)
+        return
+    with pytest.raises(OnlyCopyError, match="nothing was changed") as caught:
+        look_at_leaving(session, before, plan, slurm)
+    assert caught.value.why == "the run of job 7 (mine) is not collected, and has files on d-train-2"
+    with pytest.raises(OnlyCopyError):
+        look_at_leaving(session, before, HostPlan(()), slurm, replaced=["d-train-2"])
+    ledger.update(entry, run_dir="/runs/d-7-mine", run_state="COMPLETED")
+    assert not look_at_leaving(session, before, plan, slurm)

@@ -1,0 +1,324 @@
+"""What exists only on a cluster is found, however it came to be there, and brought here; nothing else is.
+
+This machine stands for the hosts of a cluster: the program that looks runs here, on folders of the test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import UnreachableError
+from clusterctl.runs.only_copies import Found, Search
+from clusterctl.state.inventory import CONTROLLER, Host, Inventory
+from clusterctl.state.ledger import JobEntry, Ledger
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport import remote_copies
+from clusterctl.transport.base import Conversation
+from clusterctl.transport.copies import note_sent
+from clusterctl.transport.put import send_into
+from clusterctl.transport.remote_copies import NOT_IN_HOMES, Top
+from clusterctl.transport.tree import walk
+from tests.support.here import LocalTransport
+from tests.support.sweeps import in_sweep
+
+JOB = "clusterctl/jobs/mine-a1b2"
+
+
+class ThisMachine(LocalTransport):
+    """This machine as a host where the admin user may do what root may."""
+
+    def converse(
+        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
+    ) -> AbstractContextManager[Conversation]:
+        assert argv[:2] == ["sudo", "-n"]
+        return super().converse(argv[2:], bulk=bulk, silence_s=silence_s)
+
+
+@dataclass
+class Stage:
+    """The home of ada on the shared folder of a cluster, and the workspace of the cluster here."""
+
+    home: Path
+    workspace: Workspace
+    out: Path
+    transport: LocalTransport
+
+    @property
+    def run(self) -> Path:
+        return self.out / "demo-1-mine"
+
+    @property
+    def search(self) -> Search:
+        shared = str(self.home.parents[1])
+        ctl = Host(name="demo-ctl", address="10.0.0.1", roles=(CONTROLLER,), host_key="ssh-ed25519 A")
+        inventory = Inventory(
+            cluster="demo",
+            cluster_id="abcdef",
+            provider="local",
+            hosts=(ctl,),
+            network="10.0.0.0/24",
+            shared=shared,
+            baked=True,
+        )
+        return Search(inventory, self.workspace, lambda _: self.transport, (), shared=True)
+
+    def write(self, path: str, text: str = "data\n") -> Path:
+        file = self.home / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    def put(self, name: str) -> None:
+        """Send a file to the home, as `put` does."""
+        here = self.out.parent / name
+        here.write_text("sent\n")
+        items, _ = walk([here])
+        sent = send_into(LocalTransport(), items, str(self.home))
+        note_sent(self.workspace.sent, sent.folder, items, host="demo-ctl")
+
+    def collected(self) -> None:
+        """The job has come home with all that is in its folder."""
+        shutil.copytree(self.home / JOB, self.run, dirs_exist_ok=True)
+        ledger = Ledger(self.workspace.jobs)
+        ledger.update(ledger.entries()[0], run_dir=str(self.run), run_state="COMPLETED")
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    home = tmp_path / "shared" / "home" / "ada"
+    home.mkdir(parents=True)
+    workspace = Workspace(tmp_path / "state" / "demo")
+    workspace.create()
+    Ledger(workspace.jobs).add(
+        JobEntry(
+            token=JOB.partition("-")[2],
+            name="mine",
+            user="ada",
+            submitted_at=0,
+            job_id="1",
+            remote_dir=str(home / JOB),
+        )
+    )
+    out = tmp_path / "runs"
+    out.mkdir()
+    one = Stage(home, workspace, out, ThisMachine())
+    one.write(f"{JOB}/stdout.log", "step 1\n")
+    one.write(f"{JOB}/job.sbatch", "#!/bin/bash\n")
+    one.collected()
+    return one
+
+
+def changed(stage: Stage, path: str, text: str) -> Path:
+    """Another content of a file that is known, at another time."""
+    file = stage.write(path, text)
+    os.utime(file, (1e9, 1e9))
+    return file
+
+
+def put_and_changed(stage: Stage) -> Path:
+    stage.put("set.csv")
+    return changed(stage, "set.csv", "new!\n")
+
+
+def put_and_moved(stage: Stage) -> Path:
+    stage.put("set.csv")
+    return (stage.home / "set.csv").rename(stage.home / "other.csv")
+
+
+def gone_here(stage: Stage) -> Path:
+    shutil.rmtree(stage.run)
+    return stage.home / JOB / "stdout.log"
+
+
+def removed_here(stage: Stage) -> Path:
+    (stage.run / "stdout.log").unlink()
+    return stage.home / JOB / "stdout.log"
+
+
+def edited_here(stage: Stage) -> Path:
+    with (stage.run / "stdout.log").open("a") as file:
+        file.write("my note\n")
+    return stage.home / JOB / "stdout.log"
+
+
+def closed(stage: Stage) -> Path:
+    file = stage.write("secret/key")
+    (stage.home / "secret").chmod(0o500)
+    file.chmod(0)
+    return file
+
+
+def sparse(stage: Stage) -> Path:
+    file = stage.write("sparse.bin", "x")
+    with file.open("ab") as open_file:
+        open_file.truncate(1 << 20)
+    return file
+
+
+def deep(stage: Stage) -> Path:
+    return stage.write("/".join(["d"] * 90) + "/weights")
+
+
+def hard_linked(stage: Stage) -> Path:
+    known = stage.home / JOB / "stdout.log"
+    (stage.home / "kept.log").hardlink_to(known)
+    return stage.home / "kept.log"
+
+
+def of_another_submission(stage: Stage) -> Path:
+    stage.write("clusterctl/jobs/theirs-ffff/job.sbatch")
+    return stage.write("clusterctl/jobs/theirs-ffff/stdout.log")
+
+
+def beside_homes(stage: Stage) -> Path:
+    return stage.write("../../datasets/imagenet.tar")
+
+
+def of_another_user(stage: Stage) -> Path:
+    return stage.write("../bob/thesis.tex")
+
+
+WAYS: dict[str, Callable[[Stage], Path]] = {
+    "a checkpoint in a job's folder": lambda s: s.write(f"{JOB}/out/checkpoint-3/weights"),
+    "a model in the home": lambda s: s.write("models/final.pt"),
+    "written into a run's folder after it was collected": lambda s: s.write(f"{JOB}/late.txt"),
+    "a log that grew after it was collected": lambda s: changed(s, f"{JOB}/stdout.log", "step 1\nstep 2\n"),
+    "a requeued job's new output": lambda s: changed(s, f"{JOB}/stdout.log", "step 9\n"),
+    "a sent file that was changed": put_and_changed,
+    "a sent file that was moved": put_and_moved,
+    "a run that is gone here": gone_here,
+    "a file of a run that is gone here": removed_here,
+    "a file of a run that was edited here": edited_here,
+    "what nobody may read": closed,
+    "a sparse file": sparse,
+    "in many folders": deep,
+    "a second name of a known file": hard_linked,
+    "a job that was submitted from elsewhere": of_another_submission,
+    "a start-up file of one's own": lambda s: s.write(".bashrc", "export MINE=1\n"),
+    "a hidden folder": lambda s: s.write(".config/app/settings"),
+    "names that are no text": lambda s: s.write("\udcff \x1b[2J\n/weights"),
+    "a folder beside the homes": beside_homes,
+    "the home of another user": of_another_user,
+}
+FIRST = ("a checkpoint in a job's folder", "a sent file that was changed", "names that are no text")
+
+
+@pytest.mark.parametrize("way", [*FIRST, *in_sweep(*(way for way in WAYS if way not in FIRST))])
+def test_whatever_exists_only_there_is_found_and_brought_here(stage: Stage, way: str) -> None:
+    file = WAYS[way](stage)
+    found = stage.search.find()
+    assert sum(one.files for one in found.files) == 1
+    assert found.files[0].bytes == file.stat().st_size
+    assert all(line.isprintable() for line in found.lines)
+    (folder,) = stage.search.bring(found.files, stage.out, progress=lambda *_: None)
+    (brought,) = (path for path in folder.rglob("*") if path.is_file())
+    assert brought.read_bytes() == file.read_bytes()
+    assert not stage.search.find()
+
+
+def put_in_a_folder(stage: Stage) -> None:
+    stage.put("set.csv")
+    os.utime(stage.home, (1e9, 1e9))
+
+
+NOTHING = {
+    "an empty home": Stage.__repr__,
+    "a run that is here": lambda s: s.collected(),
+    "what was sent and is as it was": put_in_a_folder,
+    "caches": lambda s: [s.write(".cache/pip/wheel"), s.write("code/__pycache__/a.pyc"), s.write(".nv/x")],
+    "what ssh and shells note": lambda s: [s.write(".ssh/authorized_keys"), s.write(".bash_history")],
+    "what clusterctl keeps there": lambda s: [
+        s.write("clusterctl/store/ab/abcd"),
+        s.write("clusterctl/environments/1/bin/python"),
+    ],
+    "files without data, and links": lambda s: [
+        s.write("done", ""),
+        (s.home / "l").symlink_to("/etc/passwd"),
+    ],
+    "a transfer on its way": lambda s: s.write(".clusterctl-0123456789abcdef0123456789abcdef.part"),
+    "a start-up file as created": lambda s: shutil.copy("/etc/skel/.bashrc", s.home),
+}
+
+
+@pytest.mark.parametrize("what", [*NOTHING])
+def test_what_is_elsewhere_or_worth_nothing_stops_nobody(stage: Stage, what: str) -> None:
+    NOTHING[what](stage)
+    assert stage.search.find().lines == ()
+
+
+def test_a_file_of_a_job_is_told_with_why_it_was_left(stage: Stage) -> None:
+    stage.write(f"{JOB}/out/checkpoint-3/weights", "w" * 2000)
+    record = {
+        "token": "a1b2", "cluster": "demo", "job_id": "1", "name": "mine", "user": "ada",
+        "partition": "train", "account": "", "state": "COMPLETED", "final": True, "tasks": [], "nodes": [],
+        "submit_time": 0, "start_time": 0, "end_time": 0, "elapsed_s": 0, "collected_at": 0, "remote_dir": "",
+        "files": 0, "bytes": 0,
+        "skipped": [{"path": "out/checkpoint-3", "reason": "an older checkpoint"}],
+    }  # fmt: skip
+    (stage.run / "run.json").write_text(json.dumps(record))
+    (line,) = stage.search.find().lines
+    assert line.startswith("out of job 1 (mine): 2.0 KiB in 1 file of ")
+    assert line.endswith(", just written; an older checkpoint")
+
+
+def test_very_many_files_are_told_in_bounded_number(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(remote_copies.MOST_TOLD + 5):
+        stage.write(f"f{number:03}", "x" * (number + 1))
+    found = stage.search.find()
+    assert len(found.files) == remote_copies.MOST_TOLD + 1
+    assert sum(one.files for one in found.files) == remote_copies.MOST_TOLD + 5
+    error = found.error("no", fix="")
+    assert len(error.why.splitlines()) == 21
+    assert len(error.failures) == len(found.files)
+    monkeypatch.setattr("clusterctl.runs.only_copies._MOST_FILES", 50)  # several transfers
+    stage.search.bring(found.files, stage.out, progress=lambda *_: None)
+    assert not stage.search.find()
+
+
+def test_the_same_home_goes_to_the_same_folder_and_another_clusters_is_left_alone(stage: Stage) -> None:
+    (stage.out / "demo-home-ada").mkdir()
+    for name in ("one", "two"):
+        stage.write(name)
+        (folder,) = stage.search.bring(stage.search.find().files, stage.out, progress=lambda *_: None)
+    assert folder.name == "demo-home-ada-2"
+    assert sorted(path.name for path in folder.iterdir()) == ["one", "two"]
+    assert not list((stage.out / "demo-home-ada").iterdir())
+
+
+def test_a_host_that_does_not_answer_is_named(stage: Stage) -> None:
+    class Dead(ThisMachine):
+        def converse(self, *_: object, **__: object) -> AbstractContextManager[Conversation]:
+            raise UnreachableError("no route to host")
+
+    stage.transport = Dead()
+    assert stage.search.find() == Found(unknown=("what is on demo-ctl can't be told: no route to host",))
+
+
+def test_on_a_hosts_own_disks_only_files_of_users_count(tmp_path: Path) -> None:
+    """Of the system, of the admin user, and what programs leave in folders for temporary files."""
+    file = tmp_path / "file"
+    file.write_text("x")
+    top = Top(b"/scratch", host=b"n1", of_users=True)
+    os.chown(file, 1234, 1234)
+    assert top.counts(b"file", file.stat())
+    os.chown(file, 0, 0)
+    assert not top.counts(b"file", file.stat())
+    temporary = Top(b"/tmp", host=b"n1", of_users=True)
+    assert temporary.skips(b"ompi.n1.1234", ())
+    assert not temporary.skips(b"results/ompi.txt", ())
+    assert not temporary.skips(b"torch.pt", ())
+    assert Top(b"/home/x", not_here=NOT_IN_HOMES).skips(b".cache", ())
+    assert not top.skips(b".cache", ())
+
+
+def test_the_same_name_on_two_hosts_is_two_files() -> None:
+    one, two = (remote_copies.digest(host, b"/scratch/shard", 10, 0) for host in (b"n1", b"n2"))
+    assert one != two
