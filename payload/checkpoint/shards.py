@@ -288,7 +288,8 @@ class Reader:
         if not stored:
             raise UsageError(f"{self._folder} holds no {kind}/{name}")
         shard, numbers = stored[0]
-        wanted = Shard(kind, name, shard.shape, 0, math.prod(shard.shape))
+        size = math.prod(shard.shape)
+        wanted = replace(shard, start=0, stop=size, axis=None, part=0, parts=1)
         return self.read(wanted, numbers.dtype).reshape(shard.shape)
 
     def read(self, wanted: Shard, dtype: np.dtype[Any]) -> NDArray[Any]:
