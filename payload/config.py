@@ -65,6 +65,7 @@ _TRAINING = Needs("does", ("train",), "in training", files=False)
 _NO_BENCH = Needs("does", ("train", "find"), "in training and with --find", files=False)
 _NO_FIND = Needs("does", ("train", "bench"), "in training and bench", files=False)
 _TEXT = Needs("takes", ("text", "masked text"), "with a --model of text")
+_CLASSES = Needs("takes", ("images",), "with a --model of images")
 _TEXT_FILE = Needs("kind", ("text",), "with --data text:FILE")
 _IMAGES = Needs("kind", ("digits", "idx"), "with images, --data digits or idx:DIR")
 _RANKS = Needs("several", (True,), "on two or more data-parallel ranks", files=False)  # of this launch
@@ -92,6 +93,7 @@ class Model:
     )
     patch: int | None = setting(None, count, "N", "of a vit: pixels along a side of a patch")
     dropout: float | None = setting(None, fraction, "X", "share of activations that is left out, in [0, 1)")
+    norm_eps: float | None = setting(None, positive, "X", "of a Transformer: what its norms add to variances")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,16 @@ class Checkpoints:
     resume: str = setting(
         "never", str, "auto|never|DIR", "go on from the newest checkpoint, or that one", _NO_BENCH
     )
+    init: Path | None = setting(
+        None,
+        path,
+        "FILE|DIR",
+        "begin with these weights: of a model/, of transformers or of torchvision; a checkpoint goes before",
+        _TRAINING,
+    )
+    new_head: bool = switch(
+        False, "but draw the last layer, for other classes", _TRAINING, _CLASSES, needs("init")
+    )
     save_model: bool = switch(True, "write the final and the best weights to model/ in --out", _TRAINING)
 
 
@@ -266,7 +278,12 @@ class TrainConfig(Command):
         return replace(
             self,
             data=replace(self.data, data=data, tokenizer=tokenizer),
-            checkpoints=replace(self.checkpoints, checkpoints=folder and folder.absolute(), resume=resume),
+            checkpoints=replace(
+                self.checkpoints,
+                checkpoints=folder and folder.absolute(),
+                resume=resume,
+                init=self.checkpoints.init and self.checkpoints.init.absolute(),
+            ),
         )
 
 
@@ -390,12 +407,17 @@ class TelemetryConfig(Command):
 
 @dataclass(frozen=True, slots=True)
 class ExportConfig(Command):
-    """write a trained model's weights as one file of whole tensors"""
+    """write a trained model's weights for other programs"""
 
-    to: Path = required(Path, "FILE", "to be written, in the safetensors format")
+    to: Path = required(Path, "FILE|DIR", "to be written, in the safetensors format; for hf a folder")
     model_folder: Path | None = setting(None, Path, "DIR", "the folder model/ that a run left")
     weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end", needs("model_folder"))
     checkpoint: Path | None = setting(None, Path, "DIR", "or a checkpoint's folder")
+    export_as: str = choice(
+        "torch",
+        ("torch", "hf", "torchvision"),
+        "names of tensors: PyTorch's for such layers; transformers' with a config.json; or torchvision's",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
-"""Writes a trained model's weights as one file of whole tensors, for other programs."""
+"""Writes a trained model's weights for other programs: whole tensors in one file, by the names of PyTorch,
+transformers or torchvision."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,8 +15,13 @@ from payload.device import Array, Cpu
 from payload.errors import UsageError
 from payload.host import launcher_rank
 from payload.jsonl import answer
+from payload.libraries import config as library_config
+from payload.libraries import naming
 from payload.model_folder import ModelRecord, Weights, make_units, parse_record, read_record, read_weights
 from payload.nn.module import Context, state_of
+
+_TORCHVISION = (64, 3, 7, 7)
+"""Of its ResNets' first convolution."""
 
 
 def run(config: ExportConfig) -> int:
@@ -34,10 +41,69 @@ def run(config: ExportConfig) -> int:
         record = read_record(folder)
         weights = read_weights(folder, config.weights, record)
         iteration = record.files[config.weights].iteration
-    size = write(config.to, weights)
-    numbers = sum(tensor.size for tensor in weights.values())
-    answer(model=record.model, iteration=iteration, tensors=len(weights), numbers=numbers, bytes=size)
+    tensors = naming(config.export_as, record.model).to_library(weights)
+    file = config.to
+    if config.export_as == "torchvision":
+        _refuse_other_stem(tensors["conv1.weight"].shape)
+    if config.export_as == "hf":
+        file = config.to / "model.safetensors"
+        _write_texts(config.to, record)
+    size = write(file, tensors)
+    numbers = sum(tensor.size for tensor in tensors.values())
+    answer(model=record.model, iteration=iteration, tensors=len(tensors), numbers=numbers, bytes=size)
     return 0
+
+
+def _refuse_other_stem(shape: tuple[int, ...]) -> None:
+    """
+    Args:
+        shape: of a ResNet's first convolution.
+
+    Raises:
+        UsageError: it is not torchvision's, but for images of other sizes or channels.
+    """
+    if shape == _TORCHVISION:
+        return
+    width, channels, kernel, _ = shape
+    stem, pool = "stride=2, padding=3", ""
+    if kernel < _TORCHVISION[-1]:
+        stem, pool = "padding=1", ", and whose maxpool is Identity()"
+    raise UsageError(
+        f"--export-as torchvision: its ResNets begin with weights of {_TORCHVISION}, and this one, for other "
+        f"images, with {shape}: take torch, and load that into one whose conv1 is "
+        f"Conv2d({channels}, {width}, {kernel}, {stem}, bias=False){pool}"
+    )
+
+
+def _write_texts(folder: Path, record: ModelRecord) -> None:
+    """What transformers has beside the weights: its config, how images are given to it, GPT-2's tokens.
+
+    Raises:
+        UsageError: one of the files cannot be written.
+    """
+    classes = record.classes
+    names = [f"LABEL_{number}" for number in range(classes)] if isinstance(classes, int) else [*classes]
+    texts = {"config.json": json.dumps(library_config(record.model, record.settings, names), indent=1)}
+    if "mean" in record.input:
+        height, width, _ = record.input["shape"]
+        images = {
+            "image_processor_type": "ViTImageProcessor",
+            "size": {"height": height, "width": width},
+            "rescale_factor": 1 / 255,
+            "image_mean": [mean / 255 for mean in record.input["mean"]],
+            "image_std": [1 / scale / 255 for scale in record.input["scale"]],
+        }
+        texts["preprocessor_config.json"] = json.dumps(images, indent=1)
+    if record.tokenizer and record.tokenizer["kind"] == "gpt2":
+        texts["vocab.json"] = json.dumps({**record.tokenizer["vocabulary"], **record.tokenizer["added"]})
+        pairs = (" ".join(pair) for pair in record.tokenizer["merges"])
+        texts["merges.txt"] = "\n".join(["#version: 0.2", *pairs])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text + "\n", encoding="utf-8")
+    except OSError as exc:
+        raise UsageError(f"--to: {exc.filename or folder} cannot be written: {exc.strerror}") from exc
 
 
 def write(path: Path, weights: Weights) -> int:

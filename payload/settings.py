@@ -123,7 +123,7 @@ def tokenizer_name(text: str) -> str:
     enough = kind == "bpe" and where.isdecimal() and int(where) > 256  # noqa: PLR2004
     if text != "bytes" and not enough and not (kind == "gpt2" and where):
         raise argparse.ArgumentTypeError(f"{text!r} is none of bytes, bpe:N with N above 256, gpt2:DIR")
-    return text
+    return f"{kind}:{path(where)}" if kind == "gpt2" else text
 
 
 def yes_or_no(text: str) -> bool:

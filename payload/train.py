@@ -19,6 +19,7 @@ from payload.build import (
     build_schedule,
     build_units,
     model_record,
+    model_sizes,
     run_identity,
 )
 from payload.checkpoint.saver import Saver, StopSignals
@@ -33,6 +34,7 @@ from payload.data.loader import Feed, Loader
 from payload.device import Device
 from payload.errors import ENDED, STOPPED, PayloadError, UsageError
 from payload.finder import find
+from payload.init import initial
 from payload.metrics import Metrics, Work
 from payload.model_writer import ModelWriter
 from payload.parallel.engine import Engine, Evaluation, StepResult
@@ -64,7 +66,11 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
     mesh, compressor = build_mesh(config.layout, world)
     mesh = timed_mesh(mesh, times, trace)
     checkpoints = Session(config, world)
-    dataset = open_dataset(config, world, checkpoints.data_state)
+    begun = initial(config.checkpoints.init, world)
+    data_state = checkpoints.data_state
+    if begun and data_state is None:
+        data_state = begun.data_state(config.data.tokenizer)
+    dataset = open_dataset(config, world, data_state)
     if config.batch.find:
         find(config, device, mesh, dataset)
         return 0
@@ -75,6 +81,9 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
         engine.optimizer = TimedOptimizer(engine.optimizer, trace)
     schedule = build_schedule(config, mesh, loader.order.per_epoch)
     resumed = checkpoints.resume(engine, run_identity(config, dataset), dataset.data_state)
+    if begun and not resumed.iteration:
+        begun.load(engine, units, config, model_sizes(config.model, dataset))
+        resumed.notes.append(f"begins with the weights of {begun.file}")
     work = Work(sum(unit.flops for unit in units), tokens=dataset.facts.get("tokens"))
     metrics = Metrics(config, device, world, work, times, done=resumed.iteration)
     on_all_ranks(world, lambda: _write_config(config) if world.rank == 0 else None)

@@ -20,7 +20,6 @@ VOCABULARY = 30522
 SPLIT_LOGITS = True
 """Each tensor-parallel rank gives the logits of its part of the vocabulary."""
 
-_EPS = 1e-12
 _INIT = normal(0.02)
 
 
@@ -33,6 +32,7 @@ def build(
     heads: int = 12,
     width: int = 768,
     dropout: float = 0.1,
+    norm_eps: float = 1e-12,
 ) -> list[Unit]:
     """Tokens (B, T), T ≤ ``length``, some of them masked, to logits (B, T, V); a unit a block.
 
@@ -43,33 +43,37 @@ def build(
         embedding,  # (B, T) → (B, T, C)
         Positions(context, "positions", length, width),
         Segments(context, "segments", width),
-        LayerNorm(context, "norm", width, eps=_EPS),
+        LayerNorm(context, "norm", width, eps=norm_eps),
         Dropout(context, "dropout", dropout),
     )
     head = Sequential(
         Linear(context, "head.linear", width, width, init=_INIT),
         GELU(context, exact=True),
-        LayerNorm(context, "head.norm", width, eps=_EPS),
+        LayerNorm(context, "head.norm", width, eps=norm_eps),
         TiedHead(context, "head", embedding, bias=True),  # (B, T, C) → (B, T, V)
     )
     return [
         Unit("embedding", first),
         *(
-            Unit(name, _block(context, name, width, heads, dropout), _flops(length, width))
+            Unit(
+                name,
+                _block(context, name, width, heads, dropout=dropout, norm_eps=norm_eps),
+                _flops(length, width),
+            )
             for name in (f"layers.{number}" for number in range(layers))
         ),
         Unit("head", head, flops=2.0 * length * width * (width + vocabulary)),
     ]
 
 
-def _block(context: Context, name: str, width: int, heads: int, dropout: float) -> Layer:
+def _block(context: Context, name: str, width: int, heads: int, *, dropout: float, norm_eps: float) -> Layer:
     """(B, T, C) → (B, T, C): attention and feed-forward layers, each beside a shortcut, their sum normed."""
     return Sequential(
         Residual(
             Attention(context, f"{name}.self_attn", width, heads, causal=False, init=_INIT, dropout=dropout),
             Dropout(context, f"{name}.dropout1", dropout),
         ),
-        LayerNorm(context, f"{name}.norm1", width, eps=_EPS),
+        LayerNorm(context, f"{name}.norm1", width, eps=norm_eps),
         Residual(
             Linear(
                 context, f"{name}.linear1", width, 4 * width, init=_INIT, split="columns"
@@ -78,7 +82,7 @@ def _block(context: Context, name: str, width: int, heads: int, dropout: float) 
             Linear(context, f"{name}.linear2", 4 * width, width, init=_INIT, split="rows"),
             Dropout(context, f"{name}.dropout2", dropout),
         ),
-        LayerNorm(context, f"{name}.norm2", width, eps=_EPS),
+        LayerNorm(context, f"{name}.norm2", width, eps=norm_eps),
     )
 
 

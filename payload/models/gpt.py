@@ -31,6 +31,7 @@ def build(
     heads: int = 12,
     width: int = 768,
     dropout: float = 0.0,
+    norm_eps: float = 1e-5,
 ) -> list[Unit]:
     """Tokens (B, T), T ≤ ``length``, to logits (B, T, V) for the token that follows each; a unit a block."""
     embedding = Embedding(context, "embedding", vocabulary, width)
@@ -40,7 +41,7 @@ def build(
         Dropout(context, "dropout", dropout),
     )
     head = Sequential(
-        LayerNorm(context, "norm", width),
+        LayerNorm(context, "norm", width, eps=norm_eps),
         TiedHead(context, "head", embedding),  # (B, T, C) → (B, T, V)
     )
     return [
@@ -48,7 +49,7 @@ def build(
         *(
             Unit(
                 name,
-                _block(context, name, width, heads, layers=layers, dropout=dropout),
+                _block(context, name, width, heads, layers=layers, dropout=dropout, norm_eps=norm_eps),
                 _flops(length, width),
             )
             for name in (f"layers.{number}" for number in range(layers))
@@ -57,13 +58,15 @@ def build(
     ]
 
 
-def _block(context: Context, name: str, width: int, heads: int, *, layers: int, dropout: float) -> Layer:
+def _block(
+    context: Context, name: str, width: int, heads: int, *, layers: int, dropout: float, norm_eps: float
+) -> Layer:
     """(B, T, C) → (B, T, C): attention and feed-forward layers, each behind a norm and beside a shortcut."""
     init = normal(0.02)
     into_shortcut = normal(0.02 / math.sqrt(2 * layers))  # what is added 2 · layers times keeps its variance
     return Sequential(
         Residual(
-            LayerNorm(context, f"{name}.norm1", width),
+            LayerNorm(context, f"{name}.norm1", width, eps=norm_eps),
             Attention(
                 context,
                 f"{name}.self_attn",
@@ -77,7 +80,7 @@ def _block(context: Context, name: str, width: int, heads: int, *, layers: int, 
             Dropout(context, f"{name}.dropout1", dropout),
         ),
         Residual(
-            LayerNorm(context, f"{name}.norm2", width),
+            LayerNorm(context, f"{name}.norm2", width, eps=norm_eps),
             Linear(context, f"{name}.linear1", width, 4 * width, init=init, split="columns"),  # → (B, T, 4 C)
             GELU(context),
             Linear(context, f"{name}.linear2", 4 * width, width, init=into_shortcut, split="rows"),

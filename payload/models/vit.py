@@ -15,7 +15,6 @@ from payload.nn.module import Context, Layer, Residual, Sequential, Unit, normal
 from payload.nn.norm import LayerNorm
 from payload.nn.sequence import ClassToken, Patches, Pick, Positions
 
-_EPS = 1e-6
 _INIT = normal(0.02)
 
 
@@ -30,6 +29,7 @@ def build(
     heads: int = 12,
     width: int = 768,
     dropout: float = 0.0,
+    norm_eps: float = 1e-6,
 ) -> list[Unit]:
     """Images (B, side, side, channels) to logits (B, classes); a unit a block.
 
@@ -51,29 +51,33 @@ def build(
     )
     head = Sequential(
         Pick(context, 0),  # (B, T, C) → (B, C)
-        LayerNorm(context, "norm", width, eps=_EPS),
+        LayerNorm(context, "norm", width, eps=norm_eps),
         Linear(context, "head", width, classes, init=_INIT),  # → (B, classes)
     )
     return [
         Unit("patches", first, flops=2.0 * patches * pixels * width),
         *(
-            Unit(name, _block(context, name, width, heads, dropout), _flops(length, width))
+            Unit(
+                name,
+                _block(context, name, width, heads, dropout=dropout, norm_eps=norm_eps),
+                _flops(length, width),
+            )
             for name in (f"layers.{number}" for number in range(layers))
         ),
         Unit("head", head, flops=2.0 * width * classes),
     ]
 
 
-def _block(context: Context, name: str, width: int, heads: int, dropout: float) -> Layer:
+def _block(context: Context, name: str, width: int, heads: int, *, dropout: float, norm_eps: float) -> Layer:
     """(B, T, C) → (B, T, C): attention and feed-forward layers, each behind a norm and beside a shortcut."""
     return Sequential(
         Residual(
-            LayerNorm(context, f"{name}.norm1", width, eps=_EPS),
+            LayerNorm(context, f"{name}.norm1", width, eps=norm_eps),
             Attention(context, f"{name}.self_attn", width, heads, causal=False, init=_INIT),
             Dropout(context, f"{name}.dropout1", dropout),
         ),
         Residual(
-            LayerNorm(context, f"{name}.norm2", width, eps=_EPS),
+            LayerNorm(context, f"{name}.norm2", width, eps=norm_eps),
             Linear(
                 context, f"{name}.linear1", width, 4 * width, init=_INIT, split="columns"
             ),  # → (B, T, 4 C)

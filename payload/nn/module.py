@@ -136,8 +136,12 @@ class Parameter:
 
     def initial_value(self, seed: int) -> Array:
         """This rank's part of the first values, float64 on the host: of ``shape``."""
+        return self.part(self.padded(self.drawn(seed)))
+
+    def drawn(self, seed: int) -> Array:
+        """All first values, without padding, float64 on the host."""
         rng = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
-        return self.part(self.padded(self.init(rng, (self.rows, *self.full_shape[1:]))))
+        return self.init(rng, (self.rows, *self.full_shape[1:]))
 
     def padded(self, whole: Array) -> Array:
         """The whole tensor, of ``rows``, in its ``full_shape``."""

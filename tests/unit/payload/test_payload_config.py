@@ -154,6 +154,7 @@ TRAIN = {
     "width": Row("--width 16", "--model resnet18", ("", "--model cnn")),
     "patch": Row("--patch 2", _VIT, ("", _GPT)),
     "dropout": Row("--dropout 0.1", _GPT, ("", "--model resnet50")),
+    "norm_eps": Row("--norm-eps 1e-3", _VIT, ("", "--model resnet50")),
     "data": Row("--data synthetic"),
     "augment": Row("--augment crop", "", ("--data synthetic", _GPT)),
     "clean": Row("--clean", "--data idx:a", ("--data synthetic", _GPT)),
@@ -200,6 +201,8 @@ TRAIN = {
     "keep": Row("--keep 3", "--save-interval 3", ("", "--resume auto"), "train"),
     "checkpoints": Row("--checkpoints a", "--resume auto", ("", "--resume a"), "train find"),
     "resume": Row("--resume auto", does="train find"),
+    "init": Row("--init a", does="train"),
+    "new_head": Row("--new-head", "--init a", ("", f"{_GPT} --init a"), "train"),
     "save_model": Row("--no-save-model", does="train"),
     "profile": Row("--profile", does="train"),
     "profile_iterations": Row("--profile-iterations 3", "--profile", ("",), "train"),
@@ -219,7 +222,10 @@ OTHERS = {
         *("--top-k 3", "--seed 3", "--output json", "--device cpu"),
     ),
     "predict": ("--model-folder b", "c.png", "--weights final", "--output json", "--device cpu"),
-    "export": ("--checkpoint b", "--to b", "--model-folder b", "--model-folder b --weights final"),
+    "export": (
+        *("--checkpoint b", "--to b", "--model-folder b", "--model-folder b --weights final"),
+        "--export-as hf",
+    ),
     "gemm": (
         *("--sizes 8", "--dtypes float64", "--warmup 3", "--iterations 3", "--seed 3", "--device cpu"),
         *("--comm ring", "--out a"),

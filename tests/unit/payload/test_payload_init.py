@@ -1,0 +1,235 @@
+"""Training that begins with weights that are there, models that are exported, and what does not fit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from payload.__main__ import main
+from payload.device import Array, Cpu
+from payload.errors import UsageError
+from payload.libraries import LIBRARIES, config, naming
+from payload.model_folder import make_units, read_record
+from payload.models import MODELS
+from payload.nn.module import Context
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+_SMALL = ("--layers", "1", "--heads", "2", "--width", "8", "--device", "cpu")
+_SETTINGS = {"layers": 1, "heads": 2, "width": 8, "vocabulary": 256, "length": 8}
+
+
+def _gpt(folder: Path, tokenizer: str = "bytes") -> list[str]:
+    (folder / "text").write_bytes(b"the quick brown fox jumps over the lazy dog, " * 60)
+    data = ("--data", f"text:{folder / 'text'}", "--sequence-length", "8", "--tokenizer", tokenizer)
+    return ["--model", "gpt-tiny", *_SMALL, *data, "--iterations", "2"]
+
+
+def _of_gpt2(folder: Path, **changes: Any) -> dict[str, Array]:
+    """Weights in transformers' names, with the config beside them."""
+    units = make_units("gpt-tiny", {**_SETTINGS, "length": 12}, Context(Cpu()))
+    weights = {p.name: p.form.to_torch(p.drawn(7)) for unit in units for p in unit.layer.parameters}
+    theirs = {
+        name: np.ascontiguousarray(a) for name, a in naming("hf", "gpt-tiny").to_library(weights).items()
+    }
+    told = config("gpt-tiny", {**_SETTINGS, "dropout": 0.0, "norm_eps": 1e-5}, ())
+    (folder / "config.json").write_text(json.dumps({**told, **changes}))
+    return theirs
+
+
+def _first_loss(folder: Path) -> float:
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return next(float(record["loss"]) for record in records if record["kind"] == "iteration")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_tensor_has_a_name_in_each_library(name: str) -> None:
+    sizes = {"layers": 2, "heads": 2, "width": 8} if MODELS[name].module in ("gpt", "bert", "vit") else {}
+    needed = {"mlp": {"inputs": 4, "classes": 3}, "lstm": {"classes": 3, "features": 2, "width": 4}}
+    needed["resnet"] = {"classes": 3, "width": 2}
+    settings = {**MODELS[name].sizes, **sizes, **needed.get(MODELS[name].module, {})}
+    units = make_units(name, settings, Context(Cpu()))
+    weights = {p.name: p.form.to_torch(p.drawn(7)) for unit in units for p in unit.layer.parameters}
+    shapes = {ours: array.shape for ours, array in weights.items()}
+    for library in ("torch", "hf", "torchvision"):
+        if MODELS[name].module not in LIBRARIES[library]:
+            with pytest.raises(UsageError, match=f"--export-as {library}: it has no {name}, only "):
+                naming(library, name)
+            continue
+        known = naming(library, name)
+        theirs = known.to_library(weights)
+        assert len(theirs) >= len(weights)
+        again = known.from_library(shapes, theirs, ())
+        for ours, array in weights.items():
+            np.testing.assert_array_equal(again[ours], array)
+
+
+def test_weights_of_gpt_2_with_more_positions_are_begun_with(alone: Runner, tmp_path: Path) -> None:
+    theirs = _of_gpt2(tmp_path)
+    less = {
+        name.removeprefix("transformer."): array for name, array in theirs.items() if name != "lm_head.weight"
+    }
+    less["h.0.attn.bias"] = np.ones((1, 1, 12, 12), "uint8")  # which files of long ago have
+    save_file(less, tmp_path / "model.safetensors")
+    flags, losses = _gpt(tmp_path), []
+    for number, init in enumerate(
+        ([], ["--init", str(tmp_path)], ["--init", str(tmp_path / "model.safetensors")])
+    ):
+        answer = alone("train", *flags, *init, "--out", str(tmp_path / str(number)))
+        assert answer.returncode == 0, answer.stderr
+        assert ("begins with the weights of " in answer.stdout) == bool(init)
+        losses.append(_first_loss(tmp_path / str(number)))
+    assert losses[1] == losses[2] != losses[0]
+
+
+def test_a_run_of_ours_is_begun_with_and_its_checkpoint_goes_before(alone: Runner, tmp_path: Path) -> None:
+    flags = _gpt(tmp_path, "bpe:270")
+    first, second = tmp_path / "first", tmp_path / "second"
+    saving = ("--save-interval", "1", "--resume", "auto", "--out")
+    answer = alone("train", *flags, *saving, str(first))
+    assert answer.returncode == 0, answer.stderr
+    (tmp_path / "text").write_bytes(b"other words, of which other pairs would be learned. " * 60)
+    init = ("--init", str(first / "model"))
+    for _ in range(2):
+        answer = alone("train", *flags, *init, *saving, str(second))
+        assert answer.returncode == 0, answer.stderr
+    assert "begins with" not in answer.stdout
+    assert "going on from " in answer.stdout
+    records = [read_record(out / "model") for out in (first, second)]
+    assert records[0].tokenizer == records[1].tokenizer
+    answer = alone("train", *_gpt(tmp_path), *init, "--out", str(tmp_path / "third"))
+    assert answer.returncode == 2
+    assert "is of a model with --tokenizer bpe, not bytes" in answer.stderr
+    answer = alone("train", *flags, *init, "--heads", "4", "--out", str(tmp_path / "third"))
+    assert answer.returncode == 2
+    assert "it is of a model with --heads 2, and this one has 4" in answer.stderr
+
+
+def test_a_new_head_is_for_other_classes(alone: Runner, tmp_path: Path) -> None:
+    flags = ("--iterations", "1", "--hidden", "6", "--device", "cpu", "--lr", "1e-12", "--seed", "3")
+    rng = np.random.default_rng(1)
+    theirs = {
+        "linear0.weight": rng.standard_normal((6, 64)).astype("float32"),
+        "linear0.bias": np.ones(6, "float32"),
+        "linear1.weight": np.ones((1000, 6), "float32"),
+        "linear1.bias": np.ones(1000, "float32"),
+    }
+    save_file(theirs, file := tmp_path / "theirs.safetensors")
+    answer = alone("train", *flags, "--init", str(file), "--out", str(tmp_path / "a"))
+    assert answer.returncode == 2
+    assert f"--init: {file}: linear1.weight is of (1000, 6), and the model's is of (10, 6)" in answer.stderr
+    for out, more in (("b", ("--init", str(file), "--new-head")), ("c", ())):
+        assert alone("train", *flags, *more, "--out", str(tmp_path / out)).returncode == 0
+    b, c = (load_file(tmp_path / out / "model" / "final.safetensors") for out in ("b", "c"))
+    np.testing.assert_allclose(b["linear0.weight"], theirs["linear0.weight"], atol=1e-6)
+    np.testing.assert_allclose(b["linear1.weight"], c["linear1.weight"], atol=1e-6)  # as it would be drawn
+
+
+@pytest.mark.parametrize(
+    ("change", "told", "message"),
+    [
+        (lambda w: w.pop("transformer.ln_f.bias"), {}, "there is no transformer.ln_f.bias"),
+        (
+            lambda w: w.update({"transformer.h.1.ln_1.bias": np.ones(8)}),
+            {},
+            "there is transformer.h.1.ln_1.bias of (8,), and the model has no such tensor",
+        ),
+        (
+            lambda w: w.update({"transformer.h.0.mlp.c_fc.weight": np.ones((32, 8))}),
+            {},
+            "transformer.h.0.mlp.c_fc.weight is of (32, 8), and the model's is of (8, 32)",
+        ),
+        (
+            lambda w: w.update({"transformer.wpe.weight": np.ones((7, 8))}),
+            {},
+            "transformer.wpe.weight is of (7, 8), and the model's is of (8, 8)",
+        ),
+        (
+            lambda w: w.update({"lm_head.weight": w["lm_head.weight"] + 1}),
+            {},
+            "lm_head.weight has numbers of its own, and the model shares those of transformer.wte.weight",
+        ),
+        (lambda w: w, {"n_head": 4}, "its config.json says n_head 4, and the model has 2: give --heads 4"),
+        (
+            lambda w: w,
+            {"layer_norm_epsilon": 1e-3},
+            "its config.json says layer_norm_epsilon 0.001, and the model has 1e-05: give --norm-eps 0.001",
+        ),
+        (
+            lambda w: w,
+            {"activation_function": "relu"},
+            "its config.json says activation_function 'relu', and the model has 'gelu_new'",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_by_name(
+    alone: Runner,
+    tmp_path: Path,
+    change: Callable[[dict[str, Array]], object],
+    told: Mapping[str, Any],
+    message: str,
+) -> None:
+    theirs = _of_gpt2(tmp_path, **told)
+    change(theirs)
+    save_file(theirs, file := tmp_path / "model.safetensors")
+    answer = alone("train", *_gpt(tmp_path), "--init", str(file), "--out", str(tmp_path / "out"))
+    assert (answer.returncode, len(answer.stderr.splitlines())) == (2, 1)
+    assert f"--init: {file}: " in answer.stderr
+    assert message in answer.stderr
+
+
+def test_what_is_no_model_is_refused(alone: Runner, tmp_path: Path) -> None:
+    (tmp_path / "torn").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
+    for path, message in (("missing", "there is no"), ("torn", "cannot be read"), ("", "there is no")):
+        answer = alone("train", "--init", str(tmp_path / path), "--out", str(tmp_path / "out"))
+        assert (answer.returncode, len(answer.stderr.splitlines())) == (2, 1)
+        assert "--init: " in answer.stderr
+        assert message in answer.stderr
+
+
+def test_a_checkpoint_and_a_model_folder_are_exported_alike(
+    alone: Runner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    answer = alone("train", *_gpt(tmp_path), "--save-interval", "2", "--out", str(out))
+    assert answer.returncode == 0, answer.stderr
+    (checkpoint,) = (out / "checkpoints").glob("iteration-*")
+    for library, file in (("hf", "model.safetensors"), ("torch", "")):
+        files = []
+        for name, source in (
+            ("of-model", ("--model-folder", str(out / "model"), "--weights", "final")),
+            ("of-checkpoint", ("--checkpoint", str(checkpoint))),
+        ):
+            to = tmp_path / f"{library}-{name}"
+            assert main(["export", *source, "--to", str(to), "--export-as", library]) == 0
+            assert json.loads(capsys.readouterr().out)["iteration"] == 2
+            files.append((to / file).read_bytes() if file else to.read_bytes())
+        assert files[0] == files[1]
+    told = [
+        json.loads((tmp_path / f"hf-{of}" / "config.json").read_text())
+        for of in ("of-model", "of-checkpoint")
+    ]
+    assert told[0] == told[1]
+    assert (told[0]["n_positions"], told[0]["vocab_size"], told[0]["n_head"]) == (8, 256, 2)
+    assert main(["export", "--checkpoint", str(checkpoint), "--to", "a", "--export-as", "torchvision"]) == 2
+    assert "--export-as torchvision: it has no gpt-tiny, only resnet18, resnet50" in capsys.readouterr().err
+
+
+def test_a_resnet_of_small_images_is_none_of_torchvisions(
+    alone: Runner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--model", "resnet18", "--width", "2", "--iterations", "1", "--device", "cpu")
+    assert alone("train", *flags, "--out", str(tmp_path)).returncode == 0
+    argv = ["export", "--model-folder", str(tmp_path / "model"), "--to", str(tmp_path / "file")]
+    assert main([*argv, "--export-as", "torchvision"]) == 2
+    said = capsys.readouterr().err
+    assert "whose conv1 is Conv2d(1, 2, 3, padding=1, bias=False), and whose maxpool is Identity()" in said
+    assert not (tmp_path / "file").exists()
+    assert main([*argv, "--export-as", "hf"]) == 2
+    assert "--export-as hf: it has no resnet18, only gpt-tiny" in capsys.readouterr().err

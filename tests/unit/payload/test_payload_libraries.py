@@ -1,0 +1,217 @@
+"""transformers and torchvision beside the payload: training that begins with models of theirs, and models of
+ours that they load. Theirs have random weights."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from payload.__main__ import main
+from payload.comm.base import Solo
+from payload.config import parse
+from payload.data.datasets import open_dataset
+from payload.data.gpt2 import load
+from payload.data.loader import Order
+from payload.device import Array, Cpu
+from payload.model_folder import build, read_record, read_weights
+from payload.models import MODELS
+from payload.nn.module import Draw, Tape
+from tests.support.install import libraries
+from tests.unit.payload.doubles.oracle import torch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+pytestmark = pytest.mark.sweep  # PyPI's transformers and torchvision are installed for it
+
+_HF = {
+    "gpt-tiny": ("GPT2LMHeadModel", "--layers 2 --heads 2 --width 32"),
+    "bert-tiny": ("BertForMaskedLM", "--layers 2 --heads 2 --width 32"),
+    "vit-tiny": ("ViTForImageClassification", "--layers 2 --heads 2 --width 32 --patch 2 --norm-eps 1e-5"),
+}
+_TEXT = "--data text:{text} --sequence-length 16 --global-batch-size 8"
+_DIGITS = "--global-batch-size 16"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def theirs() -> Iterator[None]:
+    """They can be imported."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("HF_HUB_OFFLINE", "1")
+        patched.setattr(sys, "path", [*sys.path, str(libraries())])
+        for name in ("nms", "qnms"):
+            # PyPI's torchvision has operators for CUDA, which PyTorch for CPUs can't load. Models need none.
+            torch.library.define(f"torchvision::{name}", "(Tensor a, Tensor b, float c) -> Tensor")
+        yield
+
+
+def _random(module: nn.Module) -> nn.Module:
+    """All its numbers drawn, so that a bias or a table that is left out makes a difference."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            if tensor.is_floating_point():
+                low, high = (0.5, 1.5) if name.endswith("running_var") else (-0.2, 0.2)
+                tensor.copy_(torch.rand(tensor.shape, generator=generator) * (high - low) + low)
+    return module.eval()
+
+
+def _made(model: str) -> nn.Module:
+    """A model of transformers with the sizes of ours here."""
+    import transformers as hf  # noqa: PLC0415
+
+    shared = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 128}
+    configs: dict[str, Any] = {
+        "gpt-tiny": lambda: hf.GPT2Config(
+            **{"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 256, "n_positions": 40},
+            **{"bos_token_id": None, "eos_token_id": None},
+        ),
+        "bert-tiny": lambda: hf.BertConfig(**shared, vocab_size=257, max_position_embeddings=16),
+        "vit-tiny": lambda: hf.ViTConfig(
+            **shared, image_size=8, patch_size=2, num_channels=1, num_labels=10, layer_norm_eps=1e-5
+        ),
+    }
+    torch.manual_seed(0)
+    return _random(getattr(hf, _HF[model][0])(configs[model]()))
+
+
+def _flags(model: str, folder: Path) -> str:
+    (folder / "text").write_bytes(b"the quick brown fox jumps over the lazy dog, " * 60)
+    data = (_DIGITS if MODELS[model].takes == "images" else _TEXT).format(text=folder / "text")
+    return f"--model {model} {_HF[model][1]} --dropout 0 {data}"
+
+
+def _train(alone: Runner, flags: str, out: Path) -> float:
+    """One iteration; its loss, which is before the update."""
+    answer = alone("train", *flags.split(), "--iterations", "1", "--device", "cpu", "--out", str(out))
+    assert answer.returncode == 0, answer.stderr
+    records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return next(float(record["loss"]) for record in records if record["kind"] == "iteration")
+
+
+def _first_batch(flags: str) -> tuple[Array, Array]:
+    config = parse(["train", *flags.split()])
+    dataset, size = open_dataset(config, Solo()), config.batch.global_batch_size
+    slot = Order(dataset.training, size, seed=0).at(1)
+    return dataset.training_batch(slot.indices, 1, Draw(0, 1, np.arange(size, dtype="uint32")))
+
+
+def _logits(module: nn.Module, x: Array, **more: Array) -> torch.Tensor:
+    given = torch.tensor(x)
+    with torch.no_grad():
+        if given.is_floating_point():
+            answer = module(given.permute(0, 3, 1, 2))
+        else:
+            answer = module(given, **{name: torch.tensor(array) for name, array in more.items()})
+    return answer if isinstance(answer, torch.Tensor) else answer.logits
+
+
+def _ours(folder: Path, x: Array, **tape: Any) -> Array:
+    record = read_record(folder)
+    y: Array = x.copy()
+    for unit in build(record, read_weights(folder, "final", record), Cpu()):
+        y = unit.layer.forward(y, Tape(training=False, **tape))
+    return y
+
+
+@pytest.mark.parametrize("model", _HF)
+def test_a_model_of_transformers_comes_and_goes(alone: Runner, model: str, tmp_path: Path) -> None:
+    module, flags = _made(model), _flags(model, tmp_path)
+    module.save_pretrained(tmp_path / "theirs")
+    loss = _train(alone, f"{flags} --lr 1e-9 --init {tmp_path / 'theirs'}", tmp_path / "run")
+    x, targets = _first_batch(flags)
+    expected = torch.nn.functional.cross_entropy(
+        _logits(module, x).flatten(0, -2), torch.tensor(targets).flatten(), ignore_index=-1
+    )
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+
+    folder, back = tmp_path / "run" / "model", tmp_path / "back"
+    assert main(["export", "--model-folder", str(folder), "--to", str(back), "--export-as", "hf"]) == 0
+    again, found = type(module).from_pretrained(back, output_loading_info=True)
+    assert not any(found.values()), found
+    assert again.config.to_dict().keys() == module.config.to_dict().keys()
+    logits = _logits(again.eval(), x).numpy()
+    np.testing.assert_allclose(_ours(folder, x)[..., : logits.shape[-1]], logits, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(logits, _logits(module, x).numpy(), rtol=1e-4, atol=1e-5)
+    if model != "vit-tiny":  # whose modules have other names since transformers 5 than its files
+        from safetensors.torch import load_file  # noqa: PLC0415
+
+        again.load_state_dict(load_file(back / "model.safetensors"), strict=True)
+
+
+def test_berts_padding_and_segments_are_transformers(alone: Runner, tmp_path: Path) -> None:
+    module, flags = _made("bert-tiny"), _flags("bert-tiny", tmp_path)
+    module.save_pretrained(tmp_path / "theirs")
+    _train(alone, f"{flags} --lr 1e-9 --init {tmp_path / 'theirs'}", tmp_path / "run")
+    rng = np.random.default_rng(2)
+    x, segments = rng.integers(0, 256, (3, 16)), rng.integers(0, 2, (3, 16))
+    mask = np.arange(16) < np.array([[16], [5], [11]])
+    expected = _logits(module, x, attention_mask=mask.astype("int64"), token_type_ids=segments).numpy()
+    ours = _ours(tmp_path / "run" / "model", x, mask=mask, segments=segments)[..., :257]
+    np.testing.assert_allclose(ours[mask], expected[mask], rtol=1e-4, atol=1e-5)
+    assert np.abs(ours - _ours(tmp_path / "run" / "model", x)[..., :257]).max() > 0.01
+
+
+@pytest.mark.parametrize(("model", "side"), [("resnet18", 65), ("resnet50", 71)])
+def test_a_resnet_of_torchvision_comes_and_goes(alone: Runner, model: str, side: int, tmp_path: Path) -> None:
+    """Of images with an odd side."""
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415
+    from torchvision.models import get_model  # noqa: PLC0415
+
+    _write_images(tmp_path, side)
+    module = _random(get_model(model, num_classes=10))
+    save_file(module.state_dict(), tmp_path / "theirs.safetensors")
+    flags = f"--model {model} --data idx:{tmp_path} --global-batch-size 4"
+    loss = _train(alone, f"{flags} --lr 1e-12 --init {tmp_path / 'theirs.safetensors'}", tmp_path / "run")
+    x, targets = _first_batch(flags)
+    trained = _logits(module.train(), x)  # by the statistics of the batch
+    expected = torch.nn.functional.cross_entropy(trained, torch.tensor(targets))
+    assert loss == pytest.approx(expected.item(), rel=1e-4)
+
+    folder, file = tmp_path / "run" / "model", tmp_path / "back.safetensors"
+    argv = ["export", "--model-folder", str(folder), "--to", str(file), "--export-as", "torchvision"]
+    assert main([*argv, "--weights", "final"]) == 0
+    again = get_model(model, num_classes=10)
+    again.load_state_dict(load_file(file), strict=True)
+    logits = _logits(again.eval(), x).numpy()
+    scale = np.abs(logits).max()
+    np.testing.assert_allclose(_ours(folder, x) / scale, logits / scale, rtol=1e-4, atol=1e-5)
+
+
+def _write_images(folder: Path, side: int) -> None:
+    rng = np.random.default_rng(5)
+    for kind, count in (("train", 4), ("t10k", 2)):
+        images = rng.integers(0, 256, (count, side, side, 3), dtype="uint8")
+        header = bytes([0, 0, 8, 4]) + b"".join(n.to_bytes(4, "big") for n in images.shape)
+        (folder / f"{kind}-images-idx3-ubyte").write_bytes(header + images.tobytes())
+        labels = np.resize(np.array([9, 3, 5, 0], "uint8"), count)
+        header = bytes([0, 0, 8, 1]) + count.to_bytes(4, "big")
+        (folder / f"{kind}-labels-idx1-ubyte").write_bytes(header + labels.tobytes())
+
+
+def test_gpt_2s_tokens_are_transformers(tmp_path: Path) -> None:
+    from tokenizers import ByteLevelBPETokenizer  # noqa: PLC0415
+    from transformers import GPT2TokenizerFast  # noqa: PLC0415
+
+    pages = [path.read_text() for path in (Path(__file__).parents[3] / "docs").glob("*.md")]
+    made = ByteLevelBPETokenizer()
+    made.train_from_iterator(pages, vocab_size=2000, special_tokens=["<|endoftext|>"], show_progress=False)
+    made.save_model(str(tmp_path))
+    ours, hf = load(tmp_path), GPT2TokenizerFast.from_pretrained(tmp_path)
+    rng = random.Random(3)  # noqa: S311
+    all_ = [chr(code) for code in range(0x3000)]
+    odd = [*" \t\n'stremvld0a_-", *map(chr, (0xA0, 0x2003, 0x200B, 0x1C, 0x85, 0x3000)), *"é中½²Ⅷ٣😀"]
+    drawn = ["".join(rng.choices(rng.choice((odd, all_)), k=30)) for _ in range(2000)]
+    for text in [*pages, *drawn, "a<|endoftext|>b <|endoftext|> <|endoftext|>'s"]:
+        tokens = ours.encode(text.encode())
+        assert tokens.tolist() == hf(text)["input_ids"], text
+        assert ours.decode(tokens) == text.encode()
