@@ -96,6 +96,46 @@ def test_a_user_whose_number_changed_can_still_submit(one: Cluster) -> None:
     assert one.json("submit", "probe", "--wait")["state"] == "COMPLETED"
 
 
+SAVES = """\
+#!/bin/bash
+#SBATCH --requeue
+mkdir -p out/checkpoint-{1,2}
+echo "weights of run ${SLURM_RESTART_COUNT-0}" | tee out/checkpoint-{1,2}/weights >result.txt
+touch ~/saved-$SLURM_JOB_ID
+[ "$1" = fails ] && exit 3
+sleep 600
+"""
+
+
+def test_down_stops_at_what_failed_cancelled_and_requeued_jobs_left(one: Cluster) -> None:
+    """A requeued job writes into the folder of a run that is here already."""
+    script, controller = one.runner.cwd / "saves.sh", f"{one.name}-ctl"
+    script.write_text(SAVES)
+    failed = one.json("submit", script, "--wait", "--", "fails", rc=4)["job_id"]
+    ended = one.json("submit", script)["job_id"]
+    home = one.ssh(controller, "pwd", user=one.user).strip()
+    one.ssh(controller, f"until test -e saved-{ended}; do sleep 0.2; done", user=one.user)
+    one("cancel", ended)
+    one("logs", ended, "--follow", rc=5)
+    one("collect")
+    one.ssh(controller, f"sudo rm {home}/saved-{failed} && sudo scontrol requeue {failed}")
+    one.ssh(controller, f"until sudo test -e {home}/saved-{failed}; do sleep 0.2; done")
+    one.ssh(controller, f"until scontrol show job {failed} | grep -q JobState=FAILED; do sleep 0.2; done")
+    one.ssh(controller, "sbatch --parsable --hold --wrap true", user=one.user)
+
+    causes = [one["cause"] for one in one.json("down", "--yes", rc=1)["failures"]]
+    assert causes[0].endswith(f"(wrap) of {one.user} is PENDING")
+    assert [c.partition(": ")[0] for c in sorted(causes[1:])] == sorted(
+        [f"out of job {failed} (saves)", f"out of job {ended} (saves)", f"result.txt of job {failed} (saves)"]
+    )
+    (folder,) = one.json("collect", "--all")["folders"]
+    brought = {path.read_text() for path in Path(folder).rglob("result.txt")}
+    assert brought == {"weights of run 1\n"}
+    assert "weights of run 0\n" in {p.read_text() for p in one.runner.cwd.glob("runs/*/result.txt")}
+    assert [one["cause"] for one in one.json("down", "--yes", rc=1)["failures"]] == causes[:1]
+    one.ssh(controller, "scancel --me", user=one.user)
+
+
 @pytest.mark.sweep
 def test_what_slurm_refuses_in_the_spec_is_named_and_can_be_corrected(one: Cluster) -> None:
     text = one.spec.read_text()

@@ -124,6 +124,8 @@ def test_the_readme_ends(reader: Reader) -> None:
     place = reader.folder(FIRST)
     reader.has_a_cluster(place)
     commands = [command for block in blocks(FIRST) if block.runs for command in block.commands]
+    # What other pages left: `down` stops at it.
+    reader.types("clusterctl ssh 'sudo scancel $(squeue -h -o %A)'; clusterctl collect --all", place)
     (down,) = (command for command in commands if command.text == DOWN)
     typed(reader, down.text, down, place)
 
