@@ -19,6 +19,7 @@ from payload.libraries import LIBRARIES, config, naming
 from payload.model_folder import make_units, read_record
 from payload.models import MODELS
 from payload.nn.module import Context
+from tests.support.sweeps import in_sweep
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 _SMALL = ("--layers", "1", "--heads", "2", "--width", "8", "--device", "cpu")
@@ -86,6 +87,17 @@ def test_weights_of_gpt_2_with_more_positions_are_begun_with(alone: Runner, tmp_
         assert ("begins with the weights of " in answer.stdout) == bool(init)
         losses.append(_first_loss(tmp_path / str(number)))
     assert losses[1] == losses[2] != losses[0]
+
+
+@pytest.mark.parametrize("layout", ["--tp 2", *in_sweep("--pp 2", "--zero 3", "--tp 2 --precision bf16")])
+def test_any_layout_begins_with_them(alone: Runner, mpirun: Runner, layout: str, tmp_path: Path) -> None:
+    save_file(_of_gpt2(tmp_path), file := tmp_path / "model.safetensors")
+    flags = [*_gpt(tmp_path), "--init", str(file), "--out"]
+    assert alone("train", *flags, str(tmp_path / "one")).returncode == 0
+    answer = mpirun(2, "train", *layout.split(), *flags, str(tmp_path / "two"))
+    assert answer.returncode == 0, answer.stderr
+    rel = 1e-2 if "bf16" in layout else 1e-5
+    assert _first_loss(tmp_path / "two") == pytest.approx(_first_loss(tmp_path / "one"), rel=rel)
 
 
 def test_a_run_of_ours_is_begun_with_and_its_checkpoint_goes_before(alone: Runner, tmp_path: Path) -> None:
