@@ -11,7 +11,7 @@ import json
 import os
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -33,7 +33,7 @@ from clusterctl.state.ledger import SENT_FILES, JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, lines, remote_argv
 from clusterctl.transport.copies import files_here, read_sent, request_bytes
-from clusterctl.transport.get import listed
+from clusterctl.transport.get import Sender
 from clusterctl.transport.remote_copies import digest
 from clusterctl.transport.ssh import Connections
 from clusterctl.transport.tree import Kind, Progress, shown_size
@@ -231,7 +231,8 @@ class Search:
         at = host or self.inventory.controller.name
         argv = self._request(at, top=base64.b64encode(os.fsencode(top)).decode(), most=_MOST_FILES)
         while True:
-            with listed(self.to(at), argv, before=request_bytes(self.known)) as download:
+            request = request_bytes(self.known)
+            with closing(Sender(self.to(at), argv)) as sender, sender.listed(request) as download:
                 for entry in download.entries:
                     entry.mode |= 0o700 if entry.kind == Kind.FOLDER else 0o600
                 arrived = download.bring(download.entries, folder, progress=progress)

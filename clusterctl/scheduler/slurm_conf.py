@@ -93,7 +93,7 @@ def timeouts(nodes: int) -> Settings:
         "MessageTimeout": str(min(15 + grown, 60)),
         "BatchStartTimeout": "60",  # the prologue's pause counts
         "AuthInfo": f"cred_expire={min(10 + grown, 120)}",
-        "KillWait": "5",
+        "KillWait": "30",  # Slurm's own: for programs that save their work when they are ended
         "SchedulerParameters": "batch_sched_delay=0,sched_interval=5,bf_interval=5",  # a job starts at once
         "TreeWidth": str(max(2, min(nodes, _TREE_WIDTH))),
     }

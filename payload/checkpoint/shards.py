@@ -36,11 +36,17 @@ class Shard:
     axis: int | None = None  # None: there is one part, the whole
     part: int = 0
     parts: int = 1
+    rows: int | None = None  # of the first axis that are no padding; None: all
 
     @property
     def tensor(self) -> str:
         """The same for all shards of one tensor."""
         return f"{self.kind}/{self.name}"
+
+    @property
+    def real_shape(self) -> tuple[int, ...]:
+        """Without padding."""
+        return self.shape if self.rows is None else (self.rows, *self.shape[1:])
 
     @property
     def part_shape(self) -> tuple[int, ...]:
@@ -112,8 +118,10 @@ def _all(engine: Engine) -> Iterator[tuple[Shard, Array, slice]]:
 def _shard_of(kind: str, segment: Segment) -> Shard:
     parameter = segment.parameter
     tp = parameter.context.tp
-    place = (None, 0, 1) if parameter.axis is None else (parameter.axis, tp.rank, tp.size)
+    part, parts = (0, 1) if parameter.axis is None else (tp.rank, tp.size)
     stop = segment.offset + segment.stop - segment.start
+    rows = parameter.rows if parameter.rows != parameter.full_shape[0] else None
+    place = (parameter.axis, part, parts, rows)
     return Shard(kind, parameter.name, parameter.full_shape, segment.offset, stop, *place)
 
 
@@ -280,7 +288,8 @@ class Reader:
         if not stored:
             raise UsageError(f"{self._folder} holds no {kind}/{name}")
         shard, numbers = stored[0]
-        wanted = Shard(kind, name, shard.shape, 0, math.prod(shard.shape))
+        size = math.prod(shard.shape)
+        wanted = replace(shard, start=0, stop=size, axis=None, part=0, parts=1)
         return self.read(wanted, numbers.dtype).reshape(shard.shape)
 
     def read(self, wanted: Shard, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -295,12 +304,12 @@ class Reader:
                 f"--resume: {self._folder} holds no {wanted.tensor}: it is of another model or optimizer"
             )
         shard, numbers = stored[0]
-        if (shard.shape, numbers.dtype) != (wanted.shape, dtype):
+        if (shard.real_shape, numbers.dtype) != (wanted.real_shape, dtype):
             raise UsageError(
                 f"--resume: {self._folder} holds {wanted.tensor} as {numbers.dtype} {shard.shape}, "
                 f"and this run has {dtype} {wanted.shape}"
             )
-        if (shard.axis, shard.parts) == (wanted.axis, wanted.parts):
+        if (shard.axis, shard.parts, shard.shape) == (wanted.axis, wanted.parts, wanted.shape):
             return self._interval(wanted.tensor, wanted.part, wanted.start, wanted.stop)
         size = int(np.prod(shard.part_shape))
         parts = [
@@ -308,6 +317,10 @@ class Reader:
             for part in range(shard.parts)
         ]
         whole = np.concatenate(parts, axis=shard.axis) if shard.axis is not None else parts[0]
+        if shard.shape != wanted.shape:  # other tensor-parallel ranks ask for other padding
+            padded = np.zeros(wanted.shape, whole.dtype)
+            padded[: wanted.real_shape[0]] = whole[: wanted.real_shape[0]]
+            whole = padded
         if wanted.axis is not None:
             whole = np.split(whole, wanted.parts, axis=wanted.axis)[wanted.part]
         return whole.reshape(-1)[wanted.start : wanted.stop]

@@ -20,12 +20,23 @@ from safetensors.numpy import load_file
 from payload.checkpoint.folder import Lock, complete, prepare
 from payload.checkpoint.saver import Saver, Writer
 from payload.checkpoint.session import Resumed, choose, refuse_others, resume
-from payload.checkpoint.shards import BrokenError, Manifest, held_shards, read_manifest, scalars, verify
+from payload.checkpoint.shards import (
+    BrokenError,
+    Manifest,
+    Reader,
+    Shard,
+    held_shards,
+    read_manifest,
+    scalars,
+    verify,
+)
 from payload.comm.base import Solo
 from payload.device import Device
 from payload.errors import PayloadError, UsageError
 from payload.models import mlp
+from payload.nn.embedding import Embedding
 from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.module import Unit
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Options, alone
@@ -115,6 +126,25 @@ def test_what_was_saved_is_loaded_and_training_goes_on_the_same(
     for each in (engine, other):
         step(each, 4)
     assert numbers(engine) == numbers(other)
+
+
+def test_a_vocabulary_is_padded_anew_for_other_ranks(device: Device, tmp_path: Path) -> None:
+    mesh = alone()
+    table = Embedding(mesh.context(device), "e", 11, 2)
+    engine = Engine(
+        *(device, mesh, [Unit("e", table)], SoftmaxCrossEntropy(mesh.context(device))),
+        lambda storage: SGD(storage.optimizer_device, storage.master_weights, storage.segments),
+    )
+    with Saver(engine, tmp_path, describe, lambda **_: None, interval=1, keep=1, wait=True) as saver:
+        saver.after(1, 0)
+    (folder,) = complete(tmp_path).values()
+    reader, rows = Reader(folder, read_manifest(folder)), device.to_host(engine.storage.master_weights)[:22]
+    wanted = Shard("weight", "e.weight", (640, 2), 0, 256, axis=0, part=0, parts=5, rows=11)
+    parts = [reader.read(replace(wanted, part=part), np.dtype("float32")) for part in range(5)]
+    assert parts[0].tolist() == [*rows.tolist(), *[0.0] * (256 - 22)]
+    assert not any(part.any() for part in parts[1:])
+    with pytest.raises(UsageError, match=r"holds weight/e\.weight as float32 \(64, 2\), and this run has"):
+        reader.read(replace(wanted, rows=12), np.dtype("float32"))
 
 
 def test_what_belongs_to_a_rank_alone_is_loaded_in_the_same_layout_only(
