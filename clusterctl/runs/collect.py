@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
-import shutil
 import string
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from itertools import count
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from clusterctl.errors import (
@@ -26,7 +25,17 @@ from clusterctl.errors import (
     printable,
 )
 from clusterctl.providers.registry import node_price
-from clusterctl.runs.fetch import DEFAULT, FROM_JOB, RESERVED, Home, Manifest, Selection, Source, fetch_from
+from clusterctl.runs.fetch import (
+    DEFAULT,
+    FROM_JOB,
+    Home,
+    Manifest,
+    Selection,
+    Source,
+    fetch_from,
+    sender,
+)
+from clusterctl.runs.folder import files_of, link, place, put_in_place, working_folder, write_sums
 from clusterctl.scheduler.base import (
     JobInfo,
     JobState,
@@ -52,22 +61,19 @@ from clusterctl.state.ledger import (
     TaskRecord,
     node_hours,
 )
-from clusterctl.state.workspace import Workspace, open_private
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.get import Sender
 from clusterctl.transport.tree import Progress
-from clusterctl.util.assets import file_sha256
 from clusterctl.util.disk import reason
 
 DEFAULT_OUT = Path("runs")
 
-SUMS_FILE = "SHA256SUMS"
 GOING_ON = frozenset(state.value for state in JobState if state.outcome is Outcome.GOES_ON)
 
 _ACCOUNTING = "sacct.json"
 _TELEMETRY = re.compile(rb"(^|/)telemetry/[^/]+\.jsonl\Z")
 _MOST_HOSTS = 1000  # whose telemetry is looked at
 _ACCOUNTING_LAG_S = 10.0
-_PLAIN = {b"\\\\": b"\\", b"\\n": b"\n", b"\\r": b"\r"}  # what sha256sum escapes in a name
-_ESCAPED = re.compile(rb"\\[\\nr]")
 
 
 def collect(
@@ -102,28 +108,29 @@ def collect(
             if (_is_out(e) or _has_left(e, selection)) and e.job_id not in discard
         ]
     )
+    entries = list(dict.fromkeys(entries))
     runs: list[RunRecord] = []
     failed: dict[str, CollectError | SchedulerError | CommandError] = {}
-    entries = list(dict.fromkeys(entries))
-    for number, entry in enumerate(entries, 1):
-        which = f"job {entry.job_id}" + (f" ({number} of {len(entries)})" if len(entries) > 1 else "")
-        try:
-            runs.append(
-                _one(
-                    session,
-                    entry,
-                    out,
-                    selection,
-                    lambda what, *counts, w=which: progress(f"{w}: {what}", *counts),
-                )
-            )
-        except (CollectError, SchedulerError, CommandError) as exc:
-            if isinstance(exc, SchedulerError) and exc.retryable:  # no answer, which no other job will get
-                raise
-            failed[entry.job_id or ""] = exc
+    with closing(_Collecting(session, out, selection)) as collecting:
+        collecting.ask([entry.job_id for entry in entries if entry.job_id])
+        for number, entry in enumerate(entries, 1):
+            which = f"job {entry.job_id}" + (f" ({number} of {len(entries)})" if len(entries) > 1 else "")
+            collecting.progress = partial(_told, progress, which)
+            try:
+                runs.append(collecting.one(entry))
+            except (CollectError, SchedulerError, CommandError) as exc:
+                if (
+                    isinstance(exc, SchedulerError) and exc.retryable
+                ):  # no answer, which no other job will get
+                    raise
+                failed[entry.job_id or ""] = exc
     if failed:
         raise _not_home(failed, len(runs))
     return tuple(runs)
+
+
+def _told(progress: Progress, which: str, what: str, done: int, total: int) -> None:
+    progress(f"{which}: {what}", done, total)
 
 
 def _not_home(failed: Mapping[str, ClusterctlError], others: int) -> CollectError:
@@ -198,60 +205,110 @@ def _entry(session: Session, job_id: str) -> JobEntry:
     return session.ledger.add(entry)  # submitted from elsewhere; from now on it is known here too
 
 
-def _one(session: Session, entry: JobEntry, out: Path, selection: Selection, progress: Progress) -> RunRecord:
-    """Bring one run home, or find that it is there."""
-    job_id = entry.job_id or ""
-    final = None
-    if entry.run_dir is not None and entry.run_state not in GOING_ON:
-        with suppress(CollectError):  # moved or removed by the user, who asks for it again
-            run = RunRecord.load(Path(entry.run_dir))
-            if not _has_left(entry, selection):
-                return run
-            final = run.directory
-    home = _files_of(final) if final else {}
-    if final is None:
-        final = _place(out.absolute(), f"{session.spec.name}-{job_id}-{entry.name}", entry.token)
-    if entry.remote_dir is None:
-        raise CollectError(f"it is not known where job {job_id} has its files")
-    jobs = session.scheduler.jobs([job_id]) or (_purged(entry),)
-    still_changing = not all(job.ended for job in jobs)
-    source = Source(entry.remote_dir, job_id, still_changing, selection, home, progress)
-    try:
-        with _working_folder(final) as work:
-            manifest = _fetched(session, source, jobs, work)
-            _link(final, home, work / "tree")
-            record = assemble(session, entry, jobs, work / "tree", manifest)
-            _put_in_place(work, final)
-    except OSError as exc:
-        raise CollectError(
-            f"the run of job {job_id} can't be written",
-            where=str(final),
-            why=reason(exc, final),
-            fix="make room and rights there, or name another folder with --out",
-        ) from exc
-    session.ledger.update(entry, run_dir=str(final), run_state=record.state, state=record.state)
-    return record.model_copy(update={"directory": final})
+class _Collecting:
+    """Brings runs home, one after the other."""
 
+    def __init__(self, session: Session, out: Path, selection: Selection) -> None:
+        self.session, self.out, self.selection = session, out.absolute(), selection
+        self.progress: Progress = lambda *_: None
+        self.jobs: dict[str, list[JobInfo]] = {}
+        self.senders: dict[str, Sender] = {}  # by host
 
-def _files_of(run: Path) -> Home:
-    """The job's own files that a run at home has, by its SHA256SUMS: sizes and sums."""
-    found = {}
-    for name, sha256 in _sums(run).items():
-        path = run / os.fsdecode(name)
-        if name.partition(b"/")[0] not in RESERVED and path.is_file():
-            found[name] = (path.stat().st_size, sha256)
-    return found
+    def close(self) -> None:
+        for one in self.senders.values():
+            one.close()
 
+    def ask(self, ids: Sequence[str]) -> None:
+        """Ask for all these jobs with one question."""
+        with suppress(SchedulerError):  # each is asked for again by itself
+            for one in self.session.scheduler.jobs(ids):
+                self.jobs.setdefault(one.whole_id, []).append(one)
 
-def _link(run: Path, names: Iterable[bytes], tree: Path) -> None:
-    """Give these files of a run at home a second place in the tree that will take its place."""
-    for name in map(os.fsdecode, names):
-        if not os.path.lexists(tree / name):
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.link(run / name, tree / name)
-            except OSError:  # a file system without hard links
-                shutil.copy2(run / name, tree / name)
+    def one(self, entry: JobEntry) -> RunRecord:
+        """Bring one run home, or find that it is there."""
+        if entry.run_dir is not None and entry.run_state not in GOING_ON:
+            with suppress(CollectError):  # moved or removed by the user, who asks for it again
+                run = RunRecord.load(Path(entry.run_dir))
+                if not _has_left(entry, self.selection):
+                    return run
+                return self.more(entry, run)
+        job_id = entry.job_id or ""
+        final = place(self.out, f"{self.session.spec.name}-{job_id}-{entry.name}", entry.token)
+        jobs = self.jobs.get(job_id) or self.session.scheduler.jobs([job_id]) or (_purged(entry),)
+        with self.writing(job_id, final), working_folder(final) as work:
+            hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
+            manifest = self.fetched(entry, hosts, work, still_changing=not all(job.ended for job in jobs))
+            record = assemble(self.session, entry, jobs, work / "tree", manifest)
+            put_in_place(work, final)
+        self.session.ledger.update(entry, run_dir=str(final), run_state=record.state, state=record.state)
+        return record.model_copy(update={"directory": final})
+
+    def more(self, entry: JobEntry, run: RunRecord) -> RunRecord:
+        """Bring home what was left of a run on the cluster; what is at home stays as it is."""
+        final = run.directory
+        with self.writing(run.job_id, final), working_folder(final) as work:
+            tree, home = work / "tree", files_of(final)
+            manifest = self.fetched(entry, run.nodes, work, home)
+            _write_kept(tree, self.session.ledger.kept(entry.token))
+            new = [
+                size
+                for name, size in manifest.files.items()
+                if name not in home and (tree / os.fsdecode(name)).is_file()
+            ]
+            record = run.model_copy(
+                update={
+                    "files": run.files + len(new),
+                    "bytes": run.bytes + sum(new),
+                    "skipped": (*manifest.skipped, *(one for one in run.skipped if one.path == _ACCOUNTING)),
+                    "collected_at": time.time(),
+                }
+            )
+            sums = {name: sha256 for name, (_, sha256) in home.items()} | {**manifest.sha256}
+            link(final, [name for name, (_, sha256) in home.items() if sums[name] == sha256], tree)
+            (tree / RUN_FILE).unlink(missing_ok=True)  # the link: the run's own stays until it is replaced
+            (tree / RUN_FILE).write_text(record.as_json())
+            write_sums(tree, {name: sha256 for name, sha256 in sums.items() if name != RUN_FILE.encode()})
+            put_in_place(work, final)
+        return record
+
+    def fetched(
+        self,
+        entry: JobEntry,
+        nodes: Sequence[str],
+        work: Path,
+        home: Home = MappingProxyType({}),
+        *,
+        still_changing: bool = False,
+    ) -> Manifest:
+        """Bring the job's files into ``work/tree``; that they can't be read concerns this job alone."""
+        job_id = entry.job_id or ""
+        if entry.remote_dir is None:
+            raise CollectError(f"it is not known where job {job_id} has its files")
+        source = Source(entry.remote_dir, job_id, still_changing, self.selection, home, self.progress)
+        hosts = self.session.hosts_with_files(nodes)
+        for host, transport in hosts:
+            self.senders.setdefault(host, sender(transport))
+        try:
+            return fetch_from([(host, self.senders[host]) for host, _ in hosts], source, work)
+        except (NoAnswerError, CommandError) as exc:
+            raise CollectError(
+                f"the files of job {job_id} can't be read",
+                where=f"{entry.remote_dir} on the cluster",
+                why=exc.cause,
+                fix="look at the folder with `clusterctl ssh`, then collect again; what has arrived is kept",
+            ) from exc
+
+    @contextmanager
+    def writing(self, job_id: str, final: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            raise CollectError(
+                f"the run of job {job_id} can't be written",
+                where=str(final),
+                why=reason(exc, final),
+                fix="make room and rights there, or name another folder with --out",
+            ) from exc
 
 
 def _purged(entry: JobEntry) -> JobInfo:
@@ -270,71 +327,6 @@ def _purged(entry: JobEntry) -> JobInfo:
     )
 
 
-def _place(out: Path, name: str, token: str) -> Path:
-    """Where a run goes. What stands there already is left alone, unless it is a snapshot of this very run.
-
-    Job numbers begin at 1 again when a cluster is raised anew under its name.
-    """
-    for number in count(1):
-        path = out / (name if number == 1 else f"{name}-{number}")
-        if not os.path.lexists(path):
-            return path
-        with suppress(CollectError):
-            if RunRecord.load(path).token == token:
-                return path
-    raise AssertionError("count never ends")
-
-
-@contextmanager
-def _working_folder(final: Path) -> Iterator[Path]:
-    """The hidden folder beside the run's that holds what has arrived; one process at a time."""
-    work = final.parent / f".{final.name}.incomplete"
-    work.mkdir(parents=True, exist_ok=True)
-    with open(work / "lock", "w", opener=open_private) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CollectError(
-                f"{final.name} is being collected by another clusterctl", fix="wait until it is done"
-            ) from None
-        yield work
-
-
-def _put_in_place(work: Path, final: Path) -> None:
-    """Give the finished tree its name; a snapshot that stood there goes."""
-    old = work / "old"
-    if final.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        final.rename(old)
-        _keep_notes(old, work / "tree")
-    (work / "tree").rename(final)
-    shutil.rmtree(work)
-
-
-def _keep_notes(old: Path, tree: Path) -> None:
-    """Take over what the user laid into a snapshot: its own files are those in its SHA256SUMS."""
-    ours = {*_sums(old), SUMS_FILE.encode()}
-    for path in sorted(old.rglob("*")):
-        name = path.relative_to(old)
-        if not path.is_dir() and os.fsencode(name) not in ours and not (tree / name).exists():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            path.rename(tree / name)
-
-
-def _fetched(session: Session, source: Source, jobs: Sequence[JobInfo], work: Path) -> Manifest:
-    """Bring the job's files into ``work/tree``; that they can't be read concerns this job alone."""
-    hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
-    try:
-        return fetch_from(session.hosts_with_files(hosts), source, work)
-    except (NoAnswerError, CommandError) as exc:
-        raise CollectError(
-            f"the files of job {source.job_id} can't be read",
-            where=f"{source.folder} on the cluster",
-            why=exc.cause,
-            fix="look at the folder with `clusterctl ssh`, then collect again; what has arrived is kept",
-        ) from exc
-
-
 def assemble(
     session: Session, entry: JobEntry, jobs: Sequence[JobInfo], tree: Path, manifest: Manifest
 ) -> RunRecord:
@@ -348,7 +340,7 @@ def assemble(
     source = _json(kept.get(SOURCE_FILE, b""))
     record = _record(session, entry, jobs, manifest, source["hash"] if source else None)
     (tree / RUN_FILE).write_text(record.as_json())
-    _write_sums(tree, manifest.sha256)
+    write_sums(tree, manifest.sha256)
     return record
 
 
@@ -454,37 +446,3 @@ def _json(raw: bytes) -> Any:
         return json.loads(raw)
     except (ValueError, RecursionError):  # telemetry is the job's to write; the file itself is in the run
         return None
-
-
-def _write_sums(tree: Path, known: Mapping[bytes, str]) -> None:
-    """SHA256SUMS of all files below, as `sha256sum -c` reads it. What has just arrived is not read again."""
-    root = os.fsencode(tree)
-    found = (
-        os.path.join(folder, name)[len(root) + 1 :]  # noqa: PTH118  # names are bytes
-        for folder, _, names in os.walk(root)
-        for name in names
-    )
-    lines = []
-    for name in sorted(name for name in found if name != SUMS_FILE.encode()):
-        sha256 = known.get(name) or file_sha256(tree / os.fsdecode(name))
-        shown = escaped(name)
-        mark = b"\\" if shown != name else b""
-        lines.append(mark + sha256.encode() + b"  " + shown + b"\n")
-    (tree / SUMS_FILE).write_bytes(b"".join(lines))
-
-
-def escaped(name: bytes) -> bytes:
-    """A file's name as `sha256sum` writes it."""
-    return name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
-
-
-def _sums(run: Path) -> dict[bytes, str]:
-    """Name -> sha256 of the files that a run's SHA256SUMS lists."""
-    lines = (run / SUMS_FILE).read_bytes().splitlines() if (run / SUMS_FILE).is_file() else []
-    found = {}
-    for line in lines:
-        sha256, _, name = line.partition(b"  ")
-        if sha256.startswith(b"\\"):
-            name = _ESCAPED.sub(lambda one: _PLAIN[one[0]], name)
-        found[name] = sha256.removeprefix(b"\\").decode()
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ from clusterctl.runs.remote_checkpoints import NOT_WANTED, OLDER, TOO_LARGE, UNF
 from clusterctl.runs.remote_files import EVERYTHING, UNWANTED
 from clusterctl.state.ledger import ADDED_FILES, SENT_FILES, UNCHANGED, WRITTEN_FILES, Skipped
 from clusterctl.transport.base import Transport, remote_argv
-from clusterctl.transport.get import listed
+from clusterctl.transport.get import Sender
 from clusterctl.transport.remote_content import Entry
 from clusterctl.transport.tree import Kind, Progress, shown_size
 
@@ -110,7 +111,12 @@ class Source:
     progress: Progress = lambda *_: None
 
 
-def fetch_tree(transport: Transport, source: Source, tree: Path) -> Manifest:
+def sender(transport: Transport) -> Sender:
+    """What lists and sends folders of jobs on a host."""
+    return Sender(transport, remote_argv(REMOTE_PROGRAM, *sorted(SENT_FILES | WRITTEN_FILES)), many=True)
+
+
+def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
     """Make ``tree`` hold exactly the files and empty folders of the source, but for those that are at home.
 
     Returns what it holds, with those at home.
@@ -124,14 +130,11 @@ def fetch_tree(transport: Transport, source: Source, tree: Path) -> Manifest:
     tree.mkdir(parents=True, exist_ok=True)
     here: dict[_Key, str] = {}  # -> sha256
     wanted = source.selection
-    argv = remote_argv(
-        *(REMOTE_PROGRAM, folder, wanted.checkpoints, str(wanted.max_checkpoint)),
-        *sorted(SENT_FILES | WRITTEN_FILES),
-    )
+    request = json.dumps([folder, wanted.checkpoints, wanted.max_checkpoint]).encode() + b"\n"
     most = sys.maxsize if wanted.everything else _MOST_ROWS
     for _ in range(_ROUNDS):
         try:
-            with listed(transport, argv, most=most) as download:
+            with sender.listed(request, most=most) as download:
                 entries, skipped = choose(download.entries, download.left, source, tree)
                 missing = [entry for entry in entries if entry.local not in home and _key(entry) not in here]
                 arrived = download.bring(missing, tree, own=True, room=_ROOM, progress=source.progress)
@@ -143,6 +146,7 @@ def fetch_tree(transport: Transport, source: Source, tree: Path) -> Manifest:
         restless = [entry for entry in files if _key(entry) not in here]
         if not restless:
             break
+        sender.close()  # what went wrong is not to last
     if restless and not source.still_changing:
         example = shown_path(restless[0].path)
         raise CollectError(
@@ -199,7 +203,7 @@ def _remove_others(tree: bytes, keep: set[bytes]) -> None:
                 os.rmdir(path)  # noqa: PTH106
 
 
-def fetch_from(hosts: Sequence[tuple[str, Transport]], source: Source, work: Path) -> Manifest:
+def fetch_from(hosts: Sequence[tuple[str, Sender]], source: Source, work: Path) -> Manifest:
     """Make ``work/tree`` hold what the job's folder holds on all of these hosts.
 
     The first host's files keep their places. Those of the others do too, unless another host has a different

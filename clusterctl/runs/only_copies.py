@@ -11,7 +11,7 @@ import json
 import os
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -33,7 +33,7 @@ from clusterctl.state.ledger import SENT_FILES, JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, lines, remote_argv
 from clusterctl.transport.copies import files_here, read_sent, request_bytes
-from clusterctl.transport.get import listed
+from clusterctl.transport.get import Sender
 from clusterctl.transport.remote_copies import digest
 from clusterctl.transport.ssh import Connections
 from clusterctl.transport.tree import Kind, Progress, shown_size
@@ -124,6 +124,13 @@ def _age(seconds: int) -> str:
     return "just written"
 
 
+def keeps_storage(workspace: Workspace) -> bool:
+    """Whether the shared folder outlives the cluster; not where its spec is damaged."""
+    with suppress(UsageError):
+        return applied_spec(workspace).storage.keep
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Search:
     """Where to look: at the shared folder or not, and at these hosts' own disks, as the admin user."""
@@ -144,14 +151,12 @@ class Search:
     ) -> Search:
         """Where `down` destroys files: not on machines of the user's own, nor on storage that is kept.
 
-        ``kept_too``: the latter is removed as well.
+        ``kept_too``: both are removed as well.
         """
         owned = inventory.traits.user_owned
-        kept = False
-        with suppress(UsageError):
-            kept = applied_spec(workspace).storage.keep
+        kept = keeps_storage(workspace)
         hosts = () if owned else [host.name for host in inventory.hosts]
-        return cls(inventory, workspace, to, hosts, shared=kept_too if kept else not owned)
+        return cls(inventory, workspace, to, hosts, shared=kept_too or not (kept or owned))
 
     def find(self) -> Found:
         """Look at all hosts at once. One that does not answer is in ``unknown`` of what is returned."""
@@ -226,7 +231,8 @@ class Search:
         at = host or self.inventory.controller.name
         argv = self._request(at, top=base64.b64encode(os.fsencode(top)).decode(), most=_MOST_FILES)
         while True:
-            with listed(self.to(at), argv, before=request_bytes(self.known)) as download:
+            request = request_bytes(self.known)
+            with closing(Sender(self.to(at), argv)) as sender, sender.listed(request) as download:
                 for entry in download.entries:
                     entry.mode |= 0o700 if entry.kind == Kind.FOLDER else 0o600
                 arrived = download.bring(download.entries, folder, progress=progress)

@@ -1,14 +1,17 @@
-"""Lists a job's folder and sends files of it. Runs on the cluster: standard library only, Python 3.9.
+"""Lists jobs' folders and sends files of them. Runs on the cluster: standard library only, Python 3.9.
 
-    main(FOLDER, CHECKPOINTS, MOST, NAME...)
+    main(NAME...)
 
-transport/remote_content.py says how. It lists files with the folders above them, folders that are empty, and
-what is left where it is, with the reason, its size, and how many files it is. What source.json says was sent
-with the job, is large and is still the same, is left. Where there is an outputs.json, so is what its patterns
-do not take, but for the NAMEs and the logs of an array's tasks; else checkpoints are: all but the latest of
-at most MOST bytes (CHECKPOINTS is latest), or all (none). If CHECKPOINTS is everything, nothing is left for
-these reasons, nor for there being too much. Both files are the job's to write: they say only what of its own
-folder comes home. Links are never followed.
+stdin brings a JSON array a line, [FOLDER, CHECKPOINTS, MOST]. Each folder is listed, and what is wanted of it
+sent, as transport/remote_content.py says.
+
+It lists files with the folders above them, folders that are empty, and what is left where it is, with the
+reason, its size, and how many files it is. What source.json says was sent with the job, is large and is still
+the same, is left. Where there is an outputs.json, so is what its patterns do not take, but for the NAMEs and
+the logs of an array's tasks; else checkpoints are: all but the latest of at most MOST bytes (CHECKPOINTS is
+latest), or all (none). If CHECKPOINTS is everything, nothing is left for these reasons, nor for there being
+too much. Both files are the job's to write: they say only what of its own folder comes home. Links are never
+followed.
 """
 
 from __future__ import annotations
@@ -254,9 +257,15 @@ def is_link_of_a_task(path: bytes, full: bytes) -> bool:
         return False
 
 
-def main(folder: str, checkpoints: str, most: str, *ours: str) -> None:
-    top = os.fsencode(folder)
-    listing = Listing(top, frozenset(map(os.fsencode, ours)), checkpoints=checkpoints, most=int(most))
+def main(*names: str) -> None:
+    ours = frozenset(map(os.fsencode, names))
+    while line := sys.stdin.buffer.readline():
+        folder, checkpoints, most = json.loads(line)
+        serve(os.fsencode(folder), ours, checkpoints, most)
+
+
+def serve(top: bytes, ours: Collection[bytes], checkpoints: str, most: int) -> None:
+    listing = Listing(top, ours, checkpoints=checkpoints, most=most)
     if os.path.islink(top):  # by the job itself: it leads to what is no run of it
         listing.tell_left(b"", "a symbolic link in place of the job's folder", Size())
     else:
@@ -264,6 +273,7 @@ def main(folder: str, checkpoints: str, most: str, *ours: str) -> None:
     sys.stdout.write("\n")
     sys.stdout.flush()
     send_wanted(lambda index: listing.opener.open(listing.told[index]))
+    listing.opener.close()
 
 
 class Globs:

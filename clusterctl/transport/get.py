@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def fetch(
     """
     argv = remote_argv("clusterctl.transport.remote_content", *paths)
     try:
-        with listed(transport, argv) as download, _writing(folder):
+        with closing(Sender(transport, argv)) as sender, sender.listed() as download, _writing(folder):
             arrived = download.bring(download.entries, folder, progress=progress)
     except CommandError as exc:
         if exc.rc == NOT_THERE:
@@ -105,28 +105,44 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from exc
 
 
-@contextmanager
-def listed(
-    transport: Transport, argv: Sequence[str], *, most: int = sys.maxsize, before: bytes = b""
-) -> Iterator[Download]:
-    """Start a program that lists and sends files (see remote_content.py), and read its list.
+class Sender:
+    """A program on a host that lists and sends files (see remote_content.py), started when it is needed.
 
-    ``before`` is what it reads before it lists anything.
-
-    Raises:
-        TransferError: the list makes no sense, or has more than ``most`` lines; or it sent what it had not
-            announced.
-        TransportError: the cluster can't be reached, or the program failed.
+    One that serves ``many`` requests, one after the other, saves a login and a Python for each.
     """
-    with transport.converse(argv, bulk=True) as talk:
+
+    def __init__(self, transport: Transport, argv: Sequence[str], *, many: bool = False) -> None:
+        self._transport, self._argv, self._many = transport, argv, many
+        self._running = ExitStack()
+        self._talk: Conversation | None = None
+
+    def close(self) -> None:
+        """End the program; the next request starts another."""
+        self._running.close()
+        self._talk = None
+
+    @contextmanager
+    def listed(self, request: bytes = b"", *, most: int = sys.maxsize) -> Iterator[Download]:
+        """Send it the request, if it reads one, and read the list that it makes.
+
+        Raises:
+            TransferError: the list makes no sense, or has more than ``most`` lines; or it sent what it had
+                not announced.
+            TransportError: the cluster can't be reached, or the program failed.
+        """
         try:
-            if before:
-                talk.send(before)
-            yield Download(talk, most)
-        except TruncatedError:
-            raise TransferError("the cluster sent less than it said", fix=_AGAIN) from None
-        except UnexpectedError:
-            raise TransferError("the cluster sent other data than it said", fix=_AGAIN) from None
+            if self._talk is None:
+                self._talk = self._running.enter_context(self._transport.converse(self._argv, bulk=True))
+            if request:
+                self._talk.send(request)
+            yield Download(self._talk, most, goes_on=self._many)
+        except BaseException as exc:
+            self.close()
+            if isinstance(exc, TruncatedError):
+                raise TransferError("the cluster sent less than it said", fix=_AGAIN) from None
+            if isinstance(exc, UnexpectedError):
+                raise TransferError("the cluster sent other data than it said", fix=_AGAIN) from None
+            raise
 
 
 @dataclass(slots=True)
@@ -145,8 +161,8 @@ class _Arrival:
 class Download:
     """What the cluster has listed: ``entries``, and what is ``left`` there. ``sent`` bytes had to travel."""
 
-    def __init__(self, talk: Conversation, most: int) -> None:
-        self._talk = talk
+    def __init__(self, talk: Conversation, most: int, *, goes_on: bool) -> None:
+        self._talk, self._goes_on = talk, goes_on
         self._incoming = Incoming(self._receive_some)
         self.entries, self.left = parse_listing(iter(self._incoming.line, b""), most)
         self.sent = 0
@@ -190,7 +206,7 @@ class Download:
         _refuse_small_disk(folder, arrivals, room)
         self._talk.send(b"".join(map(_wanted, arrivals)) + b"\n")
         arrived = self._receive_all(arrivals, open_own if own else _open_partial, progress)
-        self._incoming.end()
+        self._incoming.end(goes_on=self._goes_on)
         finish_places([entry for entry in entries if entry.kind != Kind.FILE])
         return arrived
 

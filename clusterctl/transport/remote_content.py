@@ -273,9 +273,9 @@ class Incoming:
             raise UnexpectedError
         return bool(self.exactly(length) == STILL + sha.digest())
 
-    def end(self) -> None:
-        """Wait for the end; nothing may be left."""
-        if self.at < len(self.buffer) or self.receive():
+    def end(self, *, goes_on: bool = False) -> None:
+        """Wait for the end, unless the other side goes on later; nothing may be left."""
+        if self.at < len(self.buffer) or (not goes_on and self.receive()):
             raise UnexpectedError
 
 

@@ -32,6 +32,9 @@ class ApartNode(Nearby):
         moved = (word.replace(self._controllers, str(self.home)) for word in argv)
         return super()._here(["env", f"HOME={self.home}", *moved])
 
+    def _request(self, data: bytes) -> bytes:
+        return data.replace(self._controllers.encode(), bytes(self.home))
+
 
 @pytest.fixture
 def nodes(cluster: PlayedCluster, tmp_path: Path) -> dict[str, ApartNode]:

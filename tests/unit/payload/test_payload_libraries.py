@@ -198,7 +198,25 @@ def _write_images(folder: Path, side: int) -> None:
         (folder / f"{kind}-labels-idx1-ubyte").write_bytes(header + labels.tobytes())
 
 
-def test_gpt_2s_tokens_are_transformers(tmp_path: Path) -> None:
+def test_images_are_prepared_as_here(alone: Runner, tmp_path: Path) -> None:
+    from transformers import ViTForImageClassification, ViTImageProcessor  # noqa: PLC0415
+
+    _write_images(tmp_path, 8)
+    flags = f"--model vit-tiny {_HF['vit-tiny'][1]} --data idx:{tmp_path} --global-batch-size 4"
+    _train(alone, flags, tmp_path / "run")
+    folder, back = tmp_path / "run" / "model", tmp_path / "back"
+    assert main(["export", "--model-folder", str(folder), "--to", str(back), "--export-as", "hf"]) == 0
+    pixels = bytearray((tmp_path / "train-images-idx3-ubyte").read_bytes()[20:])
+    images = np.frombuffer(pixels, "uint8").reshape(4, 8, 8, 3)
+    given = ViTImageProcessor.from_pretrained(back)(list(images), return_tensors="pt")
+    with torch.no_grad():
+        logits = ViTForImageClassification.from_pretrained(back)(**given).logits.numpy()
+    known = read_record(folder).input
+    x = ((images - np.array(known["mean"])) * np.array(known["scale"])).astype("float32")
+    np.testing.assert_allclose(_ours(folder, x), logits, rtol=1e-4, atol=1e-5)
+
+
+def test_gpt_2s_tokens_are_transformers(alone: Runner, tmp_path: Path) -> None:
     from tokenizers import ByteLevelBPETokenizer  # noqa: PLC0415
     from transformers import GPT2TokenizerFast  # noqa: PLC0415
 
@@ -215,3 +233,11 @@ def test_gpt_2s_tokens_are_transformers(tmp_path: Path) -> None:
         tokens = ours.encode(text.encode())
         assert tokens.tolist() == hf(text)["input_ids"], text
         assert ours.decode(tokens) == text.encode()
+
+    (tmp_path / "text").write_text("".join(pages))
+    data = f"--data text:{tmp_path / 'text'} --tokenizer gpt2:{tmp_path} --sequence-length 16"
+    _train(alone, f"--model gpt-tiny {_HF['gpt-tiny'][1]} {data}", tmp_path / "run")
+    argv = ["export", "--model-folder", str(tmp_path / "run" / "model"), "--to", str(tmp_path / "back")]
+    assert main([*argv, "--export-as", "hf"]) == 0
+    again = GPT2TokenizerFast.from_pretrained(tmp_path / "back")
+    assert again("It's <|endoftext|> é!")["input_ids"] == hf("It's <|endoftext|> é!")["input_ids"]

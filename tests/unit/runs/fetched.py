@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
-from clusterctl.runs.fetch import Manifest, Source, fetch_tree
+from clusterctl.runs.fetch import Manifest, Source, fetch_tree, sender
 from clusterctl.transport.base import Conversation
 from clusterctl.transport.get import Fetched
 from clusterctl.transport.get import fetch as get_paths
@@ -19,7 +20,13 @@ def fetch(
     remote: Path, tree: Path, transport: LocalTransport = LOCAL, *, still_changing: bool = False
 ) -> Manifest:
     """Bring a folder home."""
-    return fetch_tree(transport, Source(str(remote), still_changing=still_changing), tree)
+    return fetch_source(Source(str(remote), still_changing=still_changing), tree, transport)
+
+
+def fetch_source(source: Source, tree: Path, transport: LocalTransport = LOCAL) -> Manifest:
+    """Bring what is wanted of a folder home."""
+    with closing(sender(transport)) as one:
+        return fetch_tree(one, source, tree)
 
 
 def get(remote: Path, here: Path, transport: LocalTransport = LOCAL) -> Fetched:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.runs.fetch import ALL, Manifest, Selection, Source, fetch_tree
-from tests.support.here import LocalTransport
+from clusterctl.runs.fetch import ALL, Manifest, Selection, Source
 from tests.support.sweeps import in_sweep
+from tests.unit.runs.fetched import fetch_source
 
 LATEST, EVERY, NONE = Selection(), Selection("all"), Selection("none")
 
@@ -17,7 +17,7 @@ LATEST, EVERY, NONE = Selection(), Selection("all"), Selection("none")
 def fetched(remote: Path, tree: Path, selection: Selection = LATEST) -> tuple[set[str], Manifest]:
     """The files that come, and the manifest."""
     source = Source(str(remote), "12", selection=selection)
-    manifest = fetch_tree(LocalTransport(), source, tree)
+    manifest = fetch_source(source, tree)
     return {str(p.relative_to(tree)) for p in tree.rglob("*") if p.is_file()}, manifest
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.runs.fetch import Manifest, Source, fetch_from
+from clusterctl.runs.fetch import Manifest, Source, fetch_from, sender
 from tests.support.played.elsewhere import Elsewhere
 from tests.support.sweeps import in_sweep
 
@@ -23,6 +23,9 @@ class OneHost(Elsewhere):
     def _here(self, argv: Sequence[str]) -> list[str]:
         return [word.replace(FOLDER, str(self._root)) for word in argv]
 
+    def _request(self, data: bytes) -> bytes:
+        return data.replace(FOLDER.encode(), bytes(self._root))
+
 
 def fetched(tmp_path: Path, *hosts: Mapping[str, str]) -> tuple[dict[str, str], Manifest]:
     """What hosts with these files become, path -> content."""
@@ -33,7 +36,7 @@ def fetched(tmp_path: Path, *hosts: Mapping[str, str]) -> tuple[dict[str, str], 
         for name, content in files.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(content)
-        holders.append((f"node{number}", OneHost(root)))
+        holders.append((f"node{number}", sender(OneHost(root))))
     manifest = fetch_from(holders, Source(FOLDER), tmp_path / "work")
     tree = tmp_path / "work" / "tree"
     found = {str(p.relative_to(tree)): p.read_text() for p in tree.rglob("*") if p.is_file()}

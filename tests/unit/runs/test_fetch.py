@@ -198,10 +198,13 @@ class Changing(LocalTransport):
             yield Talk(talk, lambda talk: talk.receive(), lambda request: self._send(talk, request))
 
     def _send(self, talk, request: bytes) -> None:
-        if self._times:
+        if self._times and not request.startswith(FOLDER):
             self._times -= 1
             self._change()
         talk.send(request)
+
+
+FOLDER = b'["'  # how the request to list one begins
 
 
 class ChangingLater(LocalTransport):
@@ -217,7 +220,7 @@ class ChangingLater(LocalTransport):
         def send(request: bytes) -> None:
             nonlocal asked
             talk.send(request)
-            asked = True
+            asked = not request.startswith(FOLDER)
 
         def receive(talk) -> bytes:
             nonlocal asked

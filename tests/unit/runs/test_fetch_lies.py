@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import CollectError, MachineError, TransferError
-from clusterctl.runs.fetch import Selection, Source, choose, fetch_tree, shown_path
+from clusterctl.runs.fetch import Selection, Source, choose, shown_path
 from clusterctl.transport.get import parse_listing
 from tests.support.here import LocalTransport
-from tests.unit.runs.fetched import Talk, content, fetch, get
+from tests.unit.runs.fetched import Talk, content, fetch, fetch_source, get
 
 
 def row(path: bytes, size: object = 1, kind: str = "file", space: object = 1, mtime: object = 1) -> str:
@@ -163,10 +163,10 @@ def test_a_wrong_content_is_never_taken(sent, remote, tree, verb, error):
 
 def test_a_run_that_does_not_fit_the_disk(remote, tree):
     with pytest.raises(CollectError, match="MiB are free"):
-        fetch_tree(
-            Lying(row(b"a", size=10**18, space=10**18), b""),
+        fetch_source(
             Source(str(remote), selection=Selection(max_file=10**18)),
             tree,
+            Lying(row(b"a", size=10**18, space=10**18), b""),
         )
 
 

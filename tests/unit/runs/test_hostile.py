@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import socket
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,18 +17,18 @@ from clusterctl.errors import CollectError
 from clusterctl.jobs.source import patterns
 from clusterctl.jobs.watch import LogReader
 from clusterctl.runs.collect import collect
-from clusterctl.runs.fetch import Selection, Source, fetch_tree
+from clusterctl.runs.fetch import Selection, Source
 from clusterctl.runs.remote_files import DEEPEST, LONGEST, MOST, Globs, Listing
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.ledger import SENT_FILES, WRITTEN_FILES
-from clusterctl.transport.base import SILENCE_S
+from clusterctl.transport.base import no_answer
 from clusterctl.transport.get import parse_listing
 from clusterctl.transport.tree import Kind
 from tests.support.here import LocalTransport
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 from tests.support.sweeps import in_sweep
-from tests.unit.runs.fetched import content, fetch
+from tests.unit.runs.fetched import Talk, content, fetch, fetch_source
 
 TIB = 1 << 40
 OURS = (
@@ -223,7 +224,7 @@ def test_holes_stay_holes(remote, tree):
 def test_the_disk_must_hold_what_files_take_not_what_they_seem(remote, tree):
     put("sparse", remote / "image")
     source = Source(str(remote), selection=Selection(max_file=TIB - 1))
-    manifest = fetch_tree(LocalTransport(), source, tree)
+    manifest = fetch_source(source, tree)
     assert [one.path for one in manifest.skipped] == ["image"]
 
 
@@ -288,10 +289,16 @@ class Hanging(Nearby):
         super().__init__(payload)
         self._folder = folder
 
-    def _here(self, argv):
-        hangs = any(self._folder in word for word in argv) and argv[0] == "python3"
-        self.silence_s = 0.2 if hangs else SILENCE_S
-        return ["sleep", "1000"] if hangs else super()._here(argv)
+    @contextmanager
+    def converse(self, argv, **options):
+        with super().converse(argv, **options) as talk:
+
+            def send(data):
+                if self._folder.encode() in data:
+                    raise no_answer(self.host, argv, 0.2)
+                talk.send(data)
+
+            yield Talk(talk, lambda real: real.receive(), send)
 
 
 def test_a_reader_that_hangs_ends_and_the_others_come_home(session, cluster, tmp_path):

@@ -9,10 +9,9 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import OUTPUTS_FILE, outputs_file
-from clusterctl.runs.fetch import Source, fetch_tree
 from clusterctl.spec.job import JobSpec
-from tests.support.here import LocalTransport
 from tests.support.sweeps import in_sweep
+from tests.unit.runs.fetched import fetch
 
 OURS = {"job.sbatch", "my [1]!.py", "stdout.log", "stderr-3.log", "metrics.jsonl", "telemetry/n1.jsonl"}
 THEIRS = {
@@ -47,7 +46,7 @@ def collected(folder: Path, tmp_path: Path, *patterns: str) -> tuple[set[str], d
     for name, content in outputs_file(job).items():
         (folder / name).write_bytes(content)
     tree = tmp_path / "run" / "tree"
-    manifest = fetch_tree(LocalTransport(), Source(str(folder)), tree)
+    manifest = fetch(folder, tree)
     here = {str(p.relative_to(tree)).removesuffix(".from-job") for p in tree.rglob("*") if p.is_file()}
     assert here >= OURS
     return here - OURS - {OUTPUTS_FILE}, {one.path: one.reason for one in manifest.skipped}

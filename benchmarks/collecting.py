@@ -1,0 +1,236 @@
+"""What `collect` takes of time and memory where there is much to bring home, beside rsync by hand.
+
+Raises a cluster of its own, runs both sides in turn, checks what arrived, and prints every round, medians,
+ratios, and peak memory here and on the node. Then it kills a collect in the middle, and says what travels
+again. Usage: python benchmarks/collecting.py [--rounds N] [--jobs N] [--log GB] [--files N] [WHAT...]
+WHAT: jobs (many small runs), large (one run: a log, and many small files). Default: both. It needs rsync.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.clusters import BIN, Cluster, raised
+from support.rounds import machine, measure
+
+from clusterctl.jobs.submit import submit
+from clusterctl.scheduler.session import session
+from clusterctl.spec.job import JobSpec
+from clusterctl.state.inventory import applied_spec
+from clusterctl.state.ledger import ADDED_FILES, SENT_FILES
+from clusterctl.state.workspace import Workspace
+
+SMALL = "echo hello\nmkdir telemetry out\nfor i in $(seq 10); do echo $i >out/$i; done\n"
+LARGE = """import os
+with open('train.log', 'wb') as log:
+    for _ in range({log_mb}):
+        log.write(os.urandom(500_000).hex().encode())
+for number in range({files}):
+    if number % 1000 == 0:
+        folder = f'out/{{number // 1000}}'
+        os.makedirs(folder)
+    with open(f'{{folder}}/{{number}}.json', 'w') as file:
+        file.write(str(number) * 200)
+"""
+
+
+@dataclass
+class Peak:
+    """MB of memory that processes had at most."""
+
+    here: float = 0
+    there: float = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note the programs of ours on the nodes, whose processes this machine sees."""
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.wait(0.05):
+                for status in Path("/proc").glob("[0-9]*/status"):
+                    try:
+                        if (
+                            b"clusterctl.runs.remote_files"
+                            in (status.parent / "cmdline").read_bytes()[:20_000]
+                        ):
+                            self.there = max(self.there, _peak_mb(status.read_text()))
+                    except (OSError, StopIteration):  # it has ended
+                        pass
+
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+
+
+def _peak_mb(status: str) -> float:
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1000
+
+
+def collect(cluster: Cluster, out: Path, ids: list[str], peak: Peak) -> float:
+    """Seconds that `clusterctl collect` takes."""
+    argv = [BIN / "clusterctl", "-f", cluster.folder / "cluster.yaml", "collect", *ids, "--out", out]
+    begun = time.perf_counter()
+    with (cluster.folder / "collect.log").open("wb") as log, peak.watching():
+        process = subprocess.Popen(argv, env=dict(cluster.environ), stdout=log, stderr=log)
+        _, status, used = os.wait4(process.pid, 0)
+    assert status == 0, (cluster.folder / "collect.log").read_text()
+    peak.here = max(peak.here, used.ru_maxrss / 1000)
+    return time.perf_counter() - begun
+
+
+def rsync(cluster: Cluster, remote: str, mirror: Path) -> float:
+    """Seconds that rsync takes, by the same ssh_config."""
+    shutil.rmtree(mirror, ignore_errors=True)
+    shell = f"ssh -F {cluster.workspace}/ssh_config -l hpc"
+    begun = time.perf_counter()
+    subprocess.run(["rsync", "-a", "-e", shell, f"{cluster.controller}:{remote}/", f"{mirror}/"], check=True)
+    return time.perf_counter() - begun
+
+
+def wait_for_all(cluster: Cluster) -> None:
+    while cluster.ssh("squeue -h"):
+        time.sleep(1)
+
+
+def jobs(rounds: int, given: argparse.Namespace) -> None:
+    """Many jobs with a dozen small files each."""
+    with raised(2) as cluster:
+        script = cluster.folder / "job.sh"
+        script.write_text(f"#!/bin/bash\n{SMALL}")
+        os.environ.update(cluster.environ)
+        workspace = Workspace.of(cluster.name)
+        with session(applied_spec(workspace), workspace) as opened:
+            ids = [submit(opened, JobSpec(name="small", script=script)).job_id for _ in range(given.jobs)]
+        wait_for_all(cluster)
+        out, mirror, peak = cluster.folder / "out", cluster.folder / "mirror", Peak()
+
+        def ours() -> float:
+            shutil.rmtree(out, ignore_errors=True)
+            seconds = collect(cluster, out, ids, peak)
+            assert len(list(out.glob("*/out/10"))) == given.jobs
+            return seconds
+
+        def by_rsync() -> float:
+            seconds = rsync(cluster, "clusterctl/jobs", mirror)
+            assert len(list(mirror.glob("*/out/10"))) == given.jobs
+            return seconds
+
+        measured = measure(
+            f"{given.jobs} jobs; rsync takes their folder as one, without accounting or sums",
+            rounds,
+            collect=ours,
+            rsync=by_rsync,
+        )
+        measured.notes.append(_shown(peak))
+        measured.show()
+
+
+def large(rounds: int, given: argparse.Namespace) -> None:
+    """One run with a large log and many small files; then one that is killed in the middle."""
+    with raised(2) as cluster:
+        script = cluster.folder / "make.py"
+        script.write_text(LARGE.format(log_mb=int(given.log * 1000), files=given.files))
+        job = cluster.run("submit", script, "--wait")["job_id"]
+        remote = cluster.ssh(f"scontrol show job {job} | sed -n 's/^ *WorkDir=//p'").strip()
+        out, mirror, peak = cluster.folder / "out", cluster.folder / "mirror", Peak()
+
+        def ours() -> float:
+            shutil.rmtree(out, ignore_errors=True)
+            return collect(cluster, out, [job], peak)
+
+        measured = measure(
+            f"a run with a log of {given.log:g} GB and {given.files:,} files",
+            rounds,
+            collect=ours,
+            rsync=lambda: rsync(cluster, remote, mirror),
+        )
+        (run,) = out.iterdir()
+        ours_only = sorted(SENT_FILES | ADDED_FILES)
+        compared = ["diff", "-rq", *(f"--exclude={name}*" for name in ours_only), run, mirror]
+        subprocess.run(compared, check=True)
+        measured.notes.append(_shown(peak))
+        measured.show()
+        shutil.rmtree(mirror)
+        resumed(cluster, job, out, given)
+
+
+def resumed(cluster: Cluster, job: str, out: Path, given: argparse.Namespace) -> None:
+    """Kill a collect when it has half of the log, and see that only the rest travels."""
+    shutil.rmtree(out)
+    argv = [BIN / "clusterctl", "-f", cluster.folder / "cluster.yaml", "collect", job, "--out", out]
+    process = subprocess.Popen(argv, env=dict(cluster.environ), stderr=subprocess.DEVNULL)
+    begun, half = time.perf_counter(), 5e8 * given.log
+    while _size(out) < half and process.poll() is None:
+        time.sleep(0.2)
+    process.kill()
+    process.wait()
+    there, before = _size(out), time.perf_counter() - begun
+    read = _received(cluster)
+    begun = time.perf_counter()
+    cluster.run("collect", job, "--out", out)
+    took = time.perf_counter() - begun
+    (run,) = out.iterdir()
+    whole = json.loads((run / "run.json").read_text())["bytes"]
+    print(
+        f"  killed after {before:.1f} s with {there / 1e9:.2f} of {whole / 1e9:.2f} GB here; "
+        f"again: {took:.1f} s, {(_received(cluster) - read) / 1e9:.2f} GB came over the network"
+    )
+
+
+def _size(folder: Path) -> int:
+    if not folder.exists():
+        return 0
+    done = subprocess.run(["du", "-sb", folder], capture_output=True, text=True, check=False)
+    return int(done.stdout.split()[0])
+
+
+def _received(cluster: Cluster) -> int:
+    """Bytes that this machine has received from the cluster."""
+    lines = (cluster.workspace / "ssh_config").read_text().splitlines()
+    address = next(line.split()[1] for line in lines if line.split()[:1] == ["HostName"])
+    route = subprocess.run(["ip", "-j", "route", "get", address], check=True, capture_output=True).stdout
+    return int(Path("/sys/class/net", json.loads(route)[0]["dev"], "statistics/rx_bytes").read_text())
+
+
+def _shown(peak: Peak) -> str:
+    return f"peak memory of collect: {peak.here:.0f} MB here, {peak.there:.0f} MB on the controller"
+
+
+ALL = {one.__name__: one for one in (jobs, large)}
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("what", nargs="*", choices=[[], *ALL], metavar="WHAT")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=200)
+    parser.add_argument("--log", type=float, default=5, metavar="GB")
+    parser.add_argument("--files", type=int, default=100_000)
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # not without taking clusters down
+    print(machine())
+    for name in given.what or ALL:
+        ALL[name](given.rounds, given)
+
+
+if __name__ == "__main__":
+    main()
