@@ -204,6 +204,7 @@ WAYS: dict[str, Callable[[Stage], Path]] = {
     "a job that was submitted from elsewhere": of_another_submission,
     "a start-up file of one's own": lambda s: s.write(".bashrc", "export MINE=1\n"),
     "a hidden folder": lambda s: s.write(".config/app/settings"),
+    "a name that looks like one of ours": lambda s: s.write("clusterctl/.x.incomplete/weights"),
     "names that are no text": lambda s: s.write("\udcff \x1b[2J\n/weights"),
     "a folder beside the homes": beside_homes,
     "the home of another user": of_another_user,
@@ -244,6 +245,7 @@ NOTHING = {
         (s.home / "l").symlink_to("/etc/passwd"),
     ],
     "a transfer on its way": lambda s: s.write(".clusterctl-0123456789abcdef0123456789abcdef.part"),
+    "a job's folder in the making": lambda s: s.write("clusterctl/jobs/.mine-1.incomplete/big"),
     "a start-up file as created": lambda s: shutil.copy("/etc/skel/.bashrc", s.home),
 }
 
