@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from tests.support.verbs import SCRIPT
 from tests.support.wheels import a_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES, LICENSE = ROOT / "examples", ROOT / "LICENSE"
+EXAMPLES = ROOT / "examples"
 SPEC = """\
 version: 1
 name: {name}
@@ -110,9 +111,10 @@ def test_mpi4py_across_nodes(own: Cluster) -> None:
 def example(cluster: Cluster, name: str) -> str:
     """What a script of the examples prints, run from what is a checkout to it."""
     folder = cluster.runner.cwd
-    for path, target in (("cluster.yaml", cluster.spec), ("examples", EXAMPLES), ("LICENSE", LICENSE)):
-        if not (folder / path).exists():
-            (folder / path).symlink_to(target)
+    if not (folder / "examples").exists():
+        (folder / "cluster.yaml").symlink_to(cluster.spec)
+        for shared in ("examples", "LICENSE", "README.md"):
+            (folder / shared).symlink_to(ROOT / shared)
     path = f"{SCRIPT.parent}:{os.environ['PATH']}"
     environ = {**os.environ, "CLUSTERCTL_HOME": str(cluster.runner.home), "PATH": path}
     argv = ["bash", f"examples/{name}"]
@@ -129,6 +131,13 @@ def test_a_text_is_learned_and_written(own: Cluster) -> None:
     assert "\nYou may" in there
     assert "\nYou may" in here
     assert len(here) > 200
+
+
+def test_a_trained_model_goes_on_with_another_text(own: Cluster) -> None:
+    said = example(own, "fine_tune.sh")
+    (accuracy,) = re.findall(r"^test accuracy ([0-9.]+)$", said, re.MULTILINE)
+    assert float(accuracy) > 0.15  # 0.06 from first weights
+    assert "\nclusterctl" in said.partition("test accuracy")[2]
 
 
 def test_digits_are_learned_judged_and_told(own: Cluster) -> None:

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Train on one text, go on with those weights on another, and let the model write what it has learned of both.
+#
+# examples/fine_tune.sh
+set -euo pipefail
+field() { python3 -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]])' "$1"; }
+train() {
+    clusterctl -o json submit train --wait -- --model lstm --layers 1 --width 128 --sequence-length 32 \
+        --global-batch-size 16 --optimizer adamw "$@"
+}
+
+clusterctl put LICENSE README.md datasets
+base=$(train --data text:~/datasets/LICENSE --lr 0.01 --epochs 10 | field dir)
+tuned=$(train --data text:~/datasets/README.md --lr 0.003 --epochs 3 --init "$base/model" | field job_id)
+clusterctl logs "$tuned"
+clusterctl submit sample --run "$tuned" --follow -- --prompt 'clusterctl' --tokens 100
