@@ -11,6 +11,7 @@ from pathlib import Path
 from payload import safetensors
 from payload.checkpoint.shards import BrokenError, Manifest, Reader, read_manifest, verify
 from payload.config import ExportConfig
+from payload.data.gpt2 import END
 from payload.device import Array, Cpu
 from payload.errors import UsageError
 from payload.host import launcher_rank
@@ -83,7 +84,8 @@ def _write_texts(folder: Path, record: ModelRecord) -> None:
     """
     classes = record.classes
     names = [f"LABEL_{number}" for number in range(classes)] if isinstance(classes, int) else [*classes]
-    texts = {"config.json": json.dumps(library_config(record.model, record.settings, names), indent=1)}
+    config = library_config(record.model, record.settings, names)
+    texts = {}
     if "mean" in record.input:
         height, width, _ = record.input["shape"]
         images = {
@@ -95,9 +97,11 @@ def _write_texts(folder: Path, record: ModelRecord) -> None:
         }
         texts["preprocessor_config.json"] = json.dumps(images, indent=1)
     if record.tokenizer and record.tokenizer["kind"] == "gpt2":
+        config |= dict.fromkeys(("bos_token_id", "eos_token_id"), record.tokenizer["added"].get(END))
         texts["vocab.json"] = json.dumps({**record.tokenizer["vocabulary"], **record.tokenizer["added"]})
         pairs = (" ".join(pair) for pair in record.tokenizer["merges"])
         texts["merges.txt"] = "\n".join(["#version: 0.2", *pairs])
+    texts["config.json"] = json.dumps(config, indent=1)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():

@@ -273,48 +273,65 @@ def config(model: str, settings: Mapping[str, Any], classes: Sequence[str]) -> d
         settings: with which it was built.
         classes: names of a classifier's.
     """
-    layers, heads, width, dropout = (settings[name] for name in ("layers", "heads", "width", "dropout"))
     shared = {"torch_dtype": "float32", "initializer_range": 0.02}
-    if MODELS[model].module == "gpt":
-        return shared | {
-            "architectures": ["GPT2LMHeadModel"],
-            "model_type": "gpt2",
-            "vocab_size": settings["vocabulary"],
-            "n_positions": settings["length"],
-            "n_layer": layers,
-            "n_head": heads,
-            "n_embd": width,
-            "n_inner": 4 * width,
-            "activation_function": "gelu_new",
-            "layer_norm_epsilon": settings["norm_eps"],
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
-            "tie_word_embeddings": True,
-            "bos_token_id": None,
-            "eos_token_id": None,
-            **{f"{part}_pdrop": dropout for part in ("embd", "attn", "resid")},
-        }
-    shared |= {
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "hidden_size": width,
-        "intermediate_size": 4 * width,
+    match MODELS[model].module:
+        case "gpt":
+            return shared | _gpt2_config(settings)
+        case "bert":
+            return shared | _encoder_config(settings) | _bert_config(settings)
+        case _:
+            return shared | _encoder_config(settings) | _vit_config(settings, classes)
+
+
+def _gpt2_config(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": settings["vocabulary"],
+        "n_positions": settings["length"],
+        "n_layer": settings["layers"],
+        "n_head": settings["heads"],
+        "n_embd": settings["width"],
+        "n_inner": 4 * settings["width"],
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": settings["norm_eps"],
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **{f"{part}_pdrop": settings["dropout"] for part in ("embd", "attn", "resid")},
+    }
+
+
+def _encoder_config(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What BERT's and that of the Vision Transformer have in common."""
+    return {
+        "num_hidden_layers": settings["layers"],
+        "num_attention_heads": settings["heads"],
+        "hidden_size": settings["width"],
+        "intermediate_size": 4 * settings["width"],
         "hidden_act": "gelu",
         "layer_norm_eps": settings["norm_eps"],
-        "hidden_dropout_prob": dropout,
+        "hidden_dropout_prob": settings["dropout"],
     }
-    if MODELS[model].module == "bert":
-        return shared | {
-            "architectures": ["BertForMaskedLM"],
-            "model_type": "bert",
-            "vocab_size": settings["vocabulary"],
-            "max_position_embeddings": settings["length"],
-            "type_vocab_size": 2,
-            "attention_probs_dropout_prob": dropout,
-            "tie_word_embeddings": True,
-            "pad_token_id": None,
-        }
-    return shared | {
+
+
+def _bert_config(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "architectures": ["BertForMaskedLM"],
+        "model_type": "bert",
+        "vocab_size": settings["vocabulary"],
+        "max_position_embeddings": settings["length"],
+        "type_vocab_size": 2,
+        "attention_probs_dropout_prob": settings["dropout"],
+        "tie_word_embeddings": True,
+        "pad_token_id": None,
+    }
+
+
+def _vit_config(settings: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any]:
+    return {
         "architectures": ["ViTForImageClassification"],
         "model_type": "vit",
         "image_size": settings["side"],

@@ -89,16 +89,15 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
     on_all_ranks(world, lambda: _write_config(config) if world.rank == 0 else None)
     metrics.introduce()
 
-    model: ModelWriter | None = None
+    record, model = model_record(config.model, dataset), None
     if config.checkpoints.save_model:
-        record, folder = model_record(config.model, dataset), config.run.out / "model"
         again = (resumed.path, resumed.model) if resumed.path else None
-        model = ModelWriter(folder, record, engine, units, resumed=again)
+        model = ModelWriter(config.run.out / "model", record, engine, units, resumed=again)
     trainer = Trainer(engine, loader, dataset, schedule, metrics, trace, model, signals)
     for note in (*_profile_note(config, schedule, resumed.iteration), *trainer.notes(), *resumed.notes):
         metrics.print_line(note)
     started = time.perf_counter()
-    save_model = model.save_best if model else lambda _: model_record(config.model, dataset).fields()
+    save_model = model.save_best if model else lambda _: record.fields()
     with checkpoints.saver(partial(metrics.write, "checkpoint"), metrics.print_line, save_model) as saver:
         evaluation = trainer.loop(resumed.iteration, saver)
     trace.write(config.run.out / "trace.json", world)
@@ -143,21 +142,16 @@ class Trainer:
             signalled = float(self.signals is not None and self.signals.came)
             result = self.step(iteration, feed, (signalled, float(saver is not None and saver.written())))
             asked_to_stop, written = result.flags
-            stop = asked_to_stop > 0 and not last
-            evaluation = None
+            stop, evaluation = asked_to_stop > 0 and not last, None
             if feed.slot.ends_epoch or last:
                 evaluation = self.evaluate(iteration, feed.slot.epoch, result)
-            if stop and self.signals:
-                self.signals.came = True  # perhaps to another rank
             if self.model and (stop or last):
                 self.model.conclude(iteration, evaluation)
             with self.trace.span("save", "checkpoint"):
                 if saver:
                     saver.after(iteration, written, stop=stop, last=last)
             if stop:
-                go_on = ": go on with --resume auto" if saver else ""
-                saved = "saved" if saver or self.model else "nothing is saved"
-                self.metrics.print_line(f"stopped by a signal; {saved} after iteration {iteration}{go_on}")
+                self._stopped(iteration, saver)
                 return None
             if last:
                 return evaluation
@@ -165,6 +159,14 @@ class Trainer:
         if self.model:
             self.model.conclude(iterations, evaluation)
         return evaluation
+
+    def _stopped(self, iteration: int, saver: Saver | None) -> None:
+        """A signal has ended the run."""
+        if self.signals:
+            self.signals.came = True  # perhaps to another rank
+        go_on = ": go on with --resume auto" if saver else ""
+        saved = "saved" if saver or self.model else "nothing saved"
+        self.metrics.print_line(f"stopped by a signal; {saved} after iteration {iteration}{go_on}")
 
     def step(self, iteration: int, feed: Feed, flags: tuple[float, ...]) -> StepResult:
         """One update of the weights by a global batch, of which ``feed`` is this rank's share."""

@@ -27,7 +27,7 @@ from clusterctl.cluster.session import PhaseRunner, provider_of
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import Leftover, pending_releases
 from clusterctl.providers.registry import cached_images
-from clusterctl.providers.storage import record, recorded
+from clusterctl.providers.storage import Record, record, recorded
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.gcp import whole_project
 from clusterctl.spec.models import DEFAULT_PROVIDER
@@ -148,13 +148,18 @@ def down_storage(screen: Screen, options: Options, *, yes: bool, ask_become_pass
     """Show the storage that earlier clusters of this name left, ask, and remove it."""
     workspace = workspace_of(screen, options)
     name = workspace.root.name
-    settings = noted[0] if (noted := recorded(name)) else _where(screen, options, None)[0]
-    provider = provider_of(settings, prompts_for(screen, ask_password=ask_become_pass))
+    noted = recorded(name) or Record(provider=DEFAULT_PROVIDER, kept=())
+    if not noted.kept and (options.cluster is None or options.file is not None):
+        spec = spec_of(screen, options)
+        noted = Record.model_validate(
+            {"provider": spec.provider, "users": [one.name for one in spec.users], "kept": ()}
+        )
+    provider = provider_of(noted.provider, prompts_for(screen, ask_password=ask_become_pass))
     with screen.working("looking"):
-        found = provider.kept_storage(name)
+        found = provider.kept_storage(name, noted.users)
     answer = {"cluster": name, "storage": [one.as_dict() for one in found]}
     if not found:
-        record(name, None, ())
+        record(name, None)
         screen.result(answer, f"there is no kept storage of cluster {name!r}")
         return
     screen.note(*(f"kept storage of {name!r}: {one}" for one in found))
@@ -162,7 +167,7 @@ def down_storage(screen: Screen, options: Options, *, yes: bool, ask_become_pass
     phases = Phases(screen, verbose=options.verbose)
     runner = PhaseRunner(workspace=workspace, reporter=phases)
     with phases.shown(), workspace.lock("down", wait_s=WAIT_S, waiting=runner.report_waiting):
-        cluster_down.remove_storage(runner, provider)
+        cluster_down.remove_storage(runner, provider, noted.users)
     screen.result(answer, f"the kept storage of cluster {name!r} is removed")
 
 

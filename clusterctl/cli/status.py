@@ -100,7 +100,7 @@ def list_(screen: Screen, options: Options) -> None:
     del options
     noted = list(_noted())
     found = noted + list(_on_this_machine({one.id for one in noted}))
-    kept = [one for _, one in all_recorded()]
+    kept = list(all_recorded())
     lines = _table(screen, found) if found else ["no clusters"]
     for one in kept:
         remove = f"`{REMOVE.format(name=one.cluster)}` removes it"

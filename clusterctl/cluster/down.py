@@ -24,7 +24,7 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider, pending_releases
-from clusterctl.providers.storage import KeptStorage
+from clusterctl.providers.storage import KeptStorage, Record
 from clusterctl.providers.storage import record as record_storage
 from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.runs.only_copies import NOTHING, Found
@@ -175,21 +175,32 @@ def keep_storage(
 ) -> tuple[KeptStorage, ...]:
     """Note the shared folder that the cluster left: `list` shows it, and the next `up` takes it up."""
     name = runner.workspace.root.name
-    kept = provider.kept_storage(name)
-    record_storage(name, settings, kept)
+    users = _users(runner.workspace)
+    kept = provider.kept_storage(name, users)
+    record_storage(name, Record.model_validate({"provider": settings, "users": users, "kept": kept}))
     runner.note = "; ".join(map(str, kept)) or "there is none"
     return kept
 
 
-def remove_storage(runner: PhaseRunner, provider: Provider) -> tuple[KeptStorage, ...]:
-    """Remove the shared folders that clusters of this name left."""
+def remove_storage(
+    runner: PhaseRunner, provider: Provider, users: Sequence[str] = ()
+) -> tuple[KeptStorage, ...]:
+    """Remove the shared folders that clusters of this name, and of these users, left."""
     name = runner.workspace.root.name
-    found = provider.kept_storage(name)
+    found = provider.kept_storage(name, users or _users(runner.workspace))
     for kept in found:
         provider.remove_storage(kept, report=runner.report)
-    record_storage(name, None, ())
+    record_storage(name, None)
     runner.note = "; ".join(map(str, found)) or "there is none"
     return found
+
+
+def _users(workspace: Workspace) -> tuple[str, ...]:
+    """The accounts of the applied spec; none where that is damaged, or lost."""
+    try:
+        return tuple(user.name for user in applied_spec(workspace).users)
+    except UsageError:
+        return ()
 
 
 def _keeps_storage(workspace: Workspace) -> bool:

@@ -9,7 +9,7 @@ from clusterctl.cluster.session import ClusterSession, PhaseRunner
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostPlan
 from clusterctl.runs.collect import uncollected
-from clusterctl.runs.only_copies import Found, Search
+from clusterctl.runs.only_copies import Found, Search, keeps_storage
 from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.state.inventory import Inventory, inventory_of
@@ -27,7 +27,7 @@ def look(
     """Find what exists only on the cluster, but for the jobs that are ``given_up``, before it is removed.
 
     Of machines of the user's own that is jobs alone: their files stay where they are. With ``storage``, what
-    is on storage that is kept counts, too.
+    is on the shared folder counts in any case.
 
     Raises:
         OnlyCopyError: there is something, and not ``discard``; one failure each.
@@ -71,7 +71,8 @@ def look_at_leaving(
     else:
         emptied = {host.name for host in before.hosts if host.name in stopped and host.local_ssds}
         names = [host.name for host in before.hosts if host.name in gone | emptied]
-        shared = bool(planned.other_lost) or before.controller.name in gone
+        on_controller = before.controller.name in gone and not keeps_storage(session.workspace)
+        shared = bool(planned.other_lost) or on_controller
         if names or shared:
             found = Search(before, session.workspace, session.connections.to, names, shared).find()
     if found and not discard:
@@ -109,7 +110,7 @@ def _found(workspace: Workspace, given_up: Collection[str | None], *, storage: b
         files = tuple(one for one in found.files if one.job_id not in given_up)
         jobs, unknown = _jobs(inventory, connections.to, given_up)
     # Of machines of the user's own nothing is destroyed: that jobs can't be told is no reason to stay.
-    unknown = () if inventory.traits.user_owned else found.unknown or unknown
+    unknown = () if inventory.traits.user_owned and not storage else found.unknown or unknown
     return Found(files, jobs, unknown=unknown)
 
 

@@ -187,7 +187,7 @@ def provision(session: ClusterSession, plan: Plan, keep: Mapping[str, Size]) -> 
         link_wheels(job_lock(), workspace.wheels, inventory.distribution)
     write_inventory(spec, inventory, workspace)
     if spec.storage.keep:  # it is the cluster's again
-        record_storage(spec.name, None, ())
+        record_storage(spec.name, None)
     session.notes += made.notes
     _report_started(session, made)
     session.note = f"{len(inventory.hosts)} hosts on {inventory.network}"

@@ -234,6 +234,7 @@ def _shared_folder(inventory: Inventory) -> Variables:
         "shared_storage_kind": folder.kind,
         "shared_storage_server": folder.server,
         "shared_storage_export": folder.path,
+        "shared_storage_disk": folder.disk,
         "shared_storage_network": inventory.network if folder.kind == "nfs" else None,
         "users_homes_node_local": folder.kind == "none",
     }

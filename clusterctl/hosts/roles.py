@@ -142,6 +142,7 @@ def _of_host(spec: ClusterSpec, inventory: Inventory, host: Host) -> dict[str, o
         **_of_spec(spec),
         "scheduler": inventory.scheduler,
         "shared_folder": inventory.shared_folder.kind,
+        "shared_disk": bool(inventory.shared_folder.disk),
         "bucket": bool(inventory.bucket),
         "mpi_module": bool(inventory.distribution.mpi_module),
         "job_environment": inventory.has_job_environment,

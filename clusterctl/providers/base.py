@@ -263,8 +263,11 @@ class Provider(Protocol):
     def orphans(self, name: str) -> tuple[str, ...]:
         """Ids of the caller's clusters of that name whose workspace was lost."""
 
-    def kept_storage(self, name: str) -> tuple[KeptStorage, ...]:
-        """The shared folders that the caller's clusters of that name left when they went down."""
+    def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
+        """The shared folders that the caller's clusters of that name left when they went down.
+
+        ``users`` are those of their spec; where nothing else says whose they are, the first of them does.
+        """
 
     def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
         """Remove kept storage with all that is on it; what is gone already is fine.

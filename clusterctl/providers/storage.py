@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, ValidationErro
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.base import format_size
-from clusterctl.spec.common import Cluster, ProviderSettings
+from clusterctl.spec.common import Cluster
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.models import LocalSettings
 from clusterctl.spec.onprem import OnpremSettings
@@ -28,7 +28,8 @@ REMOVE: Final = "clusterctl down --storage --cluster {name}"
 class KeptStorage(BaseModel):
     """The shared folder that a cluster left, ``what`` and where it is, such as `disk demo-a1b2c3-shared`.
 
-    ``id`` is how its provider knows it. ``homes`` are the accounts that have one there, with their uid.
+    ``id`` is how its provider knows it, ``kind`` its type where there are several; ``since`` is when it was
+    noted (Unix time). ``homes`` are the accounts that have one there, with their uid.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -36,6 +37,7 @@ class KeptStorage(BaseModel):
     cluster: str
     id: str
     what: str
+    kind: str = ""
     size_mib: int | None = None
     usd_per_month: float | None = None
     since: float = Field(default_factory=time.time)
@@ -50,7 +52,7 @@ class KeptStorage(BaseModel):
 
     def as_dict(self) -> dict[str, Any]:
         """The storage as `-o json` shows it."""
-        return self.model_dump(mode="json", exclude={"id", "homes"})
+        return self.model_dump(mode="json", exclude={"id", "kind", "homes"})
 
 
 def to_take_up(spec: Cluster, found: Sequence[KeptStorage]) -> KeptStorage | None:
@@ -92,7 +94,8 @@ def _others_files(spec: Cluster, kept: KeptStorage) -> Iterator[str]:
 
 def storage_left_alone(spec: Cluster) -> tuple[str, ...]:
     """What to say of kept storage that a spec does not ask for."""
-    kept = () if spec.storage.keep else (recorded(spec.name) or (None, ()))[1]
+    found = None if spec.storage.keep else recorded(spec.name)
+    kept = found.kept if found else ()
     return tuple(f"this is not taken up, for storage.keep is false: {one}" for one in kept)
 
 
@@ -100,8 +103,13 @@ def taken_up_note(kept: KeptStorage) -> str:
     return f"the kept storage of this name is taken up, with all that is on it: {kept}"
 
 
-class _Record(BaseModel):
+class Record(BaseModel):
+    """What is noted of a name: whom to ask, and what it kept; ``users`` are those of its spec."""
+
+    model_config = ConfigDict(frozen=True)
+
     provider: Annotated[LocalSettings | GcpSettings | OnpremSettings, Discriminator("type")]
+    users: tuple[str, ...] = ()
     kept: tuple[KeptStorage, ...]
 
 
@@ -109,25 +117,23 @@ def _file(name: str) -> Path:
     return state_home() / f"{name}{_RECORD}"
 
 
-def record(name: str, provider: ProviderSettings | None, kept: Sequence[KeptStorage]) -> None:
-    """Note what a cluster of this name left, and where; with nothing left, note nothing any more."""
-    if provider is None or not kept:
+def record(name: str, left: Record | None) -> None:
+    """Note what a cluster of this name left; with nothing left, note nothing any more."""
+    if left is None or not left.kept:
         _file(name).unlink(missing_ok=True)
-        return
-    noted = _Record.model_validate({"provider": provider, "kept": kept})
-    write_atomic(_file(name), noted.model_dump_json(indent=2) + "\n")
+    else:
+        write_atomic(_file(name), left.model_dump_json(indent=2) + "\n")
 
 
-def recorded(name: str) -> tuple[ProviderSettings, tuple[KeptStorage, ...]] | None:
-    """Whom to ask for the kept storage of this name, and what is known of it; None where none is noted."""
+def recorded(name: str) -> Record | None:
+    """What is noted of this name; None where nothing is, or it is damaged."""
     with suppress(FileNotFoundError, ValidationError):
-        found = _Record.model_validate_json(_file(name).read_bytes())
-        return found.provider, found.kept
+        return Record.model_validate_json(_file(name).read_bytes())
     return None
 
 
-def all_recorded() -> Iterator[tuple[ProviderSettings, KeptStorage]]:
+def all_recorded() -> Iterator[KeptStorage]:
     """All that is noted in this state folder."""
     for path in sorted(state_home().glob(f"*{_RECORD}")):
         if found := recorded(path.name.removesuffix(_RECORD)):
-            yield from ((found[0], one) for one in found[1])
+            yield from found.kept

@@ -124,6 +124,13 @@ def _age(seconds: int) -> str:
     return "just written"
 
 
+def keeps_storage(workspace: Workspace) -> bool:
+    """Whether the shared folder outlives the cluster; not where its spec is damaged."""
+    with suppress(UsageError):
+        return applied_spec(workspace).storage.keep
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Search:
     """Where to look: at the shared folder or not, and at these hosts' own disks, as the admin user."""
@@ -144,14 +151,12 @@ class Search:
     ) -> Search:
         """Where `down` destroys files: not on machines of the user's own, nor on storage that is kept.
 
-        ``kept_too``: the latter is removed as well.
+        ``kept_too``: both are removed as well.
         """
         owned = inventory.traits.user_owned
-        kept = False
-        with suppress(UsageError):
-            kept = applied_spec(workspace).storage.keep
+        kept = keeps_storage(workspace)
         hosts = () if owned else [host.name for host in inventory.hosts]
-        return cls(inventory, workspace, to, hosts, shared=kept_too if kept else not owned)
+        return cls(inventory, workspace, to, hosts, shared=kept_too or not (kept or owned))
 
     def find(self) -> Found:
         """Look at all hosts at once. One that does not answer is in ``unknown`` of what is returned."""

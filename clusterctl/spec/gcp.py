@@ -32,6 +32,7 @@ from clusterctl.spec.base import (
 from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, Gpus, Partition, ProviderSettings
 from clusterctl.spec.gcp_nodes import (
     PLAIN,
+    GcpDisk,
     GcpNodes,
     Image,
     Machine,
@@ -41,6 +42,8 @@ from clusterctl.spec.gcp_nodes import (
     check,
     data,
     default_machine,
+    disk_size,
+    disk_type,
     gpu_type,
     image_of,
     machines,
@@ -97,6 +100,11 @@ class GcpSettings(ProviderSettings):
     filestore: Filestore | None = Field(
         None, description="a managed shared folder, instead of the controller's"
     )
+    shared_disk: GcpDisk | None = Field(
+        None,
+        description="the controller's disk for the shared folder, with storage.keep and without filestore; "
+        "by default 100GiB",
+    )
     bucket: Bucket | None = Field(None, description="a bucket that every node sees as /bucket")
     kms_key: Annotated[str, PATTERNS["kms_key"]] | None = Field(
         None, description="a customer-managed key (CMEK) that encrypts all disks"
@@ -141,6 +149,7 @@ class GcpSettings(ProviderSettings):
         yield from _place(self)
         yield from _network(self.network, 1 + spec.node_count)
         yield from _storage(self)
+        yield from _kept_storage(self, spec)
         yield from _rest(self)
         yield from spec.refused((*_OF_LOCAL_NODES, *OF_OWN_MACHINES))
 
@@ -167,6 +176,18 @@ def machine_of(spec: Cluster, partition: Partition) -> Machine:
 def controller_machine(spec: Cluster) -> Machine:
     """The machine type of the controller. The spec's provider must be Google Cloud."""
     return machines()[settings_of(spec).controller.machine_type or PLAIN]
+
+
+DEFAULT_SHARED_DISK: Final = GcpDisk.model_validate({"size": "100GiB"})
+
+
+def shared_disk(spec: Cluster) -> tuple[int, str] | None:
+    """Size in GiB and type of the disk that the shared folder is kept on; None where it is on none."""
+    settings = settings_of(spec)
+    if not spec.storage.keep or settings.filestore:
+        return None
+    disk = settings.shared_disk or DEFAULT_SHARED_DISK
+    return disk.size // GIB_MIB, disk_type(disk, controller_machine(spec).extra_disks)
 
 
 def settings_of(spec: Cluster) -> GcpSettings:
@@ -310,6 +331,22 @@ def _storage(provider: GcpSettings) -> Iterator[Fault]:
         )
         message = f"{filestore.tier} has {range_}, not {format_size(size_mib)}"
         yield Fault(("provider", "filestore", "capacity"), message, hint)
+
+
+def _kept_storage(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
+    disk, at = provider.shared_disk, ("provider", "shared_disk")
+    if spec.storage.keep and provider.filestore and provider.network.network is None:
+        message = "a Filestore instance can't outlive its network, which goes with the cluster"
+        fix = "name a network of yours: provider.network.network and subnetwork; or remove filestore"
+        yield Fault(("storage", "keep"), message, fix)
+    if disk is None:
+        return
+    if disk.size:
+        yield from disk_size((*at, "size"), disk.size)
+    machine = machines().get(provider.controller.machine_type or PLAIN)
+    if disk.type and machine and disk.type not in machine.extra_disks:
+        message = f"the controller, {machine.name}, can't have a disk of {shown(disk.type)}"
+        yield Fault((*at, "type"), message, f"write {' or '.join(machine.extra_disks)}, or nothing")
 
 
 def _rest(provider: GcpSettings) -> Iterator[Fault]:

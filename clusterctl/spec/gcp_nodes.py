@@ -316,7 +316,7 @@ def _of_any_machine(nodes: Nodes) -> Iterator[Fault]:
         hint = "write family: NAME or name: NAME" if said.image.name is None else "keep one of them"
         yield Fault((*at, "image"), message, hint, at_key=True)
     for place, disk in _disks(nodes):
-        yield from _disk_size((*place, "size"), disk.size)
+        yield from disk_size((*place, "size"), disk.size)
 
 
 def _disks(nodes: Nodes) -> Iterator[tuple[Loc, GcpDisk]]:
@@ -325,7 +325,8 @@ def _disks(nodes: Nodes) -> Iterator[tuple[Loc, GcpDisk]]:
         yield (*nodes.where, "extra_disks", index), disk
 
 
-def _disk_size(at: Loc, size_mib: int) -> Iterator[Fault]:
+def disk_size(at: Loc, size_mib: int) -> Iterator[Fault]:
+    """What is wrong with the size of a disk."""
     if size_mib and size_mib % GIB_MIB:
         message = f"a disk has whole GiB, not {format_size(size_mib)}"
         yield Fault(at, message, f"write {size_mib // GIB_MIB + 1}GiB")

@@ -98,6 +98,7 @@ class SharedFolder(BaseModel):
     kind: Literal["existing", "nfs", "filestore", "server", "none"] = "existing"
     server: str | None = Field(None, description="address of the server that exports it, unless it exists")
     path: str | None = Field(None, description="what is exported, unless it exists")
+    disk: str | None = Field(None, description="device name of the controller's disk that it is on, if any")
 
 
 class Inventory(BaseModel):

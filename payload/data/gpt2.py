@@ -17,7 +17,7 @@ from payload.data.tokenizer import Merge, replace
 from payload.device import Array
 from payload.errors import UsageError
 
-_END = "<|endoftext|>"
+END = "<|endoftext|>"
 """Stands between two texts."""
 
 _WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
@@ -156,7 +156,7 @@ def load(folder: Path) -> GPT2:
         lines = (file := folder / "merges.txt").read_text(encoding="utf-8").split("\n")
         merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
         file = folder
-        added = {_END: vocabulary[_END]} if _END in vocabulary else {}
+        added = {END: vocabulary[END]} if END in vocabulary else {}
         return GPT2.read({"vocabulary": vocabulary, "merges": merges, "added": added})
     except OSError as exc:
         raise UsageError(f"--tokenizer: {file} cannot be read: {exc.strerror}") from exc

@@ -64,6 +64,7 @@ module "controller" {
   common          = local.common
   service_account = module.iam.emails.controller
   manageable      = var.auto_down
+  shared_disks    = flatten(module.storage[*].disks)
 }
 
 module "nodes" {
@@ -77,6 +78,23 @@ module "nodes" {
   common          = local.common
   service_account = module.iam.emails.compute
   manageable      = var.auto_down
+}
+
+module "storage" {
+  source     = "./modules/storage"
+  count      = var.storage == null ? 0 : 1
+  depends_on = [google_project_service.needed]
+
+  project   = var.project
+  region    = var.region
+  zone      = var.zone
+  name      = var.storage.name
+  disk      = var.storage.disk
+  filestore = var.storage.filestore
+  network   = module.network.network
+  cidr      = module.network.cidr
+  kms_key   = var.kms_key
+  labels    = merge(var.labels, var.storage.labels)
 }
 
 module "filestore" {

@@ -9,12 +9,17 @@ output "network_cidr" {
 }
 
 output "shared" {
-  description = "The shared folder: who serves it, and which path is mounted."
-  value = (
-    var.filestore == null
-    ? { kind = "nfs", server = module.controller.host.address, path = "/shared" }
-    : { kind = "filestore", server = module.filestore[0].address, path = "/${module.filestore[0].share}" }
-  )
+  description = "The shared folder: who serves it, which path is mounted, and the controller's disk that it is on, by its device's name."
+  value = merge(concat(
+    [{
+      kind   = "nfs"
+      server = module.controller.host.address
+      path   = "/shared"
+      disk   = try(var.storage.disk, null) == null ? null : "shared"
+    }],
+    [for each in module.filestore : { kind = "filestore", server = each.address, path = "/${each.share}" }],
+    [for each in module.storage : merge({ kind = "filestore" }, each.filestore) if each.filestore != null],
+  )...)
 }
 
 output "bucket" {

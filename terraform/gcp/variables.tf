@@ -270,6 +270,36 @@ variable "filestore" {
   }
 }
 
+variable "storage" {
+  description = <<-EOT
+    The shared folder, where it outlives the cluster: a disk of the controller, or a Filestore instance. Its labels are
+    its own: clusterctl-id would make it a part of this one cluster.
+  EOT
+  type = object({
+    name   = string
+    labels = map(string)
+    disk = optional(object({
+      size_gib = number
+      type     = string
+    }))
+    filestore = optional(object({
+      tier         = string
+      capacity_gib = number
+    }))
+  })
+  default = null
+
+  validation {
+    condition     = var.storage == null || (try(var.storage.disk, null) == null) != (try(var.storage.filestore, null) == null)
+    error_message = "storage is one of disk and filestore."
+  }
+
+  validation {
+    condition     = var.storage == null || !contains(keys(try(var.storage.labels, {})), "clusterctl-id")
+    error_message = "storage.labels must not have clusterctl-id, by which a cluster's own are found and deleted."
+  }
+}
+
 variable "bucket" {
   description = "A bucket that the hosts may read and write: one that is there, or made with the cluster."
   type = object({

@@ -49,6 +49,7 @@ provider:
 partitions:
   - {{name: train, nodes: {nodes}, gpus: {{type: nvidia-l4, count: 1}}}}
 software: {{cupy: false}}
+storage: {{keep: true}}
 """
 L4 = {"gpus": [nvidia.gpu(0, "NVIDIA L4")]}
 # The machines have a share of this one each, and their shared folder is mounted already.
@@ -87,9 +88,9 @@ class Gcp:
         text = SPEC.format(name=self.name, project=PROJECT, zone=ZONE, subnet=self.subnet, nodes=nodes)
         self.spec.write_text(text)
 
-    def json(self, *argv: str | Path, rc: int = 0) -> dict[str, object]:
+    def json(self, *argv: str | Path, rc: int = 0) -> dict[str, Any]:
         """A verb's answer under `-o json`."""
-        answer: dict[str, object] = self.runner("-o", "json", "-f", self.spec, *argv, rc=rc).json
+        answer: dict[str, Any] = self.runner("-o", "json", "-f", self.spec, *argv, rc=rc).json
         return answer
 
     def ssh(self, *words: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -153,7 +154,7 @@ def gcp(
         finally:
             google.faults.clear()
             if cluster.workspace.is_dir():
-                runner("-f", cluster.spec, "down", "--yes", "--discard", rc=None)
+                runner("-f", cluster.spec, "down", "--yes", "--discard", "--storage", rc=None)
     assert not google.violations
 
 
@@ -267,6 +268,21 @@ def test_down_names_what_it_leaves_with_its_cost_and_ends_clean(gcp: Gcp) -> Non
     assert re.match(rf"disk forgotten in {ZONE} \(0\.\d+ USD an hour\): .*compute\.disks\.delete", why), why
     gcp.google.faults.clear()
     gcp.runner("-f", gcp.spec, "down", "--yes", "--discard")
-    left = {kind for kind in gcp.cloud.resources().values() if kind != "google_project_service"}
-    assert not left
+    assert left(gcp) == ["google_compute_disk"], "the shared folder's"
     assert not gcp.workspace.exists()
+
+
+def test_storage_that_is_kept_is_listed_taken_up_and_removed(gcp: Gcp) -> None:
+    (kept,) = gcp.json("list")["storage"]
+    assert (kept["size_mib"], kept["usd_per_month"]) == (100 * 1024, pytest.approx(10.0, rel=0.1))
+    planned = gcp.json("plan")
+    assert any("is taken up" in note and kept["what"] in note for note in planned["notes"])
+    assert gcp.runner("-f", gcp.spec, "down", "--storage", rc=2).stderr.count(kept["what"]) == 1
+    gcp.runner("-f", gcp.spec, "down", "--storage", "--yes")
+    assert not left(gcp)
+    assert gcp.json("list")["storage"] == []
+
+
+def left(gcp: Gcp) -> list[str]:
+    """What the cloud has, but for APIs that are on."""
+    return sorted(kind for kind in gcp.cloud.resources().values() if kind != "google_project_service")

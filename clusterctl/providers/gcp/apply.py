@@ -40,14 +40,20 @@ _NAMES: Final = ("name", "account_id", "role_id")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The cluster, by its id. ``clear`` removes all of it that is not in the state."""
+    """The cluster, by its id. ``clear`` removes all of it that is not in the state.
+
+    ``storage`` is what it takes up of an earlier cluster, by the id that Terraform imports it with.
+    """
 
     cluster_id: str
     clear: Callable[[], None] | None = None
+    storage: str = ""
 
     def owns(self, change: ResourceChange) -> bool:
         """Whether what is there is this cluster's: by label, by description, by name where it has neither."""
         there = change.before or {}
+        if change.adopts and change.adopts == self.storage:
+            return True
         if (marked := cluster_id_of(there)) is not None:
             return marked == self.cluster_id
         parts = {part for name in _NAMES for part in str(there.get(name)).replace("_", "-").split("-")}

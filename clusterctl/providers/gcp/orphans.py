@@ -7,7 +7,7 @@ All else is left alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -122,6 +122,14 @@ def _of_cluster(cluster_id: str) -> _Wanted:
 def find_resources(api: Api, cluster_id: str) -> tuple[Found, ...]:
     """Everything of this cluster, in the order in which it can be deleted."""
     return tuple(_look(api, _of_cluster(cluster_id)))
+
+
+def labelled(api: Api, label: str, value: str, kinds: Collection[str]) -> Iterator[tuple[str, str, Json]]:
+    """Whatever of these kinds bears a label: its kind, its path, and the resource."""
+    wanted = _Wanted(label, value, "", "")
+    for kind in (one for one in _KINDS if one.word in kinds):
+        found = ((f"{folder}{row['name']}", row) for folder, row in _rows(api, kind, wanted))
+        yield from ((kind.word, path, row) for path, row in found if wanted.is_on(row))
 
 
 def any_runs(api: Api, cluster_id: str) -> bool:

@@ -19,9 +19,11 @@ from clusterctl.providers.base import (
     Sizes,
     hosts_as_raised,
 )
-from clusterctl.providers.gcp import apply, costs, orphans
+from clusterctl.providers.gcp import apply, costs, orphans, storage
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
+from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
+from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
 from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.base import GIB_MIB, Model
 from clusterctl.spec.common import ADMIN_USER
@@ -50,7 +52,8 @@ class GcpProvider(Provider):
         check_gcloud()
 
     def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> HostPlan:  # noqa: ARG002
-        asked = self._write_module(spec, workspace)
+        kept = self._to_take_up(spec)
+        asked = self._write_module(spec, workspace, kept)
         terraform = self._terraform(workspace, spec.controller_host, report)
         terraform.init()
         plan = terraform.plan()
@@ -68,22 +71,28 @@ class GcpProvider(Provider):
             other_usd_per_hour=(now, then),
             other_unpriced=unknown,
             other_lost=apply.lost(plan),
-            notes=(*_notes(spec), *filter(None, [costs.caveat(self._settings.region_name)])),
+            notes=(
+                *_notes(spec),
+                *_taken_up(plan, kept),
+                *filter(None, [costs.caveat(self._settings.region_name)]),
+            ),
         )
 
     def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:  # noqa: ARG002
-        asked = self._write_module(spec, workspace)
+        kept = self._to_take_up(spec)
+        asked = self._write_module(spec, workspace, kept)
         terraform = self._terraform(workspace, spec.controller_host, report)
         terraform.init()
         shown_for, plan = self._shown or (asked, self._since_shown(terraform))
         if shown_for != asked:
             plan = terraform.rest_of(plan)  # which refuses to go beyond what was shown
         if not plan.is_empty:
-            apply.apply_plan(terraform, plan, apply.Owner(workspace.cluster_id()), report=report)
+            owner = apply.Owner(workspace.cluster_id(), storage=kept.id if kept else "")
+            apply.apply_plan(terraform, plan, owner, report=report)
         self._shown, self._is_done = None, True
         made, started = _new_hosts(plan)
         inventory = self._inventory(spec, workspace, terraform.outputs(), report)
-        return Provisioned(inventory, _notes(spec), made, started)
+        return Provisioned(inventory, (*_notes(spec), *_taken_up(plan, kept)), made, started)
 
     def _since_shown(self, terraform: Terraform) -> Plan:
         """What there is to do where nothing was shown, or all of that is done: hosts that went down since."""
@@ -106,6 +115,9 @@ class GcpProvider(Provider):
             owner = apply.Owner(cluster_id, lambda: self._remove_found(cluster_id, report))
             try:
                 terraform.init()
+                storage.write_imports(workspace.terraform, None)
+                if storage.storage_of(workspace.terraform):
+                    terraform.forget(storage.MODULE)
                 plan = terraform.plan(destroy=True)
                 apply.refuse_another(plan, cluster_id)
                 apply.apply_plan(terraform, plan, owner, report=report)
@@ -122,6 +134,20 @@ class GcpProvider(Provider):
     def orphans(self, name: str) -> tuple[str, ...]:
         return orphans.orphan_ids(self._api, name)
 
+    def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
+        return storage.find(self._api, name, users[0]) if users else ()
+
+    def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
+        orphans.remove_resources(self._api, [storage.as_found(kept)], report=report)
+
+    def _to_take_up(self, spec: ClusterSpec) -> KeptStorage | None:
+        """The cluster's own shared folder, or the one that an earlier cluster of its name left."""
+        found = self.kept_storage(spec.name, [spec.job_user.name]) if spec.storage.keep else ()
+        kept = to_take_up(spec, found)
+        if kept is not None:
+            storage.refuse_another(spec, kept)
+        return kept
+
     def _remove_found(self, cluster_id: str, report: Reporter) -> None:
         """Remove what the API shows of the cluster, whatever Terraform knows."""
         found = orphans.find_resources(self._api, cluster_id)
@@ -130,10 +156,12 @@ class GcpProvider(Provider):
             if one.kept:
                 report(f"kept: {one.what}: {one.kept}")
 
-    def _write_module(self, spec: ClusterSpec, workspace: Workspace) -> str:
+    def _write_module(self, spec: ClusterSpec, workspace: Workspace, kept: KeptStorage | None) -> str:
         """Bring the folder of Terraform up to date; a digest of what is asked for."""
-        asked = variables(spec, workspace.cluster_id(), workspace.public_key.read_text())
+        asked = variables(spec, workspace.cluster_id(), workspace.public_key.read_text(), kept)
+        storage.refuse_moved(workspace.terraform, asked)
         write_module(workspace.terraform, asked, self._settings.state, cluster=spec.name)
+        storage.write_imports(workspace.terraform, kept)
         return digest((workspace.terraform / VARIABLES).read_bytes())
 
     def _terraform(self, workspace: Workspace, controller: str, report: Reporter) -> Terraform:
@@ -192,6 +220,11 @@ class GcpProvider(Provider):
         return str(IPv4Network(self._api.get("compute", path)["ipCidrRange"]))
 
 
+def _taken_up(plan: Plan, kept: KeptStorage | None) -> tuple[str, ...]:
+    is_new = kept is not None and any(change.adopts == kept.id for change in plan.changes)
+    return (taken_up_note(kept),) if kept is not None and is_new else ()
+
+
 def _names(spec: ClusterSpec) -> tuple[str, ...]:
     """All hosts, the controller first."""
     return (spec.controller_host, *(name for p in spec.partitions for name in spec.node_names(p)))
@@ -208,7 +241,9 @@ def _new_hosts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _notes(spec: ClusterSpec) -> tuple[str, ...]:
     partitions = (gcp.machine_of(spec, partition) for partition in spec.partitions)
-    notes = map(network_note, (gcp.controller_machine(spec), *partitions))
+    notes = [*map(network_note, (gcp.controller_machine(spec), *partitions))]
+    if gcp.settings_of(spec).shared_disk and not gcp.shared_disk(spec):
+        notes.append("provider.shared_disk is not used: it is for storage.keep, without filestore")
     return tuple(dict.fromkeys(filter(None, notes)))
 
 
@@ -244,10 +279,12 @@ _SERVICES: Final = ("compute", "iam", "iap", "serviceusage", "cloudresourcemanag
 Variables = dict[str, Any]
 
 
-def variables(spec: ClusterSpec, cluster_id: str, public_key: str) -> Variables:
+def variables(
+    spec: ClusterSpec, cluster_id: str, public_key: str, kept: KeptStorage | None = None
+) -> Variables:
     """The variables of the root module, as JSON has them. The spec's provider is Google Cloud."""
     settings = gcp.settings_of(spec)
-    share, hosts = settings.filestore, _hosts(spec, settings, cluster_id)
+    share, hosts = None if spec.storage.keep else settings.filestore, _hosts(spec, settings, cluster_id)
     common = {"project", "zone", "labels", "enable_apis", "kms_key", "secure_boot", "bucket"}
     network = {"network": {"cidr", "network", "subnetwork"}}
     return {
@@ -262,6 +299,7 @@ def variables(spec: ClusterSpec, cluster_id: str, public_key: str) -> Variables:
         "hosts": hosts,
         "placements": [*dict.fromkeys(host["placement"] for host in hosts.values() if host.get("placement"))],
         "filestore": share and {"tier": share.tier, "capacity_gib": share.capacity // GIB_MIB},
+        "storage": storage.variable(spec, cluster_id, kept),
     }
 
 
@@ -306,7 +344,6 @@ def _disk(disk: GcpDisk, known: Sequence[str]) -> Variables:
     return {"size_gib": disk.size // GIB_MIB, "type": gcp_nodes.disk_type(disk, known)}
 
 
-VARIABLES: Final = "clusterctl.auto.tfvars.json"
 _BACKEND: Final = "clusterctl_backend.tf.json"
 
 

@@ -111,6 +111,13 @@ class Terraform:
             )
         return left
 
+    def forget(self, module: str) -> None:
+        """Take all of a module out of the state: no run of Terraform touches it from then on."""
+        what = f"{module} can't be taken out of the state"
+        listed = self._printing(what, "state list").split("\n")
+        if inside := [one for one in listed if one.startswith((f"{module}.", f"{module}["))]:
+            self._printing(what, "state rm", *inside)
+
     def outputs(self) -> Mapping[str, Any]:
         """The values of the outputs by name, without sensitive ones."""
         answer = self._answer("Terraform's outputs can't be read", "output")

@@ -101,7 +101,7 @@ class LocalProvider(Provider):
         if not spec.storage.keep:
             return ()
         try:
-            kept = to_take_up(spec, self.kept_storage(spec.name))
+            kept = to_take_up(spec, self.kept_storage(spec.name, ()))
         except MachineError as exc:  # to see a plan takes no right
             return (f"whether there is kept storage of this name is not known: {exc.cause}",)
         if kept and found.nodes:
@@ -116,7 +116,7 @@ class LocalProvider(Provider):
     def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:
         shares, notes = _shares(spec, keep)
         image = _image(self._settings, workspace)
-        kept = to_take_up(spec, self.kept_storage(spec.name)) if spec.storage.keep else None
+        kept = to_take_up(spec, self.kept_storage(spec.name, ())) if spec.storage.keep else None
         request = layout.ClusterRequest(
             id=workspace.cluster_id(),
             name=spec.name,
@@ -154,7 +154,7 @@ class LocalProvider(Provider):
         mine = (c for c in clusters() if c.name == name and c.owner == os.getuid())
         return tuple(c.id for c in mine if is_orphan(c))
 
-    def kept_storage(self, name: str) -> tuple[KeptStorage, ...]:
+    def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:  # noqa: ARG002
         return tuple(_kept(one) for one in kept_folders() if one.name == name and _is_ours(one))
 
     def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:

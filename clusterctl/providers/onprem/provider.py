@@ -30,9 +30,10 @@ from clusterctl.providers.base import (
     inventory_as_raised,
     pending_releases,
 )
-from clusterctl.providers.onprem import members, release
+from clusterctl.providers.onprem import members, release, storage
 from clusterctl.providers.onprem.access import raise_failures
 from clusterctl.providers.onprem.login import Login, create_account, open_login
+from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
 from clusterctl.spec.base import reject_unknown
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.spec.models import ClusterSpec
@@ -101,7 +102,8 @@ class OnpremProvider(Provider):
             for name, host in before.items()
             if name not in names
         ]
-        return HostPlan(tuple(changes), notes=(*found.notes, *found.ahead, *map(str, left)))
+        kept = self._to_take_up(spec) if not before else ()
+        return HostPlan(tuple(changes), notes=(*kept, *found.notes, *found.ahead, *map(str, left)))
 
     def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:  # noqa: ARG002
         found = self._found
@@ -154,6 +156,23 @@ class OnpremProvider(Provider):
         with open_login(self._settings.machines, None, self._prompts) as login:
             found = release.claims(login).values()
         return tuple(dict.fromkeys(c["id"] for c in found if c.get("name") == name and "id" in c))
+
+    def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
+        with open_login(self._settings.machines, self._workspace, self._prompts) as login:
+            return storage.find(login, self._settings, name, users)
+
+    def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
+        report(f"removing {kept.what}")
+        with open_login(self._settings.machines, self._workspace, self._prompts) as login:
+            storage.remove(login, self._settings, kept)
+
+    def _to_take_up(self, spec: ClusterSpec) -> tuple[str, ...]:
+        """What to say of the storage that an earlier cluster left; the users must be those whose it is."""
+        if not spec.storage.keep:
+            return ()
+        found = self.kept_storage(spec.name, [user.name for user in spec.users])
+        kept = to_take_up(spec, found)
+        return (taken_up_note(kept),) if kept else ()
 
     def _look(self, spec: ClusterSpec, workspace: Workspace, report: Reporter) -> _Found:
         """See what the machines are and what they can become."""

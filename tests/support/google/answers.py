@@ -109,6 +109,8 @@ def shape(collection: str, row: Row) -> Row:
             said[scope] = f"{base}/{scope}s/{row[scope].rpartition('/')[2]}"
     if collection in {"instances", "disks", "addresses", "snapshots"}:
         said["labels"] = row.get("effective_labels") or row.get("terraform_labels") or row.get("labels") or {}
+    if row.get("ip_cidr_range"):
+        said["ipCidrRange"] = row["ip_cidr_range"]
     if collection == "instances":
         said |= _instance(row, said["zone"])
     if collection == "disks":

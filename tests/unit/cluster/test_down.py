@@ -39,7 +39,7 @@ class Stub:
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
         return self.clusters.get(cluster_id, ())
 
-    def kept_storage(self, _name: str) -> tuple[()]:
+    def kept_storage(self, _name: str, _users: object) -> tuple[()]:
         return ()
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:

@@ -15,6 +15,7 @@ from clusterctl.cluster.session import PhaseRunner
 from clusterctl.errors import UsageError
 from clusterctl.providers.storage import (
     KeptStorage,
+    Record,
     all_recorded,
     record,
     recorded,
@@ -82,13 +83,14 @@ def test_of_several_none_is_guessed() -> None:
 )
 def test_the_record_is_read_as_it_was_written(home: Path, settings: Any) -> None:
     assert recorded("d") is None
-    record("d", settings, [kept(ada=1001)])
-    assert recorded("d") == (settings, (kept(ada=1001),))
-    assert list(all_recorded()) == [(settings, kept(ada=1001))]
+    noted = Record(provider=settings, users=("ada",), kept=(kept(ada=1001),))
+    record("d", noted)
+    assert recorded("d") == noted
+    assert list(all_recorded()) == [kept(ada=1001)]
     assert storage_left_alone(spec()) == ()
     (note,) = storage_left_alone(spec(keep=False))
     assert "storage.keep is false: disk d-a1b2c3-shared (100GiB, 10.00 USD a month)" in note
-    record("d", settings, [])
+    record("d", Record(provider=settings, kept=()))
     assert list(home.iterdir()) == []
 
 
@@ -115,7 +117,8 @@ class Stub:
     def orphans(self, name: str) -> tuple[()]:
         return ()
 
-    def kept_storage(self, name: str) -> tuple[KeptStorage, ...]:
+    def kept_storage(self, name: str, users: tuple[str, ...]) -> tuple[KeptStorage, ...]:
+        assert users == ("ada",)
         return tuple(self.storage)
 
     def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
@@ -141,7 +144,7 @@ def cluster(*, keep: bool) -> PhaseRunner:
 def test_down_leaves_it_and_notes_where(home: Path, stub: Stub) -> None:
     done = down.down(cluster(keep=True), DownOptions())
     assert (done.kept, done.removed) == ((DISK,), ())
-    assert [one for _, one in all_recorded()] == [DISK]
+    assert list(all_recorded()) == [DISK]
     assert stub.did == ["destroy"]
     assert [phase.name for phase in done.phases] == ["look", "destroy", "keep_storage"]
 
@@ -154,7 +157,7 @@ def test_without_keep_nobody_asks_for_any(home: Path, stub: Stub) -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_down_storage_removes_it_after_the_cluster(home: Path, stub: Stub, keep: bool) -> None:
-    record("d", LocalSettings(), [DISK])
+    record("d", Record(provider=LocalSettings(), kept=(DISK,)))
     done = down.down(cluster(keep=keep), DownOptions(remove_storage=True))
     assert (done.kept, done.removed) == ((), (DISK,))
     assert stub.did == ["destroy", "remove d-a1b2c3-shared"]

@@ -200,13 +200,14 @@ def change(name: str, action: Any, **more: Any) -> HostChange:
 
 
 @pytest.mark.parametrize(
-    ("changes", "more", "hosts", "shared"),
+    ("changes", "more", "hosts", "shared", "keep"),
     [
-        ([change("d-train-2", "remove")], {}, ["d-train-2"], False),
-        ([change("d-train-1", "replace")], {}, ["d-train-1"], False),
-        ([change("d-ctl", "replace")], {}, ["d-ctl"], True),
-        ([], {"other_lost": ("a Filestore instance",)}, [], True),
-        ([change("d-train-3", "make"), change("d-train-1", "change", restarts=True)], {}, None, False),
+        ([change("d-train-2", "remove")], {}, ["d-train-2"], False, False),
+        ([change("d-train-1", "replace")], {}, ["d-train-1"], False, False),
+        ([change("d-ctl", "replace")], {}, ["d-ctl"], True, False),
+        ([change("d-ctl", "replace")], {}, ["d-ctl"], False, True),
+        ([], {"other_lost": ("a Filestore instance",)}, [], True, False),
+        ([change("d-train-3", "make"), change("d-train-1", "change", restarts=True)], {}, None, False, False),
     ],
 )
 def test_a_change_looks_at_what_it_removes_and_at_nothing_else(
@@ -217,11 +218,13 @@ def test_a_change_looks_at_what_it_removes_and_at_nothing_else(
     hosts: list[str] | None,
     *,
     shared: bool,
+    keep: bool,
 ) -> None:
     searched: list[Search] = []
     monkeypatch.setattr(Search, "find", lambda self: searched.append(self) or Found(files=(SCRATCH,)))
     session = ClusterSession(spec=None, workspace=stage.workspace, provider=None)  # type: ignore[arg-type]
     plan = HostPlan(tuple(changes), **more)
+    stage.keep(keep)
     if hosts is None:
         assert not look_at_leaving(session, inventory(), plan, Slurm(()))  # type: ignore[arg-type]
         assert not searched

@@ -30,6 +30,7 @@ DESCRIBED = frozenset(
     }
 )
 MARKS = {"clusterctl-cluster", "clusterctl-id"}
+OF_STORAGE = {"clusterctl-cluster", "clusterctl-storage", "clusterctl-user", "clusterctl-uid"}
 
 Values = Mapping[str, Any]
 
@@ -48,8 +49,8 @@ def findings(resources: Mapping[str, Values], *, kms_key: str | None) -> list[st
 
 def _wrong(address: str, values: Values) -> Iterator[str]:
     kind = next(part for part in address.split(".") if part.startswith(("google_", "terraform_")))
-    if "labels" in values and MARKS - set(values["labels"] or {}):
-        yield "lacks the labels that teardown finds it by"
+    if "labels" in values:
+        yield from _of_labels(set(values["labels"] or {}), outlives=address.startswith("module.storage"))
     if kind in DESCRIBED and not all(f"{mark}=" in (values["description"] or "") for mark in MARKS):
         yield "has no labels, and does not say in its description whose it is"
     if len(values.get("name") or "") > LONGEST_NAME:
@@ -65,6 +66,13 @@ def _wrong(address: str, values: Values) -> Iterator[str]:
     for name, value in FIXED.get(kind, {}).items():
         if values[name] != value:
             yield f"{name} is {values[name]}"
+
+
+def _of_labels(labels: set[str], *, outlives: bool) -> Iterator[str]:
+    if (OF_STORAGE if outlives else MARKS) - labels:
+        yield "lacks the labels that teardown finds it by"
+    if outlives and "clusterctl-id" in labels:
+        yield "outlives the cluster, and would be removed with it"
 
 
 def _of_instance(values: Values) -> Iterator[str]:

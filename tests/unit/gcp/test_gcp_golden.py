@@ -1,4 +1,4 @@
-"""The plan of ten specs: golden files, and what must hold of each. UPDATE_GOLDEN=1 writes the files anew."""
+"""The plan of some specs: golden files, and what must hold of each. UPDATE_GOLDEN=1 writes the files anew."""
 
 from __future__ import annotations
 

@@ -144,3 +144,28 @@ def test_a_change_is_made_as_google_can(folder: Folder) -> None:
     (folder.path / "main.tf").write_text(MAIN)
     assert "allow_stopping_for_update" in folder.make(one="n1-standard-8", two="n1-standard-4").said
     assert folder.cloud.instances["one"]["machine_type"] == "n1-standard-4"
+
+
+SHARED = """
+resource "google_compute_disk" "shared" {
+  name = "shared"
+  zone = "us-central1-a"
+  type = "pd-balanced"
+  size = 100
+}
+"""
+ATTACHED = "  attached_disk {\n    source = google_compute_disk.shared.id\n  }\n  boot_disk {"
+
+
+@pytest.mark.sweep
+def test_a_disk_is_attached_to_one_instance_and_never_shrinks(folder: Folder) -> None:
+    text = MAIN.replace("  boot_disk {", ATTACHED) + SHARED
+    (folder.path / "main.tf").write_text(text)
+    refused = folder.make()
+    assert refused.rc != 0
+    assert "is already being used by" in refused.said
+    (name,) = folder.cloud.instances
+    assert folder.make(**{name: "n1-standard-4"}).rc == 0
+    for size, action in (("200", ["update"]), ("50", ["delete", "create"])):
+        (folder.path / "main.tf").write_text(text.replace("size = 100", f"size = {size}"))
+        assert folder.plan()["google_compute_disk.shared"] == action

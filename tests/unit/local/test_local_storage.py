@@ -86,7 +86,7 @@ def spec(*, keep: bool = True, **user: Any) -> ClusterSpec:
 
 
 def kept_here(name: str = "d") -> tuple[KeptStorage, ...]:
-    return LocalProvider(LocalSettings()).kept_storage(name)
+    return LocalProvider(LocalSettings()).kept_storage(name, ["ada"])
 
 
 def test_all_but_the_shared_folder_goes(state: Path) -> None:

@@ -13,12 +13,19 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from payload.__main__ import main
+from payload.build import build_engine, model_sizes
+from payload.comm.base import Solo
+from payload.config import parse
+from payload.data.datasets import synthetic_tokens
 from payload.device import Array, Cpu
 from payload.errors import UsageError
+from payload.init import initial
 from payload.libraries import LIBRARIES, config, naming
 from payload.model_folder import make_units, read_record
 from payload.models import MODELS
 from payload.nn.module import Context
+from payload.parallel.mesh import alone as on_one_rank
+from payload.parallel.whole import WholeTensors
 from tests.support.sweeps import in_sweep
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
@@ -37,7 +44,8 @@ def _of_gpt2(folder: Path, **changes: Any) -> dict[str, Array]:
     units = make_units("gpt-tiny", {**_SETTINGS, "length": 12}, Context(Cpu()))
     weights = {p.name: p.form.to_torch(p.drawn(7)) for unit in units for p in unit.layer.parameters}
     theirs = {
-        name: np.ascontiguousarray(a) for name, a in naming("hf", "gpt-tiny").to_library(weights).items()
+        name: np.ascontiguousarray(a, "float32")
+        for name, a in naming("hf", "gpt-tiny").to_library(weights).items()
     }
     told = config("gpt-tiny", {**_SETTINGS, "dropout": 0.0, "norm_eps": 1e-5}, ())
     (folder / "config.json").write_text(json.dumps({**told, **changes}))
@@ -71,29 +79,26 @@ def test_every_tensor_has_a_name_in_each_library(name: str) -> None:
             np.testing.assert_array_equal(again[ours], array)
 
 
-def test_weights_of_gpt_2_with_more_positions_are_begun_with(alone: Runner, tmp_path: Path) -> None:
+def test_weights_of_gpt_2_with_more_positions_are_begun_with(tmp_path: Path) -> None:
     theirs = _of_gpt2(tmp_path)
     less = {
         name.removeprefix("transformer."): array for name, array in theirs.items() if name != "lm_head.weight"
     }
     less["h.0.attn.bias"] = np.ones((1, 1, 12, 12), "uint8")  # which files of long ago have
     save_file(less, tmp_path / "model.safetensors")
-    flags, losses = _gpt(tmp_path), []
-    for number, init in enumerate(
-        ([], ["--init", str(tmp_path)], ["--init", str(tmp_path / "model.safetensors")])
-    ):
-        answer = alone("train", *flags, *init, "--out", str(tmp_path / str(number)))
-        assert answer.returncode == 0, answer.stderr
-        assert ("begins with the weights of " in answer.stdout) == bool(init)
-        losses.append(_first_loss(tmp_path / str(number)))
-    assert losses[1] == losses[2] != losses[0]
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        begun = dict(_begin(path))
+        np.testing.assert_array_equal(begun["positions.weight"], less["wpe.weight"][:8])
+        np.testing.assert_array_equal(begun["layers.0.linear1.weight"], less["h.0.mlp.c_fc.weight"].T)
 
 
 @pytest.mark.parametrize("layout", ["--tp 2", *in_sweep("--pp 2", "--zero 3", "--tp 2 --precision bf16")])
 def test_any_layout_begins_with_them(alone: Runner, mpirun: Runner, layout: str, tmp_path: Path) -> None:
     save_file(_of_gpt2(tmp_path), file := tmp_path / "model.safetensors")
     flags = [*_gpt(tmp_path), "--init", str(file), "--out"]
-    assert alone("train", *flags, str(tmp_path / "one")).returncode == 0
+    answer = alone("train", *flags, str(tmp_path / "one"))
+    assert answer.returncode == 0, answer.stderr
+    assert f"begins with the weights of {file}" in answer.stdout
     answer = mpirun(2, "train", *layout.split(), *flags, str(tmp_path / "two"))
     assert answer.returncode == 0, answer.stderr
     rel = 1e-2 if "bf16" in layout else 1e-5
@@ -181,7 +186,6 @@ def test_a_new_head_is_for_other_classes(alone: Runner, tmp_path: Path) -> None:
     ],
 )
 def test_weights_that_do_not_fit_are_refused_by_name(
-    alone: Runner,
     tmp_path: Path,
     change: Callable[[dict[str, Array]], object],
     told: Mapping[str, Any],
@@ -190,10 +194,29 @@ def test_weights_that_do_not_fit_are_refused_by_name(
     theirs = _of_gpt2(tmp_path, **told)
     change(theirs)
     save_file(theirs, file := tmp_path / "model.safetensors")
-    answer = alone("train", *_gpt(tmp_path), "--init", str(file), "--out", str(tmp_path / "out"))
-    assert (answer.returncode, len(answer.stderr.splitlines())) == (2, 1)
-    assert f"--init: {file}: " in answer.stderr
-    assert message in answer.stderr
+    with pytest.raises(UsageError) as caught:
+        _begin(file)
+    assert f"--init: {file}: {message}" in str(caught.value)
+
+
+def test_numbers_of_half_the_size_will_do(tmp_path: Path) -> None:
+    theirs = {name: array.astype("float16") for name, array in _of_gpt2(tmp_path).items()}
+    save_file(theirs, file := tmp_path / "model.safetensors")
+    table = dict(_begin(file))["embedding.weight"]
+    np.testing.assert_array_equal(table, theirs["lm_head.weight"].astype("float32"))
+
+
+def _begin(file: Path) -> WholeTensors:
+    """What a model has that began with these weights, in this process."""
+    told = parse(["train", "--model", "gpt-tiny", "--data", "synthetic", *_SMALL])
+    device, mesh = Cpu(), on_one_rank()
+    settings = model_sizes(told.model, synthetic_tokens(256, 8))
+    units = make_units("gpt-tiny", settings, mesh.context(device))
+    engine = build_engine(told, device, mesh, units)
+    begun = initial(file, Solo())
+    assert begun
+    begun.load(engine, units, told, settings)
+    return WholeTensors(engine, units)
 
 
 def test_what_is_no_model_is_refused(alone: Runner, tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ _HF = {
     "vit-tiny": ("ViTForImageClassification", "--layers 2 --heads 2 --width 32 --patch 2 --norm-eps 1e-5"),
 }
 _TEXT = "--data text:{text} --sequence-length 16 --global-batch-size 8"
+_LARGE = 65
+"""From this side on a ResNet is torchvision's."""
 _DIGITS = "--global-batch-size 16"
 
 
@@ -161,14 +163,24 @@ def test_berts_padding_and_segments_are_transformers(alone: Runner, tmp_path: Pa
     assert np.abs(ours - _ours(tmp_path / "run" / "model", x)[..., :257]).max() > 0.01
 
 
-@pytest.mark.parametrize(("model", "side"), [("resnet18", 65), ("resnet50", 71)])
+def _resnet(model: str, side: int) -> nn.Module:
+    """torchvision's; for small images with the beginning that the message of ``export`` tells of."""
+    from torchvision.models import get_model  # noqa: PLC0415
+
+    module = get_model(model, num_classes=10)
+    if side < _LARGE:
+        module.conv1 = torch.nn.Conv2d(3, 64, 3, padding=1, bias=False)
+        module.maxpool = torch.nn.Identity()
+    return module
+
+
+@pytest.mark.parametrize(("model", "side"), [("resnet18", 65), ("resnet50", 71), ("resnet18", 33)])
 def test_a_resnet_of_torchvision_comes_and_goes(alone: Runner, model: str, side: int, tmp_path: Path) -> None:
     """Of images with an odd side."""
     from safetensors.torch import load_file, save_file  # noqa: PLC0415
-    from torchvision.models import get_model  # noqa: PLC0415
 
     _write_images(tmp_path, side)
-    module = _random(get_model(model, num_classes=10))
+    module = _random(_resnet(model, side))
     save_file(module.state_dict(), tmp_path / "theirs.safetensors")
     flags = f"--model {model} --data idx:{tmp_path} --global-batch-size 4"
     loss = _train(alone, f"{flags} --lr 1e-12 --init {tmp_path / 'theirs.safetensors'}", tmp_path / "run")
@@ -178,9 +190,12 @@ def test_a_resnet_of_torchvision_comes_and_goes(alone: Runner, model: str, side:
     assert loss == pytest.approx(expected.item(), rel=1e-4)
 
     folder, file = tmp_path / "run" / "model", tmp_path / "back.safetensors"
-    argv = ["export", "--model-folder", str(folder), "--to", str(file), "--export-as", "torchvision"]
-    assert main([*argv, "--weights", "final"]) == 0
-    again = get_model(model, num_classes=10)
+    argv = ["export", "--model-folder", str(folder), "--to", str(file), "--weights", "final", "--export-as"]
+    if side < _LARGE:
+        assert main([*argv, "torchvision"]) == 2
+        assert not file.exists()
+    assert main([*argv, "torch" if side < _LARGE else "torchvision"]) == 0
+    again = _resnet(model, side)
     again.load_state_dict(load_file(file), strict=True)
     logits = _logits(again.eval(), x).numpy()
     scale = np.abs(logits).max()
@@ -239,5 +254,7 @@ def test_gpt_2s_tokens_are_transformers(alone: Runner, tmp_path: Path) -> None:
     _train(alone, f"--model gpt-tiny {_HF['gpt-tiny'][1]} {data}", tmp_path / "run")
     argv = ["export", "--model-folder", str(tmp_path / "run" / "model"), "--to", str(tmp_path / "back")]
     assert main([*argv, "--export-as", "hf"]) == 0
+    told = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert told["eos_token_id"] == hf("<|endoftext|>")["input_ids"][0]
     again = GPT2TokenizerFast.from_pretrained(tmp_path / "back")
     assert again("It's <|endoftext|> é!")["input_ids"] == hf("It's <|endoftext|> é!")["input_ids"]

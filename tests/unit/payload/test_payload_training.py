@@ -189,7 +189,10 @@ def test_what_cannot_be_had_is_one_line(alone: Runner, arguments: tuple[str, ...
             ("--pp 2 --hidden 2 --tp 3", "--tp 3 x --pp 2 does not divide the 2 ranks: start a multiple of 6")
         ),
         ("--tp 2", "--tp 2: this model has no tensor-parallel layers"),
-        ("--tp 2 --model vit-tiny --heads 3 --width 12", "--tp 2 does not divide the 3 heads of attention"),
+        (
+            "--tp 2 --model vit-tiny --heads 3 --width 12",
+            "--tp 2 does not divide the 3 heads of attention: it can be 1, 3",
+        ),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(

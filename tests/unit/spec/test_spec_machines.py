@@ -104,6 +104,7 @@ def test_a_gpu_that_there_is_not() -> None:
         ("two-partitions", "a2-ultragpu-1g 1 x a100-80gb, n2d-standard-16 None"),
         ("cmek", "e2-standard-4 None"),
         ("filestore", "g2-standard-48 4 x l4"),
+        ("kept", "e2-standard-4 None"),
         ("reservation", "a4-highgpu-8g 8 x b200"),
     ],
 )
@@ -114,7 +115,7 @@ def test_the_machine_type_of_a_partition(file: str, resolved: str) -> None:
 
 
 def test_every_spec_of_the_folder_is_resolved_above() -> None:
-    assert len(list(SPECS.glob("*.yaml"))) == 10
+    assert len(list(SPECS.glob("*.yaml"))) == 11
 
 
 def test_the_machine_type_of_the_controller() -> None:

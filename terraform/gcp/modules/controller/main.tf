@@ -10,4 +10,5 @@ module "host" {
   service_account = var.service_account
   manageable      = var.manageable
   stop_to_change  = true
+  shared_disks    = var.shared_disks
 }

@@ -17,3 +17,9 @@ variable "manageable" {
   description = "Whether the controller may stop itself."
   type        = bool
 }
+
+variable "shared_disks" {
+  description = "Ids of the disks of the shared folder that outlives the cluster: one, or none."
+  type        = list(string)
+  default     = []
+}

@@ -101,6 +101,16 @@ resource "google_compute_instance" "host" {
     }
   }
 
+  dynamic "attached_disk" {
+    for_each = var.shared_disks
+
+    content {
+      source            = attached_disk.value
+      device_name       = "shared"
+      kms_key_self_link = var.common.kms_key
+    }
+  }
+
   dynamic "scratch_disk" {
     for_each = range(var.host.local_ssds)
 

@@ -72,3 +72,9 @@ variable "stop_to_change" {
   description = "Stop the host and change it in place, where it can't be changed while it runs; else it is replaced."
   type        = bool
 }
+
+variable "shared_disks" {
+  description = "Ids of the disks of the shared folder that outlives the cluster: one, or none."
+  type        = list(string)
+  default     = []
+}

@@ -18,6 +18,7 @@ from tests.support.google.provider import faults, schema, world
 from tests.support.google.provider.store import Store
 
 INSTANCE = "google_compute_instance"
+DISK = "google_compute_disk"
 EMPTY: Mapping[str, Any] = {"string": "", "number": 0, "bool": False, "map": {}, "list": [], "set": []}
 GIVEN_OFTEN = ("_iam_member", "_project_service")  # there already is as good as made
 
@@ -81,7 +82,12 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         if prior and planned.get("desired_status") not in {None, prior.get("current_status")}:
             planned |= {"current_status": Unknown}  # it is started, or stopped
         changed = schema.differences(prior, planned) if prior else ()
-        replaced = [schema.path(trail) for trail in changed if world.forces_new(kind, trail)]
+        shrinks = kind == DISK and bool(prior) and _size(planned) < _size(prior)
+        replaced = [
+            schema.path(trail)
+            for trail in changed
+            if world.forces_new(kind, trail) or (shrinks and trail[0] == "size")
+        ]
         return pb.PlanResourceChange.Response(
             planned_state=to_dynamic_value(planned), requires_replace=replaced, legacy_type_system=True
         )
@@ -130,6 +136,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
                 raise RefusedError(faults.text_of("name_taken", kind, planned, id=identifier, name=name))
             if fault and fault["kind"] not in faults.DEEDS:
                 raise RefusedError(faults.text_of(fault["kind"], kind, planned, id=identifier, name=name))
+            _refuse_attached(cloud, kind, planned, identifier)
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
             there[identifier] = made
         _crash_if(fault)
@@ -141,6 +148,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             stops = any(world.needs_a_stop(kind, trail) for trail in schema.differences(prior, planned))
             if stops and not planned["allow_stopping_for_update"]:
                 raise RefusedError(faults.SAID["not_stopped"])
+            _refuse_attached(cloud, kind, planned, prior["id"])
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
             cloud["resources"].setdefault(kind, {})[prior["id"]] = made
         return made
@@ -211,6 +219,27 @@ class _Logged:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self._cloud["log"].append(self._entry | {"error": str(error) if error else None})
         self._change.__exit__(kind, error, trace)
+
+
+def _size(disk: Mapping[str, Any]) -> int:
+    """A disk grows in place; where it shrinks, Google's provider forces a new one (IsDiskShrinkage)."""
+    return int(disk["size"]) if isinstance(disk.get("size"), int | float | str) else 0
+
+
+def _refuse_attached(
+    cloud: Mapping[str, Any], kind: str, planned: Mapping[str, Any], identifier: str
+) -> None:
+    """A disk that an instance writes to is attached to no other: RESOURCE_IN_USE_BY_ANOTHER_RESOURCE."""
+    if kind != INSTANCE:
+        return
+    wanted = {
+        disk["source"] for disk in planned.get("attached_disk") or () if isinstance(disk["source"], str)
+    }
+    for other, each in cloud["resources"].get(INSTANCE, {}).items():
+        taken = wanted & {disk["source"] for disk in each.get("attached_disk") or ()}
+        if taken and other != identifier:
+            said = faults.SAID["attached"].format(id=taken.pop(), user=other, name=planned["name"])
+            raise RefusedError(said)
 
 
 def _crash_if(fault: Mapping[str, Any] | None) -> None:

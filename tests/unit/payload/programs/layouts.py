@@ -95,6 +95,7 @@ CORE: dict[int, list[Case]] = {
         Case("mlp", zero=2, micro_batches=2, bucket_bytes=SMALL),
         Case("tied", pp=3, micro_batches=4),
         Case("gpt", pp=3, micro_batches=2),
+        Case("gpt-thirds", tp=3),
         Case("vit", zero=3, bucket_bytes=SMALL),
     ],
     4: [
@@ -120,7 +121,7 @@ CORE: dict[int, list[Case]] = {
 
 def every(model: str, ranks: int) -> Iterator[Case]:
     """All layouts of a model on so many ranks."""
-    tensor_parallel = model in ("lstm", "gpt", "bert", "vit")
+    tensor_parallel = model in ("lstm", "gpt", "bert", "vit")  # by powers of two
     cuts = (1,) if model == "resnet" else (1, 3)  # statistics of a batch are those of a micro-batch
     for tp, pp, zero, micro_batches, recompute in product(
         (1, 2, 4), (1, 2, 3, 4), (0, 1, 2, 3), cuts, (False, True)
@@ -180,6 +181,13 @@ MODELS = {
     ),
     "gpt": Model(
         partial(gpt.build, vocabulary=24, length=6, **_BLOCKS), lr=0.5, clip=1.0, split_logits=True, **_TEXT
+    ),
+    "gpt-thirds": Model(  # of which three ranks have unlike padding
+        partial(gpt.build, vocabulary=24, length=6, layers=2, heads=3, width=15),
+        lr=0.5,
+        clip=1.0,
+        split_logits=True,
+        **_TEXT,
     ),
     "bert": Model(
         partial(bert.build, vocabulary=24, length=6, **_BLOCKS), lr=0.2, clip=2.0, split_logits=True, **_TEXT

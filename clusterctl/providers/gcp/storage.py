@@ -1,0 +1,151 @@
+"""The shared folder that outlives its cluster: a disk or a Filestore instance, known by its own labels.
+
+It lacks the label of a cluster's id, so nothing that removes a cluster finds it. Terraform's state has it
+while the cluster is up: ``write_imports`` takes it in, ``Terraform.forget`` leaves it out before all else is
+destroyed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from clusterctl.errors import UsageError
+from clusterctl.providers.gcp import costs, orphans
+from clusterctl.providers.gcp.api import Api, Json
+from clusterctl.providers.gcp.terraform import BACKEND_FILE, STATE_FILE
+from clusterctl.providers.storage import REMOVE, KeptStorage
+from clusterctl.spec import gcp
+from clusterctl.spec.base import GIB_MIB, format_size
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.workspace import write_atomic
+
+LABEL: Final = "clusterctl-storage"  # the cluster's name
+USER_LABEL: Final = "clusterctl-user"  # of the first user, who with the name says whose it is
+UID_LABEL: Final = "clusterctl-uid"
+MODULE: Final = "module.storage"
+_ADDRESSES: Final = {
+    "disk": f"{MODULE}[0].google_compute_disk.shared[0]",
+    "shared folder": f"{MODULE}[0].google_filestore_instance.shared[0]",
+}
+_IMPORTS: Final = "clusterctl_storage.tf.json"
+VARIABLES: Final = "clusterctl.auto.tfvars.json"
+
+
+def variable(spec: ClusterSpec, cluster_id: str, kept: KeptStorage | None) -> dict[str, Any] | None:
+    """The module's variable `storage`: what is kept already, or a new one; None where nothing is kept."""
+    if not spec.storage.keep:
+        return None
+    disk, share = gcp.shared_disk(spec), gcp.settings_of(spec).filestore
+    return {
+        "name": kept.id.rpartition("/")[2] if kept else f"{spec.name}-{cluster_id}-shared",
+        "labels": {
+            orphans.CLUSTER_LABEL: spec.name,
+            LABEL: spec.name,
+            USER_LABEL: spec.job_user.name,
+            UID_LABEL: str(spec.job_user.uid),
+        },
+        "disk": {"size_gib": disk[0], "type": disk[1]} if disk else None,
+        "filestore": {"tier": share.tier, "capacity_gib": share.capacity // GIB_MIB} if share else None,
+    }
+
+
+def find(api: Api, name: str, user: str) -> tuple[KeptStorage, ...]:
+    """That of clusters of this name, whose first user is ``user``."""
+    found = orphans.labelled(api, LABEL, name, _ADDRESSES)
+    return tuple(_kept(name, *one) for one in found if orphans.read_labels(one[2]).get(USER_LABEL) == user)
+
+
+def _kept(name: str, kind: str, path: str, row: Json) -> KeptStorage:
+    labels, month = orphans.read_labels(row), costs.of_row(kind, row)
+    gib = [row["sizeGb"]] if "sizeGb" in row else [share["capacityGb"] for share in row["fileShares"]]
+    uid = labels.get(UID_LABEL, "")
+    return KeptStorage(
+        cluster=name,
+        id=path,
+        what=f"{kind} {path.rpartition('/')[2]} in {_place(path)}",
+        kind=str(row["type"]).rpartition("/")[2] if "type" in row else str(row["tier"]),
+        size_mib=sum(map(int, gib)) * GIB_MIB,
+        usd_per_month=None if month is None else month * costs.HOURS_A_MONTH,
+        homes={labels[USER_LABEL]: int(uid)} if uid.isdigit() else {},
+    )
+
+
+def _place(path: str) -> str:
+    """The zone or region of `projects/P/zones/ZONE/disks/NAME`."""
+    return path.split("/")[3]
+
+
+def as_found(kept: KeptStorage) -> orphans.Found:
+    """What is to be deleted."""
+    kind, service = ("disk", "compute") if "/disks/" in kept.id else ("shared folder", "file")
+    return orphans.Found(kind, kept.id.rpartition("/")[2], "", service, kept.id, "")
+
+
+def refuse_another(spec: ClusterSpec, kept: KeptStorage) -> None:
+    """That the spec asks for what is there: nothing of it can be changed but that a disk grows.
+
+    Raises:
+        UsageError: it asks for another kind, place, type or for less room.
+    """
+    if wrong := "; ".join(_differences(spec, kept)):
+        raise UsageError(
+            f"the spec does not fit the kept storage, {kept.what}",
+            where="storage.keep",
+            why=wrong,
+            fix="write what it is, name the cluster otherwise, or remove what was kept: "
+            f"`{REMOVE.format(name=spec.name)}`",
+        )
+
+
+def _differences(spec: ClusterSpec, kept: KeptStorage) -> Iterator[str]:
+    settings, disk, share = gcp.settings_of(spec), gcp.shared_disk(spec), gcp.settings_of(spec).filestore
+    is_disk, place = "/disks/" in kept.id, _place(kept.id)
+    if is_disk != (disk is not None):
+        have, want = ("a disk", "filestore") if is_disk else ("a Filestore instance", "no filestore")
+        yield f"it is {have}, and provider says {want}"
+        return
+    regional = share is not None and share.tier == "REGIONAL"
+    if place != (asked := settings.region_name if regional else settings.zone):
+        yield f"it is in {place}, not in {asked}"
+    size_mib = disk[0] * GIB_MIB if disk else share.capacity if share else 0
+    if kept.size_mib and size_mib < kept.size_mib:
+        yield f"it has {format_size(kept.size_mib)}, and can't shrink to {format_size(size_mib)}"
+    kind = disk[1] if disk else share.tier if share else ""
+    if kind != kept.kind:
+        yield f"it is of the type {kept.kind}, not {kind}"
+
+
+def write_imports(folder: Path, kept: KeptStorage | None) -> None:
+    """The file by which Terraform takes it into the state, unless that has it already."""
+    path = folder / _IMPORTS
+    if kept is None:
+        path.unlink(missing_ok=True)
+        return
+    found = as_found(kept)
+    write_atomic(path, json.dumps({"import": [{"to": _ADDRESSES[found.kind], "id": found.path}]}) + "\n")
+
+
+def refuse_moved(folder: Path, wanted: Mapping[str, Any]) -> None:
+    """Refuse to put the shared folder of a cluster that is up elsewhere: its files would not be there."""
+    before = storage_of(folder)
+    if not (folder / STATE_FILE).exists() and not (folder / BACKEND_FILE).exists():
+        return
+    if (before is None) != (wanted["storage"] is None):
+        raise UsageError(
+            "the shared folder of a cluster that is up is not moved",
+            where="storage.keep",
+            why=f"it was raised {'with' if before else 'without'} `keep: true`",
+            fix="put storage.keep back, or collect what is needed and take the cluster down first",
+        )
+
+
+def storage_of(folder: Path) -> Mapping[str, Any] | None:
+    """The module's variable `storage` as it was last asked for; None where nothing is kept."""
+    try:
+        found: Mapping[str, Any] | None = json.loads((folder / VARIABLES).read_bytes()).get("storage")
+    except (OSError, ValueError):
+        return None
+    return found

@@ -1,0 +1,226 @@
+"""The shared folder that outlives its cluster: real Terraform and the stand-ins for Google, from up to up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import TerraformError, UsageError
+from clusterctl.providers.gcp.provider import GcpProvider, variables
+from clusterctl.providers.storage import KeptStorage
+from clusterctl.spec.gcp import GcpSettings
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.workspace import Workspace
+from tests.support.google.api import PROJECT, Google
+from tests.support.google.cloud import GoogleCloud
+from tests.support.google.module import CLUSTER_ID, PUBLIC_KEY, Module
+from tests.support.google.world import World
+from tests.support.sweeps import in_sweep
+
+DISK, FILESTORE = "google_compute_disk", "google_filestore_instance"
+OWN_NETWORK = {"network": "research", "subnetwork": "research-a"}
+ON_FILESTORE = {"filestore": {"tier": "BASIC_HDD", "capacity": "1TiB"}, "network": OWN_NETWORK}
+
+
+def spec_of(*, keep: bool = True, user: str = "ada", uid: int = 1001, **provider: Any) -> ClusterSpec:
+    settings = {"type": "gcp", "project": PROJECT, "zone": "us-central1-a"}
+    said: dict[str, Any] = {"version": 1, "name": "demo", "provider": settings | provider}
+    users = [{"name": user, "uid": uid}, {"name": "bob", "uid": 1002}]
+    parts = {"partitions": [{"name": "train", "nodes": 1}], "storage": {"keep": keep}, "users": users}
+    return ClusterSpec.model_validate(said | parts)
+
+
+def provider_of(spec: ClusterSpec) -> GcpProvider:
+    assert isinstance(spec.provider, GcpSettings)
+    return GcpProvider(spec.provider)
+
+
+def silent(_: object) -> None:
+    return None
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
+    """The cloud, with the API and the provider that show it, and a network that is no cluster's."""
+    made = GoogleCloud(tmp_path)
+    world = World(made.store.path)
+    at = {"project": PROJECT, "region": "us-central1", "ip_cidr_range": "10.90.0.0/20"}
+    world.put("google_compute_network", f"projects/{PROJECT}/global/networks/research", **at)
+    path = f"projects/{PROJECT}/regions/us-central1/subnetworks/research-a"
+    world.put("google_compute_subnetwork", path, self_link=path, **at)
+    with Google(world) as google:
+        for name, value in {**made.env, **google.environment}.items():
+            if name != "HOME":
+                monkeypatch.setenv(name, value)
+        yield made
+    assert not google.violations
+
+
+def fresh(folder: Path) -> Workspace:
+    found = Workspace(folder / "demo")
+    found.create()
+    found.create_secrets()
+    return found
+
+
+def up(spec: ClusterSpec, workspace: Workspace) -> tuple[str, ...]:
+    """`up`, as far as the provider's part goes; its notes."""
+    provider = provider_of(spec)
+    provider.plan(spec, workspace, keep={}, report=silent)
+    done = provider.apply(spec, workspace, keep={}, report=silent)
+    workspace.inventory.write_text(done.inventory.model_dump_json())
+    return done.notes
+
+
+def down(spec: ClusterSpec, workspace: Workspace) -> None:
+    provider, cluster_id = provider_of(spec), workspace.cluster_id()
+    provider.destroy(cluster_id, workspace=workspace, report=silent)
+    assert provider.leftovers(cluster_id) == ()
+    assert provider.orphans("demo") == ()
+
+
+def kept(spec: ClusterSpec) -> tuple[KeptStorage, ...]:
+    return provider_of(spec).kept_storage(spec.name, [spec.job_user.name])
+
+
+def only(cloud: GoogleCloud, kind: str) -> Mapping[str, Any]:
+    (one,) = cloud.resources(kind).values()
+    found: Mapping[str, Any] = one
+    return found
+
+
+@pytest.mark.parametrize(("kind", "more"), [(DISK, {}), *in_sweep((FILESTORE, ON_FILESTORE))])
+def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, more: dict[str, Any]) -> None:
+    spec, first, second = spec_of(**more), fresh(tmp_path / "1"), fresh(tmp_path / "2")
+    assert up(spec, first) == ()
+    name = f"demo-{first.cluster_id()}-shared"
+    made = only(cloud, kind)
+    assert made["name"] == name
+    assert made["labels"] == {
+        "clusterctl-cluster": "demo",
+        "clusterctl-storage": "demo",
+        "clusterctl-user": "ada",
+        "clusterctl-uid": "1001",
+    }
+    again = provider_of(spec).plan(spec, first, keep={}, report=silent)
+    assert not again.changes
+    assert not again.other
+    assert not again.notes
+
+    down(spec, first)
+    assert only(cloud, kind) == made
+    assert {each for each in cloud.resources().values() if "instance" in each} <= {FILESTORE}
+    (storage,) = kept(spec)
+    assert storage.what.split()[-3:] == [name, "in", "us-central1-a"]
+    assert storage.homes == {"ada": 1001}
+    assert storage.size_mib == (100 if kind == DISK else 1024) * 1024
+    assert storage.usd_per_month == pytest.approx({DISK: 10.0, FILESTORE: 163.84}[kind], rel=0.05)
+
+    cloud.forget_log()
+    planned = provider_of(spec).plan(spec, second, keep={}, report=silent)
+    (note,) = (one for one in planned.notes if "taken up" in one)
+    assert name in note
+    assert planned.cost is not None
+    assert planned.cost.now > 0, "it costs what it cost all the time"
+    (note,) = up(spec, second)
+    assert "taken up" in note
+    assert not [one for one in cloud.done("create", "delete") if one[1] == kind]
+    assert only(cloud, kind)["id"] == made["id"]
+    if kind == DISK:
+        (disk,) = cloud.instances["demo-ctl"]["attached_disk"]
+        assert (disk["source"], disk["device_name"]) == (made["id"], "shared")
+
+    down(spec, second)
+    provider_of(spec).remove_storage(kept(spec)[0], report=silent)
+    assert kept(spec) == ()
+    assert not cloud.resources(kind)
+    provider_of(spec).remove_storage(storage, report=silent)  # done twice
+
+
+def test_terraform_itself_does_not_destroy_it(tmp_path: Path) -> None:
+    module = Module(tmp_path)
+    module.set(variables(spec_of(), CLUSTER_ID, PUBLIC_KEY))
+    module.apply()
+    refused = module.run("destroy", "-auto-approve")
+    assert refused.rc != 0
+    assert "prevent_destroy" in refused.said
+    assert module.cloud.instances, "nothing of it is destroyed"
+
+
+def test_where_the_state_is_lost_it_is_found_again(cloud: GoogleCloud, tmp_path: Path) -> None:
+    spec, workspace = spec_of(), fresh(tmp_path)
+    up(spec, workspace)
+    (workspace.terraform / "terraform.tfstate").unlink()
+    provider_of(spec).destroy(workspace.cluster_id(), workspace=None, report=silent)
+    assert [one.id for one in kept(spec)] == [only(cloud, DISK)["id"]]
+    assert any("taken up" in note for note in up(spec, fresh(tmp_path / "2")))
+
+
+def test_an_up_that_failed_half_way_goes_on_with_it(cloud: GoogleCloud, tmp_path: Path) -> None:
+    spec = spec_of()
+    before = fresh(tmp_path / "1")
+    up(spec, before)
+    down(spec, before)
+    cloud.fail("quota", name="demo-train-*", times=1)
+    workspace = fresh(tmp_path / "2")
+    with pytest.raises(TerraformError, match="not all could be made"):
+        up(spec, workspace)
+    up(spec, workspace)
+    assert len(cloud.resources(DISK)) == 1
+    assert cloud.instances["demo-ctl"]["attached_disk"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"shared_disk": {"size": "50GiB"}}, "it has 100GiB, and can't shrink to 50GiB"),
+        ({"shared_disk": {"size": "100GiB", "type": "pd-ssd"}}, "of the type pd-balanced, not pd-ssd"),
+        ({"zone": "us-central1-b"}, "it is in us-central1-a, not in us-central1-b"),
+        (ON_FILESTORE, "it is a disk, and provider says filestore"),
+        ({"uid": 2001}, "ada has uid 2001 in the spec, and files there belong to uid 1001"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_made(
+    tmp_path: Path, changed: dict[str, Any], why: str, google: Google
+) -> None:
+    path = f"projects/{PROJECT}/zones/us-central1-a/disks/demo-a1b2c3-shared"
+    labels = {"clusterctl-storage": "demo", "clusterctl-user": "ada", "clusterctl-uid": "1001"}
+    disk = {"zone": "us-central1-a", "project": PROJECT, "size": 100, "type": "pd-balanced"}
+    google.world.put(DISK, path, labels=labels, **disk)
+    spec, workspace = spec_of(**changed), fresh(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        provider_of(spec).plan(spec, workspace, keep={}, report=silent)
+    assert why in caught.value.why
+    assert not workspace.terraform.exists()
+
+
+def test_that_of_another_user_is_none_of_ours(tmp_path: Path, google: Google) -> None:
+    path = f"projects/{PROJECT}/zones/us-central1-a/disks/demo-a1b2c3-shared"
+    labels = {"clusterctl-storage": "demo", "clusterctl-user": "eve", "clusterctl-uid": "1001"}
+    disk = {"zone": "us-central1-a", "project": PROJECT, "size": 100, "type": "pd-balanced"}
+    google.world.put(DISK, path, labels=labels, **disk)
+    assert kept(spec_of()) == ()
+    assert kept(spec_of(user="eve"))[0].id == path
+
+
+def test_a_disk_grows_in_place(cloud: GoogleCloud, tmp_path: Path) -> None:
+    spec, workspace = spec_of(), fresh(tmp_path)
+    up(spec, workspace)
+    larger = spec_of(shared_disk={"size": "200GiB"})
+    up(larger, workspace)
+    assert only(cloud, DISK)["size"] == 200
+
+
+@pytest.mark.parametrize("keep", [True, *in_sweep(False)])
+def test_a_cluster_that_is_up_keeps_its_shared_folder_where_it_is(
+    cloud: GoogleCloud, tmp_path: Path, keep: bool
+) -> None:
+    workspace = fresh(tmp_path)
+    up(spec_of(keep=keep), workspace)
+    other = spec_of(keep=not keep)
+    with pytest.raises(UsageError, match="is not moved"):
+        provider_of(other).plan(other, workspace, keep={}, report=silent)
+    assert cloud.instances

@@ -1,0 +1,84 @@
+"""What jobs left on the shared folder of released machines: found, and removed but for people's own."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import ClusterctlError
+from clusterctl.providers.onprem import storage
+from clusterctl.spec.onprem import OnpremSettings
+
+HERE = getpass.getuser()
+UID = os.getuid()
+
+
+class Here:
+    """A login to this machine, as the account that runs the tests."""
+
+    def trust(self, _: Sequence[str]) -> Mapping[str, ClusterctlError]:
+        return {}
+
+    def root(self, host: str, argv: Sequence[str]) -> str:
+        assert host == "head"
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """Homes of a cluster's user, of an account of this machine, and of a stranger."""
+    for name in ("nobody-here", HERE, "stranger"):
+        (tmp_path / "shared/home" / name / "clusterctl/jobs").mkdir(parents=True)
+        (tmp_path / "shared/home" / name / "weights").write_text("0.5")
+    (tmp_path / "shared/home/link").symlink_to(tmp_path / "shared/home/stranger")
+    return tmp_path / "shared"
+
+
+def settings(shared: Path, **more: str) -> OnpremSettings:
+    said = {"type": "onprem", "controller": "head", "hosts": {"head": "10.0.0.1"}}
+    return OnpremSettings.model_validate({**said, "shared": {"path": str(shared), **more}})
+
+
+def test_the_homes_of_the_clusters_users_are_found(shared: Path) -> None:
+    users = ["nobody-here", HERE, "link", "without-home"]
+    (kept,) = storage.find(Here(), settings(shared), "lab", users)  # type: ignore[arg-type]
+    assert kept.homes == {"nobody-here": UID, HERE: UID}
+    assert kept.what == f"folder {shared}/home on head"
+    assert kept.size_mib == 2, "du counts whole MiB of each"
+    assert storage.find(Here(), settings(shared), "lab", ["without-home"]) == ()  # type: ignore[arg-type]
+    assert storage.find(Here(), settings(shared / "none"), "lab", users) == ()  # type: ignore[arg-type]
+
+
+def test_on_a_server_of_the_users_nothing_is_looked_for(shared: Path) -> None:
+    on_nas = settings(shared, server="nas", export="/volume1")
+    assert storage.find(Here(), on_nas, "lab", [HERE]) == ()  # type: ignore[arg-type]
+
+
+def test_what_is_somebodys_own_stays(shared: Path) -> None:
+    """An account that is on the machine was there before the cluster: of its home, jobs had a part."""
+    (kept,) = storage.find(Here(), settings(shared), "lab", ["nobody-here", HERE])  # type: ignore[arg-type]
+    storage.remove(Here(), settings(shared), kept)  # type: ignore[arg-type]
+    assert {path.name for path in (shared / "home").iterdir()} == {HERE, "stranger", "link"}
+    assert [path.name for path in (shared / "home" / HERE).iterdir()] == ["weights"]
+    assert (shared / "home/stranger/weights").exists()
+    storage.remove(Here(), settings(shared), kept)  # type: ignore[arg-type]  # done twice
+
+
+def test_a_home_that_is_anothers_by_now_stays(shared: Path) -> None:
+    (kept,) = storage.find(Here(), settings(shared), "lab", ["nobody-here"])  # type: ignore[arg-type]
+    other = kept.model_copy(update={"homes": {"nobody-here": UID + 1}})
+    storage.remove(Here(), settings(shared), other)  # type: ignore[arg-type]
+    assert (shared / "home/nobody-here/weights").exists()
+
+
+def test_an_empty_folder_goes_too(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    (shared / "home/nobody-here").mkdir(parents=True)
+    (kept,) = storage.find(Here(), settings(shared), "lab", ["nobody-here"])  # type: ignore[arg-type]
+    storage.remove(Here(), settings(shared), kept)  # type: ignore[arg-type]
+    assert not shared.exists()
