@@ -21,6 +21,11 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
             ("clusterctl --help", "up again", "submit / by hand = ", "rsync / collect = "),
         ),
         (
+            "collecting.py",
+            ("--jobs", "5", "--log", "0.2", "--files", "1200"),
+            ("rsync / collect = ", "peak memory of collect: ", "killed after "),
+        ),
+        (
             "training.py",
             (),
             ("PyTorch DDP / payload = ", "mpi4py Allreduce / payload = ", "waited for / written beside = "),

@@ -155,11 +155,16 @@ def test_follow_shows_the_log_as_it_comes_and_ends_with_the_job(cluster: Cluster
 
 
 def test_collect_says_what_stays_on_the_cluster(cluster: Cluster) -> None:
-    path = script(cluster, "save.sh", "mkdir checkpoints && touch checkpoints/last\n")
-    job = cluster.json("submit", path, "--wait")["job_id"]
+    body = "for i in 2 3; do mkdir -p out/checkpoint-$i && echo $i >out/checkpoint-$i/weights; done\n"
+    job = cluster.json("submit", script(cluster, "save.sh", body), "--wait")["job_id"]
     ran = cluster("-o", "json", "collect", job)
     assert [run["skipped"] for run in ran.json["runs"]] == [1]
-    assert "was not collected: checkpoints (checkpoints stay on the cluster); it ends" in ran.stderr
+    command = f"clusterctl collect {job} --checkpoints all"
+    assert f"was not collected: out/checkpoint-2 (an older checkpoint: `{command}`); it ends" in ran.stderr
+    kept = Path(ran.json["runs"][0]["dir"]) / "out"
+    assert [path.name for path in kept.iterdir()] == ["checkpoint-3"]
+    assert cluster.json(*command.split()[1:])["runs"][0]["skipped"] == 0
+    assert (kept / "checkpoint-2" / "weights").read_text() == "2\n"
 
 
 def test_an_array_keeps_its_tasks_apart(cluster: Cluster) -> None:

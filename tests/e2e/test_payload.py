@@ -102,7 +102,28 @@ def test_a_training_whose_time_is_over_goes_on_to_the_same_weights(cluster: Clus
     assert said["accuracy"] == records(run / "metrics.jsonl")[-1]["accuracy"]
 
     cluster("logs", whole, "--follow", timeout_s=120)
-    assert results(cluster.run_of(whole)) == results(run)
+    undisturbed = cluster.run_of(whole)
+    assert results(undisturbed) == results(run)
+    for file in ("best.safetensors", "final.safetensors", "model.json"):
+        assert (run / "model" / file).read_bytes() == (undisturbed / "model" / file).read_bytes(), file
+
+
+@pytest.mark.sweep
+def test_a_checkpoint_that_came_home_goes_on_elsewhere_to_the_same_weights(cluster: Cluster) -> None:
+    flags = ("--hidden", "64", "--epochs", "6", "--save-interval", "5", "--keep", "2")
+    whole = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *flags)
+    (run,) = cluster.json("collect", whole["job_id"], "--all")["runs"]
+    earlier, last = sorted((Path(run["dir"]) / "checkpoints").glob("iteration-*"))
+    assert earlier.name < last.name
+    cluster.ssh(f"{cluster.name}-ctl", f"rm -r {whole['dir']}", user=cluster.user)
+    folder = cluster.json("put", earlier, "elsewhere")["folder"]
+    resumed = ("--resume", f"{folder}/{earlier.name}")
+    again = cluster.run_of(
+        cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *flags, *resumed)["job_id"]
+    )
+    assert records(again / "metrics.jsonl")[0]["done"] > 0
+    final = Path("model", "final.safetensors")
+    assert (again / final).read_bytes() == (Path(run["dir"]) / final).read_bytes()
 
 
 @pytest.mark.sweep  # tests/unit/jobs/test_script.py

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from payload.device import Array, Cpu, Device
-from payload.errors import UsageError
+from payload.errors import PayloadError, UsageError
 from payload.model_folder import ModelRecord, build, make_units, read_record, read_weights, set_weights
 from payload.model_writer import ModelWriter
 from payload.nn.loss import SoftmaxCrossEntropy
@@ -26,6 +26,7 @@ from payload.parallel.mesh import Options
 from payload.parallel.mesh import alone as on_one_rank
 from payload.parallel.whole import WholeTensors
 from payload.precision import PRECISIONS
+from tests.support.disks import small_disk
 from tests.unit.payload.doubles.oracle import assert_close, torch
 from tests.unit.payload.programs import layouts, whole
 
@@ -336,6 +337,17 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     _left(folder, CASES[0].model, CASES[0].settings, Cpu())
     return folder
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_model_that_was_there(left: Path) -> None:
+    with small_disk() as disk:
+        folder = disk.path / "model"
+        shutil.copytree(left, folder)
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        disk.fill(but=4096)
+        with pytest.raises(PayloadError, match=r"--out: .*safetensors.* cannot be written: No space left"):
+            _left(folder, CASES[0].model, CASES[0].settings, Cpu())
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 @pytest.mark.parametrize(
