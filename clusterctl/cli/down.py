@@ -11,6 +11,7 @@ import typer
 
 from clusterctl.cli.collect import not_brought_home
 from clusterctl.cli.options import (
+    AcceptHostKey,
     AskBecomePass,
     Options,
     OutFolder,
@@ -25,7 +26,7 @@ from clusterctl.cluster import down as cluster_down
 from clusterctl.cluster.nodes import names_of
 from clusterctl.cluster.session import PhaseRunner, provider_of
 from clusterctl.errors import UsageError
-from clusterctl.providers.base import Leftover, pending_releases
+from clusterctl.providers.base import Leftover, Prompts, pending_releases
 from clusterctl.providers.registry import cached_images
 from clusterctl.providers.storage import Record, record, recorded
 from clusterctl.spec.common import ProviderSettings
@@ -57,6 +58,7 @@ def down(
     out: OutFolder = None,
     no_wait: NoWait = False,
     ask_become_pass: AskBecomePass = False,
+    accept_host_key: AcceptHostKey = None,
     forget: Annotated[
         list[str] | None,
         typer.Option(
@@ -96,7 +98,8 @@ def down(
     workspace = workspace_of(screen, options)
     name = workspace.root.name
     if storage and not workspace.root.is_dir():
-        down_storage(screen, options, yes=yes, ask_become_pass=ask_become_pass)
+        prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
+        down_storage(screen, options, prompts, yes=yes)
         return
     is_own = cluster_down.is_of_own_machines(workspace)
     what = "and give its machines back as they were" if is_own else "with all data on its nodes"
@@ -108,7 +111,7 @@ def down(
         discard_runs=discard_run or (),
         out=out,
         gone=names_of(forget or ()),
-        prompts=prompts_for(screen, ask_password=ask_become_pass),
+        prompts=prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key),
         remove_storage=storage,
     )
     with phases.shown("`clusterctl down` goes on from here"):
@@ -144,7 +147,7 @@ def down(
     screen.result({**answer, "cache_mib": size}, *lines)
 
 
-def down_storage(screen: Screen, options: Options, *, yes: bool, ask_become_pass: bool) -> None:
+def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: bool) -> None:
     """Show the storage that earlier clusters of this name left, ask, and remove it."""
     workspace = workspace_of(screen, options)
     name = workspace.root.name
@@ -154,7 +157,7 @@ def down_storage(screen: Screen, options: Options, *, yes: bool, ask_become_pass
         noted = Record.model_validate(
             {"provider": spec.provider, "users": [one.name for one in spec.users], "kept": ()}
         )
-    provider = provider_of(noted.provider, prompts_for(screen, ask_password=ask_become_pass))
+    provider = provider_of(noted.provider, prompts)
     with screen.working("looking"):
         found = provider.kept_storage(name, noted.users)
     answer = {"cluster": name, "storage": [one.as_dict() for one in found]}
