@@ -269,7 +269,9 @@ class Search:
 
 
 def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_: None) -> tuple[Path, ...]:
-    """Bring all files here that `down` would be stopped by; the folders that they are in now, below ``out``.
+    """Bring all files here that `down` is stopped by, and `down --storage` but on machines of the user's own.
+
+    Returns the folders that they are in now, below ``out``.
 
     Raises:
         CollectError: some could not be brought, or looked for; what has arrived is kept.
@@ -277,7 +279,9 @@ def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_
     """
     folders: dict[Path, None] = {}
     with Connections(workspace.ssh_config) as connections:
-        search = Search.of_all(inventory_of(workspace), workspace, connections.to)
+        inventory = inventory_of(workspace)
+        kept_too = not inventory.traits.user_owned
+        search = Search.of_all(inventory, workspace, connections.to, kept_too=kept_too)
         while (found := search.find()).files:
             before = len(search.known)
             folders |= dict.fromkeys(search.bring(found.files, out, progress=progress))

@@ -47,11 +47,12 @@ FIRST_UID, NOBODY = 1000, 65534
 # Below a home: what clusterctl keeps there, caches, and what shells and ssh note by themselves.
 NOT_IN_HOMES = frozenset(
     b"clusterctl/store clusterctl/environments clusterctl/mpirun "
-    b".cache .nv .cupy .triton .ansible .ssh .gnupg "
+    b".cache .nv .cupy .triton .apptainer/cache .vscode-server .ansible .ssh "
     b".bash_history .python_history .lesshst .viminfo .wget-hsts .sudo_as_admin_successful".split()
 )
 CACHE = b"__pycache__"
-PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part|\.[^/]*\.incomplete")
+PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part")
+INCOMPLETE = re.compile(JOBS + rb"\.[^/]*\.incomplete")  # a job's folder in the making
 SKELETON, MOST_SKELETON = b"/etc/skel", 1 << 16
 # Folders of / in which users have no files, and what programs leave in folders for temporary files.
 OF_THE_SYSTEM = frozenset(
@@ -106,6 +107,7 @@ class Top:
         return (
             name == CACHE
             or PARTIAL.fullmatch(name) is not None
+            or INCOMPLETE.fullmatch(path) is not None
             or path in self.not_here
             or (self.is_temporary and OF_PROGRAMS.fullmatch(path) is not None)
             or (path.startswith(JOBS) and path.count(b"/") == JOBS.count(b"/") + 1 and name in ours)

@@ -102,7 +102,10 @@ def test_a_training_whose_time_is_over_goes_on_to_the_same_weights(cluster: Clus
     assert said["accuracy"] == records(run / "metrics.jsonl")[-1]["accuracy"]
 
     cluster("logs", whole, "--follow", timeout_s=120)
-    assert results(cluster.run_of(whole)) == results(run)
+    undisturbed = cluster.run_of(whole)
+    assert results(undisturbed) == results(run)
+    for file in ("best.safetensors", "final.safetensors", "model.json"):
+        assert (run / "model" / file).read_bytes() == (undisturbed / "model" / file).read_bytes(), file
 
 
 @pytest.mark.sweep

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from payload.device import Array, Cpu, Device
-from payload.errors import UsageError
+from payload.errors import PayloadError, UsageError
 from payload.model_folder import ModelRecord, build, make_units, read_record, read_weights, set_weights
 from payload.model_writer import ModelWriter
 from payload.nn.loss import SoftmaxCrossEntropy
@@ -26,6 +27,7 @@ from payload.parallel.mesh import Options
 from payload.parallel.mesh import alone as on_one_rank
 from payload.parallel.whole import WholeTensors
 from payload.precision import PRECISIONS
+from tests.support.disks import small_disk
 from tests.unit.payload.doubles.oracle import assert_close, torch
 from tests.unit.payload.programs import layouts, whole
 
@@ -237,6 +239,21 @@ def test_the_models_of_all_layouts_are_equal_files(
         assert np.abs(numbers - np.frombuffer(begun[0].read_bytes()[header:], "float32")).max() > 1e-3
 
 
+def test_rank_0_holds_one_whole_tensor_at_a_time(tmp_path: Path) -> None:
+    """Of 41 of 256 KiB, at most as many copies of one as its conversion takes."""
+    settings = {"inputs": 256, "classes": 256, "hidden": [256] * 40}
+    engine, units = _filled("mlp", settings, Cpu())
+    writer = ModelWriter(tmp_path, ModelRecord("mlp", settings, {}, 256, None), engine, units)
+    tracemalloc.start()
+    try:
+        writer.conclude(1, None)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "final.safetensors").stat().st_size > 41 * 256 * 1024
+    assert peak < 5 * 256 * 1024
+
+
 def test_training_can_begin_with_weights_that_a_run_left(device: Device, tmp_path: Path) -> None:
     case = next(case for case in CASES if case.model == "lstm")
     _left(tmp_path, case.model, case.settings, device)
@@ -336,6 +353,17 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     _left(folder, CASES[0].model, CASES[0].settings, Cpu())
     return folder
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_model_that_was_there(left: Path) -> None:
+    with small_disk() as disk:
+        folder = disk.path / "model"
+        shutil.copytree(left, folder)
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        disk.fill(but=4096)
+        with pytest.raises(PayloadError, match=r"--out: .*safetensors.* cannot be written: No space left"):
+            _left(folder, CASES[0].model, CASES[0].settings, Cpu())
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,14 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusterctl.errors import UnreachableError
+from clusterctl.runs import only_copies
 from clusterctl.runs.only_copies import Found, Search
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.ledger import JobEntry, Ledger
@@ -25,6 +27,7 @@ from clusterctl.transport.base import Conversation
 from clusterctl.transport.copies import note_sent
 from clusterctl.transport.put import send_into
 from clusterctl.transport.remote_copies import NOT_IN_HOMES, Top
+from clusterctl.transport.ssh import Connections
 from clusterctl.transport.tree import walk
 from tests.support.here import LocalTransport
 from tests.support.sweeps import in_sweep
@@ -83,6 +86,7 @@ class Stage:
         items, _ = walk([here])
         sent = send_into(LocalTransport(), items, str(self.home))
         note_sent(self.workspace.sent, sent.folder, items, host="demo-ctl")
+        assert self.workspace.sent.stat().st_mode & 0o077 == 0
 
     def collected(self) -> None:
         """The job has come home with all that is in its folder."""
@@ -204,6 +208,7 @@ WAYS: dict[str, Callable[[Stage], Path]] = {
     "a job that was submitted from elsewhere": of_another_submission,
     "a start-up file of one's own": lambda s: s.write(".bashrc", "export MINE=1\n"),
     "a hidden folder": lambda s: s.write(".config/app/settings"),
+    "a name that looks like one of ours": lambda s: s.write("clusterctl/.x.incomplete/weights"),
     "names that are no text": lambda s: s.write("\udcff \x1b[2J\n/weights"),
     "a folder beside the homes": beside_homes,
     "the home of another user": of_another_user,
@@ -244,6 +249,7 @@ NOTHING = {
         (s.home / "l").symlink_to("/etc/passwd"),
     ],
     "a transfer on its way": lambda s: s.write(".clusterctl-0123456789abcdef0123456789abcdef.part"),
+    "a job's folder in the making": lambda s: s.write("clusterctl/jobs/.mine-1.incomplete/big"),
     "a start-up file as created": lambda s: shutil.copy("/etc/skel/.bashrc", s.home),
 }
 
@@ -322,3 +328,27 @@ def test_on_a_hosts_own_disks_only_files_of_users_count(tmp_path: Path) -> None:
 def test_the_same_name_on_two_hosts_is_two_files() -> None:
     one, two = (remote_copies.digest(host, b"/scratch/shard", 10, 0) for host in (b"n1", b"n2"))
     assert one != two
+
+
+@pytest.mark.parametrize(("provider", "keep", "brings"), [("local", True, True), ("onprem", False, False)])
+def test_all_is_brought_but_what_lies_on_machines_of_the_users_own(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, provider: str, *, keep: bool, brings: bool
+) -> None:
+    """What is kept is brought, too: `down --storage` is stopped by it."""
+    stage.write("models/final.pt")
+    inventory = stage.search.inventory.model_copy(update={"provider": provider})
+    stage.workspace.inventory.write_text(inventory.model_dump_json())
+    monkeypatch.setattr(only_copies, "keeps_storage", lambda _: keep)
+    monkeypatch.setattr(Connections, "to", lambda *_: stage.transport)
+    monkeypatch.setattr(Search, "_ask", own_disks_left_out(Search._ask))
+    folders = only_copies.bring_all(stage.workspace, stage.out)
+    assert [folder.name for folder in folders] == ["demo-home-ada"] * brings
+
+
+def own_disks_left_out(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """The test's machine is no node: what users have on it is theirs."""
+
+    def asked(search: Search, host: str) -> Any:
+        return ask(replace(search, hosts=()), host)
+
+    return asked
