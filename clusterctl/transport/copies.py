@@ -10,6 +10,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from clusterctl.errors import MachineError
@@ -30,7 +31,8 @@ def note_sent(note: Path, folder: str, items: Sequence[Item], *, host: str) -> N
         place = os.fsencode(f"{folder}/{item.path}")
         # Its folder may be one that all hosts see, or the host's own.
         sent.extend(digest(at, place, item.size, item.mtime_ns) for at in (b"", os.fsencode(host)))
-    with suppress(MachineError), writing(note), note.open("ab") as file:
+    private = partial(os.open, mode=0o600)
+    with suppress(MachineError), writing(note), open(note, "ab", opener=private) as file:
         file.write(_little_endian(sent).tobytes())
 
 

@@ -7,21 +7,20 @@ them where the account is somebody's own. On an NFS server of the user's they ar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
+from clusterctl.errors import ClusterctlError
 from clusterctl.providers.onprem.login import Login
 from clusterctl.providers.storage import KeptStorage
 from clusterctl.spec.onprem import OnpremSettings
 
-# PATH USER...: their homes with the owner's uid, then the size of all.
+# PATH USER...: their homes with the owner's uid; anybody may see that.
 _LOOK: Final = """
 cd "$1/home" 2>/dev/null || exit 0
 shift
 for user do
-    if [ -d "$user" ] && [ ! -L "$user" ]; then
-        stat -c 'home %n %u' -- "$user"
-        du -sm -- "$user"
-    fi
+    if [ -d "$user" ] && [ ! -L "$user" ]; then stat -c '%n %u' -- "$user"; fi
 done
 """
 # PATH NAME UID ...: of an account that is there still, its home is its own.
@@ -51,12 +50,14 @@ def find(login: Login, settings: OnpremSettings, name: str, users: Sequence[str]
         return ()
     if lost := login.trust([host]):
         raise lost[host]
-    lines = login.root(host, ("sh", "-c", _LOOK, "sh", shared.path, *users)).splitlines()
-    rows = [line.split() for line in lines]
-    homes = {row[1]: int(row[2]) for row in rows if row[0] == "home"}
+    lines = login.run(host, ("sh", "-c", _LOOK, "sh", shared.path, *users)).splitlines()
+    homes = {name: int(uid) for name, uid in map(str.split, lines)}
     if not homes:
         return ()
-    size_mib = sum(int(row[0]) for row in rows if row[0] != "home")
+    size_mib = None
+    with suppress(ClusterctlError):  # without a password for sudo the homes themselves are closed
+        said = login.root(host, ("du", "-smc", "--", *(f"{shared.path}/home/{user}" for user in homes)))
+        size_mib = int(said.splitlines()[-1].split()[0])
     what = f"folder {shared.path}/home on {host}"
     kept = KeptStorage(
         cluster=name, id=shared.path, what=what, size_mib=size_mib, usd_per_month=0.0, homes=homes

@@ -16,7 +16,10 @@ from tests.unit.gcp.policy import findings
 
 KEY = "projects/my-keys/locations/us-central1/keyRings/disks/cryptoKeys/hpc"
 HOST, NETWORK, IAM = "modules/instance/main.tf", "modules/network/main.tf", "modules/iam/main.tf"
-BUCKET, ROOT = "modules/bucket/main.tf", "main.tf"
+BUCKET, STORAGE, ROOT = "modules/bucket/main.tf", "modules/storage/main.tf", "main.tf"
+OF_STORAGE = {"clusterctl-cluster": "big", "clusterctl-storage": "big", "clusterctl-user": "ada"}
+
+DISK = {"size_gib": 100, "type": "pd-balanced"}
 
 # What Google's schema does not allow.
 AGAINST_THE_SCHEMA = {
@@ -79,6 +82,11 @@ AGAINST_A_PROMISE = {
     "restarted": (Edit(HOST, "!var.host.spot && var", "var"), "is to be restarted"),
     "emptied": (Edit(BUCKET, "= false", "= true"), "force_destroy is True"),
     "exposed": (Edit(BUCKET, '"enforced"', '"inherited"'), "public_access_prevention is inherited"),
+    "outliving": (
+        Edit(ROOT, "merge(var.labels, var.storage.labels)", "merge(local.labels, var.storage.labels)"),
+        "would be removed with it",
+    ),
+    "unsealed": (Edit(STORAGE, "var.kms_key == null ? [] : [var.kms_key]", "[]"), "not encrypted"),
     "disabled": (
         Edit(ROOT, "disable_on_destroy = false", "disable_on_destroy = true"),
         "disable_on_destroy is True",
@@ -87,11 +95,12 @@ AGAINST_A_PROMISE = {
 
 
 def asked() -> dict[str, Any]:
-    """A spot node with further disks, all encrypted, a bucket, and rights to take itself down."""
+    """A spot node with further disks, all encrypted, storage, a bucket, and rights to take itself down."""
     values = variables(spec_of("a100"), CLUSTER_ID, PUBLIC_KEY)
     hosts = {name: {**host, "spot": host["has_gpu"]} for name, host in values["hosts"].items()}
     del hosts["big-train-2"]
     bucket = {"name": "my-results", "create": True}
+    storage = {"name": "big-shared", "labels": {**OF_STORAGE, "clusterctl-uid": "1001"}, "disk": DISK}
     services = ["compute.googleapis.com"]
     return {
         **values,
@@ -99,6 +108,7 @@ def asked() -> dict[str, Any]:
         "kms_key": KEY,
         "auto_down": True,
         "bucket": bucket,
+        "storage": storage,
         "services": services,
     }
 
@@ -127,6 +137,11 @@ def test_what_breaks_a_promise_is_found_in_the_plan(tmp_path: Path) -> None:
 
 
 WRONG_VALUES = {
+    "nowhere": ({"storage": {"name": "s", "labels": {}}}, "storage is one of disk and filestore"),
+    "mortal": (
+        {"storage": {"name": "s", "labels": {"clusterctl-id": "0123ab"}, "disk": DISK}},
+        "storage.labels must not have clusterctl-id",
+    ),
     "project": ({"project": "My Project"}, "project must be a project's id"),
     "region": ({"region": "us-central1-a"}, "region must be a region"),
     "zone": ({"zone": "us-central1"}, "zone must be a zone"),

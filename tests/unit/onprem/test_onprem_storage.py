@@ -12,6 +12,7 @@ import pytest
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.providers.onprem import storage
+from clusterctl.providers.onprem.access import AccessError
 from clusterctl.spec.onprem import OnpremSettings
 
 HERE = getpass.getuser()
@@ -24,9 +25,17 @@ class Here:
     def trust(self, _: Sequence[str]) -> Mapping[str, ClusterctlError]:
         return {}
 
-    def root(self, host: str, argv: Sequence[str]) -> str:
+    def __init__(self, *, sudo: bool = True) -> None:
+        self.sudo = sudo
+
+    def run(self, host: str, argv: Sequence[str]) -> str:
         assert host == "head"
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+    def root(self, host: str, argv: Sequence[str]) -> str:
+        if not self.sudo:
+            raise AccessError.of(host, "sudo-password", "sudo asks for a password", "use -K")
+        return self.run(host, argv)
 
 
 @pytest.fixture
@@ -49,7 +58,9 @@ def test_the_homes_of_the_clusters_users_are_found(shared: Path) -> None:
     (kept,) = storage.find(Here(), settings(shared), "lab", users)  # type: ignore[arg-type]
     assert kept.homes == {"nobody-here": UID, HERE: UID}
     assert kept.what == f"folder {shared}/home on head"
-    assert kept.size_mib == 2, "du counts whole MiB of each"
+    assert kept.size_mib == 1
+    without = storage.find(Here(sudo=False), settings(shared), "lab", users)  # type: ignore[arg-type]
+    assert [(one.size_mib, one.homes) for one in without] == [(None, kept.homes)]
     assert storage.find(Here(), settings(shared), "lab", ["without-home"]) == ()  # type: ignore[arg-type]
     assert storage.find(Here(), settings(shared / "none"), "lab", users) == ()  # type: ignore[arg-type]
 

@@ -12,10 +12,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from payload.config import SampleConfig
 from payload.data import png
-from payload.data.datasets import load_digits
+from payload.data.datasets import load_digits, tokenizer_of
 from payload.data.inputs import read_images
+from payload.device import Device
 from payload.errors import UsageError
+from payload.inference import load
+from payload.predict import probabilities
+from payload.sample import tokens
 from tests.unit.payload.conftest import Runner
 
 TEXT = b"the cat sat on the mat. " * 200
@@ -214,6 +219,16 @@ def test_text_follows_the_prompt(alone: Runner, letters: Path) -> None:
     found = json.loads(sample("--prompt", "the cat", "--temperature", "0", "--output", "json"))
     assert found == {"prompt": "the cat", "text": likeliest[len("the cat") : -1], "tokens": 12}
     assert len(sample("--tokens", "20", "--temperature", "0")) > 20  # without a prompt, beyond its window
+
+
+def test_on_a_gpu_the_answers_are_the_same(device: Device, digits: Path, letters: Path) -> None:
+    seen, pixels = load(digits / "model", "best", device), load_digits()[1].images[:3].astype(float)
+    assert probabilities(seen, pixels).sum(axis=1) == pytest.approx([1, 1, 1])
+    written = load(letters / "model", "best", device)
+    config = SampleConfig(model_folder=letters / "model", tokens=6, temperature=0.0)
+    tokenizer = tokenizer_of(written.record.tokenizer or {})
+    found = tokens(written, tokenizer.encode(b"the cat").tolist(), config, limit=tokenizer.size)
+    assert tokenizer.decode(found).startswith(b" sat on")
 
 
 def test_a_model_is_used_where_there_is_no_mpi(

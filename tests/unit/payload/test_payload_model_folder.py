@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,6 +237,21 @@ def test_the_models_of_all_layouts_are_equal_files(
         numbers, expected = (np.frombuffer(one[header:], "float32") for one in (ours, theirs))
         np.testing.assert_allclose(numbers, expected, rtol=1e-3, atol=1e-5, err_msg=f"{model} {layout}")
         assert np.abs(numbers - np.frombuffer(begun[0].read_bytes()[header:], "float32")).max() > 1e-3
+
+
+def test_rank_0_holds_one_whole_tensor_at_a_time(tmp_path: Path) -> None:
+    """Of 41 of 256 KiB, at most as many copies of one as its conversion takes."""
+    settings = {"inputs": 256, "classes": 256, "hidden": [256] * 40}
+    engine, units = _filled("mlp", settings, Cpu())
+    writer = ModelWriter(tmp_path, ModelRecord("mlp", settings, {}, 256, None), engine, units)
+    tracemalloc.start()
+    try:
+        writer.conclude(1, None)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "final.safetensors").stat().st_size > 41 * 256 * 1024
+    assert peak < 5 * 256 * 1024
 
 
 def test_training_can_begin_with_weights_that_a_run_left(device: Device, tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ class Stage:
         items, _ = walk([here])
         sent = send_into(LocalTransport(), items, str(self.home))
         note_sent(self.workspace.sent, sent.folder, items, host="demo-ctl")
+        assert self.workspace.sent.stat().st_mode & 0o077 == 0
 
     def collected(self) -> None:
         """The job has come home with all that is in its folder."""
