@@ -12,7 +12,7 @@ import os
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -27,6 +27,7 @@ from clusterctl.errors import (
     UsageError,
     printable,
 )
+from clusterctl.runs.collect import GOING_ON
 from clusterctl.runs.fetch import FROM_JOB, shown_path
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.ledger import SENT_FILES, JobEntry, Ledger, RunRecord
@@ -34,6 +35,7 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, lines, remote_argv
 from clusterctl.transport.copies import files_here, read_sent, request_bytes
 from clusterctl.transport.get import Sender
+from clusterctl.transport.remote_content import Entry
 from clusterctl.transport.remote_copies import digest
 from clusterctl.transport.ssh import Connections
 from clusterctl.transport.tree import Kind, Progress, shown_size
@@ -42,6 +44,7 @@ from clusterctl.util.process import on_each
 
 _PROGRAM = "clusterctl.transport.remote_copies"
 _MOST_FILES = 100_000  # files of one transfer
+_ROUNDS = 3  # a file that changed while it was read is read again
 _MOST_SHOWN = 20
 _AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
@@ -140,6 +143,7 @@ class Search:
     to: Connect
     hosts: Collection[str]
     shared: bool
+    left_out: tuple[str, ...] = ()  # folders that are not looked at
     known: array[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -183,6 +187,7 @@ class Search:
             "host": host,
             "local": host in self.hosts,
             "ours": sorted(SENT_FILES),
+            "left_out": self.left_out,
             **more,
         }
         return ["sudo", "-n", *remote_argv(_PROGRAM, json.dumps(asked))]
@@ -230,26 +235,20 @@ class Search:
     def _bring_top(self, host: str, top: str, folder: Path, progress: Progress) -> None:
         at = host or self.inventory.controller.name
         argv = self._request(at, top=base64.b64encode(os.fsencode(top)).decode(), most=_MOST_FILES)
-        while True:
+        files: list[Entry] | None = None
+        while files is None or len(files) == _MOST_FILES:
             request = request_bytes(self.known)
             with closing(Sender(self.to(at), argv)) as sender, sender.listed(request) as download:
                 for entry in download.entries:
                     entry.mode |= 0o700 if entry.kind == Kind.FOLDER else 0o600
                 arrived = download.bring(download.entries, folder, progress=progress)
             files = [entry for entry in download.entries if entry.kind == Kind.FILE]
-            if not files:
-                return
             for entry in files:
                 if entry.index in arrived:
                     place = os.fsencode(top) + b"/" + entry.path
                     self.known.append(digest(os.fsencode(host), place, entry.size, entry.mtime_ns))
             if not arrived:
-                raise CollectError(
-                    f"{len(files)} files can't be brought home, such as {shown_path(files[0].path)}",
-                    where=f"{top} on {at}",
-                    why="they can't be read there, or change all the time",
-                    fix="end what writes there, then collect again; what has arrived is kept",
-                )
+                return
 
     def _folder_of(self, host: str, top: str, out: Path) -> Path:
         """Where the files of a top go: where they went before, else a new folder."""
@@ -282,16 +281,21 @@ def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_
         inventory = inventory_of(workspace)
         kept_too = not inventory.traits.user_owned
         search = Search.of_all(inventory, workspace, connections.to, kept_too=kept_too)
-        while (found := search.find()).files:
-            before = len(search.known)
-            folders |= dict.fromkeys(search.bring(found.files, out, progress=progress))
-            if len(search.known) == before:
+        # What a job at work writes changes all the time; it is collected as it stands.
+        going_on = [one.remote_dir for one in Ledger(workspace.jobs).entries() if one.run_state in GOING_ON]
+        search = replace(search, left_out=tuple(filter(None, going_on)))
+        found = search.find()
+        for _ in range(_ROUNDS):
+            if not found.files:
                 break
+            folders |= dict.fromkeys(search.bring(found.files, out, progress=progress))
+            found = search.find()
     if found:
         raise CollectError(
             "not all that exists only on the cluster could be brought home",
             why="\n".join(found.lines[:_MOST_SHOWN]),
-            fix="have all hosts answer: `clusterctl up` repairs the cluster; then collect again",
+            fix="end what writes there, have all hosts answer (`clusterctl up` repairs the cluster), then "
+            "collect again; what has arrived is kept",
         )
     return tuple(folders)
 

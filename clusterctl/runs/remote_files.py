@@ -90,7 +90,7 @@ class Listing:
     ) -> None:
         self.top, self.ours = top, ours
         self.given = read_given(top)
-        self.globs: Globs | None = None  # what outputs.json says is brought home; None: all but checkpoints
+        self.globs: Globs | None = None  # what outputs.json says is brought home
         everything = checkpoints == EVERYTHING
         if not everything:
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):

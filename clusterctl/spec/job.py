@@ -198,7 +198,7 @@ class JobOptions(Model):
     exclude: tuple[FilePattern, ...] = Field((), description="patterns of files not to send")
     outputs: tuple[FilePattern, ...] = Field(
         (),
-        description="patterns of files to collect, as in a .gitignore file; default: all but checkpoints",
+        description="patterns of files to collect, as in a .gitignore file; default: all but old checkpoints",
         examples=["results/**"],
     )
     env: Variables = Field({}, description="environment variables of the program")

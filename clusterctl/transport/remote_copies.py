@@ -4,8 +4,8 @@
 
 REQUEST is a JSON object: ``shared`` is the folder that hosts share; ``look_at_shared`` says whether it is
 looked at here, ``local`` whether what users have on this host's own disks is; ``host`` is its name; ``ours``
-are the names of files that clusterctl puts into jobs' folders. stdin begins with what exists elsewhere: eight
-bytes with the number of ``digest``s, and these, sorted.
+are the names of files that clusterctl puts into jobs' folders; ``left_out`` are folders to pass over. stdin
+begins with what exists elsewhere: eight bytes with the number of ``digest``s, and these, sorted.
 
 The answer is a JSON object a line: {"top", "path", "owner", "files", "bytes", "age_s"} for the files below
 one path, {"unread", "why"} for what can't be looked at, {} as a sign of life, and {"end": true}. Paths are
@@ -191,9 +191,11 @@ def network_mounts() -> set[bytes]:
 class Walk:
     """Goes through the files that exist nowhere else; ``unread`` is what it can't look at, and why."""
 
-    def __init__(self, known: array[int], ours: Collection[bytes], beat: Beat) -> None:
+    def __init__(
+        self, known: array[int], ours: Collection[bytes], left_out: Collection[bytes], beat: Beat
+    ) -> None:
         self.known, self.ours, self.beat = known, ours, beat
-        self.elsewhere = network_mounts()
+        self.elsewhere = network_mounts() | {*left_out}
         self.unread: list[tuple[bytes, str]] = []
 
     def files(self, top: Top) -> Iterator[tuple[bytes, os.stat_result]]:
@@ -329,7 +331,7 @@ def send_top(walk: Walk, top: Top, most: int) -> None:
 def main(request: str) -> None:
     asked: dict[str, Any] = json.loads(request)
     ours = frozenset(os.fsencode(name) for name in asked["ours"])
-    walk = Walk(read_known(), ours, Beat(answer))
+    walk = Walk(read_known(), ours, [*map(os.fsencode, asked["left_out"])], Beat(answer))
     tops = tops_of(asked)
     if "top" not in asked:
         write_groups(walk, tops)

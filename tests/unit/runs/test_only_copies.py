@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from clusterctl.errors import UnreachableError
+from clusterctl.errors import CollectError, UnreachableError
 from clusterctl.runs import only_copies
 from clusterctl.runs.only_copies import Found, Search
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
@@ -330,25 +329,49 @@ def test_the_same_name_on_two_hosts_is_two_files() -> None:
     assert one != two
 
 
+@pytest.fixture
+def up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """The cluster is up, as ``bring_all`` finds it; no folder of this machine itself is looked at."""
+    ask = Search._ask
+    stage.workspace.inventory.write_text(stage.search.inventory.model_dump_json())
+    monkeypatch.setattr(Connections, "to", lambda *_: stage.transport)
+    monkeypatch.setattr(Search, "_ask", lambda search, host: ask(replace(search, hosts=()), host))
+    return stage
+
+
+def test_a_job_at_work_does_not_keep_collect_all_from_its_end(up: Stage) -> None:
+    ledger = Ledger(up.workspace.jobs)
+    ledger.update(ledger.entries()[0], run_state="RUNNING")
+    changed(up, f"{JOB}/stdout.log", "step 1\nstep 2\n")
+    up.write("models/final.pt")
+    (folder,) = only_copies.bring_all(up.workspace, up.out)
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["final.pt"]
+    assert [one.job_id for one in up.search.find().files] == ["1"]
+
+
+def test_a_file_that_never_holds_still_is_an_error_that_names_it(
+    up: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, find = up.write("grows"), Search.find
+
+    def grown(search: Search) -> Found:
+        file.write_text(file.read_text() + "more\n")
+        return find(search)
+
+    monkeypatch.setattr(Search, "find", grown)
+    with pytest.raises(CollectError, match="not all") as caught:
+        only_copies.bring_all(up.workspace, up.out)
+    assert str(file) in caught.value.why
+
+
 @pytest.mark.parametrize(("provider", "keep", "brings"), [("local", True, True), ("onprem", False, False)])
 def test_all_is_brought_but_what_lies_on_machines_of_the_users_own(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, provider: str, *, keep: bool, brings: bool
+    up: Stage, monkeypatch: pytest.MonkeyPatch, provider: str, *, keep: bool, brings: bool
 ) -> None:
     """What is kept is brought, too: `down --storage` is stopped by it."""
-    stage.write("models/final.pt")
-    inventory = stage.search.inventory.model_copy(update={"provider": provider})
-    stage.workspace.inventory.write_text(inventory.model_dump_json())
+    up.write("models/final.pt")
+    inventory = up.search.inventory.model_copy(update={"provider": provider})
+    up.workspace.inventory.write_text(inventory.model_dump_json())
     monkeypatch.setattr(only_copies, "keeps_storage", lambda _: keep)
-    monkeypatch.setattr(Connections, "to", lambda *_: stage.transport)
-    monkeypatch.setattr(Search, "_ask", own_disks_left_out(Search._ask))
-    folders = only_copies.bring_all(stage.workspace, stage.out)
+    folders = only_copies.bring_all(up.workspace, up.out)
     assert [folder.name for folder in folders] == ["demo-home-ada"] * brings
-
-
-def own_disks_left_out(ask: Callable[..., Any]) -> Callable[..., Any]:
-    """The test's machine is no node: what users have on it is theirs."""
-
-    def asked(search: Search, host: str) -> Any:
-        return ask(replace(search, hosts=()), host)
-
-    return asked
