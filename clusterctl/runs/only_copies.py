@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import json
 import os
+import stat
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -145,13 +146,20 @@ class Search:
     shared: bool
     left_out: tuple[str, ...] = ()  # folders that are not looked at
     known: array[int] = field(init=False)
+    arrived: set[int] = field(init=False, default_factory=set)  # of these, what has come by now
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "known", array("Q", _known(self.workspace)))
 
     @classmethod
     def of_all(
-        cls, inventory: Inventory, workspace: Workspace, to: Connect, *, kept_too: bool = False
+        cls,
+        inventory: Inventory,
+        workspace: Workspace,
+        to: Connect,
+        *,
+        kept_too: bool = False,
+        left_out: tuple[str, ...] = (),
     ) -> Search:
         """Where `down` destroys files: not on machines of the user's own, nor on storage that is kept.
 
@@ -160,23 +168,17 @@ class Search:
         owned = inventory.traits.user_owned
         kept = keeps_storage(workspace)
         hosts = () if owned else [host.name for host in inventory.hosts]
-        return cls(inventory, workspace, to, hosts, shared=kept_too or not (kept or owned))
+        return cls(inventory, workspace, to, hosts, kept_too or not (kept or owned), left_out)
 
     def find(self) -> Found:
         """Look at all hosts at once. One that does not answer is in ``unknown`` of what is returned."""
         controller = (self.inventory.controller.name,) if self.shared else ()
-        answers, failed = on_each(dict.fromkeys([*controller, *self.hosts]), self._ask)
         entries = {one.remote_dir: one for one in Ledger(self.workspace.jobs).entries() if one.remote_dir}
-        files, unknown = [], []
-        for host, exc in failed.items():
-            unknown.append(f"what is on {host} can't be told: {printable(exc.cause)}")
-        for host, rows in answers.items():
-            files += [_only_copy(row, host, self.inventory, entries) for row in rows if "files" in row]
-            unknown += [
-                f"{_shown(row['unread'])} on {host} can't be looked at: {printable(str(row['why']))}"
-                for row in rows
-                if "unread" in row
-            ]
+        hosts = dict.fromkeys([*controller, *self.hosts])
+        answers, failed = on_each(hosts, lambda host: self._ask(host, entries))
+        files = [one for found in answers.values() for one in found.files]
+        unknown = [f"what is on {host} can't be told: {printable(exc.cause)}" for host, exc in failed.items()]
+        unknown += [line for found in answers.values() for line in found.unknown]
         return Found(tuple(sorted(files, key=lambda one: -one.bytes)), unknown=tuple(unknown))
 
     def _request(self, host: str, **more: object) -> list[str]:
@@ -192,20 +194,25 @@ class Search:
         }
         return ["sudo", "-n", *remote_argv(_PROGRAM, json.dumps(asked))]
 
-    def _ask(self, host: str) -> list[dict[str, Any]]:
-        transport = self.to(host)
-        rows: list[dict[str, Any]] = []
-        with transport.converse(self._request(host)) as talk:
+    def _ask(self, host: str, entries: Mapping[str, JobEntry]) -> Found:
+        files, unknown = [], []
+        row: dict[str, Any] = {}
+        with self.to(host).converse(self._request(host)) as talk:
             talk.send(request_bytes(self.known))
-            for line in lines(iter(talk.receive, b""), _not_understood(host)):
-                try:
-                    rows.append(dict(json.loads(line)))
-                except (ValueError, TypeError) as exc:
-                    raise _not_understood(host) from exc
+            try:
+                for line in lines(iter(talk.receive, b""), _not_understood(host)):
+                    row = json.loads(line)
+                    if "files" in row:
+                        files.append(_only_copy(row, host, self.inventory, entries))
+                    elif "unread" in row:
+                        path = shown_path(base64.b64decode(row["unread"]))
+                        unknown.append(f"{path} on {host} can't be looked at: {printable(str(row['why']))}")
+            except (ValueError, TypeError, LookupError, RecursionError) as exc:
+                raise _not_understood(host) from exc
             talk.finish()
-        if not rows or "end" not in rows[-1]:
+        if "end" not in row:
             raise _not_understood(host)
-        return rows
+        return Found(tuple(files), unknown=tuple(unknown))
 
     def bring(self, found: Sequence[OnlyCopy], out: Path, *, progress: Progress) -> tuple[Path, ...]:
         """Bring all that was found into folders of ``out``, one for each home; returns these.
@@ -215,46 +222,49 @@ class Search:
             TransportError: a host can't be reached.
         """
         folders: dict[Path, None] = {}
-        for host, top in dict.fromkeys((one.host, one.top) for one in found):
-            folder = self._folder_of(host, top, out.absolute())
-            folders[folder] = None
-            try:
-                self._bring_top(host, top, folder, partial(_of, folder.name, progress))
-            except TransferError as exc:
-                raise CollectError(exc.what, where=exc.where, why=exc.why, fix=exc.fix) from exc
-            except OSError as exc:
-                fix = "make room and rights there, or name another folder with --out"
-                raise CollectError(
-                    "files of the cluster can't be written here",
-                    where=str(folder),
-                    why=reason(exc, folder),
-                    fix=fix,
-                ) from exc
+        try:
+            for host, top in dict.fromkeys((one.host, one.top) for one in found if one.top):
+                folders |= dict.fromkeys(self._bring_top(host, top, out.absolute(), progress))
+        except TransferError as exc:
+            raise CollectError(exc.what, where=exc.where, why=exc.why, fix=exc.fix) from exc
+        except OSError as exc:
+            where = printable(os.fsdecode(exc.filename or str(out)))
+            fix = "make room and rights there, or name another folder with --out"
+            what = "files of the cluster can't be written here"
+            raise CollectError(what, where=where, why=reason(exc, out), fix=fix) from exc
         return tuple(folders)
 
-    def _bring_top(self, host: str, top: str, folder: Path, progress: Progress) -> None:
-        at = host or self.inventory.controller.name
-        argv = self._request(at, top=base64.b64encode(os.fsencode(top)).decode(), most=_MOST_FILES)
+    def _bring_top(self, host: str, top: str, out: Path, progress: Progress) -> Iterator[Path]:
+        at, place = host or self.inventory.controller.name, os.fsencode(top)
+        argv = self._request(at, top=base64.b64encode(place).decode(), most=_MOST_FILES)
         files: list[Entry] | None = None
         while files is None or len(files) == _MOST_FILES:
             request = request_bytes(self.known)
             with closing(Sender(self.to(at), argv)) as sender, sender.listed(request) as download:
+                if not download.entries:
+                    return
                 for entry in download.entries:
                     entry.mode |= 0o700 if entry.kind == Kind.FOLDER else 0o600
-                arrived = download.bring(download.entries, folder, progress=progress)
+                folder = self._folder_of(host, top, out, download.entries)
+                yield folder
+                told = partial(_of, folder.name, progress)
+                arrived = download.bring(download.entries, folder, progress=told)
             files = [entry for entry in download.entries if entry.kind == Kind.FILE]
-            for entry in files:
-                if entry.index in arrived:
-                    place = os.fsencode(top) + b"/" + entry.path
-                    self.known.append(digest(os.fsencode(host), place, entry.size, entry.mtime_ns))
+            come = [
+                digest(os.fsencode(host), place + b"/" + one.path, one.size, one.mtime_ns)
+                for one in files
+                if one.index in arrived
+            ]
+            self.known.extend(come)
+            self.arrived.update(come)
             if not arrived:
                 return
 
-    def _folder_of(self, host: str, top: str, out: Path) -> Path:
-        """Where the files of a top go: where they went before, else a new folder."""
-        for row in read_rows(self.workspace.brought):
-            if (row.get("host"), row.get("top")) == (host, top) and Path(row["directory"]).is_dir():
-                return Path(row["directory"])
+    def _folder_of(self, host: str, top: str, out: Path, entries: Sequence[Entry]) -> Path:
+        """Where files of a top go: where others went before, unless what is there by now is in the way."""
+        for *where, folder in _brought(self.workspace):
+            if where == [host, top] and folder.is_dir() and not self._overwrites(folder, host, top, entries):
+                return folder
         shared = self.inventory.shared
         below = top.removeprefix(shared).strip("/") if not host else top.strip("/")
         name = "-".join([host or self.inventory.cluster, *(below or "shared").split("/")])
@@ -265,6 +275,19 @@ class Search:
                 break
         append_line(self.workspace.brought, json.dumps({"host": host, "top": top, "directory": str(folder)}))
         return folder
+
+    def _overwrites(self, folder: Path, host: str, top: str, entries: Sequence[Entry]) -> bool:
+        """Whether one would take the place of anything but a file that has come just now."""
+        for entry in entries:
+            path = os.path.join(os.fsencode(folder), entry.path)  # noqa: PTH118  # names are bytes
+            with suppress(FileNotFoundError, NotADirectoryError):
+                status = os.lstat(path)
+                if entry.kind == Kind.FOLDER and stat.S_ISDIR(status.st_mode):
+                    continue
+                full = os.fsencode(f"{top}/") + entry.path
+                if digest(os.fsencode(host), full, status.st_size, status.st_mtime_ns) not in self.arrived:
+                    return True
+        return False
 
 
 def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_: None) -> tuple[Path, ...]:
@@ -279,11 +302,15 @@ def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_
     folders: dict[Path, None] = {}
     with Connections(workspace.ssh_config) as connections:
         inventory = inventory_of(workspace)
-        kept_too = not inventory.traits.user_owned
-        search = Search.of_all(inventory, workspace, connections.to, kept_too=kept_too)
         # What a job at work writes changes all the time; it is collected as it stands.
-        going_on = [one.remote_dir for one in Ledger(workspace.jobs).entries() if one.run_state in GOING_ON]
-        search = replace(search, left_out=tuple(filter(None, going_on)))
+        at_work = [one.remote_dir for one in Ledger(workspace.jobs).entries() if one.run_state in GOING_ON]
+        search = Search.of_all(
+            inventory,
+            workspace,
+            connections.to,
+            kept_too=not inventory.traits.user_owned,
+            left_out=tuple(filter(None, at_work)),
+        )
         found = search.find()
         for _ in range(_ROUNDS):
             if not found.files:
@@ -330,10 +357,6 @@ def _why_left(entry: JobEntry, path: str) -> str:
     return ""
 
 
-def _shown(encoded: str) -> str:
-    return shown_path(base64.b64decode(encoded))
-
-
 def _not_understood(host: str) -> TransportError:
     return TransportError("its list of files makes no sense", where=host, host=host)
 
@@ -344,5 +367,12 @@ def _known(workspace: Workspace) -> Iterator[int]:
     for entry in Ledger(workspace.jobs).entries():
         if entry.run_dir and entry.remote_dir and Path(entry.run_dir).is_dir():
             yield from files_here(Path(entry.run_dir), entry.remote_dir, renamed=os.fsdecode(FROM_JOB))
+    for host, top, folder in _brought(workspace):
+        yield from files_here(folder, top, host=host)
+
+
+def _brought(workspace: Workspace) -> Iterator[tuple[str, str, Path]]:
+    """What is of no run and was brought here: of which host ("" if all see it) and top, into which folder."""
     for row in read_rows(workspace.brought):
-        yield from files_here(Path(row["directory"]), row["top"], host=row["host"])
+        with suppress(KeyError, TypeError):  # damaged
+            yield row["host"], row["top"], Path(row["directory"])

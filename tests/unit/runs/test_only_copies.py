@@ -298,6 +298,68 @@ def test_the_same_home_goes_to_the_same_folder_and_another_clusters_is_left_alon
     assert not list((stage.out / "demo-home-ada").iterdir())
 
 
+def test_what_was_edited_here_is_never_overwritten(stage: Stage) -> None:
+    """Nor is what is of another kind by now; a file that changes meanwhile goes to the same place."""
+    search = stage.search
+    for text in ("first", "second"):
+        changed(stage, "notes/plan.txt", text)
+        (folder,) = search.bring(search.find().files, stage.out, progress=lambda *_: None)
+    assert (folder.name, (folder / "notes/plan.txt").read_text()) == ("demo-home-ada", "second")
+    (folder / "notes/plan.txt").write_text("edited here")
+    stage.write("new")
+    search = stage.search
+    (second,) = search.bring(search.find().files, stage.out, progress=lambda *_: None)
+    assert (folder / "notes/plan.txt").read_text() == "edited here"
+    assert second.name == "demo-home-ada-2"
+    assert {path.name for path in second.rglob("*")} == {"notes", "plan.txt", "new"}
+    shutil.rmtree(folder / "notes")
+    (folder / "notes").write_text("a file by now")
+    stage.write("notes/more.txt")
+    search = stage.search
+    (third,) = search.bring(search.find().files, stage.out, progress=lambda *_: None)
+    assert (folder / "notes").read_text() == "a file by now"
+    assert third == second
+    assert not stage.search.find()
+
+
+def test_small_files_that_are_not_named_make_no_folder(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(only_copies, "_brought", lambda _: ())
+    unnamed = Found(files=(only_copies.OnlyCopy("others", "ada", 3, 30, 0, host="demo-ctl"),))
+    assert stage.search.bring(unnamed.files, stage.out, progress=lambda *_: None) == ()
+    assert [path.name for path in stage.out.iterdir()] == [stage.run.name]
+
+
+def test_a_folder_that_can_not_be_written_is_an_error_that_names_it(stage: Stage) -> None:
+    stage.write("weights")
+    stage.out = stage.out / "file" / "below"
+    stage.out.parent.write_text("no folder")
+    with pytest.raises(CollectError, match="can't be written here") as caught:
+        stage.search.bring(stage.search.find().files, stage.out, progress=lambda *_: None)
+    assert str(stage.out.parent) in caught.value.where
+
+
+def test_a_damaged_note_of_what_was_brought_is_passed_over(stage: Stage) -> None:
+    stage.write("weights")
+    stage.search.bring(stage.search.find().files, stage.out, progress=lambda *_: None)
+    with stage.workspace.brought.open("a") as file:
+        file.write('{"host": "", "top": "/x"}\n{"host": "", "top": 1, "directory": 2}\n')
+    assert not stage.search.find()
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "3", '{"files": 1}', '{"unread": "/"}', "nothing", '{"alive": 1}', "[" * 100_000]
+)
+def test_an_answer_that_makes_no_sense_is_no_answer(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.setattr(
+        Search, "_request", lambda *_, **__: ["sudo", "-n", "sh", "-c", 'echo "$1"', "", line]
+    )
+    monkeypatch.setattr(only_copies, "request_bytes", lambda _: b"")
+    (why,) = stage.search.find().unknown
+    assert why.startswith("what is on demo-ctl can't be told: its list of files makes no sense")
+
+
 def test_a_host_that_does_not_answer_is_named(stage: Stage) -> None:
     class Dead(ThisMachine):
         def converse(self, *_: object, **__: object) -> AbstractContextManager[Conversation]:
@@ -335,7 +397,7 @@ def up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     ask = Search._ask
     stage.workspace.inventory.write_text(stage.search.inventory.model_dump_json())
     monkeypatch.setattr(Connections, "to", lambda *_: stage.transport)
-    monkeypatch.setattr(Search, "_ask", lambda search, host: ask(replace(search, hosts=()), host))
+    monkeypatch.setattr(Search, "_ask", lambda search, *of: ask(replace(search, hosts=()), *of))
     return stage
 
 
