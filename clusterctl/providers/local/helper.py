@@ -258,13 +258,14 @@ def _remove_nodes(
 
 def down(request: dict[str, Any]) -> dict[str, Any]:
     """Remove everything of a cluster; done twice it does nothing the second time."""
-    cluster_id = layout.ClusterQuery.model_validate(request).id
+    asked = layout.ClusterQuery.model_validate(request)
+    cluster_id = asked.id
     with state_lock("down", waiting):
         machine.stop(_machines_of(cluster_id, machine.alive()))
         machine.end_rooted(layout.cluster_dir(cluster_id))
         machine.remove_cgroups(f"c{cluster_id}-")  # of machines that died by themselves
         system.remove_network(cluster_id)
-        if not _keep_shared(cluster_id):
+        if not _keep_shared(cluster_id, asked=asked.keep_storage):
             system.erase(layout.cluster_dir(cluster_id))
         system.erase_doomed(layout.STATE)
         if not image.states():
@@ -273,14 +274,14 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _keep_shared(cluster_id: str) -> bool:
-    """Where it was asked for, leave the shared folder alone, with a note of whose it is."""
+def _keep_shared(cluster_id: str, *, asked: bool) -> bool:
+    """Where it is or was asked for, leave the shared folder alone, with a note of whose it is."""
     folder, record = layout.cluster_dir(cluster_id), layout.state_file(cluster_id)
     shared, note = layout.shared_folder(cluster_id), layout.storage_file(cluster_id)
     if not record.exists():
         return note.exists()  # done already
     state = layout.ClusterState.model_validate_json(record.read_bytes())
-    if not (state.keep_storage and shared.exists()):
+    if not ((asked or state.keep_storage) and shared.exists()):
         return False
     progress("measuring the shared folder")
     size_mib = int(system.run(["du", "-sm", str(shared)], what="measuring the shared folder").split()[0])

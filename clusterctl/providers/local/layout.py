@@ -102,9 +102,10 @@ class ClusterRequest(_Message):
 
 
 class ClusterQuery(_Message):
-    """A cluster that is to be looked at or removed."""
+    """A cluster that is to be looked at, or removed but for the shared folder if that is to be kept."""
 
     id: ClusterId
+    keep_storage: bool = False
 
 
 class ClusterState(BaseModel):

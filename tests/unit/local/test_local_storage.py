@@ -14,6 +14,7 @@ from clusterctl.providers.local import helper, image, layout, machine, provider,
 from clusterctl.providers.local.layout import ClusterRequest, ClusterState, Existing
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.storage import KeptStorage
+from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.workspace import Workspace
 
@@ -108,6 +109,17 @@ def test_without_keep_nothing_stays(state: Path) -> None:
     helper.down({"id": OLD})
     assert list(state.iterdir()) == []
     assert kept_here() == ()
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_down_keeps_what_the_last_up_was_to_keep_but_never_came_to(state: Path, *, keep: bool) -> None:
+    """`down` does not look at what the applied spec keeps."""
+    raised(OLD, keep=False)
+    workspace = Workspace.of("d")
+    workspace.create()
+    workspace.spec.write_text(dump_spec(spec(keep=keep)))
+    LocalProvider(LocalSettings()).destroy(OLD, workspace=workspace, report=print)
+    assert [one.id for one in kept_here()] == [OLD] * keep
 
 
 @pytest.mark.parametrize("fails", ["erase", "unlink"])
