@@ -77,7 +77,8 @@ def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -
 
 def folder_of_run(run: str) -> Path | None:
     """The folder on this machine that is called so, from here or from ./runs on."""
-    return next((path for path in (Path(run), RUNS / run) if path.is_dir()), None) if run else None
+    places = (Path(os.path.abspath(path)) for path in (run, RUNS / run))  # noqa: PTH100  # . and .. have no name
+    return next((path for path in places if os.path.isdir(path)), None) if run else None  # noqa: PTH112  # any name
 
 
 def _find(run: str, entries: Sequence[JobEntry]) -> _Found:
@@ -221,7 +222,7 @@ def use_here(
 def _surroundings() -> Mapping[str, str]:
     """Of a program that runs alone, on all cores, whoever called us."""
     env = {name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS)}
-    cores = str(len(os.sched_getaffinity(0)))
+    cores = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     return {"OMP_NUM_THREADS": cores, **env, "PYTHONPATH": str(asset("payload").parent)}
 
 

@@ -122,6 +122,17 @@ def test_a_model_that_is_here_alone_is_sent_without_the_other_weights(
     assert arrived.read_text() == weights.value
 
 
+@pytest.mark.parametrize("run", [".", "..", "../."])
+def test_a_run_is_found_from_inside_of_it(
+    session: Session, cluster: PlayedCluster, monkeypatch: pytest.MonkeyPatch, run: str
+) -> None:
+    monkeypatch.chdir("runs/old-1-train/model")
+    _, sent = chosen(run, session)
+    assert sent is not None
+    names = {item.path for item in sent.items}
+    assert names == {"model", "model/model.json", "model/best.safetensors", "config.toml"}
+
+
 def test_another_model_there_is_not_taken_for_the_one_here(
     session: Session, cluster: PlayedCluster, here: Path
 ) -> None:
@@ -152,6 +163,7 @@ def test_what_there_is_not_is_told(session: Session, cluster: PlayedCluster, her
         ("old-1-trian", "there is no run 'old-1-trian'", "did you mean old-1-train?"),
         ("nothing", "there is no run 'nothing'", "clusterctl jobs"),
         ("", "there is no run ''", "clusterctl jobs"),
+        ("a" * 300, "there is no run 'aaa", "clusterctl jobs"),
         ("empty", "run empty has no model", "name a run of `train`"),
         ("99", "there is no job 99", "clusterctl jobs"),
         (plain.job_id, f"run {plain.job_id} has no model", "name a run of `train`"),
