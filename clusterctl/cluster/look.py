@@ -104,7 +104,7 @@ def _found(workspace: Workspace, given_up: Collection[str | None], *, storage: b
     try:
         inventory = inventory_of(workspace)
     except UsageError as exc:
-        return Found(unknown=(exc.cause,)) if workspace.inventory.exists() else Found()
+        return Found(unknown=(exc.cause,))
     with Connections(workspace.ssh_config) as connections:
         found = Search.of_all(inventory, workspace, connections.to, kept_too=storage).find()
         files = tuple(one for one in found.files if one.job_id not in given_up)

@@ -22,9 +22,9 @@ from clusterctl.cluster.session import ClusterSession, Drift, workspace_copy
 from clusterctl.configure import ansible
 from clusterctl.configure.events import TaskProgress
 from clusterctl.errors import (
+    ClusterctlError,
     ConfigureError,
     MachineError,
-    OnlyCopyError,
     SchedulerError,
     TransportError,
     UsageError,
@@ -278,7 +278,7 @@ def review(
     impact = impact_of(session, before, planned, scheduler, drain=True)
     try:
         lost = look_at_leaving(session, before, planned, scheduler, replaced=replaced, discard=discard)
-    except OnlyCopyError:
+    except ClusterctlError:
         if impact.drained:
             scheduler.resume(impact.drained)
         raise

@@ -140,14 +140,16 @@ def test_a_run_that_is_given_up_stops_nothing(stage: Stage) -> None:
     assert not stage.look("2")
 
 
-@pytest.mark.parametrize("dead", ["hosts", "scheduler", "record"])
+@pytest.mark.parametrize("dead", ["hosts", "scheduler", "record", "no record"])
 def test_what_can_not_be_told_stops_it_too(stage: Stage, dead: str) -> None:
     if dead == "hosts":
         stage.found = Found(unknown=("what is on d-train-2 can't be told: no route",))
     elif dead == "scheduler":
         stage.jobs = None
-    else:
+    elif dead == "record":
         stage.workspace.inventory.write_text("torn")
+    else:
+        stage.workspace.inventory.unlink()
     with pytest.raises(OnlyCopyError, match="stays up") as caught:
         stage.look()
     assert "`clusterctl up` repairs the cluster" in caught.value.fix
