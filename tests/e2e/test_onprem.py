@@ -15,7 +15,7 @@ import pytest
 from tests.support.bundled import DEBIAN, debian_bundle, unconnected
 from tests.support.cluster import Cluster
 from tests.support.lab import PASSWORD, Box, Lab, lab
-from tests.support.own import raised
+from tests.support.own import FINGERPRINT, raised
 from tests.support.verbs import Clusterctl
 
 OUTSIDE = "192.0.2.1"  # of nobody, by RFC 5737
@@ -34,7 +34,10 @@ def spec_of(machines: Lab, name: str, **provider: object) -> str:
     """node1 leads and computes, users log in to node2. More nodes: test_onprem_el.py."""
     hosts = {host: {"address": machines.host(host).address} for host in HOSTS}
     given = {"login": ["node2"], "hosts": hosts, **provider}
-    return machines.spec(name, controller="node1", partitions={"train": "node1"}, provider=given)
+    keep = {"keep": True}
+    return machines.spec(
+        name, controller="node1", partitions={"train": "node1"}, provider=given, storage=keep
+    )
 
 
 def test_what_is_wrong_is_said_for_every_machine_before_any_is_changed(
@@ -185,3 +188,22 @@ def test_a_machine_of_one_cluster_is_not_taken_by_another(
 def test_no_password_stands_anywhere(cluster: Cluster) -> None:
     for path in cluster.workspace.rglob("*"):
         assert not path.is_file() or PASSWORD.encode() not in path.read_bytes(), path
+
+
+def test_the_homes_stay_until_down_storage_removes_them(cluster: Cluster, machines: Lab) -> None:
+    homes = f"ls /shared/home/{cluster.user}"
+    cluster.ssh("node1", "echo 0.5 > weights", user=cluster.user)
+    cluster("down", "--yes", "--discard")
+    assert "weights" in machines.ssh("node1", f"sudo {homes}").stdout
+    (kept,) = cluster.json("list")["storage"]
+    assert kept["what"] == "folder /shared/home on node1"
+    assert kept["size_mib"] >= 1
+    flags: list[str] = []
+    for _ in ("the gate", "node1"):  # their keys were confirmed for the cluster alone
+        asked = cluster("down", "--storage", "--yes", *flags, rc=2)
+        offered = set(FINGERPRINT.findall(asked.stderr)) - {*flags}
+        flags += [word for one in offered for word in ("--accept-host-key", one)]
+    assert kept["what"] in cluster("down", "--storage", *flags, rc=2).stderr
+    cluster("down", "--storage", "--yes", *flags)
+    assert machines.ssh("node1", homes, rc=None).rc != 0
+    assert cluster.json("list")["storage"] == []
