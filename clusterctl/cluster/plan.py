@@ -276,14 +276,21 @@ def review(
     reject_changed_users(session, before)
     scheduler = scheduler_of(before, session.connections.to, patience_s=PATIENCE_S)
     impact = impact_of(session, before, planned, scheduler, drain=True)
-    try:
-        lost = look_at_leaving(session, before, planned, scheduler, replaced=replaced, discard=discard)
-    except ClusterctlError:
-        if impact.drained:
-            scheduler.resume(impact.drained)
-        raise
-    session.notes += [f"discarded: {line}" for line in lost.lines]
-    session.notes += settle(impact, scheduler_of(before, session.connections.to), force=force)
+
+    def look() -> tuple[str, ...]:
+        try:
+            found = look_at_leaving(session, before, planned, scheduler, replaced=replaced, discard=discard)
+        except ClusterctlError:
+            if impact.drained:
+                scheduler.resume(impact.drained)
+            raise
+        return tuple(f"discarded: {line}" for line in found.lines)
+
+    lost = look()
+    notes = settle(impact, scheduler_of(before, session.connections.to), force=force)
+    if impact.affected:  # a job may write until it has ended
+        lost = look()
+    session.notes += [*lost, *notes]
     return impact.keep
 
 

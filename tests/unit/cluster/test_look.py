@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from clusterctl.cluster import look as looking
+from clusterctl.cluster import plan as planning
 from clusterctl.cluster.look import look, look_at_leaving
 from clusterctl.cluster.session import ClusterSession, PhaseRunner
 from clusterctl.errors import OnlyCopyError, SlurmError
@@ -236,6 +238,38 @@ def test_a_change_looks_at_what_it_removes_and_at_nothing_else(
     assert "/scratch/shards on d-train-1" in caught.value.why
     assert [(list(one.hosts), one.shared) for one in searched] == [(hosts, shared)]
     assert look_at_leaving(session, inventory(), plan, Slurm(()), discard=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("affected", [True, False])
+def test_what_a_job_writes_until_it_is_ended_is_looked_for_too(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, *, affected: bool
+) -> None:
+    """The nodes that were drained are resumed where the change is refused."""
+
+    def end(*_: object, **__: object) -> tuple[str, ...]:
+        stage.found = Found(files=(SCRATCH,))
+        return ("ended job 7",)
+
+    resumed: list[Sequence[str]] = []
+    slurm = Slurm(())
+    monkeypatch.setattr(slurm, "resume", resumed.append, raising=False)
+    impact = SimpleNamespace(drained=("d-train-1",), affected=["job 7"] * affected, keep={})
+    for name, does in (
+        ("reject_changed_users", lambda *_: None),
+        ("scheduler_of", lambda *_, **__: slurm),
+        ("impact_of", lambda *_, **__: impact),
+        ("settle", end),
+    ):
+        monkeypatch.setattr(planning, name, does)
+    session = ClusterSession(spec=None, workspace=stage.workspace, provider=None)  # type: ignore[arg-type]
+    plan = HostPlan((change("d-train-1", "remove"),))
+    if affected:
+        with pytest.raises(OnlyCopyError, match="only on what the change removes"):
+            planning.review(session, plan, force=True)
+    else:
+        assert planning.review(session, plan, force=True) == {}
+        assert session.notes == ["ended job 7"]
+    assert resumed == [("d-train-1",)] * affected
 
 
 @pytest.mark.parametrize(
