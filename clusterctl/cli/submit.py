@@ -197,7 +197,11 @@ def _use_here(
     if screen.json:
         said = bytearray()
         use_here(job, chosen, known, said.extend, as_json=True)
-        screen.result(json.loads(said))
+        try:
+            answer = json.loads(said)
+        except ValueError as exc:
+            raise UsageError("what the program printed is no JSON", fix="leave out -o json") from exc
+        screen.result(answer)
         return
     with screen.logs() as show:
         use_here(job, chosen, known, lambda data: show(LogChunk("stdout", None, data)))

@@ -60,7 +60,11 @@ def put_in_place(work: Path, final: Path) -> None:
     tree, old = work / "tree", work / "old"
     if final.exists():
         ours = {*_sums(final), SUMS_FILE.encode()}  # a run's own files
-        there = [os.fsencode(path.relative_to(final)) for path in final.rglob("*") if not path.is_dir()]
+        there = [
+            os.fsencode(path.relative_to(final))
+            for path in final.rglob("*")
+            if path.is_symlink() or not path.is_dir()
+        ]
         new = [os.fsencode(path.relative_to(tree)) for path in tree.rglob("*")]
         link(final, {*there} - ours - {*new}, tree)
         shutil.rmtree(old, ignore_errors=True)

@@ -295,12 +295,14 @@ def test_a_snapshot_is_replaced_when_the_job_is_over(session, cluster, tmp_path,
     (snapshot.directory / "NOTES").write_text("mine")
     (snapshot.directory / "telemetry").mkdir(exist_ok=True)
     (snapshot.directory / "telemetry" / "my\nplot.png").write_text("mine too")
+    (snapshot.directory / "data").symlink_to(tmp_path)
     (Path(snapshot.remote_dir) / "go").touch()
     cluster.wait_until_ended(job_id)
     (run,) = collect(session, out=out)
     assert (run.state, run.final, run.directory) == ("COMPLETED", True, snapshot.directory)
     assert (run.directory / "NOTES").read_text() == "mine"
     assert (run.directory / "telemetry" / "my\nplot.png").read_text() == "mine too"
+    assert (run.directory / "data").readlink() == tmp_path
     assert (run.directory / "stdout.log").read_text() == "early\nlate\n"
     assert [path.name for path in out.iterdir()] == [run.directory.name]
 
