@@ -10,7 +10,6 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -63,7 +62,7 @@ from clusterctl.state.ledger import (
 )
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.get import Sender
-from clusterctl.transport.tree import Progress
+from clusterctl.transport.tree import Progress, titled
 from clusterctl.util.disk import reason
 
 DEFAULT_OUT = Path("runs")
@@ -115,22 +114,16 @@ def collect(
         collecting.ask([entry.job_id for entry in entries if entry.job_id])
         for number, entry in enumerate(entries, 1):
             which = f"job {entry.job_id}" + (f" ({number} of {len(entries)})" if len(entries) > 1 else "")
-            collecting.progress = partial(_told, progress, which)
+            collecting.progress = titled(which, progress)
             try:
                 runs.append(collecting.one(entry))
             except (CollectError, SchedulerError, CommandError) as exc:
-                if (
-                    isinstance(exc, SchedulerError) and exc.retryable
-                ):  # no answer, which no other job will get
-                    raise
+                if isinstance(exc, SchedulerError) and exc.retryable:
+                    raise  # no answer, which no other job will get
                 failed[entry.job_id or ""] = exc
     if failed:
         raise _not_home(failed, len(runs))
     return tuple(runs)
-
-
-def _told(progress: Progress, which: str, what: str, done: int, total: int) -> None:
-    progress(f"{which}: {what}", done, total)
 
 
 def _not_home(failed: Mapping[str, ClusterctlError], others: int) -> CollectError:

@@ -14,7 +14,6 @@ from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from clusterctl.transport.get import Sender
 from clusterctl.transport.remote_content import Entry
 from clusterctl.transport.remote_copies import digest
 from clusterctl.transport.ssh import Connections
-from clusterctl.transport.tree import Kind, Progress, shown_size
+from clusterctl.transport.tree import Kind, Progress, shown_size, titled
 from clusterctl.util.disk import append_line, read_rows, reason
 from clusterctl.util.process import on_each
 
@@ -247,8 +246,7 @@ class Search:
                     entry.mode |= 0o700 if entry.kind == Kind.FOLDER else 0o600
                 folder = self._folder_of(host, top, out, download.entries)
                 yield folder
-                told = partial(_of, folder.name, progress)
-                arrived = download.bring(download.entries, folder, progress=told)
+                arrived = download.bring(download.entries, folder, progress=titled(folder.name, progress))
             files = [entry for entry in download.entries if entry.kind == Kind.FILE]
             come = [
                 digest(os.fsencode(host), place + b"/" + one.path, one.size, one.mtime_ns)
@@ -325,10 +323,6 @@ def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_
             "collect again; what has arrived is kept",
         )
     return tuple(folders)
-
-
-def _of(name: str, progress: Progress, what: str, done: int, total: int) -> None:
-    progress(f"{name}: {what}", done, total)
 
 
 def _only_copy(

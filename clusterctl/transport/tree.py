@@ -34,6 +34,11 @@ _Key = tuple[int, int, int, int]
 _Known = dict[bytes, tuple[_Key, str]]
 
 
+def titled(title: str, progress: Progress) -> Progress:
+    """The same progress, which says of what it is."""
+    return lambda what, done, total: progress(f"{title}: {what}", done, total)
+
+
 class Kind(StrEnum):
     """What travels. Pipes, sockets and devices do not."""
 
