@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -30,7 +31,7 @@ from clusterctl.providers.base import (
     inventory_as_raised,
     pending_releases,
 )
-from clusterctl.providers.onprem import members, release, storage
+from clusterctl.providers.onprem import members, release
 from clusterctl.providers.onprem.access import raise_failures
 from clusterctl.providers.onprem.login import Login, create_account, open_login
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
@@ -159,12 +160,12 @@ class OnpremProvider(Provider):
 
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
         with open_login(self._settings.machines, self._workspace, self._prompts) as login:
-            return storage.find(login, self._settings, name, users)
+            return find_homes(login, self._settings, name, users)
 
     def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
         report(f"removing {kept.what}")
         with open_login(self._settings.machines, self._workspace, self._prompts) as login:
-            storage.remove(login, self._settings, kept)
+            remove_homes(login, self._settings, kept)
 
     def _to_take_up(self, spec: ClusterSpec) -> tuple[str, ...]:
         """What to say of the storage that an earlier cluster left; the users must be those whose it is."""
@@ -283,3 +284,67 @@ def _change(host: Host, found: _Found, before: Mapping[str, Host], replaced: Col
 
 def _roles(host: Host) -> str:
     return ", ".join(host.roles) + (f", partition {host.partition}" if host.partition else "")
+
+
+# PATH USER...: their homes with the owner's uid; anybody may see that.
+_LOOK_AT_HOMES: Final = """
+cd "$1/home" 2>/dev/null || exit 0
+shift
+for user do
+    if [ -d "$user" ] && [ ! -L "$user" ]; then stat -c '%n %u' -- "$user"; fi
+done
+"""
+# PATH NAME UID ...: of an account that is there still, its home is its own.
+_REMOVE_HOMES: Final = """
+path=$1
+cd "$path/home" 2>/dev/null || exit 0
+shift
+while [ $# -gt 0 ]; do
+    if [ -d "$1" ] && [ ! -L "$1" ] && [ "$(stat -c %u -- "$1")" = "$2" ]; then
+        if getent passwd "$1" >/dev/null; then
+            rm -rf --one-file-system -- "./$1/clusterctl"
+        else
+            rm -rf --one-file-system -- "./$1"
+        fi
+    fi
+    shift 2
+done
+cd /
+rmdir "$path/home" "$path" 2>/dev/null || true
+"""
+
+
+def find_homes(
+    login: Login, settings: OnpremSettings, name: str, users: Sequence[str]
+) -> tuple[KeptStorage, ...]:
+    """What is kept when machines are released: the homes of these users on the shared folder.
+
+    They stay in any case. Kept, they are listed, and `down --storage` removes them: nothing but what jobs had
+    in them where the account is somebody's own. An NFS server of the user's is the user's affair.
+    """
+    shared, host = settings.shared, settings.controller
+    if shared.server is not None:
+        return ()
+    if lost := login.trust([host]):
+        raise lost[host]
+    lines = login.run(host, ("sh", "-c", _LOOK_AT_HOMES, "sh", shared.path, *users)).splitlines()
+    homes = {name: int(uid) for name, uid in map(str.split, lines)}
+    if not homes:
+        return ()
+    size_mib = None
+    with suppress(ClusterctlError):  # without a password for sudo the homes themselves are closed
+        said = login.root(host, ("du", "-smc", "--", *(f"{shared.path}/home/{user}" for user in homes)))
+        size_mib = int(said.splitlines()[-1].split()[0])
+    what = f"folder {shared.path}/home on {host}"
+    kept = KeptStorage(
+        cluster=name, id=shared.path, what=what, size_mib=size_mib, usd_per_month=0.0, homes=homes
+    )
+    return (kept,)
+
+
+def remove_homes(login: Login, settings: OnpremSettings, kept: KeptStorage) -> None:
+    host = settings.controller
+    if lost := login.trust([host]):
+        raise lost[host]
+    pairs = [word for user, uid in kept.homes.items() for word in (user, str(uid))]
+    login.root(host, ("sh", "-c", _REMOVE_HOMES, "sh", kept.id, *pairs))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.providers.onprem import storage
 from clusterctl.providers.onprem.access import AccessError
+from clusterctl.providers.onprem.provider import find_homes, remove_homes
 from clusterctl.spec.onprem import OnpremSettings
 
 HERE = getpass.getuser()
@@ -55,41 +55,41 @@ def settings(shared: Path, **more: str) -> OnpremSettings:
 
 def test_the_homes_of_the_clusters_users_are_found(shared: Path) -> None:
     users = ["nobody-here", HERE, "link", "without-home"]
-    (kept,) = storage.find(Here(), settings(shared), "lab", users)  # type: ignore[arg-type]
+    (kept,) = find_homes(Here(), settings(shared), "lab", users)  # type: ignore[arg-type]
     assert kept.homes == {"nobody-here": UID, HERE: UID}
     assert kept.what == f"folder {shared}/home on head"
     assert kept.size_mib == 1
-    without = storage.find(Here(sudo=False), settings(shared), "lab", users)  # type: ignore[arg-type]
+    without = find_homes(Here(sudo=False), settings(shared), "lab", users)  # type: ignore[arg-type]
     assert [(one.size_mib, one.homes) for one in without] == [(None, kept.homes)]
-    assert storage.find(Here(), settings(shared), "lab", ["without-home"]) == ()  # type: ignore[arg-type]
-    assert storage.find(Here(), settings(shared / "none"), "lab", users) == ()  # type: ignore[arg-type]
+    assert find_homes(Here(), settings(shared), "lab", ["without-home"]) == ()  # type: ignore[arg-type]
+    assert find_homes(Here(), settings(shared / "none"), "lab", users) == ()  # type: ignore[arg-type]
 
 
 def test_on_a_server_of_the_users_nothing_is_looked_for(shared: Path) -> None:
     on_nas = settings(shared, server="nas", export="/volume1")
-    assert storage.find(Here(), on_nas, "lab", [HERE]) == ()  # type: ignore[arg-type]
+    assert find_homes(Here(), on_nas, "lab", [HERE]) == ()  # type: ignore[arg-type]
 
 
 def test_what_is_somebodys_own_stays(shared: Path) -> None:
     """An account that is on the machine was there before the cluster: of its home, jobs had a part."""
-    (kept,) = storage.find(Here(), settings(shared), "lab", ["nobody-here", HERE])  # type: ignore[arg-type]
-    storage.remove(Here(), settings(shared), kept)  # type: ignore[arg-type]
+    (kept,) = find_homes(Here(), settings(shared), "lab", ["nobody-here", HERE])  # type: ignore[arg-type]
+    remove_homes(Here(), settings(shared), kept)  # type: ignore[arg-type]
     assert {path.name for path in (shared / "home").iterdir()} == {HERE, "stranger", "link"}
     assert [path.name for path in (shared / "home" / HERE).iterdir()] == ["weights"]
     assert (shared / "home/stranger/weights").exists()
-    storage.remove(Here(), settings(shared), kept)  # type: ignore[arg-type]  # done twice
+    remove_homes(Here(), settings(shared), kept)  # type: ignore[arg-type]  # done twice
 
 
 def test_a_home_that_is_anothers_by_now_stays(shared: Path) -> None:
-    (kept,) = storage.find(Here(), settings(shared), "lab", ["nobody-here"])  # type: ignore[arg-type]
+    (kept,) = find_homes(Here(), settings(shared), "lab", ["nobody-here"])  # type: ignore[arg-type]
     other = kept.model_copy(update={"homes": {"nobody-here": UID + 1}})
-    storage.remove(Here(), settings(shared), other)  # type: ignore[arg-type]
+    remove_homes(Here(), settings(shared), other)  # type: ignore[arg-type]
     assert (shared / "home/nobody-here/weights").exists()
 
 
 def test_an_empty_folder_goes_too(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     (shared / "home/nobody-here").mkdir(parents=True)
-    (kept,) = storage.find(Here(), settings(shared), "lab", ["nobody-here"])  # type: ignore[arg-type]
-    storage.remove(Here(), settings(shared), kept)  # type: ignore[arg-type]
+    (kept,) = find_homes(Here(), settings(shared), "lab", ["nobody-here"])  # type: ignore[arg-type]
+    remove_homes(Here(), settings(shared), kept)  # type: ignore[arg-type]
     assert not shared.exists()
