@@ -153,10 +153,9 @@ class Checkpoints:
         try:
             with os.scandir(self.opener.enter(path)) as entries:
                 for entry in entries:
-                    inner, is_folder = (
-                        os.path.join(path, os.fsencode(entry.name)),
-                        entry.is_dir(follow_symlinks=False),
-                    )
+                    self.beat()
+                    inner = os.path.join(path, os.fsencode(entry.name))
+                    is_folder = entry.is_dir(follow_symlinks=False)
                     if number_of(inner, is_folder=is_folder):
                         return True
                     below += [inner] if is_folder and depth < NESTED else []

@@ -34,7 +34,7 @@ from itertools import islice
 from typing import Any
 
 from clusterctl.transport.remote_content import HEADER, Beat, row, send_wanted
-from clusterctl.transport.remote_open import FOLDER, Opener
+from clusterctl.transport.remote_open import FOLDER, Opener, open_file
 
 DIGEST = 8  # bytes
 DEEPEST = 100  # folders
@@ -127,7 +127,7 @@ class Top:
                 created = file.read(MOST_SKELETON)
             if len(created) != status.st_size:
                 return False
-            with os.fdopen(Opener(self.path, any_owner=True).open(name), "rb") as file:
+            with os.fdopen(open_file(self.path, name, any_owner=True), "rb") as file:
                 return file.read(MOST_SKELETON) == created
         except OSError:
             return False

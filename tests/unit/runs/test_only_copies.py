@@ -386,6 +386,16 @@ def test_on_a_hosts_own_disks_only_files_of_users_count(tmp_path: Path) -> None:
     assert not top.skips(b".cache", ())
 
 
+def test_homes_with_start_up_files_leave_no_file_open(stage: Stage) -> None:
+    """There may be more homes than files that a process may open."""
+    shutil.copy("/etc/skel/.bashrc", stage.home)
+    top = Top(os.fsencode(stage.home), not_here=NOT_IN_HOMES)
+    before = len([*Path("/proc/self/fd").iterdir()])
+    for _ in range(3):
+        assert not top.counts(b".bashrc", (stage.home / ".bashrc").stat())
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
 def test_the_same_name_on_two_hosts_is_two_files() -> None:
     one, two = (remote_copies.digest(host, b"/scratch/shard", 10, 0) for host in (b"n1", b"n2"))
     assert one != two
