@@ -51,7 +51,7 @@ def down(
         typer.Option(
             "--discard-run",
             metavar="ID",
-            help="Do not collect the run of this job. Repeatable.",
+            help="Lose the run of this job, and its files on the cluster. Repeatable.",
             autocompletion=job_ids,
         ),
     ] = None,
@@ -170,7 +170,7 @@ def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: boo
     phases = Phases(screen, verbose=options.verbose)
     runner = PhaseRunner(workspace=workspace, reporter=phases)
     with phases.shown(), workspace.lock("down", wait_s=WAIT_S, waiting=runner.report_waiting):
-        cluster_down.remove_storage(runner, provider, noted.users)
+        cluster_down.remove_storage(runner, provider, found)
     screen.result(answer, f"the kept storage of cluster {name!r} is removed")
 
 

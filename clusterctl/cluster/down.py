@@ -183,11 +183,11 @@ def keep_storage(
 
 
 def remove_storage(
-    runner: PhaseRunner, provider: Provider, users: Sequence[str] = ()
+    runner: PhaseRunner, provider: Provider, shown: tuple[KeptStorage, ...] | None = None
 ) -> tuple[KeptStorage, ...]:
-    """Remove the shared folders that clusters of this name, and of these users, left."""
+    """Remove the shared folders that clusters of this name left; only those that were ``shown``, if any."""
     name = runner.workspace.root.name
-    found = provider.kept_storage(name, users or _users(runner.workspace))
+    found = provider.kept_storage(name, _users(runner.workspace)) if shown is None else shown
     for kept in found:
         provider.remove_storage(kept, report=runner.report)
     record_storage(name, None)
@@ -228,21 +228,21 @@ def _down_without_workspace(runner: PhaseRunner, *, discard: bool) -> DownResult
 
 
 def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) -> tuple[JobEntry, ...]:
-    """The submissions whose runs are not home and are given up: those of the jobs ``ids``, or all.
+    """The submissions that are given up: those of the jobs ``ids``, or all whose runs are not home.
 
     Raises:
         UsageError: one of the ids is of no job that was submitted from here.
     """
     not_home = uncollected(workspace)
-    submitted = {entry.job_id for entry in Ledger(workspace.jobs).entries()}
-    if unknown := [job_id for job_id in ids if job_id not in submitted]:
+    submitted = Ledger(workspace.jobs).entries()
+    if unknown := [job_id for job_id in ids if job_id not in {entry.job_id for entry in submitted}]:
         there = ", ".join(entry.job_id for entry in not_home if entry.job_id) or "none"
         raise UsageError(
             f"there is no run of job {', '.join(unknown)} to discard",
             why="no such job was submitted from here",
             fix=f"the jobs whose runs are not home: {there}",
         )
-    return tuple(entry for entry in not_home if everything or entry.job_id in ids)
+    return not_home if everything else tuple(entry for entry in submitted if entry.job_id in ids)
 
 
 def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> CollectError:

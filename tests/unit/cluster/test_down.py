@@ -155,7 +155,7 @@ def cluster_with_runs(tmp_path: Path) -> Workspace:
 
 @pytest.mark.parametrize(
     ("ids", "everything", "given_up"),
-    [((), False, []), (("2",), False, ["2"]), (("1", "3"), False, ["3"]), ((), True, ["2", "3"])],
+    [((), False, []), (("2",), False, ["2"]), (("1", "3", "1"), False, ["1", "3"]), ((), True, ["2", "3"])],
 )
 def test_runs_are_given_up_by_their_jobs(
     tmp_path: Path, ids: tuple[str, ...], given_up: list[str], *, everything: bool
