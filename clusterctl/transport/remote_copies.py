@@ -56,8 +56,7 @@ INCOMPLETE = re.compile(JOBS + rb"\.[^/]*\.incomplete")  # a job's folder in the
 SKELETON, MOST_SKELETON = b"/etc/skel", 1 << 16
 # Folders of / in which users have no files, and what programs leave in folders for temporary files.
 OF_THE_SYSTEM = frozenset(
-    b"bin boot bucket dev etc lib lib32 lib64 libx32 lost+found opt proc root run sbin snap sys usr "
-    b"var".split()
+    b"bin boot dev etc lib lib32 lib64 libx32 lost+found opt proc root run sbin snap sys usr var".split()
 )
 TEMPORARY = frozenset([b"/tmp", b"/var/tmp"])
 OF_PROGRAMS = re.compile(

@@ -8,6 +8,7 @@ to it read-only. The tree it boots from is kept in the user's cache; as a progra
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import inspect
 import os
@@ -193,22 +194,26 @@ def tree() -> Path:
     inputs = (" ".join(PACKAGES), inspect.getsource(make), locked)
     key = hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:16]
     tree = cache_home() / f"test-host-{key}"
-    if not tree.is_dir():
-        old = [str(path) for path in cache_home().glob("test-host-*")]
-        subprocess.run([*as_root(), "rm", "-rf", "--one-file-system", "--", *old], check=True)
-        building = tree.with_name(f"{tree.name}.building")
-        with tempfile.TemporaryDirectory() as temporary:
-            lock = Path(temporary) / "wheels.lock"
-            lock.write_text(locked)
-            program = [
-                sys.executable,
-                "-m",
-                "tests.support.nested",
-                *map(str, (building, wheelhouse(lock), lock)),
-            ]
-            subprocess.run([*as_root(), *program], check=True, timeout=600, cwd=ROOT)
-        building.rename(tree)
+    cache_home().mkdir(parents=True, exist_ok=True)
+    with (cache_home() / "test-host.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other workers wait until it is there
+        if not tree.is_dir():
+            _build(tree, locked)
     return tree
+
+
+def _build(tree: Path, locked: str) -> None:
+    """Make a tree with the wheels that ``locked`` names, and remove those of before."""
+    old = [str(path) for path in cache_home().glob("test-host-*")]
+    subprocess.run([*as_root(), "rm", "-rf", "--one-file-system", "--", *old], check=True)
+    building = tree.with_name(f"{tree.name}.building")
+    with tempfile.TemporaryDirectory() as temporary:
+        lock = Path(temporary) / "wheels.lock"
+        lock.write_text(locked)
+        paths = map(str, (building, wheelhouse(lock), lock))
+        program = [sys.executable, "-m", "tests.support.nested", *paths]
+        subprocess.run([*as_root(), *program], check=True, timeout=600, cwd=ROOT)
+    building.rename(tree)
 
 
 def make(folder: Path, wheels: Path, lock: Path) -> None:
