@@ -115,7 +115,7 @@ class Top:
     def counts(self, path: bytes, status: os.stat_result) -> bool:
         if not stat.S_ISREG(status.st_mode) or not status.st_size:
             return False
-        if self.of_users and (status.st_uid == self.admin or not FIRST_UID <= status.st_uid < NOBODY):
+        if self.of_users and (status.st_uid < FIRST_UID or status.st_uid in {NOBODY, self.admin}):
             return False
         return not (path.startswith(b".") and b"/" not in path and self.is_as_created(path, status))
 

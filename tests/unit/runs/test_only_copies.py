@@ -374,8 +374,9 @@ def test_on_a_hosts_own_disks_only_files_of_users_count(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     top = Top(b"/scratch", host=b"n1", of_users=True)
-    os.chown(file, 1234, 1234)
-    assert top.counts(b"file", file.stat())
+    for uid in (1234, 100_999):  # a user's, and one of the ids that containers of users have
+        os.chown(file, uid, uid)
+        assert top.counts(b"file", file.stat())
     os.chown(file, 0, 0)
     assert not top.counts(b"file", file.stat())
     temporary = Top(b"/tmp", host=b"n1", of_users=True)
