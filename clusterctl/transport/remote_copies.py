@@ -42,7 +42,6 @@ MOST_TOLD = 200
 MOST_UNREAD = 20
 HOMES = b"home"
 JOBS = b"clusterctl/jobs/"
-ADMIN = "clusterctl"
 FIRST_UID, NOBODY = 1000, 65534
 # Below a home: what clusterctl keeps there, caches, and what shells and ssh note by themselves.
 NOT_IN_HOMES = frozenset(
@@ -91,14 +90,11 @@ def read_known() -> array[int]:
 
 
 class Top:
-    """A folder with files of users; those of other ``owners`` don't count, nor what is ``not_here`` below."""
+    """A folder with files; what is ``not_here`` below doesn't count, nor do daemons' temporary files."""
 
-    def __init__(
-        self, path: bytes, *, host: bytes = b"", of_users: bool = False, not_here: Collection[bytes] = ()
-    ) -> None:
-        self.path, self.host, self.of_users, self.not_here = path, host, of_users, not_here
+    def __init__(self, path: bytes, *, host: bytes = b"", not_here: Collection[bytes] = ()) -> None:
+        self.path, self.host, self.not_here = path, host, not_here
         self.is_temporary = path in TEMPORARY
-        self.admin = uid_of(ADMIN)
 
     def skips(self, path: bytes, ours: Collection[bytes]) -> bool:
         """Whether nothing counts that lies there."""
@@ -115,7 +111,7 @@ class Top:
     def counts(self, path: bytes, status: os.stat_result) -> bool:
         if not stat.S_ISREG(status.st_mode) or not status.st_size:
             return False
-        if self.of_users and (status.st_uid < FIRST_UID or status.st_uid in {NOBODY, self.admin}):
+        if self.is_temporary and (status.st_uid < FIRST_UID or status.st_uid == NOBODY):
             return False
         return not (path.startswith(b".") and b"/" not in path and self.is_as_created(path, status))
 
@@ -135,13 +131,6 @@ class Top:
         """The path that a file is told under."""
         parts = path.split(b"/")
         return b"/".join(parts[: 4 if path.startswith(JOBS) else 1])
-
-
-def uid_of(name: str) -> int | None:
-    try:
-        return pwd.getpwnam(name).pw_uid
-    except KeyError:
-        return None
 
 
 def name_of(uid: int) -> str:
@@ -174,10 +163,10 @@ def tops_of(asked: dict[str, Any]) -> Iterator[Top]:
         path = b"/" + name
         if name == HOMES:
             for user in folders_in(path):
-                yield Top(os.path.join(path, user), host=host, of_users=True, not_here=NOT_IN_HOMES)
+                yield Top(os.path.join(path, user), host=host, not_here=NOT_IN_HOMES)
         elif name not in OF_THE_SYSTEM and path != shared:
-            yield Top(path, host=host, of_users=True, not_here={b"lost+found"})
-    yield Top(b"/var/tmp", host=host, of_users=True)
+            yield Top(path, host=host, not_here={b"lost+found"})
+    yield Top(b"/var/tmp", host=host)
 
 
 def network_mounts() -> set[bytes]:

@@ -369,17 +369,18 @@ def test_a_host_that_does_not_answer_is_named(stage: Stage) -> None:
     assert stage.search.find() == Found(unknown=("what is on demo-ctl can't be told: no route to host",))
 
 
-def test_on_a_hosts_own_disks_only_files_of_users_count(tmp_path: Path) -> None:
-    """Of the system, of the admin user, and what programs leave in folders for temporary files."""
+def test_on_a_hosts_own_disks_all_files_count_but_temporary_ones_of_daemons(tmp_path: Path) -> None:
+    """And what programs leave in folders for temporary files."""
     file = tmp_path / "file"
     file.write_text("x")
-    top = Top(b"/scratch", host=b"n1", of_users=True)
+    top, temporary = Top(b"/scratch", host=b"n1"), Top(b"/tmp", host=b"n1")
     for uid in (1234, 100_999):  # a user's, and one of the ids that containers of users have
         os.chown(file, uid, uid)
         assert top.counts(b"file", file.stat())
-    os.chown(file, 0, 0)
-    assert not top.counts(b"file", file.stat())
-    temporary = Top(b"/tmp", host=b"n1", of_users=True)
+        assert temporary.counts(b"file", file.stat())
+    os.chown(file, 0, 0)  # by sudo, or in a container
+    assert top.counts(b"file", file.stat())
+    assert not temporary.counts(b"file", file.stat())
     assert temporary.skips(b"ompi.n1.1234", ())
     assert not temporary.skips(b"results/ompi.txt", ())
     assert not temporary.skips(b"torch.pt", ())
