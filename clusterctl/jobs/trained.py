@@ -209,7 +209,7 @@ def use_here(
             why="--local uses a run that was collected",
             fix=f"`clusterctl collect {chosen.run}`, or leave out --local to use it on the cluster",
         )
-    as_wanted = ("--output", "json") if as_json and job.bundled != "eval" else ()
+    as_wanted = ("--output", "json") if as_json and job.bundled in {"sample", "predict"} else ()
     arguments = (*_arguments(str(model), chosen), *as_wanted, *job.args)
     program = [sys.executable, "-m", "payload", str(job.bundled), *arguments]
     done = run_streamed(program, heard, env=_surroundings())

@@ -100,6 +100,8 @@ def test_a_model_is_used_here_without_a_cluster(cli: Clusterctl, run: Path) -> N
     judged = cli("-o", "json", "submit", "eval", "--run", run, "--local").json
     assert judged["accuracy"] > 0.8
     assert judged["samples"] == 359
+    export = ("submit", "export", "--run", run, "--local")
+    assert cli("-o", "json", *export, "--", "--to", "digits.safetensors").json["tensors"] > 0
     assert not (cli.home / "local").exists()
 
 
