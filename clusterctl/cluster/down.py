@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from clusterctl.errors import (
     DiskError,
     Failure,
     LeftoversError,
+    MachineError,
     NotUpError,
     OnlyCopyError,
     SchedulerError,
@@ -33,8 +36,11 @@ from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.state.inventory import applied_spec
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.disk import append_line
 from clusterctl.util.process import roomiest, sweep
 from clusterctl.util.progress import Reporter
+
+DISCARDED = "discarded.jsonl"  # in the folder of the workspaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,7 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
             return _down_without_workspace(runner, discard=options.discard)
         with _writable(runner):
             result = take_down(runner, options, discarded)
+        _note_discarded(workspace, result)
         workspace.remove()
     return result
 
@@ -124,6 +131,15 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
     return DownResult(
         collected, tuple(runner.phases), settings.shares_kernel, looked, discarded, kept, removed, lost
     )
+
+
+def _note_discarded(workspace: Workspace, result: DownResult) -> None:
+    """Write down what was discarded, beside the workspace: its journal is removed with it."""
+    what = [f"the run of {entry.shown}" for entry in result.discarded] + list(result.lost.lines)
+    if what:
+        row = {"time": time.time(), "cluster": workspace.root.name, "discarded": what}
+        with suppress(DiskError, MachineError):  # it is on the screen, too
+            append_line(workspace.root.parent / DISCARDED, json.dumps(row))
 
 
 @contextmanager

@@ -11,7 +11,14 @@ from clusterctl.cli import down as cli_down
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
-from clusterctl.cluster.down import DownOptions, find_orphans, not_collected_error, remove_cluster, to_discard
+from clusterctl.cluster.down import (
+    DISCARDED,
+    DownOptions,
+    find_orphans,
+    not_collected_error,
+    remove_cluster,
+    to_discard,
+)
 from clusterctl.cluster.session import PhaseRunner
 from clusterctl.errors import CollectError, LeftoversError, OnlyCopyError, UnreachableError, UsageError
 from clusterctl.providers.base import Leftover
@@ -19,6 +26,7 @@ from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.state.ledger import JobEntry, Journal, Ledger
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.disk import read_rows
 from clusterctl.util.progress import Reporter
 from tests.support.verbs import Clusterctl
 
@@ -185,6 +193,8 @@ def test_what_was_given_up_is_said_and_journaled(tmp_path: Path, monkeypatch: py
     stub.stubborn = False  # the same command goes on
     done = down.down(PhaseRunner(workspace=workspace), DownOptions(discard_runs=["2", "3"]))
     assert [entry.job_id for entry in done.discarded] == ["2", "3"]
+    (row,) = read_rows(workspace.root.parent / DISCARDED)
+    assert row["discarded"] == ["the run of job 2 (mine)", "the run of job 3 (mine)"]
     assert not workspace.root.exists()
 
 
