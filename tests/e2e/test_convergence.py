@@ -123,16 +123,21 @@ def test_down_stops_at_what_failed_cancelled_and_requeued_jobs_left(one: Cluster
     one.ssh(controller, f"until scontrol show job {failed} | grep -q JobState=FAILED; do sleep 0.2; done")
     one.ssh(controller, "sbatch --parsable --hold --wrap true", user=one.user)
 
+    # Slurm may have taken up a job anew that had just ended when this module cut the power: it counts, too.
+    waits = f"(wrap) of {one.user} is PENDING"
     causes = [one["cause"] for one in one.json("down", "--yes", rc=1)["failures"]]
-    assert causes[0].endswith(f"(wrap) of {one.user} is PENDING")
-    left = {cause.partition(": ")[0] for cause in causes[1:]}
+    jobs = [cause for cause in causes if cause.startswith("job ")]
+    assert any(cause.endswith(waits) for cause in jobs)
+    left = {cause.partition(": ")[0] for cause in causes[len(jobs) :]}
     assert left >= {f"out of job {job} (saves)" for job in (failed, ended)}
     assert f"result.txt of job {failed} (saves)" in left
     (folder,) = one.json("collect", "--all")["folders"]
     brought = {path.read_text() for path in Path(folder).rglob("result.txt")}
     assert brought == {"weights of run 1\n"}
     assert "weights of run 0\n" in {p.read_text() for p in one.runner.cwd.glob("runs/*/result.txt")}
-    assert [one["cause"] for one in one.json("down", "--yes", rc=1)["failures"]] == causes[:1]
+    causes = [one["cause"] for one in one.json("down", "--yes", rc=1)["failures"]]
+    assert all(cause.startswith("job ") for cause in causes)
+    assert any(cause.endswith(waits) for cause in causes)
     one.ssh(controller, "scancel --me", user=one.user)
 
 
