@@ -33,7 +33,7 @@ from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.runs.only_copies import NOTHING, Found
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import DEFAULT_PROVIDER
-from clusterctl.state.inventory import applied_spec
+from clusterctl.state.inventory import applied_spec, keeps_storage
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import append_line
@@ -126,7 +126,7 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
     removed: tuple[KeptStorage, ...] = ()
     if looked and options.remove_storage:
         removed = runner.phase(remove_storage, provider)
-    elif looked and _keeps_storage(workspace):
+    elif looked and keeps_storage(workspace, if_damaged=True):
         kept = runner.phase(keep_storage, provider, settings)
     return DownResult(
         collected, tuple(runner.phases), settings.shares_kernel, looked, discarded, kept, removed, lost
@@ -217,14 +217,6 @@ def _users(workspace: Workspace) -> tuple[str, ...]:
         return tuple(user.name for user in applied_spec(workspace).users)
     except UsageError:
         return ()
-
-
-def _keeps_storage(workspace: Workspace) -> bool:
-    """Whether the cluster leaves its shared folder; where its spec is damaged, it may."""
-    try:
-        return applied_spec(workspace).storage.keep
-    except UsageError:
-        return True
 
 
 def _down_without_workspace(runner: PhaseRunner, *, discard: bool) -> DownResult:

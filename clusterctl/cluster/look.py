@@ -9,10 +9,10 @@ from clusterctl.cluster.session import ClusterSession, PhaseRunner
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostPlan
 from clusterctl.runs.collect import uncollected
-from clusterctl.runs.only_copies import Found, Search, keeps_storage
+from clusterctl.runs.only_copies import Found, Search
 from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.session import scheduler_of
-from clusterctl.state.inventory import Inventory, inventory_of
+from clusterctl.state.inventory import Inventory, inventory_of, keeps_storage
 from clusterctl.state.ledger import JobEntry
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect

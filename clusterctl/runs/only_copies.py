@@ -24,12 +24,11 @@ from clusterctl.errors import (
     OnlyCopyError,
     TransferError,
     TransportError,
-    UsageError,
     printable,
 )
 from clusterctl.runs.collect import GOING_ON
 from clusterctl.runs.fetch import FROM_JOB, shown_path
-from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
+from clusterctl.state.inventory import Inventory, inventory_of, keeps_storage
 from clusterctl.state.ledger import SENT_FILES, JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, lines, remote_argv
@@ -125,13 +124,6 @@ def _age(seconds: int) -> str:
             number = seconds // length
             return f"{number} {unit}{'s' if number > 1 else ''} old"
     return "just written"
-
-
-def keeps_storage(workspace: Workspace) -> bool:
-    """Whether the shared folder outlives the cluster; not where its spec is damaged."""
-    with suppress(UsageError):
-        return applied_spec(workspace).storage.keep
-    return False
 
 
 @dataclass(frozen=True, slots=True)

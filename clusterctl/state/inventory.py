@@ -202,6 +202,14 @@ def applied_spec(workspace: Workspace) -> ClusterSpec:
     return load_spec(workspace.spec)
 
 
+def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:
+    """Whether the shared folder outlives the cluster, by its applied spec."""
+    try:
+        return applied_spec(workspace).storage.keep
+    except UsageError:
+        return if_damaged
+
+
 def distribution_ahead(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:
     """What the hosts have; None where they are to be looked at first."""
     try:
