@@ -92,14 +92,20 @@ def _find(run: str, entries: Sequence[JobEntry]) -> _Found:
         here = _model_of(folder)
         if here is None:
             raise _no_model(run, f"there is no {MODEL}/{RECORD} in {folder}")
-        return _Found(here, _remote(_entry_of(folder, entries)))
-    number, _, task = run.partition("_")
-    if not number.isdecimal():
+        entry = _entry_of(folder, entries)
+        return _Found(here, _remote(entry.remote_dir if entry else None))
+    number, inner = _job_and_task(run)
+    if not number:
         raise _no_run(run)
     entry = next((entry for entry in reversed(entries) if entry.job_id == number), None)
     home = Path(entry.run_dir) if entry and entry.run_dir else None
-    inner = f"task-{task}" if task else ""
-    return _Found(home and _model_of(home / inner), _remote(entry, inner))
+    return _Found(home and _model_of(home / inner), _remote(entry.remote_dir if entry else None, inner))
+
+
+def _job_and_task(run: str) -> tuple[str, str]:
+    """A job's number, and the folder of its task in the job's; "" for each that is not there."""
+    number, _, task = run.partition("_")
+    return number if number.isdecimal() else "", f"task-{task}" if task else ""
 
 
 def _model_of(run: Path) -> Path | None:
@@ -115,9 +121,9 @@ def _entry_of(run: Path, entries: Sequence[JobEntry]) -> JobEntry | None:
     return None
 
 
-def _remote(entry: JobEntry | None, inner: str = "") -> str | None:
-    """Where the cluster has, or had, the model of a job."""
-    return "/".join(filter(None, (entry.remote_dir, inner, MODEL))) if entry and entry.remote_dir else None
+def _remote(folder: str | None, inner: str = "") -> str | None:
+    """Where the cluster has, or had, the model of a job with this folder."""
+    return "/".join(filter(None, (folder, inner, MODEL))) if folder else None
 
 
 def with_model(
@@ -166,10 +172,9 @@ def _shared(session: Session, run: str, found: _Found) -> str | None:
 
 def _of_another(session: Session, run: str) -> str | None:
     """The model of a job that was submitted from elsewhere; None if ``run`` is no job's id."""
-    number, _, task = run.partition("_")
-    jobs = session.scheduler.jobs([number]) if number.isdecimal() else ()
-    folder = jobs[0].work_dir if jobs else None
-    return "/".join(filter(None, (folder, f"task-{task}" if task else "", MODEL))) if folder else None
+    number, inner = _job_and_task(run)
+    jobs = session.scheduler.jobs([number]) if number else ()
+    return _remote(jobs[0].work_dir, inner) if jobs else None
 
 
 def _sent(model: Path, weights: Weights) -> Source:
