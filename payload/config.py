@@ -6,11 +6,10 @@ it. Standard library only, so that `--help` is fast.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from payload.errors import UsageError
 from payload.models import MODELS
@@ -20,7 +19,6 @@ from payload.settings import (
     Fact,
     GemmSize,
     Needs,
-    add_flags,
     choice,
     count,
     data_name,
@@ -31,6 +29,7 @@ from payload.settings import (
     names,
     needs,
     non_negative,
+    parser_of,
     path,
     positive,
     refuse_idle,
@@ -488,13 +487,6 @@ def _contradictions(config: TrainConfig) -> Iterator[str]:
         )
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises where argparse would print a usage text from every rank and exit."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message}; see `{self.prog} --help`")
-
-
 def parse(argv: Sequence[str]) -> Any:
     """Read a command line, and the config file that it names.
 
@@ -502,23 +494,5 @@ def parse(argv: Sequence[str]) -> Any:
         UsageError: one of them is wrong.
         SystemExit: it asked for help, which was printed.
     """
-    flags = vars(_parser().parse_args(argv))
+    flags = vars(parser_of(COMMANDS, TrainConfig).parse_args(argv))
     return make(COMMANDS[flags.pop("command")], flags, flags.pop("config", None))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m payload", description="Train, probe and watch on a cluster's nodes.")
-    commands = parser.add_subparsers(
-        required=True, dest="command", metavar=f"{{{','.join(COMMANDS)}}}", parser_class=_Parser
-    )
-    for name, command in COMMANDS.items():
-        sub = commands.add_parser(name, help=command.__doc__, description=command.__doc__, allow_abbrev=False)
-        add_flags(sub, command)
-        if command is TrainConfig:
-            sub.add_argument(
-                "--config",
-                type=Path,
-                metavar="FILE",
-                help="TOML with any of these settings; flags win over it",
-            )
-    return parser

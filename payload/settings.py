@@ -22,7 +22,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from payload.errors import UsageError
 
@@ -318,7 +318,33 @@ def _settings(command: type[Any]) -> Iterator[_Setting]:
             yield _Setting("", command, each)
 
 
-def add_flags(parser: argparse.ArgumentParser, command: type[Any]) -> None:
+class _Parser(argparse.ArgumentParser):
+    """Raises where argparse would print a usage text from every rank and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}; see `{self.prog} --help`")
+
+
+def parser_of(commands: Mapping[str, type[Command]], with_file: type[Command]) -> argparse.ArgumentParser:
+    """The command line of these commands, of which one takes a config file, too."""
+    parser = _Parser(prog="python -m payload", description="Train, probe and watch on a cluster's nodes.")
+    chosen = parser.add_subparsers(
+        required=True, dest="command", metavar=f"{{{','.join(commands)}}}", parser_class=_Parser
+    )
+    for name, command in commands.items():
+        sub = chosen.add_parser(name, help=command.__doc__, description=command.__doc__, allow_abbrev=False)
+        _add_flags(sub, command)
+        if command is with_file:
+            sub.add_argument(
+                "--config",
+                type=Path,
+                metavar="FILE",
+                help="TOML with any of these settings; flags win over it",
+            )
+    return parser
+
+
+def _add_flags(parser: argparse.ArgumentParser, command: type[Any]) -> None:
     """A flag for every setting of a command, under its section's title."""
     groups: dict[type[Any], argparse._ActionsContainer] = {command: parser}
     for one in _settings(command):

@@ -6,14 +6,16 @@ import argparse
 import re
 from pathlib import Path
 
-from payload.config import _parser
+from payload.config import COMMANDS, TrainConfig
 from payload.models import MODELS
+from payload.settings import parser_of
 
 PAGE = (Path(__file__).parents[3] / "docs" / "payload.md").read_text()
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    (action,) = (one for one in _parser()._actions if isinstance(one, argparse._SubParsersAction))
+    actions = parser_of(COMMANDS, TrainConfig)._actions
+    (action,) = (one for one in actions if isinstance(one, argparse._SubParsersAction))
     return dict(action.choices)
 
 
