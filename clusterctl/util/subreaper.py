@@ -12,22 +12,26 @@ Descriptors beyond the three standard ones stay with us: a lock among them is he
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import sys
+import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+_ENDING = (signal.SIGTERM, signal.SIGHUP)  # HUP: the terminal that we were given is closed
 _SIGNALLED = 128
+_DAY_S = 86400
 _STDERR = 2
 
 
 def main(parent: int, grace_s: int, argv: list[str]) -> int:
     """The exit code of the program."""
-    for number in (signal.SIGTERM, signal.SIGHUP):  # HUP: the terminal that we were given is closed
-        signal.signal(number, _end)
+    # Blocked, and waited for with SIGCHLD: a handler does not end a wait(2) that begins just after it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDING, signal.SIGCHLD})
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for the program itself
     prctl = ctypes.CDLL(None).prctl
     prctl(_SET_CHILD_SUBREAPER, 1)
@@ -38,44 +42,30 @@ def main(parent: int, grace_s: int, argv: list[str]) -> int:
         with suppress(OSError):  # that of the list itself
             os.set_inheritable(descriptor, descriptor <= _STDERR)
     try:
-        defaults = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        # One that comes before we know the program's pid would kill it without its grace.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
+        defaults = (signal.SIGINT, *_ENDING)
         program = os.posix_spawnp(argv[0], argv, os.environ, setsigdef=defaults, setsigmask=mask)
         try:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            return _exit_code(program)
+            return _exit_code(program, _ENDING)
         except SystemExit:
-            _interrupt(program, grace_s)
+            if grace_s:
+                os.kill(program, signal.SIGINT)
+                _exit_code(program, {signal.SIGHUP}, time.monotonic() + grace_s)
             raise
     finally:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
-            signal.signal(number, signal.SIG_IGN)
         _end_children()
 
 
-def _end(number: int, _: FrameType | None) -> None:
-    if number == signal.SIGTERM:
-        signal.signal(number, signal.SIG_IGN)
-    raise SystemExit(_SIGNALLED + number)
-
-
-def _exit_code(program: int) -> int:
+def _exit_code(program: int, ending: Collection[int], until: float = math.inf) -> int:
+    """Wait for the program; raises SystemExit when one of these signals comes or the time is up."""
     while True:
-        pid, status = os.wait()
-        if pid == program:
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else _SIGNALLED - code
-
-
-def _interrupt(program: int, grace_s: int) -> None:
-    """Let it end by itself; raises SystemExit when the time is up, or SIGHUP comes."""
-    if grace_s:
-        signal.signal(signal.SIGALRM, _end)
-        signal.alarm(grace_s)
-        with suppress(ProcessLookupError, ChildProcessError):  # it ended in this moment
-            os.kill(program, signal.SIGINT)
-            _exit_code(program)
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == program:
+                code = os.waitstatus_to_exitcode(ended[1])
+                return code if code >= 0 else _SIGNALLED - code
+        left_s = min(max(until - time.monotonic(), 0), _DAY_S)
+        number = getattr(signal.sigtimedwait({*ending, signal.SIGCHLD}, left_s), "si_signo", None)
+        if number in ending or time.monotonic() >= until:
+            raise SystemExit(_SIGNALLED + (number or signal.SIGALRM))
 
 
 def _end_children() -> None:
