@@ -15,6 +15,7 @@ from clusterctl.cli.options import (
     AskBecomePass,
     Options,
     OutFolder,
+    clusters,
     job_ids,
     prompts_for,
     spec_of,
@@ -25,10 +26,10 @@ from clusterctl.cli.up import NoWait, Yes, phase_dicts
 from clusterctl.cluster import down as cluster_down
 from clusterctl.cluster.nodes import names_of
 from clusterctl.cluster.session import PhaseRunner, provider_of
-from clusterctl.errors import UsageError
+from clusterctl.errors import NotUpError, UsageError
 from clusterctl.providers.base import Leftover, Prompts, pending_releases
 from clusterctl.providers.registry import cached_images
-from clusterctl.providers.storage import Record, record, recorded
+from clusterctl.providers.storage import Record, all_recorded, record, recorded
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.gcp import whole_project
 from clusterctl.spec.models import DEFAULT_PROVIDER
@@ -151,7 +152,8 @@ def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: boo
     """Show the storage that earlier clusters of this name left, ask, and remove it."""
     workspace = workspace_of(screen, options)
     name = workspace.root.name
-    noted = recorded(name) or Record(provider=DEFAULT_PROVIDER, kept=())
+    known = recorded(name)
+    noted = known or Record(provider=DEFAULT_PROVIDER, kept=())
     if not noted.kept and (options.cluster is None or options.file is not None):
         spec = spec_of(screen, options)
         noted = Record.model_validate(
@@ -162,6 +164,8 @@ def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: boo
         found = provider.kept_storage(name, noted.users)
     answer = {"cluster": name, "storage": [one.as_dict() for one in found]}
     if not found:
+        if known is None and options.cluster is not None:
+            raise _no_storage(name)
         record(name, None)
         screen.result(answer, f"there is no kept storage of cluster {name!r}")
         return
@@ -172,6 +176,17 @@ def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: boo
     with phases.shown(), workspace.lock("down", wait_s=WAIT_S, waiting=runner.report_waiting):
         cluster_down.remove_storage(runner, provider, found)
     screen.result(answer, f"the kept storage of cluster {name!r} is removed")
+
+
+def _no_storage(name: str) -> UsageError:
+    """The error for a name of no cluster and of no kept storage."""
+    there = [f"cluster {one}" for one in clusters("")]
+    there += [f"kept storage of {one}" for one in dict.fromkeys(kept.cluster for kept in all_recorded())]
+    return NotUpError(
+        f"there is no cluster {name!r}, and no kept storage of one",
+        why=f"there is {', '.join(there) or 'none of any name'}",
+        fix="name what there is; storage whose record was lost is found with the cluster's spec: -f",
+    )
 
 
 def down_orphans(

@@ -36,7 +36,7 @@ def look(
     found = _found(workspace, {entry.job_id for entry in given_up}, storage=storage)
     if workspace.removing.exists():  # it was looked for before; hosts that are gone by now can't be asked
         found = replace(found, unknown=())
-    runner.note = f"discarded: {found.shown}" if found else "nothing exists only there"
+    runner.note = _note(found, discard=discard)
     if found and not discard:
         name = workspace.root.name
         raise found.error(
@@ -75,9 +75,17 @@ def look_at_leaving(
         shared = bool(planned.other_lost) or on_controller
         if names or shared:
             found = Search(before, session.workspace, session.connections.to, names, shared).find()
+    session.note = _note(found, discard=discard)
     if found and not discard:
         raise found.error("this exists only on what the change removes: nothing was changed", fix=_fix(found))
     return found
+
+
+def _note(found: Found, *, discard: bool) -> str:
+    """What the journal says of a look."""
+    if not found:
+        return "nothing exists only there"
+    return f"discarded: {found.shown}" if discard else f"refused, for it exists only there: {found.shown}"
 
 
 def _uncollected(workspace: Workspace, scheduler: Scheduler, names: Collection[str]) -> Found:

@@ -104,14 +104,17 @@ class Found:
         return "; ".join([*total, *self.lines[:_MOST_SHOWN]])
 
     def error(self, what: str, *, fix: str) -> OnlyCopyError:
-        """The refusal to remove it."""
+        """The refusal to remove it; of its failures the first has the ``fix``, which is that of all."""
         more = len(self.lines) - _MOST_SHOWN
         shown = [*self.lines[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])]
         return OnlyCopyError(
             what,
             why="\n".join(shown),
             fix=fix,
-            failures=tuple(Failure(OnlyCopyError.code, line, phase="look", fix=fix) for line in self.lines),
+            failures=tuple(
+                Failure(OnlyCopyError.code, line, phase="look", fix="" if number else fix)
+                for number, line in enumerate(self.lines)
+            ),
         )
 
 
