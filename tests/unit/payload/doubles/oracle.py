@@ -41,6 +41,7 @@ __all__ = [
     "assert_same_gradients",
     "compare",
     "functional",
+    "gradients",
     "tensors",
     "torch",
 ]
@@ -84,13 +85,18 @@ def assert_close(ours: Array, theirs: torch.Tensor | Array | None, what: str) ->
     np.testing.assert_allclose(ours, expected, rtol=bound, atol=atol, err_msg=what)
 
 
+def gradients(units: Sequence[Unit], device: Device) -> dict[str, Array]:
+    """Of every parameter, by name, shaped as PyTorch's."""
+    parameters = [parameter for unit in units for parameter in unit.layer.parameters]
+    for parameter in parameters:
+        parameter.settle()
+    return {p.name: _in_torch(p, p.grad, device).copy() for p in parameters}
+
+
 def assert_same_gradients(units: Sequence[Unit], theirs: Tensors, device: Device) -> None:
     """Of every parameter."""
-    for unit in units:
-        for parameter in unit.layer.parameters:
-            parameter.settle()
-            ours = _in_torch(parameter, parameter.grad, device)
-            assert_close(ours, theirs[parameter.name].grad, parameter.name)
+    for name, ours in gradients(units, device).items():
+        assert_close(ours, theirs[name].grad, name)
 
 
 def compare(
