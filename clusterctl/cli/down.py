@@ -24,6 +24,7 @@ from clusterctl.cli.options import (
 from clusterctl.cli.output import Phases, Screen
 from clusterctl.cli.up import NoWait, Yes, phase_dicts
 from clusterctl.cluster import down as cluster_down
+from clusterctl.cluster.look import look_at_storage, reject_lost_storage
 from clusterctl.cluster.nodes import names_of
 from clusterctl.cluster.session import PhaseRunner, provider_of
 from clusterctl.errors import NotUpError, UsageError
@@ -44,7 +45,8 @@ def down(
         bool,
         typer.Option(
             "--discard",
-            help="Lose what exists only on the cluster: runs, files, jobs. Nothing is collected.",
+            help="Lose what exists only on the cluster, or on kept storage: runs, files, jobs. "
+            "Nothing is collected.",
         ),
     ] = False,
     discard_run: Annotated[
@@ -100,7 +102,7 @@ def down(
     name = workspace.root.name
     if storage and not workspace.root.is_dir():
         prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
-        down_storage(screen, options, prompts, yes=yes)
+        down_storage(screen, options, prompts, yes=yes, discard=discard)
         return
     is_own = cluster_down.is_of_own_machines(workspace)
     what = "and give its machines back as they were" if is_own else "with all data on its nodes"
@@ -148,8 +150,12 @@ def down(
     screen.result({**answer, "cache_mib": size}, *lines)
 
 
-def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: bool) -> None:
-    """Show the storage that earlier clusters of this name left, ask, and remove it."""
+def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: bool, discard: bool) -> None:
+    """Show the storage that earlier clusters of this name left, ask, and remove it.
+
+    Raises:
+        OnlyCopyError: it holds what exists nowhere else, or may, and that is not to be discarded.
+    """
     workspace = workspace_of(screen, options)
     name = workspace.root.name
     known = recorded(name)
@@ -161,8 +167,17 @@ def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: boo
         )
     provider = provider_of(noted.provider, prompts)
     with screen.working("looking"):
-        found = provider.kept_storage(name, noted.users)
-    answer = {"cluster": name, "storage": [one.as_dict() for one in found]}
+        since = {one.id: one.since for one in noted.kept}
+        found = tuple(
+            one.model_copy(update={"since": one.since or since.get(one.id)})
+            for one in provider.kept_storage(name, noted.users)
+        )
+        lost = look_at_storage(provider, found)
+    answer = {
+        "cluster": name,
+        "storage": [one.as_dict() for one in found],
+        "lost": [one.as_dict() for one in lost.files],
+    }
     if not found:
         if known is None and options.cluster is not None:
             raise _no_storage(name)
@@ -170,11 +185,15 @@ def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: boo
         screen.result(answer, f"there is no kept storage of cluster {name!r}")
         return
     screen.note(*(f"kept storage of {name!r}: {one}" for one in found))
+    if not discard:
+        reject_lost_storage(lost, name, user_owned=noted.provider.user_owned)
     screen.confirm("remove it, with all that is on it?", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
     runner = PhaseRunner(workspace=workspace, reporter=phases)
     with phases.shown(), workspace.lock("down", wait_s=WAIT_S, waiting=runner.report_waiting):
+        cluster_down.note_discarded(workspace, lost.lines)
         cluster_down.remove_storage(runner, provider, found)
+    screen.note(*(f"discarded: {line}" for line in lost.lines))
     screen.result(answer, f"the kept storage of cluster {name!r} is removed")
 
 

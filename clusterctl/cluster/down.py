@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from clusterctl.cluster.look import look
+from clusterctl.cluster.look import look, look_at_storage
 from clusterctl.cluster.nodes import forget
 from clusterctl.cluster.session import Phase, PhaseRunner, provider_of, workspace_copy
 from clusterctl.errors import (
@@ -97,7 +97,8 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
             return _down_without_workspace(runner, discard=options.discard)
         with _writable(runner):
             result = take_down(runner, options, discarded)
-        _note_discarded(workspace, result)
+        runs = [f"the run of {entry.shown}" for entry in result.discarded]
+        note_discarded(workspace, [*runs, *result.lost.lines])
         workspace.remove()
     return result
 
@@ -117,7 +118,8 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
         collected = runner.phase(collect_runs, options.out, discarded)
     if discarded:
         runner.phase(discard_runs, discarded)
-    lost = runner.phase(look, discarded, discard=options.discard, storage=options.remove_storage)
+    beside = _kept_beside(workspace, provider) if options.remove_storage else NOTHING
+    lost = runner.phase(look, discarded, discard=options.discard, storage=options.remove_storage, kept=beside)
     if forgotten := forget(workspace, options.gone):
         options.prompts.note(f"forgotten: {'; '.join(forgotten)}")
     looked = not _has_taken_none(workspace)
@@ -133,9 +135,16 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
     )
 
 
-def _note_discarded(workspace: Workspace, result: DownResult) -> None:
+def _kept_beside(workspace: Workspace, provider: Provider) -> Found:
+    """What exists only on storage of this name that is not the shared folder of the cluster."""
+    is_looked_at = _settings(workspace).user_owned and workspace.configured.exists()
+    if keeps_storage(workspace) or is_looked_at:
+        return NOTHING
+    return look_at_storage(provider, provider.kept_storage(workspace.root.name, _users(workspace)))
+
+
+def note_discarded(workspace: Workspace, what: Sequence[str]) -> None:
     """Write down what was discarded, beside the workspace: its journal is removed with it."""
-    what = [f"the run of {entry.shown}" for entry in result.discarded] + list(result.lost.lines)
     if what:
         row = {"time": time.time(), "cluster": workspace.root.name, "discarded": what}
         with suppress(DiskError, MachineError):  # it is on the screen, too
@@ -192,7 +201,10 @@ def keep_storage(
     """Note the shared folder that the cluster left: `list` shows it, and the next `up` takes it up."""
     name = runner.workspace.root.name
     users = _users(runner.workspace)
-    kept = provider.kept_storage(name, users)
+    now = {"since": time.time()}
+    kept = tuple(
+        one if one.since else one.model_copy(update=now) for one in provider.kept_storage(name, users)
+    )
     record_storage(name, Record.model_validate({"provider": settings, "users": users, "kept": kept}))
     runner.note = "; ".join(map(str, kept)) or "there is none"
     return kept

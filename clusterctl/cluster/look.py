@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from clusterctl.cluster.session import ClusterSession, PhaseRunner
 from clusterctl.errors import SchedulerError, TransportError, UsageError
-from clusterctl.providers.base import HostPlan
+from clusterctl.providers.base import HostPlan, Provider
+from clusterctl.providers.storage import REMOVE, KeptStorage
 from clusterctl.runs.collect import uncollected
-from clusterctl.runs.only_copies import Found, Search
+from clusterctl.runs.only_copies import NOTHING, Found, Search, found_on_storage
 from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.state.inventory import Inventory, inventory_of, keeps_storage
@@ -22,20 +23,27 @@ PATIENCE_S = 5.0  # for the scheduler to answer
 
 
 def look(
-    runner: PhaseRunner, given_up: Collection[JobEntry], *, discard: bool, storage: bool = False
+    runner: PhaseRunner,
+    given_up: Collection[JobEntry],
+    *,
+    discard: bool,
+    storage: bool = False,
+    kept: Found = NOTHING,
 ) -> Found:
     """Find what exists only on the cluster, but for the jobs that are ``given_up``, before it is removed.
 
     Of machines of the user's own that is jobs alone: their files stay where they are. With ``storage``, what
-    is on the shared folder counts in any case.
+    is on the shared folder counts in any case, and what is on ``kept`` storage beside it.
 
     Raises:
         OnlyCopyError: there is something, and not ``discard``; one failure each.
     """
     workspace = runner.workspace
     found = _found(workspace, {entry.job_id for entry in given_up}, storage=storage)
-    if workspace.removing.exists():  # it was looked for before; hosts that are gone by now can't be asked
-        found = replace(found, unknown=())
+    to_stay = storage and keeps_storage(workspace)  # until now: nobody has looked at the shared folder
+    if workspace.removing.exists() and not to_stay:
+        found = replace(found, unknown=())  # it was looked for before; hosts that are gone can't be asked
+    found = replace(found, files=found.files + kept.files, unknown=found.unknown + kept.unknown)
     runner.note = _note(found, discard=discard)
     if found and not discard:
         name = workspace.root.name
@@ -43,6 +51,32 @@ def look(
             f"the cluster stays up: this exists only on {name!r}", fix=_fix(found, all_of_it=True)
         )
     return found
+
+
+def look_at_storage(provider: Provider, storage: Iterable[KeptStorage]) -> Found:
+    """Find what exists only on storage that was kept when its cluster went down.
+
+    Raises:
+        UsageError: a cluster has it, or another machine.
+    """
+    found = Found()
+    for one in storage:
+        rows = provider.files_of_storage(one)
+        there = found_on_storage(rows or ())
+        closed = (f"{one.dated}: what is on it can be told only while a cluster has it",) * (rows is None)
+        found = Found(found.files + there.files, unknown=found.unknown + there.unknown + closed)
+    return found
+
+
+def reject_lost_storage(found: Found, name: str, *, user_owned: bool) -> None:
+    """Raise OnlyCopyError where something exists only on kept storage, or may."""
+    if found:
+        up, then = "`clusterctl up` with `storage: {keep: true}`", f"`{REMOVE.format(name=name)}`"
+        bring = f"bring it here: {up}, `clusterctl collect --all`, {then}"
+        raise found.error(
+            f"the kept storage of cluster {name!r} stays: this may exist only there",
+            fix=f"{'copy what you need from there' if user_owned else bring}\nor lose all of it: --discard",
+        )
 
 
 def look_at_leaving(
@@ -107,6 +141,10 @@ def _uncollected(workspace: Workspace, scheduler: Scheduler, names: Collection[s
 
 
 def _found(workspace: Workspace, given_up: Collection[str | None], *, storage: bool) -> Found:
+    is_up = workspace.configured.exists() and not workspace.removing.exists()
+    if storage and not is_up and keeps_storage(workspace):
+        why = "what is on the shared folder can't be told: the last `up` or `down` has not ended"
+        return Found(unknown=(why,))
     if not workspace.configured.exists():  # no user could log in yet
         return Found()
     try:

@@ -11,7 +11,7 @@ import json
 import os
 import stat
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -335,6 +335,19 @@ def _only_copy(
     files, size, age_s = (int(row[name]) for name in ("files", "bytes", "age_s"))
     where = "" if is_shared else host
     return OnlyCopy(what, printable(str(row["owner"])), files, size, age_s, where, top, why, job_id)
+
+
+def found_on_storage(rows: Iterable[Mapping[str, Any]]) -> Found:
+    """What remote_copies.py has told of kept storage."""
+    files, unknown = [], []
+    for row in rows:
+        if "files" in row:
+            top, path = (os.fsdecode(base64.b64decode(row[name])) for name in ("top", "path"))
+            what = printable(f"{top}/{path}" if path else "others, which are not named")
+            files.append(OnlyCopy(what, row["owner"], row["files"], row["bytes"], row["age_s"], top=top))
+        elif "unread" in row:
+            unknown.append(f"{shown_path(base64.b64decode(row['unread']))} can't be looked at: {row['why']}")
+    return Found(tuple(files), unknown=tuple(unknown))
 
 
 def _why_left(entry: JobEntry, path: str) -> str:

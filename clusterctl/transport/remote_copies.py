@@ -2,10 +2,11 @@
 
     main(REQUEST)
 
-REQUEST is a JSON object: ``shared`` is the folder that hosts share; ``look_at_shared`` says whether it is
-looked at here, ``local`` whether what users have on this host's own disks is; ``host`` is its name; ``ours``
-are the names of files that clusterctl puts into jobs' folders; ``left_out`` are folders to pass over. stdin
-begins with what exists elsewhere: eight bytes with the number of ``digest``s, and these, sorted.
+REQUEST is a JSON object: ``shared`` is the folder that hosts share (``at``: it lies there, of a cluster that
+is down); ``look_at_shared`` says whether it is looked at here, ``local`` whether what users have on this
+host's own disks is; ``host`` is its name; ``ours`` are the names of files that clusterctl puts into jobs'
+folders; ``left_out`` are folders to pass over. stdin begins with what exists elsewhere: eight bytes with the
+number of ``digest``s, and these, sorted.
 
 The answer is a JSON object a line: {"top", "path", "owner", "files", "bytes", "age_s"} for the files below
 one path, {"unread", "why"} for what can't be looked at, {} as a sign of life, and {"end": true}. Paths are
@@ -29,7 +30,7 @@ import sys
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Any
 
@@ -90,10 +91,15 @@ def read_known() -> array[int]:
 
 
 class Top:
-    """A folder with files; what is ``not_here`` below doesn't count, nor do daemons' temporary files."""
+    """A folder with files; what is ``not_here`` below doesn't count, nor do daemons' temporary files.
 
-    def __init__(self, path: bytes, *, host: bytes = b"", not_here: Collection[bytes] = ()) -> None:
-        self.path, self.host, self.not_here = path, host, not_here
+    Hosts have it as ``known_as``.
+    """
+
+    def __init__(
+        self, path: bytes, *, host: bytes = b"", not_here: Collection[bytes] = (), known_as: bytes = b""
+    ) -> None:
+        self.path, self.host, self.not_here, self.known_as = path, host, not_here, known_as or path
         self.is_temporary = path in TEMPORARY
 
     def skips(self, path: bytes, ours: Collection[bytes]) -> bool:
@@ -152,11 +158,15 @@ def tops_of(asked: dict[str, Any]) -> Iterator[Top]:
     """The folders with files of users: on what hosts share, and on this host's disks."""
     shared, host = os.fsencode(asked["shared"]), os.fsencode(asked["host"])
     if asked["look_at_shared"]:
-        homes = folders_in(os.path.join(shared, HOMES))
+        at = os.fsencode(asked.get("at") or asked["shared"])
+        homes = folders_in(os.path.join(at, HOMES))
         for name in homes:
             if not name.startswith(b".clusterctl-"):
-                yield Top(os.path.join(shared, HOMES, name), not_here=NOT_IN_HOMES)
-        yield Top(shared, not_here={b"lost+found", *(b"%s/%s" % (HOMES, name) for name in homes)})
+                home = os.path.join(HOMES, name)
+                known_as = os.path.join(shared, home)
+                yield Top(os.path.join(at, home), not_here=NOT_IN_HOMES, known_as=known_as)
+        not_here = {b"lost+found", *(os.path.join(HOMES, name) for name in homes)}
+        yield Top(at, not_here=not_here, known_as=shared)
     if not asked["local"]:
         return
     for name in folders_in(b"/"):
@@ -210,7 +220,7 @@ class Walk:
                     try:
                         status = entry.stat(follow_symlinks=False)
                         if not stat.S_ISDIR(status.st_mode):
-                            if top.counts(path, status) and not self.is_elsewhere(top, full, status):
+                            if top.counts(path, status) and not self.is_elsewhere(top, path, status):
                                 yield path, status
                         elif full not in self.elsewhere:
                             if depth == DEEPEST:
@@ -225,7 +235,8 @@ class Walk:
         finally:
             os.close(fd)
 
-    def is_elsewhere(self, top: Top, full: bytes, status: os.stat_result) -> bool:
+    def is_elsewhere(self, top: Top, path: bytes, status: os.stat_result) -> bool:
+        full = os.path.join(top.known_as, path)
         number = digest(top.host, full, status.st_size, status.st_mtime_ns)
         at = bisect_left(self.known, number)
         return at < len(self.known) and self.known[at] == number
@@ -248,17 +259,15 @@ class Group:
         if len(self.owners) < MOST_TOLD:
             self.owners.update(owners)
 
-    def write(self) -> None:
-        owner = name_of(next(iter(self.owners))) if len(self.owners) == 1 else "several users"
-        age_s = max(0, int(time.time() - self.newest / 1e9))
-        answer(
-            top=encoded(self.top),
-            path=encoded(self.path),
-            owner=owner,
-            files=self.files,
-            bytes=self.bytes,
-            age_s=age_s,
-        )
+    def told(self, name_of: Callable[[int], str]) -> dict[str, Any]:
+        return {
+            "top": encoded(self.top),
+            "path": encoded(self.path),
+            "owner": name_of(next(iter(self.owners))) if len(self.owners) == 1 else "several users",
+            "files": self.files,
+            "bytes": self.bytes,
+            "age_s": max(0, int(time.time() - self.newest / 1e9)),
+        }
 
 
 def groups_of(walk: Walk, tops: Iterator[Top]) -> Iterator[Group]:
@@ -269,13 +278,15 @@ def groups_of(walk: Walk, tops: Iterator[Top]) -> Iterator[Group]:
             if group is None or group.path != name:
                 if group is not None:
                     yield group
-                group = Group(top.path, name)
+                group = Group(top.known_as, name)
             group.add(1, status.st_size, status.st_mtime_ns, [status.st_uid])
         if group is not None:
             yield group
 
 
-def write_groups(walk: Walk, tops: Iterator[Top]) -> None:
+def answers(
+    walk: Walk, tops: Iterator[Top], name_of: Callable[[int], str] = name_of
+) -> Iterator[dict[str, Any]]:
     """Tell of the files, all below one path together: the largest, and the sum of the others."""
     largest: list[tuple[int, int, Group]] = []
     others = Group(b"", b"")
@@ -285,12 +296,11 @@ def write_groups(walk: Walk, tops: Iterator[Top]) -> None:
             small = heapq.heappop(largest)[2]
             others.add(small.files, small.bytes, small.newest, small.owners)
     for _, _, group in sorted(largest, reverse=True):
-        group.write()
+        yield group.told(name_of)
     if others.files:
-        others.write()
-    for path, why in walk.unread:
-        answer(unread=encoded(path), why=why)
-    answer(end=True)
+        yield others.told(name_of)
+    yield from ({"unread": encoded(path), "why": why} for path, why in walk.unread)
+    yield {"end": True}
 
 
 def send_top(walk: Walk, top: Top, most: int) -> None:
@@ -322,7 +332,8 @@ def main(request: str) -> None:
     walk = Walk(read_known(), ours, [*map(os.fsencode, asked["left_out"])], Beat(answer))
     tops = tops_of(asked)
     if "top" not in asked:
-        write_groups(walk, tops)
+        for told in answers(walk, tops):
+            answer(**told)
         return
     for top in tops:
         if top.path == base64.b64decode(asked["top"]):

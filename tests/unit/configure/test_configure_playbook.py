@@ -17,6 +17,7 @@ import pytest
 from clusterctl.configure.ansible import PlaybookRun, run_playbook
 from clusterctl.configure.events import Status, TaskProgress
 from clusterctl.errors import ConfigureError
+from tests.support.forks import ansible
 
 PLAYBOOKS = Path(__file__).parent / "playbooks"
 WriteInventory = Callable[..., Path]
@@ -61,6 +62,22 @@ def test_a_failure_names_host_task_and_cause(local_inventory: WriteInventory) ->
     assert "all is lost" in failure.cause
     assert str(run.log) in raised.value.fix
     assert ("good", "The others go on") in [(p.host, p.task) for p in told]
+
+
+def test_what_a_host_skips_is_decided_without_a_process(
+    local_inventory: WriteInventory, tmp_path: Path
+) -> None:
+    """With Ansible's own results, whatever has a condition, and errors of conditions that can't be read."""
+    argv = ["-v", "-i", local_inventory("one", "two"), PLAYBOOKS / "skipped.yml"]
+    done = ansible("ansible-playbook", argv, cwd=tmp_path)
+    failed = [line for line in done.stdout.splitlines() if line.startswith("fatal: ")]
+    assert (done.returncode, len(failed)) == (2, 1), done.stdout
+    assert failed[0].startswith("fatal: [two]")
+    assert "'nowhere' is undefined" in failed[0]
+    one, two = ((tmp_path / host).read_text().split() for host in ("one", "two"))
+    assert one == two  # asked once for each host, by one and the same process
+    assert len(one) == 1
+    assert "whisper" not in done.stdout
 
 
 def test_an_unreachable_host_is_retryable(local_inventory: WriteInventory, tmp_path: Path) -> None:
