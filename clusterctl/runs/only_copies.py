@@ -45,6 +45,7 @@ _PROGRAM = "clusterctl.transport.remote_copies"
 _MOST_FILES = 100_000  # files of one transfer
 _ROUNDS = 3  # a file that changed while it was read is read again
 _MOST_SHOWN = 20
+_FEW_HOLES = 1 << 20  # bytes, which are not worth a word
 _AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
 
@@ -52,7 +53,8 @@ _AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
 class OnlyCopy:
     """Files below one path that exist only on a host, or where all hosts see them (``host`` is "").
 
-    ``what`` they are for people; the youngest was written ``age_s`` seconds ago. ``top`` is the folder that
+    ``what`` they are for people; the youngest was written ``age_s`` seconds ago. ``bytes`` is their size as
+    `ls -l` shows it, ``on_disk`` what they take there: less, if they have holes. ``top`` is the folder that
     is brought here as a whole.
     """
 
@@ -65,12 +67,15 @@ class OnlyCopy:
     top: str = ""
     why: str = ""
     job_id: str | None = None  # whose folder they are in
+    on_disk: int | None = None
 
     def __str__(self) -> str:
         files = f"{self.files:,} file{'s' if self.files > 1 else ''}"
         where = f" on {self.host}" if self.host else ""
         why = f"; {self.why}" if self.why else ""
         size = shown_size(self.bytes)
+        if self.on_disk is not None and self.bytes - self.on_disk > max(self.on_disk, _FEW_HOLES):
+            size += f" ({shown_size(self.on_disk)} on disk)"
         return f"{self.what}{where}: {size} in {files} of {self.owner}, {_age(self.age_s)}{why}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -332,9 +337,9 @@ def _only_copy(
             inside = full.removeprefix(f"{remote_dir}/")
             what, why = f"{printable(inside)} of {entry.shown}", _why_left(entry, inside)
             job_id = entry.job_id
-    files, size, age_s = (int(row[name]) for name in ("files", "bytes", "age_s"))
+    files, size, age_s, on_disk = (int(row[name]) for name in ("files", "bytes", "age_s", "on_disk"))
     where = "" if is_shared else host
-    return OnlyCopy(what, printable(str(row["owner"])), files, size, age_s, where, top, why, job_id)
+    return OnlyCopy(what, printable(str(row["owner"])), files, size, age_s, where, top, why, job_id, on_disk)
 
 
 def found_on_storage(rows: Iterable[Mapping[str, Any]]) -> Found:

@@ -8,9 +8,10 @@ host's own disks is; ``host`` is its name; ``ours`` are the names of files that 
 folders; ``left_out`` are folders to pass over. stdin begins with what exists elsewhere: eight bytes with the
 number of ``digest``s, and these, sorted.
 
-The answer is a JSON object a line: {"top", "path", "owner", "files", "bytes", "age_s"} for the files below
-one path, {"unread", "why"} for what can't be looked at, {} as a sign of life, and {"end": true}. Paths are
-base64. Of very many paths the largest are told, and one line with the path "" for the others.
+The answer is a JSON object a line: {"top", "path", "owner", "files", "bytes", "on_disk", "age_s"} for the
+files below one path (``on_disk``: bytes, without the holes of sparse files), {"unread", "why"} for what can't
+be looked at, {} as a sign of life, and {"end": true}. Paths are base64. Of very many paths the largest are
+told, and one line with the path "" for the others.
 
 With ``top``, one of those that were told, it lists and sends that one's files, ``most`` of them at once, as
 transport/remote_content.py says. Links are never followed, and what holds no data does not count.
@@ -34,7 +35,7 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Any
 
-from clusterctl.transport.remote_content import HEADER, Beat, row, send_wanted
+from clusterctl.transport.remote_content import BLOCK, HEADER, Beat, row, send_wanted
 from clusterctl.transport.remote_open import FOLDER, Opener, open_file
 
 DIGEST = 8  # bytes
@@ -251,11 +252,12 @@ class Group:
 
     def __init__(self, top: bytes, path: bytes) -> None:
         self.top, self.path = top, path
-        self.files = self.bytes = self.newest = 0
+        self.files = self.bytes = self.on_disk = self.newest = 0
         self.owners: set[int] = set()
 
-    def add(self, files: int, size: int, newest: int, owners: Collection[int]) -> None:
+    def add(self, files: int, size: int, on_disk: int, newest: int, owners: Collection[int]) -> None:
         self.files, self.bytes, self.newest = self.files + files, self.bytes + size, max(self.newest, newest)
+        self.on_disk += min(size, on_disk)
         if len(self.owners) < MOST_TOLD:
             self.owners.update(owners)
 
@@ -266,6 +268,7 @@ class Group:
             "owner": name_of(next(iter(self.owners))) if len(self.owners) == 1 else "several users",
             "files": self.files,
             "bytes": self.bytes,
+            "on_disk": self.on_disk,
             "age_s": max(0, int(time.time() - self.newest / 1e9)),
         }
 
@@ -279,7 +282,7 @@ def groups_of(walk: Walk, tops: Iterator[Top]) -> Iterator[Group]:
                 if group is not None:
                     yield group
                 group = Group(top.known_as, name)
-            group.add(1, status.st_size, status.st_mtime_ns, [status.st_uid])
+            group.add(1, status.st_size, status.st_blocks * BLOCK, status.st_mtime_ns, [status.st_uid])
         if group is not None:
             yield group
 
@@ -294,7 +297,7 @@ def answers(
         heapq.heappush(largest, (group.bytes, number, group))
         if len(largest) > MOST_TOLD:
             small = heapq.heappop(largest)[2]
-            others.add(small.files, small.bytes, small.newest, small.owners)
+            others.add(small.files, small.bytes, small.on_disk, small.newest, small.owners)
     for _, _, group in sorted(largest, reverse=True):
         yield group.told(name_of)
     if others.files:

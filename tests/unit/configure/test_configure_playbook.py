@@ -219,7 +219,7 @@ def end_one_that_waits(inventory: Path, ending: signal.Signals, temporary: Path)
         assert "Begin" in process.stdout.readline()
         wait_until(lambda: "Wait" in log.read_text())
         os.kill(process.pid, ending)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
 
 
 def processes_with(*words: str) -> list[str]:
@@ -235,7 +235,7 @@ def processes_with(*words: str) -> list[str]:
     return found
 
 
-def wait_until(true: Callable[[], object], timeout_s: float = 30) -> None:
+def wait_until(true: Callable[[], object], timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline, "it did not come true in time"

@@ -27,7 +27,7 @@ from clusterctl.transport.copies import note_sent
 from clusterctl.transport.put import send_into
 from clusterctl.transport.remote_copies import NOT_IN_HOMES, Top
 from clusterctl.transport.ssh import Connections
-from clusterctl.transport.tree import walk
+from clusterctl.transport.tree import shown_size, walk
 from tests.support.here import LocalTransport
 from tests.support.sweeps import in_sweep
 
@@ -272,6 +272,18 @@ def test_a_file_of_a_job_is_told_with_why_it_was_left(stage: Stage) -> None:
     (line,) = stage.search.find().lines
     assert line.startswith("out of job 1 (mine): 2.0 KiB in 1 file of ")
     assert line.endswith(", just written; an older checkpoint")
+
+
+def test_of_sparse_files_both_sizes_are_told(stage: Stage) -> None:
+    for number in range(2):
+        with stage.write(f"vm/disk{number}", "x").open("ab") as file:
+            file.truncate(2 << 20)
+    stage.write("whole", "x" * (3 << 20))
+    sparse, whole = stage.search.find().files  # the larger first
+    on_disk = sum((stage.home / f"vm/disk{number}").stat().st_blocks for number in range(2)) * 512
+    assert (sparse.bytes, sparse.on_disk) == (4 << 20, on_disk)
+    assert f": 4.0 MiB ({shown_size(on_disk)} on disk) in 2 files of " in str(sparse)
+    assert ": 3.0 MiB in 1 file of " in str(whole)
 
 
 def test_very_many_files_are_told_in_bounded_number(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
