@@ -55,7 +55,6 @@ class StrategyModule(ansible_mitogen.strategy.StrategyMixin, _Linear):  # type: 
             "task_vars": task_vars,
             "play_context": play_context,
         }
-        self._tqm.send_callback("v2_runner_on_start", host, task)
         self._final_q.send_task_result(_RawTaskResult(host, task, result, task.dump_attrs()))
         self._pending_results += 1
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -200,10 +200,14 @@ def partial_model(model: type[M], values: object, context: Mapping[str, Any]) ->
 
     So what does not hold between fields is reported together with what is wrong with single ones.
     """
-    # Prebuilt ones are the models' own, which forgive nothing.
-    validator = SchemaValidator(_forgiving(model.__pydantic_core_schema__), _use_prebuilt=False)
-    found: M = validator.validate_python(values, context={**context, _PARTIAL: True})
+    found: M = _forgiving_validator(model).validate_python(values, context={**context, _PARTIAL: True})
     return found
+
+
+@cache
+def _forgiving_validator(model: type[BaseModel]) -> SchemaValidator:
+    # Prebuilt ones are the models' own, which forgive nothing.
+    return SchemaValidator(_forgiving(model.__pydantic_core_schema__), _use_prebuilt=False)
 
 
 def is_partial(info: ValidationInfo) -> bool:
