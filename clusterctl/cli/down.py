@@ -32,6 +32,7 @@ from clusterctl.providers.storage import Record, record, recorded
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.gcp import whole_project
 from clusterctl.spec.models import DEFAULT_PROVIDER
+from clusterctl.state.ledger import RunRecord
 from clusterctl.state.workspace import WAIT_S, Workspace
 
 
@@ -106,10 +107,19 @@ def down(
     what += ", and remove its shared folder with all that is on it" if storage else ""
     screen.confirm(f"take cluster {name!r} down, {what}?", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
+    screen.known = {"runs": []}
+
+    def on_run(run: RunRecord) -> None:
+        screen.known["runs"].append(str(run.directory))
+        screen.note(f"collected {run.directory}")
+        if left := not_brought_home(run, workspace):
+            screen.note(f"note: {left}")
+
     wanted = cluster_down.DownOptions(
         discard=discard,
         discard_runs=discard_run or (),
         out=out,
+        on_run=on_run,
         gone=names_of(forget or ()),
         prompts=prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key),
         remove_storage=storage,
@@ -122,15 +132,11 @@ def down(
         screen.note(f"discarded the run of {entry.shown}")
     for line in done.lost.lines:
         screen.note(f"discarded: {line}")
-    for run in done.runs:
-        screen.note(f"collected {run.directory}")
-        if left := not_brought_home(run):
-            screen.note(f"note: {left}")
     images = cached_images(report=lambda what: screen.note(str(what))) if done.on_this_machine else ()
     size = sum(image.size_mib for image in images)
     answer = {
         "cluster": name,
-        "runs": [str(r.directory) for r in done.runs],
+        **screen.known,
         "discarded": [entry.job_id for entry in done.discarded],
         "lost": [one.as_dict() for one in done.lost.files],
         "storage": [one.as_dict() for one in done.kept],
@@ -163,6 +169,7 @@ def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: boo
     answer = {"cluster": name, "storage": [one.as_dict() for one in found]}
     if not found:
         record(name, None)
+        workspace.copies.unlink(missing_ok=True)
         screen.result(answer, f"there is no kept storage of cluster {name!r}")
         return
     screen.note(*(f"kept storage of {name!r}: {one}" for one in found))

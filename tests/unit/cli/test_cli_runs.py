@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from clusterctl.cli import collect as collecting
 from clusterctl.cli.collect import not_brought_home
+from clusterctl.spec.models import PROVIDERS
 from clusterctl.state.ledger import RunRecord
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.copies import Copies, note
 
 
 def run(*skipped: tuple[str, str]) -> RunRecord:
@@ -33,11 +42,44 @@ def run(*skipped: tuple[str, str]) -> RunRecord:
     )
 
 
-def test_a_whole_run_needs_no_word() -> None:
-    assert not_brought_home(run()) == ""
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    one = Workspace(tmp_path / "demo")
+    one.create()
+    return one
 
 
-def test_each_reason_is_named_with_its_first_file_and_how_many_more() -> None:
+def test_a_whole_run_needs_no_word(workspace: Workspace) -> None:
+    assert not_brought_home(run(), workspace) == ""
+
+
+def test_what_came_with_the_files_of_a_home_needs_none(workspace: Workspace, tmp_path: Path) -> None:
+    one = run(("weights", "Permission denied"), ("link", "a symbolic link"))
+    place = tmp_path / "demo-home-ada/clusterctl/jobs/train-25857b14"
+    place.mkdir(parents=True)
+    note(workspace, [Copies("", "/shared/home/ada", str(tmp_path / "demo-home-ada"))])
+    assert "weights (Permission denied), link (a symbolic link)" in not_brought_home(one, workspace)
+    (place / "weights").touch()
+    assert not_brought_home(one, workspace).endswith("was not collected: link (a symbolic link)")
+
+
+@pytest.mark.parametrize(
+    ("provider", "keep", "said"),
+    [
+        ("local", False, "it ends with the cluster"),
+        ("local", True, "it stays on the kept storage"),
+        ("onprem", True, "it stays on your machines"),
+    ],
+)
+def test_what_becomes_of_it_depends_on_the_cluster(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, provider: str, said: str, *, keep: bool
+) -> None:
+    monkeypatch.setattr(collecting, "inventory_of", lambda _: SimpleNamespace(traits=PROVIDERS[provider]))
+    monkeypatch.setattr(collecting, "keeps_storage", lambda _: keep)
+    assert collecting._what_becomes(workspace) == said
+
+
+def test_each_reason_is_named_with_its_first_file_and_how_many_more(workspace: Workspace) -> None:
     assert not_brought_home(
         run(
             ("checkpoints", "checkpoints stay on the cluster"),
@@ -45,7 +87,8 @@ def test_each_reason_is_named_with_its_first_file_and_how_many_more() -> None:
             ("d/last.pt", "a symbolic link"),
             ("weights", "Permission denied"),
             ("d/first.pt", "a symbolic link"),
-        )
+        ),
+        workspace,
     ) == (
         "of job 42 (train) was not collected: checkpoints (checkpoints stay on the cluster), "
         "d/best.pt and 2 more (a symbolic link), weights (Permission denied)"
