@@ -43,6 +43,7 @@ from payload.settings import (
     tokenizer_name,
     whole,
     widths,
+    word_or_path,
     words,
 )
 
@@ -212,7 +213,7 @@ class Checkpoints:
         None, Path, "DIR", "folder for them, the same on all nodes (default: in --out)", _NO_BENCH, _FOLDER
     )
     resume: str = setting(
-        "never", str, "auto|never|DIR", "go on from the newest checkpoint, or that one", _NO_BENCH
+        "never", word_or_path, "auto|never|DIR", "go on from the newest checkpoint, or that one", _NO_BENCH
     )
     init: Path | None = setting(
         None,
@@ -310,7 +311,7 @@ class EvalConfig(Command):
     out: Path | None = setting(
         None, Path, "DIR", "folder of the run (default: this one, or with --resume DIR the checkpoint alone)"
     )
-    resume: str = setting("auto", str, "auto|DIR", "the run's newest checkpoint, or that one")
+    resume: str = setting("auto", word_or_path, "auto|DIR", "the run's newest checkpoint, or that one")
     model_folder: Path | None = setting(None, Path, "DIR", "a run's model/, instead of a checkpoint")
     weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end", needs("model_folder"))
     data: str | None = setting(None, data_name, "idx:DIR|text:FILE|...", "other data than the run's")
@@ -411,12 +412,13 @@ class ExportConfig(Command):
     to: Path = required(Path, "FILE|DIR", "to be written, in the safetensors format; for hf a folder")
     model_folder: Path | None = setting(None, Path, "DIR", "the folder model/ that a run left")
     weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end", needs("model_folder"))
-    checkpoint: Path | None = setting(None, Path, "DIR", "or a checkpoint's folder")
+    checkpoint: Path | None = setting(None, path, "DIR", "or a checkpoint's folder")
     export_as: str = choice(
         "torch",
         ("torch", "hf", "torchvision"),
         "names of tensors: PyTorch's for such layers; transformers' with a config.json; or torchvision's",
     )
+    force: bool = switch(False, "overwrite what is there")
 
 
 @dataclass(frozen=True, slots=True)

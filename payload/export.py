@@ -23,6 +23,8 @@ from payload.nn.module import Context, state_of
 
 _TORCHVISION = (64, 3, 7, 7)
 """Of its ResNets' first convolution."""
+_IN_FOLDER = ("model.safetensors", "config.json")
+"""What transformers' models have in their folder."""
 
 
 def run(config: ExportConfig) -> int:
@@ -35,6 +37,7 @@ def run(config: ExportConfig) -> int:
         return 0
     if (config.checkpoint is None) == (config.model_folder is None):
         raise UsageError("export: give either --model-folder or --checkpoint")
+    _check_target(config.to, is_folder=config.export_as == "hf", force=config.force)
     if config.checkpoint:
         record, weights, iteration = of_checkpoint(config.checkpoint)
     else:
@@ -47,12 +50,27 @@ def run(config: ExportConfig) -> int:
     if config.export_as == "torchvision":
         _refuse_other_stem(tensors["conv1.weight"].shape)
     if config.export_as == "hf":
-        file = config.to / "model.safetensors"
+        file = config.to / _IN_FOLDER[0]
         _write_texts(config.to, record)
     size = write(file, tensors)
     numbers = sum(tensor.size for tensor in tensors.values())
     answer(model=record.model, iteration=iteration, tensors=len(tensors), numbers=numbers, bytes=size)
     return 0
+
+
+def _check_target(to: Path, *, is_folder: bool, force: bool) -> None:
+    """
+    Raises:
+        UsageError: ``to`` cannot be written there, or something is there already.
+    """
+    if not to.parent.is_dir():
+        raise UsageError(f"--to: there is no folder {to.parent}: make it first")
+    if to.exists() and to.is_dir() != is_folder:
+        kinds = ("a file", "a folder")[:: 1 if is_folder else -1]
+        raise UsageError(f"--to: {to} is {kinds[0]}: name {kinds[1]}")
+    there = [file for file in ([to / name for name in _IN_FOLDER] if is_folder else [to]) if file.exists()]
+    if there and not force:
+        raise UsageError(f"--to: {there[0]} is there already: name another, or overwrite it with --force")
 
 
 def _refuse_other_stem(shape: tuple[int, ...]) -> None:
@@ -101,7 +119,7 @@ def _write_texts(folder: Path, record: ModelRecord) -> None:
         texts["vocab.json"] = json.dumps({**record.tokenizer["vocabulary"], **record.tokenizer["added"]})
         pairs = (" ".join(pair) for pair in record.tokenizer["merges"])
         texts["merges.txt"] = "\n".join(["#version: 0.2", *pairs])
-    texts["config.json"] = json.dumps(config, indent=1)
+    texts[_IN_FOLDER[1]] = json.dumps(config, indent=1)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():

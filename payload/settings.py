@@ -117,6 +117,11 @@ def path(text: str) -> Path:
     return Path(os.path.expanduser(text))  # noqa: PTH111  # it never raises
 
 
+def word_or_path(text: str) -> str:
+    """A word such as ``auto``, or what ``path`` reads."""
+    return os.path.expanduser(text)  # noqa: PTH111  # it never raises
+
+
 def tokenizer_name(text: str) -> str:
     """``bytes``, ``bpe:N`` with more tokens than there are bytes, or ``gpt2:DIR``."""
     kind, _, where = text.partition(":")

@@ -11,6 +11,7 @@ import typer
 from clusterctl.cli.options import Options, OutFolder, job_ids, open_session
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.errors import UsageError
+from clusterctl.runs.collect import PATIENCE_S
 from clusterctl.runs.collect import collect as collect_runs
 from clusterctl.runs.fetch import ALL, MAX_CHECKPOINT, MAX_FILE, Selection
 from clusterctl.spec.base import parse_size_mib
@@ -63,7 +64,8 @@ def collect(
     A run is a job's logs, metrics, telemetry, accounting, and the other files in its folder.
     """
     selection = _selection(checkpoints, max_checkpoint, max_file, everything=everything)
-    with open_session(screen, options) as session, showing_progress(screen) as progress:
+    opened = open_session(screen, options, patience_s=PATIENCE_S)
+    with opened as session, showing_progress(screen) as progress:
         workspace = session.ledger.workspace
         runs = collect_runs(
             session, ids or None, out=out or Path("runs"), selection=selection, progress=progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -15,6 +16,7 @@ from clusterctl.cli.options import (
     AskBecomePass,
     Options,
     OutFolder,
+    clusters,
     job_ids,
     prompts_for,
     spec_of,
@@ -23,12 +25,13 @@ from clusterctl.cli.options import (
 from clusterctl.cli.output import Phases, Screen
 from clusterctl.cli.up import NoWait, Yes, phase_dicts
 from clusterctl.cluster import down as cluster_down
+from clusterctl.cluster.look import look_at_storage, note_discarded, reject_lost_storage
 from clusterctl.cluster.nodes import names_of
 from clusterctl.cluster.session import PhaseRunner, provider_of
-from clusterctl.errors import UsageError
+from clusterctl.errors import NotUpError, UsageError
 from clusterctl.providers.base import Leftover, Prompts, pending_releases
 from clusterctl.providers.registry import cached_images
-from clusterctl.providers.storage import Record, record, recorded
+from clusterctl.providers.storage import Record, all_recorded, record, recorded
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.gcp import whole_project
 from clusterctl.spec.models import DEFAULT_PROVIDER
@@ -44,7 +47,8 @@ def down(
         bool,
         typer.Option(
             "--discard",
-            help="Lose what exists only on the cluster: runs, files, jobs. Nothing is collected.",
+            help="Lose what exists only on the cluster, or on kept storage: runs, files, jobs. "
+            "Nothing is collected.",
         ),
     ] = False,
     discard_run: Annotated[
@@ -100,7 +104,7 @@ def down(
     name = workspace.root.name
     if storage and not workspace.root.is_dir():
         prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
-        down_storage(screen, options, prompts, yes=yes)
+        down_storage(screen, options, prompts, yes=yes, discard=discard)
         return
     is_own = cluster_down.is_of_own_machines(workspace)
     what = "and give its machines back as they were" if is_own else "with all data on its nodes"
@@ -153,11 +157,16 @@ def down(
     screen.result({**answer, "cache_mib": size}, *lines)
 
 
-def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: bool) -> None:
-    """Show the storage that earlier clusters of this name left, ask, and remove it."""
+def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: bool, discard: bool) -> None:
+    """Show the storage that earlier clusters of this name left, ask, and remove it.
+
+    Raises:
+        OnlyCopyError: it holds what exists nowhere else, or may, and that is not to be discarded.
+    """
     workspace = workspace_of(screen, options)
     name = workspace.root.name
-    noted = recorded(name) or Record(provider=DEFAULT_PROVIDER, kept=())
+    known = recorded(name)
+    noted = known or Record(provider=DEFAULT_PROVIDER, kept=())
     if not noted.kept and (options.cluster is None or options.file is not None):
         spec = spec_of(screen, options)
         noted = Record.model_validate(
@@ -165,20 +174,46 @@ def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: boo
         )
     provider = provider_of(noted.provider, prompts)
     with screen.working("looking"):
-        found = provider.kept_storage(name, noted.users)
-    answer = {"cluster": name, "storage": [one.as_dict() for one in found]}
+        since = {one.id: one.since for one in noted.kept}
+        found = tuple(
+            one.model_copy(update={"since": one.since or since.get(one.id)})
+            for one in provider.kept_storage(name, noted.users)
+        )
+        lost = look_at_storage(provider, found)
+    answer = {
+        "cluster": name,
+        "storage": [one.as_dict() for one in found],
+        "lost": [one.as_dict() for one in lost.files],
+    }
     if not found:
+        if known is None and options.cluster is not None:
+            raise _no_storage(name)
         record(name, None)
         workspace.copies.unlink(missing_ok=True)
         screen.result(answer, f"there is no kept storage of cluster {name!r}")
         return
     screen.note(*(f"kept storage of {name!r}: {one}" for one in found))
+    if not discard:
+        reject_lost_storage(lost, name, user_owned=noted.provider.user_owned)
     screen.confirm("remove it, with all that is on it?", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
     runner = PhaseRunner(workspace=workspace, reporter=phases)
     with phases.shown(), workspace.lock("down", wait_s=WAIT_S, waiting=runner.report_waiting):
+        note_discarded(workspace, lost.lines, since=time.time())
         cluster_down.remove_storage(runner, provider, found)
+    screen.note(*(f"discarded: {line}" for line in lost.lines))
     screen.result(answer, f"the kept storage of cluster {name!r} is removed")
+
+
+def _no_storage(name: str) -> UsageError:
+    """The error for a name of no cluster and of no kept storage."""
+    there = [f"cluster {one}" for one in clusters("")]
+    there += [f"kept storage of {one}" for one in dict.fromkeys(kept.cluster for kept in all_recorded())]
+    return NotUpError(
+        f"there is no cluster {name!r}, and no kept storage of one",
+        why=f"there is {', '.join(there) or 'none of any name'}",
+        fix="name what there is; storage whose record was lost is found with the cluster's spec: -f",
+    )
 
 
 def down_orphans(

@@ -310,6 +310,7 @@ def workspace_of(screen: Screen, options: Options) -> Workspace:
 
     Raises:
         UsageError: the file can't be read, or not even its name can.
+        NotUpError: the file is wrong, and there is no such cluster.
     """
     from clusterctl.spec.load import default_spec, read_name
     from clusterctl.state.workspace import Workspace
@@ -329,11 +330,19 @@ def workspace_of(screen: Screen, options: Options) -> Workspace:
             why=why,
             fix="correct it, or name the cluster: --cluster NAME (`clusterctl list` shows them)",
         ) from exc
-    if wrong is not None:
-        screen.note(
-            f"note: {wrong.what} (see `clusterctl validate`); cluster {name!r} is taken as it was raised"
+    workspace = Workspace.of(name)
+    if wrong is None:
+        return workspace
+    if not workspace.root.is_dir():
+        raise NotUpError(
+            f"cluster {name!r} is not up, and its spec file is wrong",
+            where=str(path),
+            why="\n".join(map(str, wrong.problems)),
+            fix="correct it, then `clusterctl up`; or name another cluster: --cluster NAME "
+            "(`clusterctl list` shows them)",
         )
-    return Workspace.of(name)
+    screen.note(f"note: {wrong.what} (see `clusterctl validate`); cluster {name!r} is taken as it was raised")
+    return workspace
 
 
 @contextmanager
@@ -357,15 +366,15 @@ def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
 
 
 @contextmanager
-def open_session(screen: Screen, options: Options) -> Iterator[Session]:
-    """A connection to the controller as the job user."""
-    from clusterctl.scheduler.session import session
+def open_session(screen: Screen, options: Options, *, patience_s: float | None = None) -> Iterator[Session]:
+    """A connection to the controller as the job user; the scheduler is waited for ``patience_s``."""
+    from clusterctl.scheduler.session import PATIENCE_S, session
     from clusterctl.state.inventory import applied_spec, inventory_of
 
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace):
         inventory_of(workspace)  # it is up
-        with session(applied_spec(workspace), workspace) as opened:
+        with session(applied_spec(workspace), workspace, patience_s=patience_s or PATIENCE_S) as opened:
             yield opened
         if refusal := opened.ledger.refusal:
             screen.note(f"note: {refusal.what} ({refusal.why}): what became of jobs is asked anew next time")

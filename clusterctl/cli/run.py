@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
+import re
+import shlex
 import signal
 import sys
 import threading
@@ -145,6 +147,7 @@ app: Final = _program()
 
 
 _SIGNALLED = 128
+_SPEC_AS_ARGUMENT = re.compile(r"unexpected extra argument.*\(([^()]+\.ya?ml)\)")
 _SOON_S = 0.05
 
 
@@ -207,7 +210,11 @@ def _refuse(exc: typer.TyperException) -> int:
             typer.echo(text, err=True)
             return UsageError.exit_code
         text = "no verb was given"
-    return _show(UsageError(text.rstrip("."), fix=f"`{path} --help` shows what can be said here"), json=json)
+    fix = f"`{path} --help` shows what can be said here"
+    if given := _SPEC_AS_ARGUMENT.search(text):
+        option = "--file" if path.endswith(" logs") else "-f"  # its -f is --follow
+        fix = f"name a spec file with `{shlex.join([option, given[1]])}`"
+    return _show(UsageError(text.rstrip("."), fix=fix), json=json)
 
 
 def _show(error: ClusterctlError, *, json: bool = False) -> int:

@@ -26,6 +26,7 @@ from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.jobs.environment import environment_of
 from clusterctl.jobs.source import Source, source_of
+from clusterctl.jobs.submit import reject_files_of_here
 from clusterctl.jobs.submit import submit as submit_job
 from clusterctl.jobs.trained import (
     ChosenModel,
@@ -273,6 +274,7 @@ def _submitted(
     chosen: ChosenModel | None,
 ) -> list[_Row]:
     """Submit the jobs, one after the other; what is known of them is told also when something fails later."""
+    reject_files_of_here(session, wanted)
     wanted, sent = with_model(wanted, chosen, session.ledger.entries(), session)
     prepared = _prepared(screen, options, session.spec, wanted, session.distribution, sent)
     rows: list[_Row] = []

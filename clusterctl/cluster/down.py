@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from clusterctl.cluster.look import all_answer, look, note_removal, take_back
+from clusterctl.cluster.look import all_answer, look, look_at_storage, note_removal, take_back
 from clusterctl.cluster.nodes import forget
 from clusterctl.cluster.session import Phase, PhaseRunner, provider_of, workspace_copy
 from clusterctl.errors import (
@@ -118,7 +119,8 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
         collected = runner.phase(collect_runs, options.out, discarded, options.on_run)
     if discarded:
         runner.phase(discard_runs, discarded)
-    lost = runner.phase(look, discarded, discard=options.discard, storage=options.remove_storage)
+    beside = _kept_beside(workspace, provider) if options.remove_storage else NOTHING
+    lost = runner.phase(look, discarded, discard=options.discard, storage=options.remove_storage, kept=beside)
     if forgotten := forget(workspace, options.gone):
         options.prompts.note(f"forgotten: {'; '.join(forgotten)}")
     looked = not _has_taken_none(workspace)
@@ -134,6 +136,14 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
     return DownResult(
         collected, tuple(runner.phases), settings.shares_kernel, looked, discarded, kept, removed, lost
     )
+
+
+def _kept_beside(workspace: Workspace, provider: Provider) -> Found:
+    """What exists only on storage of this name that is not the shared folder of the cluster."""
+    is_looked_at = _settings(workspace).user_owned and workspace.configured.exists()
+    if keeps_storage(workspace) or is_looked_at:
+        return NOTHING
+    return look_at_storage(provider, provider.kept_storage(workspace.root.name, _users(workspace)))
 
 
 @contextmanager
@@ -204,7 +214,10 @@ def keep_storage(
     """Note the shared folder that the cluster left: `list` shows it, and the next `up` takes it up."""
     name = runner.workspace.root.name
     users = _users(runner.workspace)
-    kept = provider.kept_storage(name, users)
+    now = {"since": time.time()}
+    kept = tuple(
+        one if one.since else one.model_copy(update=now) for one in provider.kept_storage(name, users)
+    )
     if kept and runner.workspace.root.is_dir():
         note_copies(runner.workspace)
     record_storage(name, Record.model_validate({"provider": settings, "users": users, "kept": kept}))

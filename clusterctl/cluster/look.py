@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from clusterctl.cluster.session import ClusterSession, PhaseRunner
 from clusterctl.errors import ClusterctlError, MachineError, SchedulerError, TransportError, UsageError
-from clusterctl.providers.base import HostPlan
+from clusterctl.providers.base import HostPlan, Provider
+from clusterctl.providers.storage import REMOVE, KeptStorage
 from clusterctl.runs.collect import uncollected
-from clusterctl.runs.only_copies import Found, Search
+from clusterctl.runs.only_copies import NOTHING, Found, Search, found_on_storage
 from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.state.inventory import Inventory, inventory_of, keeps_storage
@@ -31,23 +32,30 @@ _LEAVE = "or keep the shared folder: leave out --storage"
 
 
 def look(
-    runner: PhaseRunner, given_up: Collection[JobEntry], *, discard: bool, storage: bool = False
+    runner: PhaseRunner,
+    given_up: Collection[JobEntry],
+    *,
+    discard: bool,
+    storage: bool = False,
+    kept: Found = NOTHING,
 ) -> Found:
     """Find what exists only on the cluster, but for the jobs that are ``given_up``, before it is removed.
 
     Of machines of the user's own that is jobs alone: their files stay where they are. With ``storage``, what
-    is on the shared folder counts in any case.
+    is on the shared folder counts in any case, and what is on ``kept`` storage beside it.
 
     Raises:
         OnlyCopyError: there is something, and not ``discard``; one failure each.
     """
     workspace = runner.workspace
     found, all_told = _found(workspace, {entry.job_id for entry in given_up}, storage=storage)
+    to_stay = storage and keeps_storage(workspace)  # until now: nobody has looked at the shared folder
     if all_told:  # an earlier `down` has removed nothing
         take_back(workspace)
-    elif _begun(workspace).get("looked"):  # it has looked at what is gone by now
+    elif _begun(workspace).get("looked") and not to_stay:  # it has looked at what is gone by now
         found = replace(found, unknown=())
-    runner.note = f"discarded: {found.shown}" if found else "nothing exists only there"
+    found = replace(found, files=found.files + kept.files, unknown=found.unknown + kept.unknown)
+    runner.note = _note(found, discard=discard)
     if found and not discard:
         name = workspace.root.name
         keep = _KEEP if not storage else _LEAVE if keeps_storage(workspace) else f"{_KEEP}, without --storage"
@@ -77,13 +85,13 @@ def note_removal(workspace: Workspace, discarded: Sequence[str], *, looked: bool
     since = _begun(workspace).get("since", time.time())
     with suppress(MachineError):
         write_atomic(workspace.removing, json.dumps({"since": since, "looked": looked}))
-    _write_discarded(workspace, since, discarded)
+    note_discarded(workspace, discarded, since=since)
 
 
 def take_back(workspace: Workspace) -> None:
     """Forget the note: nothing was removed."""
     if since := _begun(workspace).get("since"):
-        _write_discarded(workspace, since, None)
+        note_discarded(workspace, None, since=since)
     with suppress(OSError):
         workspace.removing.unlink(missing_ok=True)
 
@@ -92,8 +100,8 @@ def _begun(workspace: Workspace) -> dict[str, Any]:
     return next(read_rows(workspace.removing), {})
 
 
-def _write_discarded(workspace: Workspace, since: float, lines: Sequence[str] | None) -> None:
-    """Put lines into the row of this removal, beside what else it has; None: remove the row."""
+def note_discarded(workspace: Workspace, lines: Sequence[str] | None, *, since: float) -> None:
+    """Put lines into the row of the removal of that time, beside what it has; None: remove the row."""
     name, file = workspace.root.name, workspace.root.parent / DISCARDED
     lock = file.parent / f".{DISCARDED}.lock"
     with suppress(ClusterctlError, OSError), hold(lock, "down", what=DISCARDED, waiting=lambda _: None):
@@ -108,6 +116,32 @@ def _write_discarded(workspace: Workspace, since: float, lines: Sequence[str] | 
         kept = [*others, *([{"time": since, "cluster": name, "discarded": lines}] if lines else [])]
         if kept != rows:
             write_atomic(file, "".join(f"{json.dumps(row)}\n" for row in kept))
+
+
+def look_at_storage(provider: Provider, storage: Iterable[KeptStorage]) -> Found:
+    """Find what exists only on storage that was kept when its cluster went down.
+
+    Raises:
+        UsageError: a cluster has it, or another machine.
+    """
+    found = Found()
+    for one in storage:
+        rows = provider.files_of_storage(one)
+        there = found_on_storage(rows or ())
+        closed = (f"{one.dated}: what is on it can be told only while a cluster has it",) * (rows is None)
+        found = Found(found.files + there.files, unknown=found.unknown + there.unknown + closed)
+    return found
+
+
+def reject_lost_storage(found: Found, name: str, *, user_owned: bool) -> None:
+    """Raise OnlyCopyError where something exists only on kept storage, or may."""
+    if found:
+        up, then = "`clusterctl up` with `storage: {keep: true}`", f"`{REMOVE.format(name=name)}`"
+        bring = f"bring it here: {up}, `clusterctl collect --all`, {then}"
+        raise found.error(
+            f"the kept storage of cluster {name!r} stays: this may exist only there",
+            fix=f"{'copy what you need from there' if user_owned else bring}\nor lose all of it: --discard",
+        )
 
 
 def look_at_leaving(
@@ -140,9 +174,17 @@ def look_at_leaving(
         shared = bool(planned.other_lost) or on_controller
         if names or shared:
             found = Search(before, session.workspace, session.connections.to, names, shared).find()
+    session.note = _note(found, discard=discard)
     if found and not discard:
         raise found.error("this exists only on what the change removes: nothing was changed", fix=_fix(found))
     return found
+
+
+def _note(found: Found, *, discard: bool) -> str:
+    """What the journal says of a look."""
+    if not found:
+        return "nothing exists only there"
+    return f"discarded: {found.shown}" if discard else f"refused, for it exists only there: {found.shown}"
 
 
 def _uncollected(workspace: Workspace, scheduler: Scheduler, names: Collection[str]) -> Found:
@@ -165,6 +207,10 @@ def _uncollected(workspace: Workspace, scheduler: Scheduler, names: Collection[s
 
 def _found(workspace: Workspace, given_up: Collection[str | None], *, storage: bool) -> tuple[Found, bool]:
     """What exists only there; and whether all could be told."""
+    is_up = workspace.configured.exists() and not workspace.removing.exists()
+    if storage and not is_up and keeps_storage(workspace):
+        why = "what is on the shared folder can't be told: the last `up` or `down` has not ended"
+        return Found(unknown=(why,)), False
     if not workspace.configured.exists():  # no user could log in yet
         return Found(), True
     try:

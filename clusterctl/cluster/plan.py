@@ -278,8 +278,12 @@ def review(
     impact = impact_of(session, before, planned, scheduler, drain=True)
 
     def look() -> tuple[str, ...]:
+        if not (planned.changes or planned.other_lost or replaced):
+            return ()
         try:
-            found = look_at_leaving(session, before, planned, scheduler, replaced=replaced, discard=discard)
+            found = session.phase(
+                look_at_leaving, before, planned, scheduler, replaced=replaced, discard=discard
+            )
         except ClusterctlError:
             if impact.drained:
                 scheduler.resume(impact.drained)

@@ -202,8 +202,7 @@ def _config(run: PlaybookRun, private: Path, sockets: Path) -> _Config:
 def _environment(private: Path) -> Mapping[str, str]:
     """Variables that make a run independent of the caller's Ansible settings, locale and home."""
     here = str(Path(sys.executable).parent)
-    mitogen = importlib.util.find_spec("ansible_mitogen")
-    if mitogen is None or not mitogen.submodule_search_locations:
+    if importlib.util.find_spec("ansible_mitogen") is None:
         raise ConfigureError("mitogen is missing", fix="install clusterctl again, with its dependencies")
     return {
         "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
@@ -216,8 +215,8 @@ def _environment(private: Path) -> Mapping[str, str]:
         "ANSIBLE_STDOUT_CALLBACK": "default",
         "ANSIBLE_CALLBACK_PLUGINS": "",  # the runner adds its own to these, not to the caller's
         "ANSIBLE_SSH_ARGS": "-o ControlMaster=no",  # no master that outlives the run; mitogen keeps its own
-        "ANSIBLE_STRATEGY": "mitogen_linear",
-        "ANSIBLE_STRATEGY_PLUGINS": f"{mitogen.submodule_search_locations[0]}/plugins/strategy",
+        "ANSIBLE_STRATEGY": "clusterctl_linear",
+        "ANSIBLE_STRATEGY_PLUGINS": str(asset("ansible") / "strategy_plugins"),
         "ANSIBLE_DEPRECATION_WARNINGS": "False",  # Ansible warns of every foreign strategy
     }
 

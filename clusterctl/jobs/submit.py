@@ -7,9 +7,10 @@ import os
 import platform
 import re
 import secrets
+import shlex
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,6 +48,9 @@ _MAX_THREADS = 8
 MAX_DIFF = 1 << 20
 PATIENCE_S = 15.0  # a submission does not wait long for what is good to know
 OUTPUTS_FILE = "outputs.json"
+# Of bundled jobs: flags that name a file to read, some of them behind its kind, as in idx:DIR.
+_READ, _READ_BY_KIND = frozenset({"--init", "--resume", "--checkpoint"}), frozenset({"--data", "--tokenizer"})
+_WITH_A_MODEL = ("model.json", "config.json")  # a file of weights is read with what lies beside it
 _SPECIAL, _ESCAPED = re.compile(r"([\\*?\[\]!# ])"), r"\\\1"
 
 
@@ -70,6 +74,48 @@ class Submitted:
     remote_dir: str
     token: str
     source: SentSource | None
+
+
+def reject_files_of_here(session: Session, jobs: Sequence[JobSpec]) -> None:
+    """
+    Raises:
+        UsageError: a bundled job is to read a file that is on this machine, and not on the cluster.
+        TransportError: the controller can't be reached.
+    """
+    for flag, kind, path in (found for job in jobs if job.bundled for found in _files_read(job)):
+        if not os.path.exists(path):  # noqa: PTH110  # any name
+            continue
+        # A relative path is one in the job's folder, to which a bundled job brings no files.
+        if os.path.isabs(path) and not session.transport.run(["test", "-e", path], check=False).rc:  # noqa: PTH117
+            continue
+        here = Path(os.path.abspath(path))  # noqa: PTH100  # . and .. have no name
+        top = here
+        if here.is_file() and any((here.parent / name).exists() for name in _WITH_A_MODEL):
+            top = here.parent
+        there = f"{kind}~/{here.relative_to(top.parent)}"
+        put = shlex.join(["clusterctl", "put", path if top == here else str(top)])
+        raise UsageError(
+            f"{path} is on this machine, and not on the cluster",
+            where=flag or "a file to predict",
+            why="a job reads files of the cluster",
+            fix=f"`{put}`, then say {' '.join(filter(None, (flag, shlex.quote(there))))}",
+        )
+
+
+def _files_read(job: JobSpec) -> Iterator[tuple[str, str, str]]:
+    """What the job is told to read: the flag, the kind with its colon, and the path."""
+    words = iter(job.args)
+    for word in words:
+        flag, equals, text = word.partition("=")
+        if flag.startswith("--"):
+            text = text if equals else next(words, "")
+            kind, colon, path = text.partition(":")
+            if flag in _READ_BY_KIND and colon:
+                yield flag, f"{kind}:", path
+            elif flag in _READ and text not in {"auto", "never"}:
+                yield flag, "", text
+        elif job.bundled == "predict":
+            yield "", "", word
 
 
 def submit(

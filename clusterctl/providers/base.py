@@ -269,11 +269,20 @@ class Provider(Protocol):
         ``users`` are those of their spec; where nothing else says whose they are, the first of them does.
         """
 
+    def files_of_storage(self, kept: KeptStorage) -> Sequence[Mapping[str, Any]] | None:
+        """What is on kept storage, as transport/remote_copies.py tells; None where only a cluster can tell.
+
+        Raises:
+            UsageError: a cluster has it, or another machine.
+        """
+        return None
+
     def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
         """Remove kept storage with all that is on it; what is gone already is fine.
 
         Raises:
             ProvisionError: it could not be removed.
+            UsageError: as of ``files_of_storage``.
         """
 
 

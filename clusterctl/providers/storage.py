@@ -28,8 +28,9 @@ REMOVE: Final = "clusterctl down --storage --cluster {name}"
 class KeptStorage(BaseModel):
     """The shared folder that a cluster left, ``what`` and where it is, such as `disk demo-a1b2c3-shared`.
 
-    ``id`` is how its provider knows it, ``kind`` its type where there are several; ``since`` is when it was
-    noted (Unix time). ``homes`` are the accounts that have one there, with their uid.
+    ``id`` is how its provider knows it, ``kind`` its type where there are several; ``since`` is when its
+    cluster went down (Unix time), where that is known. ``homes`` are the accounts that have one there, with
+    their uid.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -40,7 +41,7 @@ class KeptStorage(BaseModel):
     kind: str = ""
     size_mib: int | None = None
     usd_per_month: float | None = None
-    since: float = Field(default_factory=time.time)
+    since: float | None = None
     homes: Mapping[str, int] = Field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -49,6 +50,13 @@ class KeptStorage(BaseModel):
         cost = f"{self.usd_per_month:.2f} USD a month" if self.usd_per_month else ""
         more = ", ".join(filter(None, (size, cost)))
         return f"{self.what} ({more})" if more else self.what
+
+    @property
+    def dated(self) -> str:
+        """The same, and since when it has been kept."""
+        return str(self) + (
+            time.strftime(", kept since %F %R", time.localtime(self.since)) if self.since else ""
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The storage as `-o json` shows it."""

@@ -73,6 +73,7 @@ _ACCOUNTING = "sacct.json"
 _TELEMETRY = re.compile(rb"(^|/)telemetry/[^/]+\.jsonl\Z")
 _MOST_HOSTS = 1000  # whose telemetry is looked at
 _ACCOUNTING_LAG_S = 10.0
+PATIENCE_S = 5.0  # for the scheduler to answer: one that is not there soon will not be there later
 
 
 def collect(
@@ -158,8 +159,7 @@ def collect_all(
     on_run: Callable[[RunRecord], None] = lambda _: None,
 ) -> tuple[RunRecord, ...]:
     """Collect everything that is not home, but for the runs of the jobs to ``discard``; see ``collect``."""
-    # `down` waits for the answer: a cluster that is not there soon will not be there later.
-    with session_of(spec, workspace, patience_s=5) as opened:
+    with session_of(spec, workspace, patience_s=PATIENCE_S) as opened:
         return collect(opened, out=out or DEFAULT_OUT, discard=discard, on_run=on_run)
 
 
@@ -221,10 +221,14 @@ class _Collecting:
             one.close()
 
     def ask(self, ids: Sequence[str]) -> None:
-        """Ask for all these jobs with one question."""
-        with suppress(SchedulerError):  # each is asked for again by itself
+        """Ask for all these jobs with one question; a SchedulerError where there is no answer."""
+        try:
             for one in self.session.scheduler.jobs(ids):
                 self.jobs.setdefault(one.whole_id, []).append(one)
+        except SchedulerError as exc:
+            if exc.retryable:
+                raise
+            # Refused: each is asked for again by itself.
 
     def one(self, entry: JobEntry) -> RunRecord:
         """Bring one run home, or find that it is there."""

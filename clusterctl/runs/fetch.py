@@ -66,17 +66,21 @@ class Selection:
 
     def why(self, reason: str, size: int, job_id: str) -> str:
         """Why something stays there, by the reason of remote_files.py, and what brings it home."""
-        command = ["clusterctl", "collect", job_id]
         if reason == TOO_LARGE:
             reason = f"a checkpoint of {shown_size(size)}, more than {shown_size(self.max_checkpoint)}"
-            command += ["--max-checkpoint", f"{(size >> 30) + 1}GiB"]
+            flags = ["--max-checkpoint", f"{(size >> 30) + 1}GiB"]
         elif reason in {NOT_WANTED, OLDER, UNFINISHED_ONE}:
-            command += ["--checkpoints", "all"]
+            flags = ["--checkpoints", "all"]
         elif reason == UNWANTED or reason.startswith("more than"):
-            command.append("--all")
+            flags = ["--all"]
         else:
             return reason
-        return f"{reason}: `{shlex.join(word for word in command if word)}`"
+        return _with_command(reason, job_id, *flags)
+
+
+def _with_command(reason: str, job_id: str, *flags: str) -> str:
+    """The reason why something stays on the cluster, and the command that brings it."""
+    return f"{reason}: `{shlex.join(filter(None, ('clusterctl', 'collect', job_id, *flags)))}`"
 
 
 DEFAULT = Selection()
@@ -291,7 +295,7 @@ def choose(
     for entry in listing:
         if entry.kind == Kind.FOLDER and entry.path in around:
             continue
-        if why := _why_not(entry, holes, wanted.max_file, source.folder):
+        if why := _why_not(entry, holes, wanted.max_file, source.job_id):
             skipped.append((entry.path, why, entry.size, 0 if entry.kind == Kind.LINK else 1))
         else:
             holes -= entry.size - entry.space
@@ -305,23 +309,24 @@ def choose(
     return chosen, skipped
 
 
-def _why_not(entry: Entry, holes: int, max_file: int, folder: str) -> str:
-    """Why something stays on the cluster; "" if it comes."""
-    hole = entry.size - entry.space
+def _why_not(entry: Entry, holes: int, max_file: int, job_id: str) -> str:
+    """Why something stays on the cluster; "" if it comes. ``holes``: bytes of them that may still come."""
     if entry.kind == Kind.LINK:
         return "a symbolic link"
     if _PARTIAL.fullmatch(os.path.basename(entry.path)):  # noqa: PTH119  # names are bytes
         return "files on their way have such names"
     if len(entry.path) > _LONGEST:
         return f"its path is longer than {_LONGEST:,} bytes"
+    size = shown_size(entry.size)
+    if entry.size - entry.space > holes:
+        on_disk, most = shown_size(entry.space), shown_size(_MOST_HOLES)
+        sparse = f"a sparse file of {size}, {on_disk} on disk; a run's files may have {most} of holes in all"
+        return _with_command(sparse, job_id, "--all")
     if entry.size > max_file:
-        too_much = f"{shown_size(entry.size)}, more than {shown_size(max_file)}"
-    elif hole > holes:
-        too_much = f"{shown_size(hole)} of holes, with those before more than {shown_size(_MOST_HOLES)}"
-    else:
-        return ""
-    command = shlex.join(["clusterctl", "get", f"{folder}/{shown_path(entry.path)}"])
-    return f"{too_much}: `{command}`"
+        large = entry.size > MAX_FILE  # else the user has chosen less
+        flags = ("--max-file", f"{(entry.size >> 30) + 1}GiB") if large else ("--all",)
+        return _with_command(f"{size}, more than {shown_size(max_file)}", job_id, *flags)
+    return ""
 
 
 def shown_path(path: bytes) -> str:

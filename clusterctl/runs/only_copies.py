@@ -46,6 +46,7 @@ _PROGRAM = "clusterctl.transport.remote_copies"
 _MOST_FILES = 100_000  # files of one transfer
 _ROUNDS = 3  # a file that changed while it was read is read again
 _MOST_SHOWN = 20
+_FEW_HOLES = 1 << 20  # bytes, which are not worth a word
 _AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
 
@@ -53,7 +54,8 @@ _AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
 class OnlyCopy:
     """Files below one path that exist only on a host, or where all hosts see them (``host`` is "").
 
-    ``what`` they are for people; the youngest was written ``age_s`` seconds ago. ``top`` is the folder that
+    ``what`` they are for people; the youngest was written ``age_s`` seconds ago. ``bytes`` is their size as
+    `ls -l` shows it, ``on_disk`` what they take there: less, if they have holes. ``top`` is the folder that
     is brought here as a whole.
     """
 
@@ -66,12 +68,15 @@ class OnlyCopy:
     top: str = ""
     why: str = ""
     job_id: str | None = None  # whose folder they are in
+    on_disk: int | None = None
 
     def __str__(self) -> str:
         files = f"{self.files:,} file{'s' if self.files > 1 else ''}"
         where = f" on {self.host}" if self.host else ""
         why = f"; {self.why}" if self.why else ""
         size = shown_size(self.bytes)
+        if self.on_disk is not None and self.bytes - self.on_disk > max(self.on_disk, _FEW_HOLES):
+            size += f" ({shown_size(self.on_disk)} on disk)"
         return f"{self.what}{where}: {size} in {files} of {self.owner}, {_age(self.age_s)}{why}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -105,14 +110,17 @@ class Found:
         return "; ".join([*total, *self.lines[:_MOST_SHOWN]])
 
     def error(self, what: str, *, fix: str) -> OnlyCopyError:
-        """The refusal to remove it."""
+        """The refusal to remove it; of its failures the first has the ``fix``, which is that of all."""
         more = len(self.lines) - _MOST_SHOWN
         shown = [*self.lines[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])]
         return OnlyCopyError(
             what,
             why="\n".join(shown),
             fix=fix,
-            failures=tuple(Failure(OnlyCopyError.code, line, phase="look", fix=fix) for line in self.lines),
+            failures=tuple(
+                Failure(OnlyCopyError.code, line, phase="look", fix="" if number else fix)
+                for number, line in enumerate(self.lines)
+            ),
         )
 
 
@@ -225,8 +233,9 @@ class Search:
             key=lambda one: not one.sent,  # what was sent does not come back, unless it was changed there
         )
         why = why or printable(next(filter(None, (one.why_not(full) for one in copies)), ""))
-        files, size, age_s = (int(row[name]) for name in ("files", "bytes", "age_s"))
-        return OnlyCopy(what, printable(str(row["owner"])), files, size, age_s, where, top, why, job_id)
+        files, size, age_s, on_disk = (int(row[name]) for name in ("files", "bytes", "age_s", "on_disk"))
+        owner = printable(str(row["owner"]))
+        return OnlyCopy(what, owner, files, size, age_s, where, top, why, job_id, on_disk)
 
     def bring(self, found: Sequence[OnlyCopy], out: Path, *, progress: Progress) -> tuple[Path, ...]:
         """Bring all that was found into folders of ``out``, one for each home; returns these.
@@ -360,10 +369,24 @@ def _one_for_each_reason(files: Iterable[OnlyCopy]) -> list[OnlyCopy]:
                 owner=first.owner if len({one.owner for one in every}) == 1 else "several users",
                 files=sum(one.files for one in every),
                 bytes=sum(one.bytes for one in every),
+                on_disk=sum(one.bytes if one.on_disk is None else one.on_disk for one in every),
                 age_s=min(one.age_s for one in every),
             )
         )
     return found
+
+
+def found_on_storage(rows: Iterable[Mapping[str, Any]]) -> Found:
+    """What remote_copies.py has told of kept storage."""
+    files, unknown = [], []
+    for row in rows:
+        if "files" in row:
+            top, path = (os.fsdecode(base64.b64decode(row[name])) for name in ("top", "path"))
+            what = printable(f"{top}/{path}" if path else "others, which are not named")
+            files.append(OnlyCopy(what, row["owner"], row["files"], row["bytes"], row["age_s"], top=top))
+        elif "unread" in row:
+            unknown.append(f"{shown_path(base64.b64decode(row['unread']))} can't be looked at: {row['why']}")
+    return Found(tuple(files), unknown=tuple(unknown))
 
 
 def _why_left(entry: JobEntry, path: str) -> str:

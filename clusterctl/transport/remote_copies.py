@@ -2,14 +2,16 @@
 
     main(REQUEST)
 
-REQUEST is a JSON object: ``shared`` is the folder that hosts share; ``look_at_shared`` says whether it is
-looked at here, ``local`` whether what users have on this host's own disks is; ``host`` is its name; ``ours``
-are the names of files that clusterctl puts into jobs' folders; ``left_out`` are folders to pass over. stdin
-begins with what exists elsewhere: eight bytes with the number of ``digest``s, and these, sorted.
+REQUEST is a JSON object: ``shared`` is the folder that hosts share (``at``: it lies there, of a cluster that
+is down); ``look_at_shared`` says whether it is looked at here, ``local`` whether what users have on this
+host's own disks is; ``host`` is its name; ``ours`` are the names of files that clusterctl puts into jobs'
+folders; ``left_out`` are folders to pass over. stdin begins with what exists elsewhere: eight bytes with the
+number of ``digest``s, and these, sorted.
 
-The answer is a JSON object a line: {"top", "path", "owner", "files", "bytes", "age_s"} for the files below
-one path, {"unread", "why"} for what can't be looked at, {} as a sign of life, and {"end": true}. Paths are
-base64. Of very many paths the largest are told, and one line with the path "" for the others.
+The answer is a JSON object a line: {"top", "path", "owner", "files", "bytes", "on_disk", "age_s"} for the
+files below one path (``on_disk``: bytes, without the holes of sparse files), {"unread", "why"} for what can't
+be looked at, {} as a sign of life, and {"end": true}. Paths are base64. Of very many paths the largest are
+told, and one line with the path "" for the others.
 
 With ``top``, one of those that were told, it lists and sends that one's files, ``most`` of them at once, as
 transport/remote_content.py says. Links are never followed, and what holds no data does not count.
@@ -29,11 +31,11 @@ import sys
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Any
 
-from clusterctl.transport.remote_content import HEADER, Beat, row, send_wanted
+from clusterctl.transport.remote_content import BLOCK, HEADER, Beat, row, send_wanted
 from clusterctl.transport.remote_open import FOLDER, Opener, open_file
 
 DIGEST = 8  # bytes
@@ -90,10 +92,15 @@ def read_known() -> array[int]:
 
 
 class Top:
-    """A folder with files; what is ``not_here`` below doesn't count, nor do daemons' temporary files."""
+    """A folder with files; what is ``not_here`` below doesn't count, nor do daemons' temporary files.
 
-    def __init__(self, path: bytes, *, host: bytes = b"", not_here: Collection[bytes] = ()) -> None:
-        self.path, self.host, self.not_here = path, host, not_here
+    Hosts have it as ``known_as``.
+    """
+
+    def __init__(
+        self, path: bytes, *, host: bytes = b"", not_here: Collection[bytes] = (), known_as: bytes = b""
+    ) -> None:
+        self.path, self.host, self.not_here, self.known_as = path, host, not_here, known_as or path
         self.is_temporary = path in TEMPORARY
 
     def skips(self, path: bytes, ours: Collection[bytes]) -> bool:
@@ -152,11 +159,15 @@ def tops_of(asked: dict[str, Any]) -> Iterator[Top]:
     """The folders with files of users: on what hosts share, and on this host's disks."""
     shared, host = os.fsencode(asked["shared"]), os.fsencode(asked["host"])
     if asked["look_at_shared"]:
-        homes = folders_in(os.path.join(shared, HOMES))
+        at = os.fsencode(asked.get("at") or asked["shared"])
+        homes = folders_in(os.path.join(at, HOMES))
         for name in homes:
             if not name.startswith(b".clusterctl-"):
-                yield Top(os.path.join(shared, HOMES, name), not_here=NOT_IN_HOMES)
-        yield Top(shared, not_here={b"lost+found", *(b"%s/%s" % (HOMES, name) for name in homes)})
+                home = os.path.join(HOMES, name)
+                known_as = os.path.join(shared, home)
+                yield Top(os.path.join(at, home), not_here=NOT_IN_HOMES, known_as=known_as)
+        not_here = {b"lost+found", *(os.path.join(HOMES, name) for name in homes)}
+        yield Top(at, not_here=not_here, known_as=shared)
     if not asked["local"]:
         return
     for name in folders_in(b"/"):
@@ -210,7 +221,7 @@ class Walk:
                     try:
                         status = entry.stat(follow_symlinks=False)
                         if not stat.S_ISDIR(status.st_mode):
-                            if top.counts(path, status) and not self.is_elsewhere(top, full, status):
+                            if top.counts(path, status) and not self.is_elsewhere(top, path, status):
                                 yield path, status
                         elif full not in self.elsewhere:
                             if depth == DEEPEST:
@@ -225,7 +236,8 @@ class Walk:
         finally:
             os.close(fd)
 
-    def is_elsewhere(self, top: Top, full: bytes, status: os.stat_result) -> bool:
+    def is_elsewhere(self, top: Top, path: bytes, status: os.stat_result) -> bool:
+        full = os.path.join(top.known_as, path)
         number = digest(top.host, full, status.st_size, status.st_mtime_ns)
         at = bisect_left(self.known, number)
         return at < len(self.known) and self.known[at] == number
@@ -240,25 +252,25 @@ class Group:
 
     def __init__(self, top: bytes, path: bytes) -> None:
         self.top, self.path = top, path
-        self.files = self.bytes = self.newest = 0
+        self.files = self.bytes = self.on_disk = self.newest = 0
         self.owners: set[int] = set()
 
-    def add(self, files: int, size: int, newest: int, owners: Collection[int]) -> None:
+    def add(self, files: int, size: int, on_disk: int, newest: int, owners: Collection[int]) -> None:
         self.files, self.bytes, self.newest = self.files + files, self.bytes + size, max(self.newest, newest)
+        self.on_disk += min(size, on_disk)
         if len(self.owners) < MOST_TOLD:
             self.owners.update(owners)
 
-    def write(self) -> None:
-        owner = name_of(next(iter(self.owners))) if len(self.owners) == 1 else "several users"
-        age_s = max(0, int(time.time() - self.newest / 1e9))
-        answer(
-            top=encoded(self.top),
-            path=encoded(self.path),
-            owner=owner,
-            files=self.files,
-            bytes=self.bytes,
-            age_s=age_s,
-        )
+    def told(self, name_of: Callable[[int], str]) -> dict[str, Any]:
+        return {
+            "top": encoded(self.top),
+            "path": encoded(self.path),
+            "owner": name_of(next(iter(self.owners))) if len(self.owners) == 1 else "several users",
+            "files": self.files,
+            "bytes": self.bytes,
+            "on_disk": self.on_disk,
+            "age_s": max(0, int(time.time() - self.newest / 1e9)),
+        }
 
 
 def groups_of(walk: Walk, tops: Iterator[Top]) -> Iterator[Group]:
@@ -269,13 +281,15 @@ def groups_of(walk: Walk, tops: Iterator[Top]) -> Iterator[Group]:
             if group is None or group.path != name:
                 if group is not None:
                     yield group
-                group = Group(top.path, name)
-            group.add(1, status.st_size, status.st_mtime_ns, [status.st_uid])
+                group = Group(top.known_as, name)
+            group.add(1, status.st_size, status.st_blocks * BLOCK, status.st_mtime_ns, [status.st_uid])
         if group is not None:
             yield group
 
 
-def write_groups(walk: Walk, tops: Iterator[Top]) -> None:
+def answers(
+    walk: Walk, tops: Iterator[Top], name_of: Callable[[int], str] = name_of
+) -> Iterator[dict[str, Any]]:
     """Tell of the files, all below one path together: the largest, and the sum of the others."""
     largest: list[tuple[int, int, Group]] = []
     others = Group(b"", b"")
@@ -283,14 +297,13 @@ def write_groups(walk: Walk, tops: Iterator[Top]) -> None:
         heapq.heappush(largest, (group.bytes, number, group))
         if len(largest) > MOST_TOLD:
             small = heapq.heappop(largest)[2]
-            others.add(small.files, small.bytes, small.newest, small.owners)
+            others.add(small.files, small.bytes, small.on_disk, small.newest, small.owners)
     for _, _, group in sorted(largest, reverse=True):
-        group.write()
+        yield group.told(name_of)
     if others.files:
-        others.write()
-    for path, why in walk.unread:
-        answer(unread=encoded(path), why=why)
-    answer(end=True)
+        yield others.told(name_of)
+    yield from ({"unread": encoded(path), "why": why} for path, why in walk.unread)
+    yield {"end": True}
 
 
 def send_top(walk: Walk, top: Top, most: int) -> None:
@@ -322,7 +335,8 @@ def main(request: str) -> None:
     walk = Walk(read_known(), ours, [*map(os.fsencode, asked["left_out"])], Beat(answer))
     tops = tops_of(asked)
     if "top" not in asked:
-        write_groups(walk, tops)
+        for told in answers(walk, tops):
+            answer(**told)
         return
     for top in tops:
         if top.path == base64.b64decode(asked["top"]):

@@ -36,10 +36,7 @@ def read_images(file: Path, shape: Shape) -> Array:
                 raise ValueError(f"it is a {name} file: convert it to PNG")
         return _of_csv(file.read_text(encoding="utf-8-sig"), shape)
     except OSError as exc:
-        raise UsageError(
-            f"{file} cannot be read: {exc.strerror}; a job finds files of the cluster, where "
-            "`clusterctl put` brings them"
-        ) from exc
+        raise UsageError(f"{file} cannot be read: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
         raise UsageError(f"{file} is none of PNG, IDX and CSV") from exc
     except ValueError as exc:

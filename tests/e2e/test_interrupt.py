@@ -129,8 +129,10 @@ def test_down_storage_removes_it(clusterctl: Clusterctl, spec: Path) -> None:
     ]
     assert any(cause.startswith("/shared/home/ada/datasets: ") for cause in causes)
     clusterctl("down", "--yes")
-    asked = clusterctl("down", "--storage", rc=2)
-    assert "kept storage" in asked.stderr
-    clusterctl("down", "--storage", "--yes")
+    refused = clusterctl("down", "--storage", "--yes", rc=1)
+    assert "/shared/home/ada/out" in refused.stderr, "it exists only there"
+    assert len(clusterctl("-o", "json", "list").json["storage"]) == 1
+    assert "remove it" in clusterctl("down", "--storage", "--discard", rc=2).stderr, "it asks still"
+    assert "discarded: /shared/home/ada/out" in clusterctl("down", "--storage", "--discard", "--yes").stderr
     assert clusterctl("-o", "json", "list").json["storage"] == []
     assert "there is no kept storage" in clusterctl("down", "--storage", "--yes").stdout

@@ -203,7 +203,9 @@ def test_the_homes_stay_until_down_storage_removes_them(cluster: Cluster, machin
         asked = cluster("down", "--storage", "--yes", *flags, rc=2)
         offered = set(FINGERPRINT.findall(asked.stderr)) - {*flags}
         flags += [word for one in offered for word in ("--accept-host-key", one)]
-    assert kept["what"] in cluster("down", "--storage", *flags, rc=2).stderr
-    cluster("down", "--storage", "--yes", *flags)
+    refused = cluster("down", "--storage", "--yes", *flags, rc=1).stderr
+    assert kept["what"] in refused
+    assert ", kept since 20" in refused, "nobody can look at it"
+    cluster("down", "--storage", "--discard", "--yes", *flags)
     assert machines.ssh("node1", homes, rc=None).rc != 0
     assert cluster.json("list")["storage"] == []

@@ -16,7 +16,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import traceback
 import warnings
@@ -28,7 +27,6 @@ from clusterctl.util.assets import asset
 
 TIMED_OUT = 1000  # no exit code of a process
 _OUTPUTS = ("stdout", "stderr")
-_MITOGEN = Path(sysconfig.get_path("purelib"), "ansible_mitogen", "plugins", "strategy")
 _PATIENCE_S = 20  # for a verb that is interrupted
 
 
@@ -70,7 +68,7 @@ class _Server:
             "ANSIBLE_LIBRARY": str(ours / "library"),
             "ANSIBLE_MODULE_UTILS": str(ours / "module_utils"),
             "ANSIBLE_PIPELINING": "1",
-            "ANSIBLE_STRATEGY_PLUGINS": str(_MITOGEN),
+            "ANSIBLE_STRATEGY_PLUGINS": str(ours / "strategy_plugins"),
             "ANSIBLE_DEPRECATION_WARNINGS": "0",  # Ansible warns of every foreign strategy
             "ANSIBLE_NOCOLOR": "1",
             "LC_ALL": "C.UTF-8",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +18,15 @@ def gone(pid: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def noted(note: Path, attempt: Callable[[float], None]) -> int:
+    """The pid that a program notes before its time is up, which is short unless the machine is too busy."""
+    for seconds in (0.3, 3, 30):
+        attempt(seconds)
+        if note.exists() and (text := note.read_text()):
+            return int(text)
+    raise AssertionError("the program did not begin")
 
 
 def descendants(pid: int) -> list[int]:

@@ -137,7 +137,11 @@ class GcpProvider(Provider):
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
         return storage.find(self._api, name, users[0]) if users else ()
 
+    def files_of_storage(self, kept: KeptStorage) -> None:
+        storage.refuse_used(self._api, kept)
+
     def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
+        storage.refuse_used(self._api, kept)
         orphans.remove_resources(self._api, [storage.as_found(kept)], report=report)
 
     def _to_take_up(self, spec: ClusterSpec) -> KeptStorage | None:

@@ -84,6 +84,26 @@ def as_found(kept: KeptStorage) -> orphans.Found:
     return orphans.Found(kind, kept.id.rpartition("/")[2], "", service, kept.id, "")
 
 
+def refuse_used(api: Api, kept: KeptStorage) -> None:
+    """Refuse to remove what a cluster has: Google deletes a Filestore instance that is mounted.
+
+    Raises:
+        UsageError: there is an instance of a cluster of that name there, or one that the disk is attached to.
+    """
+    instances = orphans.labelled(api, orphans.CLUSTER_LABEL, kept.cluster, ["instance"])
+    users = [path for _, path, _ in instances if _place(path).startswith(_place(kept.id))]
+    for _, path, row in orphans.labelled(api, LABEL, kept.cluster, ["disk"]):
+        if path == kept.id:
+            users += [url.partition("/v1/")[2] for url in row.get("users", ())]
+    names = dict.fromkeys(f"instance {one.rpartition('/')[2]} in {_place(one)}" for one in users)
+    if names:
+        raise UsageError(
+            f"a cluster {kept.cluster!r} has the kept storage, {kept.what}",
+            why=f"there is {', '.join(names)}",
+            fix="take it down first, where its workspace is; without one: `clusterctl down --orphans`",
+        )
+
+
 def refuse_another(spec: ClusterSpec, kept: KeptStorage) -> None:
     """That the spec asks for what is there: nothing of it can be changed but that a disk grows.
 

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +27,8 @@ from clusterctl.providers.local.machine import Machine
 from clusterctl.providers.local.system import TOOL_ENV, end_children, has_dnf
 from clusterctl.spec import distributions
 from clusterctl.state.workspace import WAIT_S, hold, write_atomic
+from clusterctl.transport import remote_copies
+from clusterctl.transport.remote_content import Beat
 from clusterctl.util.disk import REFUSALS, disk_error
 
 TOOLS = {
@@ -322,6 +325,18 @@ def storage(request: dict[str, Any]) -> dict[str, Any]:
         return {"kept": [kept.model_dump(mode="json") for kept in _kept_folders()]}
 
 
+def copies(request: dict[str, Any]) -> dict[str, Any]:
+    """The files of a kept shared folder, as remote_copies.py tells of what exists nowhere else."""
+    asked = layout.CopiesQuery.model_validate(request)
+    with state_lock("list", waiting):
+        homes = next((one.homes for one in _kept_folders() if one.id == asked.id), {})
+    names = {uid: name for name, uid in homes.items()}
+    at = {"shared": asked.shared, "at": str(layout.shared_folder(asked.id)), "look_at_shared": True}
+    tops = remote_copies.tops_of({**at, "host": "", "local": False})
+    walk = remote_copies.Walk(array("Q"), [*map(os.fsencode, asked.ours)], (), Beat(lambda: None))
+    return {"rows": list(remote_copies.answers(walk, tops, lambda uid: names.get(uid, str(uid))))}
+
+
 def _machines_of(cluster_id: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(f"c{cluster_id}-")]
 
@@ -389,7 +404,9 @@ def cache(request: dict[str, Any]) -> dict[str, Any]:
     return {"images": [i.model_dump() for i in images]}
 
 
-VERBS = {verb.__name__: verb for verb in (check, bake, up, down, existing, look, clusters, storage, cache)}
+VERBS = {
+    verb.__name__: verb for verb in (check, bake, up, down, existing, look, clusters, storage, copies, cache)
+}
 _TOLD = ("what", "where", "why", "fix")  # of an error, besides its kind
 
 

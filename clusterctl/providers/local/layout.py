@@ -157,6 +157,14 @@ class StorageQuery(_Message):
     remove: tuple[ClusterId, ...] = ()
 
 
+class CopiesQuery(_Message):
+    """A kept shared folder; hosts had it as ``shared``. ``ours``: files of ours in the folders of jobs."""
+
+    id: ClusterId
+    shared: str
+    ours: tuple[str, ...]
+
+
 class Existing(_Message):
     """What this machine has of a cluster: its nodes with the sizes of their disks, and those that run.
 

@@ -33,9 +33,12 @@ from clusterctl.spec.base import format_size
 from clusterctl.spec.common import LEAST_MEMORY_MIB, User
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, keeps_storage
+from clusterctl.state.ledger import SENT_FILES
 from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.assets import digest, install_inputs
 from clusterctl.util.progress import Reporter
+
+_SHARED = "/shared"
 
 
 class LocalProvider(Provider):
@@ -159,6 +162,11 @@ class LocalProvider(Provider):
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:  # noqa: ARG002
         return tuple(_kept(one) for one in kept_folders() if one.name == name and _is_ours(one))
 
+    def files_of_storage(self, kept: KeptStorage) -> Sequence[Mapping[str, Any]] | None:
+        request = layout.CopiesQuery(id=kept.id, shared=_SHARED, ours=tuple(SENT_FILES))
+        rows: list[dict[str, Any]] = call("copies", request.model_dump(mode="json"))["rows"]
+        return rows
+
     def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
         call("storage", {"remove": [kept.id]}, report=report)
 
@@ -247,7 +255,7 @@ def _inventory(
         provider=spec.provider.type,
         hosts=tuple(_host(node, share_of.get(node.name)) for node in made.nodes),
         network=str(made.subnet),
-        shared="/shared",
+        shared=_SHARED,
         oversubscribed=is_oversubscribed(sizes),
         baked=True,
     )

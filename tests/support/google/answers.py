@@ -68,10 +68,10 @@ def _compute(
 ) -> Any:
     kind, scope = COMPUTE[collection]
     if verb == "list":
-        rows, token = _page([shape(collection, r) for r in _rows(google, kind)], query)
+        rows, token = _page([_shown(google, collection, r) for r in _rows(google, kind)], query)
         return {"items": rows, "kind": f"compute#{collection}List"} | token
     if verb == "aggregatedList":
-        rows, token = _page([shape(collection, r) for r in _rows(google, kind)], query)
+        rows, token = _page([_shown(google, collection, r) for r in _rows(google, kind)], query)
         items: dict[str, Any] = {"zones/empty-a": {"warning": {"code": "NO_RESULTS_ON_PAGE"}}}
         for row in rows:
             where = row[scope].split("/projects/")[1].split("/", 1)[1]
@@ -81,21 +81,32 @@ def _compute(
     row = _row(google, kind, key, scope and values[scope])
     match verb:
         case "get":
-            return shape(collection, row)
+            return _shown(google, collection, row)
         case "getGuestAttributes":
             return _guest_attributes(google, row, query)
         case "delete":
-            if user := _user(google, kind, row):
-                raise RefusedError(
-                    400, f"{key} is already being used by {user}", "resourceInUseByAnotherResource"
-                )
+            if users := _users(google, kind, row):
+                what = f"The {kind.rpartition('_')[2]} resource '{row['id']}'"
+                said = f"{what} is already being used by '{users[0][1]}'"
+                raise RefusedError(400, said, "resourceInUseByAnotherResource")
             return _begin(google, lambda: _remove(google, kind, row["id"]), row)
         case "stop":
             return _begin(google, lambda: _set(google, kind, row["id"], "desired_status", "TERMINATED"), row)
     raise RefusedError(501, f"the double has no {verb}")
 
 
-def shape(collection: str, row: Row) -> Row:
+def _shown(google: Google, collection: str, row: Row) -> Row:
+    """A resource as it is shown; a disk with the instances that it is attached to."""
+    said = _shape(collection, row)
+    if collection == "disks":
+        users = [
+            path for kind, path in _users(google, "google_compute_disk", row) if kind.endswith("instance")
+        ]
+        said["users"] = [f"https://www.googleapis.com/compute/v1/{path}" for path in users]
+    return said
+
+
+def _shape(collection: str, row: Row) -> Row:
     """A resource of Terraform's as the REST API has it."""
     project = row.get("project") or "demo-project"
     base = f"https://www.googleapis.com/compute/v1/projects/{project}"
@@ -267,8 +278,8 @@ def _set(google: Google, kind: str, path: str, name: str, value: str) -> None:
         state["resources"][kind][path][name] = value
 
 
-def _user(google: Google, kind: str, row: Row) -> str:
-    """Another compute resource that names this one; "" if none does."""
+def _users(google: Google, kind: str, row: Row) -> list[tuple[str, str]]:
+    """The other compute resources that name this one: their types and paths."""
     mention = re.compile(rf'["/]{re.escape(row["name"])}"')
     everything = google.world.read()["resources"]
     others = (
@@ -277,7 +288,7 @@ def _user(google: Google, kind: str, row: Row) -> str:
         for r in everything.get(k, {}).values()
         if (k, r["id"]) != (kind, row["id"])
     )
-    return next((r["name"] for _, r in others if mention.search(json.dumps(r))), "")
+    return [(k, r["id"]) for k, r in others if mention.search(json.dumps(r))]
 
 
 def _page(rows: list[Row], query: Mapping[str, str]) -> tuple[list[Row], Row]:

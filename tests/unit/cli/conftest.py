@@ -6,7 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.ledger import Ledger
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport import ssh
+from tests.support.played.cluster import Nearby, PlayedCluster
 from tests.support.verbs import Clusterctl
+
+SPEC = """\
+version: 1
+name: demo
+provider: {type: local}
+partitions: [{name: train, nodes: 2}]
+users: [{name: hpc, uid: 10000}]
+"""
 
 
 @pytest.fixture
@@ -15,3 +30,28 @@ def cli(tmp_path: Path) -> Clusterctl:
     cwd = tmp_path / "cwd"
     cwd.mkdir()
     return Clusterctl(tmp_path / "home", cwd, forked=True)
+
+
+@pytest.fixture
+def here(cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """The played cluster as verbs find it: it is noted as up, and what would go over SSH is run here."""
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "cluster.yaml").write_text(SPEC)
+    workspace = Workspace.of("demo")
+    workspace.create()
+    workspace.spec.write_text(SPEC)
+    hosts = tuple(
+        Host(name=name, address="10.0.0.1", roles=(role,), partition=partition, host_key="k")
+        for name, role, partition in (("demo-ctl", "controller", None), ("demo-train-1", "compute", "train"))
+    )
+    inventory = Inventory(
+        cluster="demo", cluster_id="a1b2c3", provider="local", hosts=hosts, network="10.0.0.0/24",
+        shared="/shared", baked=True,
+    )  # fmt: skip
+    workspace.inventory.write_text(inventory.model_dump_json())
+    monkeypatch.setattr(ssh, "SSHTransport", lambda *_, **__: Nearby(cluster.payload))
+    return Session(cluster.session().spec, SlurmClient(Nearby(cluster.payload)), Ledger(workspace.jobs))

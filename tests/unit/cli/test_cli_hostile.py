@@ -19,21 +19,9 @@ from clusterctl.cli.run import app
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.watch import LogChunk
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.state.inventory import Host, Inventory
-from clusterctl.state.ledger import Ledger
-from clusterctl.state.workspace import Workspace
-from clusterctl.transport import ssh
-from tests.support.played.cluster import Nearby, PlayedCluster, submitted
+from tests.support.played.cluster import PlayedCluster, submitted
 from tests.support.terminal import Window
 
-SPEC = """\
-version: 1
-name: demo
-provider: {type: local}
-partitions: [{name: train, nodes: 2}]
-users: [{name: hpc, uid: 10000}]
-"""
 TITLE = "\x1b]0;owned\x07"
 CLIPBOARD = "\x1b]52;c;b3duZWQ=\x07"
 # A name that sets the title, breaks the line, clears the screen, is red, and ends in what shows "txt.exe" the
@@ -51,31 +39,6 @@ ERROR = "\x1b[1;31merror:\x1b[0m\x1b[1;31m \x1b[0m"  # as it begins on a termina
 FORBIDDEN = [f"\x1b{c}" for c in "]P_^Xc"] + [
     *"\a\b\v\f\0\x7f\x9b\x9d\x90\u202e\u2066\u2028", "\x1b[2J", "\x1b[H", "\x1b[6n",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def here(cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
-    """The played cluster as verbs find it: it is noted as up, and what would go over SSH is run here."""
-    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("TERM", "xterm-256color")
-    folder = tmp_path / "cwd"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    (folder / "cluster.yaml").write_text(SPEC)
-    workspace = Workspace.of("demo")
-    workspace.create()
-    workspace.spec.write_text(SPEC)
-    hosts = tuple(
-        Host(name=name, address="10.0.0.1", roles=(role,), partition=partition, host_key="k")
-        for name, role, partition in (("demo-ctl", "controller", None), ("demo-train-1", "compute", "train"))
-    )
-    inventory = Inventory(
-        cluster="demo", cluster_id="a1b2c3", provider="local", hosts=hosts, network="10.0.0.0/24",
-        shared="/shared", baked=True,
-    )  # fmt: skip
-    workspace.inventory.write_text(inventory.model_dump_json())
-    monkeypatch.setattr(ssh, "SSHTransport", lambda *_, **__: Nearby(cluster.payload))
-    return Session(cluster.session().spec, SlurmClient(Nearby(cluster.payload)), Ledger(workspace.jobs))
 
 
 @pytest.fixture

@@ -50,12 +50,29 @@ def test_a_cluster_that_terraform_began_is_listed_before_it_has_hosts(cli: Clust
     assert (one["provider"], one["state"], one["nodes"]) == ("gcp", "unfinished", None)
 
 
-def test_kept_storage_is_listed_with_size_and_cost(cli: Clusterctl) -> None:
+def keep_storage(home: Path) -> dict[str, object]:
+    """Of a cluster d, which is down; as `list` shows it."""
     disk = {"cluster": "d", "what": "disk d-shared", "size_mib": 102400, "usd_per_month": 10.0, "since": 7.0}
-    cli.home.mkdir(exist_ok=True)
+    home.mkdir(exist_ok=True)
     noted = {"provider": {"type": "local"}, "kept": [{**disk, "id": "d-shared", "homes": {"ada": 1001}}]}
-    (cli.home / "d.storage.json").write_text(json.dumps(noted))
+    (home / "d.storage.json").write_text(json.dumps(noted))
+    return disk
+
+
+def test_kept_storage_is_listed_with_size_and_cost(cli: Clusterctl) -> None:
+    disk = keep_storage(cli.home)
     shown = cli("list").stdout
     assert "kept storage of 'd': disk d-shared (100GiB, 10.00 USD a month)" in shown
     assert "`clusterctl down --storage --cluster d` removes it" in shown
     assert cli("-o", "json", "list").json["storage"] == [disk]
+
+
+def test_storage_of_an_unknown_name_is_misuse_and_what_there_is_is_named(cli: Clusterctl) -> None:
+    raise_cluster(cli.home, "mine", "local", None)
+    keep_storage(cli.home)
+    ran = cli("down", "--storage", "--cluster", "dd", "--yes", rc=2)
+    assert "error: there is no cluster 'dd', and no kept storage of one" in ran.stderr
+    assert "why: there is cluster mine, kept storage of d\n" in ran.stderr
+    # It was removed by hand: then only its record goes.
+    assert "no kept storage of cluster 'd'" in cli("down", "--storage", "--cluster", "d").stdout
+    assert not (cli.home / "d.storage.json").exists()

@@ -9,10 +9,15 @@ import pytest
 
 from clusterctl.cli import collect as collecting
 from clusterctl.cli.collect import not_brought_home
+from clusterctl.cli.run import app
+from clusterctl.scheduler import slurm
+from clusterctl.scheduler.session import Session
 from clusterctl.spec.models import PROVIDERS
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.copies import Copies, note
+from clusterctl.util.progress import Clock
+from tests.support.played.cluster import PlayedCluster, submitted
 
 
 def run(*skipped: tuple[str, str]) -> RunRecord:
@@ -93,3 +98,22 @@ def test_each_reason_is_named_with_its_first_file_and_how_many_more(workspace: W
         "of job 42 (train) was not collected: checkpoints (checkpoints stay on the cluster), "
         "d/best.pt and 2 more (a symbolic link), weights (Permission denied)"
     )
+
+
+def test_a_stopped_slurmctld_is_waited_for_once_and_not_for_long(
+    here: Session,
+    cluster: PlayedCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    submitted(here, tmp_path, "true")
+    with cluster.state() as state:
+        state["away"] = 1000
+    slept: list[float] = []
+    monkeypatch.setattr(slurm, "Clock", lambda: Clock(lambda: sum(slept), slept.append))
+    app(["collect", "--all"], prog_name="clusterctl", standalone_mode=False)
+    assert sum(slept) == 5
+    said = capsys.readouterr().err
+    assert "error: Slurm's controller has not answered squeue for 5 s" in said
+    assert "fix: `clusterctl up` starts slurmctld" in said

@@ -108,7 +108,7 @@ def test_a_model_is_used_here_without_a_cluster(cli: Clusterctl, run: Path) -> N
 def test_what_can_not_be_used_here_is_told_in_one_error(cli: Clusterctl, run: Path) -> None:
     for argv, why in (
         (("sample", "--run", run), "which takes images: use predict"),
-        (("predict", "--run", run, "--", "nowhere.png"), "nowhere.png cannot be read"),
+        (("predict", "--run", run, "--", "nowhere.png"), "nowhere.png cannot be read: No such file"),
         (("predict", "--run", "demo-2-trian", "--", "x"), "did you mean demo-2-train?"),
         (("predict", "--run", "7", "--", "x"), "is not on this machine"),
         (
@@ -122,6 +122,7 @@ def test_what_can_not_be_used_here_is_told_in_one_error(cli: Clusterctl, run: Pa
         said = cli("-o", "json", "submit", "--local", *argv, rc=2)
         (failure,) = said.json["failures"]
         assert why in f"{failure['cause']} {failure['fix']}", said
+        assert "put" not in said.stderr, "it reads files of this machine"
     weights = run / "model" / "best.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4])
     assert (

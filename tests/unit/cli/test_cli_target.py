@@ -68,10 +68,23 @@ def test_a_wrong_spec_file_has_a_name(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("text", few(WRONG))
 def test_a_wrong_spec_file_is_noted_and_its_cluster_found(cli: Clusterctl, text: str) -> None:
     (cli.cwd / "cluster.yaml").write_text(text)
+    (cli.home / "demo").mkdir(parents=True)
     ran = cli("status", rc=2)
     assert "note: cluster.yaml is not a valid spec" in ran.stderr.replace(f"{cli.cwd}/", "")
     assert "cluster 'demo' is not up" in ran.stderr
     assert "cluster.yaml:" in cli("up", rc=2).stderr, "what needs the spec still refuses it"
+
+
+@pytest.mark.parametrize("verb", ["status", "collect", "down"])
+def test_of_a_cluster_that_was_never_up_the_wrong_file_is_the_error(cli: Clusterctl, verb: str) -> None:
+    (cli.cwd / "cluster.yaml").write_text(WRONG["an unknown key"])
+    ran = cli(verb, "-f", "cluster.yaml", rc=2)
+    assert ran.stderr.splitlines()[:2] == [
+        "error: cluster 'demo' is not up, and its spec file is wrong (cluster.yaml)",
+        "  why: cluster.yaml:4:28: partitions[0].noodles: unknown key noodles (did you mean nodes?)",
+    ]
+    assert "note:" not in ran.stderr
+    assert not cli.home.exists()
 
 
 @pytest.mark.parametrize("argv", VERBS, ids=lambda argv: str(argv[0]))

@@ -92,6 +92,12 @@ def test_all_problems_of_a_spec_are_one_failure_each(cli: Clusterctl) -> None:
     assert [cause.partition("cluster.yaml:")[2].split(":")[0] for cause in causes] == ["2", "5"]
 
 
+def test_a_spec_file_without_its_option_is_told_the_option(cli: Clusterctl) -> None:
+    assert "fix: name a spec file with `-f brk.yaml`" in cli("up", "brk.yaml", rc=2).stderr
+    assert "`--file 'my spec.yml'`" in cli("logs", "1", "my spec.yml", rc=2).stderr
+    assert "`clusterctl up --help`" in cli("up", "demo", rc=2).stderr
+
+
 def test_no_verb_shows_the_help_and_is_an_error(cli: Clusterctl) -> None:
     ran = cli(rc=2)
     assert "Usage: clusterctl" in ran.stderr

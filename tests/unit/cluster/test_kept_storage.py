@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ import pytest
 
 from clusterctl.cluster import down
 from clusterctl.cluster.down import DownOptions
+from clusterctl.cluster.look import DISCARDED, look_at_storage, reject_lost_storage
 from clusterctl.cluster.session import PhaseRunner, workspace_copy
-from clusterctl.errors import UsageError
+from clusterctl.errors import OnlyCopyError, UsageError
 from clusterctl.providers.storage import (
     KeptStorage,
     Record,
@@ -22,6 +25,7 @@ from clusterctl.providers.storage import (
     storage_left_alone,
     to_take_up,
 )
+from clusterctl.runs.only_copies import Found
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec, LocalSettings
@@ -33,6 +37,8 @@ from clusterctl.util.progress import Reporter
 DISK = KeptStorage(
     cluster="d", id="d-a1b2c3-shared", what="disk d-a1b2c3-shared", size_mib=102400, usd_per_month=10, since=7
 )
+
+HOME = base64.b64encode(b"/shared/home/ada").decode()
 
 
 def spec(*users: tuple[str, int], keep: bool = True) -> ClusterSpec:
@@ -109,6 +115,7 @@ class Stub:
 
     storage: list[KeptStorage]
     did: list[str] = field(default_factory=list)
+    rows: Sequence[Mapping[str, Any]] | None = None  # what is on it
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
         self.did.append("destroy")
@@ -122,6 +129,9 @@ class Stub:
     def kept_storage(self, name: str, users: tuple[str, ...]) -> tuple[KeptStorage, ...]:
         assert users == ("ada",)
         return tuple(self.storage)
+
+    def files_of_storage(self, kept: KeptStorage) -> Sequence[Mapping[str, Any]] | None:
+        return self.rows
 
     def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
         self.did.append(f"remove {kept.id}")
@@ -165,14 +175,15 @@ def test_where_copies_are_is_known_as_long_as_the_storage_is_kept(home: Path, st
     entry = JobEntry(token=str(1), name="mine", user="ada", submitted_at=0, job_id="1", remote_dir="/jobs/1")
     entry = entry.model_copy(update={"run_dir": "/runs/d-1", "run_state": "COMPLETED"})
     Ledger(runner.workspace.jobs).add(entry)
-    down.down(runner, DownOptions(remove_storage=how == "down --storage"))
+    storage = how == "down --storage"
+    down.down(runner, DownOptions(remove_storage=storage, discard=storage))
     assert not runner.workspace.root.exists()
     run = Copies("", "/jobs/1", "/runs/d-1", renamed=".from-job")
     there = {"kept": [sent, run], "kept before": [sent], "nothing was up": [sent]}.get(how, [])
     assert list(read_copies(runner.workspace)) == there
     if there:
         down.remove_storage(runner, stub, (DISK,))  # type: ignore[arg-type]
-    assert not list(home.iterdir())
+    assert [path.name for path in home.iterdir()] == [DISCARDED] * storage
 
 
 def test_it_is_known_in_a_copy_of_the_workspace_too(home: Path) -> None:
@@ -193,7 +204,64 @@ def test_without_keep_nobody_asks_for_any(home: Path, stub: Stub) -> None:
 @pytest.mark.parametrize("keep", [True, False])
 def test_down_storage_removes_it_after_the_cluster(home: Path, stub: Stub, keep: bool) -> None:
     record("d", Record(provider=LocalSettings(), kept=(DISK,)))
-    done = down.down(cluster(keep=keep), DownOptions(remove_storage=True))
+    done = down.down(cluster(keep=keep), DownOptions(remove_storage=True, discard=True))
     assert (done.kept, done.removed) == ((), (DISK,))
     assert stub.did == ["destroy", "remove d-a1b2c3-shared"]
     assert list(all_recorded()) == []
+    assert "can" in (home / DISCARDED).read_text(), "what is on it could not be told"
+
+
+@pytest.mark.parametrize(
+    ("keep", "mark", "why"),
+    [
+        (True, None, "what is on the shared folder can't be told: the last `up` or `down` has not ended"),
+        (True, "removing", "what is on the shared folder can't be told"),
+        (False, None, "disk d-a1b2c3-shared (100GiB, 10.00 USD a month), kept since 1970-01-01"),
+        (False, "removing", "disk d-a1b2c3-shared"),
+    ],
+)
+def test_down_storage_destroys_nothing_where_nobody_can_look(
+    home: Path, stub: Stub, keep: bool, mark: str | None, why: str
+) -> None:
+    """An `up` that was to take it up failed; a `down` that was to keep it was killed; or it is older."""
+    runner = cluster(keep=keep)
+    if mark:
+        (runner.workspace.root / mark).touch()
+    with pytest.raises(OnlyCopyError) as caught:
+        down.down(runner, DownOptions(remove_storage=True))
+    assert why in caught.value.why
+    assert stub.did == []
+    assert runner.workspace.spec.exists()
+
+
+def test_down_storage_asks_for_no_discard_where_nothing_is_on_it(home: Path, stub: Stub) -> None:
+    stub.rows = [{"end": True}]
+    assert down.down(cluster(keep=False), DownOptions(remove_storage=True)).removed == (DISK,)
+
+
+def test_what_is_on_it_is_told_with_size_owner_and_age(stub: Stub) -> None:
+    stub.rows = [
+        {"top": HOME, "path": "bW9kZWxz", "owner": "ada", "files": 2, "bytes": 3 << 30, "age_s": 7200},
+        {"unread": "L3NoYXJlZC94", "why": "Permission denied"},
+        {"end": True},
+    ]
+    found = look_at_storage(stub, [DISK])  # type: ignore[arg-type]
+    with pytest.raises(OnlyCopyError) as caught:
+        reject_lost_storage(found, "d", user_owned=False)
+    assert caught.value.why.splitlines() == [
+        "/shared/home/ada/models: 3.0 GiB in 2 files of ada, 2 hours old",
+        "/shared/x can't be looked at: Permission denied",
+    ]
+    assert "`clusterctl collect --all`, `clusterctl down --storage --cluster d`" in caught.value.fix
+    with pytest.raises(OnlyCopyError, match="stays") as caught:
+        reject_lost_storage(found, "d", user_owned=True)
+    assert "collect" not in caught.value.fix
+    reject_lost_storage(Found(), "d", user_owned=True)
+
+
+def test_since_when_it_is_kept_is_noted(home: Path, stub: Stub) -> None:
+    stub.storage = [DISK.model_copy(update={"since": None})]
+    (kept,) = down.down(cluster(keep=True), DownOptions()).kept
+    assert [kept] == list(all_recorded())
+    assert ", kept since 20" in kept.dated
+    assert "since" not in stub.storage[0].dated

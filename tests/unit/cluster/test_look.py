@@ -134,6 +134,10 @@ def test_all_that_would_be_lost_is_listed_with_size_owner_and_age(stage: Stage) 
     assert [(one.code, one.phase) for one in caught.value.failures] == [("only-copy", "look")] * 4
     for answer in ("`clusterctl cancel`", "`clusterctl collect --all`", "storage: {keep: true}", "--discard"):
         assert answer in caught.value.fix
+    assert [one.fix for one in caught.value.failures] == [caught.value.fix, "", "", ""]
+    (entry,) = Journal(stage.workspace.journal).entries()
+    assert (entry.verb, entry.ok) == ("down", False)
+    assert entry.note.startswith("refused, for it exists only there: 3.0 GiB in 3 files; job 7 (mine) of ada")
 
 
 def test_what_is_discarded_is_returned_and_journaled(stage: Stage) -> None:
@@ -343,6 +347,7 @@ def test_what_a_job_writes_until_it_is_ended_is_looked_for_too(
     ):
         monkeypatch.setattr(planning, name, does)
     session = ClusterSession(spec=None, workspace=stage.workspace, provider=None)  # type: ignore[arg-type]
+    session.verb = "up"
     plan = HostPlan((change("d-train-1", "remove"),))
     if affected:
         with pytest.raises(OnlyCopyError, match="only on what the change removes"):
@@ -351,6 +356,10 @@ def test_what_a_job_writes_until_it_is_ended_is_looked_for_too(
         assert planning.review(session, plan, force=True) == {}
         assert session.notes == ["ended job 7"]
     assert resumed == [("d-train-1",)] * affected
+    planning.review(session, plan, force=True, discard=True)
+    entry = Journal(stage.workspace.journal).entries()[-1]
+    assert (entry.verb, entry.phase) == ("up", "look_at_leaving")
+    assert entry.note.startswith("discarded: 5 B in 1 files; /scratch/shards on d-train-1")
 
 
 @pytest.mark.parametrize(

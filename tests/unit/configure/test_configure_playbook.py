@@ -17,6 +17,7 @@ import pytest
 from clusterctl.configure.ansible import PlaybookRun, run_playbook
 from clusterctl.configure.events import Status, TaskProgress
 from clusterctl.errors import ConfigureError
+from tests.support.forks import ansible
 
 PLAYBOOKS = Path(__file__).parent / "playbooks"
 WriteInventory = Callable[..., Path]
@@ -61,6 +62,22 @@ def test_a_failure_names_host_task_and_cause(local_inventory: WriteInventory) ->
     assert "all is lost" in failure.cause
     assert str(run.log) in raised.value.fix
     assert ("good", "The others go on") in [(p.host, p.task) for p in told]
+
+
+def test_what_a_host_skips_is_decided_without_a_process(
+    local_inventory: WriteInventory, tmp_path: Path
+) -> None:
+    """With Ansible's own results, whatever has a condition, and errors of conditions that can't be read."""
+    argv = ["-v", "-i", local_inventory("one", "two"), PLAYBOOKS / "skipped.yml"]
+    done = ansible("ansible-playbook", argv, cwd=tmp_path)
+    failed = [line for line in done.stdout.splitlines() if line.startswith("fatal: ")]
+    assert (done.returncode, len(failed)) == (2, 1), done.stdout
+    assert failed[0].startswith("fatal: [two]")
+    assert "'nowhere' is undefined" in failed[0]
+    one, two = ((tmp_path / host).read_text().split() for host in ("one", "two"))
+    assert one == two  # asked once for each host, by one and the same process
+    assert len(one) == 1
+    assert "whisper" not in done.stdout
 
 
 def test_an_unreachable_host_is_retryable(local_inventory: WriteInventory, tmp_path: Path) -> None:
@@ -202,7 +219,7 @@ def end_one_that_waits(inventory: Path, ending: signal.Signals, temporary: Path)
         assert "Begin" in process.stdout.readline()
         wait_until(lambda: "Wait" in log.read_text())
         os.kill(process.pid, ending)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
 
 
 def processes_with(*words: str) -> list[str]:
@@ -218,7 +235,7 @@ def processes_with(*words: str) -> list[str]:
     return found
 
 
-def wait_until(true: Callable[[], object], timeout_s: float = 30) -> None:
+def wait_until(true: Callable[[], object], timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline, "it did not come true in time"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.google.api import Google
+from tests.support.google.cloud import GoogleCloud
 from tests.support.google.world import World
 
 
@@ -18,4 +19,16 @@ def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
         for name, value in double.environment.items():
             monkeypatch.setenv(name, value)
         yield double
+    assert not double.violations
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
+    """The cloud, with the API and the provider that show it."""
+    made = GoogleCloud(tmp_path)
+    with Google(World(made.store.path)) as double:
+        for name, value in {**made.env, **double.environment}.items():
+            if name != "HOME":
+                monkeypatch.setenv(name, value)
+        yield made
     assert not double.violations

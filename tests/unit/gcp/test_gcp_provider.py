@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,19 @@ import pytest
 
 from clusterctl.errors import MachineError, StalePlanError, UsageError
 from clusterctl.providers.gcp import api, provider
-from clusterctl.providers.gcp.provider import GcpProvider, job_environment, network_note
+from clusterctl.providers.gcp.provider import job_environment, network_note
 from clusterctl.spec import gcp_nodes
 from clusterctl.spec.distributions import UNSEEN
-from clusterctl.spec.gcp import GcpSettings, GcsState
+from clusterctl.spec.gcp import GcsState
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import SharedFolder
 from clusterctl.state.workspace import Workspace
 from tests.support.google import gcloud
 from tests.support.google.answers import HOST_KEY
-from tests.support.google.api import PROJECT, Google
+from tests.support.google.api import PROJECT
 from tests.support.google.cloud import GoogleCloud
 from tests.support.google.world import World
+from tests.unit.gcp.clusters import provider_of, silent, workspace_in
 
 SEEN = "rocky-9.6"  # on each of them, by a look
 HOSTS = ["demo-ctl", "demo-train-1", "demo-train-2"]
@@ -37,33 +37,9 @@ def spec_of(nodes: int = 2, **provider: Any) -> ClusterSpec:
     )
 
 
-def provider_of(spec: ClusterSpec) -> GcpProvider:
-    assert isinstance(spec.provider, GcpSettings)
-    return GcpProvider(spec.provider)
-
-
-def silent(_: object) -> None:
-    return None
-
-
-@pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
-    """The cloud, with the API and the provider that show it."""
-    made = GoogleCloud(tmp_path)
-    with Google(World(made.store.path)) as google:
-        for name, value in {**made.env, **google.environment}.items():
-            if name != "HOME":
-                monkeypatch.setenv(name, value)
-        yield made
-    assert not google.violations
-
-
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    found = Workspace(tmp_path / "home" / "demo")
-    found.create()
-    found.create_secrets()
-    return found
+    return workspace_in(tmp_path / "home")
 
 
 def raised(spec: ClusterSpec, workspace: Workspace) -> Any:

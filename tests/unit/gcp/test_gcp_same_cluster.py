@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,13 @@ from clusterctl.cluster import down
 from clusterctl.cluster.session import PhaseRunner
 from clusterctl.cluster.up import UpOptions, up
 from clusterctl.errors import ProvisionError, UsageError
-from clusterctl.providers.gcp.provider import GcpProvider
-from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.workspace import Workspace
 from tests.support.cluster_session import session_of
 from tests.support.google import gcloud
-from tests.support.google.api import PROJECT, Google
+from tests.support.google.api import PROJECT
 from tests.support.google.cloud import GoogleCloud
-from tests.support.google.world import World
+from tests.unit.gcp.clusters import provider_of, silent, workspace_in
 
 DEBIAN = {"image": {"project": "debian-cloud", "family": "debian-12"}}
 LOCAL = ClusterSpec.model_validate({"version": 1, "name": "demo", "partitions": [{"name": "x", "nodes": 1}]})
@@ -37,32 +33,12 @@ def spec_of(**provider: Any) -> ClusterSpec:
     )
 
 
-def provider_of(spec: ClusterSpec) -> GcpProvider:
-    assert isinstance(spec.provider, GcpSettings)
-    return GcpProvider(spec.provider)
-
-
-def silent(*_: object) -> None:
-    return None
-
-
-def workspace_in(folder: Path) -> Workspace:
-    found = Workspace(folder / "demo")
-    found.create()
-    found.create_secrets()
-    return found
-
-
 @pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
-    made = GoogleCloud(tmp_path)
-    path = f"{made.bin}:{gcloud.install(tmp_path, made.store.path)}:/usr/local/bin:/usr/bin:/bin"
-    with Google(World(made.store.path)) as google:
-        for name, value in {**made.env, **google.environment, "PATH": path}.items():
-            if name != "HOME":
-                monkeypatch.setenv(name, value)
-        yield made
-    assert not google.violations
+def cloud(cloud: GoogleCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GoogleCloud:
+    """The cloud, and no programs but `gcloud` and the machine's own."""
+    path = f"{cloud.bin}:{gcloud.install(tmp_path, cloud.store.path)}:/usr/local/bin:/usr/bin:/bin"
+    monkeypatch.setenv("PATH", path)
+    return cloud
 
 
 def test_a_cluster_stays_in_its_project_and_is_seen_in_any_zone(cloud: GoogleCloud, tmp_path: Path) -> None:

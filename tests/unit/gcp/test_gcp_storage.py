@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterctl.errors import TerraformError, UsageError
-from clusterctl.providers.gcp.provider import GcpProvider, variables
+from clusterctl.providers.gcp.provider import variables
 from clusterctl.providers.storage import KeptStorage
-from clusterctl.spec.gcp import GcpSettings
+from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from tests.support.google.api import PROJECT, Google
@@ -19,6 +19,8 @@ from tests.support.google.cloud import GoogleCloud
 from tests.support.google.module import CLUSTER_ID, PUBLIC_KEY, Module
 from tests.support.google.world import World
 from tests.support.sweeps import in_sweep
+from tests.support.verbs import Clusterctl
+from tests.unit.gcp.clusters import provider_of, silent, workspace_in
 
 DISK, FILESTORE = "google_compute_disk", "google_filestore_instance"
 OWN_NETWORK = {"network": "research", "subnetwork": "research-a"}
@@ -33,37 +35,15 @@ def spec_of(*, keep: bool = True, user: str = "ada", uid: int = 1001, **provider
     return ClusterSpec.model_validate(said | parts)
 
 
-def provider_of(spec: ClusterSpec) -> GcpProvider:
-    assert isinstance(spec.provider, GcpSettings)
-    return GcpProvider(spec.provider)
-
-
-def silent(_: object) -> None:
-    return None
-
-
 @pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
-    """The cloud, with the API and the provider that show it, and a network that is no cluster's."""
-    made = GoogleCloud(tmp_path)
-    world = World(made.store.path)
+def cloud(cloud: GoogleCloud) -> GoogleCloud:
+    """The cloud, and a network that is no cluster's."""
+    world = World(cloud.store.path)
     at = {"project": PROJECT, "region": "us-central1", "ip_cidr_range": "10.90.0.0/20"}
     world.put("google_compute_network", f"projects/{PROJECT}/global/networks/research", **at)
     path = f"projects/{PROJECT}/regions/us-central1/subnetworks/research-a"
     world.put("google_compute_subnetwork", path, self_link=path, **at)
-    with Google(world) as google:
-        for name, value in {**made.env, **google.environment}.items():
-            if name != "HOME":
-                monkeypatch.setenv(name, value)
-        yield made
-    assert not google.violations
-
-
-def fresh(folder: Path) -> Workspace:
-    found = Workspace(folder / "demo")
-    found.create()
-    found.create_secrets()
-    return found
+    return cloud
 
 
 def up(spec: ClusterSpec, workspace: Workspace) -> tuple[str, ...]:
@@ -86,6 +66,23 @@ def kept(spec: ClusterSpec) -> tuple[KeptStorage, ...]:
     return provider_of(spec).kept_storage(spec.name, [spec.job_user.name])
 
 
+def left_disk(google: Google, *, user: str = "ada") -> str:
+    """The disk that an earlier cluster left: its path."""
+    path = f"projects/{PROJECT}/zones/us-central1-a/disks/demo-a1b2c3-shared"
+    labels = {"clusterctl-storage": "demo", "clusterctl-user": user, "clusterctl-uid": "1001"}
+    disk = {"zone": "us-central1-a", "project": PROJECT, "size": 100, "type": "pd-balanced"}
+    google.world.put(DISK, path, labels=labels, **disk)
+    return path
+
+
+def left_filestore(google: Google) -> str:
+    path = f"projects/{PROJECT}/locations/us-central1-a/instances/demo-a1b2c3-shared"
+    labels = {"clusterctl-storage": "demo", "clusterctl-user": "ada", "clusterctl-uid": "1001"}
+    share = {"location": "us-central1-a", "tier": "BASIC_HDD", "file_shares": [{"capacity_gb": 1024}]}
+    google.world.put(FILESTORE, path, labels=labels, **share)
+    return path
+
+
 def only(cloud: GoogleCloud, kind: str) -> Mapping[str, Any]:
     (one,) = cloud.resources(kind).values()
     found: Mapping[str, Any] = one
@@ -94,7 +91,7 @@ def only(cloud: GoogleCloud, kind: str) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize(("kind", "more"), [(DISK, {}), *in_sweep((FILESTORE, ON_FILESTORE))])
 def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, more: dict[str, Any]) -> None:
-    spec, first, second = spec_of(**more), fresh(tmp_path / "1"), fresh(tmp_path / "2")
+    spec, first, second = spec_of(**more), workspace_in(tmp_path / "1"), workspace_in(tmp_path / "2")
     assert up(spec, first) == ()
     name = f"demo-{first.cluster_id()}-shared"
     made = only(cloud, kind)
@@ -151,21 +148,21 @@ def test_terraform_itself_does_not_destroy_it(tmp_path: Path) -> None:
 
 
 def test_where_the_state_is_lost_it_is_found_again(cloud: GoogleCloud, tmp_path: Path) -> None:
-    spec, workspace = spec_of(), fresh(tmp_path)
+    spec, workspace = spec_of(), workspace_in(tmp_path)
     up(spec, workspace)
     (workspace.terraform / "terraform.tfstate").unlink()
     provider_of(spec).destroy(workspace.cluster_id(), workspace=None, report=silent)
     assert [one.id for one in kept(spec)] == [only(cloud, DISK)["id"]]
-    assert any("taken up" in note for note in up(spec, fresh(tmp_path / "2")))
+    assert any("taken up" in note for note in up(spec, workspace_in(tmp_path / "2")))
 
 
 def test_an_up_that_failed_half_way_goes_on_with_it(cloud: GoogleCloud, tmp_path: Path) -> None:
     spec = spec_of()
-    before = fresh(tmp_path / "1")
+    before = workspace_in(tmp_path / "1")
     up(spec, before)
     down(spec, before)
     cloud.fail("quota", name="demo-train-*", times=1)
-    workspace = fresh(tmp_path / "2")
+    workspace = workspace_in(tmp_path / "2")
     with pytest.raises(TerraformError, match="not all could be made"):
         up(spec, workspace)
     up(spec, workspace)
@@ -186,28 +183,72 @@ def test_an_up_that_failed_half_way_goes_on_with_it(cloud: GoogleCloud, tmp_path
 def test_what_does_not_fit_is_refused_before_anything_is_made(
     tmp_path: Path, changed: dict[str, Any], why: str, google: Google
 ) -> None:
-    path = f"projects/{PROJECT}/zones/us-central1-a/disks/demo-a1b2c3-shared"
-    labels = {"clusterctl-storage": "demo", "clusterctl-user": "ada", "clusterctl-uid": "1001"}
-    disk = {"zone": "us-central1-a", "project": PROJECT, "size": 100, "type": "pd-balanced"}
-    google.world.put(DISK, path, labels=labels, **disk)
-    spec, workspace = spec_of(**changed), fresh(tmp_path)
+    left_disk(google)
+    spec, workspace = spec_of(**changed), workspace_in(tmp_path)
     with pytest.raises(UsageError) as caught:
         provider_of(spec).plan(spec, workspace, keep={}, report=silent)
     assert why in caught.value.why
     assert not workspace.terraform.exists()
 
 
-def test_that_of_another_user_is_none_of_ours(tmp_path: Path, google: Google) -> None:
-    path = f"projects/{PROJECT}/zones/us-central1-a/disks/demo-a1b2c3-shared"
-    labels = {"clusterctl-storage": "demo", "clusterctl-user": "eve", "clusterctl-uid": "1001"}
-    disk = {"zone": "us-central1-a", "project": PROJECT, "size": 100, "type": "pd-balanced"}
-    google.world.put(DISK, path, labels=labels, **disk)
+def test_that_of_another_user_is_none_of_ours(google: Google) -> None:
+    path = left_disk(google, user="eve")
     assert kept(spec_of()) == ()
     assert kept(spec_of(user="eve"))[0].id == path
 
 
+INSTANCES = f"projects/{PROJECT}/zones/us-central1-a/instances"
+
+
+@pytest.mark.parametrize(
+    ("is_disk", "instance", "is_used"),
+    [
+        (True, {"attached": True}, True),  # by whomever
+        (True, {"cluster": "demo"}, True),  # of an `up` that is at work
+        (False, {"cluster": "demo", "desired_status": "TERMINATED"}, True),
+        (False, {"cluster": "other"}, False),
+        (False, {"cluster": "demo", "zone": "europe-west4-a"}, False),  # it could not reach it
+    ],
+)
+def test_what_an_instance_has_is_not_removed(
+    google: Google, is_disk: bool, instance: dict[str, Any], is_used: bool
+) -> None:
+    path = left_disk(google) if is_disk else left_filestore(google)
+    attached = [{"source": path}] if instance.pop("attached", False) else []
+    labels = {"clusterctl-cluster": instance.pop("cluster", "x")}
+    at = {"zone": "us-central1-a", "project": PROJECT} | instance
+    where = INSTANCES.replace("us-central1-a", at["zone"])
+    google.world.put("google_compute_instance", f"{where}/one", labels=labels, attached_disk=attached, **at)
+    (one,), provider = kept(spec_of()), provider_of(spec_of())
+    if is_used:
+        for step in (provider.files_of_storage, lambda one: provider.remove_storage(one, report=silent)):
+            with pytest.raises(UsageError, match="a cluster 'demo' has the kept storage") as caught:
+                step(one)
+            assert caught.value.why == "there is instance one in us-central1-a"
+    else:
+        assert provider.files_of_storage(one) is None
+        provider.remove_storage(one, report=silent)
+    assert bool(kept(spec_of())) == is_used
+
+
+def test_down_storage_stops_at_what_nobody_can_look_at(google: Google, tmp_path: Path) -> None:
+    left_disk(google)
+    cli = Clusterctl(tmp_path / "home", tmp_path / "cwd", google.environment, forked=True)
+    cli.cwd.mkdir()
+    (cli.cwd / "cluster.yaml").write_text(dump_spec(spec_of()))
+    refused = cli("down", "--storage", "--yes", rc=1).stderr
+    assert "disk demo-a1b2c3-shared in us-central1-a (100GiB, 10.00 USD a month): what is on it" in refused
+    assert "or lose all of it: --discard" in refused
+    assert kept(spec_of())
+    assert "remove it" in cli("down", "--storage", "--discard", rc=2).stderr, "it asks still"
+    done = cli("down", "--storage", "--discard", "--yes")
+    assert "discarded: disk demo-a1b2c3-shared" in done.stderr
+    assert "disk demo-a1b2c3-shared" in (cli.home / "discarded.jsonl").read_text()
+    assert not kept(spec_of())
+
+
 def test_a_disk_grows_in_place(cloud: GoogleCloud, tmp_path: Path) -> None:
-    spec, workspace = spec_of(), fresh(tmp_path)
+    spec, workspace = spec_of(), workspace_in(tmp_path)
     up(spec, workspace)
     larger = spec_of(shared_disk={"size": "200GiB"})
     up(larger, workspace)
@@ -218,7 +259,7 @@ def test_a_disk_grows_in_place(cloud: GoogleCloud, tmp_path: Path) -> None:
 def test_a_cluster_that_is_up_keeps_its_shared_folder_where_it_is(
     cloud: GoogleCloud, tmp_path: Path, keep: bool
 ) -> None:
-    workspace = fresh(tmp_path)
+    workspace = workspace_in(tmp_path)
     up(spec_of(keep=keep), workspace)
     other = spec_of(keep=not keep)
     with pytest.raises(UsageError, match="is not moved"):

@@ -70,10 +70,11 @@ class Frozen(ScriptedTransport):
 
     def __init__(self) -> None:
         super().__init__([])
-        self.closed = threading.Event()
+        self.asked, self.closed = threading.Event(), threading.Event()
         self.let_go: list[bool] = []
 
     def _next(self, _: Call) -> Step:
+        self.asked.set()
         self.let_go.append(self.closed.wait(20))
         raise UnreachableError("the connection broke")
 
@@ -82,10 +83,12 @@ class Frozen(ScriptedTransport):
 
 
 def test_ctrl_c_does_not_wait_for_a_frozen_host() -> None:
+    host = Frozen()
+
     def revive() -> None:
+        host.asked.wait()
         raise KeyboardInterrupt
 
-    host = Frozen()
     with pytest.raises(KeyboardInterrupt):
         probe_hosts({"a": ProbeRequest()}, lambda _: host, revive=revive, revive_after_s=0.1)
     assert host.let_go == [True]

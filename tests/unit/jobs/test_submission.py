@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.errors import AnswerLostError, DiskError, SlurmError, UnreachableError, UsageError
 from clusterctl.jobs.source import source_of
-from clusterctl.jobs.submit import MAX_DIFF, client_facts, submit
+from clusterctl.jobs.submit import MAX_DIFF, client_facts, reject_files_of_here, submit
 from clusterctl.scheduler.session import Session, resolve_submissions, script_of
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
@@ -24,6 +24,7 @@ from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 from tests.support.disks import small_disk
 from tests.support.played.cluster import Nearby
+from tests.support.scripted import ScriptedTransport, Step
 
 QUICK = Clock(sleep=lambda _seconds: None)
 
@@ -386,3 +387,50 @@ def test_a_repository_that_is_too_large_to_be_looked_through_holds_nothing_up(
 
 def test_no_repository(tmp_path):
     assert facts(tmp_path)["git"] is None
+
+
+@pytest.mark.parametrize(
+    ("bundled", "args", "put", "then"),
+    [
+        (
+            "train",
+            ["--lr", "1", "--init", "gpt2.safetensors"],
+            "gpt2.safetensors",
+            "--init '~/gpt2.safetensors'",
+        ),
+        (
+            "train",
+            ["--init={home}/gpt2.safetensors"],
+            "{home}/gpt2.safetensors",
+            "--init '~/gpt2.safetensors'",
+        ),
+        ("train", ["--init", "run/model/best.safetensors"], "{home}/run/model", "'~/model/best.safetensors'"),
+        ("train", ["--init", "run/model"], "run/model", "--init '~/model'"),
+        ("train", ["--data", "idx:run"], "run", "--data 'idx:~/run'"),
+        ("eval", ["--resume", "run"], "run", "--resume '~/run'"),
+        ("predict", ["--weights", "run", "a b.png"], "'a b.png'", "then say '~/a b.png'"),
+    ],
+)
+def test_a_file_that_is_only_here_is_said_before_anything_is_submitted(
+    session, tmp_path, monkeypatch, *, bundled, args, put, then
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("gpt2.safetensors", "a b.png", "run/model/best.safetensors", "run/model/model.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    elsewhere = replace(session, scheduler=SlurmClient(ScriptedTransport([Step(("test", "..."), rc=1)])))
+    job = JobSpec(name="j", bundled=bundled, args=tuple(arg.format(home=tmp_path) for arg in args))
+    with pytest.raises(UsageError, match="is on this machine, and not on the cluster") as caught:
+        reject_files_of_here(elsewhere, [job])
+    assert f"`clusterctl put {put.format(home=tmp_path)}`" in caught.value.fix
+    assert caught.value.fix.endswith(then)
+
+
+def test_a_file_that_the_cluster_has_is_read_there(session, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("auto", "digits", "cnn", "out"):
+        (tmp_path / name).touch()
+    args = ("--resume", "auto", "--data", "digits", "--model", "cnn", "--out", "out", "--init")
+    for there in (str(tmp_path / "out"), "~/out", "nowhere"):  # the played cluster is this machine
+        reject_files_of_here(session, [JobSpec(name="j", bundled="train", args=(*args, there))])
+    reject_files_of_here(session, [JobSpec(name="j", script=tmp_path / "out", args=("--init", "out"))])

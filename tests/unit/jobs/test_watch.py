@@ -169,10 +169,19 @@ def test_how_a_job_ended_decides_the_error(session, cluster, tmp_path, state, er
 
 
 def test_follow_tells_all_and_nothing_twice(session, tmp_path):
-    body = "for i in {1..30}; do echo out $i; echo err $i >&2; sleep 0.03; done; printf 'no newline'"
+    body = f"""for i in {{1..30}}; do
+        echo out $i; echo err $i >&2
+        [[ $i -ne 15 ]] || until [[ -e {tmp_path}/seen ]]; do sleep 0.03; done
+    done
+    printf 'no newline'"""
     job_id = submitted(session, tmp_path, body)
     told = Told()
-    (job,) = follow(session, job_id, on_output=told)
+
+    def on_output(chunk: LogChunk) -> None:
+        told(chunk)
+        (tmp_path / "seen").touch()
+
+    (job,) = follow(session, job_id, on_output=on_output)
     assert job.state is JobState.COMPLETED
     assert told.text() == "".join(f"out {i}\n" for i in range(1, 31)) + "no newline"
     assert told.text("stderr") == "".join(f"err {i}\n" for i in range(1, 31))

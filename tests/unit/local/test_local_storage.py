@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.cluster.look import look_at_storage
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.providers.local import helper, image, layout, machine, provider, system
 from clusterctl.providers.local.layout import ClusterRequest, ClusterState, Existing
@@ -191,6 +192,31 @@ def test_it_is_removed_by_name(state: Path) -> None:
     LocalProvider(LocalSettings()).remove_storage(first, report=lambda _: None)
     assert kept_here() == (second,)
     assert [path.name for path in state.iterdir()] == [OTHER]
+
+
+def test_what_is_on_it_is_told_as_hosts_had_it(state: Path) -> None:
+    folder = raised(OLD)
+    job = folder / "shared/home/ada/clusterctl/jobs/mine-a1b2"
+    job.mkdir(parents=True)
+    (job / "job.sbatch").write_text("ours")
+    (job / "checkpoint").write_text("1234")
+    (folder / "shared/data.csv").write_text("1,2")
+    os.chown(folder / "shared/home/ada/weights", UID, -1)
+    helper.down({"id": OLD})
+    (kept,) = kept_here()
+    found = look_at_storage(LocalProvider(LocalSettings()), [kept])
+    assert found.unknown == ()
+    (mine,) = (one for one in found.files if one.what == "/shared/home/ada/weights")
+    assert (mine.files, mine.bytes, mine.host, mine.owner) == (1, 3, "", "ada")
+    assert {one.what for one in found.files} == {
+        "/shared/home/ada/weights",
+        "/shared/home/ada/clusterctl/jobs/mine-a1b2/checkpoint",
+        "/shared/data.csv",
+    }
+    assert sum(one.bytes for one in found.files) == 3 + 4 + 3, "not what clusterctl wrote"
+    for path in (folder / "shared/home/ada/weights", folder / "shared/data.csv", job / "checkpoint"):
+        path.unlink()
+    assert not look_at_storage(LocalProvider(LocalSettings()), [kept])
 
 
 @pytest.fixture

@@ -224,7 +224,7 @@ OTHERS = {
     "predict": ("--model-folder b", "c.png", "--weights final", "--output json", "--device cpu"),
     "export": (
         *("--checkpoint b", "--to b", "--model-folder b", "--model-folder b --weights final"),
-        "--export-as hf",
+        *("--export-as hf", "--force"),
     ),
     "gemm": (
         *("--sizes 8", "--dtypes float64", "--warmup 3", "--iterations 3", "--seed 3", "--device cpu"),
@@ -287,6 +287,19 @@ def test_a_setting_of_another_command_has_an_effect(command: str) -> None:
     for given in OTHERS[command]:
         assert refused(f"{line} {given}") == ""
         assert parse(f"{line} {given}".split()) != parse(line.split())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("train --data idx:{}", "train --init {}", "train --resume {}", "eval --resume {}"),
+        "export --to a --checkpoint {}",
+    ],
+)
+def test_what_is_read_may_lie_in_the_home(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert parse(line.format("~/b").split()) == parse(line.format("/home/ada/b").split())
+    assert parse(["train", "--resume", "auto"]).checkpoints.resume == "auto"
 
 
 def test_every_setting_of_every_command_is_in_these_tables() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from payload.__main__ import main
 from payload.device import Array, Cpu, Device
 from payload.errors import PayloadError, UsageError
 from payload.model_folder import ModelRecord, build, make_units, read_record, read_weights, set_weights
@@ -304,8 +305,8 @@ def ran(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_checkpoints_and_the_model_are_exported_alike(alone: Runner, ran: Path, tmp_path: Path) -> None:
     last, final = ran / "checkpoints" / "iteration-00000046", ran / "model" / "final.safetensors"
     sources = (("--checkpoint", str(last)), ("--model-folder", str(ran / "model"), "--weights", "final"))
-    for source in sources:
-        answer = alone("export", *source, "--to", str(tmp_path / "exported"))
+    for number, source in enumerate(sources):
+        answer = alone("export", *source, "--to", str(tmp_path / "exported"), *["--force"] * number)
         told = json.loads(answer.stdout)
         assert (told["model"], told["iteration"], told["bytes"]) == ("cnn", 46, final.stat().st_size)
         assert (tmp_path / "exported").read_bytes() == final.read_bytes()
@@ -315,8 +316,33 @@ def test_checkpoints_and_the_model_are_exported_alike(alone: Runner, ran: Path, 
         (("--checkpoint", str(tmp_path)), "is broken: it has no manifest.json"),
         ((*sources[0], "--weights", "final"), "--weights: it has an effect only with --model-folder"),
     ):
-        answer = alone("export", *source, "--to", str(tmp_path / "exported"))
+        answer = alone("export", *source, "--to", str(tmp_path / "other"))
         assert (answer.returncode, message in answer.stderr) == (2, True), answer.stderr
+
+
+def test_an_export_overwrites_nothing_unless_it_is_told_to(
+    ran: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is said before the model is read."""
+    argv = ["export", "--model-folder", str(tmp_path / "nowhere"), "--to"]
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text("precious")
+    for to, library, message in (
+        ("missing/file", "torch", "there is no folder"),
+        ("missing/hf", "hf", "there is no folder"),
+        ("file", "torch", "file is there already: name another, or overwrite it with --force"),
+        ("hf", "hf", "config.json is there already: name another, or overwrite it with --force"),
+        ("hf", "torch", "hf is a folder: name a file"),
+        ("file", "hf", "file is a file: name a folder"),
+    ):
+        assert main([*argv, str(tmp_path / to), "--export-as", library]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "missing").exists()
+    assert (tmp_path / "file").read_text() == (tmp_path / "hf" / "config.json").read_text() == "precious"
+    argv[2] = str(ran / "model")
+    assert main([*argv, str(tmp_path / "file"), "--force"]) == 0
+    assert (tmp_path / "file").read_bytes() == (ran / "model" / "best.safetensors").read_bytes()
 
 
 def test_a_run_that_goes_on_elsewhere_keeps_the_best_weights(

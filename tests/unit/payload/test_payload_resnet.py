@@ -18,13 +18,13 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit, recomputed, state_of
 from payload.optim.sgd import SGD
 from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
-from tests.support.sweeps import in_sweep
 from tests.unit.payload.doubles.layers import stored
 from tests.unit.payload.doubles.oracle import (
     TOLERANCE,
     Tensors,
     assert_same_gradients,
     functional,
+    gradients,
     tensors,
     torch,
 )
@@ -110,38 +110,92 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float64", *in_sweep("float32")])
+class Ours:
+    """A network with random weights, and a batch for it."""
+
+    def __init__(self, case: Case, seed: int, dtype: str, device: Device) -> None:
+        rng = np.random.default_rng(seed)
+        self.units = case.build(Context(device))
+        self.storage = stored(self.units, device, dtype)
+        weights = self.storage.master_weights
+        weights += device.asarray(0.1 * rng.standard_normal(weights.shape), dtype)
+        self.x = rng.standard_normal((SAMPLES, *case.shape)).astype(dtype)
+        self.labels = rng.integers(0, CLASSES, SAMPLES)
+        places = np.arange(SAMPLES, dtype="uint32")
+        self._batch = MicroBatch(*(device.asarray(array) for array in (self.x, self.labels, places)))
+        self._schedule = Pipeline(Stage(self.units, self.storage), SoftmaxCrossEntropy(Context(device)))
+
+    def loss(self, iteration: int = 0) -> float:
+        """Of a pass forward and backward."""
+        self.storage.begin()
+        sums = self._schedule.train([self._batch], scale=1 / SAMPLES, seed=0, iteration=iteration)
+        return float(sums.loss) / SAMPLES
+
+    def loss_by(self, case: Case, theirs: Theirs, dtype: str) -> torch.Tensor:
+        """That of PyTorch on the same batch."""
+        x = torch.tensor(self.x.astype(dtype)).permute(0, 3, 1, 2)
+        return functional.cross_entropy(case.theirs(theirs, x), torch.tensor(self.labels))
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_network_is_pytorchs_for_ten_iterations(name: str, dtype: str, device: Device) -> None:
-    case, rng = CASES[name], np.random.default_rng(6)
-    units = case.build(Context(device))
-    storage = stored(units, device, dtype)
-    storage.master_weights += device.asarray(0.1 * rng.standard_normal(storage.master_weights.shape), dtype)
-    weights = tensors(units, device)
-    theirs = Theirs(weights, units)
-    x, labels = rng.standard_normal((SAMPLES, *case.shape)).astype(dtype), rng.integers(0, CLASSES, SAMPLES)
-    batch = MicroBatch(
-        device.asarray(x), device.asarray(labels), device.asarray(np.arange(SAMPLES, dtype="uint32"))
-    )
-    schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
-    ours = SGD(device, storage.master_weights, storage.segments, momentum=0.9)
+def test_network_is_pytorchs_for_ten_iterations(name: str, device: Device) -> None:
+    case, dtype = CASES[name], "float64"
+    ours = Ours(case, 6, dtype, device)
+    weights = tensors(ours.units, device)
+    theirs = Theirs(weights, ours.units)
+    storage = ours.storage
+    sgd = SGD(device, storage.master_weights, storage.segments, momentum=0.9)
     optimizer = torch.optim.SGD(weights.values(), lr=0.01, momentum=0.9)
     for iteration in range(10):
-        storage.begin()
-        sums = schedule.train([batch], scale=1 / SAMPLES, seed=0, iteration=iteration)
-        logits = case.theirs(theirs, torch.tensor(x).permute(0, 3, 1, 2))
-        loss = functional.cross_entropy(logits, torch.tensor(labels))
-        assert float(sums.loss) / SAMPLES == pytest.approx(loss.item(), rel=TOLERANCE[dtype])
+        loss = ours.loss_by(case, theirs, dtype)
+        assert ours.loss(iteration) == pytest.approx(loss.item(), rel=TOLERANCE[dtype])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        if dtype == "float64" or iteration == 0:
-            assert_same_gradients(units, weights, device)
+        assert_same_gradients(ours.units, weights, device)
         optimizer.step()
-        ours.step(storage.master_weights, storage.grads, lr=0.01)
-    for part, array in state_of([unit.layer for unit in units]).items():
+        sgd.step(storage.master_weights, storage.grads, lr=0.01)
+    for part, array in state_of([unit.layer for unit in ours.units]).items():
         expected = theirs.state[part]
         bound = 10 * TOLERANCE[dtype] * float(expected.abs().max())
         np.testing.assert_allclose(device.to_host(array), expected, atol=bound, err_msg=part)
+
+
+def float32_errors(case: Case, seed: int, device: Device) -> tuple[float, float]:
+    """How far gradients in float32 are from PyTorch's in float64: ours, and PyTorch's.
+
+    The largest error of a parameter, relative to its largest gradient.
+    """
+    ours = Ours(case, seed, "float32", device)
+    loss, theirs = ours.loss(), {}
+    for dtype in ("float64", "float32"):
+        weights = {
+            name: weight.detach().to(getattr(torch, dtype)).requires_grad_()
+            for name, weight in tensors(ours.units, device).items()
+        }
+        expected = ours.loss_by(case, Theirs(weights, ours.units), dtype)
+        assert loss == pytest.approx(expected.item(), rel=TOLERANCE["float32"])
+        expected.backward()  # type: ignore[no-untyped-call]
+        theirs[dtype] = {name: weight.grad.numpy() for name, weight in weights.items()}
+    exact = theirs["float64"]
+    here, there = (
+        max(np.abs(grads[name] - g).max() / np.abs(g).max() for name, g in exact.items())
+        for grads in (gradients(ours.units, device), theirs["float32"])
+    )
+    return here, there
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_in_float32_are_as_exact_as_pytorchs(name: str, device: Device) -> None:
+    """In the median of seeds: a ReLU whose input is 0 but for rounding may let it pass or not.
+
+    ResNet-50 has 230,000 of them in a pass. About every twentieth pass has such a one, here as in PyTorch;
+    then gradients of layers before it change by 0.1 % to 100 %, and after that step the weights differ, too.
+    """
+    errors = [float32_errors(CASES[name], seed, device) for seed in range(4, 9)]
+    ours, theirs = np.median(errors, axis=0)
+    assert ours < 4 * theirs
+    assert theirs < TOLERANCE["float32"]  # else there is nothing to compare with
 
 
 @pytest.mark.parametrize(("depth", "millions", "multiply_adds"), [(18, 11.69, 1.814e9), (50, 25.56, 4.089e9)])

@@ -79,7 +79,7 @@ def test_a_run_without_checkpoints_leaves_its_model(tmp_path: Path) -> None:
     iteration = int(said.removeprefix("stopped by a signal; saved after iteration "))
     files = read_record(tmp_path / "model").files
     assert (files["final"].iteration, files["final"].metrics) == (iteration, None)
-    assert files["best"].iteration == 719
+    assert files["best"].iteration in range(719, iteration, 719)  # the end of an epoch
     for which in files:
         read_weights(tmp_path / "model", which)
     names = sorted(path.name for path in (tmp_path / "model").iterdir())

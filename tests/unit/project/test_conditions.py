@@ -89,7 +89,7 @@ import signal, subprocess, threading, time
 import pytest
 
 def test_waits():
-    threading.Thread(target=time.sleep, args=(2,), name="another").start()
+    threading.Thread(target=threading.Event().wait, name="another", daemon=True).start()
     with subprocess.Popen(["sh", "-c", "sleep 300 & echo $! >pid; wait"]):
         pass
 

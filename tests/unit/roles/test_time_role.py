@@ -50,7 +50,7 @@ class Clocks:
         play = {
             "hosts": "all",
             "gather_facts": False,
-            "strategy": "mitogen_linear",
+            "strategy": "clusterctl_linear",
             "environment": environment,
             "tasks": tasks,
         }

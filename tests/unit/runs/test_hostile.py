@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import socket
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from clusterctl.errors import CollectError
 from clusterctl.jobs.source import patterns
 from clusterctl.jobs.watch import LogReader
+from clusterctl.runs import fetch as fetching
 from clusterctl.runs.collect import collect
 from clusterctl.runs.fetch import Selection, Source
 from clusterctl.runs.remote_files import DEEPEST, LONGEST, MOST, Globs, Listing
@@ -198,15 +198,16 @@ def test_a_path_that_fits_no_folder_here(remote, tree):
     assert [one.reason for one in manifest.skipped] == ["its path is longer than 2,048 bytes"]
 
 
-def test_a_file_that_is_too_large_stays_alone_and_the_command_for_it_is_named(remote, tree):
-    put("sparse", remote / "image")
+def test_a_file_that_is_too_large_stays_alone_and_the_command_for_it_is_named(remote, tree, monkeypatch):
+    (remote / "image").write_bytes(bytes(2048))
     (remote / "results").write_text("x")
-    manifest = fetch(remote, tree)
-    assert content(tree) == {b"results": b"x"}
-    (skipped,) = manifest.skipped
-    assert skipped.path == "image"
-    assert skipped.reason.startswith("1024.0 GiB, more than 64.0 GiB: `clusterctl get ")
-    assert shlex.quote(f"{remote}/image") in skipped.reason
+    for most, flag in ((fetching.MAX_FILE, "--all"), (1024, "--max-file 1GiB")):
+        monkeypatch.setattr(fetching, "MAX_FILE", most)
+        manifest = fetch_source(Source(str(remote), "7", selection=Selection(max_file=1024)), tree)
+        assert content(tree) == {b"results": b"x"}
+        (skipped,) = manifest.skipped
+        assert (skipped.path, skipped.bytes) == ("image", 2048)
+        assert skipped.reason == f"2.0 KiB, more than 1.0 KiB: `clusterctl collect 7 {flag}`"
 
 
 def test_holes_stay_holes(remote, tree):
@@ -324,8 +325,10 @@ def test_many_sparse_files_hold_nobody_up(remote, tree):
     manifest = fetch(remote, tree)
     assert content(tree)[b"result"] == b"x"
     assert len(manifest.skipped) == 40
-    assert manifest.skipped[0].reason.startswith(
-        "60.0 GiB of holes, with those before more than 16.0 GiB: `clus"
+    assert manifest.skipped[0].bytes == 60 << 30
+    assert manifest.skipped[0].reason == (
+        "a sparse file of 60.0 GiB, 0 B on disk; a run's files may have 16.0 GiB of holes in all: "
+        "`clusterctl collect --all`"
     )
 
 

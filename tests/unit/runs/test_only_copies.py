@@ -27,7 +27,7 @@ from clusterctl.transport.copies import Copies, note
 from clusterctl.transport.put import send_into
 from clusterctl.transport.remote_copies import NOT_IN_HOMES, Top
 from clusterctl.transport.ssh import Connections
-from clusterctl.transport.tree import walk
+from clusterctl.transport.tree import shown_size, walk
 from tests.support.here import LocalTransport
 from tests.support.sweeps import in_sweep
 
@@ -394,6 +394,18 @@ def test_what_is_on_kept_storage_and_here_is_known_after_the_workspace_is_gone(s
         "set.csv": f"{sent} is not here any more",
         "stdout.log": f"not in {stage.run}",
     }
+
+
+def test_of_sparse_files_both_sizes_are_told(stage: Stage) -> None:
+    for number in range(2):
+        with stage.write(f"vm/disk{number}", "x").open("ab") as file:
+            file.truncate(2 << 20)
+    stage.write("whole", "x" * (3 << 20))
+    sparse, whole = stage.search.find().files  # the larger first
+    on_disk = sum((stage.home / f"vm/disk{number}").stat().st_blocks for number in range(2)) * 512
+    assert (sparse.bytes, sparse.on_disk) == (4 << 20, on_disk)
+    assert f": 4.0 MiB ({shown_size(on_disk)} on disk) in 2 files of " in str(sparse)
+    assert ": 3.0 MiB in 1 file of " in str(whole)
 
 
 def test_very_many_files_are_told_in_bounded_number(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

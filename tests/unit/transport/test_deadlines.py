@@ -15,7 +15,7 @@ from clusterctl.errors import NoAnswerError
 from clusterctl.transport.base import BOOT, Transport
 from clusterctl.transport.ssh import SSHTransport
 from tests.support.here import LocalTransport
-from tests.support.processes import gone
+from tests.support.processes import gone, noted
 
 # A program of ours that is busy and says nothing.
 BUSY = """
@@ -71,10 +71,14 @@ def test_a_conversation_may_be_given_more_time(impatient, bulk):
 
 
 def test_after_its_time_a_command_is_ended(impatient, tmp_path):
-    script = 'echo $$ >"$1"; exec sleep 1000'
-    with pytest.raises(NoAnswerError):
-        impatient.run(["sh", "-c", script, "sh", str(tmp_path / "pid")], timeout_s=3)
-    assert gone(int((tmp_path / "pid").read_text()))
+    argv = ["sh", "-c", 'echo $$ >"$1"; exec sleep 1000', "sh", str(tmp_path / "pid")]
+
+    def attempt(timeout_s: float) -> None:
+        with pytest.raises(NoAnswerError):
+            impatient.run(argv, timeout_s=timeout_s)
+
+    impatient.run(["true"])  # connected
+    assert gone(noted(tmp_path / "pid", attempt))
 
 
 CLIENT = """

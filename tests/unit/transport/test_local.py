@@ -6,7 +6,7 @@ import pytest
 
 from clusterctl.errors import CommandError, UnreachableError
 from tests.support.here import LocalTransport
-from tests.support.processes import gone
+from tests.support.processes import gone, noted
 from tests.support.scripted import ScriptedTransport, Step
 
 LOCAL = LocalTransport()
@@ -30,10 +30,11 @@ def test_a_missing_command_raises():
 
 
 def test_a_timeout_ends_the_command_and_its_children(tmp_path):
-    pid_file = tmp_path / "pid"
-    with pytest.raises(UnreachableError, match="no answer"):
-        LOCAL.run(["sh", "-c", f"sleep 1000 & echo $! > {pid_file}; wait"], timeout_s=0.5)
-    assert gone(int(pid_file.read_text()))
+    def attempt(timeout_s: float) -> None:
+        with pytest.raises(UnreachableError, match="no answer"):
+            LOCAL.run(["sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/pid; wait"], timeout_s=timeout_s)
+
+    assert gone(noted(tmp_path / "pid", attempt))
 
 
 def test_stream():

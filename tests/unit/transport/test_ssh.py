@@ -168,13 +168,18 @@ def test_a_lost_connection_ends_the_streamed_command(node, sshd):
     assert gone(pid)
 
 
-def test_a_killed_connection_is_an_error_and_the_next_command_connects_anew(node, sshd):
-    node.run(["true"])
-    killer = threading.Timer(0.3, lambda: [os.kill(pid, signal.SIGKILL) for pid in sshd.connections()])
-    killer.start()
-    with pytest.raises(UnreachableError, match="connection broke"):
-        node.run(["sleep", "30"])
-    killer.join()
+def test_a_killed_connection_is_an_error_and_the_next_command_connects_anew(node, sshd, tmp_path):
+    def kill() -> None:
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        for pid in sshd.connections():
+            os.kill(pid, signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as pool:
+        killing = pool.submit(kill)
+        with pytest.raises(UnreachableError, match="connection broke"):
+            node.run(["sh", "-c", 'touch -- "$1"; sleep 30', "sh", str(tmp_path / "begun")])
+        killing.result()
     assert node.run(["echo", "back"]).stdout == "back\n"
 
 
@@ -198,7 +203,7 @@ def children(pid: int) -> list[int]:
 
 
 def test_a_frozen_host_ends_a_stream(sshd, me):
-    node = SSHTransport("node", sshd.config(), user=me, heartbeat_s=(0.1, 0.5))
+    node = SSHTransport("node", sshd.config(), user=me, heartbeat_s=(0.1, 2))
     stream = node.stream(["sh", "-c", "echo begun; sleep 600"])
     assert next(stream) == b"begun\n"
     with frozen(sshd), pytest.raises(UnreachableError, match="the connection broke") as caught:
@@ -209,7 +214,7 @@ def test_a_frozen_host_ends_a_stream(sshd, me):
 
 
 def test_a_frozen_host_ends_a_conversation(sshd, me):
-    node = SSHTransport("node", sshd.config(), user=me, heartbeat_s=(0.1, 0.5))
+    node = SSHTransport("node", sshd.config(), user=me, heartbeat_s=(0.1, 2))
     with node.converse(["cat"]) as talk:
         talk.send(b"hello")
         assert talk.receive() == b"hello"

@@ -41,6 +41,7 @@ __all__ = [
     "assert_same_gradients",
     "compare",
     "functional",
+    "gradients",
     "tensors",
     "torch",
 ]
@@ -54,11 +55,18 @@ def _imported(name: str) -> Any:
     imported = importlib.import_module(name)
     if name == "torch":
         imported.set_num_threads(1)  # the models are tiny, and the machine is shared
-        for method in vars(imported.optim.Optimizer).values():
-            # Else optimizers import the whole compiler, only to say that it is not for them.
-            if plain := getattr(method, "__wrapped__", None):
-                setattr(plain, "__dynamo_disable", plain)
+        _without_compiler(imported.optim.Optimizer, imported.no_grad())
     return imported
+
+
+def _without_compiler(optimizer: Any, no_grad: Any) -> None:
+    """Else optimizers import PyTorch's whole compiler, for 6 seconds, only to tell it to leave them alone."""
+    for method in vars(optimizer).values():
+        if plain := getattr(method, "__wrapped__", None):
+            setattr(plain, "__dynamo_disable", plain)
+    for kind in optimizer.__subclasses__():
+        if plain := getattr(vars(kind).get("step"), "__wrapped__", None):
+            kind.step = no_grad(plain)
 
 
 def tensors(units: Sequence[Unit], device: Device) -> Tensors:
@@ -84,13 +92,18 @@ def assert_close(ours: Array, theirs: torch.Tensor | Array | None, what: str) ->
     np.testing.assert_allclose(ours, expected, rtol=bound, atol=atol, err_msg=what)
 
 
+def gradients(units: Sequence[Unit], device: Device) -> dict[str, Array]:
+    """Of every parameter, by name, shaped as PyTorch's."""
+    parameters = [parameter for unit in units for parameter in unit.layer.parameters]
+    for parameter in parameters:
+        parameter.settle()
+    return {p.name: _in_torch(p, p.grad, device).copy() for p in parameters}
+
+
 def assert_same_gradients(units: Sequence[Unit], theirs: Tensors, device: Device) -> None:
     """Of every parameter."""
-    for unit in units:
-        for parameter in unit.layer.parameters:
-            parameter.settle()
-            ours = _in_torch(parameter, parameter.grad, device)
-            assert_close(ours, theirs[parameter.name].grad, parameter.name)
+    for name, ours in gradients(units, device).items():
+        assert_close(ours, theirs[name].grad, name)
 
 
 def compare(
