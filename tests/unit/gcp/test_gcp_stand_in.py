@@ -169,3 +169,6 @@ def test_a_disk_is_attached_to_one_instance_and_never_shrinks(folder: Folder) ->
     for size, action in (("200", ["update"]), ("50", ["delete", "create"])):
         (folder.path / "main.tf").write_text(text.replace("size = 100", f"size = {size}"))
         assert folder.plan()["google_compute_disk.shared"] == action
+    assert folder.run("state", "rm", f'google_compute_instance.host["{name}"]').rc == 0
+    assert folder.run("destroy", "-auto-approve", "-target=google_compute_disk.shared").rc == 0
+    assert not folder.cloud.instances[name]["attached_disk"], "it was detached, then deleted"

@@ -6,14 +6,17 @@ import os
 import subprocess
 from pathlib import Path
 
+import jinja2
 import pytest
 
 from clusterctl.util.assets import asset
+from tests.support.nested import as_root
 from tests.support.plays import program, run_tasks
 
 # An entry of a table of partitions: Linux, from block 2048 on, 4096 blocks; then the table's end.
 PARTITION = bytes([0, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 16, 0, 0]) + bytes(48) + b"\x55\xaa"
-SHARED = asset("ansible") / "roles/shared_storage/files/clusterctl-shared"
+ROLE = asset("ansible") / "roles/shared_storage"
+SHARED = ROLE / "files/clusterctl-shared"
 
 
 def mode_after_install(tmp_path: Path, folder: Path) -> int:
@@ -47,7 +50,7 @@ def disk(tmp_path: Path) -> Path:
     program(tmp_path, "mount", f'echo "$@" >>{tmp_path}/mounted')
     disk = tmp_path / "google-shared"
     with disk.open("wb") as file:
-        file.truncate(16 << 20)
+        file.truncate(257 << 20)
     return disk
 
 
@@ -72,10 +75,16 @@ def test_a_new_disk_gets_a_file_system_once(disk: Path) -> None:
     assert uuid(disk) == made, "an earlier cluster's files"
 
 
-@pytest.mark.parametrize("there", ["partitions", "swap", "unknown"])
+@pytest.mark.parametrize("there", ["partitions", "swap", "ext2", "damaged ext4", "unknown"])
 def test_a_disk_with_anything_else_is_left_alone(disk: Path, there: str) -> None:
     if there == "swap":
         subprocess.run(["/usr/sbin/mkswap", disk], capture_output=True, check=True)
+    elif there == "ext2":
+        subprocess.run(["/usr/sbin/mkfs.ext2", "-q", disk], check=True)
+    elif there == "damaged ext4":  # its backups are there
+        subprocess.run(["/usr/sbin/mkfs.ext4", "-q", "-b4096", disk], check=True)
+        with disk.open("r+b") as file:
+            file.write(bytes(1 << 20))
     else:
         at, data = (446, PARTITION) if there == "partitions" else (70_000, b"weights")
         with disk.open("r+b") as file:
@@ -95,3 +104,57 @@ def test_without_the_disk_nothing_is_mounted(disk: Path) -> None:
     assert done.returncode == 1
     assert f"should have the disk {disk}" in done.stderr
     assert not (disk.parent / "shared").exists()
+
+
+# LOOP SCRIPT BY_ID PATH: boots of the controller, whose mounts nobody else sees.
+BOOTS = """
+set -eu
+export CLUSTERCTL_DISKS=$3
+"$2" shared "$4"
+findmnt --noheadings --output SOURCE,FSTYPE "$4"
+echo 0.5 >"$4/weights"
+"$2" shared "$4"
+findmnt --noheadings --output TARGET --source "$1" | wc --lines
+umount "$4"
+"$2" shared "$4"
+cat "$4/weights"
+umount "$4"
+"""
+
+
+def test_a_real_disk_is_formatted_once_and_mounted_at_each_boot(tmp_path: Path) -> None:
+    """By the kernel, blkid and mkfs, as a disk of Google's: a link of udev's to a block device."""
+    image, by_id, path = tmp_path / "image", tmp_path / "by-id", tmp_path / "shared"
+    by_id.mkdir()
+    with image.open("wb") as file:
+        file.truncate(300 << 20)
+    made = subprocess.run(
+        [*as_root(), "losetup", "--find", "--show", image], capture_output=True, text=True, check=True
+    )
+    loop = made.stdout.strip()
+    (by_id / "google-shared").symlink_to(loop)
+    try:
+        argv = [*as_root(), "unshare", "--mount", "sh", "-c", BOOTS, "sh", loop, SHARED, by_id, path]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    finally:
+        subprocess.run([*as_root(), "losetup", "--detach", loop], check=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [loop, "ext4", "1", "0.5"]
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    """It waits for the disk, which is there later than other units at a boot."""
+    template = (ROLE / "templates/clusterctl-shared.service.j2").read_text()
+    said = {"shared_storage_disk": "shared", "shared_storage_path": "/shared", "ansible_managed": "a test"}
+    text = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(template)  # noqa: S701 - no HTML
+    unit = tmp_path / "clusterctl-shared.service"
+    unit.write_text(text.render(said).replace("/usr/local/sbin/clusterctl-shared", str(SHARED)))
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    escaped = subprocess.run(
+        ["systemd-escape", "--path", "--suffix=device", "/dev/disk/by-id/google-shared"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert f"After={escaped}" in unit.read_text().splitlines()

@@ -229,7 +229,7 @@ def _size(disk: Mapping[str, Any]) -> int:
 def _refuse_attached(
     cloud: Mapping[str, Any], kind: str, planned: Mapping[str, Any], identifier: str
 ) -> None:
-    """A disk that an instance writes to is attached to no other: RESOURCE_IN_USE_BY_ANOTHER_RESOURCE."""
+    """A disk that an instance writes to is attached to no other: resourceInUseByAnotherResource."""
     if kind != INSTANCE:
         return
     wanted = {

@@ -57,8 +57,12 @@ def user_of(world: Mapping[str, Any], kind: str, value: Mapping[str, Any]) -> st
 
 
 def delete(world: Mapping[str, Any], kind: str, identifier: str) -> None:
-    """Remove a resource, and what can't be without it."""
+    """Remove a resource, and what can't be without it. A disk is first detached, as by Google's provider."""
     world["resources"].get(kind, {}).pop(identifier, None)
+    if kind == "google_compute_disk":
+        for each in world["resources"].get("google_compute_instance", {}).values():
+            disks = each.get("attached_disk") or ()
+            each["attached_disk"] = [disk for disk in disks if disk["source"] != identifier]
     for other in KNOWN["takes_along"].get(kind, []):
         for each in [key for key in world["resources"].get(other, {}) if key.startswith(f"{identifier}/")]:
             del world["resources"][other][each]
