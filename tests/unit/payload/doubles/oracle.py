@@ -55,11 +55,18 @@ def _imported(name: str) -> Any:
     imported = importlib.import_module(name)
     if name == "torch":
         imported.set_num_threads(1)  # the models are tiny, and the machine is shared
-        for method in vars(imported.optim.Optimizer).values():
-            # Else optimizers import the whole compiler, only to say that it is not for them.
-            if plain := getattr(method, "__wrapped__", None):
-                setattr(plain, "__dynamo_disable", plain)
+        _without_compiler(imported.optim.Optimizer, imported.no_grad())
     return imported
+
+
+def _without_compiler(optimizer: Any, no_grad: Any) -> None:
+    """Else optimizers import PyTorch's whole compiler, for 6 seconds, only to tell it to leave them alone."""
+    for method in vars(optimizer).values():
+        if plain := getattr(method, "__wrapped__", None):
+            setattr(plain, "__dynamo_disable", plain)
+    for kind in optimizer.__subclasses__():
+        if plain := getattr(vars(kind).get("step"), "__wrapped__", None):
+            kind.step = no_grad(plain)
 
 
 def tensors(units: Sequence[Unit], device: Device) -> Tensors:
