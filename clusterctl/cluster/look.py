@@ -17,7 +17,7 @@ from clusterctl.runs.collect import uncollected
 from clusterctl.runs.only_copies import NOTHING, Found, Search, found_on_storage
 from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.session import scheduler_of
-from clusterctl.state.inventory import Inventory, inventory_of, keeps_storage
+from clusterctl.state.inventory import Inventory, applied_spec, inventory_of, keeps_storage
 from clusterctl.state.ledger import JobEntry
 from clusterctl.state.workspace import Workspace, hold, write_atomic
 from clusterctl.transport.base import Connect
@@ -27,8 +27,6 @@ from clusterctl.util.process import on_each
 
 DISCARDED = "discarded.jsonl"  # in the folder of the workspaces, as the journal is removed with its workspace
 PATIENCE_S = 5.0  # for the scheduler to answer
-_KEEP = "or keep the shared folder: `storage: {keep: true}` in the spec, `clusterctl up`"
-_LEAVE = "or keep the shared folder: leave out --storage"
 
 
 def look(
@@ -58,10 +56,8 @@ def look(
     runner.note = _note(found, discard=discard)
     if found and not discard:
         name = workspace.root.name
-        keep = _KEEP if not storage else _LEAVE if keeps_storage(workspace) else f"{_KEEP}, without --storage"
-        raise found.error(
-            f"the cluster stays up: this exists only on {name!r}", fix=_fix(found, all_of_it=True, keep=keep)
-        )
+        fix = _fix(found, all_of_it=True, keep=_how_to_keep(workspace, storage=storage))
+        raise found.error(f"the cluster stays up: this exists only on {name!r}", fix=fix)
     return found
 
 
@@ -243,7 +239,18 @@ def _jobs(
     return tuple(lines), ()
 
 
-def _fix(found: Found, *, all_of_it: bool = False, keep: str = _KEEP) -> str:
+def _how_to_keep(workspace: Workspace, *, storage: bool) -> str:
+    """What to do so that the shared folder outlives the cluster; "" where it is too late for that."""
+    if keeps_storage(workspace):
+        return "or keep the shared folder: leave out --storage"
+    with suppress(UsageError):
+        if applied_spec(workspace).provider.keeps_from_start:
+            return ""
+    more = ", without --storage" if storage else ""
+    return "or keep the shared folder: `storage: {keep: true}` in the spec, `clusterctl up`" + more
+
+
+def _fix(found: Found, *, all_of_it: bool = False, keep: str = "") -> str:
     fixes = []
     if found.jobs:
         fixes.append("wait until the jobs have ended, or end them: `clusterctl cancel`")
@@ -251,7 +258,7 @@ def _fix(found: Found, *, all_of_it: bool = False, keep: str = _KEEP) -> str:
         fixes.append("bring the runs here: `clusterctl collect`")
     if found.files:
         fixes.append("bring the files here: `clusterctl collect --all`")
-        if all_of_it and not all(one.host for one in found.files):
+        if keep and not all(one.host for one in found.files):
             fixes.append(keep)
     if found.unknown:
         fixes.append("have all hosts answer" + (": `clusterctl up` repairs the cluster" if all_of_it else ""))

@@ -100,20 +100,24 @@ def test_each_reason_is_named_with_its_first_file_and_how_many_more(workspace: W
     )
 
 
+@pytest.mark.parametrize(("words", "seconds"), [("collect --all", 5), ("jobs", 10), ("cancel 1", 10)])
 def test_a_stopped_slurmctld_is_waited_for_once_and_not_for_long(
     here: Session,
     cluster: PlayedCluster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    *,
+    words: str,
+    seconds: int,
 ) -> None:
     submitted(here, tmp_path, "true")
     with cluster.state() as state:
         state["away"] = 1000
     slept: list[float] = []
     monkeypatch.setattr(slurm, "Clock", lambda: Clock(lambda: sum(slept), slept.append))
-    app(["collect", "--all"], prog_name="clusterctl", standalone_mode=False)
-    assert sum(slept) == 5
+    app(words.split(), prog_name="clusterctl", standalone_mode=False)
+    assert sum(slept) == pytest.approx(seconds)
     said = capsys.readouterr().err
-    assert "error: Slurm's controller has not answered squeue for 5 s" in said
+    assert f"error: Slurm's controller has not answered squeue for {seconds} s" in said
     assert "fix: `clusterctl up` starts slurmctld" in said

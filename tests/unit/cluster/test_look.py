@@ -28,7 +28,7 @@ from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.runs.only_copies import Found, OnlyCopy, Search
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.spec.load import dump_spec
-from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.ledger import JobEntry, Journal, Ledger
 from clusterctl.state.workspace import Workspace
@@ -282,6 +282,16 @@ def test_how_to_keep_the_shared_folder_is_said_as_it_is(
         stage.look(storage=storage)
     (line,) = (line for line in caught.value.fix.splitlines() if "keep the shared folder" in line)
     assert line.endswith(said)
+
+
+def test_nothing_is_said_of_keeping_where_it_is_too_late(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalSettings, "keeps_from_start", True)
+    stage.found = Found(files=(MODEL,))
+    with pytest.raises(OnlyCopyError) as caught:
+        stage.look()
+    assert "keep" not in caught.value.fix
 
 
 def change(name: str, action: Any, **more: Any) -> HostChange:
