@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ import typer
 from clusterctl.cli.options import Options, hosts, naming_lock_holder, open_session, workspace_of
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.cli.submit import JOB_FLAGS, resolve
-from clusterctl.errors import Failure, UsageError
+from clusterctl.errors import Failure, MachineError, UsageError
 from clusterctl.jobs.environment import build
 from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
 from clusterctl.scheduler.script import Environment
@@ -26,7 +26,7 @@ from clusterctl.spec.base import reject_unknown
 from clusterctl.spec.job import JobOptions, job_options
 from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.copies import note_sent
+from clusterctl.transport.copies import Copies, note
 from clusterctl.transport.get import Fetched, fetch
 from clusterctl.transport.openssh import OpenSSH, attached, captured
 from clusterctl.transport.put import Sent, send_into
@@ -173,7 +173,13 @@ def put(
     begun = time.monotonic()
     with open_session(screen, options) as session, showing_progress(screen) as progress:
         sent = send_into(session.transport, items, remote, progress=progress)
-        note_sent(session.ledger.sent, sent.folder, items, host=session.transport.host)
+        copies = [
+            Copies(session.transport.host, f"{sent.folder}/{it.path}", str(it.origin.absolute()), sent=True)
+            for it in items
+            if "/" not in it.path
+        ]
+        with suppress(MachineError):  # a full disk: then `down` takes them for the only copies
+            note(session.ledger.workspace, copies)
     skipped = [str(other) for other in others]
     _show_transfer(screen, sent, begun, "sent", folder=sent.folder, where=sent.folder, skipped=skipped)
 

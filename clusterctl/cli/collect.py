@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from clusterctl.runs.collect import PATIENCE_S
 from clusterctl.runs.collect import collect as collect_runs
 from clusterctl.runs.fetch import ALL, MAX_CHECKPOINT, MAX_FILE, Selection
 from clusterctl.spec.base import parse_size_mib
+from clusterctl.state.inventory import inventory_of, keeps_storage
 from clusterctl.state.ledger import UNCHANGED, RunRecord
 from clusterctl.state.workspace import Workspace
 
@@ -64,6 +66,7 @@ def collect(
     selection = _selection(checkpoints, max_checkpoint, max_file, everything=everything)
     opened = open_session(screen, options, patience_s=PATIENCE_S)
     with opened as session, showing_progress(screen) as progress:
+        workspace = session.ledger.workspace
         runs = collect_runs(
             session, ids or None, out=out or Path("runs"), selection=selection, progress=progress
         )
@@ -71,7 +74,7 @@ def collect(
         if everything and not ids:
             from clusterctl.runs.only_copies import bring_all
 
-            folders = bring_all(Workspace.of(session.spec.name), out or Path("runs"), progress=progress)
+            folders = bring_all(workspace, out or Path("runs"), progress=progress)
     answer = [
         {
             "job_id": r.job_id,
@@ -84,13 +87,20 @@ def collect(
     ]
     lines = []
     for run in runs:
-        if stays := not_brought_home(run):
-            screen.note(f"note: {stays}; it ends with the cluster")
+        if stays := not_brought_home(run, workspace):
+            screen.note(f"note: {stays}; {_what_becomes(workspace)}")
         cost = "" if run.cost_usd is None else f", {run.cost_usd:.2f} USD"
         lines.append(f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}{cost}")
     lines += [f"files that are of no run: {_nearby(folder)}" for folder in folders]
     done = {"runs": answer, "folders": [str(folder) for folder in folders]}
     screen.result(done, *(lines or ["nothing to collect"]))
+
+
+def _what_becomes(workspace: Workspace) -> str:
+    """What `down` does to files in jobs' folders."""
+    if inventory_of(workspace).traits.user_owned:
+        return "it stays on your machines"
+    return "it stays on the kept storage" if keeps_storage(workspace) else "it ends with the cluster"
 
 
 def _selection(
@@ -120,11 +130,17 @@ def _bytes(flag: str, size: str | None, default: int) -> int:
         raise UsageError(f"{flag} is wrong", why=str(exc)) from exc
 
 
-def not_brought_home(run: RunRecord) -> str:
+def not_brought_home(run: RunRecord, workspace: Workspace) -> str:
     """What of a job's files stayed on the cluster, in one line; "" if nothing did that is not here, too."""
+    from clusterctl.transport.copies import read_copies
+
     by_reason: dict[str, list[str]] = {}
+    others = [one for one in read_copies(workspace) if not one.sent]
     for skipped in (one for one in run.skipped if one.reason != UNCHANGED):
-        by_reason.setdefault(skipped.reason, []).append(skipped.path)
+        # `collect --all` brings with the files of homes what is not brought with the run.
+        places = (one.place(f"{run.remote_dir}/{skipped.path}") for one in others)
+        if not any(place is not None and os.path.lexists(place) for place in places):
+            by_reason.setdefault(skipped.reason, []).append(skipped.path)
     if not by_reason:
         return ""
     said = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -24,7 +25,7 @@ from clusterctl.cli.options import (
 from clusterctl.cli.output import Phases, Screen
 from clusterctl.cli.up import NoWait, Yes, phase_dicts
 from clusterctl.cluster import down as cluster_down
-from clusterctl.cluster.look import look_at_storage, reject_lost_storage
+from clusterctl.cluster.look import look_at_storage, note_discarded, reject_lost_storage
 from clusterctl.cluster.nodes import names_of
 from clusterctl.cluster.session import PhaseRunner, provider_of
 from clusterctl.errors import NotUpError, UsageError
@@ -34,6 +35,7 @@ from clusterctl.providers.storage import Record, all_recorded, record, recorded
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.gcp import whole_project
 from clusterctl.spec.models import DEFAULT_PROVIDER
+from clusterctl.state.ledger import RunRecord
 from clusterctl.state.workspace import WAIT_S, Workspace
 
 
@@ -109,10 +111,19 @@ def down(
     what += ", and remove its shared folder with all that is on it" if storage else ""
     screen.confirm(f"take cluster {name!r} down, {what}?", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
+    screen.known = {"runs": []}
+
+    def on_run(run: RunRecord) -> None:
+        screen.known["runs"].append(str(run.directory))
+        screen.note(f"collected {run.directory}")
+        if left := not_brought_home(run, workspace):
+            screen.note(f"note: {left}")
+
     wanted = cluster_down.DownOptions(
         discard=discard,
         discard_runs=discard_run or (),
         out=out,
+        on_run=on_run,
         gone=names_of(forget or ()),
         prompts=prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key),
         remove_storage=storage,
@@ -125,15 +136,11 @@ def down(
         screen.note(f"discarded the run of {entry.shown}")
     for line in done.lost.lines:
         screen.note(f"discarded: {line}")
-    for run in done.runs:
-        screen.note(f"collected {run.directory}")
-        if left := not_brought_home(run):
-            screen.note(f"note: {left}")
     images = cached_images(report=lambda what: screen.note(str(what))) if done.on_this_machine else ()
     size = sum(image.size_mib for image in images)
     answer = {
         "cluster": name,
-        "runs": [str(r.directory) for r in done.runs],
+        **screen.known,
         "discarded": [entry.job_id for entry in done.discarded],
         "lost": [one.as_dict() for one in done.lost.files],
         "storage": [one.as_dict() for one in done.kept],
@@ -182,6 +189,7 @@ def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: boo
         if known is None and options.cluster is not None:
             raise _no_storage(name)
         record(name, None)
+        workspace.copies.unlink(missing_ok=True)
         screen.result(answer, f"there is no kept storage of cluster {name!r}")
         return
     screen.note(*(f"kept storage of {name!r}: {one}" for one in found))
@@ -191,7 +199,7 @@ def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: boo
     phases = Phases(screen, verbose=options.verbose)
     runner = PhaseRunner(workspace=workspace, reporter=phases)
     with phases.shown(), workspace.lock("down", wait_s=WAIT_S, waiting=runner.report_waiting):
-        cluster_down.note_discarded(workspace, lost.lines)
+        note_discarded(workspace, lost.lines, since=time.time())
         cluster_down.remove_storage(runner, provider, found)
     screen.note(*(f"discarded: {line}" for line in lost.lines))
     screen.result(answer, f"the kept storage of cluster {name!r} is removed")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from clusterctl.cli.options import Options, job_ids, open_session
+from clusterctl.cli.options import SOON_S, Options, job_ids, open_session
 from clusterctl.cli.output import Screen, job_table
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.jobs import watch
@@ -32,7 +32,7 @@ def jobs(
     ] = None,
 ) -> None:
     """List pending and running jobs, and those submitted from here."""
-    with open_session(screen, options) as session:
+    with open_session(screen, options, patience_s=SOON_S) as session:
         found = watch.known_jobs(session, ids) if ids else watch.list_jobs(session)
     lines = job_table(screen, found) if found else ["no jobs"]
     screen.result({"jobs": [job.as_dict() for job in found]}, *lines)
@@ -73,7 +73,7 @@ def logs(
 
 def cancel(screen: Screen, options: Options, ids: Ids) -> None:
     """Cancel jobs. The id of an array cancels all of its tasks."""
-    with open_session(screen, options) as session:
+    with open_session(screen, options, patience_s=SOON_S) as session:
         jobs = watch.cancel(session, ids)
     cancelled, ended = ([job for job in jobs if job.ended is over] for over in (False, True))
     lines = [f"cancelled job {job.id} ({job.name})" for job in cancelled]

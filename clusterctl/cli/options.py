@@ -50,6 +50,7 @@ _PLAIN = re.compile(r"[\w.+][\w.+-]*")  # a shell takes it as it is
 _NOT_PLAIN = re.compile(r"[^\w.+-]")
 
 INTERRUPTED = 130
+SOON_S = 10.0  # for a scheduler, which may be starting: a user who asks for its state wants to know soon
 
 
 def jobs_to_submit(incomplete: str) -> list[str]:

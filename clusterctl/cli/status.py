@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from clusterctl.cli.options import Options, naming_lock_holder, workspace_of
+from clusterctl.cli.options import SOON_S, Options, naming_lock_holder, workspace_of
 from clusterctl.cli.output import Screen, job_table
 from clusterctl.errors import ClusterctlError
 from clusterctl.providers.base import pending_releases
@@ -25,8 +25,6 @@ from clusterctl.state.workspace import state_home
 from clusterctl.transport.base import Transport
 from clusterctl.transport.ssh import Connections
 
-_STATUS_WAIT_S = 10.0  # for Slurm, which may be starting: who asks how it is wants to know soon
-
 
 def status(screen: Screen, options: Options) -> None:
     """Show the state of nodes and jobs."""
@@ -34,7 +32,7 @@ def status(screen: Screen, options: Options) -> None:
     with naming_lock_holder(workspace):
         inventory = inventory_of(workspace)
         with Connections(workspace.ssh_config) as connections:
-            scheduler = scheduler_of(inventory, connections.to, patience_s=_STATUS_WAIT_S)
+            scheduler = scheduler_of(inventory, connections.to, patience_s=SOON_S)
             nodes, active = scheduler.nodes(), active_jobs(scheduler)
             is_cloud = inventory.traits.is_cloud
             controller = connections.to(inventory.controller.name)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from clusterctl.cluster.look import look, look_at_storage
+from clusterctl.cluster.look import all_answer, look, look_at_storage, note_removal, take_back
 from clusterctl.cluster.nodes import forget
 from clusterctl.cluster.session import Phase, PhaseRunner, provider_of, workspace_copy
 from clusterctl.errors import (
@@ -19,7 +18,6 @@ from clusterctl.errors import (
     DiskError,
     Failure,
     LeftoversError,
-    MachineError,
     NotUpError,
     OnlyCopyError,
     SchedulerError,
@@ -29,18 +27,16 @@ from clusterctl.errors import (
 from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider, pending_releases
 from clusterctl.providers.storage import KeptStorage, Record
 from clusterctl.providers.storage import record as record_storage
+from clusterctl.providers.storage import recorded as recorded_storage
 from clusterctl.runs.collect import collect_all, uncollected
-from clusterctl.runs.only_copies import NOTHING, Found
+from clusterctl.runs.only_copies import NOTHING, Found, note_copies
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.state.inventory import applied_spec, keeps_storage
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.disk import append_line
 from clusterctl.util.process import roomiest, sweep
 from clusterctl.util.progress import Reporter
-
-DISCARDED = "discarded.jsonl"  # in the folder of the workspaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +44,15 @@ class DownOptions:
     """How `down` goes about it.
 
     Under ``discard`` no run is collected, and all that exists only on the cluster is lost; without it, all
-    runs are but those of the jobs ``discard_runs``, into the folder ``out``. Machines of the user's own that
-    are ``gone`` for good are not waited for. With ``remove_storage`` the shared folder goes, too, where the
-    spec keeps it.
+    runs are but those of the jobs ``discard_runs``, into the folder ``out``; ``on_run`` gets each as soon as
+    it is here. Machines of the user's own that are ``gone`` for good are not waited for. With
+    ``remove_storage`` the shared folder goes, too, where the spec keeps it.
     """
 
     discard: bool = False
     discard_runs: Collection[str] = ()
     out: Path | None = None
+    on_run: Callable[[RunRecord], None] = lambda _: None
     gone: Collection[str] = ()
     prompts: Prompts = NO_PROMPTS
     remove_storage: bool = False
@@ -93,13 +90,17 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
     with workspace.lock("down", wait_s=runner.wait_s, waiting=runner.report_waiting):
         sweep()
         discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
-        if not workspace.root.is_dir():
-            return _down_without_workspace(runner, discard=options.discard)
-        with _writable(runner):
-            result = take_down(runner, options, discarded)
-        runs = [f"the run of {entry.shown}" for entry in result.discarded]
-        note_discarded(workspace, [*runs, *result.lost.lines])
-        workspace.remove()
+        there = workspace.root.is_dir()
+        if there:
+            with _writable(runner):
+                result = take_down(runner, options, discarded)
+        else:
+            result = _down_without_workspace(runner, discard=options.discard)
+        if recorded_storage(workspace.root.name) is None:  # nothing is there of which these would be copies
+            with suppress(OSError):
+                workspace.copies.unlink(missing_ok=True)
+        if there:
+            workspace.remove()
     return result
 
 
@@ -115,7 +116,7 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
     provider = provider_of(settings, options.prompts)
     collected: tuple[RunRecord, ...] = ()
     if set(uncollected(workspace)) - set(discarded):
-        collected = runner.phase(collect_runs, options.out, discarded)
+        collected = runner.phase(collect_runs, options.out, discarded, options.on_run)
     if discarded:
         runner.phase(discard_runs, discarded)
     beside = _kept_beside(workspace, provider) if options.remove_storage else NOTHING
@@ -123,7 +124,9 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
     if forgotten := forget(workspace, options.gone):
         options.prompts.note(f"forgotten: {'; '.join(forgotten)}")
     looked = not _has_taken_none(workspace)
-    runner.phase(destroy, provider, looked=looked, orphans=settings.shares_kernel, discard=options.discard)
+    what = (*(f"the run of {entry.shown}" for entry in discarded), *lost.lines)
+    note = partial(note_removal, discarded=what, looked=not lost.unknown) if looked else None
+    runner.phase(destroy, provider, note, orphans=settings.shares_kernel, discard=options.discard)
     kept: tuple[KeptStorage, ...] = ()
     removed: tuple[KeptStorage, ...] = ()
     if looked and options.remove_storage:
@@ -143,14 +146,6 @@ def _kept_beside(workspace: Workspace, provider: Provider) -> Found:
     return look_at_storage(provider, provider.kept_storage(workspace.root.name, _users(workspace)))
 
 
-def note_discarded(workspace: Workspace, what: Sequence[str]) -> None:
-    """Write down what was discarded, beside the workspace: its journal is removed with it."""
-    if what:
-        row = {"time": time.time(), "cluster": workspace.root.name, "discarded": what}
-        with suppress(DiskError, MachineError):  # it is on the screen, too
-            append_line(workspace.root.parent / DISCARDED, json.dumps(row))
-
-
 @contextmanager
 def _writable(runner: PhaseRunner) -> Iterator[None]:
     """Work on a copy of the workspace where its disk takes nothing more: `down` must not need it."""
@@ -166,11 +161,15 @@ def _writable(runner: PhaseRunner) -> Iterator[None]:
 
 
 def collect_runs(
-    runner: PhaseRunner, out: Path | None, discarded: Collection[JobEntry] = ()
+    runner: PhaseRunner,
+    out: Path | None,
+    discarded: Collection[JobEntry] = (),
+    on_run: Callable[[RunRecord], None] = lambda _: None,
 ) -> tuple[RunRecord, ...]:
     ids = [entry.job_id for entry in discarded if entry.job_id]
     try:
-        found = collect_all(applied_spec(runner.workspace), runner.workspace, out=out, discard=ids)
+        spec = applied_spec(runner.workspace)
+        found = collect_all(spec, runner.workspace, out=out, discard=ids, on_run=on_run)
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
         raise not_collected_error(exc, ids) from exc
     runner.note = f"{len(found)} runs"
@@ -182,15 +181,29 @@ def discard_runs(runner: PhaseRunner, discarded: Collection[JobEntry]) -> None:
     runner.note = f"runs of {', '.join(entry.shown for entry in discarded)}"
 
 
-def destroy(runner: PhaseRunner, provider: Provider, *, looked: bool, orphans: bool, discard: bool) -> None:
-    """Remove the cluster, and orphans of its name: an `up` that created no hosts took their name."""
+def destroy(
+    runner: PhaseRunner,
+    provider: Provider,
+    note: Callable[[Workspace], None] | None,
+    *,
+    orphans: bool,
+    discard: bool,
+) -> None:
+    """Remove the cluster, if there is one to ``note`` it of, and orphans of its name.
+
+    An `up` that created no hosts took the name of these.
+    """
     workspace = runner.workspace
     found = find_orphans(provider, workspace) if orphans and not workspace.inventory.exists() else {}
     reject_orphans(found, discard=discard)
-    if looked:
-        with suppress(OSError):
-            workspace.removing.touch()  # a `down` that is killed in here is finished by the next
-        remove_cluster(provider, workspace.cluster_id(), workspace, runner.report)
+    if note is not None:
+        note(workspace)  # a `down` that is killed in here is finished by the next
+        try:
+            remove_cluster(provider, workspace.cluster_id(), workspace, runner.report)
+        except ClusterctlError:
+            if all_answer(workspace):
+                take_back(workspace)
+            raise
     for cluster_id in found:
         remove_cluster(provider, cluster_id, None, runner.report)
 
@@ -205,6 +218,8 @@ def keep_storage(
     kept = tuple(
         one if one.since else one.model_copy(update=now) for one in provider.kept_storage(name, users)
     )
+    if kept and runner.workspace.root.is_dir():
+        note_copies(runner.workspace)
     record_storage(name, Record.model_validate({"provider": settings, "users": users, "kept": kept}))
     runner.note = "; ".join(map(str, kept)) or "there is none"
     return kept
@@ -219,6 +234,7 @@ def remove_storage(
     for kept in found:
         provider.remove_storage(kept, report=runner.report)
     record_storage(name, None)
+    runner.workspace.copies.unlink(missing_ok=True)
     runner.note = "; ".join(map(str, found)) or "there is none"
     return found
 

@@ -1,24 +1,31 @@
-"""Look for what exists only on hosts that are about to be removed, and refuse to remove it."""
+"""Look for what exists only on hosts before they are removed: refuse to remove it, or note what is lost."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import json
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from clusterctl.cluster.session import ClusterSession, PhaseRunner
-from clusterctl.errors import SchedulerError, TransportError, UsageError
+from clusterctl.errors import ClusterctlError, MachineError, SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostPlan, Provider
 from clusterctl.providers.storage import REMOVE, KeptStorage
 from clusterctl.runs.collect import uncollected
 from clusterctl.runs.only_copies import NOTHING, Found, Search, found_on_storage
 from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.session import scheduler_of
-from clusterctl.state.inventory import Inventory, inventory_of, keeps_storage
+from clusterctl.state.inventory import Inventory, applied_spec, inventory_of, keeps_storage
 from clusterctl.state.ledger import JobEntry
-from clusterctl.state.workspace import Workspace
+from clusterctl.state.workspace import Workspace, hold, write_atomic
 from clusterctl.transport.base import Connect
 from clusterctl.transport.ssh import Connections
+from clusterctl.util.disk import read_rows
+from clusterctl.util.process import on_each
 
+DISCARDED = "discarded.jsonl"  # in the folder of the workspaces, as the journal is removed with its workspace
 PATIENCE_S = 5.0  # for the scheduler to answer
 
 
@@ -39,18 +46,72 @@ def look(
         OnlyCopyError: there is something, and not ``discard``; one failure each.
     """
     workspace = runner.workspace
-    found = _found(workspace, {entry.job_id for entry in given_up}, storage=storage)
+    found, all_told = _found(workspace, {entry.job_id for entry in given_up}, storage=storage)
     to_stay = storage and keeps_storage(workspace)  # until now: nobody has looked at the shared folder
-    if workspace.removing.exists() and not to_stay:
-        found = replace(found, unknown=())  # it was looked for before; hosts that are gone can't be asked
+    if all_told:  # an earlier `down` has removed nothing
+        take_back(workspace)
+    elif _begun(workspace).get("looked") and not to_stay:  # it has looked at what is gone by now
+        found = replace(found, unknown=())
     found = replace(found, files=found.files + kept.files, unknown=found.unknown + kept.unknown)
     runner.note = _note(found, discard=discard)
     if found and not discard:
         name = workspace.root.name
-        raise found.error(
-            f"the cluster stays up: this exists only on {name!r}", fix=_fix(found, all_of_it=True)
-        )
+        fix = _fix(found, all_of_it=True, keep=_how_to_keep(workspace, storage=storage))
+        raise found.error(f"the cluster stays up: this exists only on {name!r}", fix=fix)
     return found
+
+
+def all_answer(workspace: Workspace) -> bool:
+    """Whether each host of the cluster still can be looked at; also if nobody knows of any."""
+    try:
+        names = [host.name for host in inventory_of(workspace).hosts]
+    except UsageError:
+        return True
+    with Connections(workspace.ssh_config) as connections:
+        _, silent = on_each(names, lambda name: connections.to(name).run(["true"]))
+    return not silent
+
+
+def note_removal(workspace: Workspace, discarded: Sequence[str], *, looked: bool) -> None:
+    """Note that the cluster is being removed, and what is ``discarded``, before anything is.
+
+    Only if all hosts were ``looked`` at, the next `down` passes over those that don't answer any more. What
+    an earlier one was to discard, which did not end, is in the same row. On a full disk nothing is noted.
+    """
+    since = _begun(workspace).get("since", time.time())
+    with suppress(MachineError):
+        write_atomic(workspace.removing, json.dumps({"since": since, "looked": looked}))
+    note_discarded(workspace, discarded, since=since)
+
+
+def take_back(workspace: Workspace) -> None:
+    """Forget the note: nothing was removed."""
+    if since := _begun(workspace).get("since"):
+        note_discarded(workspace, None, since=since)
+    with suppress(OSError):
+        workspace.removing.unlink(missing_ok=True)
+
+
+def _begun(workspace: Workspace) -> dict[str, Any]:
+    return next(read_rows(workspace.removing), {})
+
+
+def note_discarded(workspace: Workspace, lines: Sequence[str] | None, *, since: float) -> None:
+    """Put lines into the row of the removal of that time, beside what it has; None: remove the row."""
+    name, file = workspace.root.name, workspace.root.parent / DISCARDED
+    lock = file.parent / f".{DISCARDED}.lock"
+    with suppress(ClusterctlError, OSError), hold(lock, "down", what=DISCARDED, waiting=lambda _: None):
+        rows = [*read_rows(file)]
+        of_this = [row for row in rows if (row.get("cluster"), row.get("time")) == (name, since)]
+        others = [row for row in rows if row not in of_this]
+        if lines is not None:
+            # By its place: else a file would be there twice, with its ages.
+            told = {line.partition(": ")[0] for line in lines}
+            before = [line for row in of_this for line in row.get("discarded", ())]
+            lines = [*(line for line in before if line.partition(": ")[0] not in told), *lines]
+        kept = [*others, *([{"time": since, "cluster": name, "discarded": lines}] if lines else [])]
+        if kept != rows:
+            write_atomic(file, "".join(f"{json.dumps(row)}\n" for row in kept))
 
 
 def look_at_storage(provider: Provider, storage: Iterable[KeptStorage]) -> Found:
@@ -140,24 +201,26 @@ def _uncollected(workspace: Workspace, scheduler: Scheduler, names: Collection[s
     )
 
 
-def _found(workspace: Workspace, given_up: Collection[str | None], *, storage: bool) -> Found:
+def _found(workspace: Workspace, given_up: Collection[str | None], *, storage: bool) -> tuple[Found, bool]:
+    """What exists only there; and whether all could be told."""
     is_up = workspace.configured.exists() and not workspace.removing.exists()
     if storage and not is_up and keeps_storage(workspace):
         why = "what is on the shared folder can't be told: the last `up` or `down` has not ended"
-        return Found(unknown=(why,))
+        return Found(unknown=(why,)), False
     if not workspace.configured.exists():  # no user could log in yet
-        return Found()
+        return Found(), True
     try:
         inventory = inventory_of(workspace)
     except UsageError as exc:
-        return Found(unknown=(exc.cause,))
+        return Found(unknown=(exc.cause,)), False
     with Connections(workspace.ssh_config) as connections:
         found = Search.of_all(inventory, workspace, connections.to, kept_too=storage).find()
         files = tuple(one for one in found.files if one.job_id not in given_up)
         jobs, unknown = _jobs(inventory, connections.to, given_up)
+    unknown = found.unknown or unknown
     # Of machines of the user's own nothing is destroyed: that jobs can't be told is no reason to stay.
-    unknown = () if inventory.traits.user_owned and not storage else found.unknown or unknown
-    return Found(files, jobs, unknown=unknown)
+    reasons = () if inventory.traits.user_owned and not storage else unknown
+    return Found(files, jobs, unknown=reasons), not unknown
 
 
 def _jobs(
@@ -176,7 +239,18 @@ def _jobs(
     return tuple(lines), ()
 
 
-def _fix(found: Found, *, all_of_it: bool = False) -> str:
+def _how_to_keep(workspace: Workspace, *, storage: bool) -> str:
+    """What to do so that the shared folder outlives the cluster; "" where it is too late for that."""
+    if keeps_storage(workspace):
+        return "or keep the shared folder: leave out --storage"
+    with suppress(UsageError):
+        if applied_spec(workspace).provider.keeps_from_start:
+            return ""
+    more = ", without --storage" if storage else ""
+    return "or keep the shared folder: `storage: {keep: true}` in the spec, `clusterctl up`" + more
+
+
+def _fix(found: Found, *, all_of_it: bool = False, keep: str = "") -> str:
     fixes = []
     if found.jobs:
         fixes.append("wait until the jobs have ended, or end them: `clusterctl cancel`")
@@ -184,8 +258,8 @@ def _fix(found: Found, *, all_of_it: bool = False) -> str:
         fixes.append("bring the runs here: `clusterctl collect`")
     if found.files:
         fixes.append("bring the files here: `clusterctl collect --all`")
-        if all_of_it and not all(one.host for one in found.files):
-            fixes.append("or keep the shared folder: `storage: {keep: true}` in the spec, `clusterctl up`")
+        if keep and not all(one.host for one in found.files):
+            fixes.append(keep)
     if found.unknown:
         fixes.append("have all hosts answer" + (": `clusterctl up` repairs the cluster" if all_of_it else ""))
     return "\n".join([*fixes, "or lose all of it: --discard"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -142,6 +142,8 @@ def workspace_copy(
                 shutil.copytree(
                     workspace.root, copy.root, ignore=skip, symlinks=True, copy_function=_copy_file
                 )
+            with suppress(FileNotFoundError):
+                shutil.copy2(workspace.copies, copy.copies)
         except OSError as exc:  # shutil's own error is one too
             raise MachineError("no copy of the cluster's record can be made", why=str(exc)) from exc
         copy.create()

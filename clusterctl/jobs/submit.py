@@ -35,7 +35,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE, SPEC_FILE, JobEntry
 from clusterctl.transport.base import Transport
-from clusterctl.transport.copies import note_sent
+from clusterctl.transport.copies import Copies, note
 from clusterctl.transport.openssh import talking
 from clusterctl.transport.put import Sent, send_new_folder, send_to_store
 from clusterctl.transport.remote_receive import NO_REQUIRED
@@ -176,7 +176,11 @@ def submit(
     )
     try:
         if source is not None:
-            note_sent(session.ledger.sent, remote_dir, source.items, host=session.transport.host)
+            names = tuple(item.path for item in source.files)
+            here = str(source.folder.absolute())
+            note(
+                session.ledger.workspace, [Copies(session.transport.host, remote_dir, here, names, sent=True)]
+            )
         session.ledger.keep(token, ours)
         session.ledger.add(entry)  # before it is handed over: from here on, the job can be found by its token
     except MachineError:

@@ -7,7 +7,7 @@ import os
 import re
 import string
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -84,9 +84,11 @@ def collect(
     discard: Collection[str] = (),
     selection: Selection = DEFAULT,
     progress: Progress = lambda *_: None,
+    on_run: Callable[[RunRecord], None] = lambda _: None,
 ) -> tuple[RunRecord, ...]:
     """Bring the runs of these jobs home; by default all that were submitted from here and are not home yet,
     but for those of the jobs to ``discard``. What the ``selection`` leaves on the cluster, the record names.
+    ``on_run`` gets each as soon as it is here.
 
     A run that is home is left as it is, unless it is a snapshot: a job that still goes on is collected as it
     stands, and anew later; or unless the selection asks for more than the default, and something of it was
@@ -122,6 +124,8 @@ def collect(
                 if isinstance(exc, SchedulerError) and exc.retryable:
                     raise  # no answer, which no other job will get
                 failed[entry.job_id or ""] = exc
+            else:
+                on_run(runs[-1])
     if failed:
         raise _not_home(failed, len(runs))
     return tuple(runs)
@@ -147,11 +151,16 @@ def _not_home(failed: Mapping[str, ClusterctlError], others: int) -> CollectErro
 
 
 def collect_all(
-    spec: ClusterSpec, workspace: Workspace, *, out: Path | None = None, discard: Collection[str] = ()
+    spec: ClusterSpec,
+    workspace: Workspace,
+    *,
+    out: Path | None = None,
+    discard: Collection[str] = (),
+    on_run: Callable[[RunRecord], None] = lambda _: None,
 ) -> tuple[RunRecord, ...]:
     """Collect everything that is not home, but for the runs of the jobs to ``discard``; see ``collect``."""
     with session_of(spec, workspace, patience_s=PATIENCE_S) as opened:
-        return collect(opened, out=out or DEFAULT_OUT, discard=discard)
+        return collect(opened, out=out or DEFAULT_OUT, discard=discard, on_run=on_run)
 
 
 def uncollected(workspace: Workspace) -> tuple[JobEntry, ...]:

@@ -13,7 +13,7 @@ import stat
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 from clusterctl.errors import (
     CollectError,
     Failure,
+    MachineError,
     OnlyCopyError,
     TransferError,
     TransportError,
@@ -29,16 +30,16 @@ from clusterctl.errors import (
 from clusterctl.runs.collect import GOING_ON
 from clusterctl.runs.fetch import FROM_JOB, shown_path
 from clusterctl.state.inventory import Inventory, inventory_of, keeps_storage
-from clusterctl.state.ledger import SENT_FILES, JobEntry, Ledger, RunRecord
+from clusterctl.state.ledger import SENT_FILES, UNCHANGED, JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, lines, remote_argv
-from clusterctl.transport.copies import files_here, read_sent, request_bytes
+from clusterctl.transport.copies import Copies, note, read_copies, request_bytes
 from clusterctl.transport.get import Sender
 from clusterctl.transport.remote_content import Entry
 from clusterctl.transport.remote_copies import digest
 from clusterctl.transport.ssh import Connections
 from clusterctl.transport.tree import Kind, Progress, shown_size, titled
-from clusterctl.util.disk import append_line, read_rows, reason
+from clusterctl.util.disk import reason
 from clusterctl.util.process import on_each
 
 _PROGRAM = "clusterctl.transport.remote_copies"
@@ -144,11 +145,14 @@ class Search:
     hosts: Collection[str]
     shared: bool
     left_out: tuple[str, ...] = ()  # folders that are not looked at
-    known: array[int] = field(init=False)
+    copies: tuple[Copies, ...] = field(init=False)
+    known: array[int] = field(init=False)  # the numbers of all these files
     arrived: set[int] = field(init=False, default_factory=set)  # of these, what has come by now
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "known", array("Q", _known(self.workspace)))
+        object.__setattr__(self, "copies", tuple(_copies(self.workspace)))
+        numbers = (number for one in self.copies for number in one.numbers())
+        object.__setattr__(self, "known", array("Q", numbers))
 
     @classmethod
     def of_all(
@@ -175,7 +179,7 @@ class Search:
         entries = {one.remote_dir: one for one in Ledger(self.workspace.jobs).entries() if one.remote_dir}
         hosts = dict.fromkeys([*controller, *self.hosts])
         answers, failed = on_each(hosts, lambda host: self._ask(host, entries))
-        files = [one for found in answers.values() for one in found.files]
+        files = _one_for_each_reason(one for found in answers.values() for one in found.files)
         unknown = [f"what is on {host} can't be told: {printable(exc.cause)}" for host, exc in failed.items()]
         unknown += [line for found in answers.values() for line in found.unknown]
         return Found(tuple(sorted(files, key=lambda one: -one.bytes)), unknown=tuple(unknown))
@@ -202,7 +206,7 @@ class Search:
                 for line in lines(iter(talk.receive, b""), _not_understood(host)):
                     row = json.loads(line)
                     if "files" in row:
-                        files.append(_only_copy(row, host, self.inventory, entries))
+                        files.append(self._only_copy(row, host, entries))
                     elif "unread" in row:
                         path = shown_path(base64.b64decode(row["unread"]))
                         unknown.append(f"{path} on {host} can't be looked at: {printable(str(row['why']))}")
@@ -212,6 +216,26 @@ class Search:
         if "end" not in row:
             raise _not_understood(host)
         return Found(tuple(files), unknown=tuple(unknown))
+
+    def _only_copy(self, row: Mapping[str, Any], host: str, entries: Mapping[str, JobEntry]) -> OnlyCopy:
+        top, path = (os.fsdecode(base64.b64decode(row[name])) for name in ("top", "path"))
+        full = f"{top}/{path}" if path else "others, which are not named"
+        shared = self.inventory.shared
+        where = "" if top == shared or top.startswith(f"{shared}/") else host
+        what, why, job_id = printable(full), "", None
+        for remote_dir, entry in entries.items():
+            if full.startswith(f"{remote_dir}/"):
+                inside = full.removeprefix(f"{remote_dir}/")
+                what, why = f"{printable(inside)} of {entry.shown}", _why_left(entry, inside)
+                job_id = entry.job_id
+        copies = sorted(
+            (one for one in self.copies if path and (one.sent or one.host == where)),
+            key=lambda one: not one.sent,  # what was sent does not come back, unless it was changed there
+        )
+        why = why or printable(next(filter(None, (one.why_not(full) for one in copies)), ""))
+        files, size, age_s, on_disk = (int(row[name]) for name in ("files", "bytes", "age_s", "on_disk"))
+        owner = printable(str(row["owner"]))
+        return OnlyCopy(what, owner, files, size, age_s, where, top, why, job_id, on_disk)
 
     def bring(self, found: Sequence[OnlyCopy], out: Path, *, progress: Progress) -> tuple[Path, ...]:
         """Bring all that was found into folders of ``out``, one for each home; returns these.
@@ -260,8 +284,11 @@ class Search:
 
     def _folder_of(self, host: str, top: str, out: Path, entries: Sequence[Entry]) -> Path:
         """Where files of a top go: where others went before, unless what is there by now is in the way."""
-        for *where, folder in _brought(self.workspace):
-            if where == [host, top] and folder.is_dir() and not self._overwrites(folder, host, top, entries):
+        for one in read_copies(self.workspace):
+            folder = Path(one.directory)
+            if (one.host, one.top, one.sent, one.renamed) != (host, top, False, "") or not folder.is_dir():
+                continue
+            if not self._overwrites(folder, host, top, entries):
                 return folder
         shared = self.inventory.shared
         below = top.removeprefix(shared).strip("/") if not host else top.strip("/")
@@ -271,7 +298,7 @@ class Search:
             with suppress(FileExistsError):
                 folder.mkdir(parents=True)
                 break
-        append_line(self.workspace.brought, json.dumps({"host": host, "top": top, "directory": str(folder)}))
+        note(self.workspace, [Copies(host, top, str(folder))])
         return folder
 
     def _overwrites(self, folder: Path, host: str, top: str, entries: Sequence[Entry]) -> bool:
@@ -325,21 +352,28 @@ def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_
     return tuple(folders)
 
 
-def _only_copy(
-    row: Mapping[str, Any], host: str, inventory: Inventory, entries: Mapping[str, JobEntry]
-) -> OnlyCopy:
-    top, path = (os.fsdecode(base64.b64decode(row[name])) for name in ("top", "path"))
-    full = f"{top}/{path}" if path else "others, which are not named"
-    is_shared = top == inventory.shared or top.startswith(f"{inventory.shared}/")
-    what, why, job_id = printable(full), "", None
-    for remote_dir, entry in entries.items():
-        if full.startswith(f"{remote_dir}/"):
-            inside = full.removeprefix(f"{remote_dir}/")
-            what, why = f"{printable(inside)} of {entry.shown}", _why_left(entry, inside)
-            job_id = entry.job_id
-    files, size, age_s, on_disk = (int(row[name]) for name in ("files", "bytes", "age_s", "on_disk"))
-    where = "" if is_shared else host
-    return OnlyCopy(what, printable(str(row["owner"])), files, size, age_s, where, top, why, job_id, on_disk)
+def _one_for_each_reason(files: Iterable[OnlyCopy]) -> list[OnlyCopy]:
+    """All that is of one job, for one reason, as one."""
+    alike: dict[object, list[OnlyCopy]] = {}
+    for number, one in enumerate(files):
+        of_job = one.job_id is not None and one.why
+        alike.setdefault((one.host, one.top, one.job_id, one.why) if of_job else number, []).append(one)
+    found = []
+    for first, *more in alike.values():
+        path, _, job = first.what.rpartition(" of job ")
+        every = (first, *more)
+        found.append(
+            replace(
+                first,
+                what=f"{path} and {len(more)} more of job {job}" if more else first.what,
+                owner=first.owner if len({one.owner for one in every}) == 1 else "several users",
+                files=sum(one.files for one in every),
+                bytes=sum(one.bytes for one in every),
+                on_disk=sum(one.bytes if one.on_disk is None else one.on_disk for one in every),
+                age_s=min(one.age_s for one in every),
+            )
+        )
+    return found
 
 
 def found_on_storage(rows: Iterable[Mapping[str, Any]]) -> Found:
@@ -357,29 +391,30 @@ def found_on_storage(rows: Iterable[Mapping[str, Any]]) -> Found:
 
 def _why_left(entry: JobEntry, path: str) -> str:
     """Why `collect` has left this path of a job's folder on the cluster, if it has."""
+    if not entry.run_dir:
+        return "the run is not collected"
     with suppress(CollectError):
-        for one in RunRecord.load(Path(entry.run_dir)).skipped if entry.run_dir else ():
-            if one.path == printable(path) or one.path.startswith(printable(f"{path}/")):
+        for one in RunRecord.load(Path(entry.run_dir)).skipped:
+            is_it = one.path == printable(path) or one.path.startswith(printable(f"{path}/"))
+            if is_it and one.reason != UNCHANGED:
                 return one.reason
-    return ""
+    return "the run was collected before the job ended" if entry.run_state in GOING_ON else ""
 
 
 def _not_understood(host: str) -> TransportError:
     return TransportError("its list of files makes no sense", where=host, host=host)
 
 
-def _known(workspace: Workspace) -> Iterator[int]:
-    """All files of the cluster that are elsewhere, too: what was sent, and what is here."""
-    yield from read_sent(workspace.sent)
+def _copies(workspace: Workspace) -> Iterator[Copies]:
+    """Where files of the cluster are here: what was sent, runs, and what was brought otherwise."""
     for entry in Ledger(workspace.jobs).entries():
-        if entry.run_dir and entry.remote_dir and Path(entry.run_dir).is_dir():
-            yield from files_here(Path(entry.run_dir), entry.remote_dir, renamed=os.fsdecode(FROM_JOB))
-    for host, top, folder in _brought(workspace):
-        yield from files_here(folder, top, host=host)
+        if entry.run_dir and entry.remote_dir:
+            yield Copies("", entry.remote_dir, entry.run_dir, renamed=os.fsdecode(FROM_JOB))
+    yield from read_copies(workspace)
 
 
-def _brought(workspace: Workspace) -> Iterator[tuple[str, str, Path]]:
-    """What is of no run and was brought here: of which host ("" if all see it) and top, into which folder."""
-    for row in read_rows(workspace.brought):
-        with suppress(KeyError, TypeError):  # damaged
-            yield row["host"], row["top"], Path(row["directory"])
+def note_copies(workspace: Workspace) -> None:
+    """Note where the runs are: they lie on kept storage, too, and the workspace, which knows, is removed."""
+    there = {*read_copies(workspace)}
+    with suppress(MachineError):  # a full disk: then the next `down` takes what is there for the only copies
+        note(workspace, (one for one in _copies(workspace) if one not in there))

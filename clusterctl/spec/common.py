@@ -343,6 +343,7 @@ class ProviderSettings(Model):
     user_owned: ClassVar[bool] = False  # hosts are the user's: joined, later released as they were
     shares_kernel: ClassVar[bool] = False  # hosts are parts of this machine: no reboot, no firewall
     is_cloud: ClassVar[bool] = False  # hosts are rented, by machine type
+    keeps_from_start: ClassVar[bool] = False  # storage.keep can't be changed while the cluster is up
 
     @property
     def machines(self) -> Mapping[str, OnpremHost]:

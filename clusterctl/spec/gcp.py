@@ -89,6 +89,7 @@ class GcpSettings(ProviderSettings):
     """GPU nodes on Google Cloud, made by Terraform. See docs/gcp.md."""
 
     is_cloud: ClassVar[bool] = True
+    keeps_from_start: ClassVar[bool] = True
 
     type: Literal["gcp"] = Field(description="the provider's type")
     project: Project = Field(description="the project's id")

@@ -77,9 +77,8 @@ class Ledger:
         """Why something that has become known is not in the file: a later clusterctl finds it out again."""
 
     @property
-    def sent(self) -> Path:
-        """Where it is noted what files were sent to the cluster."""
-        return Workspace(self._path.parent).sent
+    def workspace(self) -> Workspace:
+        return Workspace(self._path.parent)
 
     def entries(self) -> tuple[JobEntry, ...]:
         """All submissions, oldest first."""
@@ -97,6 +96,8 @@ class Ledger:
     def add(self, entry: JobEntry) -> JobEntry:
         """Record a submission; it is on disk when this returns."""
         append_line(self._path, json.dumps(entry.model_dump(exclude_none=True), separators=(",", ":")))
+        with suppress(OSError):
+            self.workspace.removing.unlink()  # a cluster with new work is not being removed any more
         return entry
 
     def update(self, entry: JobEntry, **changes: str | bool) -> JobEntry:

@@ -140,9 +140,7 @@ class Workspace:
     bundle = _Path("bundle.json")  # the bundle that air-gapped hosts are installed from
     journal = _Path("journal.jsonl")
     jobs = _Path("jobs.jsonl")  # what was submitted and where its run was collected to
-    sent = _Path("sent")  # what files were sent to the cluster; see transport/copies.py
-    brought = _Path("brought.jsonl")  # where files that are of no run were brought to
-    removing = _Path("removing")  # there once `down` has begun to remove the cluster
+    removing = _Path("removing")  # there once `down` has begun to remove the cluster, which it had looked at
     logs = _Path("logs")
 
     def known_id(self) -> str | None:
@@ -191,6 +189,11 @@ class Workspace:
     def remove(self) -> None:
         with self._writable("removed"):
             shutil.rmtree(self.root)
+
+    @property
+    def copies(self) -> Path:
+        """Where copies of the cluster's files are; beside the folder, as kept storage outlives that."""
+        return self.root.parent / f"{self.root.name}.copies.jsonl"
 
     @property
     def lock_file(self) -> Path:

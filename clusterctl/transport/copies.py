@@ -1,76 +1,121 @@
-"""What exists on the cluster and elsewhere, too: what was sent there, and what was brought here.
+"""What exists on the cluster and here, too: what was sent there, and what was brought from there.
 
-A file is known by a number made of its place, size and time: see ``digest`` of remote_copies.py.
+A file there counts only while the one here has its size and time: both make one number with its place there
+(see ``digest`` of remote_copies.py). Where copies are is written beside the workspace, for kept storage
+outlives that.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from clusterctl.errors import MachineError
+from clusterctl.state.workspace import Workspace
 from clusterctl.transport.remote_content import HEADER
-from clusterctl.transport.remote_copies import DIGEST, digest
-from clusterctl.transport.tree import Item, Kind
-from clusterctl.util.disk import writing
+from clusterctl.transport.remote_copies import digest
+from clusterctl.util.disk import append_line, read_rows
 
 
-def note_sent(note: Path, folder: str, items: Sequence[Item], *, host: str) -> None:
-    """Write down that these files, which lie below a folder of this host, were sent from here.
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """A file or folder ``top`` of a host, or where all hosts see it (``host`` is ""), is ``directory`` here.
 
-    On a full disk nothing is: then `down` takes them for the only copies.
+    Of a folder, these are the files with ``names``, or all. What was ``sent`` to the host may be on what all
+    hosts see. What has the ending ``renamed`` here has its name without it there.
     """
-    files = [item for item in items if item.kind is Kind.FILE]
-    sent = array("Q")
-    for item in files:
-        place = os.fsencode(f"{folder}/{item.path}")
-        # Its folder may be one that all hosts see, or the host's own.
-        sent.extend(digest(at, place, item.size, item.mtime_ns) for at in (b"", os.fsencode(host)))
-    private = partial(os.open, mode=0o600)
-    with suppress(MachineError), writing(note), open(note, "ab", opener=private) as file:
-        file.write(_little_endian(sent).tobytes())
 
+    host: str
+    top: str
+    directory: str
+    names: tuple[str, ...] | None = None
+    sent: bool = False
+    renamed: str = ""
 
-def read_sent(note: Path) -> array[int]:
-    """What ``note_sent`` has written down; a part that a full disk left at the end is ignored."""
-    data = note.read_bytes() if note.exists() else b""
-    sent = array("Q")
-    sent.frombytes(data[: len(data) // DIGEST * DIGEST])
-    return _little_endian(sent)
+    def numbers(self) -> Iterator[int]:
+        """The ``digest`` of each file there, if it is as the one here is now."""
+        hosts = {os.fsencode(self.host), *([b""] if self.sent else [])}
+        for path, status in self._files():
+            for host in hosts:
+                yield digest(host, path, status.st_size, status.st_mtime_ns)
 
-
-def files_here(folder: Path, place: str, *, host: str = "", renamed: str = "") -> Iterator[int]:
-    """The files below a folder here as they would be below ``place`` on a host, or where all hosts see it.
-
-    What has the ending ``renamed`` here has its name without it there.
-    """
-    root, at, ending = os.fsencode(folder), os.fsencode(host), os.fsencode(renamed)
-    for around, _, names in os.walk(root):
-        for name in names:
+    def _files(self) -> Iterator[tuple[bytes, os.stat_result]]:
+        """The paths there, and what they are here."""
+        root, top, ending = os.fsencode(self.directory), os.fsencode(self.top), os.fsencode(self.renamed)
+        for full in self._here(root):
             with suppress(OSError):
-                full = b"%s/%s" % (around, name)
-                status = os.lstat(full)
-                top, slash, rest = full[len(root) + 1 :].partition(b"/")
-                while ending and top.endswith(ending):
-                    top = top[: -len(ending)]
-                path = b"%s/%s" % (os.fsencode(place), top + slash + rest)
-                yield digest(at, path, status.st_size, status.st_mtime_ns)
+                # What was sent of a link was the file that it leads to.
+                status = os.stat(full) if self.sent else os.lstat(full)  # noqa: PTH116  # names are bytes
+                if full == root:
+                    yield top, status
+                    continue
+                first, slash, rest = full[len(root) + 1 :].partition(b"/")
+                while ending and first.endswith(ending):
+                    first = first[: -len(ending)]
+                yield b"%s/%s" % (top, first + slash + rest), status
+
+    def _here(self, root: bytes) -> Iterator[bytes]:
+        if self.names is not None:
+            yield from (b"%s/%s" % (root, os.fsencode(name)) for name in self.names)
+            return
+        if os.path.isfile(root):  # noqa: PTH113
+            yield root
+        for around, _, names in os.walk(root):
+            yield from (b"%s/%s" % (around, name) for name in names)
+
+    def place(self, path: str) -> Path | None:
+        """Where the file or folder at this path there is here, if it came; None if it could not be."""
+        inside = path.removeprefix(self.top)
+        if inside == path or (inside and inside[0] != "/"):
+            return None
+        inside = inside[1:]
+        if self.names is not None and not any(f"{name}/".startswith(f"{inside}/") for name in self.names):
+            return None
+        return Path(self.directory, inside)
+
+    def why_not(self, path: str) -> str:
+        """Why the file or folder at this path there is not known to be here; "" if it need not be."""
+        here = self.place(path)
+        if here is None:
+            return ""
+        if not os.path.lexists(self.directory):
+            return f"{self.directory} is not here any more"
+        if os.path.lexists(here) or os.path.lexists(f"{here}{self.renamed}"):
+            return f"not the same as in {self.directory}"
+        return f"not in {self.directory}" if self.sent or self.renamed else ""
+
+
+def note(workspace: Workspace, copies: Iterable[Copies]) -> None:
+    """Write down where copies are.
+
+    Raises:
+        MachineError: it can't be written; then `down` takes what is there for the only copy.
+    """
+    rows = [{key: value for key, value in asdict(one).items() if value not in (None, "")} for one in copies]
+    if rows:
+        append_line(workspace.copies, "\n".join(map(json.dumps, rows)))
+
+
+def read_copies(workspace: Workspace) -> Iterator[Copies]:
+    """What ``note`` has written, also for earlier clusters of the name."""
+    for row in read_rows(workspace.copies):
+        with suppress(KeyError, TypeError):  # damaged
+            host, top, directory, names = row.get("host", ""), row["top"], row["directory"], row.get("names")
+            texts = (host, top, directory, renamed := row.get("renamed", ""), *(names or ()))
+            if all(isinstance(one, str) and "\0" not in one for one in texts):
+                sent = row.get("sent") is True
+                yield Copies(host, top, directory, None if names is None else tuple(names), sent, renamed)
 
 
 def request_bytes(known: Iterable[int]) -> bytes:
     """The beginning of remote_copies.py's stdin."""
     numbers = array("Q", sorted(known))
-    return HEADER.pack(len(numbers)) + _little_endian(numbers).tobytes()
-
-
-def _little_endian(numbers: array[int]) -> array[int]:
-    """The numbers in the hosts' order of bytes, or from it."""
-    if sys.byteorder == "big":
-        numbers = array("Q", numbers)
+    count = HEADER.pack(len(numbers))
+    if sys.byteorder == "big":  # the hosts' order of bytes is the other one
         numbers.byteswap()
-    return numbers
+    return count + numbers.tobytes()

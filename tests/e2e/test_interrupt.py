@@ -118,6 +118,16 @@ def test_the_next_up_takes_up_the_storage_that_was_kept(clusterctl: Clusterctl, 
 
 
 def test_down_storage_removes_it(clusterctl: Clusterctl, spec: Path) -> None:
+    """It stops at what is nowhere else, and not at what was sent to or collected from an earlier cluster."""
+    refused = clusterctl("-o", "json", "down", "--storage", "--yes", rc=1)
+    (only,) = refused.json["failures"]
+    assert only["cause"].startswith("/shared/home/ada/out: 4 B in 1 file of ada")
+    assert "leave out --storage" in only["fix"]
+    (clusterctl.cwd / "set.txt").unlink()
+    causes = [
+        one["cause"] for one in clusterctl("-o", "json", "down", "--storage", "--yes", rc=1).json["failures"]
+    ]
+    assert any(cause.startswith("/shared/home/ada/datasets: ") for cause in causes)
     clusterctl("down", "--yes")
     refused = clusterctl("down", "--storage", "--yes", rc=1)
     assert "/shared/home/ada/out" in refused.stderr, "it exists only there"

@@ -154,11 +154,12 @@ def refuse_moved(folder: Path, wanted: Mapping[str, Any]) -> None:
     if not (folder / STATE_FILE).exists() and not (folder / BACKEND_FILE).exists():
         return
     if (before is None) != (wanted["storage"] is None):
+        was, first = ("true", "") if before else ("false", "bring home what is there, and ")
         raise UsageError(
-            "the shared folder of a cluster that is up is not moved",
+            "storage.keep can't be changed while the cluster is up",
             where="storage.keep",
-            why=f"it was raised {'with' if before else 'without'} `keep: true`",
-            fix="put storage.keep back, or collect what is needed and take the cluster down first",
+            why=f"it was `keep: {was}` at the first `up`, and the shared folder is not moved to another disk",
+            fix=f"write `keep: {was}`, or {first}take the cluster down before you change it",
         )
 
 

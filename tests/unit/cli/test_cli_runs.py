@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from clusterctl.cli import collect as collecting
 from clusterctl.cli.collect import not_brought_home
 from clusterctl.cli.run import app
 from clusterctl.scheduler import slurm
 from clusterctl.scheduler.session import Session
+from clusterctl.spec.models import PROVIDERS
 from clusterctl.state.ledger import RunRecord
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.copies import Copies, note
 from clusterctl.util.progress import Clock
 from tests.support.played.cluster import PlayedCluster, submitted
 
@@ -42,11 +47,44 @@ def run(*skipped: tuple[str, str]) -> RunRecord:
     )
 
 
-def test_a_whole_run_needs_no_word() -> None:
-    assert not_brought_home(run()) == ""
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    one = Workspace(tmp_path / "demo")
+    one.create()
+    return one
 
 
-def test_each_reason_is_named_with_its_first_file_and_how_many_more() -> None:
+def test_a_whole_run_needs_no_word(workspace: Workspace) -> None:
+    assert not_brought_home(run(), workspace) == ""
+
+
+def test_what_came_with_the_files_of_a_home_needs_none(workspace: Workspace, tmp_path: Path) -> None:
+    one = run(("weights", "Permission denied"), ("link", "a symbolic link"))
+    place = tmp_path / "demo-home-ada/clusterctl/jobs/train-25857b14"
+    place.mkdir(parents=True)
+    note(workspace, [Copies("", "/shared/home/ada", str(tmp_path / "demo-home-ada"))])
+    assert "weights (Permission denied), link (a symbolic link)" in not_brought_home(one, workspace)
+    (place / "weights").touch()
+    assert not_brought_home(one, workspace).endswith("was not collected: link (a symbolic link)")
+
+
+@pytest.mark.parametrize(
+    ("provider", "keep", "said"),
+    [
+        ("local", False, "it ends with the cluster"),
+        ("local", True, "it stays on the kept storage"),
+        ("onprem", True, "it stays on your machines"),
+    ],
+)
+def test_what_becomes_of_it_depends_on_the_cluster(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, provider: str, said: str, *, keep: bool
+) -> None:
+    monkeypatch.setattr(collecting, "inventory_of", lambda _: SimpleNamespace(traits=PROVIDERS[provider]))
+    monkeypatch.setattr(collecting, "keeps_storage", lambda _: keep)
+    assert collecting._what_becomes(workspace) == said
+
+
+def test_each_reason_is_named_with_its_first_file_and_how_many_more(workspace: Workspace) -> None:
     assert not_brought_home(
         run(
             ("checkpoints", "checkpoints stay on the cluster"),
@@ -54,27 +92,32 @@ def test_each_reason_is_named_with_its_first_file_and_how_many_more() -> None:
             ("d/last.pt", "a symbolic link"),
             ("weights", "Permission denied"),
             ("d/first.pt", "a symbolic link"),
-        )
+        ),
+        workspace,
     ) == (
         "of job 42 (train) was not collected: checkpoints (checkpoints stay on the cluster), "
         "d/best.pt and 2 more (a symbolic link), weights (Permission denied)"
     )
 
 
+@pytest.mark.parametrize(("words", "seconds"), [("collect --all", 5), ("jobs", 10), ("cancel 1", 10)])
 def test_a_stopped_slurmctld_is_waited_for_once_and_not_for_long(
     here: Session,
     cluster: PlayedCluster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    *,
+    words: str,
+    seconds: int,
 ) -> None:
     submitted(here, tmp_path, "true")
     with cluster.state() as state:
         state["away"] = 1000
     slept: list[float] = []
     monkeypatch.setattr(slurm, "Clock", lambda: Clock(lambda: sum(slept), slept.append))
-    app(["collect", "--all"], prog_name="clusterctl", standalone_mode=False)
-    assert sum(slept) == 5
+    app(words.split(), prog_name="clusterctl", standalone_mode=False)
+    assert sum(slept) == pytest.approx(seconds)
     said = capsys.readouterr().err
-    assert "error: Slurm's controller has not answered squeue for 5 s" in said
+    assert f"error: Slurm's controller has not answered squeue for {seconds} s" in said
     assert "fix: `clusterctl up` starts slurmctld" in said

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from json import loads
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,18 +15,19 @@ from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
 from clusterctl.cluster.down import (
-    DISCARDED,
     DownOptions,
     find_orphans,
     not_collected_error,
     remove_cluster,
     to_discard,
 )
+from clusterctl.cluster.look import DISCARDED
 from clusterctl.cluster.session import PhaseRunner
 from clusterctl.errors import CollectError, LeftoversError, OnlyCopyError, UnreachableError, UsageError
 from clusterctl.providers.base import Leftover
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.gcp import GcpSettings
+from clusterctl.spec.models import LocalSettings
 from clusterctl.state.ledger import JobEntry, Journal, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
@@ -196,6 +200,74 @@ def test_what_was_given_up_is_said_and_journaled(tmp_path: Path, monkeypatch: py
     (row,) = read_rows(workspace.root.parent / DISCARDED)
     assert row["discarded"] == ["the run of job 2 (mine)", "the run of job 3 (mine)"]
     assert not workspace.root.exists()
+
+
+def test_what_is_discarded_is_noted_before_anything_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `down` that is killed then leaves the note, and the next has no second one."""
+    stub = Stub({"ffffff": (DISK,)})
+    monkeypatch.setattr(down, "provider_of", lambda *_: stub)
+    workspace = cluster_with_runs(tmp_path)
+    file = workspace.root.parent / DISCARDED
+    runs = ["the run of job 2 (mine)", "the run of job 3 (mine)"]
+    seen: list[object] = []
+
+    def killed(*_: object, **__: object) -> None:
+        seen.extend(row["discarded"] for row in read_rows(file))
+        assert workspace.removing.exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stub, "destroy", killed)
+    with pytest.raises(KeyboardInterrupt):
+        down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
+    assert seen == [runs]
+    monkeypatch.undo()
+    monkeypatch.setattr(down, "provider_of", lambda *_: stub)
+    down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
+    assert [row["discarded"] for row in read_rows(file)] == [runs]
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_down_that_failed_counts_as_begun_only_where_hosts_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, removed: bool
+) -> None:
+    monkeypatch.setattr(down, "provider_of", lambda *_: Stub({"ffffff": (DISK,)}, stubborn=True))
+    monkeypatch.setattr(down, "all_answer", lambda _: not removed)
+    workspace = cluster_with_runs(tmp_path)
+    with pytest.raises(LeftoversError):
+        down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
+    assert workspace.removing.exists() == removed
+    assert len([*read_rows(workspace.root.parent / DISCARDED)]) == removed
+
+
+@pytest.mark.parametrize("json", [True, False])
+def test_a_down_that_is_refused_says_which_runs_it_has_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *, json: bool
+) -> None:
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
+    monkeypatch.setattr(down, "provider_of", lambda *_: Stub({"ffffff": (DISK,)}))
+    monkeypatch.setattr(down, "applied_spec", lambda _: None)
+    monkeypatch.setattr(down, "_settings", lambda _: LocalSettings())
+    collected = SimpleNamespace(directory=tmp_path / "runs/d-2-mine", skipped=())
+
+    def collect_all(*_: object, on_run: Callable[[object], None], **__: object) -> tuple[object, ...]:
+        on_run(collected)
+        return (collected,)
+
+    def look(*_: object, **__: object) -> None:
+        raise OnlyCopyError("the cluster stays up")
+
+    monkeypatch.setattr(down, "collect_all", collect_all)
+    monkeypatch.setattr(down, "look", look)
+    cluster_with_runs(tmp_path)
+    screen = Screen(json=json, color=False)
+    with pytest.raises(OnlyCopyError) as caught:
+        cli_down.down(screen, Options(cluster="d"), yes=True)
+    screen.error(caught.value)
+    said = capfd.readouterr()
+    assert f"collected {collected.directory}\n" in said.err
+    assert not json or loads(said.out)["runs"] == [str(collected.directory)]
 
 
 def test_a_down_that_can_not_collect_says_which_jobs_and_how_to_give_them_up() -> None:

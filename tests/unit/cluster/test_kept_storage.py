@@ -13,8 +13,8 @@ import pytest
 
 from clusterctl.cluster import down
 from clusterctl.cluster.down import DownOptions
-from clusterctl.cluster.look import look_at_storage, reject_lost_storage
-from clusterctl.cluster.session import PhaseRunner
+from clusterctl.cluster.look import DISCARDED, look_at_storage, reject_lost_storage
+from clusterctl.cluster.session import PhaseRunner, workspace_copy
 from clusterctl.errors import OnlyCopyError, UsageError
 from clusterctl.providers.storage import (
     KeptStorage,
@@ -29,7 +29,9 @@ from clusterctl.runs.only_copies import Found
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec, LocalSettings
+from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
+from clusterctl.transport.copies import Copies, note, read_copies
 from clusterctl.util.progress import Reporter
 
 DISK = KeptStorage(
@@ -159,6 +161,40 @@ def test_down_leaves_it_and_notes_where(home: Path, stub: Stub) -> None:
     assert [phase.name for phase in done.phases] == ["look", "destroy", "keep_storage"]
 
 
+@pytest.mark.parametrize("how", ["kept", "not kept", "down --storage", "kept before", "nothing was up"])
+def test_where_copies_are_is_known_as_long_as_the_storage_is_kept(home: Path, stub: Stub, how: str) -> None:
+    """The runs, too, which the workspace alone knows until then."""
+    runner = cluster(keep=how in {"kept", "down --storage"})
+    if how in {"kept before", "nothing was up"}:  # and not taken up
+        record("d", Record(provider=LocalSettings(), kept=(DISK,)))
+    if how == "nothing was up":
+        runner.workspace.remove()
+        runner.workspace.create()
+    sent = Copies("d-ctl", "/shared/home/ada/set.csv", "/data/set.csv", sent=True)
+    note(runner.workspace, [sent])
+    entry = JobEntry(token=str(1), name="mine", user="ada", submitted_at=0, job_id="1", remote_dir="/jobs/1")
+    entry = entry.model_copy(update={"run_dir": "/runs/d-1", "run_state": "COMPLETED"})
+    Ledger(runner.workspace.jobs).add(entry)
+    storage = how == "down --storage"
+    down.down(runner, DownOptions(remove_storage=storage, discard=storage))
+    assert not runner.workspace.root.exists()
+    run = Copies("", "/jobs/1", "/runs/d-1", renamed=".from-job")
+    there = {"kept": [sent, run], "kept before": [sent], "nothing was up": [sent]}.get(how, [])
+    assert list(read_copies(runner.workspace)) == there
+    if there:
+        down.remove_storage(runner, stub, (DISK,))  # type: ignore[arg-type]
+    assert [path.name for path in home.iterdir()] == [DISCARDED] * storage
+
+
+def test_it_is_known_in_a_copy_of_the_workspace_too(home: Path) -> None:
+    """Where the disk takes nothing more, `down` looks by that."""
+    workspace = cluster(keep=True).workspace
+    sent = Copies("d-ctl", "/shared/home/ada/set.csv", "/data/set.csv", sent=True)
+    note(workspace, [sent])
+    with workspace_copy(workspace, without=[]) as copy:
+        assert list(read_copies(copy)) == [sent]
+
+
 def test_without_keep_nobody_asks_for_any(home: Path, stub: Stub) -> None:
     done = down.down(cluster(keep=False), DownOptions())
     assert done.kept == ()
@@ -172,7 +208,7 @@ def test_down_storage_removes_it_after_the_cluster(home: Path, stub: Stub, keep:
     assert (done.kept, done.removed) == ((), (DISK,))
     assert stub.did == ["destroy", "remove d-a1b2c3-shared"]
     assert list(all_recorded()) == []
-    assert "can" in (home / down.DISCARDED).read_text(), "what is on it could not be told"
+    assert "can" in (home / DISCARDED).read_text(), "what is on it could not be told"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,17 +14,26 @@ import pytest
 
 from clusterctl.cluster import look as looking
 from clusterctl.cluster import plan as planning
-from clusterctl.cluster.look import look, look_at_leaving
+from clusterctl.cluster.look import (
+    DISCARDED,
+    all_answer,
+    look,
+    look_at_leaving,
+    note_removal,
+    take_back,
+)
 from clusterctl.cluster.session import ClusterSession, PhaseRunner
-from clusterctl.errors import OnlyCopyError, SlurmError
+from clusterctl.errors import OnlyCopyError, SlurmError, UnreachableError
 from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.runs.only_copies import Found, OnlyCopy, Search
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.spec.load import dump_spec
-from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.ledger import JobEntry, Journal, Ledger
 from clusterctl.state.workspace import Workspace
+from clusterctl.transport.ssh import Connections
+from clusterctl.util.disk import read_rows
 
 MODEL = OnlyCopy("/shared/home/ada/models", "ada", 2, 3 << 30, 7200, top="/shared/home/ada")
 SCRATCH = OnlyCopy("/scratch/shards", "bob", 1, 5, 86400 * 3, host="d-train-1", top="/scratch")
@@ -162,14 +174,64 @@ def test_what_can_not_be_told_stops_it_too(stage: Stage, dead: str) -> None:
     assert stage.look(discard=True).unknown
 
 
+def discarded(stage: Stage) -> list[dict[str, Any]]:
+    return list(read_rows(stage.workspace.root.parent / DISCARDED))
+
+
 def test_a_down_that_was_killed_goes_on_where_hosts_are_gone(stage: Stage) -> None:
-    stage.workspace.removing.touch()
+    note_removal(stage.workspace, (), looked=True)
     stage.found = Found(unknown=("what is on d-ctl can't be told: no route",))
     assert not stage.look()
     stage.found = Found(files=(MODEL,), unknown=stage.found.unknown)
     with pytest.raises(OnlyCopyError) as caught:
         stage.look()
     assert "d-ctl" not in caught.value.why
+
+
+@pytest.mark.parametrize("how", ["all answer", "some did not answer before", "a job was submitted since"])
+def test_it_passes_over_silent_hosts_only_if_it_has_looked_at_them(stage: Stage, how: str) -> None:
+    silent = Found(unknown=("what is on d-ctl can't be told: no route",))
+    note_removal(stage.workspace, ("x: 1 B",), looked=how != "some did not answer before")
+    if how == "all answer":  # nothing was removed, and the cluster is used again
+        assert not stage.look()
+        assert not discarded(stage)
+    elif how == "a job was submitted since":
+        Ledger(stage.workspace.jobs).add(JobEntry(token=str(7), name="mine", user="ada", submitted_at=0))
+    stage.found = silent
+    with pytest.raises(OnlyCopyError):
+        stage.look()
+
+
+def test_what_is_discarded_is_noted_once_a_cluster(stage: Stage) -> None:
+    """However often `down` is run again: what is told again is as it is now, what is gone stays."""
+    other = {"time": 1, "cluster": "other", "discarded": ["y"]}
+    (stage.workspace.root.parent / DISCARDED).write_text(f"{json.dumps(other)}\n")
+    note_removal(stage.workspace, (str(MODEL), str(SCRATCH), "the run of job 2 (mine)"), looked=True)
+    older = replace(SCRATCH, age_s=86400 * 4)
+    note_removal(stage.workspace, (str(older), "the run of job 2 (mine)"), looked=True)
+    first, row = discarded(stage)
+    assert first == other
+    assert (row["cluster"], row["discarded"]) == ("d", [str(MODEL), str(older), "the run of job 2 (mine)"])
+    take_back(stage.workspace)
+    assert discarded(stage) == [other]
+    assert not stage.workspace.removing.exists()
+    note_removal(stage.workspace, (), looked=True)
+    assert discarded(stage) == [other]
+
+
+def test_whether_hosts_answer_is_asked_of_each(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead: set[str] = set()
+
+    def run(name: str, *_: object) -> None:
+        if name in dead:
+            raise UnreachableError("no route")
+
+    monkeypatch.setattr(Connections, "to", lambda _, name: SimpleNamespace(run=partial(run, name)))
+    assert all_answer(stage.workspace)
+    dead.add("d-train-2")
+    assert not all_answer(stage.workspace)
+    stage.workspace.inventory.unlink()
+    assert all_answer(stage.workspace)
 
 
 def test_where_no_user_could_log_in_yet_nothing_is_asked(stage: Stage) -> None:
@@ -201,6 +263,35 @@ def test_storage_that_is_kept_is_looked_at_where_it_is_removed(
     monkeypatch.setattr(Search, "find", lambda self: searched.append(self) or Found())
     stage.look(storage=storage)
     assert [(one.shared, len(one.hosts)) for one in searched] == [(shared, 3)]
+
+
+@pytest.mark.parametrize(
+    ("keep", "storage", "said"),
+    [
+        (False, False, "or keep the shared folder: `storage: {keep: true}` in the spec, `clusterctl up`"),
+        (False, True, "`storage: {keep: true}` in the spec, `clusterctl up`, without --storage"),
+        (True, True, "or keep the shared folder: leave out --storage"),
+    ],
+)
+def test_how_to_keep_the_shared_folder_is_said_as_it_is(
+    stage: Stage, keep: bool, storage: bool, said: str
+) -> None:
+    stage.keep(keep)
+    stage.found = Found(files=(MODEL,))
+    with pytest.raises(OnlyCopyError) as caught:
+        stage.look(storage=storage)
+    (line,) = (line for line in caught.value.fix.splitlines() if "keep the shared folder" in line)
+    assert line.endswith(said)
+
+
+def test_nothing_is_said_of_keeping_where_it_is_too_late(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalSettings, "keeps_from_start", True)
+    stage.found = Found(files=(MODEL,))
+    with pytest.raises(OnlyCopyError) as caught:
+        stage.look()
+    assert "keep" not in caught.value.fix
 
 
 def change(name: str, action: Any, **more: Any) -> HostChange:

@@ -262,6 +262,8 @@ def test_a_cluster_that_is_up_keeps_its_shared_folder_where_it_is(
     workspace = workspace_in(tmp_path)
     up(spec_of(keep=keep), workspace)
     other = spec_of(keep=not keep)
-    with pytest.raises(UsageError, match="is not moved"):
+    with pytest.raises(UsageError, match="can't be changed while the cluster is up") as caught:
         provider_of(other).plan(other, workspace, keep={}, report=silent)
+    assert caught.value.exit_code == 2
+    assert f"write `keep: {str(keep).lower()}`" in caught.value.fix
     assert cloud.instances

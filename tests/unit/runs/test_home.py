@@ -355,8 +355,10 @@ def test_one_run_that_fails_does_not_hold_up_the_others(session, cluster, tmp_pa
     ids = [finished(session, cluster, tmp_path, "true", name) for name in ("a", "b", "c")]
     out.mkdir()
     (out / ".demo-2-b.incomplete").write_text("in the way")
+    told: list[RunRecord] = []
     with pytest.raises(CollectError, match="1 of 3 runs") as caught:
-        collect(session, ids, out=out)
+        collect(session, ids, out=out, on_run=told.append)
+    assert [run.job_id for run in told] == ["1", "3"]
     assert "job 2" in caught.value.failures[0].cause
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["demo-1-a", "demo-3-c"]
     (out / ".demo-2-b.incomplete").unlink()
@@ -493,7 +495,9 @@ def test_what_was_sent_and_is_unchanged_stays_if_it_is_large(session, cluster, t
     for name in ("changed", "grown", "small", "made"):
         assert (run.directory / name).is_file()
     assert run.source == json.loads((run.directory / "source.json").read_text())["hash"]
-    assert not_brought_home(run).endswith("was not collected: turned and 1 more (a symbolic link)")
+    assert not_brought_home(run, session.ledger.workspace).endswith(
+        "was not collected: turned and 1 more (a symbolic link)"
+    )
 
 
 @pytest.mark.parametrize("text", ["[]", *in_sweep("not json", '{"files": [{"path": 1}], "links": []}')])

@@ -19,11 +19,11 @@ from clusterctl.errors import CollectError, UnreachableError
 from clusterctl.runs import only_copies
 from clusterctl.runs.only_copies import Found, Search
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
-from clusterctl.state.ledger import JobEntry, Ledger
+from clusterctl.state.ledger import UNCHANGED, JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import remote_copies
 from clusterctl.transport.base import Conversation
-from clusterctl.transport.copies import note_sent
+from clusterctl.transport.copies import Copies, note
 from clusterctl.transport.put import send_into
 from clusterctl.transport.remote_copies import NOT_IN_HOMES, Top
 from clusterctl.transport.ssh import Connections
@@ -78,14 +78,37 @@ class Stage:
         file.write_text(text)
         return file
 
-    def put(self, name: str) -> None:
-        """Send a file to the home, as `put` does."""
+    def put(self, name: str) -> Path:
+        """Send a file, or all of the folder that it is in, to the home, as `put` does."""
         here = self.out.parent / name
+        here.parent.mkdir(exist_ok=True)
         here.write_text("sent\n")
-        items, _ = walk([here])
-        sent = send_into(LocalTransport(), items, str(self.home))
-        note_sent(self.workspace.sent, sent.folder, items, host="demo-ctl")
-        assert self.workspace.sent.stat().st_mode & 0o077 == 0
+        root = self.out.parent / Path(name).parts[0]
+        sent = send_into(LocalTransport(), walk([root])[0], str(self.home))
+        note(self.workspace, [Copies("demo-ctl", f"{sent.folder}/{root.name}", str(root), sent=True)])
+        assert self.workspace.copies.stat().st_mode & 0o077 == 0
+        return here
+
+    def submitted(self, name: str) -> Path:
+        """A large file that went with the job's script, and does not come back."""
+        here = self.out.parent / "project" / name
+        here.parent.mkdir()
+        here.write_text("sent\n")
+        shutil.copy2(here, self.home / JOB / name)
+        note(self.workspace, [Copies("demo-ctl", str(self.home / JOB), str(here.parent), (name,), sent=True)])
+        self.leaves(name, UNCHANGED)
+        return here
+
+    def leaves(self, path: str, why: str) -> None:
+        """The run says so."""
+        record = {
+            "token": "a1b2", "cluster": "demo", "job_id": "1", "name": "mine", "user": "ada",
+            "partition": "train", "account": "", "state": "COMPLETED", "final": True, "tasks": [],
+            "nodes": [], "submit_time": 0, "start_time": 0, "end_time": 0, "elapsed_s": 0, "collected_at": 0,
+            "remote_dir": "", "files": 0, "bytes": 0,
+            "skipped": [{"path": path, "reason": why}],
+        }  # fmt: skip
+        (self.run / "run.json").write_text(json.dumps(record))
 
     def collected(self) -> None:
         """The job has come home with all that is in its folder."""
@@ -134,6 +157,21 @@ def put_and_changed(stage: Stage) -> Path:
 def put_and_moved(stage: Stage) -> Path:
     stage.put("set.csv")
     return (stage.home / "set.csv").rename(stage.home / "other.csv")
+
+
+def put_and_edited_here(stage: Stage) -> Path:
+    changed(stage, str(stage.put("data/set.csv")), "mine\n")
+    return stage.home / "data/set.csv"
+
+
+def put_and_gone_here(stage: Stage) -> Path:
+    stage.put("set.csv").unlink()
+    return stage.home / "set.csv"
+
+
+def submitted_and_edited_here(stage: Stage) -> Path:
+    changed(stage, str(stage.submitted("set.bin")), "mine\n")
+    return stage.home / JOB / "set.bin"
 
 
 def gone_here(stage: Stage) -> Path:
@@ -197,6 +235,9 @@ WAYS: dict[str, Callable[[Stage], Path]] = {
     "a requeued job's new output": lambda s: changed(s, f"{JOB}/stdout.log", "step 9\n"),
     "a sent file that was changed": put_and_changed,
     "a sent file that was moved": put_and_moved,
+    "a sent file that was edited here": put_and_edited_here,
+    "a sent file that is gone here": put_and_gone_here,
+    "a file sent with a job that was edited here": submitted_and_edited_here,
     "a run that is gone here": gone_here,
     "a file of a run that is gone here": removed_here,
     "a file of a run that was edited here": edited_here,
@@ -212,7 +253,12 @@ WAYS: dict[str, Callable[[Stage], Path]] = {
     "a folder beside the homes": beside_homes,
     "the home of another user": of_another_user,
 }
-FIRST = ("a checkpoint in a job's folder", "a sent file that was changed", "names that are no text")
+FIRST = (
+    "a checkpoint in a job's folder",
+    "a sent file that was changed",
+    "a sent file that is gone here",
+    "names that are no text",
+)
 
 
 @pytest.mark.parametrize("way", [*FIRST, *in_sweep(*(way for way in WAYS if way not in FIRST))])
@@ -228,6 +274,13 @@ def test_whatever_exists_only_there_is_found_and_brought_here(stage: Stage, way:
     assert not stage.search.find()
 
 
+def submitted_by_a_link(stage: Stage) -> None:
+    """What a link in the script's folder leads to outside goes as a file."""
+    here = stage.submitted("set.bin")
+    here.rename(stage.out / "set.bin")
+    here.symlink_to(stage.out / "set.bin")
+
+
 def put_in_a_folder(stage: Stage) -> None:
     stage.put("set.csv")
     os.utime(stage.home, (1e9, 1e9))
@@ -237,6 +290,9 @@ NOTHING = {
     "an empty home": Stage.__repr__,
     "a run that is here": lambda s: s.collected(),
     "what was sent and is as it was": put_in_a_folder,
+    "a folder that was sent": lambda s: s.put("data/set.csv"),
+    "what was sent with a job": lambda s: s.submitted("set.bin"),
+    "what a link leads to that was sent with a job": submitted_by_a_link,
     "caches": lambda s: [s.write(".cache/pip/wheel"), s.write("code/__pycache__/a.pyc"), s.write(".nv/x")],
     "what ssh and shells note": lambda s: [s.write(".ssh/authorized_keys"), s.write(".bash_history")],
     "what clusterctl keeps there": lambda s: [
@@ -261,17 +317,83 @@ def test_what_is_elsewhere_or_worth_nothing_stops_nobody(stage: Stage, what: str
 
 def test_a_file_of_a_job_is_told_with_why_it_was_left(stage: Stage) -> None:
     stage.write(f"{JOB}/out/checkpoint-3/weights", "w" * 2000)
-    record = {
-        "token": "a1b2", "cluster": "demo", "job_id": "1", "name": "mine", "user": "ada",
-        "partition": "train", "account": "", "state": "COMPLETED", "final": True, "tasks": [], "nodes": [],
-        "submit_time": 0, "start_time": 0, "end_time": 0, "elapsed_s": 0, "collected_at": 0, "remote_dir": "",
-        "files": 0, "bytes": 0,
-        "skipped": [{"path": "out/checkpoint-3", "reason": "an older checkpoint"}],
-    }  # fmt: skip
-    (stage.run / "run.json").write_text(json.dumps(record))
+    stage.leaves("out/checkpoint-3", "an older checkpoint")
     (line,) = stage.search.find().lines
     assert line.startswith("out of job 1 (mine): 2.0 KiB in 1 file of ")
     assert line.endswith(", just written; an older checkpoint")
+
+
+def moved(stage: Stage) -> None:
+    stage.write(f"{JOB}/out/weights")
+    stage.collected()
+    stage.run.rename(stage.out / "elsewhere")
+
+
+def edited(stage: Stage) -> None:
+    edited_here(stage)
+    stage.write(f"{JOB}/metrics.jsonl")
+    stage.collected()
+    changed(stage, f"{JOB}/metrics.jsonl", "more\n")
+    changed(stage, f"{JOB}/stdout.log", "more\n")
+
+
+def requeued(stage: Stage) -> None:
+    ledger = Ledger(stage.workspace.jobs)
+    ledger.update(ledger.entries()[0], run_state="RUNNING")
+    changed(stage, f"{JOB}/stdout.log", "step 2\n")
+
+
+@pytest.mark.parametrize(
+    ("way", "files", "why"),
+    [
+        (moved, 2, "; {run} is not here any more"),
+        (edited, 2, "; not the same as in {run}"),
+        (lambda s: s.write(f"{JOB}/late.txt"), 1, "; not in {run}"),
+        (requeued, 1, "; the run was collected before the job ended"),
+        (submitted_and_edited_here, 1, "; not the same as in {project}"),
+    ],
+)
+def test_one_line_a_job_says_why_its_files_count(
+    stage: Stage, way: Callable[[Stage], object], files: int, why: str
+) -> None:
+    way(stage)
+    (line,) = stage.search.find().lines
+    assert " of job 1 (mine): " in line
+    assert f" in {files} file" in line
+    assert (" and 1 more of job" in line) == (files == 2)
+    assert line.endswith(why.format(run=stage.run, project=stage.out.parent / "project"))
+
+
+def test_why_a_sent_file_counts_is_said_too(stage: Stage) -> None:
+    here = stage.put("set.csv")
+    here.unlink()
+    assert stage.search.find().lines[0].endswith(f"; {here} is not here any more")
+    here.write_text("another\n")
+    assert stage.search.find().lines[0].endswith(f"; not the same as in {here}")
+
+
+def test_what_is_on_kept_storage_and_here_is_known_after_the_workspace_is_gone(stage: Stage) -> None:
+    """And only as long as it is here, and as it was there."""
+    sent = stage.put("set.csv")
+    stage.submitted("set.bin")
+    stage.write("weights")
+    (folder,) = stage.search.bring(stage.search.find().files, stage.out, progress=lambda *_: None)
+    only_copies.note_copies(stage.workspace)
+    before = stage.workspace.copies.read_text()
+    only_copies.note_copies(stage.workspace)
+    assert stage.workspace.copies.read_text() == before
+    stage.workspace.remove()
+    stage.workspace.create()
+    assert not stage.search.find()
+    os.utime(stage.home / "weights", (1e9, 1e9))
+    sent.unlink()
+    (stage.run / "stdout.log").unlink()
+    whys = {one.what.rpartition("/")[2]: one.why for one in stage.search.find().files}
+    assert whys == {
+        "weights": f"not the same as in {folder}",
+        "set.csv": f"{sent} is not here any more",
+        "stdout.log": f"not in {stage.run}",
+    }
 
 
 def test_of_sparse_files_both_sizes_are_told(stage: Stage) -> None:
@@ -334,8 +456,7 @@ def test_what_was_edited_here_is_never_overwritten(stage: Stage) -> None:
     assert not stage.search.find()
 
 
-def test_small_files_that_are_not_named_make_no_folder(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(only_copies, "_brought", lambda _: ())
+def test_small_files_that_are_not_named_make_no_folder(stage: Stage) -> None:
     unnamed = Found(files=(only_copies.OnlyCopy("others", "ada", 3, 30, 0, host="demo-ctl"),))
     assert stage.search.bring(unnamed.files, stage.out, progress=lambda *_: None) == ()
     assert [path.name for path in stage.out.iterdir()] == [stage.run.name]
@@ -353,8 +474,9 @@ def test_a_folder_that_can_not_be_written_is_an_error_that_names_it(stage: Stage
 def test_a_damaged_note_of_what_was_brought_is_passed_over(stage: Stage) -> None:
     stage.write("weights")
     stage.search.bring(stage.search.find().files, stage.out, progress=lambda *_: None)
-    with stage.workspace.brought.open("a") as file:
+    with stage.workspace.copies.open("a") as file:
         file.write('{"host": "", "top": "/x"}\n{"host": "", "top": 1, "directory": 2}\n')
+        file.write('{"top": "/x", "directory": "/\\u0000"}\n{"top": "/x", "directory": "/x", "names": 3}\n')
     assert not stage.search.find()
 
 
