@@ -179,7 +179,7 @@ def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: boo
             one.model_copy(update={"since": one.since or since.get(one.id)})
             for one in provider.kept_storage(name, noted.users)
         )
-        lost = look_at_storage(provider, found)
+        lost = look_at_storage(provider, workspace, found)
     answer = {
         "cluster": name,
         "storage": [one.as_dict() for one in found],

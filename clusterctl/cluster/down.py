@@ -143,7 +143,8 @@ def _kept_beside(workspace: Workspace, provider: Provider) -> Found:
     is_looked_at = _settings(workspace).user_owned and workspace.configured.exists()
     if keeps_storage(workspace) or is_looked_at:
         return NOTHING
-    return look_at_storage(provider, provider.kept_storage(workspace.root.name, _users(workspace)))
+    kept = provider.kept_storage(workspace.root.name, _users(workspace))
+    return look_at_storage(provider, workspace, kept)
 
 
 @contextmanager

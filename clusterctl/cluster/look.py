@@ -21,6 +21,7 @@ from clusterctl.state.inventory import Inventory, applied_spec, inventory_of, ke
 from clusterctl.state.ledger import JobEntry
 from clusterctl.state.workspace import Workspace, hold, write_atomic
 from clusterctl.transport.base import Connect
+from clusterctl.transport.copies import read_copies
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.disk import read_rows
 from clusterctl.util.process import on_each
@@ -114,15 +115,16 @@ def note_discarded(workspace: Workspace, lines: Sequence[str] | None, *, since: 
             write_atomic(file, "".join(f"{json.dumps(row)}\n" for row in kept))
 
 
-def look_at_storage(provider: Provider, storage: Iterable[KeptStorage]) -> Found:
+def look_at_storage(provider: Provider, workspace: Workspace, storage: Iterable[KeptStorage]) -> Found:
     """Find what exists only on storage that was kept when its cluster went down.
 
     Raises:
         UsageError: a cluster has it, or another machine.
     """
     found = Found()
+    known = [number for copies in read_copies(workspace) for number in copies.numbers()]
     for one in storage:
-        rows = provider.files_of_storage(one)
+        rows = provider.files_of_storage(one, known=known)
         there = found_on_storage(rows or ())
         closed = (f"{one.dated}: what is on it can be told only while a cluster has it",) * (rows is None)
         found = Found(found.files + there.files, unknown=found.unknown + there.unknown + closed)

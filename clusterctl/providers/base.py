@@ -269,8 +269,12 @@ class Provider(Protocol):
         ``users`` are those of their spec; where nothing else says whose they are, the first of them does.
         """
 
-    def files_of_storage(self, kept: KeptStorage) -> Sequence[Mapping[str, Any]] | None:
+    def files_of_storage(
+        self, kept: KeptStorage, *, known: Sequence[int]
+    ) -> Sequence[Mapping[str, Any]] | None:
         """What is on kept storage, as transport/remote_copies.py tells; None where only a cluster can tell.
+
+        ``known`` are the numbers of files that are elsewhere, too.
 
         Raises:
             UsageError: a cluster has it, or another machine.

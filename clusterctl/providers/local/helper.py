@@ -333,7 +333,9 @@ def copies(request: dict[str, Any]) -> dict[str, Any]:
     names = {uid: name for name, uid in homes.items()}
     at = {"shared": asked.shared, "at": str(layout.shared_folder(asked.id)), "look_at_shared": True}
     tops = remote_copies.tops_of({**at, "host": "", "local": False})
-    walk = remote_copies.Walk(array("Q"), [*map(os.fsencode, asked.ours)], (), Beat(lambda: None))
+    walk = remote_copies.Walk(
+        array("Q", sorted(asked.known)), [*map(os.fsencode, asked.ours)], (), Beat(lambda: None)
+    )
     return {"rows": list(remote_copies.answers(walk, tops, lambda uid: names.get(uid, str(uid))))}
 
 

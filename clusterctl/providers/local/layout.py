@@ -158,11 +158,15 @@ class StorageQuery(_Message):
 
 
 class CopiesQuery(_Message):
-    """A kept shared folder; hosts had it as ``shared``. ``ours``: files of ours in the folders of jobs."""
+    """A kept shared folder; hosts had it as ``shared``. ``ours``: files of ours in the folders of jobs.
+
+    ``known``: the numbers of files that are elsewhere, too (``digest`` of transport/remote_copies.py).
+    """
 
     id: ClusterId
     shared: str
     ours: tuple[str, ...]
+    known: tuple[int, ...]
 
 
 class Existing(_Message):

@@ -162,8 +162,11 @@ class LocalProvider(Provider):
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:  # noqa: ARG002
         return tuple(_kept(one) for one in kept_folders() if one.name == name and _is_ours(one))
 
-    def files_of_storage(self, kept: KeptStorage) -> Sequence[Mapping[str, Any]] | None:
-        request = layout.CopiesQuery(id=kept.id, shared=_SHARED, ours=tuple(SENT_FILES))
+    def files_of_storage(
+        self, kept: KeptStorage, *, known: Sequence[int]
+    ) -> Sequence[Mapping[str, Any]] | None:
+        ours = tuple(SENT_FILES)
+        request = layout.CopiesQuery(id=kept.id, shared=_SHARED, ours=ours, known=tuple(known))
         rows: list[dict[str, Any]] = call("copies", request.model_dump(mode="json"))["rows"]
         return rows
 

@@ -130,7 +130,9 @@ class Stub:
         assert users == ("ada",)
         return tuple(self.storage)
 
-    def files_of_storage(self, kept: KeptStorage) -> Sequence[Mapping[str, Any]] | None:
+    def files_of_storage(
+        self, kept: KeptStorage, *, known: Sequence[int]
+    ) -> Sequence[Mapping[str, Any]] | None:
         return self.rows
 
     def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
@@ -239,13 +241,13 @@ def test_down_storage_asks_for_no_discard_where_nothing_is_on_it(home: Path, stu
     assert down.down(cluster(keep=False), DownOptions(remove_storage=True)).removed == (DISK,)
 
 
-def test_what_is_on_it_is_told_with_size_owner_and_age(stub: Stub) -> None:
+def test_what_is_on_it_is_told_with_size_owner_and_age(home: Path, stub: Stub) -> None:
     stub.rows = [
         {"top": HOME, "path": "bW9kZWxz", "owner": "ada", "files": 2, "bytes": 3 << 30, "age_s": 7200},
         {"unread": "L3NoYXJlZC94", "why": "Permission denied"},
         {"end": True},
     ]
-    found = look_at_storage(stub, [DISK])  # type: ignore[arg-type]
+    found = look_at_storage(stub, Workspace.of("d"), [DISK])  # type: ignore[arg-type]
     with pytest.raises(OnlyCopyError) as caught:
         reject_lost_storage(found, "d", user_owned=False)
     assert caught.value.why.splitlines() == [

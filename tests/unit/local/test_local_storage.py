@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from clusterctl.providers.storage import KeptStorage
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.workspace import Workspace
+from clusterctl.transport.copies import Copies, note
 
 NEW, OLD, OTHER = "aaaaaa", "bbbbbb", "cccccc"
 UID = os.getuid() or 1001
@@ -194,7 +196,7 @@ def test_it_is_removed_by_name(state: Path) -> None:
     assert [path.name for path in state.iterdir()] == [OTHER]
 
 
-def test_what_is_on_it_is_told_as_hosts_had_it(state: Path) -> None:
+def test_what_is_on_it_is_told_as_hosts_had_it(state: Path, tmp_path: Path) -> None:
     folder = raised(OLD)
     job = folder / "shared/home/ada/clusterctl/jobs/mine-a1b2"
     job.mkdir(parents=True)
@@ -204,7 +206,7 @@ def test_what_is_on_it_is_told_as_hosts_had_it(state: Path) -> None:
     os.chown(folder / "shared/home/ada/weights", UID, -1)
     helper.down({"id": OLD})
     (kept,) = kept_here()
-    found = look_at_storage(LocalProvider(LocalSettings()), [kept])
+    found = look_at_storage(LocalProvider(LocalSettings()), Workspace.of("d"), [kept])
     assert found.unknown == ()
     (mine,) = (one for one in found.files if one.what == "/shared/home/ada/weights")
     assert (mine.files, mine.bytes, mine.host, mine.owner) == (1, 3, "", "ada")
@@ -214,9 +216,14 @@ def test_what_is_on_it_is_told_as_hosts_had_it(state: Path) -> None:
         "/shared/data.csv",
     }
     assert sum(one.bytes for one in found.files) == 3 + 4 + 3, "not what clusterctl wrote"
+    here = tmp_path / "collected"
+    shutil.copytree(job, here)
+    note(Workspace.of("d"), [Copies("", "/shared/home/ada/clusterctl/jobs/mine-a1b2", str(here))])
+    found = look_at_storage(LocalProvider(LocalSettings()), Workspace.of("d"), [kept])
+    assert [one.what for one in found.files if "mine" in one.what] == [], "it is here, too"
     for path in (folder / "shared/home/ada/weights", folder / "shared/data.csv", job / "checkpoint"):
         path.unlink()
-    assert not look_at_storage(LocalProvider(LocalSettings()), [kept])
+    assert not look_at_storage(LocalProvider(LocalSettings()), Workspace.of("d"), [kept])
 
 
 @pytest.fixture
