@@ -418,5 +418,7 @@ def _agrees(shown: Any, other: Any) -> bool:
     if isinstance(shown, dict) and isinstance(other, dict):
         return all(_agrees(value, other.get(name)) for name, value in shown.items())
     if isinstance(shown, list) and isinstance(other, list):
+        if UNKNOWN in shown:  # perhaps of a set, in which it may have another place once it is known
+            return len(shown) == len(other) and all(any(_agrees(one, its) for its in other) for one in shown)
         return len(shown) == len(other) and all(map(_agrees, shown, other))
     return bool(shown == other)

@@ -10,7 +10,7 @@ import pytest
 from clusterctl.errors import Failure, TerraformError
 from clusterctl.providers.gcp.terraform_program import Program
 from tests.support.google.terraformed import Terraformed
-from tests.support.terraform import program
+from tests.support.terraform import in_state, program
 
 INSTANCE = "google_compute_instance"
 ALL = {"demo-ctl", "demo-train-1", "demo-train-2", "demo-train-3", "demo-train-4"}
@@ -101,6 +101,16 @@ def test_a_state_that_was_lost_is_made_again_of_what_is_there(cluster: Terraform
     cluster.up()
     assert cluster.cloud.resources() == before
     assert not {kind for _, kind, _ in cluster.cloud.done("create")} & {INSTANCE, "google_compute_network"}
+    assert cluster.terraform.plan().is_empty
+
+
+def test_rules_of_an_account_that_is_taken_over_are_the_ones_that_were_shown(cluster: Terraformed) -> None:
+    """Of a set that is shown with one account yet unknown, the order says nothing."""
+    cluster.cloud.fail("quota", of="google_compute_firewall", times=3)
+    with pytest.raises(TerraformError):
+        cluster.up()
+    in_state(cluster.terraform, "rm", 'module.iam.google_service_account.role["controller"]')
+    cluster.up()
     assert cluster.terraform.plan().is_empty
 
 
