@@ -18,7 +18,7 @@ from clusterctl.runs.only_copies import NOTHING, Found, Search, found_on_storage
 from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of, keeps_storage
-from clusterctl.state.ledger import JobEntry
+from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace, hold, write_atomic
 from clusterctl.transport.base import Connect
 from clusterctl.transport.copies import read_copies
@@ -28,6 +28,7 @@ from clusterctl.util.process import on_each
 
 DISCARDED = "discarded.jsonl"  # in the folder of the workspaces, as the journal is removed with its workspace
 PATIENCE_S = 5.0  # for the scheduler to answer
+LOOK_VALID_S = 3600.0  # later, hosts may be silent for another reason, and have new files
 
 
 def look(
@@ -51,7 +52,7 @@ def look(
     to_stay = storage and keeps_storage(workspace)  # until now: nobody has looked at the shared folder
     if all_told:  # an earlier `down` has removed nothing
         take_back(workspace)
-    elif _begun(workspace).get("looked") and not to_stay:  # it has looked at what is gone by now
+    elif _has_just_looked(workspace) and not to_stay:  # at what is gone by now
         found = replace(found, unknown=())
     found = replace(found, files=found.files + kept.files, unknown=found.unknown + kept.unknown)
     runner.note = _note(found, discard=discard)
@@ -76,12 +77,14 @@ def all_answer(workspace: Workspace) -> bool:
 def note_removal(workspace: Workspace, discarded: Sequence[str], *, looked: bool) -> None:
     """Note that the cluster is being removed, and what is ``discarded``, before anything is.
 
-    Only if all hosts were ``looked`` at, the next `down` passes over those that don't answer any more. What
-    an earlier one was to discard, which did not end, is in the same row. On a full disk nothing is noted.
+    Only if all hosts were ``looked`` at, a `down` soon after passes over those that don't answer any more.
+    What an earlier one was to discard, which did not end, is in the same row. On a full disk nothing is noted.
     """
-    since = _begun(workspace).get("since", time.time())
+    begun, now = _begun(workspace), time.time()
+    since = begun.get("since", now)
+    looked_at = (begun.get("looked_at") or now) if looked else None  # a second `down` has not looked again
     with suppress(MachineError):
-        write_atomic(workspace.removing, json.dumps({"since": since, "looked": looked}))
+        write_atomic(workspace.removing, json.dumps({"since": since, "looked_at": looked_at}))
     note_discarded(workspace, discarded, since=since)
 
 
@@ -95,6 +98,13 @@ def take_back(workspace: Workspace) -> None:
 
 def _begun(workspace: Workspace) -> dict[str, Any]:
     return next(read_rows(workspace.removing), {})
+
+
+def _has_just_looked(workspace: Workspace) -> bool:
+    """Whether an earlier `down` has looked at all hosts, and no job was submitted since."""
+    looked_at = _begun(workspace).get("looked_at") or 0.0
+    latest = max((entry.submitted_at for entry in Ledger(workspace.jobs).entries()), default=0.0)
+    return latest < looked_at <= time.time() < looked_at + LOOK_VALID_S
 
 
 def note_discarded(workspace: Workspace, lines: Sequence[str] | None, *, since: float) -> None:

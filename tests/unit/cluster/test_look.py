@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from clusterctl.cluster import look as looking
 from clusterctl.cluster import plan as planning
 from clusterctl.cluster.look import (
     DISCARDED,
+    LOOK_VALID_S,
     all_answer,
     look,
     look_at_leaving,
@@ -188,15 +190,33 @@ def test_a_down_that_was_killed_goes_on_where_hosts_are_gone(stage: Stage) -> No
     assert "d-ctl" not in caught.value.why
 
 
-@pytest.mark.parametrize("how", ["all answer", "some did not answer before", "a job was submitted since"])
-def test_it_passes_over_silent_hosts_only_if_it_has_looked_at_them(stage: Stage, how: str) -> None:
+def test_it_passes_over_them_also_if_an_older_job_became_known_since(stage: Stage) -> None:
+    """As `collect` does with one that was submitted elsewhere."""
+    note_removal(stage.workspace, (), looked=True)
+    entry = JobEntry(token=str(7), name="mine", user="ada", submitted_at=5.0, job_id="7")
+    Ledger(stage.workspace.jobs).add(entry)
+    stage.found = Found(unknown=("what is on d-ctl can't be told: no route",))
+    assert not stage.look()
+
+
+@pytest.mark.parametrize(
+    "how", ["all answer", "some did not answer before", "a job was submitted since", "it was long ago"]
+)
+def test_it_passes_over_silent_hosts_only_if_it_has_just_looked_at_them(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     silent = Found(unknown=("what is on d-ctl can't be told: no route",))
     note_removal(stage.workspace, ("x: 1 B",), looked=how != "some did not answer before")
     if how == "all answer":  # nothing was removed, and the cluster is used again
         assert not stage.look()
         assert not discarded(stage)
     elif how == "a job was submitted since":
-        Ledger(stage.workspace.jobs).add(JobEntry(token=str(7), name="mine", user="ada", submitted_at=0))
+        job = JobEntry(token=str(7), name="mine", user="ada", submitted_at=time.time())
+        Ledger(stage.workspace.jobs).add(job)
+    elif how == "it was long ago":
+        later = time.time() + LOOK_VALID_S
+        monkeypatch.setattr(looking, "time", SimpleNamespace(time=lambda: later))
+        note_removal(stage.workspace, (), looked=True)  # a second one that passed over them has not looked
     stage.found = silent
     with pytest.raises(OnlyCopyError):
         stage.look()
