@@ -33,13 +33,13 @@ LOOK_VALID_S = 3600.0  # later, hosts may be silent for another reason, and have
 
 def look(
     runner: PhaseRunner,
-    given_up: Collection[JobEntry],
+    discarded: Collection[JobEntry],
     *,
     discard: bool,
     storage: bool = False,
     kept: Found = NOTHING,
 ) -> Found:
-    """Find what exists only on the cluster, but for the jobs that are ``given_up``, before it is removed.
+    """Find what exists only on the cluster, but for the ``discarded`` jobs, before it is removed.
 
     Of machines of the user's own that is jobs alone: their files stay where they are. With ``storage``, what
     is on the shared folder counts in any case, and what is on ``kept`` storage beside it.
@@ -48,11 +48,12 @@ def look(
         OnlyCopyError: there is something, and not ``discard``; one failure each.
     """
     workspace = runner.workspace
-    found, all_told = _found(workspace, {entry.job_id for entry in given_up}, storage=storage)
-    to_stay = storage and keeps_storage(workspace)  # until now: nobody has looked at the shared folder
-    if all_told:  # an earlier `down` has removed nothing
+    ids = {entry.job_id for entry in discarded if entry.job_id}  # what is in no job's folder has None, too
+    found, complete = _found(workspace, ids, storage=storage)
+    kept_until_now = storage and keeps_storage(workspace, if_damaged=True)  # nobody has looked there before
+    if complete:  # an earlier `down` has removed nothing
         take_back(workspace)
-    elif _has_just_looked(workspace) and not to_stay:  # at what is gone by now
+    elif _has_just_looked(workspace) and not kept_until_now:  # at what is gone by now
         found = replace(found, unknown=())
     found = replace(found, files=found.files + kept.files, unknown=found.unknown + kept.unknown)
     runner.note = _note(found, discard=discard)
@@ -213,10 +214,10 @@ def _uncollected(workspace: Workspace, scheduler: Scheduler, names: Collection[s
     )
 
 
-def _found(workspace: Workspace, given_up: Collection[str | None], *, storage: bool) -> tuple[Found, bool]:
+def _found(workspace: Workspace, discarded: Collection[str], *, storage: bool) -> tuple[Found, bool]:
     """What exists only there; and whether all could be told."""
     is_up = workspace.configured.exists() and not workspace.removing.exists()
-    if storage and not is_up and keeps_storage(workspace):
+    if storage and not is_up and keeps_storage(workspace, if_damaged=True):
         why = "what is on the shared folder can't be told: the last `up` or `down` has not ended"
         return Found(unknown=(why,)), False
     if not workspace.configured.exists():  # no user could log in yet
@@ -227,8 +228,8 @@ def _found(workspace: Workspace, given_up: Collection[str | None], *, storage: b
         return Found(unknown=(exc.cause,)), False
     with Connections(workspace.ssh_config) as connections:
         found = Search.of_all(inventory, workspace, connections.to, kept_too=storage).find()
-        files = tuple(one for one in found.files if one.job_id not in given_up)
-        jobs, unknown = _jobs(inventory, connections.to, given_up)
+        files = tuple(one for one in found.files if one.job_id not in discarded)
+        jobs, unknown = _jobs(inventory, connections.to, discarded)
     unknown = found.unknown or unknown
     # Of machines of the user's own nothing is destroyed: that jobs can't be told is no reason to stay.
     reasons = () if inventory.traits.user_owned and not storage else unknown
@@ -236,7 +237,7 @@ def _found(workspace: Workspace, given_up: Collection[str | None], *, storage: b
 
 
 def _jobs(
-    inventory: Inventory, to: Connect, given_up: Collection[str | None]
+    inventory: Inventory, to: Connect, discarded: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The jobs that wait or run, in words; and why they can't be told."""
     try:
@@ -246,7 +247,7 @@ def _jobs(
     lines = (
         f"job {job.id} ({job.name}) of {job.user} is {job.state.value}"
         for job in found
-        if job.whole_id not in given_up
+        if job.whole_id not in discarded
     )
     return tuple(lines), ()
 

@@ -127,7 +127,7 @@ class Stub:
         return ()
 
     def kept_storage(self, name: str, users: tuple[str, ...]) -> tuple[KeptStorage, ...]:
-        assert users == ("ada",)
+        assert users in {("ada",), ()}
         return tuple(self.storage)
 
     def files_of_storage(
@@ -234,6 +234,17 @@ def test_down_storage_destroys_nothing_where_nobody_can_look(
     assert why in caught.value.why
     assert stub.did == []
     assert runner.workspace.spec.exists()
+
+
+@pytest.mark.parametrize("text", ["torn", None])
+def test_down_storage_stops_where_the_spec_is_lost_too(home: Path, stub: Stub, text: str | None) -> None:
+    """The helper of local clusters keeps the folder by its own note, and this removes it then."""
+    runner = cluster(keep=True)
+    stub.storage, stub.rows = [], []
+    runner.workspace.spec.write_text(text) if text else runner.workspace.spec.unlink()
+    with pytest.raises(OnlyCopyError, match="stays up"):
+        down.down(runner, DownOptions(remove_storage=True))
+    assert stub.did == []
 
 
 def test_down_storage_asks_for_no_discard_where_nothing_is_on_it(home: Path, stub: Stub) -> None:

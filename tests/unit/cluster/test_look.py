@@ -160,6 +160,15 @@ def test_a_run_that_is_given_up_stops_nothing(stage: Stage) -> None:
     assert not stage.look("2")
 
 
+def test_a_submission_that_got_no_id_hides_no_file(stage: Stage) -> None:
+    """All that is in no job's folder has none either."""
+    stage.found = Found(files=(MODEL, LOST))
+    lost = JobEntry(token=str(7), name="mine", user="ada", submitted_at=0)
+    runner = PhaseRunner(workspace=stage.workspace)
+    runner.verb = "down"
+    assert runner.phase(look, [lost], discard=True).files == (MODEL, LOST)
+
+
 @pytest.mark.parametrize("dead", ["hosts", "scheduler", "record", "no record"])
 def test_what_can_not_be_told_stops_it_too(stage: Stage, dead: str) -> None:
     if dead == "hosts":
