@@ -176,11 +176,7 @@ def submit(
     )
     try:
         if source is not None:
-            names = tuple(item.path for item in source.files)
-            here = str(source.folder.absolute())
-            note(
-                session.ledger.workspace, [Copies(session.transport.host, remote_dir, here, names, sent=True)]
-            )
+            note(session.ledger.workspace, _copies(session.transport.host, remote_dir, source))
         session.ledger.keep(token, ours)
         session.ledger.add(entry)  # before it is handed over: from here on, the job can be found by its token
     except MachineError:
@@ -194,6 +190,19 @@ def submit(
         raise
     session.ledger.update(entry, job_id=job_id)
     return Submitted(job_id, job.name, script, remote_dir, token, sent)
+
+
+def _copies(host: str, remote_dir: str, source: Source) -> Iterator[Copies]:
+    """Where the files of a job's folder are here: a model's folder may have another name."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for item in source.files:
+        here, path, top = str(item.origin.absolute()), item.path, remote_dir
+        if not here.endswith(f"/{path}"):
+            first, _, path = path.partition("/")
+            top = f"{remote_dir}/{first}"
+        names.setdefault((top, here.removesuffix(f"/{path}")), []).append(path)
+    for (top, folder), found in names.items():
+        yield Copies(host, top, folder, tuple(found), sent=True)
 
 
 def stage(
