@@ -90,7 +90,11 @@ def reject_files_of_here(session: Session, jobs: Sequence[JobSpec]) -> None:
             continue
         here = Path(os.path.abspath(path))  # noqa: PTH100  # . and .. have no name
         top = here
-        if here.is_file() and any((here.parent / name).exists() for name in _WITH_A_MODEL):
+        if (
+            flag == "--init"
+            and here.is_file()
+            and any((here.parent / name).exists() for name in _WITH_A_MODEL)
+        ):
             top = here.parent
         there = f"{kind}~/{here.relative_to(top.parent)}"
         put = shlex.join(["clusterctl", "put", path if top == here else str(top)])
