@@ -108,11 +108,12 @@ def reject_files_of_here(session: Session, jobs: Sequence[JobSpec]) -> None:
 
 def _files_read(job: JobSpec) -> Iterator[tuple[str, str, str]]:
     """What the job is told to read: the flag, the kind with its colon, and the path."""
-    words = iter(job.args)
-    for word in words:
-        flag, equals, text = word.partition("=")
+    words = list(job.args)
+    while words:
+        flag, equals, text = (word := words.pop(0)).partition("=")
         if flag.startswith("--"):
-            text = text if equals else next(words, "")
+            # A switch has no value; predict, whose files follow no flag, has no switches.
+            text = text if equals else words.pop(0) if words and not words[0].startswith("--") else ""
             kind, colon, path = text.partition(":")
             if flag in _READ_BY_KIND and colon:
                 yield flag, f"{kind}:", path

@@ -405,8 +405,10 @@ def test_no_repository(tmp_path):
             "--init '~/gpt2.safetensors'",
         ),
         ("train", ["--init", "run/model/best.safetensors"], "{home}/run/model", "'~/model/best.safetensors'"),
+        ("train", ["--new-head", "--init", "run/model"], "run/model", "--init '~/model'"),
         ("train", ["--init", "run/model"], "run/model", "--init '~/model'"),
         ("train", ["--data", "idx:run"], "run", "--data 'idx:~/run'"),
+        ("train", ["--data", "text:run/model/book.txt"], "run/model/book.txt", "'text:~/book.txt'"),
         ("eval", ["--resume", "run"], "run", "--resume '~/run'"),
         ("predict", ["--weights", "run", "a b.png"], "'a b.png'", "then say '~/a b.png'"),
     ],
@@ -415,7 +417,8 @@ def test_a_file_that_is_only_here_is_said_before_anything_is_submitted(
     session, tmp_path, monkeypatch, *, bundled, args, put, then
 ):
     monkeypatch.chdir(tmp_path)
-    for name in ("gpt2.safetensors", "a b.png", "run/model/best.safetensors", "run/model/model.json"):
+    beside = ("run/model/best.safetensors", "run/model/model.json", "run/model/book.txt")
+    for name in ("gpt2.safetensors", "a b.png", *beside):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     elsewhere = replace(session, scheduler=SlurmClient(ScriptedTransport([Step(("test", "..."), rc=1)])))
