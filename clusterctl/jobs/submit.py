@@ -76,8 +76,9 @@ class Submitted:
     source: SentSource | None
 
 
-def reject_files_of_here(session: Session, jobs: Sequence[JobSpec]) -> None:
-    """
+def reject_files_of_here(session: Session, jobs: Sequence[JobSpec], *, report: LineReporter) -> None:
+    """Refuse a job that is to read what only this machine has; report where its nodes may have it, too.
+
     Raises:
         UsageError: a bundled job is to read a file that is on this machine, and not on the cluster.
         TransportError: the controller can't be reached.
@@ -98,11 +99,16 @@ def reject_files_of_here(session: Session, jobs: Sequence[JobSpec]) -> None:
             top = here.parent
         there = f"{kind}~/{here.relative_to(top.parent)}"
         put = shlex.join(["clusterctl", "put", path if top == here else str(top)])
+        fix = f"`{put}`, then say {' '.join(filter(None, (flag, shlex.quote(there))))}"
+        home = os.path.expanduser("~")  # noqa: PTH111  # it never raises
+        if os.path.isabs(path) and not here.is_relative_to(home):  # noqa: PTH117  # may be on a disk of each node
+            report(f"note: the controller has no {path}; if the nodes don't either, {fix}")
+            continue
         raise UsageError(
             f"{path} is on this machine, and not on the cluster",
             where=flag or "a file to predict",
             why="a job reads files of the cluster",
-            fix=f"`{put}`, then say {' '.join(filter(None, (flag, shlex.quote(there))))}",
+            fix=fix,
         )
 
 

@@ -417,6 +417,7 @@ def test_a_file_that_is_only_here_is_said_before_anything_is_submitted(
     session, tmp_path, monkeypatch, *, bundled, args, put, then
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     beside = ("run/model/best.safetensors", "run/model/model.json", "run/model/book.txt")
     for name in ("gpt2.safetensors", "a b.png", *beside):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -424,7 +425,7 @@ def test_a_file_that_is_only_here_is_said_before_anything_is_submitted(
     elsewhere = replace(session, scheduler=SlurmClient(ScriptedTransport([Step(("test", "..."), rc=1)])))
     job = JobSpec(name="j", bundled=bundled, args=tuple(arg.format(home=tmp_path) for arg in args))
     with pytest.raises(UsageError, match="is on this machine, and not on the cluster") as caught:
-        reject_files_of_here(elsewhere, [job])
+        reject_files_of_here(elsewhere, [job], report=pytest.fail)
     assert f"`clusterctl put {put.format(home=tmp_path)}`" in caught.value.fix
     assert caught.value.fix.endswith(then)
 
@@ -435,5 +436,19 @@ def test_a_file_that_the_cluster_has_is_read_there(session, tmp_path, monkeypatc
         (tmp_path / name).touch()
     args = ("--resume", "auto", "--data", "digits", "--model", "cnn", "--out", "out", "--init")
     for there in (str(tmp_path / "out"), "~/out", "nowhere"):  # the played cluster is this machine
-        reject_files_of_here(session, [JobSpec(name="j", bundled="train", args=(*args, there))])
-    reject_files_of_here(session, [JobSpec(name="j", script=tmp_path / "out", args=("--init", "out"))])
+        reject_files_of_here(
+            session, [JobSpec(name="j", bundled="train", args=(*args, there))], report=pytest.fail
+        )
+    script = JobSpec(name="j", script=tmp_path / "out", args=("--init", "out"))
+    reject_files_of_here(session, [script], report=pytest.fail)
+
+
+def test_a_path_that_the_nodes_may_have_on_their_own_disks_is_no_error(session, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "imagenet").mkdir()
+    elsewhere = replace(session, scheduler=SlurmClient(ScriptedTransport([Step(("test", "..."), rc=1)])))
+    job, notes = JobSpec(name="j", bundled="train", args=("--data", f"idx:{tmp_path}/imagenet")), []
+    reject_files_of_here(elsewhere, [job], report=notes.append)
+    (note,) = notes
+    assert f"the controller has no {tmp_path}/imagenet" in note
+    assert f"`clusterctl put {tmp_path}/imagenet`, then say --data 'idx:~/imagenet'" in note
