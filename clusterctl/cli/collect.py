@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +19,9 @@ from clusterctl.spec.base import parse_size_mib
 from clusterctl.state.inventory import inventory_of, keeps_storage
 from clusterctl.state.ledger import UNCHANGED, RunRecord
 from clusterctl.state.workspace import Workspace
+
+if TYPE_CHECKING:
+    from clusterctl.transport.copies import Copies
 
 _MOST_REASONS = 8
 _CHECKPOINTS = ("latest", "all", "none")
@@ -86,8 +90,9 @@ def collect(
         for r in runs
     ]
     lines = []
+    brought = brought_otherwise(workspace) if any(run.skipped for run in runs) else ()
     for run in runs:
-        if stays := not_brought_home(run, workspace):
+        if stays := not_brought_home(run, brought):
             screen.note(f"note: {stays}; {_what_becomes(workspace)}")
         cost = "" if run.cost_usd is None else f", {run.cost_usd:.2f} USD"
         lines.append(f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}{cost}")
@@ -130,12 +135,16 @@ def _bytes(flag: str, size: str | None, default: int) -> int:
         raise UsageError(f"{flag} is wrong", why=str(exc)) from exc
 
 
-def not_brought_home(run: RunRecord, workspace: Workspace) -> str:
-    """What of a job's files stayed on the cluster, in one line; "" if nothing did that is not here, too."""
+def brought_otherwise(workspace: Workspace) -> tuple[Copies, ...]:
+    """Where files of the cluster are that came with no run, for ``not_brought_home``."""
     from clusterctl.transport.copies import read_copies
 
+    return tuple(one for one in read_copies(workspace) if not one.sent)
+
+
+def not_brought_home(run: RunRecord, others: Collection[Copies]) -> str:
+    """What of a job's files stayed on the cluster, in one line; "" if nothing did that is not here, too."""
     by_reason: dict[str, list[str]] = {}
-    others = [one for one in read_copies(workspace) if not one.sent]
     for skipped in (one for one in run.skipped if one.reason != UNCHANGED):
         # `collect --all` brings with the files of homes what is not brought with the run.
         places = (one.place(f"{run.remote_dir}/{skipped.path}") for one in others)

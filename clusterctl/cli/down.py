@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from clusterctl.cli.collect import not_brought_home
+from clusterctl.cli.collect import brought_otherwise, not_brought_home
 from clusterctl.cli.options import (
     AcceptHostKey,
     AskBecomePass,
@@ -112,11 +112,12 @@ def down(
     screen.confirm(f"take cluster {name!r} down, {what}?", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
     screen.known = {"runs": []}
+    brought = brought_otherwise(workspace)
 
     def on_run(run: RunRecord) -> None:
         screen.known["runs"].append(str(run.directory))
         screen.note(f"collected {run.directory}")
-        if left := not_brought_home(run, workspace):
+        if left := not_brought_home(run, brought):
             screen.note(f"note: {left}")
 
     wanted = cluster_down.DownOptions(

@@ -274,7 +274,7 @@ def _submitted(
     chosen: ChosenModel | None,
 ) -> list[_Row]:
     """Submit the jobs, one after the other; what is known of them is told also when something fails later."""
-    reject_files_of_here(session, wanted)
+    reject_files_of_here(session, wanted, report=screen.note)
     wanted, sent = with_model(wanted, chosen, session.ledger.entries(), session)
     prepared = _prepared(screen, options, session.spec, wanted, session.distribution, sent)
     rows: list[_Row] = []

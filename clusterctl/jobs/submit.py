@@ -76,8 +76,9 @@ class Submitted:
     source: SentSource | None
 
 
-def reject_files_of_here(session: Session, jobs: Sequence[JobSpec]) -> None:
-    """
+def reject_files_of_here(session: Session, jobs: Sequence[JobSpec], *, report: LineReporter) -> None:
+    """Refuse a job that is to read what only this machine has; report where its nodes may have it, too.
+
     Raises:
         UsageError: a bundled job is to read a file that is on this machine, and not on the cluster.
         TransportError: the controller can't be reached.
@@ -90,25 +91,35 @@ def reject_files_of_here(session: Session, jobs: Sequence[JobSpec]) -> None:
             continue
         here = Path(os.path.abspath(path))  # noqa: PTH100  # . and .. have no name
         top = here
-        if here.is_file() and any((here.parent / name).exists() for name in _WITH_A_MODEL):
+        if (
+            flag == "--init"
+            and here.is_file()
+            and any((here.parent / name).exists() for name in _WITH_A_MODEL)
+        ):
             top = here.parent
         there = f"{kind}~/{here.relative_to(top.parent)}"
         put = shlex.join(["clusterctl", "put", path if top == here else str(top)])
+        fix = f"`{put}`, then say {' '.join(filter(None, (flag, shlex.quote(there))))}"
+        home = os.path.expanduser("~")  # noqa: PTH111  # it never raises
+        if os.path.isabs(path) and not here.is_relative_to(home):  # noqa: PTH117  # may be on a disk of each node
+            report(f"note: the controller has no {path}; if the nodes don't either, {fix}")
+            continue
         raise UsageError(
             f"{path} is on this machine, and not on the cluster",
             where=flag or "a file to predict",
             why="a job reads files of the cluster",
-            fix=f"`{put}`, then say {' '.join(filter(None, (flag, shlex.quote(there))))}",
+            fix=fix,
         )
 
 
 def _files_read(job: JobSpec) -> Iterator[tuple[str, str, str]]:
     """What the job is told to read: the flag, the kind with its colon, and the path."""
-    words = iter(job.args)
-    for word in words:
-        flag, equals, text = word.partition("=")
+    words = list(job.args)
+    while words:
+        flag, equals, text = (word := words.pop(0)).partition("=")
         if flag.startswith("--"):
-            text = text if equals else next(words, "")
+            # A switch has no value; predict, whose files follow no flag, has no switches.
+            text = text if equals else words.pop(0) if words and not words[0].startswith("--") else ""
             kind, colon, path = text.partition(":")
             if flag in _READ_BY_KIND and colon:
                 yield flag, f"{kind}:", path
@@ -176,11 +187,7 @@ def submit(
     )
     try:
         if source is not None:
-            names = tuple(item.path for item in source.files)
-            here = str(source.folder.absolute())
-            note(
-                session.ledger.workspace, [Copies(session.transport.host, remote_dir, here, names, sent=True)]
-            )
+            note(session.ledger.workspace, _copies(session.transport.host, remote_dir, source))
         session.ledger.keep(token, ours)
         session.ledger.add(entry)  # before it is handed over: from here on, the job can be found by its token
     except MachineError:
@@ -194,6 +201,19 @@ def submit(
         raise
     session.ledger.update(entry, job_id=job_id)
     return Submitted(job_id, job.name, script, remote_dir, token, sent)
+
+
+def _copies(host: str, remote_dir: str, source: Source) -> Iterator[Copies]:
+    """Where the files of a job's folder are here: a model's folder may have another name."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for item in source.files:
+        here, path, top = str(item.origin.absolute()), item.path, remote_dir
+        if not here.endswith(f"/{path}"):
+            first, _, path = path.partition("/")
+            top = f"{remote_dir}/{first}"
+        names.setdefault((top, here.removesuffix(f"/{path}")), []).append(path)
+    for (top, folder), found in names.items():
+        yield Copies(host, top, folder, tuple(found), sent=True)
 
 
 def stage(

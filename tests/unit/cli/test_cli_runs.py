@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from clusterctl.cli import collect as collecting
-from clusterctl.cli.collect import not_brought_home
+from clusterctl.cli.collect import brought_otherwise, not_brought_home
 from clusterctl.cli.run import app
 from clusterctl.scheduler import slurm
 from clusterctl.scheduler.session import Session
@@ -55,7 +55,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def test_a_whole_run_needs_no_word(workspace: Workspace) -> None:
-    assert not_brought_home(run(), workspace) == ""
+    assert not_brought_home(run(), brought_otherwise(workspace)) == ""
 
 
 def test_what_came_with_the_files_of_a_home_needs_none(workspace: Workspace, tmp_path: Path) -> None:
@@ -63,9 +63,13 @@ def test_what_came_with_the_files_of_a_home_needs_none(workspace: Workspace, tmp
     place = tmp_path / "demo-home-ada/clusterctl/jobs/train-25857b14"
     place.mkdir(parents=True)
     note(workspace, [Copies("", "/shared/home/ada", str(tmp_path / "demo-home-ada"))])
-    assert "weights (Permission denied), link (a symbolic link)" in not_brought_home(one, workspace)
+    assert "weights (Permission denied), link (a symbolic link)" in not_brought_home(
+        one, brought_otherwise(workspace)
+    )
     (place / "weights").touch()
-    assert not_brought_home(one, workspace).endswith("was not collected: link (a symbolic link)")
+    assert not_brought_home(one, brought_otherwise(workspace)).endswith(
+        "was not collected: link (a symbolic link)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +97,7 @@ def test_each_reason_is_named_with_its_first_file_and_how_many_more(workspace: W
             ("weights", "Permission denied"),
             ("d/first.pt", "a symbolic link"),
         ),
-        workspace,
+        brought_otherwise(workspace),
     ) == (
         "of job 42 (train) was not collected: checkpoints (checkpoints stay on the cluster), "
         "d/best.pt and 2 more (a symbolic link), weights (Permission denied)"

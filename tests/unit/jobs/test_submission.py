@@ -405,8 +405,10 @@ def test_no_repository(tmp_path):
             "--init '~/gpt2.safetensors'",
         ),
         ("train", ["--init", "run/model/best.safetensors"], "{home}/run/model", "'~/model/best.safetensors'"),
+        ("train", ["--new-head", "--init", "run/model"], "run/model", "--init '~/model'"),
         ("train", ["--init", "run/model"], "run/model", "--init '~/model'"),
         ("train", ["--data", "idx:run"], "run", "--data 'idx:~/run'"),
+        ("train", ["--data", "text:run/model/book.txt"], "run/model/book.txt", "'text:~/book.txt'"),
         ("eval", ["--resume", "run"], "run", "--resume '~/run'"),
         ("predict", ["--weights", "run", "a b.png"], "'a b.png'", "then say '~/a b.png'"),
     ],
@@ -415,13 +417,15 @@ def test_a_file_that_is_only_here_is_said_before_anything_is_submitted(
     session, tmp_path, monkeypatch, *, bundled, args, put, then
 ):
     monkeypatch.chdir(tmp_path)
-    for name in ("gpt2.safetensors", "a b.png", "run/model/best.safetensors", "run/model/model.json"):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    beside = ("run/model/best.safetensors", "run/model/model.json", "run/model/book.txt")
+    for name in ("gpt2.safetensors", "a b.png", *beside):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     elsewhere = replace(session, scheduler=SlurmClient(ScriptedTransport([Step(("test", "..."), rc=1)])))
     job = JobSpec(name="j", bundled=bundled, args=tuple(arg.format(home=tmp_path) for arg in args))
     with pytest.raises(UsageError, match="is on this machine, and not on the cluster") as caught:
-        reject_files_of_here(elsewhere, [job])
+        reject_files_of_here(elsewhere, [job], report=pytest.fail)
     assert f"`clusterctl put {put.format(home=tmp_path)}`" in caught.value.fix
     assert caught.value.fix.endswith(then)
 
@@ -432,5 +436,19 @@ def test_a_file_that_the_cluster_has_is_read_there(session, tmp_path, monkeypatc
         (tmp_path / name).touch()
     args = ("--resume", "auto", "--data", "digits", "--model", "cnn", "--out", "out", "--init")
     for there in (str(tmp_path / "out"), "~/out", "nowhere"):  # the played cluster is this machine
-        reject_files_of_here(session, [JobSpec(name="j", bundled="train", args=(*args, there))])
-    reject_files_of_here(session, [JobSpec(name="j", script=tmp_path / "out", args=("--init", "out"))])
+        reject_files_of_here(
+            session, [JobSpec(name="j", bundled="train", args=(*args, there))], report=pytest.fail
+        )
+    script = JobSpec(name="j", script=tmp_path / "out", args=("--init", "out"))
+    reject_files_of_here(session, [script], report=pytest.fail)
+
+
+def test_a_path_that_the_nodes_may_have_on_their_own_disks_is_no_error(session, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "imagenet").mkdir()
+    elsewhere = replace(session, scheduler=SlurmClient(ScriptedTransport([Step(("test", "..."), rc=1)])))
+    job, notes = JobSpec(name="j", bundled="train", args=("--data", f"idx:{tmp_path}/imagenet")), []
+    reject_files_of_here(elsewhere, [job], report=notes.append)
+    (note,) = notes
+    assert f"the controller has no {tmp_path}/imagenet" in note
+    assert f"`clusterctl put {tmp_path}/imagenet`, then say --data 'idx:~/imagenet'" in note

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from clusterctl.jobs.trained import ChosenModel, Weights, reject_unless_fitting,
 from clusterctl.scheduler.session import Session, UnsharedNode
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.state.ledger import RunRecord
+from clusterctl.transport.copies import read_copies
+from clusterctl.transport.remote_copies import digest
 from tests.support.played.cluster import PlayedCluster
 
 PREDICT = JobSpec(name="predict", bundled="predict", args=("a.png",))
@@ -120,6 +123,20 @@ def test_a_model_that_is_here_alone_is_sent_without_the_other_weights(
     done = submit(session, PREDICT, source=sent)
     arrived = Path(done.remote_dir) / "model" / f"{weights.value}.safetensors"
     assert arrived.read_text() == weights.value
+
+
+@pytest.mark.parametrize("name", ["model", "my-model"])
+def test_what_was_sent_of_a_model_is_known_to_be_here(
+    session: Session, cluster: PlayedCluster, here: Path, name: str
+) -> None:
+    (here / "runs/old-1-train/model").rename(here / "runs/old-1-train" / name)
+    _, sent = chosen(f"runs/old-1-train/{name}", session)
+    done = submit(session, PREDICT, source=sent)
+    known = {number for copies in read_copies(session.ledger.workspace) for number in copies.numbers()}
+    for path in ("model/model.json", "model/best.safetensors", "config.toml"):
+        there = Path(done.remote_dir) / path
+        status = there.stat()
+        assert digest(b"", os.fsencode(there), status.st_size, status.st_mtime_ns) in known
 
 
 @pytest.mark.parametrize("run", [".", "..", "../."])
