@@ -79,7 +79,7 @@ def note_removal(workspace: Workspace, discarded: Sequence[str], *, looked: bool
     """Note that the cluster is being removed, and what is ``discarded``, before anything is.
 
     Only if all hosts were ``looked`` at, a `down` soon after passes over those that don't answer any more.
-    What an earlier one was to discard, which did not end, is in the same row. On a full disk nothing is noted.
+    What an earlier one was to discard, which did not end, is in the same row. A full disk takes no note.
     """
     begun, now = _begun(workspace), time.time()
     since = begun.get("since", now)

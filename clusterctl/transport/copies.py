@@ -63,7 +63,7 @@ class Copies:
 
     @staticmethod
     def _is_itself(path: bytes, status: os.stat_result) -> bool:
-        """Whether the file there is the one here: this machine has what hosts see, as a host or as they do."""
+        """Whether the file there is the one here: this machine is a host, or has mounted what hosts see."""
         try:
             return os.path.samestat(os.stat(path), status)  # noqa: PTH116  # names are bytes
         except OSError:
