@@ -52,7 +52,7 @@ def look(
     found, complete = _found(workspace, ids, storage=storage)
     kept_until_now = storage and keeps_storage(workspace, if_damaged=True)  # nobody has looked there before
     if complete:  # an earlier `down` has removed nothing
-        take_back(workspace)
+        clear_removal(workspace)
     elif _has_just_looked(workspace) and not kept_until_now:  # at what is gone by now
         found = replace(found, unknown=())
     found = replace(found, files=found.files + kept.files, unknown=found.unknown + kept.unknown)
@@ -89,12 +89,19 @@ def note_removal(workspace: Workspace, discarded: Sequence[str], *, looked: bool
     note_discarded(workspace, discarded, since=since)
 
 
-def take_back(workspace: Workspace) -> None:
+def clear_removal(workspace: Workspace) -> None:
     """Forget the note: nothing was removed."""
     if since := _begun(workspace).get("since"):
         note_discarded(workspace, None, since=since)
     with suppress(OSError):
         workspace.removing.unlink(missing_ok=True)
+
+
+def note_storage_stays(workspace: Workspace, discarded: Sequence[str]) -> None:
+    """Note that the hosts are gone with what is ``discarded``, but not the storage that was to go, too."""
+    if since := _begun(workspace).get("since"):
+        note_discarded(workspace, None, since=since)
+        note_discarded(workspace, discarded, since=since)
 
 
 def _begun(workspace: Workspace) -> dict[str, Any]:

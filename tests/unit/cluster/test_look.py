@@ -19,10 +19,10 @@ from clusterctl.cluster.look import (
     DISCARDED,
     LOOK_VALID_S,
     all_answer,
+    clear_removal,
     look,
     look_at_leaving,
     note_removal,
-    take_back,
 )
 from clusterctl.cluster.session import ClusterSession, PhaseRunner
 from clusterctl.errors import OnlyCopyError, SlurmError, UnreachableError
@@ -241,7 +241,7 @@ def test_what_is_discarded_is_noted_once_a_cluster(stage: Stage) -> None:
     first, row = discarded(stage)
     assert first == other
     assert (row["cluster"], row["discarded"]) == ("d", [str(MODEL), str(older), "the run of job 2 (mine)"])
-    take_back(stage.workspace)
+    clear_removal(stage.workspace)
     assert discarded(stage) == [other]
     assert not stage.workspace.removing.exists()
     note_removal(stage.workspace, (), looked=True)
