@@ -121,8 +121,9 @@ def look_at_storage(provider: Provider, workspace: Workspace, storage: Iterable[
         UsageError: a cluster has it, or another machine.
     """
     found = Found()
-    known = [number for copies in read_copies(workspace) for number in copies.numbers()]
     for one in storage:
+        # Walks through all that is here, if the provider asks.
+        known = (number for copies in read_copies(workspace) for number in copies.numbers())
         rows = provider.files_of_storage(one, known=known)
         there = found_on_storage(rows or ())
         closed = (f"{one.dated}: what is on it can be told only while a cluster has it",) * (rows is None)
