@@ -12,9 +12,9 @@ import typer
 from clusterctl.cli.options import Options, OutFolder, job_ids, open_session
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.errors import UsageError
-from clusterctl.runs.collect import PATIENCE_S
 from clusterctl.runs.collect import collect as collect_runs
 from clusterctl.runs.fetch import ALL, MAX_CHECKPOINT, MAX_FILE, Selection
+from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.spec.base import parse_size_mib
 from clusterctl.state.inventory import inventory_of, keeps_storage
 from clusterctl.state.ledger import UNCHANGED, RunRecord
@@ -68,7 +68,7 @@ def collect(
     A run is a job's logs, metrics, telemetry, accounting, and the other files in its folder.
     """
     selection = _selection(checkpoints, max_checkpoint, max_file, everything=everything)
-    opened = open_session(screen, options, patience_s=PATIENCE_S)
+    opened = open_session(screen, options, patience_s=SHORT_PATIENCE_S)
     with opened as session, showing_progress(screen) as progress:
         workspace = session.ledger.workspace
         runs = collect_runs(

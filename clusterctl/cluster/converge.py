@@ -32,14 +32,13 @@ from clusterctl.hosts.probe import Checksums, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Scheduler
-from clusterctl.scheduler.session import scheduler_of
+from clusterctl.scheduler.session import SHORT_PATIENCE_S, scheduler_of
 from clusterctl.scheduler.slurm_conf import health_file, needs_facts, render_files, slurmd_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import asset, digest, tree_hash
 
-_PATIENCE_S = 5.0  # for Slurm to tell of its jobs
 _SOME = "some hosts"  # were configured last: the next `up` of the whole cluster looks at all of them
 
 _MISSING = "missing"
@@ -81,7 +80,7 @@ def converge(
     With a ``limit`` it is these and the controller; the others only learn which hosts belong to the cluster.
     """
     spec, workspace, inventory = session.spec, session.workspace, provisioned.inventory
-    slurm = scheduler_of(inventory, session.connections.to, patience_s=_PATIENCE_S)
+    slurm = scheduler_of(inventory, session.connections.to, patience_s=SHORT_PATIENCE_S)
     recorded = _with_registered_hardware(_read(workspace, provisioned.made), slurm)
     reports = _installed(session, inventory, reports, limit)
     nodes = node_config(
@@ -209,7 +208,7 @@ def pending_changes(
     session: ClusterSession, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> NodeConfig:
     """The changes of hardware that ``converge`` would take up, and those that would wait."""
-    slurm = scheduler_of(inventory, session.connections.to, patience_s=_PATIENCE_S)
+    slurm = scheduler_of(inventory, session.connections.to, patience_s=SHORT_PATIENCE_S)
     recorded = _with_registered_hardware(_read(session.workspace), slurm)
     return node_config(
         session.spec, inventory, reports, recorded.hardware, partial(nodes_with_jobs, slurm, drain=False)

@@ -16,7 +16,7 @@ from clusterctl.providers.storage import REMOVE, KeptStorage
 from clusterctl.runs.collect import uncollected
 from clusterctl.runs.only_copies import NOTHING, Found, Search, found_on_storage
 from clusterctl.scheduler.base import Scheduler, active_jobs
-from clusterctl.scheduler.session import scheduler_of
+from clusterctl.scheduler.session import SHORT_PATIENCE_S, scheduler_of
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of, keeps_storage
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace, hold, write_atomic
@@ -27,7 +27,6 @@ from clusterctl.util.disk import read_rows
 from clusterctl.util.process import on_each
 
 DISCARDED = "discarded.jsonl"  # in the folder of the workspaces, as the journal is removed with its workspace
-PATIENCE_S = 5.0  # for the scheduler to answer
 LOOK_VALID_S = 3600.0  # later, hosts may be silent for another reason, and have new files
 
 
@@ -140,8 +139,9 @@ def look_at_storage(provider: Provider, workspace: Workspace, storage: Iterable[
         UsageError: a cluster has it, or another machine.
     """
     found = Found()
-    known = [number for copies in read_copies(workspace) for number in copies.numbers()]
     for one in storage:
+        # Walks through all that is here, if the provider asks.
+        known = (number for copies in read_copies(workspace) for number in copies.numbers())
         rows = provider.files_of_storage(one, known=known)
         there = found_on_storage(rows or ())
         closed = (f"{one.dated}: what is on it can be told only while a cluster has it",) * (rows is None)
@@ -248,7 +248,7 @@ def _jobs(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The jobs that wait or run, in words; and why they can't be told."""
     try:
-        found = active_jobs(scheduler_of(inventory, to, patience_s=PATIENCE_S))
+        found = active_jobs(scheduler_of(inventory, to, patience_s=SHORT_PATIENCE_S))
     except (SchedulerError, TransportError) as exc:
         return (), (f"which jobs wait or run can't be told: {exc.cause}",)
     lines = (

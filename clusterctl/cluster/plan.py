@@ -35,7 +35,7 @@ from clusterctl.jobs.environment import unbuilt
 from clusterctl.providers.base import HostChange, HostPlan, Size
 from clusterctl.providers.storage import storage_left_alone
 from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs
-from clusterctl.scheduler.session import scheduler_of
+from clusterctl.scheduler.session import SHORT_PATIENCE_S, scheduler_of
 from clusterctl.spec.base import format_size
 from clusterctl.spec.common import Partition
 from clusterctl.spec.load import Difference, differences
@@ -43,7 +43,6 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import Workspace
 
-PATIENCE_S = 5.0  # for hosts and Slurm to answer
 _WORDS = {"make": "made", "change": "changed", "replace": "made anew", "remove": "removed"}
 _NOT_COPIED = ("logs", "rendered", "id_ed25519", "munge.key")
 END_S = 60.0
@@ -156,7 +155,7 @@ def plan_changes(session: ClusterSession) -> Plan:
         plan = Plan(hosts)
         session.notes += storage_left_alone(spec)
     else:
-        scheduler = scheduler_of(before, session.connections.to, patience_s=PATIENCE_S)
+        scheduler = scheduler_of(before, session.connections.to, patience_s=SHORT_PATIENCE_S)
         affected = impact_of(session, before, hosts, scheduler)
         if affected.keep:
             hosts = provider.plan(spec, workspace, keep=affected.keep, report=session.report)
@@ -182,7 +181,7 @@ def _drift(session: ClusterSession, found: Plan, before: Inventory | None) -> It
     session.report("probing the hosts")
     asked = {h: one for h, one in probe_requests(spec, before, workspace).items() if h in staying}
     try:
-        reports = probe_hosts(asked, session.connections.to, timeout_s=PATIENCE_S)
+        reports = probe_hosts(asked, session.connections.to, timeout_s=SHORT_PATIENCE_S)
     except TransportError as exc:
         for failure in exc.failures:
             host = failure.host or before.controller.name
@@ -205,7 +204,7 @@ def _drift_of_services(session: ClusterSession, before: Inventory, staying: set[
     """What Slurm says of its nodes, and whether the environment of the spec's requirements is there."""
     spec, controller = session.spec, before.controller.name
     try:
-        nodes = scheduler_of(before, session.connections.to, patience_s=PATIENCE_S).nodes()
+        nodes = scheduler_of(before, session.connections.to, patience_s=SHORT_PATIENCE_S).nodes()
         for host, what in verify.unusable(node for node in nodes if node.name in staying):
             yield Drift(host, what)
     except (SchedulerError, TransportError) as exc:
@@ -246,7 +245,7 @@ def _with_tasks(session: ClusterSession, found: Plan, before: Inventory, copy: W
         (copy.root / secret.name).symlink_to(secret)
     try:
         asked = probe_requests(spec, before, workspace)
-        reports = probe_hosts(asked, session.connections.to, timeout_s=PATIENCE_S)
+        reports = probe_hosts(asked, session.connections.to, timeout_s=SHORT_PATIENCE_S)
         nodes = converge.pending_changes(session, before, reports)
         converge.render(spec, before, copy, nodes.reports)
         tasks, failures = ansible.preview(before, copy, limit=tuple(nodes.reports))
@@ -274,7 +273,7 @@ def review(
     if before is None:
         return {}
     reject_changed_users(session, before)
-    scheduler = scheduler_of(before, session.connections.to, patience_s=PATIENCE_S)
+    scheduler = scheduler_of(before, session.connections.to, patience_s=SHORT_PATIENCE_S)
     impact = impact_of(session, before, planned, scheduler, drain=True)
 
     def look() -> tuple[str, ...]:

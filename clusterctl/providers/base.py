@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -270,7 +270,7 @@ class Provider(Protocol):
         """
 
     def files_of_storage(
-        self, kept: KeptStorage, *, known: Sequence[int]
+        self, kept: KeptStorage, *, known: Iterable[int]
     ) -> Sequence[Mapping[str, Any]] | None:
         """What is on kept storage, as transport/remote_copies.py tells; None where only a cluster can tell.
 

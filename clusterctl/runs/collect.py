@@ -44,7 +44,7 @@ from clusterctl.scheduler.base import (
     unmanaged_job,
     worst,
 )
-from clusterctl.scheduler.session import Session, resolve_submissions
+from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_submissions
 from clusterctl.scheduler.session import session as session_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
@@ -73,7 +73,6 @@ _ACCOUNTING = "sacct.json"
 _TELEMETRY = re.compile(rb"(^|/)telemetry/[^/]+\.jsonl\Z")
 _MOST_HOSTS = 1000  # whose telemetry is looked at
 _ACCOUNTING_LAG_S = 10.0
-PATIENCE_S = 5.0  # for the scheduler to answer: one that is not there soon will not be there later
 
 
 def collect(
@@ -159,7 +158,7 @@ def collect_all(
     on_run: Callable[[RunRecord], None] = lambda _: None,
 ) -> tuple[RunRecord, ...]:
     """Collect everything that is not home, but for the runs of the jobs to ``discard``; see ``collect``."""
-    with session_of(spec, workspace, patience_s=PATIENCE_S) as opened:
+    with session_of(spec, workspace, patience_s=SHORT_PATIENCE_S) as opened:
         return collect(opened, out=out or DEFAULT_OUT, discard=discard, on_run=on_run)
 
 

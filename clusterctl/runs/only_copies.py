@@ -383,7 +383,8 @@ def found_on_storage(rows: Iterable[Mapping[str, Any]]) -> Found:
         if "files" in row:
             top, path = (os.fsdecode(base64.b64decode(row[name])) for name in ("top", "path"))
             what = printable(f"{top}/{path}" if path else "others, which are not named")
-            files.append(OnlyCopy(what, row["owner"], row["files"], row["bytes"], row["age_s"], top=top))
+            of_row = {name: row[name] for name in ("owner", "files", "bytes", "age_s", "on_disk")}
+            files.append(OnlyCopy(what, **of_row, top=top))
         elif "unread" in row:
             unknown.append(f"{shown_path(base64.b64decode(row['unread']))} can't be looked at: {row['why']}")
     return Found(tuple(files), unknown=tuple(unknown))

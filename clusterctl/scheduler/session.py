@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from clusterctl.spec.job import JobSpec
 
 PATIENCE_S = 60.0  # for the scheduler to answer
+SHORT_PATIENCE_S = 5.0  # of commands that do something without it: it is there soon, or will not be
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, Final
@@ -137,7 +137,7 @@ class GcpProvider(Provider):
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
         return storage.find(self._api, name, users[0]) if users else ()
 
-    def files_of_storage(self, kept: KeptStorage, *, known: Sequence[int]) -> None:  # noqa: ARG002
+    def files_of_storage(self, kept: KeptStorage, *, known: Iterable[int]) -> None:  # noqa: ARG002
         storage.refuse_used(self._api, kept)
 
     def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:

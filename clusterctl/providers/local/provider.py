@@ -163,7 +163,7 @@ class LocalProvider(Provider):
         return tuple(_kept(one) for one in kept_folders() if one.name == name and _is_ours(one))
 
     def files_of_storage(
-        self, kept: KeptStorage, *, known: Sequence[int]
+        self, kept: KeptStorage, *, known: Iterable[int]
     ) -> Sequence[Mapping[str, Any]] | None:
         ours = tuple(SENT_FILES)
         request = layout.CopiesQuery(id=kept.id, shared=_SHARED, ours=ours, known=tuple(known))

@@ -302,8 +302,9 @@ def test_down_storage_that_is_refused_leaves_the_storage_as_it_was(home: Path, s
 
 
 def test_what_is_on_it_is_told_with_size_owner_and_age(home: Path, stub: Stub) -> None:
+    models = {"top": HOME, "path": "bW9kZWxz", "owner": "ada", "files": 2, "age_s": 7200}
     stub.rows = [
-        {"top": HOME, "path": "bW9kZWxz", "owner": "ada", "files": 2, "bytes": 3 << 30, "age_s": 7200},
+        {**models, "bytes": 3 << 30, "on_disk": 1 << 30},
         {"unread": "L3NoYXJlZC94", "why": "Permission denied"},
         {"end": True},
     ]
@@ -311,7 +312,7 @@ def test_what_is_on_it_is_told_with_size_owner_and_age(home: Path, stub: Stub) -
     with pytest.raises(OnlyCopyError) as caught:
         reject_lost_storage(found, "d", user_owned=False)
     assert caught.value.why.splitlines() == [
-        "/shared/home/ada/models: 3.0 GiB in 2 files of ada, 2 hours old",
+        "/shared/home/ada/models: 3.0 GiB (1.0 GiB on disk) in 2 files of ada, 2 hours old",
         "/shared/x can't be looked at: Permission denied",
     ]
     assert "`clusterctl collect --all`, `clusterctl down --storage --cluster d`" in caught.value.fix

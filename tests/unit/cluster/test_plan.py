@@ -133,7 +133,7 @@ def test_hosts_that_no_up_was_done_with_are_not_fine(tmp_path: Path) -> None:
 
 
 def test_hosts_that_do_not_answer_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clusterctl.cluster.plan.PATIENCE_S", 0.0)
+    monkeypatch.setattr("clusterctl.cluster.plan.SHORT_PATIENCE_S", 0.0)
     workspace = Workspace(tmp_path / "d")
     workspace.create()
     workspace.create_secrets()
