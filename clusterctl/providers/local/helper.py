@@ -141,10 +141,10 @@ class _Caller:
 
 
 def _refuse_to_go_on_alone() -> None:
-    """Between two nodes: that the caller, who has nothing more to say, has not gone away."""
+    """In long work: that the caller, who has nothing more to say, has not gone away."""
     said, _, _ = select.select([0], [], [], 0)
     if said and not os.read(0, 1):
-        raise ProvisionError("the nodes were not all started", why="clusterctl went away")
+        raise ProvisionError("the work was not finished", why="clusterctl went away")
 
 
 @contextmanager
@@ -334,7 +334,7 @@ def copies(request: dict[str, Any]) -> dict[str, Any]:
     at = {"shared": asked.shared, "at": str(layout.shared_folder(asked.id)), "look_at_shared": True}
     tops = remote_copies.tops_of({**at, "host": "", "local": False})
     walk = remote_copies.Walk(
-        array("Q", sorted(asked.known)), [*map(os.fsencode, asked.ours)], (), Beat(lambda: None)
+        array("Q", sorted(asked.known)), [*map(os.fsencode, asked.ours)], (), Beat(_refuse_to_go_on_alone)
     )
     return {"rows": list(remote_copies.answers(walk, tops, lambda uid: names.get(uid, str(uid))))}
 
