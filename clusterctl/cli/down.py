@@ -164,6 +164,7 @@ def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: boo
 
     Raises:
         OnlyCopyError: it holds what exists nowhere else, or may, and that is not to be discarded.
+        UsageError: a cluster has it, or another machine.
     """
     workspace = workspace_of(screen, options)
     name = workspace.root.name
@@ -181,6 +182,8 @@ def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: boo
             one.model_copy(update={"since": one.since or since.get(one.id)})
             for one in provider.kept_storage(name, noted.users)
         )
+        for one in found:
+            provider.refuse_used(one)
         lost = look_at_storage(provider, workspace, found)
     answer = {
         "cluster": name,

@@ -133,11 +133,7 @@ def note_discarded(workspace: Workspace, lines: Sequence[str] | None, *, since: 
 
 
 def look_at_storage(provider: Provider, workspace: Workspace, storage: Iterable[KeptStorage]) -> Found:
-    """Find what exists only on storage that was kept when its cluster went down.
-
-    Raises:
-        UsageError: a cluster has it, or another machine.
-    """
+    """Find what exists only on storage that was kept when its cluster went down."""
     found = Found()
     for one in storage:
         # Walks through all that is here, if the provider asks.

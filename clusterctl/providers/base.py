@@ -275,9 +275,14 @@ class Provider(Protocol):
         """What is on kept storage, as transport/remote_copies.py tells; None where only a cluster can tell.
 
         ``known`` are the numbers of files that are elsewhere, too.
+        """
+        return None
+
+    def refuse_used(self, kept: KeptStorage) -> None:  # only where others may have it
+        """See that no cluster and no other machine has it.
 
         Raises:
-            UsageError: a cluster has it, or another machine.
+            UsageError: one does.
         """
         return None
 
@@ -286,7 +291,7 @@ class Provider(Protocol):
 
         Raises:
             ProvisionError: it could not be removed.
-            UsageError: as of ``files_of_storage``.
+            UsageError: as of ``refuse_used``.
         """
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, Final
@@ -137,11 +137,11 @@ class GcpProvider(Provider):
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
         return storage.find(self._api, name, users[0]) if users else ()
 
-    def files_of_storage(self, kept: KeptStorage, *, known: Iterable[int]) -> None:  # noqa: ARG002
+    def refuse_used(self, kept: KeptStorage) -> None:
         storage.refuse_used(self._api, kept)
 
     def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
-        storage.refuse_used(self._api, kept)
+        self.refuse_used(kept)
         orphans.remove_resources(self._api, [storage.as_found(kept)], report=report)
 
     def _to_take_up(self, spec: ClusterSpec) -> KeptStorage | None:

@@ -88,13 +88,16 @@ def refuse_used(api: Api, kept: KeptStorage) -> None:
     """Refuse to remove what a cluster has: Google deletes a Filestore instance that is mounted.
 
     Raises:
-        UsageError: there is an instance of a cluster of that name there, or one that the disk is attached to.
+        UsageError: an instance has the disk, or one of a cluster of that name may have mounted the share.
     """
-    instances = orphans.labelled(api, orphans.CLUSTER_LABEL, kept.cluster, ["instance"])
-    users = [path for _, path, _ in instances if _place(path).startswith(_place(kept.id))]
-    for _, path, row in orphans.labelled(api, LABEL, kept.cluster, ["disk"]):
-        if path == kept.id:
-            users += [url.partition("/v1/")[2] for url in row.get("users", ())]
+    if as_found(kept).kind == "disk":
+        disks = orphans.labelled(api, LABEL, kept.cluster, ["disk"])
+        urls = [url for _, path, row in disks if path == kept.id for url in row.get("users", ())]
+        users = [url.partition("/v1/")[2] for url in urls]
+    else:
+        instances = orphans.labelled(api, orphans.CLUSTER_LABEL, kept.cluster, ["instance"])
+        zones = [(path, _place(path)) for _, path, _ in instances]
+        users = [path for path, zone in zones if _place(kept.id) in {zone, zone.rpartition("-")[0]}]
     names = dict.fromkeys(f"instance {one.rpartition('/')[2]} in {_place(one)}" for one in users)
     if names:
         raise UsageError(

@@ -141,6 +141,9 @@ class Stub:
     ) -> Sequence[Mapping[str, Any]] | None:
         return self.rows
 
+    def refuse_used(self, kept: KeptStorage) -> None:
+        pass
+
     def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
         if self.refuses:
             raise self.refuses

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from clusterctl.errors import TerraformError, UsageError
+from clusterctl.providers.gcp import storage
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.providers.storage import KeptStorage
 from clusterctl.spec.load import dump_spec
@@ -205,7 +206,7 @@ INSTANCES = f"projects/{PROJECT}/zones/us-central1-a/instances"
     ("is_disk", "instance", "is_used"),
     [
         (True, {"attached": True}, True),  # by whomever
-        (True, {"cluster": "demo"}, True),  # of an `up` that is at work
+        (True, {"cluster": "demo"}, False),  # a colleague's, or one without `keep: true`
         (False, {"cluster": "demo", "desired_status": "TERMINATED"}, True),
         (False, {"cluster": "other"}, False),
         (False, {"cluster": "demo", "zone": "europe-west4-a"}, False),  # it could not reach it
@@ -223,16 +224,36 @@ def test_what_an_instance_has_is_not_removed(
     (one,), provider = kept(spec_of()), provider_of(spec_of())
     if is_used:
         for step in (
-            partial(provider.files_of_storage, known=()),
+            provider.refuse_used,
             lambda one: provider.remove_storage(one, report=silent),
         ):
             with pytest.raises(UsageError, match="a cluster 'demo' has the kept storage") as caught:
                 step(one)
             assert caught.value.why == "there is instance one in us-central1-a"
     else:
+        provider.refuse_used(one)
         assert provider.files_of_storage(one, known=()) is None
         provider.remove_storage(one, report=silent)
     assert bool(kept(spec_of())) == is_used
+
+
+@pytest.mark.parametrize(
+    ("place", "zone", "is_used"),
+    [
+        ("europe-west1", "europe-west1-b", True),  # a regional one
+        ("europe-west1", "europe-west10-a", False),
+        ("europe-west1-b", "europe-west1-c", False),
+    ],
+)
+def test_a_filestore_is_used_from_its_zone_or_region(
+    monkeypatch: pytest.MonkeyPatch, place: str, zone: str, is_used: bool
+) -> None:
+    rows = [("instance", f"projects/{PROJECT}/zones/{zone}/instances/one", {})]
+    monkeypatch.setattr(storage.orphans, "labelled", lambda *_: rows)
+    share = KeptStorage(cluster="demo", id=f"projects/{PROJECT}/locations/{place}/instances/s", what="share")
+    refusal = pytest.raises(UsageError, match="has the kept storage") if is_used else nullcontext()
+    with refusal:
+        storage.refuse_used(cast("Any", None), share)
 
 
 def test_down_storage_stops_at_what_nobody_can_look_at(google: Google, tmp_path: Path) -> None:
