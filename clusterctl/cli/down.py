@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated
@@ -28,7 +29,7 @@ from clusterctl.cluster import down as cluster_down
 from clusterctl.cluster.look import look_at_storage, note_discarded, reject_lost_storage
 from clusterctl.cluster.nodes import names_of
 from clusterctl.cluster.session import PhaseRunner, provider_of
-from clusterctl.errors import NotUpError, UsageError
+from clusterctl.errors import ClusterctlError, NotUpError, UsageError
 from clusterctl.providers.base import Leftover, Prompts, pending_releases
 from clusterctl.providers.registry import cached_images
 from clusterctl.providers.storage import Record, all_recorded, record, recorded
@@ -200,8 +201,15 @@ def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: boo
     phases = Phases(screen, verbose=options.verbose)
     runner = PhaseRunner(workspace=workspace, reporter=phases)
     with phases.shown(), workspace.lock("down", wait_s=WAIT_S, waiting=runner.report_waiting):
-        note_discarded(workspace, lost.lines, since=time.time())
-        cluster_down.remove_storage(runner, provider, found)
+        note_discarded(workspace, lost.lines, since=(now := time.time()))
+        try:
+            cluster_down.remove_storage(runner, provider, found)
+        except ClusterctlError:
+            with suppress(ClusterctlError):
+                there = {one.id: one.homes for one in provider.kept_storage(name, noted.users)}
+                if all(there.get(one.id) == one.homes for one in found):  # nothing was removed
+                    note_discarded(workspace, None, since=now)
+            raise
     screen.note(*(f"discarded: {line}" for line in lost.lines))
     screen.result(answer, f"the kept storage of cluster {name!r} is removed")
 

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from clusterctl.cluster.look import all_answer, look, look_at_storage, note_removal, take_back
+from clusterctl.cluster.look import (
+    all_answer,
+    clear_removal,
+    look,
+    look_at_storage,
+    note_removal,
+    note_storage_stays,
+)
 from clusterctl.cluster.nodes import forget
 from clusterctl.cluster.session import Phase, PhaseRunner, provider_of, workspace_copy
 from clusterctl.errors import (
@@ -25,7 +32,7 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider, pending_releases
-from clusterctl.providers.storage import KeptStorage, Record
+from clusterctl.providers.storage import REMOVE, KeptStorage, Record
 from clusterctl.providers.storage import record as record_storage
 from clusterctl.providers.storage import recorded as recorded_storage
 from clusterctl.runs.collect import collect_all, uncollected
@@ -64,7 +71,7 @@ class DownResult:
 
     ``on_this_machine``: its nodes were parts of it. ``looked``: whether there was anything to look for.
     ``kept`` is the shared folder that stays, ``removed`` the one that was kept until now; ``lost`` is what
-    existed only there.
+    existed only there. ``refused`` is why kept storage that was to be removed stays.
     """
 
     runs: tuple[RunRecord, ...] = ()
@@ -75,6 +82,7 @@ class DownResult:
     kept: tuple[KeptStorage, ...] = ()
     removed: tuple[KeptStorage, ...] = ()
     lost: Found = NOTHING
+    refused: ClusterctlError | None = None
 
 
 def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
@@ -85,6 +93,7 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
         OnlyCopyError: something exists only on the cluster, and is not to be discarded; the cluster stays.
         DiskError: all is removed but the workspace, which stands on a read-only file system.
         LeftoversError: something of the cluster is still there.
+        UsageError: the cluster is down, but its storage is not removed: it is kept.
     """
     runner.verb, workspace = "down", runner.workspace
     with workspace.lock("down", wait_s=runner.wait_s, waiting=runner.report_waiting):
@@ -101,6 +110,8 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
                 workspace.copies.unlink(missing_ok=True)
         if there:
             workspace.remove()
+    if result.refused is not None:
+        raise result.refused
     return result
 
 
@@ -119,7 +130,8 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
         collected = runner.phase(collect_runs, options.out, discarded, options.on_run)
     if discarded:
         runner.phase(discard_runs, discarded)
-    beside = _kept_beside(workspace, provider) if options.remove_storage else NOTHING
+    others = _other_kept_storage(workspace, provider) if options.remove_storage else ()
+    beside = look_at_storage(provider, workspace, others)
     lost = runner.phase(look, discarded, discard=options.discard, storage=options.remove_storage, kept=beside)
     if forgotten := forget(workspace, options.gone):
         options.prompts.note(f"forgotten: {'; '.join(forgotten)}")
@@ -129,22 +141,30 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
     runner.phase(destroy, provider, note, orphans=settings.shares_kernel, discard=options.discard)
     kept: tuple[KeptStorage, ...] = ()
     removed: tuple[KeptStorage, ...] = ()
+    refused: ClusterctlError | None = None
     if looked and options.remove_storage:
-        removed = runner.phase(remove_storage, provider)
-    elif looked and keeps_storage(workspace, if_damaged=True):
+        try:
+            removed = runner.phase(remove_looked_at, provider, others)
+        except ClusterctlError as exc:
+            refused = exc
+            stays = {*beside.lines, *(str(one) for one in lost.files if not one.host)}
+            note_storage_stays(workspace, [line for line in what if line not in stays])
+    if looked and (refused or (not options.remove_storage and keeps_storage(workspace, if_damaged=True))):
         kept = runner.phase(keep_storage, provider, settings)
+    phases = tuple(runner.phases)
     return DownResult(
-        collected, tuple(runner.phases), settings.shares_kernel, looked, discarded, kept, removed, lost
+        collected, phases, settings.shares_kernel, looked, discarded, kept, removed, lost, refused
     )
 
 
-def _kept_beside(workspace: Workspace, provider: Provider) -> Found:
-    """What exists only on storage of this name that is not the shared folder of the cluster."""
+def _other_kept_storage(workspace: Workspace, provider: Provider) -> tuple[KeptStorage, ...]:
+    """The storage of this name that is not the shared folder of the cluster; none where they can't be told
+    from each other.
+    """
     is_looked_at = _settings(workspace).user_owned and workspace.configured.exists()
     if keeps_storage(workspace) or is_looked_at:
-        return NOTHING
-    kept = provider.kept_storage(workspace.root.name, _users(workspace))
-    return look_at_storage(provider, workspace, kept)
+        return ()
+    return provider.kept_storage(workspace.root.name, _users(workspace))
 
 
 @contextmanager
@@ -203,7 +223,7 @@ def destroy(
             remove_cluster(provider, workspace.cluster_id(), workspace, runner.report)
         except ClusterctlError:
             if all_answer(workspace):
-                take_back(workspace)
+                clear_removal(workspace)
             raise
     for cluster_id in found:
         remove_cluster(provider, cluster_id, None, runner.report)
@@ -215,9 +235,11 @@ def keep_storage(
     """Note the shared folder that the cluster left: `list` shows it, and the next `up` takes it up."""
     name = runner.workspace.root.name
     users = _users(runner.workspace)
-    now = {"since": time.time()}
+    noted = recorded_storage(name)
+    before = {one.id: one.since for one in noted.kept} if noted else {}
     kept = tuple(
-        one if one.since else one.model_copy(update=now) for one in provider.kept_storage(name, users)
+        one.model_copy(update={"since": one.since or before.get(one.id) or time.time()})
+        for one in provider.kept_storage(name, users)
     )
     if kept and runner.workspace.root.is_dir():
         note_copies(runner.workspace)
@@ -227,17 +249,36 @@ def keep_storage(
 
 
 def remove_storage(
-    runner: PhaseRunner, provider: Provider, shown: tuple[KeptStorage, ...] | None = None
+    runner: PhaseRunner, provider: Provider, found: tuple[KeptStorage, ...]
 ) -> tuple[KeptStorage, ...]:
-    """Remove the shared folders that clusters of this name left; only those that were ``shown``, if any."""
+    """Remove these shared folders that clusters of this name left, after which there is none."""
     name = runner.workspace.root.name
-    found = provider.kept_storage(name, _users(runner.workspace)) if shown is None else shown
     for kept in found:
         provider.remove_storage(kept, report=runner.report)
     record_storage(name, None)
     runner.workspace.copies.unlink(missing_ok=True)
     runner.note = "; ".join(map(str, found)) or "there is none"
     return found
+
+
+def remove_looked_at(
+    runner: PhaseRunner, provider: Provider, others: Collection[KeptStorage]
+) -> tuple[KeptStorage, ...]:
+    """Remove the shared folder that the cluster has just left, and the ``others`` that were looked at.
+
+    Raises:
+        UsageError: there are more of this name: none is removed.
+    """
+    name = runner.workspace.root.name
+    looked_at = {one.id for one in others}
+    found = provider.kept_storage(name, _users(runner.workspace))
+    if len([one for one in found if one.id not in looked_at]) > 1:
+        raise UsageError(
+            f"cluster {name!r} is down, and its storage is kept: there are {len(found)} of this name",
+            why="; ".join(map(str, found)),
+            fix=f"`{REMOVE.format(name=name)}` looks at each of them, and asks",
+        )
+    return remove_storage(runner, provider, found)
 
 
 def _users(workspace: Workspace) -> tuple[str, ...]:

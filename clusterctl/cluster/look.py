@@ -18,7 +18,7 @@ from clusterctl.runs.only_copies import NOTHING, Found, Search, found_on_storage
 from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, scheduler_of
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of, keeps_storage
-from clusterctl.state.ledger import JobEntry
+from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace, hold, write_atomic
 from clusterctl.transport.base import Connect
 from clusterctl.transport.copies import read_copies
@@ -27,17 +27,18 @@ from clusterctl.util.disk import read_rows
 from clusterctl.util.process import on_each
 
 DISCARDED = "discarded.jsonl"  # in the folder of the workspaces, as the journal is removed with its workspace
+LOOK_VALID_S = 3600.0  # later, hosts may be silent for another reason, and have new files
 
 
 def look(
     runner: PhaseRunner,
-    given_up: Collection[JobEntry],
+    discarded: Collection[JobEntry],
     *,
     discard: bool,
     storage: bool = False,
     kept: Found = NOTHING,
 ) -> Found:
-    """Find what exists only on the cluster, but for the jobs that are ``given_up``, before it is removed.
+    """Find what exists only on the cluster, but for the ``discarded`` jobs, before it is removed.
 
     Of machines of the user's own that is jobs alone: their files stay where they are. With ``storage``, what
     is on the shared folder counts in any case, and what is on ``kept`` storage beside it.
@@ -46,11 +47,12 @@ def look(
         OnlyCopyError: there is something, and not ``discard``; one failure each.
     """
     workspace = runner.workspace
-    found, all_told = _found(workspace, {entry.job_id for entry in given_up}, storage=storage)
-    to_stay = storage and keeps_storage(workspace)  # until now: nobody has looked at the shared folder
-    if all_told:  # an earlier `down` has removed nothing
-        take_back(workspace)
-    elif _begun(workspace).get("looked") and not to_stay:  # it has looked at what is gone by now
+    ids = {entry.job_id for entry in discarded if entry.job_id}  # what is in no job's folder has None, too
+    found, complete = _found(workspace, ids, storage=storage)
+    kept_until_now = storage and keeps_storage(workspace, if_damaged=True)  # nobody has looked there before
+    if complete:  # an earlier `down` has removed nothing
+        clear_removal(workspace)
+    elif _has_just_looked(workspace) and not kept_until_now:  # at what is gone by now
         found = replace(found, unknown=())
     found = replace(found, files=found.files + kept.files, unknown=found.unknown + kept.unknown)
     runner.note = _note(found, discard=discard)
@@ -75,16 +77,18 @@ def all_answer(workspace: Workspace) -> bool:
 def note_removal(workspace: Workspace, discarded: Sequence[str], *, looked: bool) -> None:
     """Note that the cluster is being removed, and what is ``discarded``, before anything is.
 
-    Only if all hosts were ``looked`` at, the next `down` passes over those that don't answer any more. What
-    an earlier one was to discard, which did not end, is in the same row. On a full disk nothing is noted.
+    Only if all hosts were ``looked`` at, a `down` soon after passes over those that don't answer any more.
+    What an earlier one was to discard, which did not end, is in the same row. A full disk takes no note.
     """
-    since = _begun(workspace).get("since", time.time())
+    begun, now = _begun(workspace), time.time()
+    since = begun.get("since", now)
+    looked_at = (begun.get("looked_at") or now) if looked else None  # a second `down` has not looked again
     with suppress(MachineError):
-        write_atomic(workspace.removing, json.dumps({"since": since, "looked": looked}))
+        write_atomic(workspace.removing, json.dumps({"since": since, "looked_at": looked_at}))
     note_discarded(workspace, discarded, since=since)
 
 
-def take_back(workspace: Workspace) -> None:
+def clear_removal(workspace: Workspace) -> None:
     """Forget the note: nothing was removed."""
     if since := _begun(workspace).get("since"):
         note_discarded(workspace, None, since=since)
@@ -92,8 +96,22 @@ def take_back(workspace: Workspace) -> None:
         workspace.removing.unlink(missing_ok=True)
 
 
+def note_storage_stays(workspace: Workspace, discarded: Sequence[str]) -> None:
+    """Note that the hosts are gone with what is ``discarded``, but not the storage that was to go, too."""
+    if since := _begun(workspace).get("since"):
+        note_discarded(workspace, None, since=since)
+        note_discarded(workspace, discarded, since=since)
+
+
 def _begun(workspace: Workspace) -> dict[str, Any]:
     return next(read_rows(workspace.removing), {})
+
+
+def _has_just_looked(workspace: Workspace) -> bool:
+    """Whether an earlier `down` has looked at all hosts, and no job was submitted since."""
+    looked_at = _begun(workspace).get("looked_at") or 0.0
+    latest = max((entry.submitted_at for entry in Ledger(workspace.jobs).entries()), default=0.0)
+    return latest < looked_at <= time.time() < looked_at + LOOK_VALID_S
 
 
 def note_discarded(workspace: Workspace, lines: Sequence[str] | None, *, since: float) -> None:
@@ -203,10 +221,10 @@ def _uncollected(workspace: Workspace, scheduler: Scheduler, names: Collection[s
     )
 
 
-def _found(workspace: Workspace, given_up: Collection[str | None], *, storage: bool) -> tuple[Found, bool]:
+def _found(workspace: Workspace, discarded: Collection[str], *, storage: bool) -> tuple[Found, bool]:
     """What exists only there; and whether all could be told."""
     is_up = workspace.configured.exists() and not workspace.removing.exists()
-    if storage and not is_up and keeps_storage(workspace):
+    if storage and not is_up and keeps_storage(workspace, if_damaged=True):
         why = "what is on the shared folder can't be told: the last `up` or `down` has not ended"
         return Found(unknown=(why,)), False
     if not workspace.configured.exists():  # no user could log in yet
@@ -217,8 +235,8 @@ def _found(workspace: Workspace, given_up: Collection[str | None], *, storage: b
         return Found(unknown=(exc.cause,)), False
     with Connections(workspace.ssh_config) as connections:
         found = Search.of_all(inventory, workspace, connections.to, kept_too=storage).find()
-        files = tuple(one for one in found.files if one.job_id not in given_up)
-        jobs, unknown = _jobs(inventory, connections.to, given_up)
+        files = tuple(one for one in found.files if one.job_id not in discarded)
+        jobs, unknown = _jobs(inventory, connections.to, discarded)
     unknown = found.unknown or unknown
     # Of machines of the user's own nothing is destroyed: that jobs can't be told is no reason to stay.
     reasons = () if inventory.traits.user_owned and not storage else unknown
@@ -226,7 +244,7 @@ def _found(workspace: Workspace, given_up: Collection[str | None], *, storage: b
 
 
 def _jobs(
-    inventory: Inventory, to: Connect, given_up: Collection[str | None]
+    inventory: Inventory, to: Connect, discarded: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The jobs that wait or run, in words; and why they can't be told."""
     try:
@@ -236,7 +254,7 @@ def _jobs(
     lines = (
         f"job {job.id} ({job.name}) of {job.user} is {job.state.value}"
         for job in found
-        if job.whole_id not in given_up
+        if job.whole_id not in discarded
     )
     return tuple(lines), ()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from clusterctl.cluster.converge import converge
 from clusterctl.cluster.hardware import link_wheels
+from clusterctl.cluster.look import all_answer, clear_removal
 from clusterctl.cluster.nodes import limited, replacing
 from clusterctl.cluster.plan import Plan, plan_changes, reject, review
 from clusterctl.cluster.session import ClusterSession, Drift, Phase, write_inventory
@@ -78,6 +79,8 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
     """
     session.provider.check(session.spec)
     with session.locked("up"), replacing(session.workspace, options.replaced) as commit_replacement:
+        if session.workspace.removing.exists() and all_answer(session.workspace):
+            clear_removal(session.workspace)  # with what it was to discard
         session.workspace.removing.unlink(missing_ok=True)
         session.spec = limited(session.spec, session.workspace, options.limit)
         file = bundle_file(session, options)

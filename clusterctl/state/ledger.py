@@ -96,8 +96,6 @@ class Ledger:
     def add(self, entry: JobEntry) -> JobEntry:
         """Record a submission; it is on disk when this returns."""
         append_line(self._path, json.dumps(entry.model_dump(exclude_none=True), separators=(",", ":")))
-        with suppress(OSError):
-            self.workspace.removing.unlink()  # a cluster with new work is not being removed any more
         return entry
 
     def update(self, entry: JobEntry, **changes: str | bool) -> JobEntry:

@@ -140,7 +140,7 @@ class Workspace:
     bundle = _Path("bundle.json")  # the bundle that air-gapped hosts are installed from
     journal = _Path("journal.jsonl")
     jobs = _Path("jobs.jsonl")  # what was submitted and where its run was collected to
-    removing = _Path("removing")  # there once `down` has begun to remove the cluster, which it had looked at
+    removing = _Path("removing")  # there once `down` has begun to remove the cluster; when it had looked
     logs = _Path("logs")
 
     def known_id(self) -> str | None:

@@ -41,6 +41,8 @@ class Copies:
         """The ``digest`` of each file there, if it is as the one here is now."""
         hosts = {os.fsencode(self.host), *([b""] if self.sent else [])}
         for path, status in self._files():
+            if self._is_itself(path, status):
+                continue
             for host in hosts:
                 yield digest(host, path, status.st_size, status.st_mtime_ns)
 
@@ -58,6 +60,14 @@ class Copies:
                 while ending and first.endswith(ending):
                     first = first[: -len(ending)]
                 yield b"%s/%s" % (top, first + slash + rest), status
+
+    @staticmethod
+    def _is_itself(path: bytes, status: os.stat_result) -> bool:
+        """Whether the file there is the one here: this machine is a host, or has mounted what hosts see."""
+        try:
+            return os.path.samestat(os.stat(path), status)  # noqa: PTH116  # names are bytes
+        except OSError:
+            return False
 
     def _here(self, root: bytes) -> Iterator[bytes]:
         if self.names is not None:

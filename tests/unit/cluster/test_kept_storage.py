@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from clusterctl.cli import down as cli_down
+from clusterctl.cli.options import Options
+from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
 from clusterctl.cluster.down import DownOptions
 from clusterctl.cluster.look import DISCARDED, look_at_storage, reject_lost_storage
 from clusterctl.cluster.session import PhaseRunner, workspace_copy
-from clusterctl.errors import OnlyCopyError, UsageError
+from clusterctl.errors import ClusterctlError, OnlyCopyError, UsageError
 from clusterctl.providers.storage import (
     KeptStorage,
     Record,
@@ -116,9 +119,12 @@ class Stub:
     storage: list[KeptStorage]
     did: list[str] = field(default_factory=list)
     rows: Sequence[Mapping[str, Any]] | None = None  # what is on it
+    left: list[KeptStorage] = field(default_factory=list)  # what appears with `destroy`
+    refuses: ClusterctlError | None = None
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
         self.did.append("destroy")
+        self.storage += self.left
 
     def leftovers(self, cluster_id: str) -> tuple[()]:
         return ()
@@ -127,7 +133,7 @@ class Stub:
         return ()
 
     def kept_storage(self, name: str, users: tuple[str, ...]) -> tuple[KeptStorage, ...]:
-        assert users == ("ada",)
+        assert tuple(users) in {("ada",), ()}
         return tuple(self.storage)
 
     def files_of_storage(
@@ -136,14 +142,17 @@ class Stub:
         return self.rows
 
     def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
+        if self.refuses:
+            raise self.refuses
         self.did.append(f"remove {kept.id}")
-        self.storage.remove(kept)
+        self.storage = [one for one in self.storage if one.id != kept.id]
 
 
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
     stub = Stub([DISK])
-    monkeypatch.setattr(down, "provider_of", lambda *_: stub)
+    for module in (down, cli_down):
+        monkeypatch.setattr(module, "provider_of", lambda *_: stub)
     return stub
 
 
@@ -236,9 +245,60 @@ def test_down_storage_destroys_nothing_where_nobody_can_look(
     assert runner.workspace.spec.exists()
 
 
+@pytest.mark.parametrize("text", ["torn", None])
+def test_down_storage_stops_where_the_spec_is_lost_too(home: Path, stub: Stub, text: str | None) -> None:
+    """The helper of local clusters keeps the folder by its own note, and this removes it then."""
+    runner = cluster(keep=True)
+    stub.storage, stub.rows = [], []
+    runner.workspace.spec.write_text(text) if text else runner.workspace.spec.unlink()
+    with pytest.raises(OnlyCopyError, match="stays up"):
+        down.down(runner, DownOptions(remove_storage=True))
+    assert stub.did == []
+
+
 def test_down_storage_asks_for_no_discard_where_nothing_is_on_it(home: Path, stub: Stub) -> None:
     stub.rows = [{"end": True}]
     assert down.down(cluster(keep=False), DownOptions(remove_storage=True)).removed == (DISK,)
+
+
+OWN = DISK.model_copy(update={"id": "d-ffffff-shared", "since": 8})
+
+
+def test_down_storage_removes_nothing_that_nobody_looked_at(home: Path, stub: Stub) -> None:
+    """Two are there when the cluster has left its own: the other one was not known to be another."""
+    stub.left = [OWN]
+    with pytest.raises(UsageError, match="is down, and its storage is kept: there are 2") as caught:
+        down.down(cluster(keep=True), DownOptions(remove_storage=True, discard=True))
+    assert stub.did == ["destroy"]
+    assert "`clusterctl down --storage --cluster d`" in caught.value.fix
+    assert list(all_recorded()) == [DISK, OWN]
+    assert not Workspace.of("d").root.exists()
+
+
+def test_down_storage_removes_its_own_with_others_that_were_looked_at(home: Path, stub: Stub) -> None:
+    stub.rows, stub.left = [{"end": True}], [OWN]
+    assert down.down(cluster(keep=False), DownOptions(remove_storage=True)).removed == (DISK, OWN)
+
+
+def test_down_storage_that_is_refused_leaves_the_storage_as_it_was(home: Path, stub: Stub) -> None:
+    """Also if a provider says so only once the cluster is gone."""
+    record("d", Record(provider=LocalSettings(), kept=(DISK,)))
+    stub.refuses = UsageError("a cluster 'd' has it")
+    stub.storage = [DISK.model_copy(update={"since": None})]
+    with pytest.raises(UsageError, match="has it"):
+        down.down(cluster(keep=False), DownOptions(remove_storage=True, discard=True))
+    assert list(all_recorded()) == [DISK]
+    assert (home / DISCARDED).read_text() == ""
+    assert not Workspace.of("d").root.exists()
+    for _ in range(2):
+        with pytest.raises(UsageError, match="has it"):
+            cli_down.down(
+                Screen(json=False, color=False), Options(cluster="d"), yes=True, storage=True, discard=True
+            )
+    assert (home / DISCARDED).read_text() == ""
+    stub.refuses = None
+    cli_down.down(Screen(json=False, color=False), Options(cluster="d"), yes=True, storage=True, discard=True)
+    assert len((home / DISCARDED).read_text().splitlines()) == 1
 
 
 def test_what_is_on_it_is_told_with_size_owner_and_age(home: Path, stub: Stub) -> None:

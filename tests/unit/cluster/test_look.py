@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,11 +17,12 @@ from clusterctl.cluster import look as looking
 from clusterctl.cluster import plan as planning
 from clusterctl.cluster.look import (
     DISCARDED,
+    LOOK_VALID_S,
     all_answer,
+    clear_removal,
     look,
     look_at_leaving,
     note_removal,
-    take_back,
 )
 from clusterctl.cluster.session import ClusterSession, PhaseRunner
 from clusterctl.errors import OnlyCopyError, SlurmError, UnreachableError
@@ -158,6 +160,15 @@ def test_a_run_that_is_given_up_stops_nothing(stage: Stage) -> None:
     assert not stage.look("2")
 
 
+def test_a_submission_that_got_no_id_hides_no_file(stage: Stage) -> None:
+    """All that is in no job's folder has none either."""
+    stage.found = Found(files=(MODEL, LOST))
+    lost = JobEntry(token=str(7), name="mine", user="ada", submitted_at=0)
+    runner = PhaseRunner(workspace=stage.workspace)
+    runner.verb = "down"
+    assert runner.phase(look, [lost], discard=True).files == (MODEL, LOST)
+
+
 @pytest.mark.parametrize("dead", ["hosts", "scheduler", "record", "no record"])
 def test_what_can_not_be_told_stops_it_too(stage: Stage, dead: str) -> None:
     if dead == "hosts":
@@ -188,15 +199,33 @@ def test_a_down_that_was_killed_goes_on_where_hosts_are_gone(stage: Stage) -> No
     assert "d-ctl" not in caught.value.why
 
 
-@pytest.mark.parametrize("how", ["all answer", "some did not answer before", "a job was submitted since"])
-def test_it_passes_over_silent_hosts_only_if_it_has_looked_at_them(stage: Stage, how: str) -> None:
+def test_it_passes_over_them_also_if_an_older_job_became_known_since(stage: Stage) -> None:
+    """As `collect` does with one that was submitted elsewhere."""
+    note_removal(stage.workspace, (), looked=True)
+    entry = JobEntry(token=str(7), name="mine", user="ada", submitted_at=5.0, job_id="7")
+    Ledger(stage.workspace.jobs).add(entry)
+    stage.found = Found(unknown=("what is on d-ctl can't be told: no route",))
+    assert not stage.look()
+
+
+@pytest.mark.parametrize(
+    "how", ["all answer", "some did not answer before", "a job was submitted since", "it was long ago"]
+)
+def test_it_passes_over_silent_hosts_only_if_it_has_just_looked_at_them(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     silent = Found(unknown=("what is on d-ctl can't be told: no route",))
     note_removal(stage.workspace, ("x: 1 B",), looked=how != "some did not answer before")
     if how == "all answer":  # nothing was removed, and the cluster is used again
         assert not stage.look()
         assert not discarded(stage)
     elif how == "a job was submitted since":
-        Ledger(stage.workspace.jobs).add(JobEntry(token=str(7), name="mine", user="ada", submitted_at=0))
+        job = JobEntry(token=str(7), name="mine", user="ada", submitted_at=time.time())
+        Ledger(stage.workspace.jobs).add(job)
+    elif how == "it was long ago":
+        later = time.time() + LOOK_VALID_S
+        monkeypatch.setattr(looking, "time", SimpleNamespace(time=lambda: later))
+        note_removal(stage.workspace, (), looked=True)  # a second one that passed over them has not looked
     stage.found = silent
     with pytest.raises(OnlyCopyError):
         stage.look()
@@ -212,7 +241,7 @@ def test_what_is_discarded_is_noted_once_a_cluster(stage: Stage) -> None:
     first, row = discarded(stage)
     assert first == other
     assert (row["cluster"], row["discarded"]) == ("d", [str(MODEL), str(older), "the run of job 2 (mine)"])
-    take_back(stage.workspace)
+    clear_removal(stage.workspace)
     assert discarded(stage) == [other]
     assert not stage.workspace.removing.exists()
     note_removal(stage.workspace, (), looked=True)

@@ -372,6 +372,18 @@ def test_why_a_sent_file_counts_is_said_too(stage: Stage) -> None:
     assert stage.search.find().lines[0].endswith(f"; not the same as in {here}")
 
 
+@pytest.mark.parametrize("how", ["", "link"])
+def test_a_file_is_no_copy_of_itself(stage: Stage, how: str) -> None:
+    """Where the hosts' shared folder is there on this machine, too: it is one of them, or has it mounted."""
+    stage.write("set/1")
+    here = stage.home / "set"
+    if how:
+        here = stage.out.parent / "link"
+        here.symlink_to(stage.home / "set")
+    note(stage.workspace, [Copies("demo-ctl", str(stage.home / "set"), str(here), sent=True)])
+    assert [one.what for one in stage.search.find().files] == [str(stage.home / "set")]
+
+
 def test_what_is_on_kept_storage_and_here_is_known_after_the_workspace_is_gone(stage: Stage) -> None:
     """And only as long as it is here, and as it was there."""
     sent = stage.put("set.csv")
