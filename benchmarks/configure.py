@@ -1,4 +1,4 @@
-"""`configure.yml` on a live cluster with nothing to change: mitogen's strategy against Ansible's own.
+"""`configure.yml` on a live cluster with nothing to change: clusterctl's strategy against Ansible's own.
 
 Raises a cluster of its own, runs both sides in turn, prints every round, medians and their ratio.
 Usage: python benchmarks/configure.py [ROUNDS]
@@ -6,7 +6,6 @@ Usage: python benchmarks/configure.py [ROUNDS]
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import secrets
 import statistics
@@ -23,13 +22,10 @@ SPEC = "version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n  - {{
 
 def environment(strategy: str) -> dict[str, str]:
     """Ansible's environment for one side; everything else is the same."""
-    spec = importlib.util.find_spec("ansible_mitogen.plugins.strategy")
-    if spec is None or spec.submodule_search_locations is None:
-        raise SystemExit("mitogen is not installed: run scripts/bootstrap")
     return {
         **os.environ,
         "ANSIBLE_CONFIG": str(ROOT / "ansible/ansible.cfg"),
-        "ANSIBLE_STRATEGY_PLUGINS": next(iter(spec.submodule_search_locations)),
+        "ANSIBLE_STRATEGY_PLUGINS": str(ROOT / "ansible/strategy_plugins"),
         "ANSIBLE_STRATEGY": strategy,
     }
 
@@ -57,7 +53,7 @@ def main() -> None:
         command = [BIN / "clusterctl", "-f", file]
         subprocess.run([*command, "up"], env=environ, check=True, stdout=subprocess.DEVNULL)
         try:
-            times: dict[str, list[float]] = {"mitogen_linear": [], "linear": []}
+            times: dict[str, list[float]] = {"clusterctl_linear": [], "linear": []}
             for _ in range(rounds):
                 for strategy, taken in times.items():
                     taken.append(seconds(Path(folder, name, "inventory.yml"), strategy))
@@ -65,9 +61,9 @@ def main() -> None:
             subprocess.run([*command, "down", "--yes"], env=environ, check=True, stdout=subprocess.DEVNULL)
     for strategy, taken in times.items():
         shown = " ".join(f"{t:.2f}" for t in taken)
-        print(f"{strategy:15} median {statistics.median(taken):6.2f} s   rounds {shown}")
-    ratio = statistics.median(times["linear"]) / statistics.median(times["mitogen_linear"])
-    print(f"ratio           linear / mitogen_linear = {ratio:.2f}   ({rounds} rounds, 1 + 2 nodes)")
+        print(f"{strategy:17} median {statistics.median(taken):6.2f} s   rounds {shown}")
+    ratio = statistics.median(times["linear"]) / statistics.median(times["clusterctl_linear"])
+    print(f"ratio             linear / clusterctl_linear = {ratio:.2f}   ({rounds} rounds, 1 + 2 nodes)")
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def up(rounds: int) -> None:
     """Fresh nodes each time, the image there; the other side has the same playbook run by plain Ansible."""
     with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as folder:
         cluster = Cluster.new(folder, 2)
-        phases: dict[str, list[float]] = {"mitogen": [], "linear": []}
+        phases: dict[str, list[float]] = {"clusterctl": [], "plain_linear": []}
 
         def side(*, plain: bool) -> float:
             try:
@@ -72,7 +72,7 @@ def up(rounds: int) -> None:
                 seconds = time.perf_counter() - begun
             finally:
                 cluster.down()
-            phases["linear" if plain else "mitogen"].append(taken["converge"])
+            phases["plain_linear" if plain else "clusterctl"].append(taken["converge"])
             return seconds
 
         measure(

@@ -1,4 +1,4 @@
-"""clusterctl with Ansible's own linear strategy in mitogen's place, and nothing else changed."""
+"""clusterctl with Ansible's own linear strategy, without mitogen, and nothing else changed."""
 
 from __future__ import annotations
 
