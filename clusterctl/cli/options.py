@@ -339,8 +339,8 @@ def workspace_of(screen: Screen, options: Options) -> Workspace:
             f"cluster {name!r} is not up, and its spec file is wrong",
             where=str(path),
             why="\n".join(map(str, wrong.problems)),
-            fix="correct it, then `clusterctl up`; or name the cluster, which needs no spec file: --cluster NAME "
-            f"({name}, if `down` is to remove what an earlier one left; `clusterctl list` shows others)",
+            fix="correct it, then `clusterctl up`; or name the cluster, for which no spec is read: --cluster "
+            f"NAME ({name}, if `down` is to remove what an earlier one left; `clusterctl list` shows others)",
         )
     screen.note(f"note: {wrong.what} (see `clusterctl validate`); cluster {name!r} is taken as it was raised")
     return workspace

@@ -284,7 +284,7 @@ class Provider(Protocol):
         Raises:
             UsageError: one does.
         """
-        return None
+        return
 
     def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
         """Remove kept storage with all that is on it; what is gone already is fine.
