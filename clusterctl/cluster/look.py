@@ -54,12 +54,13 @@ def look(
         clear_removal(workspace)
     elif _has_just_looked(workspace) and not kept_until_now:  # at what is gone by now
         found = replace(found, unknown=())
+    fix = _fix(found, all_of_it=True, keep=_how_to_keep(workspace, storage=storage), beside=bool(kept))
     found = replace(found, files=found.files + kept.files, unknown=found.unknown + kept.unknown)
     runner.note = _note(found, discard=discard)
     if found and not discard:
         name = workspace.root.name
-        fix = _fix(found, all_of_it=True, keep=_how_to_keep(workspace, storage=storage))
-        raise found.error(f"the cluster stays up: this exists only on {name!r}", fix=fix)
+        where = f"{name!r}, or on kept storage of that name" if kept else repr(name)
+        raise found.error(f"the cluster stays up: this exists only on {where}", fix=fix)
     return found
 
 
@@ -266,7 +267,7 @@ def _how_to_keep(workspace: Workspace, *, storage: bool) -> str:
     return "or keep the shared folder: `storage: {keep: true}` in the spec, `clusterctl up`" + more
 
 
-def _fix(found: Found, *, all_of_it: bool = False, keep: str = "") -> str:
+def _fix(found: Found, *, all_of_it: bool = False, keep: str = "", beside: bool = False) -> str:
     fixes = []
     if found.jobs:
         fixes.append("wait until the jobs have ended, or end them: `clusterctl cancel`")
@@ -278,4 +279,7 @@ def _fix(found: Found, *, all_of_it: bool = False, keep: str = "") -> str:
             fixes.append(keep)
     if found.unknown:
         fixes.append("have all hosts answer" + (": `clusterctl up` repairs the cluster" if all_of_it else ""))
+    if beside:
+        up = "then `clusterctl up` with `storage: {keep: true}` and `clusterctl collect --all` bring it here"
+        fixes.append(f"leave the kept storage: `clusterctl down` without --storage; {up}")
     return "\n".join([*fixes, "or lose all of it: --discard"])

@@ -246,6 +246,7 @@ def test_down_storage_destroys_nothing_where_nobody_can_look(
     assert why in caught.value.why
     assert stub.did == []
     assert runner.workspace.spec.exists()
+    assert ("leave the kept storage: `clusterctl down` without --storage" in caught.value.fix) != keep
 
 
 @pytest.mark.parametrize("text", ["torn", None])
