@@ -144,17 +144,16 @@ class Pair:
 def _copy(name: str, layer: nn.Module, values: dict[str, Array]) -> None:
     """Our values of one layer into theirs. Our weights are (inputs, outputs), or (inputs, h, w, outputs)."""
     with torch.no_grad():
-        if isinstance(layer, nn.Embedding):
-            layer.weight.copy_(torch.from_numpy(values.pop(f"{name}.table")))
-            return
-        first = values.pop(f"{name}.weight")
+        weight = next(found for found in (f"{name}.weight", f"{name}_weight") if found in values)
+        first = values.pop(weight)
         if isinstance(layer, nn.Conv2d):
             first = first[:, ::-1, ::-1].transpose(3, 0, 1, 2)  # theirs is a correlation
         elif isinstance(layer, nn.Linear):
             first = first.reshape(len(first), -1).T
         layer.weight.copy_(torch.from_numpy(np.ascontiguousarray(first)))
-        if layer.bias is not None:
-            layer.bias.copy_(torch.from_numpy(values.pop(f"{name}.bias").ravel()))
+        if getattr(layer, "bias", None) is not None:
+            bias = f"{weight.removesuffix('weight')}bias"
+            layer.bias.copy_(torch.from_numpy(values.pop(bias).ravel()))
 
 
 def mlp(world: mpi.MpiCommunicator) -> Match:
@@ -175,9 +174,9 @@ def gpt(world: mpi.MpiCommunicator) -> Match:
     theirs = torch_models.GPT(**sizes)
     alike = {"embedding": theirs.tokens, "positions": theirs.positions, "norm": theirs.norm}
     for number, block in enumerate(theirs.blocks):
-        layers = {"norm1": block.norm1, "attention.qkv": block.qkv, "attention.out": block.out}
-        layers |= {"norm2": block.norm2, "up": block.up, "down": block.down}
-        alike |= {f"block{number}.{name}": layer for name, layer in layers.items()}
+        layers = {"norm1": block.norm1, "self_attn.in_proj": block.qkv, "self_attn.out_proj": block.out}
+        layers |= {"norm2": block.norm2, "linear1": block.up, "linear2": block.down}
+        alike |= {f"layers.{number}.{name}": layer for name, layer in layers.items()}
     tokens = np.random.default_rng(world.rank).integers(0, 256, (8, 129))
     x, labels = np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
     pair = Pair(world, our_gpt.build, sizes, theirs, alike, adam=True)
@@ -187,13 +186,13 @@ def gpt(world: mpi.MpiCommunicator) -> Match:
 def resnet(world: mpi.MpiCommunicator) -> Match:
     """11.2 million parameters; as with PyTorch, each rank normalises by its own batch."""
     theirs = torch_models.ResNet18(classes=10)
-    alike = {"stem": theirs.stem[0], "stem.norm": theirs.stem[1], "head": theirs.head}
+    alike = {"conv1": theirs.stem[0], "bn1": theirs.stem[1], "fc": theirs.head}
     for number, block in enumerate(theirs.blocks):
-        name = f"stage{number // 2}.block{number % 2}"
-        alike |= {f"{name}.conv0": block.conv1, f"{name}.conv0.norm": block.bn1}
-        alike |= {f"{name}.conv1": block.conv2, f"{name}.conv1.norm": block.bn2}
+        layers = {"conv1": block.conv1, "bn1": block.bn1, "conv2": block.conv2, "bn2": block.bn2}
         if block.short:
-            alike |= {f"{name}.shortcut": block.short[0], f"{name}.shortcut.norm": block.short[1]}
+            layers |= {"downsample.0": block.short[0], "downsample.1": block.short[1]}
+        name = f"layer{number // 2 + 1}.{number % 2}"
+        alike |= {f"{name}.{part}": layer for part, layer in layers.items()}
     rng = np.random.default_rng(world.rank)
     x, labels = rng.standard_normal((32, 32, 32, 3), dtype=np.float32), rng.integers(0, 10, 32)
     channels_first = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
