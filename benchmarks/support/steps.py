@@ -103,7 +103,8 @@ class Pair:
                 device, storage.master_weights, storage.segments, weight_decay=0.0
             ),
         )
-        values = {s.parameter.name: s.parameter.value for s in self._engine.storage.segments}
+        parameters = [segment.parameter for segment in self._engine.storage.segments]
+        values = {one.name: one.form.to_torch(one.value[: one.rows]) for one in parameters}
         for name, layer in alike.items():
             _copy(name, layer, values)
         assert not values, f"not in PyTorch's model: {list(values)}"
@@ -142,18 +143,13 @@ class Pair:
 
 
 def _copy(name: str, layer: nn.Module, values: dict[str, Array]) -> None:
-    """Our values of one layer into theirs. Our weights are (inputs, outputs), or (inputs, h, w, outputs)."""
+    """Our values of one layer, in PyTorch's form, into theirs."""
     with torch.no_grad():
         weight = next(found for found in (f"{name}.weight", f"{name}_weight") if found in values)
-        first = values.pop(weight)
-        if isinstance(layer, nn.Conv2d):
-            first = first[:, ::-1, ::-1].transpose(3, 0, 1, 2)  # theirs is a correlation
-        elif isinstance(layer, nn.Linear):
-            first = first.reshape(len(first), -1).T
-        layer.weight.copy_(torch.from_numpy(np.ascontiguousarray(first)))
+        layer.weight.copy_(torch.from_numpy(np.ascontiguousarray(values.pop(weight))))
         if getattr(layer, "bias", None) is not None:
             bias = f"{weight.removesuffix('weight')}bias"
-            layer.bias.copy_(torch.from_numpy(values.pop(bias).ravel()))
+            layer.bias.copy_(torch.from_numpy(np.ascontiguousarray(values.pop(bias))))
 
 
 def mlp(world: mpi.MpiCommunicator) -> Match:
