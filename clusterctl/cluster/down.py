@@ -12,6 +12,7 @@ from pathlib import Path
 from clusterctl.cluster.look import (
     all_answer,
     clear_removal,
+    is_of_own_machines,
     look,
     look_at_storage,
     note_removal,
@@ -136,6 +137,8 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
     if forgotten := forget(workspace, options.gone):
         options.prompts.note(f"forgotten: {'; '.join(forgotten)}")
     looked = not _has_taken_none(workspace)
+    may_keep = keeps_storage(workspace, if_damaged=True)
+    may_keep |= not (settings.user_owned or workspace.configured.exists())  # an earlier `up` may have asked
     what = (*(f"the run of {entry.shown}" for entry in discarded), *lost.lines)
     note = partial(note_removal, discarded=what, looked=not lost.unknown) if looked else None
     runner.phase(destroy, provider, note, orphans=settings.shares_kernel, discard=options.discard)
@@ -149,7 +152,7 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
             refused = exc
             stays = {*beside.lines, *(str(one) for one in lost.files if not one.host)}
             note_storage_stays(workspace, [line for line in what if line not in stays])
-    if looked and (refused or (not options.remove_storage and keeps_storage(workspace, if_damaged=True))):
+    if looked and (refused or (may_keep and not options.remove_storage)):
         kept = runner.phase(keep_storage, provider, settings)
     phases = tuple(runner.phases)
     return DownResult(
@@ -390,11 +393,6 @@ def _settings(workspace: Workspace) -> ProviderSettings:
         if made or is_of_own_machines(workspace) or any(workspace.terraform.glob("*.tfstate*")):
             raise  # what Terraform has made would be forgotten
         return DEFAULT_PROVIDER  # the spec is written before anything is made at Google
-
-
-def is_of_own_machines(workspace: Workspace) -> bool:
-    """Whether what stands in it is of machines of the user's own."""
-    return workspace.access_config.exists()
 
 
 def _has_taken_none(workspace: Workspace) -> bool:

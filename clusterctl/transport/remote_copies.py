@@ -4,9 +4,10 @@
 
 REQUEST is a JSON object: ``shared`` is the folder that hosts share (``at``: it lies there, of a cluster that
 is down); ``look_at_shared`` says whether it is looked at here, ``local`` whether what users have on this
-host's own disks is; ``host`` is its name; ``ours`` are the names of files that clusterctl puts into jobs'
-folders; ``left_out`` are folders to pass over. stdin begins with what exists elsewhere: eight bytes with the
-number of ``digest``s, and these, sorted.
+host's own disks is; ``host`` is its name; ``skeleton`` is the folder that new homes are made from, if not
+/etc/skel; ``ours`` are the names of files that clusterctl puts into jobs' folders; ``left_out`` are folders
+to pass over. stdin begins with what exists elsewhere: eight bytes with the number of ``digest``s, and these,
+sorted.
 
 The answer is a JSON object a line: {"top", "path", "owner", "files", "bytes", "on_disk", "age_s"} for the
 files below one path (``on_disk``: bytes, without the holes of sparse files), {"unread", "why"} for what can't
@@ -54,7 +55,7 @@ NOT_IN_HOMES = frozenset(
 CACHE = b"__pycache__"
 PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part")
 INCOMPLETE = re.compile(JOBS + rb"\.[^/]*\.incomplete")  # a job's folder in the making
-SKELETON, MOST_SKELETON = b"/etc/skel", 1 << 16
+SKELETON, MOST_SKELETON = "/etc/skel", 1 << 16
 # Folders of / in which users have no files, and what programs leave in folders for temporary files.
 OF_THE_SYSTEM = frozenset(
     b"bin boot dev etc lib lib32 lib64 libx32 lost+found opt proc root run sbin snap sys usr var".split()
@@ -94,13 +95,20 @@ def read_known() -> array[int]:
 class Top:
     """A folder with files; what is ``not_here`` below doesn't count, nor do daemons' temporary files.
 
-    Hosts have it as ``known_as``.
+    Hosts have it as ``known_as``; a home is made from ``skeleton``.
     """
 
     def __init__(
-        self, path: bytes, *, host: bytes = b"", not_here: Collection[bytes] = (), known_as: bytes = b""
+        self,
+        path: bytes,
+        *,
+        host: bytes = b"",
+        not_here: Collection[bytes] = (),
+        known_as: bytes = b"",
+        skeleton: bytes = os.fsencode(SKELETON),
     ) -> None:
         self.path, self.host, self.not_here, self.known_as = path, host, not_here, known_as or path
+        self.skeleton = skeleton
         self.is_temporary = path in TEMPORARY
 
     def skips(self, path: bytes, ours: Collection[bytes]) -> bool:
@@ -125,7 +133,7 @@ class Top:
     def is_as_created(self, name: bytes, status: os.stat_result) -> bool:
         """Whether it is one of the files that each new home gets."""
         try:
-            with open(os.path.join(SKELETON, name), "rb") as file:
+            with open(os.path.join(self.skeleton, name), "rb") as file:
                 created = file.read(MOST_SKELETON)
             if len(created) != status.st_size:
                 return False
@@ -158,6 +166,7 @@ def folders_in(path: bytes) -> list[bytes]:
 def tops_of(asked: dict[str, Any]) -> Iterator[Top]:
     """The folders with files of users: on what hosts share, and on this host's disks."""
     shared, host = os.fsencode(asked["shared"]), os.fsencode(asked["host"])
+    skeleton = os.fsencode(asked.get("skeleton") or SKELETON)
     if asked["look_at_shared"]:
         at = os.fsencode(asked.get("at") or asked["shared"])
         homes = folders_in(os.path.join(at, HOMES))
@@ -165,7 +174,8 @@ def tops_of(asked: dict[str, Any]) -> Iterator[Top]:
             if not name.startswith(b".clusterctl-"):
                 home = os.path.join(HOMES, name)
                 known_as = os.path.join(shared, home)
-                yield Top(os.path.join(at, home), not_here=NOT_IN_HOMES, known_as=known_as)
+                where = os.path.join(at, home)
+                yield Top(where, not_here=NOT_IN_HOMES, known_as=known_as, skeleton=skeleton)
         not_here = {b"lost+found", *(os.path.join(HOMES, name) for name in homes)}
         yield Top(at, not_here=not_here, known_as=shared)
     if not asked["local"]:

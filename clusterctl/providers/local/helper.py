@@ -42,6 +42,8 @@ TOOLS = {
     "ssh-keygen": "openssh-client",
 }
 DNF_NAMES = {"ip": "iproute", "mount": "util-linux", "ssh-keygen": "openssh"}  # where dnf's differ
+_CHECK = ".check"  # a folder to try a mount in
+_SKELETON = "skel"  # beside a kept shared folder: /etc/skel of the image of its nodes
 
 
 def progress(message: str) -> None:
@@ -83,7 +85,7 @@ def _check_tools(*, disks: bool = False) -> None:
 
 
 def _check_overlay(place: Path) -> None:
-    folder = place / ".check"
+    folder = place / _CHECK
     lower = folder / "lower"
     try:
         lower.mkdir(parents=True, exist_ok=True)
@@ -234,7 +236,8 @@ def _state(wanted: layout.ClusterRequest) -> layout.ClusterState:
 def _number(state: layout.ClusterState, wanted: layout.ClusterRequest) -> layout.ClusterState:
     """The state with a number for each node, written down before one that is new is started."""
     numbers = layout.numbered((node.name for node in wanted.nodes), state.numbers)
-    state = state.model_copy(update={"numbers": numbers, "keep_storage": wanted.keep_storage})
+    keep = state.keep_storage or wanted.keep_storage  # until a `down` that has looked says otherwise
+    state = state.model_copy(update={"numbers": numbers, "keep_storage": keep})
     write_atomic(layout.state_file(wanted.id), state.model_dump_json())
     return state
 
@@ -271,29 +274,39 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
         if not _keep_shared(cluster_id, asked=asked.keep_storage):
             system.erase(layout.cluster_dir(cluster_id))
         system.erase_doomed(layout.STATE)
+        for place in (layout.STATE, layout.CACHE):
+            system.erase(place / _CHECK)  # of a check that was ended midway
         if not image.states():
             system.restore_kernel_settings()
             system.remove_netns_folder()
     return {}
 
 
-def _keep_shared(cluster_id: str, *, asked: bool) -> bool:
-    """Where it is or was asked for, leave the shared folder alone, with a note of whose it is."""
+def _keep_shared(cluster_id: str, *, asked: bool | None) -> bool:
+    """Where that is asked for, now or (None) by an earlier `up`, keep the shared folder, with a note of
+    whose it is.
+    """
     folder, record = layout.cluster_dir(cluster_id), layout.state_file(cluster_id)
     shared, note = layout.shared_folder(cluster_id), layout.storage_file(cluster_id)
     if not record.exists():
         return note.exists()  # done already
     state = layout.ClusterState.model_validate_json(record.read_bytes())
-    if not ((asked or state.keep_storage) and shared.exists()):
+    keep = state.keep_storage if asked is None else asked
+    if not (keep and shared.exists()):
         return False
     progress("measuring the shared folder")
     size_mib = int(system.run(["du", "-sm", str(shared)], what="measuring the shared folder").split()[0])
     with suppress(OSError):  # the next cluster makes its own
         (shared / "home" / f".clusterctl-{cluster_id}").rmdir()
     kept = layout.KeptFolder(**state.model_dump(), since=time.time(), size_mib=size_mib)
+    skeleton = folder / _SKELETON
+    with suppress(ProvisionError, OSError):  # at worst, each home's .bashrc will count as a file of its own
+        for layer in reversed(image.layers(state.image)):
+            if (layer / "etc/skel").is_dir():
+                shutil.copytree(layer / "etc/skel", skeleton, symlinks=True, dirs_exist_ok=True)
     write_atomic(note, kept.model_dump_json())
     for path in folder.iterdir():
-        if path not in (shared, note, record):
+        if path not in (shared, note, record, skeleton):
             system.erase(path)
     record.unlink()
     return True
@@ -331,8 +344,9 @@ def copies(request: dict[str, Any]) -> dict[str, Any]:
     with state_lock("list", waiting):
         homes = next((one.homes for one in _kept_folders() if one.id == asked.id), {})
     names = {uid: name for name, uid in homes.items()}
-    at = {"shared": asked.shared, "at": str(layout.shared_folder(asked.id)), "look_at_shared": True}
-    tops = remote_copies.tops_of({**at, "host": "", "local": False})
+    at, skeleton = layout.shared_folder(asked.id), layout.cluster_dir(asked.id) / _SKELETON
+    place = {"shared": asked.shared, "at": str(at), "skeleton": str(skeleton), "look_at_shared": True}
+    tops = remote_copies.tops_of({**place, "host": "", "local": False})
     walk = remote_copies.Walk(
         array("Q", sorted(asked.known)), [*map(os.fsencode, asked.ours)], (), Beat(_refuse_to_go_on_alone)
     )

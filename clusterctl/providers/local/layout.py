@@ -102,10 +102,13 @@ class ClusterRequest(_Message):
 
 
 class ClusterQuery(_Message):
-    """A cluster that is to be looked at, or removed but for the shared folder if that is to be kept."""
+    """A cluster that is to be looked at, or removed; ``keep_storage``: but for the shared folder.
+
+    None is for a caller that has not looked at what is in there: it stays if an `up` was to keep it.
+    """
 
     id: ClusterId
-    keep_storage: bool = False
+    keep_storage: bool | None = None
 
 
 class ClusterState(BaseModel):

@@ -6,6 +6,7 @@ import os
 import pwd
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from clusterctl.spec import distributions
 from clusterctl.spec.base import format_size
 from clusterctl.spec.common import LEAST_MEMORY_MIB, User
 from clusterctl.spec.models import ClusterSpec, LocalSettings
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, keeps_storage
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, applied_spec
 from clusterctl.state.ledger import SENT_FILES
 from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.assets import digest, install_inputs
@@ -148,8 +149,12 @@ class LocalProvider(Provider):
         return bool(_existing(cluster_id).machines)
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
-        # The helper may have noted it, too; an `up` may have ended before it asked for that.
-        keep = workspace is not None and keeps_storage(workspace)
+        keep: bool | None = None
+        if workspace is not None:
+            with suppress(UsageError):
+                keep = applied_spec(workspace).storage.keep
+                if not keep and not workspace.configured.exists():
+                    keep = None  # nobody has looked at what an earlier `up` took up
         call("down", {"id": cluster_id, "keep_storage": keep}, report=report)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:

@@ -189,15 +189,17 @@ def test_where_copies_are_is_known_as_long_as_the_storage_is_kept(home: Path, st
     entry = JobEntry(token=str(1), name="mine", user="ada", submitted_at=0, job_id="1", remote_dir="/jobs/1")
     entry = entry.model_copy(update={"run_dir": "/runs/d-1", "run_state": "COMPLETED"})
     Ledger(runner.workspace.jobs).add(entry)
-    storage = how == "down --storage"
-    down.down(runner, DownOptions(remove_storage=storage, discard=storage))
+    storage, was_up = how == "down --storage", how in {"not kept", "kept before"}
+    if was_up:
+        runner.workspace.configured.touch()
+    down.down(runner, DownOptions(remove_storage=storage, discard=storage or was_up))
     assert not runner.workspace.root.exists()
     run = Copies("", "/jobs/1", "/runs/d-1", renamed=".from-job")
     there = {"kept": [sent, run], "kept before": [sent], "nothing was up": [sent]}.get(how, [])
     assert list(read_copies(runner.workspace)) == there
     if there:
         down.remove_storage(runner, stub, (DISK,))  # type: ignore[arg-type]
-    assert [path.name for path in home.iterdir()] == [DISCARDED] * storage
+    assert [path.name for path in home.iterdir()] == [DISCARDED] * (storage or was_up)
 
 
 def test_it_is_known_in_a_copy_of_the_workspace_too(home: Path) -> None:
@@ -209,10 +211,18 @@ def test_it_is_known_in_a_copy_of_the_workspace_too(home: Path) -> None:
         assert list(read_copies(copy)) == [sent]
 
 
-def test_without_keep_nobody_asks_for_any(home: Path, stub: Stub) -> None:
-    done = down.down(cluster(keep=False), DownOptions())
-    assert done.kept == ()
-    assert [phase.name for phase in done.phases] == ["look", "destroy"]
+@pytest.mark.parametrize("was_up", [True, False])
+def test_without_keep_only_an_earlier_up_can_have_asked_for_any(
+    home: Path, stub: Stub, *, was_up: bool
+) -> None:
+    """Nobody has looked at the storage that an `up` took up which then failed."""
+    runner = cluster(keep=False)
+    if was_up:
+        runner.workspace.configured.touch()
+    done = down.down(runner, DownOptions(discard=True))
+    assert done.kept == (() if was_up else (DISK,))
+    assert [phase.name for phase in done.phases] == ["look", "destroy", "keep_storage"][: 3 - was_up]
+    assert list(all_recorded()) == ([] if was_up else [DISK])
 
 
 @pytest.mark.parametrize("keep", [True, False])

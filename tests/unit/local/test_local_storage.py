@@ -28,7 +28,7 @@ UID = os.getuid() or 1001
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of local clusters, on a machine where none runs; the helper is no other process."""
-    for name in ("STATE", "RUN"):
+    for name in ("STATE", "RUN", "CACHE"):
         monkeypatch.setattr(layout, name, tmp_path / name.lower())
     monkeypatch.setattr(machine, "alive", dict)
     for module, name in (
@@ -95,7 +95,11 @@ def kept_here(name: str = "d") -> tuple[KeptStorage, ...]:
 
 def test_all_but_the_shared_folder_goes(state: Path) -> None:
     folder = raised(OLD)
+    tried = [place / helper._CHECK for place in (state, layout.CACHE)]
+    for path in tried:  # as a check that was killed leaves them
+        (path / "lower").mkdir(parents=True)
     helper.down({"id": OLD})
+    assert not any(path.exists() for path in tried)
     assert {path.name for path in folder.iterdir()} == {"shared", "storage.json"}
     assert [path.name for path in (folder / "shared" / "home").iterdir()] == ["ada"]
     assert image.states() == ()
@@ -114,15 +118,37 @@ def test_without_keep_nothing_stays(state: Path) -> None:
     assert kept_here() == ()
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_a_down_keeps_what_the_last_up_was_to_keep_but_never_came_to(state: Path, *, keep: bool) -> None:
-    """`down` does not look at what the applied spec keeps."""
-    raised(OLD, keep=False)
+@pytest.mark.parametrize(
+    ("noted", "keep", "was_up", "stays"),
+    [
+        (False, True, True, True),  # the last `up` was to keep it, but never came to it
+        (False, False, True, False),
+        (True, False, True, False),  # `down` has looked at what is on it
+        (True, False, False, True),  # an `up` took it up and failed, and so did one without `keep`
+        (True, None, True, True),  # the spec is lost
+    ],
+)
+def test_a_down_removes_only_what_it_has_looked_at(
+    state: Path, *, noted: bool, keep: bool | None, was_up: bool, stays: bool
+) -> None:
+    """`down` does not look at what the applied spec keeps, nor at a cluster that was never up."""
+    raised(OLD, keep=noted)
     workspace = Workspace.of("d")
     workspace.create()
-    workspace.spec.write_text(dump_spec(spec(keep=keep)))
+    if keep is not None:
+        workspace.spec.write_text(dump_spec(spec(keep=keep)))
+    if was_up:
+        workspace.configured.touch()
     LocalProvider(LocalSettings()).destroy(OLD, workspace=workspace, report=print)
-    assert [one.id for one in kept_here()] == [OLD] * keep
+    assert [one.id for one in kept_here()] == [OLD] * stays
+
+
+def test_an_up_without_keep_forgets_no_earlier_one_with_it(state: Path) -> None:
+    raised(OLD)
+    wanted = request(None).model_copy(update={"id": OLD, "keep_storage": False})
+    helper._number(helper._state(wanted), wanted)
+    helper.down({"id": OLD})
+    assert [one.id for one in kept_here()] == [OLD]
 
 
 @pytest.mark.parametrize("fails", ["erase", "unlink"])
@@ -224,6 +250,23 @@ def test_what_is_on_it_is_told_as_hosts_had_it(state: Path, tmp_path: Path) -> N
     for path in (folder / "shared/home/ada/weights", folder / "shared/data.csv", job / "checkpoint"):
         path.unlink()
     assert not look_at_storage(LocalProvider(LocalSettings()), Workspace.of("d"), [kept])
+
+
+def test_start_up_files_are_told_by_the_image_of_the_nodes(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other distributions have others than this machine."""
+    base = tmp_path / "base"
+    (base / "etc/skel").mkdir(parents=True)
+    (base / "etc/skel/.bashrc").write_text("as the nodes' distribution has it")
+    monkeypatch.setattr(image, "layers", lambda _: (tmp_path / "upper", base))
+    folder = raised(OLD)
+    home = folder / "shared/home/ada"
+    shutil.copy(base / "etc/skel/.bashrc", home)
+    (home / ".profile").write_text("of her own")
+    helper.down({"id": OLD})
+    found = look_at_storage(LocalProvider(LocalSettings()), Workspace.of("d"), kept_here())
+    assert {one.what for one in found.files} == {"/shared/home/ada/.profile", "/shared/home/ada/weights"}
 
 
 @pytest.fixture
