@@ -26,7 +26,12 @@ from clusterctl.cli.options import (
 from clusterctl.cli.output import Phases, Screen
 from clusterctl.cli.up import NoWait, Yes, phase_dicts
 from clusterctl.cluster import down as cluster_down
-from clusterctl.cluster.look import look_at_storage, note_discarded, reject_lost_storage
+from clusterctl.cluster.look import (
+    is_of_own_machines,
+    look_at_storage,
+    note_discarded,
+    reject_lost_storage,
+)
 from clusterctl.cluster.nodes import names_of
 from clusterctl.cluster.session import PhaseRunner, provider_of
 from clusterctl.errors import ClusterctlError, NotUpError, UsageError
@@ -107,7 +112,7 @@ def down(
         prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
         down_storage(screen, options, prompts, yes=yes, discard=discard)
         return
-    is_own = cluster_down.is_of_own_machines(workspace)
+    is_own = is_of_own_machines(workspace)
     what = "and give its machines back as they were" if is_own else "with all data on its nodes"
     what += ", and remove its shared folder with all that is on it" if storage else ""
     screen.confirm(f"take cluster {name!r} down, {what}?", yes=yes)

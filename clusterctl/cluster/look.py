@@ -27,6 +27,7 @@ from clusterctl.util.disk import read_rows
 from clusterctl.util.process import on_each
 
 DISCARDED = "discarded.jsonl"  # in the folder of the workspaces, as the journal is removed with its workspace
+_COPY = "copy what you need from there"
 LOOK_VALID_S = 3600.0  # later, hosts may be silent for another reason, and have new files
 
 
@@ -54,7 +55,13 @@ def look(
         clear_removal(workspace)
     elif _has_just_looked(workspace) and not kept_until_now:  # at what is gone by now
         found = replace(found, unknown=())
-    fix = _fix(found, all_of_it=True, keep=_how_to_keep(workspace, storage=storage), beside=bool(kept))
+    fix = _fix(
+        found,
+        all_of_it=True,
+        keep=_how_to_keep(workspace, storage=storage),
+        beside=bool(kept),
+        user_owned=is_of_own_machines(workspace),
+    )
     found = replace(found, files=found.files + kept.files, unknown=found.unknown + kept.unknown)
     runner.note = _note(found, discard=discard)
     if found and not discard:
@@ -62,6 +69,11 @@ def look(
         where = f"{name!r}, or on kept storage of that name" if kept else repr(name)
         raise found.error(f"the cluster stays up: this exists only on {where}", fix=fix)
     return found
+
+
+def is_of_own_machines(workspace: Workspace) -> bool:
+    """Whether what stands in it is of machines of the user's own."""
+    return workspace.access_config.exists()
 
 
 def all_answer(workspace: Workspace) -> bool:
@@ -153,7 +165,7 @@ def reject_lost_storage(found: Found, name: str, *, user_owned: bool) -> None:
         bring = f"bring it here: {up}, `clusterctl collect --all`, {then}"
         raise found.error(
             f"the kept storage of cluster {name!r} stays: this may exist only there",
-            fix=f"{'copy what you need from there' if user_owned else bring}\nor lose all of it: --discard",
+            fix=f"{_COPY if user_owned else bring}\nor lose all of it: --discard",
         )
 
 
@@ -267,14 +279,22 @@ def _how_to_keep(workspace: Workspace, *, storage: bool) -> str:
     return "or keep the shared folder: `storage: {keep: true}` in the spec, `clusterctl up`" + more
 
 
-def _fix(found: Found, *, all_of_it: bool = False, keep: str = "", beside: bool = False) -> str:
+def _fix(
+    found: Found,
+    *,
+    all_of_it: bool = False,
+    keep: str = "",
+    beside: bool = False,
+    user_owned: bool = False,
+) -> str:
     fixes = []
     if found.jobs:
         fixes.append("wait until the jobs have ended, or end them: `clusterctl cancel`")
     if found.runs:
         fixes.append("bring the runs here: `clusterctl collect`")
     if found.files:
-        fixes.append("bring the files here: `clusterctl collect --all`")
+        brought = not user_owned  # homes on machines of the user's own are not
+        fixes.append("bring the files here: `clusterctl collect --all`" if brought else _COPY)
         if keep and not all(one.host for one in found.files):
             fixes.append(keep)
     if found.unknown:

@@ -142,6 +142,16 @@ def test_all_that_would_be_lost_is_listed_with_size_owner_and_age(stage: Stage) 
     assert entry.note.startswith("refused, for it exists only there: 3.0 GiB in 3 files; job 7 (mine) of ada")
 
 
+def test_files_on_machines_of_the_users_own_are_to_be_copied(stage: Stage) -> None:
+    """`collect --all` passes over the homes there."""
+    stage.found = Found(files=(MODEL,))
+    stage.workspace.access_config.touch()
+    with pytest.raises(OnlyCopyError) as caught:
+        stage.look(storage=True)
+    assert "copy what you need from there" in caught.value.fix
+    assert "collect --all" not in caught.value.fix
+
+
 def test_what_is_discarded_is_returned_and_journaled(stage: Stage) -> None:
     stage.found = Found(files=(MODEL,))
     assert stage.look(discard=True).files == (MODEL,)
