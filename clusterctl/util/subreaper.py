@@ -65,7 +65,7 @@ def _exit_code(program: int, ending: Collection[int], until: float = math.inf) -
         left_s = min(max(until - time.monotonic(), 0), _DAY_S)
         number = getattr(signal.sigtimedwait({*ending, signal.SIGCHLD}, left_s), "si_signo", None)
         if number in ending or time.monotonic() >= until:
-            raise SystemExit(_SIGNALLED + (number or signal.SIGALRM))
+            raise SystemExit(_SIGNALLED + (number if number in ending else signal.SIGALRM))
 
 
 def _end_children() -> None:
