@@ -63,7 +63,7 @@ def _exit_code(program: int, ending: Collection[int], until: float = math.inf) -
                 code = os.waitstatus_to_exitcode(ended[1])
                 return code if code >= 0 else _SIGNALLED - code
         left_s = min(max(until - time.monotonic(), 0), _DAY_S)
-        number = getattr(signal.sigtimedwait({*ending, signal.SIGCHLD}, left_s), "si_signo", None)
+        number: int = getattr(signal.sigtimedwait({*ending, signal.SIGCHLD}, left_s), "si_signo", 0)
         if number in ending or time.monotonic() >= until:
             raise SystemExit(_SIGNALLED + (number if number in ending else signal.SIGALRM))
 
