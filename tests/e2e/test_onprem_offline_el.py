@@ -11,8 +11,8 @@ import pytest
 from clusterctl.packages.bundle import open_bundle
 from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import digest
+from tests.e2e.dnf_tools import dnf_tools
 from tests.support.bundled import unconnected
-from tests.support.dnf_tools import dnf_tools
 from tests.support.el.build import inputs
 from tests.support.lab import Lab, lab
 from tests.support.trees import debian

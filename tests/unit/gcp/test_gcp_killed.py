@@ -27,7 +27,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terraformed:
 
 def kill(cluster: Terraformed, verb: str, moment: str, *, all_of_it: bool) -> None:
     """Run a verb and kill it when it says that; with ``all_of_it``, Terraform and its provider as well."""
-    argv = [sys.executable, "-m", "tests.support.google.carry", str(cluster.folder), verb]
+    argv = [sys.executable, "-m", "tests.unit.gcp.carry", str(cluster.folder), verb]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = next((line for line in process.stdout if moment in line), None)

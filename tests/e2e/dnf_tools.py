@@ -3,7 +3,7 @@
     with dnf_tools() as folder:       # put it before PATH
         ...
 
-As a program (`python -m tests.support.dnf_tools FOLDER`, as root) this module makes the tree.
+As a program (`python -m tests.e2e.dnf_tools FOLDER`, as root) this module makes the tree.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def dnf_tools(*places: Path) -> Iterator[Path]:
     """A folder of programs that act on these places of this machine, and on /proc."""
     tree = cache_home() / "test-dnf"
     if not tree.is_dir():
-        argv = [*as_root(), sys.executable, "-m", "tests.support.dnf_tools", str(tree)]
+        argv = [*as_root(), sys.executable, "-m", "tests.e2e.dnf_tools", str(tree)]
         subprocess.run(argv, cwd=ROOT, check=True, timeout=_TIMEOUT_S)
     with TemporaryDirectory(prefix="tools-") as name:
         for tool in TOOLS:
