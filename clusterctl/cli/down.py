@@ -44,6 +44,8 @@ from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.workspace import WAIT_S, Workspace
 
+_TAKE_UP = "the next `clusterctl up` with `storage: {keep: true}` takes it up"
+
 
 def down(
     screen: Screen,
@@ -157,7 +159,7 @@ def down(
     if not done.looked:
         verified = "its last machines are forgotten" if forget else "nothing had been put on any machine"
     lines = [f"cluster {name!r} is down; {verified}"]
-    lines += [f"its storage is kept: {one}; the next `clusterctl up` takes it up" for one in done.kept]
+    lines += [f"kept storage of {name!r}: {one}; {_TAKE_UP}" for one in done.kept]
     lines += [f"its storage is removed: {one}" for one in done.removed]
     if size:
         lines.append(f"the node image stays cached ({size} MiB); `clusterctl cache prune` removes it")
@@ -211,7 +213,7 @@ def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: boo
     with phases.shown(), workspace.lock("down", wait_s=WAIT_S, waiting=runner.report_waiting):
         note_discarded(workspace, lost.lines, since=(now := time.time()))
         try:
-            cluster_down.remove_storage(runner, provider, found)
+            cluster_down.remove_storage(runner, provider, found, noted)
         except ClusterctlError:
             with suppress(ClusterctlError):
                 there = {one.id: one.homes for one in provider.kept_storage(name, noted.users)}
@@ -264,7 +266,10 @@ def down_orphans(
     with phases.shown():
         for cluster_id in found:
             cluster_down.remove_cluster(provider, cluster_id, None, partial(phases, "destroy"))
-    screen.result(answer, f"cluster {name!r} ({which}) is down; cleanup verified")
+        runner, left = PhaseRunner(workspace=Workspace.of(name)), Record(provider=settings, kept=())
+        kept = cluster_down.keep_storage(runner, provider, left) if settings.shares_kernel else ()
+    lines = [f"kept storage of {name!r}: {one}; {_TAKE_UP}" for one in kept]
+    screen.result(answer, f"cluster {name!r} ({which}) is down; cleanup verified", *lines)
 
 
 def _where(screen: Screen, options: Options, project: str | None) -> tuple[ProviderSettings, str]:

@@ -40,7 +40,7 @@ from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.runs.only_copies import NOTHING, Found, note_copies
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import DEFAULT_PROVIDER
-from clusterctl.state.inventory import applied_spec, keeps_storage
+from clusterctl.state.inventory import applied_spec, keeps_storage, may_keep_storage
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import roomiest, sweep
@@ -137,23 +137,25 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
     if forgotten := forget(workspace, options.gone):
         options.prompts.note(f"forgotten: {'; '.join(forgotten)}")
     looked = not _has_taken_none(workspace)
-    may_keep = keeps_storage(workspace, if_damaged=True)
-    may_keep |= not (settings.user_owned or workspace.configured.exists())  # an earlier `up` may have asked
+    left = Record.model_validate({"provider": settings, "users": _users(workspace), "kept": ()})
+    may_keep = may_keep_storage(workspace)
+    is_seen = options.discard or not may_keep or keeps_storage(workspace, if_damaged=True)
+    may_keep |= recorded_storage(workspace.root.name) is not None
     what = (*(f"the run of {entry.shown}" for entry in discarded), *lost.lines)
     note = partial(note_removal, discarded=what, looked=not lost.unknown) if looked else None
-    runner.phase(destroy, provider, note, orphans=settings.shares_kernel, discard=options.discard)
+    may_keep |= runner.phase(destroy, provider, note, orphans=settings.shares_kernel, discard=options.discard)
     kept: tuple[KeptStorage, ...] = ()
     removed: tuple[KeptStorage, ...] = ()
     refused: ClusterctlError | None = None
     if looked and options.remove_storage:
         try:
-            removed = runner.phase(remove_looked_at, provider, others)
+            removed = runner.phase(remove_looked_at, provider, others, left, is_seen=is_seen)
         except ClusterctlError as exc:
             refused = exc
             stays = {*beside.lines, *(str(one) for one in lost.files if not one.host)}
             note_storage_stays(workspace, [line for line in what if line not in stays])
     if looked and (refused or (may_keep and not options.remove_storage)):
-        kept = runner.phase(keep_storage, provider, settings)
+        kept = runner.phase(keep_storage, provider, left)
     phases = tuple(runner.phases)
     return DownResult(
         collected, phases, settings.shares_kernel, looked, discarded, kept, removed, lost, refused
@@ -212,8 +214,8 @@ def destroy(
     *,
     orphans: bool,
     discard: bool,
-) -> None:
-    """Remove the cluster, if there is one to ``note`` it of, and orphans of its name.
+) -> bool:
+    """Remove the cluster, if there is one to ``note`` it of, and orphans of its name; whether there were any.
 
     An `up` that created no hosts took the name of these.
     """
@@ -230,58 +232,56 @@ def destroy(
             raise
     for cluster_id in found:
         remove_cluster(provider, cluster_id, None, runner.report)
+    return bool(found)
 
 
-def keep_storage(
-    runner: PhaseRunner, provider: Provider, settings: ProviderSettings
-) -> tuple[KeptStorage, ...]:
-    """Note the shared folder that the cluster left: `list` shows it, and the next `up` takes it up."""
+def keep_storage(runner: PhaseRunner, provider: Provider, left: Record) -> tuple[KeptStorage, ...]:
+    """Note the shared folder that the cluster ``left``: `list` shows it, and the next `up` takes it up."""
     name = runner.workspace.root.name
-    users = _users(runner.workspace)
     noted = recorded_storage(name)
     before = {one.id: one.since for one in noted.kept} if noted else {}
     kept = tuple(
         one.model_copy(update={"since": one.since or before.get(one.id) or time.time()})
-        for one in provider.kept_storage(name, users)
+        for one in provider.kept_storage(name, left.users)
     )
-    if kept and runner.workspace.root.is_dir():
+    if any(one.id not in before for one in kept) and runner.workspace.root.is_dir():
         note_copies(runner.workspace)
-    record_storage(name, Record.model_validate({"provider": settings, "users": users, "kept": kept}))
+    record_storage(name, left.model_copy(update={"kept": kept}))
     runner.note = "; ".join(map(str, kept)) or "there is none"
     return kept
 
 
 def remove_storage(
-    runner: PhaseRunner, provider: Provider, found: tuple[KeptStorage, ...]
+    runner: PhaseRunner, provider: Provider, found: tuple[KeptStorage, ...], left: Record
 ) -> tuple[KeptStorage, ...]:
-    """Remove these shared folders that clusters of this name left, after which there is none."""
+    """Remove these shared folders that clusters of this name ``left`` in one place: none is there then."""
     name = runner.workspace.root.name
     for kept in found:
         provider.remove_storage(kept, report=runner.report)
-    record_storage(name, None)
+    record_storage(name, left.model_copy(update={"kept": ()}))
     runner.workspace.copies.unlink(missing_ok=True)
     runner.note = "; ".join(map(str, found)) or "there is none"
     return found
 
 
 def remove_looked_at(
-    runner: PhaseRunner, provider: Provider, others: Collection[KeptStorage]
+    runner: PhaseRunner, provider: Provider, others: Collection[KeptStorage], left: Record, *, is_seen: bool
 ) -> tuple[KeptStorage, ...]:
-    """Remove the shared folder that the cluster has just left, and the ``others`` that were looked at.
+    """Remove the shared folder that the cluster has just ``left``, and the ``others`` that were looked at.
 
     Raises:
-        UsageError: there are more of this name: none is removed.
+        UsageError: there are more of this name, or nobody could look at its own: none is removed.
     """
     name = runner.workspace.root.name
     looked_at = {one.id for one in others}
-    found = provider.kept_storage(name, _users(runner.workspace))
-    if len([one for one in found if one.id not in looked_at]) > 1:
+    found = provider.kept_storage(name, left.users)
+    if len([one for one in found if one.id not in looked_at]) > is_seen:
         raise UsageError(
             f"cluster {name!r} is down, and its storage is kept: there are {len(found)} of this name",
             why="; ".join(map(str, found)),
             fix=f"`{REMOVE.format(name=name)}` looks at each of them, and asks",
         )
-    return remove_storage(runner, provider, found)
+    return remove_storage(runner, provider, found, left)
 
 
 def _users(workspace: Workspace) -> tuple[str, ...]:
@@ -305,7 +305,7 @@ def _down_without_workspace(runner: PhaseRunner, *, discard: bool) -> DownResult
     reject_orphans(found, discard=discard)
     for cluster_id in found:
         remove_cluster(provider, cluster_id, None, partial(runner.reporter, "destroy"))
-    return DownResult(kept=keep_storage(runner, provider, DEFAULT_PROVIDER))
+    return DownResult(kept=keep_storage(runner, provider, Record(provider=DEFAULT_PROVIDER, kept=())))
 
 
 def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) -> tuple[JobEntry, ...]:

@@ -17,7 +17,7 @@ from clusterctl.errors import UsageError
 from clusterctl.spec.base import format_size
 from clusterctl.spec.common import Cluster
 from clusterctl.spec.gcp import GcpSettings
-from clusterctl.spec.models import LocalSettings
+from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.workspace import state_home, write_atomic
 
@@ -100,11 +100,26 @@ def _others_files(spec: Cluster, kept: KeptStorage) -> Iterator[str]:
             yield f"uid {user.uid} is {user.name}'s in the spec, and {name}'s there"
 
 
-def storage_left_alone(spec: Cluster) -> tuple[str, ...]:
-    """What to say of kept storage that a spec does not ask for."""
-    found = None if spec.storage.keep else recorded(spec.name)
-    kept = found.kept if found else ()
-    return tuple(f"this is not taken up, for storage.keep is false: {one}" for one in kept)
+def storage_left_alone(spec: ClusterSpec) -> tuple[str, ...]:
+    """What to say of kept storage that a spec does not ask for.
+
+    Raises:
+        UsageError: the spec keeps storage, and what is kept of its name is in another place.
+    """
+    noted = recorded(spec.name)
+    if noted is None:
+        return ()
+    if not spec.storage.keep:
+        return tuple(f"this is not taken up, for storage.keep is false: {one}" for one in noted.kept)
+    here = Record(provider=spec.provider, users=tuple(user.name for user in spec.users), kept=())
+    if noted.place != here.place:
+        raise UsageError(
+            f"there is kept storage of a cluster {spec.name!r} in another place",
+            where="storage.keep",
+            why="; ".join(one.dated for one in noted.kept),
+            fix=f"name the cluster otherwise, or remove it: `{REMOVE.format(name=spec.name)}`",
+        )
+    return ()
 
 
 def taken_up_note(kept: KeptStorage) -> str:
@@ -120,17 +135,24 @@ class Record(BaseModel):
     users: tuple[str, ...] = ()
     kept: tuple[KeptStorage, ...]
 
+    @property
+    def place(self) -> tuple[str | None, ...]:
+        """Where its provider looks for kept storage of a name; Google's looks for that of the first user."""
+        project = getattr(self.provider, "project", None)
+        return (self.provider.type, project, *(self.users[:1] if project else ()))
+
 
 def _file(name: str) -> Path:
     return state_home() / f"{name}{_RECORD}"
 
 
 def record(name: str, left: Record | None) -> None:
-    """Note what a cluster of this name left; with nothing left, note nothing any more."""
-    if left is None or not left.kept:
-        _file(name).unlink(missing_ok=True)
-    else:
+    """Note what a cluster of this name left; with nothing left, note nothing any more of that place."""
+    noted = recorded(name)
+    if left is not None and left.kept:
         write_atomic(_file(name), left.model_dump_json(indent=2) + "\n")
+    elif left is None or noted is None or noted.place == left.place:
+        _file(name).unlink(missing_ok=True)
 
 
 def recorded(name: str) -> Record | None:

@@ -210,6 +210,16 @@ def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:
         return if_damaged
 
 
+def may_keep_storage(workspace: Workspace) -> bool:
+    """Whether it does, or that is not certain, as it is where nobody could look at the shared folder.
+
+    An earlier `up` that failed before it configured the hosts may have taken kept storage up.
+    """
+    if keeps_storage(workspace, if_damaged=True):
+        return True
+    return not (workspace.configured.exists() or applied_spec(workspace).provider.user_owned)
+
+
 def distribution_ahead(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:
     """What the hosts have; None where they are to be looked at first."""
     try:

@@ -208,8 +208,9 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
 def _shared(wanted: layout.ClusterRequest) -> Path:
     """The folder that nodes have as /shared: kept from an earlier cluster, or a new one."""
     shared = layout.shared_folder(wanted.id)
-    layout.storage_file(wanted.id).unlink(missing_ok=True)  # of a `down` that was ended midway
-    if wanted.storage is not None and not shared.exists():
+    layout.storage_file(wanted.id).unlink(missing_ok=True)
+    is_new = not shared.exists() or not any(shared.iterdir())  # made by an `up` that was ended just then
+    if wanted.storage is not None and is_new:
         before = next((one for one in _kept_folders() if one.id == wanted.storage), None)
         if before is None or before.owner != wanted.owner:
             raise ProvisionError("the kept storage is gone", where=str(layout.shared_folder(wanted.storage)))
@@ -227,7 +228,9 @@ def _state(wanted: layout.ClusterRequest) -> layout.ClusterState:
     image.layers(wanted.image)  # it may have been pruned since it was baked
     others = [s.subnet for s in image.states()]
     subnet = system.choose_subnet(wanted.id, [*system.used_networks(), *others], wanted.subnet)
-    state = layout.ClusterState.model_validate({**wanted.model_dump(), "subnet": subnet})
+    keep = wanted.keep_storage or layout.storage_file(wanted.id).exists()  # of a `down` that was ended midway
+    asked = wanted.model_dump() | {"subnet": subnet, "keep_storage": keep}
+    state = layout.ClusterState.model_validate(asked)
     layout.make_private(path.parent)
     write_atomic(path, state.model_dump_json())
     return state
@@ -345,8 +348,8 @@ def copies(request: dict[str, Any]) -> dict[str, Any]:
         homes = next((one.homes for one in _kept_folders() if one.id == asked.id), {})
     names = {uid: name for name, uid in homes.items()}
     at, skeleton = layout.shared_folder(asked.id), layout.cluster_dir(asked.id) / _SKELETON
-    place = {"shared": asked.shared, "at": str(at), "skeleton": str(skeleton), "look_at_shared": True}
-    tops = remote_copies.tops_of({**place, "host": "", "local": False})
+    place = {"shared": asked.shared, "at": str(at), "look_at_shared": True, "host": "", "local": False}
+    tops = remote_copies.tops_of(place | ({"skeleton": str(skeleton)} if skeleton.is_dir() else {}))
     walk = remote_copies.Walk(
         array("Q", sorted(asked.known)), [*map(os.fsencode, asked.ours)], (), Beat(_refuse_to_go_on_alone)
     )

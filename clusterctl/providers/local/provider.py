@@ -6,7 +6,6 @@ import os
 import pwd
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from clusterctl.spec import distributions
 from clusterctl.spec.base import format_size
 from clusterctl.spec.common import LEAST_MEMORY_MIB, User
 from clusterctl.spec.models import ClusterSpec, LocalSettings
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, applied_spec
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, keeps_storage, may_keep_storage
 from clusterctl.state.ledger import SENT_FILES
 from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.assets import digest, install_inputs
@@ -150,11 +149,8 @@ class LocalProvider(Provider):
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
         keep: bool | None = None
-        if workspace is not None:
-            with suppress(UsageError):
-                keep = applied_spec(workspace).storage.keep
-                if not keep and not workspace.configured.exists():
-                    keep = None  # nobody has looked at what an earlier `up` took up
+        if workspace is not None and keeps_storage(workspace) == may_keep_storage(workspace):
+            keep = keeps_storage(workspace)
         call("down", {"id": cluster_id, "keep_storage": keep}, report=report)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:

@@ -41,6 +41,7 @@ DISK = KeptStorage(
     cluster="d", id="d-a1b2c3-shared", what="disk d-a1b2c3-shared", size_mib=102400, usd_per_month=10, since=7
 )
 
+OTHER_PLACE = GcpSettings(type="gcp", project="another-project", zone="us-central1-a")
 HOME = base64.b64encode(b"/shared/home/ada").decode()
 
 
@@ -98,10 +99,16 @@ def test_the_record_is_read_as_it_was_written(home: Path, settings: Any) -> None
     record("d", noted)
     assert recorded("d") == noted
     assert list(all_recorded()) == [kept(ada=1001)]
-    assert storage_left_alone(spec()) == ()
+    if settings.type == "local":
+        assert storage_left_alone(spec()) == ()
+    else:
+        with pytest.raises(UsageError, match="in another place"):  # else it would be listed no more
+            storage_left_alone(spec())
     (note,) = storage_left_alone(spec(keep=False))
     assert "storage.keep is false: disk d-a1b2c3-shared (100GiB, 10.00 USD a month)" in note
-    record("d", Record(provider=settings, kept=()))
+    record("d", Record(provider=OTHER_PLACE, kept=()))
+    assert recorded("d") == noted
+    record("d", noted.model_copy(update={"kept": ()}))
     assert list(home.iterdir()) == []
 
 
@@ -198,7 +205,8 @@ def test_where_copies_are_is_known_as_long_as_the_storage_is_kept(home: Path, st
     there = {"kept": [sent, run], "kept before": [sent], "nothing was up": [sent]}.get(how, [])
     assert list(read_copies(runner.workspace)) == there
     if there:
-        down.remove_storage(runner, stub, (DISK,))  # type: ignore[arg-type]
+        left = Record(provider=LocalSettings(), kept=())
+        down.remove_storage(runner, stub, (DISK,), left)  # type: ignore[arg-type]
     assert [path.name for path in home.iterdir()] == [DISCARDED] * (storage or was_up)
 
 
@@ -289,9 +297,39 @@ def test_down_storage_removes_nothing_that_nobody_looked_at(home: Path, stub: St
     assert not Workspace.of("d").root.exists()
 
 
-def test_down_storage_removes_its_own_with_others_that_were_looked_at(home: Path, stub: Stub) -> None:
+@pytest.mark.parametrize("discard", [True, False])
+def test_down_storage_removes_its_own_only_where_nothing_on_it_is_to_be_kept(
+    home: Path, stub: Stub, *, discard: bool
+) -> None:
+    """The cluster was never up, so nobody has looked at what an earlier `up` took up."""
     stub.rows, stub.left = [{"end": True}], [OWN]
-    assert down.down(cluster(keep=False), DownOptions(remove_storage=True)).removed == (DISK, OWN)
+    options = DownOptions(remove_storage=True, discard=discard)
+    if discard:
+        assert down.down(cluster(keep=False), options).removed == (DISK, OWN)
+        return
+    with pytest.raises(UsageError, match="its storage is kept"):
+        down.down(cluster(keep=False), options)
+    assert stub.did == ["destroy"]
+    assert list(all_recorded()) == [DISK, OWN]
+
+
+def test_a_down_forgets_no_storage_that_is_kept_elsewhere(home: Path, stub: Stub) -> None:
+    noted = Record(provider=OTHER_PLACE, users=("ada",), kept=(DISK,))
+    record("d", noted)
+    stub.storage = []
+    assert down.down(cluster(keep=False), DownOptions()).kept == ()
+    assert recorded("d") == noted
+
+
+def test_what_an_orphan_leaves_is_listed(
+    home: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stub, "orphans", lambda _: ("ffffff",))
+    screen = Screen(json=False, color=False)
+    cli_down.down(screen, Options(cluster="d"), yes=True, orphans=True, discard=True)
+    assert stub.did == ["destroy"]
+    assert list(all_recorded()) == [DISK]
+    assert f"kept storage of 'd': {DISK}" in capsys.readouterr().out
 
 
 def test_down_storage_that_is_refused_leaves_the_storage_as_it_was(home: Path, stub: Stub) -> None:

@@ -143,6 +143,30 @@ def test_a_down_removes_only_what_it_has_looked_at(
     assert [one.id for one in kept_here()] == [OLD] * stays
 
 
+def test_a_down_that_ended_late_and_an_up_without_keep_lose_nothing(state: Path) -> None:
+    """The first has ended the cluster, but not its workspace: the second goes on under the same id."""
+    raised(OLD)
+    helper.down({"id": OLD})
+    here = {"id": OLD, "keep_storage": False, "workspace": str(Workspace.of("d").root)}
+    wanted = request(None).model_copy(update=here)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(image, "layers", lambda _: ())
+        patch.setattr(system, "choose_subnet", lambda *_: "10.9.0.0/24")
+        helper._state(wanted)
+    helper._shared(wanted)
+    helper.down({"id": OLD})
+    assert [one.id for one in kept_here()] == [OLD]
+
+
+def test_it_takes_the_place_of_a_folder_that_an_ended_up_made(state: Path) -> None:
+    raised(OLD)
+    helper.down({"id": OLD})
+    (state / NEW / "shared").mkdir(parents=True)
+    shared = helper._shared(request(OLD))
+    assert (shared / "home/ada/weights").read_text() == "0.5"
+    assert not (state / OLD).exists()
+
+
 def test_an_up_without_keep_forgets_no_earlier_one_with_it(state: Path) -> None:
     raised(OLD)
     wanted = request(None).model_copy(update={"id": OLD, "keep_storage": False})
