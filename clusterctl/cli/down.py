@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -37,14 +37,12 @@ from clusterctl.cluster.session import PhaseRunner, provider_of
 from clusterctl.errors import ClusterctlError, NotUpError, UsageError
 from clusterctl.providers.base import Leftover, Prompts, pending_releases
 from clusterctl.providers.registry import cached_images
-from clusterctl.providers.storage import Record, all_recorded, record, recorded
+from clusterctl.providers.storage import KeptStorage, Record, all_recorded, record, recorded
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.gcp import whole_project
 from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.workspace import WAIT_S, Workspace
-
-_TAKE_UP = "the next `clusterctl up` with `storage: {keep: true}` takes it up"
 
 
 def down(
@@ -159,7 +157,7 @@ def down(
     if not done.looked:
         verified = "its last machines are forgotten" if forget else "nothing had been put on any machine"
     lines = [f"cluster {name!r} is down; {verified}"]
-    lines += [f"kept storage of {name!r}: {one}; {_TAKE_UP}" for one in done.kept]
+    lines += _kept_lines(name, done.kept)
     lines += [f"its storage is removed: {one}" for one in done.removed]
     if size:
         lines.append(f"the node image stays cached ({size} MiB); `clusterctl cache prune` removes it")
@@ -268,8 +266,13 @@ def down_orphans(
             cluster_down.remove_cluster(provider, cluster_id, None, partial(phases, "destroy"))
         runner, left = PhaseRunner(workspace=Workspace.of(name)), Record(provider=settings, kept=())
         kept = cluster_down.keep_storage(runner, provider, left) if settings.shares_kernel else ()
-    lines = [f"kept storage of {name!r}: {one}; {_TAKE_UP}" for one in kept]
-    screen.result(answer, f"cluster {name!r} ({which}) is down; cleanup verified", *lines)
+    down_line = f"cluster {name!r} ({which}) is down; cleanup verified"
+    screen.result(answer, down_line, *_kept_lines(name, kept))
+
+
+def _kept_lines(name: str, kept: Iterable[KeptStorage]) -> list[str]:
+    then = "the next `clusterctl up` with `storage: {keep: true}` takes it up"
+    return [f"kept storage of {name!r}: {one}; {then}" for one in kept]
 
 
 def _where(screen: Screen, options: Options, project: str | None) -> tuple[ProviderSettings, str]:

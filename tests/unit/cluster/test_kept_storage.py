@@ -313,6 +313,16 @@ def test_down_storage_removes_its_own_only_where_nothing_on_it_is_to_be_kept(
     assert list(all_recorded()) == [DISK, OWN]
 
 
+def test_down_storage_removes_its_own_with_others_that_were_looked_at(
+    home: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(down, "look", lambda *_, **__: Found())  # its hosts answer, and nothing is there
+    stub.rows, stub.left = [{"end": True}], [OWN]
+    runner = cluster(keep=False)
+    runner.workspace.configured.touch()
+    assert down.down(runner, DownOptions(remove_storage=True)).removed == (DISK, OWN)
+
+
 def test_a_down_forgets_no_storage_that_is_kept_elsewhere(home: Path, stub: Stub) -> None:
     noted = Record(provider=OTHER_PLACE, users=("ada",), kept=(DISK,))
     record("d", noted)
