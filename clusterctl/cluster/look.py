@@ -27,7 +27,7 @@ from clusterctl.util.disk import read_rows
 from clusterctl.util.process import on_each
 
 DISCARDED = "discarded.jsonl"  # in the folder of the workspaces, as the journal is removed with its workspace
-_COPY = "copy what you need from there"
+_COPY = "copy what you need from there"  # homes on machines of the user's own: nothing brings them here
 LOOK_VALID_S = 3600.0  # later, hosts may be silent for another reason, and have new files
 
 
@@ -293,8 +293,7 @@ def _fix(
     if found.runs:
         fixes.append("bring the runs here: `clusterctl collect`")
     if found.files:
-        brought = not user_owned  # homes on machines of the user's own are not
-        fixes.append("bring the files here: `clusterctl collect --all`" if brought else _COPY)
+        fixes.append(_COPY if user_owned else "bring the files here: `clusterctl collect --all`")
         if keep and not all(one.host for one in found.files):
             fixes.append(keep)
     if found.unknown:
