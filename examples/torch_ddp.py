@@ -1,14 +1,13 @@
-"""Distributed data-parallel training with PyTorch: one rank a task, started by srun, no torchrun.
+"""Distributed data-parallel training with PyTorch: ranks that srun, mpirun or torchrun starts.
 
     clusterctl submit examples/torch_ddp.py --requirements examples/requirements-torch.txt --nodes 2 --follow
 
-Learns to tell two spirals apart. NCCL where every rank has a GPU, else Gloo. Without Slurm it is one rank.
+Learns to tell two spirals apart. NCCL where every rank has a GPU, else Gloo.
 """
 
 import argparse
 import os
 import socket
-import subprocess
 import sys
 
 import torch
@@ -20,24 +19,14 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 def join() -> tuple[int, int, torch.device]:
     """Meet the other ranks; returns rank, number of ranks, and the device of this one."""
-    rank = int(os.environ.get("SLURM_PROCID", "0"))
-    world = int(os.environ.get("SLURM_NTASKS", "1")) if "SLURM_PROCID" in os.environ else 1
-    nodes = os.environ.get("SLURM_STEP_NODELIST") or socket.gethostname()
-    if world > 1:
-        said = subprocess.run(
-            ["scontrol", "show", "hostnames", nodes], check=True, capture_output=True, text=True
-        )
-        nodes = said.stdout.split()[0]
-    os.environ.setdefault("MASTER_ADDR", nodes)
-    os.environ.setdefault("MASTER_PORT", str(20_000 + int(os.environ.get("SLURM_JOB_ID", "0")) % 20_000))
     cuda = torch.cuda.is_available()
     device = (
-        torch.device("cuda", int(os.environ.get("SLURM_LOCALID", "0")) % torch.cuda.device_count())
+        torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         if cuda
         else torch.device("cpu")
     )
-    dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=world)
-    return rank, world, device
+    dist.init_process_group("nccl" if cuda else "gloo")
+    return dist.get_rank(), dist.get_world_size(), device
 
 
 def spirals(points: int) -> TensorDataset:

@@ -74,7 +74,7 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
     "signal": _flag(str, "Signal sent before the time limit, such as USR1@120 (seconds)."),
     "requeue": _flag(bool, "Requeue, in the same folder, when the program exits with 75.", "--requeue"),
     "launcher": _flag(
-        str, "Launcher of the ranks: srun (PMIx, the default) or mpirun.", autocompletion=launchers
+        str, "Launcher of the ranks: srun (PMIx, the default), mpirun or torchrun.", autocompletion=launchers
     ),
     "include": _flag(
         list[str], "Also copy this, even if .gitignore excludes it. Repeatable.", metavar="PATTERN"
