@@ -158,6 +158,18 @@ def test_init_writes_a_file_that_validates_and_overwrites_none(cli: Clusterctl) 
     assert (cli.cwd / "cluster.yaml").read_text() == "precious"
 
 
+def test_init_writes_the_examples_and_overwrites_none(cli: Clusterctl) -> None:
+    files = cli("init", "--examples", "-o", "json").json["files"]
+    assert {"README.md", "LICENSE", "torch_ddp.py", "jax_dp.py"} <= set(files)
+    program = cli.cwd / "examples" / "torch_ddp.py"
+    program.write_text("mine")
+    assert "--force" in cli("init", "--examples", rc=2).stderr
+    assert program.read_text() == "mine"
+    cli("init", "--examples", "--force")
+    assert "DistributedDataParallel" in program.read_text()
+    assert not (cli.cwd / "cluster.yaml").exists()
+
+
 def test_what_destroys_needs_yes_where_nobody_can_be_asked(cli: Clusterctl) -> None:
     ran = cli("down", rc=2)
     assert "no terminal" in ran.stderr
