@@ -9,8 +9,8 @@ train() {
         --global-batch-size 16 --optimizer adamw "$@"
 }
 
-clusterctl put LICENSE README.md datasets
+clusterctl put examples/LICENSE examples/README.md datasets
 base=$(train --data text:~/datasets/LICENSE --lr 0.01 --epochs 10 | field dir)
-tuned=$(train --data text:~/datasets/README.md --lr 0.003 --epochs 3 --init "$base/model" | field job_id)
+tuned=$(train --data text:~/datasets/README.md --lr 0.003 --epochs 10 --init "$base/model" | field job_id)
 clusterctl logs "$tuned"
 clusterctl submit sample --run "$tuned" --follow -- --prompt 'clusterctl' --tokens 100

@@ -1,14 +1,15 @@
-"""Distributed data-parallel training with PyTorch: one rank a task, started by srun, no torchrun.
+"""Distributed data-parallel training with PyTorch, as its own tutorials have it: one process for each rank.
 
     clusterctl submit examples/torch_ddp.py --requirements examples/requirements-torch.txt --nodes 2 --follow
 
-Learns to tell two spirals apart. NCCL where every rank has a GPU, else Gloo. Without Slurm it is one rank.
+It learns to tell two spirals apart. The rank and the address of rank 0 come from the environment (RANK,
+WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), which clusterctl sets as torchrun does. The backend is NCCL
+on GPUs and Gloo on CPUs.
 """
 
 import argparse
 import os
 import socket
-import subprocess
 import sys
 
 import torch
@@ -18,30 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
-def join() -> tuple[int, int, torch.device]:
-    """Meet the other ranks; returns rank, number of ranks, and the device of this one."""
-    rank = int(os.environ.get("SLURM_PROCID", "0"))
-    world = int(os.environ.get("SLURM_NTASKS", "1")) if "SLURM_PROCID" in os.environ else 1
-    nodes = os.environ.get("SLURM_STEP_NODELIST") or socket.gethostname()
-    if world > 1:
-        said = subprocess.run(
-            ["scontrol", "show", "hostnames", nodes], check=True, capture_output=True, text=True
-        )
-        nodes = said.stdout.split()[0]
-    os.environ.setdefault("MASTER_ADDR", nodes)
-    os.environ.setdefault("MASTER_PORT", str(20_000 + int(os.environ.get("SLURM_JOB_ID", "0")) % 20_000))
-    cuda = torch.cuda.is_available()
-    device = (
-        torch.device("cuda", int(os.environ.get("SLURM_LOCALID", "0")) % torch.cuda.device_count())
-        if cuda
-        else torch.device("cpu")
-    )
-    dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=world)
-    return rank, world, device
-
-
 def spirals(points: int) -> TensorDataset:
-    """Two spirals of points in the plane, and which of them each belongs to; the same on every rank."""
+    """Points of two spirals in the plane, each with the number of its spiral; the same on every rank."""
     random = torch.Generator().manual_seed(0)
     turn = torch.rand(points, generator=random) * 3 * torch.pi
     label = torch.arange(points) % 2
@@ -50,13 +29,13 @@ def spirals(points: int) -> TensorDataset:
     return TensorDataset(place + 0.02 * torch.randn(points, 2, generator=random), label)
 
 
-def train(model: nn.Module, data: TensorDataset, device: torch.device, *, epochs: int, rank: int) -> None:
+def train(model: nn.Module, data: TensorDataset, device: torch.device, *, epochs: int) -> None:
     """Print the mean loss of each epoch, over all ranks."""
     sampler = DistributedSampler(data)
     batches = DataLoader(data, batch_size=64, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for epoch in range(epochs):
-        sampler.set_epoch(epoch)  # else every epoch has the same order
+        sampler.set_epoch(epoch)  # without this, every epoch has the same order
         total = torch.zeros(2, device=device)
         for place, label in batches:
             loss = nn.functional.cross_entropy(model(place.to(device)), label.to(device))
@@ -65,14 +44,14 @@ def train(model: nn.Module, data: TensorDataset, device: torch.device, *, epochs
             optimizer.step()
             total += torch.tensor([loss.item(), 1.0], device=device)
         dist.all_reduce(total)
-        if rank == 0:
+        if dist.get_rank() == 0:
             print(f"epoch {epoch}: loss {total[0] / total[1]:.4f}", flush=True)
 
 
-def check_that_ranks_agree(model: nn.Module, world: int) -> None:
-    """After equal steps from an equal start, every rank must hold the same numbers, bit by bit."""
+def check_that_ranks_agree(model: nn.Module) -> None:
+    """After equal steps from equal parameters, every rank must hold the same numbers, bit by bit."""
     mine = nn.utils.parameters_to_vector(model.parameters())
-    all_ranks = [torch.empty_like(mine) for _ in range(world)]
+    all_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(all_ranks, mine)
     assert all(torch.equal(mine, other) for other in all_ranks), "the ranks' models differ"
 
@@ -83,24 +62,29 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=4096)
     args = parser.parse_args()
 
-    rank, world, device = join()
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
     print(f"rank {rank} of {world} on {socket.gethostname()}: {device}, {dist.get_backend()}", flush=True)
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
     model = DistributedDataParallel(layers.to(device))
     data = spirals(args.points)
-    train(model, data, device, epochs=args.epochs, rank=rank)
-    check_that_ranks_agree(model, world)
+    train(model, data, device, epochs=args.epochs)
+    check_that_ranks_agree(model)
     if rank == 0:
         place, label = (part.to(device) for part in data.tensors)
         accuracy = (layers(place).argmax(dim=1) == label).float().mean().item()
         torch.save(layers.state_dict(), "model.pt")
         print(f"accuracy {accuracy:.3f}; all {world} ranks agree; the model is in model.pt")
-    dist.barrier()  # rank 0 keeps the others' meeting point
+    dist.barrier()  # rank 0 has the store that all ranks use
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    os._exit(0)  # with Gloo, PyTorch 2.13 sometimes aborts a rank while it takes its C++ globals down
+    os._exit(0)  # with Gloo, PyTorch 2.13 sometimes aborts a rank while it destroys its C++ globals

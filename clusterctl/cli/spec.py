@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from clusterctl.spec.base import either
 from clusterctl.spec.job import job_schema
 from clusterctl.spec.load import json_schema, starter_spec
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS
+from clusterctl.util.assets import asset
 
 DEFAULT_FILE = Path("cluster.yaml")
 
@@ -36,9 +38,16 @@ def init(
             help="With --provider onprem: write the spec from this Ansible inventory.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    examples: Annotated[
+        bool,
+        typer.Option("--examples", help="Write the example programs into ./examples instead."),
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
     """Write a commented cluster.yaml."""
+    if examples:
+        _write_examples(screen, force=force)
+        return
     path = options.file or DEFAULT_FILE
     text = starter_spec(provider)
     notes: list[str] = []
@@ -57,6 +66,23 @@ def init(
         screen.note(f"note: {line}")
     answer = {"file": str(path), "notes": notes}
     screen.result(answer, f"wrote {path}; change it, then run `clusterctl up`")
+
+
+def _write_examples(screen: Screen, *, force: bool) -> None:
+    """Copy the examples that the installation has into ./examples."""
+    folder = Path("examples")
+    try:
+        shutil.copytree(
+            asset("examples"), folder, dirs_exist_ok=force, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    except FileExistsError as exc:
+        raise UsageError(f"{folder} exists already", fix="say --force to overwrite its files") from exc
+    except (OSError, shutil.Error) as exc:
+        raise UsageError(
+            f"{folder} can't be written", why=str(exc), fix="see to the folder's rights"
+        ) from exc
+    answer = {"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())}
+    screen.result(answer, f"wrote {folder}/; {folder}/README.md says how to run each of them")
 
 
 def _imported(provider: str, source: Path) -> tuple[str, list[str]]:

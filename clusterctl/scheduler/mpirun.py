@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -347,6 +346,7 @@ def render_mpirun_script(
         title=job.name,
         needs=f"{own.name} too" if own else "this file",
         nodes=nodes,
+        slots=job.tasks_per_node,
         submit_dir=own is not None or job.container is not None,
         profile=JOB_PROFILE,
         path=environment.path,
@@ -361,8 +361,11 @@ def render_mpirun_script(
 
 
 def _launched(job: JobSpec, command: str, exports: str) -> str:
+    if job.launcher is Launcher.TORCHRUN:
+        spread = "--map-by ppr:1:node --bind-to none"
+        return f'mpirun -np "$nodes" --hostfile hostfile {spread} {exports} {command}'
     spread = f"--map-by ppr:{job.tasks_per_node}:node{f':PE={job.cpus}' if job.cpus else ''}"
-    rank = f"bash -c {shlex.quote(render('rank.sh.j2').rstrip())} rank {command}"
+    rank = script.rank("mpirun", command, slurm=False)
     return f"mpirun -np {job.tasks} --hostfile hostfile {spread} {exports} {rank}"
 
 

@@ -1,4 +1,4 @@
-"""Finds templates/, terraform/, ansible/ and payload/ in a checkout and in a wheel alike; renders templates.
+"""Finds the data folders (templates, ansible, ...) in a checkout and in a wheel alike; renders templates.
 
 Templates only place values: logic lives in Python. Data files may also lie beside the code that reads them,
 such as tables of what a program's words mean.

@@ -109,12 +109,11 @@ def test_mpi4py_across_nodes(own: Cluster) -> None:
 
 
 def example(cluster: Cluster, name: str) -> str:
-    """What a script of the examples prints, run from what is a checkout to it."""
+    """What a script of the examples prints."""
     folder = cluster.runner.cwd
     if not (folder / "examples").exists():
         (folder / "cluster.yaml").symlink_to(cluster.spec)
-        for shared in ("examples", "LICENSE", "README.md"):
-            (folder / shared).symlink_to(ROOT / shared)
+        (folder / "examples").symlink_to(EXAMPLES)
     path = f"{SCRIPT.parent}:{os.environ['PATH']}"
     environ = {**os.environ, "CLUSTERCTL_HOME": str(cluster.runner.home), "PATH": path}
     argv = ["bash", f"examples/{name}"]

@@ -18,7 +18,6 @@ REFUSED = {
     "an unknown verb": (["launch"], "'launch'"),
     "an unknown option of a verb": (["up", "--fast"], "--fast"),
     "an unknown option before the verb": (["--fast", "up"], "--fast"),
-    "no job to submit": (["submit"], "'JOB'"),
     "an option without its value": (["up", "-f"], "'-f'"),
     "an unknown format": (["up", "-o", "yaml"], "'yaml'"),
     "a folder of no name": (["collect", "--out", ""], "it names no folder"),
@@ -156,6 +155,18 @@ def test_init_writes_a_file_that_validates_and_overwrites_none(cli: Clusterctl) 
     assert "--force" in cli("init", rc=2).stderr
     assert "fix: name another file" in cli("init", "-f", "nowhere/x.yaml", rc=2).stderr
     assert (cli.cwd / "cluster.yaml").read_text() == "precious"
+
+
+def test_init_writes_the_examples_and_overwrites_none(cli: Clusterctl) -> None:
+    files = cli("init", "--examples", "-o", "json").json["files"]
+    assert {"README.md", "LICENSE", "torch_ddp.py", "jax_dp.py"} <= set(files)
+    program = cli.cwd / "examples" / "torch_ddp.py"
+    program.write_text("mine")
+    assert "--force" in cli("init", "--examples", rc=2).stderr
+    assert program.read_text() == "mine"
+    cli("init", "--examples", "--force")
+    assert "DistributedDataParallel" in program.read_text()
+    assert not (cli.cwd / "cluster.yaml").exists()
 
 
 def test_what_destroys_needs_yes_where_nobody_can_be_asked(cli: Clusterctl) -> None:
