@@ -61,7 +61,7 @@ VERBS: Final = {
     "status": ("status:status", "Show the state of nodes and jobs."),
     "list": ("status:list_", "List your clusters, kept storage, and orphans on this machine."),
     "submit": ("submit:submit", "Submit a bundled job, your own script, or a job file."),
-    "jobs": ("job:jobs", "List pending and running jobs, and those submitted from here."),
+    "jobs": ("jobs:jobs", "List your jobs, newest first; or show one in full."),
     "logs": ("job:logs", "Print a job's stdout and stderr."),
     "cancel": ("job:cancel", "Cancel jobs."),
     "collect": ("collect:collect", "Copy runs from the cluster; each file is verified by its hash."),

@@ -118,7 +118,8 @@ class MpirunClient(Scheduler):
     def _start(self, first: str, request: JobRequest) -> str:
         self.reject_if_busy()  # and a job that was lost blocks no other one from now on
         self._reject_unhealthy(request.nodes)
-        noted = {name: getattr(request, name) for name in ("token", "name", "folder", "partition", "nodes")}
+        names = ("token", "name", "folder", "partition", "nodes", "limit_s")
+        noted = {name: getattr(request, name) for name in names}
         start = {"do": "submit", "job": noted, "script": request.script, "limit_s": request.limit_s}
         answer = self._ask_once(first, start)
         if "busy" in answer:
@@ -292,6 +293,8 @@ def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
             submit_time=int(said["time"]),
             start_time=int(said["time"]),
             end_time=None if end is None else int(end["time"]),
+            time_limit_s=int(said.get("limit_s", 0)) or None,  # an older clusterctl noted none
+            tres=f"node={len(said['nodes'])}",
             work_dir=str(said["folder"]),
             comment=comment_of(said["token"]),
             **outcome,
