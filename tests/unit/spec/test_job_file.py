@@ -227,7 +227,7 @@ variants:
         "2:7: gpus: gpus must be a whole number, not true",
         "3:1: tiem: unknown key tiem (did you mean time?)",
         "4:6: mem: true is not an amount of memory; write it as 4G, 4GiB or 4096 (MB)",
-        "5:11: launcher: launcher must be srun or mpirun, not 'mpi'",
+        "5:11: launcher: launcher must be srun, mpirun or torchrun, not 'mpi'",
         "6:7: env.2x: '2x' is no name of a variable: letters, digits and underscores",
         "6:14: env.SLURM_X: SLURM_X is Slurm's to set; a value from outside would mislead its steps",
         "7:12: container: 'docker://x' is no file: make one of it with `apptainer pull image.sif ...`",
