@@ -314,7 +314,8 @@ class _Setting:
         group.add_argument(f"--{self.key}", **given)
 
 
-def _settings(command: type[Any]) -> Iterator[_Setting]:
+def settings_of(command: type[Any]) -> Iterator[_Setting]:
+    """All settings of a command, those of its sections too."""
     for each in dataclasses.fields(command):
         kind: Any = each.default_factory
         if dataclasses.is_dataclass(kind):
@@ -328,6 +329,15 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message}; see `{self.prog} --help`")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse here what is unknown: the parser of a command knows what is near."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found, unknown
 
 
 def parser_of(commands: Mapping[str, type[Command]], with_file: type[Command]) -> argparse.ArgumentParser:
@@ -352,7 +362,7 @@ def parser_of(commands: Mapping[str, type[Command]], with_file: type[Command]) -
 def _add_flags(parser: argparse.ArgumentParser, command: type[Any]) -> None:
     """A flag for every setting of a command, under its section's title."""
     groups: dict[type[Any], argparse._ActionsContainer] = {command: parser}
-    for one in _settings(command):
+    for one in settings_of(command):
         if one.kind not in groups:
             groups[one.kind] = parser.add_argument_group((one.kind.__doc__ or "").rstrip("."))
         one.add_to(groups[one.kind])
@@ -373,10 +383,10 @@ def make(
     """
     read = _read_file(command, file, named_by) if file else {}
     values = {**read, **flags}
-    default = {one.path: one.field.default for one in _settings(command)}
+    default = {one.path: one.field.default for one in settings_of(command)}
     given = {path: f"{named_by}: {file}: " for path, value in read.items() if value != default[path]}
     sections: dict[str, tuple[type[Any], dict[str, Any]]] = {"": (command, {})}
-    for one in _settings(command):
+    for one in settings_of(command):
         _, fields = sections.setdefault(one.section, (one.kind, {}))
         if one.path in values:
             fields[one.field.name] = values[one.path]
@@ -393,7 +403,7 @@ def refuse_idle(config: Command, facts: Mapping[str, Fact]) -> None:
     Raises:
         UsageError: what was given would have no effect.
     """
-    every = list(_settings(type(config)))
+    every = list(settings_of(type(config)))
     own = {one.field.name: Fact(one.of(config), one.told(one.of(config))) for one in every}
     known = {**own, **facts}
     for one in every:
@@ -414,7 +424,7 @@ def _read_file(command: type[Any], file: Path, named_by: str) -> dict[str, Any]:
         raise UsageError(f"{named_by}: {file} cannot be read: {exc.strerror}") from exc
     except ValueError as exc:  # what TOML or UTF-8 forbid
         raise UsageError(f"{named_by}: {file} is not TOML: {exc}") from exc
-    known = {one.path: one for one in _settings(command)}
+    known = {one.path: one for one in settings_of(command)}
     values: dict[str, Any] = {}
     for path, value in _flat(tables):
         if path not in known:
@@ -446,7 +456,7 @@ def to_toml(config: Any) -> str:
     """All settings of a command as a config file that gives the same again."""
     lines: list[str] = []
     section = ""
-    for one in _settings(type(config)):
+    for one in settings_of(type(config)):
         if one.section != section:
             section = one.section
             lines += ["", f"[{section}]"]
@@ -457,7 +467,7 @@ def to_toml(config: Any) -> str:
 
 def to_record(config: Any) -> dict[str, Any]:
     """All settings of a command by the names of their fields, without sections, for JSON."""
-    values = ((one.field.name, one.of(config)) for one in _settings(type(config)))
+    values = ((one.field.name, one.of(config)) for one in settings_of(type(config)))
     return {name: str(value) if isinstance(value, Path) else value for name, value in values}
 
 
@@ -465,7 +475,7 @@ def from_record(command: type[T], record: Mapping[str, Any], flags: Mapping[str,
     """What ``to_record`` made a record of, but for the ``flags``."""
     values = {
         one.path: one.field.metadata["read"](_text(record[one.field.name]))
-        for one in _settings(command)
+        for one in settings_of(command)
         if record.get(one.field.name) not in (None, [])
     }
     return make(command, {**values, **flags})

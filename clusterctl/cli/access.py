@@ -23,12 +23,13 @@ from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.base import reject_unknown
+from clusterctl.spec.common import ADMIN_USER
 from clusterctl.spec.job import JobOptions, job_options
 from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.copies import Copies, note
 from clusterctl.transport.get import Fetched, fetch
-from clusterctl.transport.openssh import OpenSSH, attached, captured
+from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, attached, captured
 from clusterctl.transport.put import Sent, send_into
 from clusterctl.transport.tree import shown_size, walk
 
@@ -45,24 +46,31 @@ def ssh(
     ] = None,
     command: Command = None,
     user: Annotated[
-        str | None, typer.Option("--user", "-u", help="Login user. Default: the admin user.")
+        str | None, typer.Option("--user", "-u", help="Login user. Default: the job user.")
     ] = None,
+    admin: Annotated[
+        bool, typer.Option("--admin", help=f"Log in as the administrator, {ADMIN_USER}, who may use sudo.")
+    ] = False,
 ) -> int:
     """Open a shell on a host, or run a command there.
 
-    One string is for the remote shell, as with ssh; words after -- arrive verbatim.
+    One string is for the remote shell, as with ssh; several words after -- arrive verbatim.
     """
+    if admin and user is not None:
+        raise UsageError("--admin and --user exclude each other", fix="use one of them")
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace):
         inventory = inventory_of(workspace)
     host, words = _host_and_command(inventory, host, command or [])
     _refuse_shell_as_json(screen, words)
-    # One string without -- is for the remote shell, as with ssh; words after it arrive verbatim.
-    said = words[0] if len(words) == 1 and not _after_dashes() else words
-    argv = OpenSSH(workspace.ssh_config, user).argv(host, said)
-    if screen.json:
-        return _run_for_json(screen, argv, {"host": host})
-    return os.execvp(argv[0], argv)  # noqa: S606 - ssh takes over the terminal
+    login = user or (None if admin else inventory.job_user)
+    argv = OpenSSH(workspace.ssh_config, login).argv(host, words[0] if len(words) == 1 else words)
+    code = _run_for_json(screen, argv, {"host": host}) if screen.json else attached(argv)
+    if code == NO_CONNECTION and not (admin or user):
+        screen.note(
+            f"note: if {login} may not log in to {host}, the administrator may: clusterctl ssh --admin {host}"
+        )
+    return code
 
 
 def shell(
@@ -116,18 +124,15 @@ def _environment(screen: Screen, options: Options, session: Session, words: JobO
 
 
 def _host_and_command(inventory: Inventory, host: str | None, words: list[str]) -> tuple[str, list[str]]:
-    """What the words of `ssh` mean: `ssh HOST -- COMMAND`, or `ssh -- COMMAND`."""
+    """What the words of `ssh` mean: `ssh HOST -- COMMAND`, `ssh -- COMMAND`, or `ssh 'A COMMAND'`."""
     if host is None:
         return inventory.controller.name, words
     names = [one.name for one in inventory.hosts]
-    if host not in names and host in _after_dashes()[:1]:
+    after_dashes = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+    if host not in names and (host in after_dashes[:1] or " " in host):
         return inventory.controller.name, [host, *words]
     reject_unknown([host], names, "the cluster has no host")
     return host, words
-
-
-def _after_dashes() -> list[str]:
-    return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
 
 
 def _refuse_shell_as_json(screen: Screen, command: Sequence[str] | None) -> None:

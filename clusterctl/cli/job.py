@@ -1,4 +1,4 @@
-"""jobs, logs, cancel: what becomes of submitted jobs."""
+"""logs, cancel, and how a job is waited for and followed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli.options import SOON_S, Options, job_ids, open_session
-from clusterctl.cli.output import Screen, job_table
+from clusterctl.cli.output import Screen
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.jobs import watch
 from clusterctl.jobs.watch import LogChunk, OnOutput
@@ -24,24 +24,15 @@ Ids = Annotated[
 ]
 
 
-def jobs(
-    screen: Screen,
-    options: Options,
-    ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID...]", help="Only these jobs.", autocompletion=job_ids)
-    ] = None,
-) -> None:
-    """List pending and running jobs, and those submitted from here."""
-    with open_session(screen, options, patience_s=SOON_S) as session:
-        found = watch.known_jobs(session, ids) if ids else watch.list_jobs(session)
-    lines = job_table(screen, found) if found else ["no jobs"]
-    screen.result({"jobs": [job.as_dict() for job in found]}, *lines)
-
-
 def logs(
     screen: Screen,
     options: Options,
-    job_id: Annotated[str, typer.Argument(metavar="ID", help="Job id.", autocompletion=job_ids)],
+    job_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ID]", help="Job id. Default: the last job submitted.", autocompletion=job_ids
+        ),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow the output until the job has ended.")
     ] = False,
@@ -58,6 +49,7 @@ def logs(
     state = {}
     try:
         with open_session(screen, options) as session, shown as show:
+            job_id = job_id or _last_submitted(screen, session)
             if follow:
                 ended = follow_job(screen, session, job_id, None, show=show)
                 state = {"state": worst(ended).state.value}
@@ -69,6 +61,14 @@ def logs(
     finally:
         screen.known = {"job_id": job_id, "logs": kept.as_list()}
     screen.result({**screen.known, **state})
+
+
+def _last_submitted(screen: Screen, session: Session) -> str:
+    for entry in reversed(session.ledger.entries()):
+        if entry.job_id is not None:
+            screen.note(f"{entry.shown}, the last one submitted")
+            return entry.job_id
+    raise UsageError("no job was submitted yet", fix="name one: `clusterctl jobs` lists the jobs there are")
 
 
 def cancel(screen: Screen, options: Options, ids: Ids) -> None:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from clusterctl.jobs.watch import LogChunk
-    from clusterctl.scheduler.base import JobInfo
     from clusterctl.transport.tree import Progress
     from clusterctl.util.progress import HostStep
     from clusterctl.util.terminal import LogFilter
@@ -158,6 +157,16 @@ class Screen:
                 print(text, file=sys.stderr, flush=True)
 
     @contextmanager
+    def redrawing(self) -> Iterator[Callable[[Sequence[str]], None]]:
+        """Yields what shows lines on the terminal in place of those before."""
+        from rich.live import Live
+        from rich.text import Text
+
+        console = self._console(stderr=False, wrap=True)
+        with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+            yield lambda lines: live.update(Text.from_ansi(self._shown(lines, stderr=False)), refresh=True)
+
+    @contextmanager
     def working(self, text: str) -> Iterator[None]:
         """A spinner beside a text while stderr is a terminal; nothing otherwise."""
         if not sys.stderr.isatty():
@@ -267,12 +276,6 @@ class Screen:
         print(f"{printable(prompt)} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise UsageError("nothing was done", why="the answer was no")
-
-
-def job_table(screen: Screen, infos: Sequence[JobInfo]) -> list[str]:
-    """Jobs as `jobs` and `status` show them."""
-    rows = [[j.id, j.name, j.user, j.partition, j.state.value, ",".join(j.nodes), j.reason] for j in infos]
-    return screen.table(["JOB", "NAME", "USER", "PARTITION", "STATE", "NODES", "REASON"], rows)
 
 
 def _json(answer: dict[str, Any]) -> bytes:

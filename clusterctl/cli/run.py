@@ -61,7 +61,7 @@ VERBS: Final = {
     "status": ("status:status", "Show the state of nodes and jobs."),
     "list": ("status:list_", "List your clusters, kept storage, and orphans on this machine."),
     "submit": ("submit:submit", "Submit a bundled job, your own script, or a job file."),
-    "jobs": ("job:jobs", "List pending and running jobs, and those submitted from here."),
+    "jobs": ("jobs:jobs", "List your jobs, newest first; or show one in full."),
     "logs": ("job:logs", "Print a job's stdout and stderr."),
     "cancel": ("job:cancel", "Cancel jobs."),
     "collect": ("collect:collect", "Copy runs from the cluster; each file is verified by its hash."),
@@ -110,8 +110,22 @@ class LazyVerb(TyperCommand):
         flags = getattr(module, "FLAGS", {}).get(self.name, {})
         return command(str(self.name), verb(getattr(module, function), self.name == "logs", flags))
 
-    def make_context(self, *words: Any, **settings: Any) -> Any:
-        return self.load().make_context(*words, **settings)
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        one, typed = self.load(), tuple(args)
+        try:
+            context = one.make_context(info_name, args, parent, **extra)
+        except typer.TyperException:
+            self._reject_slips(one, typed)
+            raise
+        if not context.resilient_parsing:  # TAB asks
+            self._reject_slips(one, typed)
+        return context
+
+    def _reject_slips(self, one: TyperCommand, typed: tuple[str, ...]) -> None:
+        if self.name == "submit":
+            from clusterctl.cli.slips import reject_slips
+
+            reject_slips(one, typed)
 
 
 def command(name: str, function: Callable[..., None]) -> TyperCommand:
@@ -161,8 +175,8 @@ def run() -> int:
         sys.stdout.flush()
     except typer.TyperException as exc:
         return _refuse(exc)
-    except ClusterctlError as exc:  # showing a verb's error failed
-        return _show(exc)
+    except ClusterctlError as exc:  # a slip in the words, or showing a verb's error failed
+        return _show(exc, json=isinstance(exc, UsageError) and _wants_json())
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as exc:  # a verb's own errors never get here: this is what click itself writes, the help

@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from clusterctl.cli.jobs import job_table
 from clusterctl.cli.options import SOON_S, Options, naming_lock_holder, workspace_of
-from clusterctl.cli.output import Screen, job_table
+from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError
 from clusterctl.providers.base import pending_releases
 from clusterctl.providers.registry import cached_images, clusters_on_this_machine
@@ -53,7 +54,7 @@ def status(screen: Screen, options: Options) -> None:
     lines = [f"cluster {inventory.cluster} ({inventory.provider}): {'ready' if ready else 'NOT ready'}", ""]
     lines += screen.table(["NODE", "STATE", "CPUS", "MEMORY_MIB", "REASON"], rows)
     if active:
-        lines += ["", *job_table(screen, active)]
+        lines += ["", *job_table(screen, active, users=True)]
     if by_itself:
         state = "" if by_itself["armed"] else ", but its timer does not run: `clusterctl up` starts it"
         lines += ["", f"an idle cluster takes itself down after {by_itself['after']}{state}"]

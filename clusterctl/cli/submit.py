@@ -24,14 +24,17 @@ from clusterctl.cli.options import (
 )
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.jobs.arguments import help_of, help_wanted, reject_wrong_arguments
 from clusterctl.jobs.environment import environment_of
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.submit import reject_files_of_here
 from clusterctl.jobs.submit import submit as submit_job
 from clusterctl.jobs.trained import (
+    MODEL,
     ChosenModel,
     Weights,
     folder_of_run,
+    model_arguments,
     reject_unless_fitting,
     use_here,
     with_model,
@@ -74,7 +77,7 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
     "signal": _flag(str, "Signal sent before the time limit, such as USR1@120 (seconds)."),
     "requeue": _flag(bool, "Requeue, in the same folder, when the program exits with 75.", "--requeue"),
     "launcher": _flag(
-        str, "Launcher of the ranks: srun (PMIx, the default) or mpirun.", autocompletion=launchers
+        str, "Launcher of the ranks: srun (PMIx, the default), mpirun or torchrun.", autocompletion=launchers
     ),
     "include": _flag(
         list[str], "Also copy this, even if .gitignore excludes it. Repeatable.", metavar="PATTERN"
@@ -86,8 +89,16 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
     "requirements": _flag(Path, "Requirements file for the program's Python environment."),
     "container": _flag(str, "Run in this Apptainer image (.sif), on the cluster or here."),
 }
+# Slurm's names of flags that mean the same; the help does not list them. Those of `submit` are in JOB_FLAGS.
+_SLURMS: Final[Mapping[str, Any]] = {
+    "slurms_tasks_per_node": _flag(int, "--tasks-per-node.", "--ntasks-per-node", hidden=True),
+    "slurms_cpus": _flag(int, "--cpus.", "--cpus-per-task", "-c", hidden=True),
+    "slurms_gpus": _flag(int, "--gpus.", "--gpus-per-node", hidden=True),
+    "slurms_time": _flag(str, "--time.", "-t", hidden=True),
+    "slurms_name": _flag(str, "--name.", "--job-name", "-J", hidden=True),
+}
 # cli/run.py reads it: verb -> its further options, which its function gets as **flags.
-FLAGS: Final = {"submit": JOB_FLAGS}
+FLAGS: Final = {"submit": {**JOB_FLAGS, **_SLURMS}}
 
 
 def submit(
@@ -134,13 +145,18 @@ def submit(
 
     Arguments after -- are passed to the program.
     """
-    given = {field: value for field, value in {"args": args, **flags}.items() if value not in (None, [])}
+    said = {field.removeprefix("slurms_"): value for field, value in flags.items() if value not in (None, [])}
+    given = {"args": args, **said} if args else said
     chosen = ChosenModel(run, weights) if run is not None else None
-    if local:
-        _use_here(screen, options, target, chosen, given)
-        return
     wanted = _wanted(target, given, variant or [])
-    reject_unless_fitting(wanted, chosen)
+    if program := help_wanted(wanted):
+        text = help_of(program)
+        screen.document({"help": text}, text)
+        return
+    if local:
+        _use_here(screen, options, wanted, chosen, given)
+        return
+    _reject_wrong(wanted, chosen)
     timeout_s = timeout_of(timeout)
     _refuse_contradictions(wanted, follow=follow, waits=wait or follow, timeout_s=timeout_s)
     if dry_run:
@@ -171,6 +187,12 @@ def _wanted(target: str, flags: Mapping[str, object], variants: Sequence[str]) -
     return (job_spec(target, flags),)
 
 
+def _reject_wrong(wanted: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
+    """Refuse jobs without the model that they need, and arguments that a bundled job's program refuses."""
+    reject_unless_fitting(wanted, chosen)
+    reject_wrong_arguments(wanted, model_arguments(MODEL, chosen) if chosen else ())
+
+
 def _refuse_contradictions(
     wanted: Sequence[JobSpec], *, follow: bool, waits: bool, timeout_s: float | None
 ) -> None:
@@ -184,7 +206,11 @@ def _refuse_contradictions(
 
 
 def _use_here(
-    screen: Screen, options: Options, target: str, chosen: ChosenModel | None, given: Mapping[str, object]
+    screen: Screen,
+    options: Options,
+    wanted: Sequence[JobSpec],
+    chosen: ChosenModel | None,
+    given: Mapping[str, object],
 ) -> None:
     """Use a model on this machine, and show what it says."""
     if chosen is None:
@@ -192,8 +218,8 @@ def _use_here(
     if others := sorted(set(given) - {"args"}):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise UsageError(f"--local starts no job, which {flags} is about", fix="leave out one or the other")
-    job = job_spec(target, given)
-    reject_unless_fitting([job], chosen)
+    _reject_wrong(wanted, chosen)
+    (job,) = wanted
     known = () if folder_of_run(chosen.run) else Ledger(workspace_of(screen, options).jobs).entries()
     if screen.json:
         said = bytearray()

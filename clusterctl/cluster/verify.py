@@ -193,7 +193,7 @@ def wait_until_ready(
                 resumed=resumed,
             )
     failures = [Failure("verify", why, host, "verify") for host, why in sorted(wrong.items())]
-    fix = "look at `sudo journalctl -u slurmd` there (`clusterctl ssh HOST`), then run `up` again"
+    fix = "look at `sudo journalctl -u slurmd` there (`clusterctl ssh --admin HOST`), then run `up` again"
     raise VerifyError.of_hosts("the cluster did not become ready", failures, fix=fix)
 
 

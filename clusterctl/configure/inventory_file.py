@@ -379,7 +379,7 @@ def send_repository(
     sent, failed = on_each(by_name, bring, most=_MAX_PARALLEL)
     if failed:
         full = any(isinstance(exc, CommandError) and "No space" in exc.why for exc in failed.values())
-        first = "make room in /var/lib there" if full else "see what `clusterctl ssh HOST` says"
+        first = "make room in /var/lib there" if full else "see what `clusterctl ssh --admin HOST` says"
         raise TransportError.of_hosts(
             "the packages could not be brought to {hosts}",
             [exc.on(host, "bundle") for host, exc in failed.items()],

@@ -344,7 +344,7 @@ def probe_hosts(
         raise TransportError.of_hosts(
             f"{len(failed)} of {len(answers)} hosts can't be reached",
             [exc.on(host, "reach") for host, exc in failed.items()],
-            fix="see what `clusterctl ssh HOST` says, then run `clusterctl up` again",
+            fix="see what `clusterctl ssh --admin HOST` says, then run `clusterctl up` again",
         )
     return {name: answer for name, answer in answers.items() if isinstance(answer, HostReport)}
 
@@ -361,7 +361,7 @@ def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
         for disk in one.full
     )
     if failures:
-        fix = "remove what is not needed there (`clusterctl ssh HOST`), then run `clusterctl up` again"
+        fix = "remove what is not needed (`clusterctl ssh --admin HOST`), then run `clusterctl up` again"
         raise ConfigureError.of_hosts("no room left on {hosts}", failures, fix=fix)
 
 

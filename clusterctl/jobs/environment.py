@@ -10,7 +10,7 @@ from clusterctl.errors import CommandError, TransportError, UsageError, printabl
 from clusterctl.packages.wheelhouse import Lock, NodePlatform, Requirements, cached_lock, resolve, wheel_path
 from clusterctl.scheduler.script import BASE_ENVIRONMENT, ENVIRONMENTS, PLAIN, Environment
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.job import JobOptions, JobSpec
+from clusterctl.spec.job import JobOptions, JobSpec, Launcher
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.transport.base import Transport, lines, remote_argv
 from clusterctl.transport.put import send_to_store
@@ -58,7 +58,17 @@ def environment_of(
         held = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
         files = (own,) if cluster is None else (cluster, own)
         lock = resolve(Requirements(files, base, held, node), report=report, heard=heard)
+    if isinstance(job, JobSpec) and job.launcher is Launcher.TORCHRUN:
+        _refuse_without_torch(lock)
     return Environment(lock if lock is not None and lock.wheels else None)
+
+
+def _refuse_without_torch(lock: Lock | None) -> None:
+    if lock is None or not any(wheel.name == "torch" for wheel in lock.wheels):
+        raise UsageError(
+            "torchrun comes with torch, which the job's Python does not have",
+            fix="say --requirements FILE with a line that says torch",
+        )
 
 
 def unbuilt(spec: ClusterSpec, distribution: Distribution, to: Callable[[], Transport]) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import ClusterctlError, CollectError, UsageError
+from clusterctl.jobs.arguments import surroundings
 from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.base import did_you_mean
 from clusterctl.spec.job import MODEL_JOBS, JobSpec
 from clusterctl.state.ledger import JobEntry, RunRecord
 from clusterctl.transport.tree import walk
-from clusterctl.util.assets import asset, file_sha256
+from clusterctl.util.assets import file_sha256
 from clusterctl.util.process import run_streamed
 
 RUNS: Final = Path("runs")
@@ -28,9 +29,9 @@ MODEL: Final = "model"
 RECORD: Final = "model.json"
 _SETTINGS: Final = "config.toml"  # the run's, which says on what data it was trained
 _FLAG: Final = "--model-folder"
-_OF_CHECKPOINTS: Final = ("eval", "export")  # they take one as well
+# Job -> its own options that name a model, or a checkpoint.
+_NAMING: Final = {"eval": (_FLAG, "--out", "--resume"), "export": (_FLAG, "--checkpoint")}
 _PREFIX: Final = re.compile(r"payload: error: (rank 0 on \S+: )?")  # one rank is not worth a word
-_LAUNCHERS: Final = ("SLURM_", "OMPI_", "PMI_", "PMIX_")  # variables of a job that we may be called from
 
 
 class Weights(StrEnum):
@@ -67,11 +68,13 @@ def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -
                 f"--run chooses the model of one of {', '.join(MODEL_JOBS)}",
                 fix="leave it out, or name that job",
             )
-        named = chosen or any(word == _FLAG or word.startswith(f"{_FLAG}=") for word in job.args)
-        if job.bundled in MODEL_JOBS and job.bundled not in _OF_CHECKPOINTS and not named:
+        naming = _NAMING.get(job.bundled or "", (_FLAG,))
+        named = chosen or any(word.partition("=")[0] in naming for word in job.args)
+        if job.bundled in MODEL_JOBS and not named:
+            checkpoint = f"; or a checkpoint: `-- {naming[-1]} DIR`" if naming[1:] else ""
             raise UsageError(
-                f"{job.bundled} needs a trained model",
-                fix="say which: --run with a collected run's folder, its name below ./runs, or a job's id",
+                f"{job.bundled} needs a trained model: clusterctl submit {job.bundled} --run RUN",
+                fix=f"RUN is a collected run's folder, its name below ./runs, or a job's id{checkpoint}",
             )
 
 
@@ -148,12 +151,12 @@ def with_model(
     if remote is None and found.here is None:
         raise _not_there(chosen.run, found, unshared=bool(session and session.unshared_nodes))
     (job,) = jobs
-    arguments = (*_arguments(remote or MODEL, chosen), *job.args)
+    arguments = (*model_arguments(remote or MODEL, chosen), *job.args)
     sent = _sent(found.here, chosen.weights) if found.here is not None and remote is None else None
     return (job.model_copy(update={"args": arguments}),), sent
 
 
-def _arguments(folder: str, chosen: ChosenModel) -> tuple[str, ...]:
+def model_arguments(folder: str, chosen: ChosenModel) -> tuple[str, ...]:
     """Of the program that uses the model in this folder."""
     return (_FLAG, folder, "--weights", chosen.weights.value)
 
@@ -215,20 +218,13 @@ def use_here(
             fix=f"`clusterctl collect {chosen.run}`, or leave out --local to use it on the cluster",
         )
     as_wanted = ("--output", "json") if as_json and job.bundled in {"sample", "predict"} else ()
-    arguments = (*_arguments(str(model), chosen), *as_wanted, *job.args)
+    arguments = (*model_arguments(str(model), chosen), *as_wanted, *job.args)
     program = [sys.executable, "-m", "payload", str(job.bundled), *arguments]
-    done = run_streamed(program, heard, env=_surroundings())
+    done = run_streamed(program, heard, env=surroundings())
     if done.rc:
         said = done.stderr.strip().splitlines() or [f"the program ended with {done.rc}"]
         what = _PREFIX.sub("", said[-1])
         raise (UsageError if done.rc == UsageError.exit_code else ClusterctlError)(what)
-
-
-def _surroundings() -> Mapping[str, str]:
-    """Of a program that runs alone, on all cores, whoever called us."""
-    env = {name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS)}
-    cores = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    return {"OMP_NUM_THREADS": cores, **env, "PYTHONPATH": str(asset("payload").parent)}
 
 
 def _no_run(run: str) -> UsageError:

@@ -69,7 +69,7 @@ class _Watched:
         jobs = self._session.scheduler.jobs(self._ids)
         for job in jobs:
             before = self.seen.get(job.id)
-            if before is None or _reported(before) != _reported(job):
+            if before is None or reported(before) != reported(job):
                 self._on_change(job)
             self.seen[job.id] = job
         missing = [i for i in self._ids if not any(i in (job.id, job.whole_id) for job in jobs)]
@@ -107,7 +107,7 @@ class _Watched:
                 self._session.ledger.update(entry, state=state)
 
 
-def _reported(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]:
+def reported(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]:
     """The state that is reported when it changes; other reasons to wait come and go."""
     return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch
 
@@ -251,15 +251,25 @@ def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
     return jobs
 
 
-def list_jobs(session: Session) -> tuple[JobInfo, ...]:
-    """The job user's jobs that go on or lately ended, and those submitted from here; oldest first."""
+def list_jobs(session: Session, most: int | None = None) -> tuple[tuple[JobInfo, ...], int]:
+    """The job user's jobs that go on or lately ended, and those submitted from here; newest first.
+
+    ``most`` is how many there are at most, besides those that go on: an array is one. The number that is
+    returned too is how many older ones are left out. What Slurm refused is no job, though it has a record.
+    """
     resolve_submissions(session.scheduler, session.ledger)
-    found = session.scheduler.own_jobs()
-    known = {job.whole_id for job in found}
     entries = session.ledger.entries()
+    refused = {entry.token for entry in entries if entry.refused}
+    found = tuple(job for job in session.scheduler.own_jobs() if job.token not in refused)
+    known = {job.whole_id for job in found}
     others = [entry.job_id for entry in entries if entry.job_id is not None and entry.job_id not in known]
-    found += session.scheduler.jobs(others)
-    return tuple(sorted(found, key=lambda job: (job.number, job.task or 0)))
+    asked = others[-most:] if most else others
+    found = tuple(sorted(found + session.scheduler.jobs(asked), key=lambda job: (-job.number, job.task or 0)))
+    ids = list(dict.fromkeys(job.whole_id for job in found))
+    recent = {*ids[:most]}
+    shown = tuple(job for job in found if job.whole_id in recent or not job.ended)
+    older = len(ids) - len({job.whole_id for job in shown}) + len(others) - len(asked)
+    return shown, older
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,12 @@ The values are frozen. States keep Slurm's spelling, whoever runs the jobs.
 from __future__ import annotations
 
 import re
+import signal
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum, StrEnum
 from typing import Any, Protocol, TypeVar
 
@@ -94,7 +98,7 @@ _OUTCOMES = {
 
 _SHOWN = tuple(
     "name user partition account qos state reason exit_code signal nodes "
-    "submit_time start_time end_time work_dir".split()
+    "submit_time start_time end_time elapsed_s time_limit_s exit tres work_dir".split()
 )
 
 
@@ -103,7 +107,9 @@ class JobInfo:
     """One job, or one task of a job array.
 
     Times are Unix seconds and None where there is none yet; ``signal`` is 0 when none ended the job;
-    ``exit_code`` and ``signal`` are None while the job goes on. ``prefix`` is what its id begins with.
+    ``exit_code`` and ``signal`` are None while the job goes on. ``time_limit_s`` is None without a limit.
+    ``tres`` is what it has, or asks for, as Slurm writes it: ``cpu=2,mem=200M,node=1``.
+    ``prefix`` is what its id begins with.
     ``number`` is 0 where the record of a job can't be understood so far as to tell even its number.
     """
 
@@ -122,20 +128,47 @@ class JobInfo:
     submit_time: int | None = None
     start_time: int | None = None
     end_time: int | None = None
+    time_limit_s: int | None = None
+    tres: str = ""
     work_dir: str = ""
     comment: str = ""
     restarts: int | None = None
     prefix: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """A job as `-o json` shows it; times are Unix seconds."""
+        """A job as `-o json` shows it: times as Unix seconds, and as ISO 8601 in UTC."""
         shown = {name: getattr(self, name) for name in _SHOWN}
-        return {"job_id": self.id, **shown, "state": self.state.value, "nodes": list(self.nodes)}
+        times = {"submitted": self.submit_time, "started": self.start_time, "ended": self.end_time}
+        return {
+            "job_id": self.id,
+            **shown,
+            **{name: _in_utc(at) for name, at in times.items()},
+            "state": self.state.value,
+            "nodes": list(self.nodes),
+        }
 
     @property
     def id(self) -> str:
         """As it is named: ``12``, ``12_3`` for a task of an array, ``m12`` where no scheduler counts."""
         return self.whole_id if self.task is None else f"{self.whole_id}_{self.task}"
+
+    @property
+    def elapsed_s(self) -> int | None:
+        """Seconds from its start to its end, or to now by this machine's clock; None before its start."""
+        if self.start_time is None:
+            return None
+        end = self.end_time if self.end_time is not None else int(time.time())
+        return max(0, end - self.start_time)
+
+    @property
+    def exit(self) -> str:
+        """The signal that ended it by its name, else its exit code; "" while it goes on, or if not known."""
+        if not self.signal:
+            return "" if self.exit_code is None else str(self.exit_code)
+        try:
+            return signal.Signals(self.signal).name
+        except ValueError:  # a real-time signal, or none of this system
+            return f"signal {self.signal}"
 
     @property
     def whole_id(self) -> str:
@@ -164,6 +197,13 @@ class JobInfo:
     @property
     def ended(self) -> bool:
         return self.outcome is not Outcome.GOES_ON
+
+
+def _in_utc(at: int | None) -> str | None:
+    """A time in ISO 8601; None for one that no calendar has, which a damaged record may hold."""
+    with suppress(OverflowError, ValueError, OSError):
+        return None if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return None
 
 
 @dataclass(frozen=True)

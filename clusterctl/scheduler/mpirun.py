@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -119,7 +118,8 @@ class MpirunClient(Scheduler):
     def _start(self, first: str, request: JobRequest) -> str:
         self.reject_if_busy()  # and a job that was lost blocks no other one from now on
         self._reject_unhealthy(request.nodes)
-        noted = {name: getattr(request, name) for name in ("token", "name", "folder", "partition", "nodes")}
+        names = ("token", "name", "folder", "partition", "nodes", "limit_s")
+        noted = {name: getattr(request, name) for name in names}
         start = {"do": "submit", "job": noted, "script": request.script, "limit_s": request.limit_s}
         answer = self._ask_once(first, start)
         if "busy" in answer:
@@ -293,6 +293,8 @@ def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
             submit_time=int(said["time"]),
             start_time=int(said["time"]),
             end_time=None if end is None else int(end["time"]),
+            time_limit_s=int(said.get("limit_s", 0)) or None,  # an older clusterctl noted none
+            tres=f"node={len(said['nodes'])}",
             work_dir=str(said["folder"]),
             comment=comment_of(said["token"]),
             **outcome,
@@ -344,6 +346,7 @@ def render_mpirun_script(
         title=job.name,
         needs=f"{own.name} too" if own else "this file",
         nodes=nodes,
+        slots=job.tasks_per_node,
         submit_dir=own is not None or job.container is not None,
         profile=JOB_PROFILE,
         path=environment.path,
@@ -358,8 +361,11 @@ def render_mpirun_script(
 
 
 def _launched(job: JobSpec, command: str, exports: str) -> str:
+    if job.launcher is Launcher.TORCHRUN:
+        spread = "--map-by ppr:1:node --bind-to none"
+        return f'mpirun -np "$nodes" --hostfile hostfile {spread} {exports} {command}'
     spread = f"--map-by ppr:{job.tasks_per_node}:node{f':PE={job.cpus}' if job.cpus else ''}"
-    rank = f"bash -c {shlex.quote(render('rank.sh.j2').rstrip())} rank {command}"
+    rank = script.rank("mpirun", command, slurm=False)
     return f"mpirun -np {job.tasks} --hostfile hostfile {spread} {exports} {rank}"
 
 

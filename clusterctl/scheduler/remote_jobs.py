@@ -38,6 +38,8 @@ LOST = "lost"
 # The unit's main process. Its logs are the user's files: systemd itself would open them as root.
 START = """\
 #!/bin/sh
+folder=${0%/*}
+export CLUSTERCTL_JOB_ID="${folder##*/}"
 exec /bin/bash "./$1" >>stdout.log 2>>stderr.log </dev/null
 """
 

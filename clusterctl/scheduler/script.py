@@ -26,7 +26,16 @@ BASE_ENVIRONMENT: Final = "/opt/clusterctl/env"  # the Python that every node ha
 ENVIRONMENTS: Final = "clusterctl/environments"  # in the job user's home
 ENV_BIN: Final = f"{BASE_ENVIRONMENT}/bin"
 PAYLOAD_ROOT: Final = "/opt/clusterctl/payload"
-_EXPORTED: Final = ("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS")  # to the ranks that mpirun starts
+# To what mpirun starts.
+_EXPORTED: Final = ("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT")
+# What a rank is that no launcher starts, by the names that PyTorch reads.
+_ALONE: Final = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "NODE_RANK": "0",
+}
 MAX_BYTES: Final = 4 << 20  # Slurm's own limit for a batch script (max_script_size)
 TAKEN_NAMES: Final = SENT_FILES | WRITTEN_FILES | ADDED_FILES  # in a job's folder
 # Runs on every node: telemetry, until its input is closed. A job may end sooner than telemetry has started:
@@ -170,14 +179,27 @@ def telemetry_argv(interval_s: float) -> list[str]:
 def program(
     job: JobSpec, own: UserScript | None, payload_root: str, environment: Environment, launched: Launched
 ) -> str:
-    """The program's command line, quoted for bash; ``launched`` is as something starts it, once a task."""
+    """The program's command line, quoted for bash; ``launched`` is as something starts it, once a task.
+
+    Raises:
+        UsageError: torchrun can't start it.
+    """
     env = dict(job.env)
     if job.bundled:  # it finds itself first
         env["PYTHONPATH"] = ":".join(filter(None, (payload_root, env.get("PYTHONPATH"))))
     by_itself = own is not None and not own.is_python  # a shell script starts its ranks itself
-    alone = own is not None and job.tasks == 1 and not own.directives
+    torchrun = job.launcher is Launcher.TORCHRUN
+    if torchrun and (own is None or by_itself):
+        raise UsageError(
+            "torchrun starts Python programs",
+            why="a shell script starts its ranks itself" if own else "the bundled jobs are MPI programs",
+            fix="leave --launcher out",
+        )
+    alone = own is not None and job.tasks == 1 and not own.directives and not torchrun
     is_rank = not by_itself and not alone
-    runner = f"{payload_root}/payload/rank.py" if is_rank and own is not None and own.is_python else ""
+    env = {**_ALONE, **env} if alone and not by_itself else env
+    runs_ranks = is_rank and own is not None and own.is_python and not torchrun
+    runner = f"{payload_root}/payload/rank.py" if runs_ranks else ""
     command = _command(job, own, environment, runner)
     if job.container is not None:
         folders = ('"$submit_dir"', *([payload_root] if own is None or runner else []))
@@ -200,7 +222,17 @@ def _command(job: JobSpec, own: UserScript | None, environment: Environment, run
     script = f'"$submit_dir"/{shlex.quote(own.name)}'
     arguments = f" {shlex.join(job.args)}" if job.args else ""
     interpreter = f"{python} {runner}".rstrip() if own.is_python else shlex.join(own.interpreter)
-    return f"{interpreter} {script}{arguments}"
+    command = f"{interpreter} {script}{arguments}"
+    if job.launcher is not Launcher.TORCHRUN:
+        return command
+    agent = shlex.quote(render("torchrun.sh.j2").rstrip())
+    return f'bash -c {agent} torchrun {python} "$nodes" "$slots" "$job" {rank("torchrun", command)}'
+
+
+def rank(by: str, command: str, *, slurm: bool = True) -> str:
+    """The command line of a rank that srun, mpirun or torchrun starts, quoted for bash as ``command`` is."""
+    starts = f"bash -c {shlex.quote(render('rank.sh.j2', by=by, slurm=slurm).rstrip())} rank"
+    return f'{starts} "$slots" {command}' if by == "mpirun" else f"{starts} {command}"
 
 
 def contained(command: str, *, image: str, folders: Iterable[str], variables: Iterable[str]) -> str:
@@ -292,7 +324,8 @@ def render_script(
         payload_root=payload_root,
         watch=f"node=$SLURMD_NODENAME; {WATCH}",
         telemetry=telemetry_argv(interval_s),
-        hostfile_line=hostfile if job.launcher is Launcher.MPIRUN else None,
+        launcher=job.launcher,
+        hostfile_line=hostfile,
         run_me_again=REQUEUE_EXIT_CODE if job.requeue else None,
         program=program(job, own, payload_root, environment, _launched),
     )
@@ -347,6 +380,10 @@ def resource_options(job: JobOptions, given: Collection[str]) -> list[str]:
 def _launched(job: JobSpec, command: str, exports: str) -> str:
     # A script's own `#SBATCH --export` is about the batch script; what that sets reaches all ranks.
     if job.launcher is Launcher.SRUN:
-        return f"srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL {command}"
+        return f"srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL {rank('srun', command)}"
+    if job.launcher is Launcher.TORCHRUN:
+        each = '--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpus-per-task="$cpus"'
+        return f"srun --mpi=none --kill-on-bad-exit=1 --export=ALL {each} {command}"
     spread = '--map-by "ppr:$slots:node${SLURM_CPUS_PER_TASK:+:PE=$SLURM_CPUS_PER_TASK}"'
-    return f'env SLURM_EXPORT_ENV=ALL mpirun -np "$ranks" --hostfile hostfile {spread} {exports} {command}'
+    start = f'env SLURM_EXPORT_ENV=ALL mpirun -np "$ranks" --hostfile hostfile {spread} {exports}'
+    return f"{start} {rank('mpirun', command)}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final, Generic, TypeVar
@@ -19,6 +20,7 @@ from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from clusterctl.errors import SlurmError
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
+from clusterctl.spec.base import parse_slurm_time_s
 
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
@@ -104,6 +106,12 @@ class _Record:
         """A time; None for N/A, NONE, None, Unknown."""
         return int(self[name]) if _NUMBER.fullmatch(self[name]) else None
 
+    def limit_s(self, name: str) -> int | None:
+        """A time limit; None for UNLIMITED, Partition_Limit, NOT_SET."""
+        with suppress(ValueError):
+            return parse_slurm_time_s(self[name])
+        return None
+
     def state(self) -> JobState:
         word = self["State"].partition(" ")[0]  # "CANCELLED by 10000"
         if word in JobState.__members__:
@@ -134,6 +142,8 @@ def _queued(record: _Record) -> JobInfo:
         task=None if record["ArrayTaskID"] == "N/A" else record.number("ArrayTaskID"),
         exit_code=status >> 8,
         signal=status & 0x7F,
+        time_limit_s=record.limit_s("TimeLimit"),
+        tres=record.text("tres-alloc"),  # of a job that waits: what it asks for
         restarts=record.number("RestartCnt"),
     )
 
@@ -144,8 +154,14 @@ def _accounted(record: _Record) -> Iterator[JobInfo]:
         record.doubt("ExitCode")
         code = signal = "0"
     number, tasks = _accounted_id(record)
-    columns, ended = "JobName User Submit Start End", {"exit_code": int(code), "signal": int(signal)}
-    yield from (_job(record, columns, number=number, task=task, **ended) for task in tasks)
+    columns = "JobName User Submit Start End"
+    others = {
+        "exit_code": int(code),
+        "signal": int(signal),
+        "time_limit_s": record.limit_s("Timelimit"),
+        "tres": record.text("AllocTRES") or record.text("ReqTRES"),
+    }
+    yield from (_job(record, columns, number=number, task=task, **others) for task in tasks)
 
 
 def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:
@@ -224,14 +240,14 @@ def _nodes(records: Iterator[_Record]) -> Iterator[NodeInfo]:
 SQUEUE: Final = Query(
     ("squeue", "--noheader", "--array", "--states=all"),
     "JobID ArrayJobID ArrayTaskID Name UserName Partition Account QOS State Reason exit_code NodeList "
-    "SubmitTime StartTime EndTime WorkDir Comment RestartCnt".split(),
+    "SubmitTime StartTime EndTime TimeLimit tres-alloc WorkDir Comment RestartCnt".split(),
     lambda records: map(_queued, records),
 )
 # Tasks of an array that never started are one record there; here each has its own.
 SACCT: Final = Query(
     ("sacct", "--noheader", "--allocations", "--parsable"),
     "JobID JobIDRaw JobName User Partition Account QOS State Reason ExitCode NodeList Submit Start End "
-    "WorkDir Comment".split(),
+    "Timelimit AllocTRES ReqTRES WorkDir Comment".split(),
     lambda records: chain.from_iterable(map(_accounted, records)),
 )
 SINFO: Final = Query(
@@ -265,3 +281,13 @@ def expand_nodes(nodelist: str) -> tuple[str, ...]:
         return tuple(NodeSet(nodelist))
     except NodeSetException as exc:
         raise ValueError(f"{nodelist!r} is no hostlist") from exc
+
+
+def fold_nodes(nodes: Sequence[str]) -> str:
+    """Nodes as a Slurm hostlist: ``a-[1-3,7]``."""
+    if len(nodes) > 1:
+        from ClusterShell.NodeSet import NodeSet, NodeSetException  # noqa: PLC0415 - as above
+
+        with suppress(NodeSetException):
+            return str(NodeSet.fromlist(nodes))
+    return ",".join(nodes)

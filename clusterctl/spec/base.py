@@ -130,9 +130,15 @@ def shown(value: object) -> str:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``did you mean nodes?`` when a known word is near, else an empty text."""
+    near = nearest(word, known)
+    return f"did you mean {near}?" if near else ""
+
+
+def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known word that is most like this one, if any is."""
     candidates = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), candidates, n=1, cutoff=0.6)
-    return f"did you mean {candidates[near[0]]}?" if near else ""
+    near = difflib.get_close_matches(word.lower(), candidates, n=1, cutoff=cutoff)
+    return candidates[near[0]] if near else None
 
 
 def reject_unknown(

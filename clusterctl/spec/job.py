@@ -134,10 +134,11 @@ _ARRAY_RANGE = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
 
 
 class Launcher(StrEnum):
-    """How ranks are started: ``srun`` speaks PMIx, ``mpirun`` gets a rendered hostfile."""
+    """How ranks are started: ``srun`` speaks PMIx, ``mpirun`` gets a hostfile; ``torchrun`` is PyTorch's."""
 
     SRUN = "srun"
     MPIRUN = "mpirun"
+    TORCHRUN = "torchrun"
 
 
 def _runnable_array(value: str) -> str:

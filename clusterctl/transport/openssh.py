@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Options of a connection that lives and ends by itself, whatever others share, and has no terminal.
 ALONE = ("-T", "-o", "ControlPath=none")
 _SIGNALLED = 128
-_LOST = 255  # ssh's own exit status for a connection that was not made or broke
+NO_CONNECTION = 255  # ssh's own exit status for a connection that was not made or broke
 _PIPE = 1 << 18  # bytes; Linux lets anyone have four times that
 _STDERR_TAIL = 1 << 16
 _NOT_FOUND = 127  # the shell's exit status for it
@@ -105,7 +105,7 @@ class _Talk:
             rc = max(self.process.wait(self.silence_s), ENDED_BY_SIGNAL)
         except subprocess.TimeoutExpired as exc:
             raise no_answer(self.host, self.argv, self.silence_s) from exc
-        if rc == _LOST and self.is_ssh:
+        if rc == NO_CONNECTION and self.is_ssh:
             raise UnreachableError(
                 f"{self.host}: the connection broke during `{shown(self.argv)}`",
                 why=_tail(self.stderr),

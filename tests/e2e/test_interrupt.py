@@ -112,7 +112,7 @@ def test_the_next_up_takes_up_the_storage_that_was_kept(clusterctl: Clusterctl, 
     raised = clusterctl("-o", "json", "up").json
     assert any(kept["what"] in note for note in raised["notes"])
     assert clusterctl("-o", "json", "list").json["storage"] == []
-    found = clusterctl("ssh", f"{raised['cluster']}-ctl", OWNERS).stdout.splitlines()
+    found = clusterctl("ssh", "--admin", f"{raised['cluster']}-ctl", OWNERS).stdout.splitlines()
     of_ada, of_bob = ["ada/datasets/set.txt 12001", "ada/out/weights 12001"], ["bob 12002", "bob/notes 12002"]
     assert found == of_ada + of_bob
 

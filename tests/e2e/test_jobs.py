@@ -47,6 +47,30 @@ def test_a_python_script_gets_the_job_environment_and_all_ranks(cluster: Cluster
     assert f"(1, 2, '{cluster.name}-train-2', ['--flag', 'x y'])" in out
 
 
+VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT".split()
+WHO = f"""\
+import os, socket
+print("rank", socket.gethostname(), *(os.environ[name] for name in {VARIABLES}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_ranks_know_each_other(cluster: Cluster, launcher: str) -> None:
+    path = script(cluster, "who.py", WHO)
+    flags = ("--nodes", "2", "--tasks-per-node", "2", "--launcher", launcher, "--wait")
+    job = cluster.json("submit", path, *flags)["job_id"]
+    said = cluster("logs", job).stdout.splitlines()
+    (port,) = {line.split()[-1] for line in said}
+    assert int(port) == 65000 + int(job) % 536
+    nodes = [f"{cluster.name}-train-{i}" for i in (1, 2)]
+    expected = {
+        f"rank {nodes[node]} {2 * node + local} 4 {local} 2 {node} {nodes[0]} {port}"
+        for node in (0, 1)
+        for local in (0, 1)
+    }
+    assert set(said) == expected
+
+
 ERROR, STATUS = ("raise KeyError('a bug')", 1, "KeyError: 'a bug'"), ("sys.exit(3)", 3, "exit code 3")
 
 

@@ -27,7 +27,7 @@ SPEC = "version: 1\nname: demo\nprovider: {type: local}\npartitions:\n  - {name:
 FIRST, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
 DOWN = "clusterctl down --yes"
 # `down` stops at what other pages left.
-EMPTY = "clusterctl ssh 'sudo scancel $(squeue -h -o %A)'; clusterctl collect --all"
+EMPTY = "clusterctl ssh 'scancel --me'; clusterctl collect --all"
 FOLDERS = ("ansible", "examples")
 
 

@@ -140,6 +140,25 @@ def test_two_nodes_train_and_the_run_comes_home(plain: Cluster) -> None:
     assert not (run / "telemetry.log").exists()
 
 
+WHO = """\
+import os, socket
+names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT"
+print("rank", socket.gethostname(), *(os.environ[name] for name in names.split()), flush=True)
+"""
+
+
+def test_ranks_know_each_other(plain: Cluster, script: Any) -> None:
+    job = plain.json("submit", script("who.py", WHO), "--nodes", "2", "--tasks-per-node", "2", "--wait")[
+        "job_id"
+    ]
+    first, port = nodes(plain)[0], 65000 + int(job.removeprefix("m")) % 536
+    assert set(plain("logs", job).stdout.splitlines()) == {
+        f"rank {host} {2 * node + local} 4 {local} 2 {node} {first} {port}"
+        for node, host in enumerate(nodes(plain))
+        for local in (0, 1)
+    }
+
+
 def test_an_unhealthy_node_gets_no_job_until_it_is_healthy(plain: Cluster, script: Any) -> None:
     path, unhealthy = script("says.sh", "#!/bin/bash\necho here\n"), nodes(plain)[1]
     sh = partial(plain.ssh, unhealthy)

@@ -130,6 +130,7 @@ def squeue(argv: list[str], state: dict[str, Any]) -> None:
             str(status),
             nodes,
             *times,
+            *("1-00:00:00", "cpu=1,mem=1G,node=1"),
             job["dir"],
             job["comment"] or "(null)",
             "0",
@@ -158,7 +159,8 @@ def sacct(argv: list[str], state: dict[str, Any]) -> None:
             job["state"],
             "None",
         ]
-        cells += [f"{job['code']}:{job['signal']}", nodes, *times, job["dir"], job["comment"]]
+        cells += [f"{job['code']}:{job['signal']}", nodes, *times, "UNLIMITED", "", "cpu=1,mem=1G,node=1"]
+        cells += [job["dir"], job["comment"]]
         say_record(argv, cells)
 
 

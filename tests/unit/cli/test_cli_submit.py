@@ -116,7 +116,7 @@ def test_what_can_not_be_used_here_is_told_in_one_error(cli: Clusterctl, run: Pa
             "--local starts no job, which --time is about",
         ),
         (("predict",), "--local uses a trained model"),
-        (("predict", "--run", run, "--", "--help"), "is no JSON"),
+        (("predict", "--run", run, "--", "--output", "text", "digits.csv"), "is no JSON"),
         (("train", "--run", run), "--run chooses the model of one of eval, sample, predict, export"),
     ):
         said = cli("-o", "json", "submit", "--local", *argv, rc=2)

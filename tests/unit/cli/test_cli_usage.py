@@ -18,7 +18,6 @@ REFUSED = {
     "an unknown verb": (["launch"], "'launch'"),
     "an unknown option of a verb": (["up", "--fast"], "--fast"),
     "an unknown option before the verb": (["--fast", "up"], "--fast"),
-    "no job to submit": (["submit"], "'JOB'"),
     "an option without its value": (["up", "-f"], "'-f'"),
     "an unknown format": (["up", "-o", "yaml"], "'yaml'"),
     "a folder of no name": (["collect", "--out", ""], "it names no folder"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
 from clusterctl.errors import SlurmError, UsageError
@@ -33,12 +35,44 @@ def test_cancel_of_an_unknown_job_cancels_nothing(session, cluster, tmp_path):
         cancel(session, ["all"])
 
 
-def test_list_has_the_queue_and_what_it_has_forgotten(session, cluster, tmp_path):
+def test_list_has_the_queue_and_what_it_has_forgotten_newest_first(session, cluster, tmp_path):
     first, second = submitted(session, tmp_path, "true"), submitted(session, tmp_path, "true")
     cluster.wait_until_ended(first)
     cluster.wait_until_ended(second)
     cluster.change(first, forgotten=True)
-    assert [job.id for job in list_jobs(session)] == [first, second]
+    jobs, older = list_jobs(session)
+    assert ([job.id for job in jobs], older) == ([second, first], 0)
+
+
+def test_list_of_the_newest_has_all_that_go_on(session, cluster, tmp_path):
+    """What is left out is counted, whether the queue still has it or not."""
+    running = submitted(session, tmp_path, "sleep 60")
+    ended = [submitted(session, tmp_path, "true") for _ in range(4)]
+    for job_id in ended:
+        cluster.wait_until_ended(job_id)
+    assert [job.id for job in list_jobs(session, 2)[0]] == [*reversed(ended[2:]), running]
+    assert list_jobs(session, 2)[1] == 2
+    for job_id in ended:
+        cluster.change(job_id, forgotten=True)
+    assert [job.id for job in list_jobs(session, 2)[0]] == [*reversed(ended[2:]), running]
+    assert list_jobs(session, 2)[1] == 2
+
+
+def test_what_slurm_refused_is_not_listed(session, cluster, tmp_path):
+    """Slurm keeps a record of a job that it refused, as one that failed before it began."""
+    kept = submitted(session, tmp_path, "true")
+    with cluster.state() as state:
+        state["refuse"] = "sbatch: error: Batch job submission failed: Invalid qos specification"
+    with pytest.raises(SlurmError):
+        submitted(session, tmp_path, "true")
+    (refused,) = (entry for entry in session.ledger.entries() if entry.refused)
+    with cluster.state() as state:
+        state["jobs"]["2"] = {
+            **state["jobs"][kept],
+            "state": "FAILED",
+            "comment": f"clusterctl:{refused.token}",
+        }
+    assert [job.id for job in list_jobs(session)[0]] == [kept]
 
 
 def test_as_dict_is_plain_json(session, cluster, tmp_path):
@@ -48,3 +82,7 @@ def test_as_dict_is_plain_json(session, cluster, tmp_path):
     told = job.as_dict()
     assert (told["job_id"], told["state"], told["nodes"]) == (job_id, "COMPLETED", ["n1"])
     assert type(told["state"]) is str
+    assert (told["exit"], told["time_limit_s"], told["tres"]) == ("0", 86400, "cpu=1,mem=1G,node=1")
+    assert told["elapsed_s"] == told["end_time"] - told["start_time"]
+    assert datetime.fromisoformat(told["submitted"]).timestamp() == told["submit_time"]
+    assert told["submitted"].endswith("Z")

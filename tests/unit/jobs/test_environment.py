@@ -80,6 +80,17 @@ def resolve(tmp_path: Path, home: Path) -> Resolve:
     return call
 
 
+def test_torchrun_needs_torch(resolve: Resolve, tmp_path: Path) -> None:
+    job = JobSpec(name="a", script=tmp_path / "a.py", launcher="torchrun")
+    with pytest.raises(UsageError, match="does not have") as caught:
+        environment_of(a_spec(), job, distribution=HERE, report=lambda _text: None)
+    assert "--requirements" in caught.value.fix
+    a_wheel(tmp_path / "index", "torch")
+    (tmp_path / "job.txt").write_text(f"--no-index\n--find-links {tmp_path}/index\ntorch\n")
+    job = job.model_copy(update={"requirements": tmp_path / "job.txt"})
+    assert environment_of(a_spec(), job, distribution=HERE, report=lambda _text: None).lock
+
+
 def run(environment: Environment, command: str) -> str:
     """What a command says in a shell whose PATH begins as a job's does."""
     path = environment.path.replace("/opt/clusterctl/env", BASE)

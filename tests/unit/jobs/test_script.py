@@ -18,7 +18,7 @@ from clusterctl.spec.job import JobSpec
 from tests.support.played.batch import HOSTILE, play, rendered, shell_job, user_script
 
 GOLDEN = Path(__file__).parent / "golden"
-NAMES = ("train", "mpirun", "everything", "array", "python-ranks", "shell", "requeue")
+NAMES = ("train", "mpirun", "everything", "array", "python-ranks", "torchrun", "shell", "requeue")
 OWN_LINES = """\
 #!/bin/bash -e
 # a comment
@@ -53,6 +53,9 @@ def golden_jobs(folder: Path) -> dict[str, JobSpec]:
         ),
         "array": JobSpec(name="sweep", script=python, array="0-9%2", args=("a b", "$x")),
         "python-ranks": JobSpec(name="ranks", script=python, nodes=2),
+        "torchrun": JobSpec(
+            name="ranks", script=python, nodes=2, tasks_per_node=2, launcher="torchrun", args=("a b",)
+        ),
         "requeue": JobSpec(name="train", bundled="train", nodes=2, time=90, signal="USR1@300", requeue=True),
         "shell": JobSpec(name="own", script=shell, time=1),
     }

@@ -198,7 +198,12 @@ def test_only_jobs_that_use_a_model_get_one() -> None:
             reject_unless_fitting([job], model_of)
     reject_unless_fitting([PREDICT], choice)
     own = PREDICT.model_copy(update={"args": ("--model-folder=/shared/m", "a.png")})
-    reject_unless_fitting([own, JobSpec(name="e", bundled="eval")], None)
+    reject_unless_fitting([own], None)
+    for program, flag in (("eval", "--resume"), ("eval", "--out"), ("export", "--checkpoint")):
+        job = JobSpec(name=program, bundled=program)
+        with pytest.raises(UsageError, match="needs a trained model"):
+            reject_unless_fitting([job], None)
+        reject_unless_fitting([job.model_copy(update={"args": (flag, "/shared/c")})], None)
 
 
 def test_a_rank_alone_samples() -> None:

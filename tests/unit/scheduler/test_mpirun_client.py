@@ -153,7 +153,7 @@ def test_a_job_starts_on_the_first_of_its_nodes():
     assert mpirun.submit(START) == "m1"
     asked = request(hosts["d-train-1"].calls[1])
     assert (asked["do"], asked["script"], asked["limit_s"]) == ("submit", "job.mpirun", 60)
-    assert set(asked["job"]) == {"token", "name", "folder", "partition", "nodes"}
+    assert set(asked["job"]) == {"token", "name", "folder", "partition", "nodes", "limit_s"}
 
 
 def test_an_unhealthy_node_gets_no_job_and_is_checked_anew():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def run(folder: Path, job: JobSpec) -> subprocess.CompletedProcess[str]:
     (tools / "mpirun").write_text('#!/bin/bash\nwhile [[ $1 != bash ]]; do shift; done\n"$@"\n')
     (tools / "mpirun").chmod(0o755)
     env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
-    argv = ["bash", "-c", text(job)]
+    argv = ["bash", "-c", text(job).replace("/opt/clusterctl/env/bin/python", sys.executable)]
     return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -64,6 +65,15 @@ def test_ranks_are_started_with_the_rendered_hostfile(tmp_path: Path) -> None:
     assert "mpirun -np 6 --hostfile hostfile --map-by ppr:3:node:PE=2 -x PATH " in said
     assert " -x A " in said
     assert "OMP_NUM_THREADS:-2" in said
+
+
+def test_ranks_meet_on_the_first_node(tmp_path: Path) -> None:
+    shows = "import os; print(*(os.environ[n] for n in ('MASTER_ADDR', 'RANK', 'WORLD_SIZE')))"
+    assert run(tmp_path, own(tmp_path, "show.py", shows)).stdout == "d-train-1 0 1\n"
+    agents = text(own(tmp_path, "show.py", shows, nodes=2, tasks_per_node=3, launcher="torchrun"))
+    assert 'mpirun -np "$nodes" --hostfile hostfile --map-by ppr:1:node --bind-to none ' in agents
+    assert " -x MASTER_ADDR -x MASTER_PORT bash -c " in agents
+    assert " nodes=2 slots=3\n" in agents
 
 
 def test_its_exit_status_is_the_jobs(tmp_path: Path) -> None:
@@ -141,10 +151,10 @@ def gpu(tmp_path: Path, rank: int, size: int, **more: str) -> str:
     """What a rank finds in CUDA_VISIBLE_DEVICES on a node with two GPUs."""
     for index in range(2):
         (tmp_path / f"nvidia{index}").touch()
-    program = render("rank.sh.j2").replace("/dev/nvidia", f"{tmp_path}/nvidia")
+    program = render("rank.sh.j2", by="mpirun", slurm=False).replace("/dev/nvidia", f"{tmp_path}/nvidia")
     base = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     env = {**base, "OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_SIZE": str(size), **more}
-    argv = ["bash", "-c", program, "rank", "sh", "-c", "echo ${CUDA_VISIBLE_DEVICES-unset}"]
+    argv = ["bash", "-c", program, "rank", "1", "sh", "-c", "echo ${CUDA_VISIBLE_DEVICES-unset}"]
     return subprocess.run(
         argv, env=env, capture_output=True, text=True, check=True, timeout=60
     ).stdout.strip()

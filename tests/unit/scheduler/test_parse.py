@@ -60,6 +60,36 @@ def test_a_job_that_was_killed_by_a_signal():
     assert (job.state, job.exit_code, job.signal) == (JobState.FAILED, 0, 9)
 
 
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [("1-00:00:00", 86400), ("5:00", 300), ("UNLIMITED", None), ("Partition_Limit", None), ("NOT_SET", None)],
+)
+def test_a_time_limit(limit, seconds):
+    for job in (
+        squeue(with_field("squeue", "TimeLimit", limit))[0],
+        sacct(with_field("sacct", "Timelimit", limit))[0],
+    ):
+        assert (job.time_limit_s, job.reason) == (seconds, "")
+
+
+def test_what_a_job_has_or_else_what_it_asked_for():
+    assert sacct(with_field("sacct", "AllocTRES", "cpu=9"))[0].tres == "cpu=9"
+    assert sacct(with_field("sacct", "AllocTRES", ""))[0].tres == "cpu=1,mem=1G,node=1,billing=1"
+
+
+def test_a_signal_has_its_name():
+    job = QUEUED["11"]
+    assert job.exit == "SIGKILL"
+    assert replace(job, signal=0, exit_code=3).exit == "3"
+    assert replace(job, signal=63).exit == "signal 63"
+    assert replace(job, signal=None, exit_code=None).exit == ""
+
+
+def test_a_time_that_no_calendar_has_spoils_nothing():
+    told = replace(QUEUED["11"], submit_time=10**18).as_dict()
+    assert (told["submit_time"], told["submitted"]) == (10**18, None)
+
+
 def test_a_hostile_name_survives():
     assert QUEUED["11"].name == 'hostile | \x1b[31m, é "q"'
     assert ACCOUNTED["1"].name == "we|ird na,me"

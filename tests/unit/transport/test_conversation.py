@@ -112,6 +112,7 @@ def test_much_travels_over_the_ssh_program_if_there_is_one(sshd, me, tmp_path, m
     ("words", "said"),
     [
         (["host", "echo a && echo b"], "a\nb\n"),
+        (["host", "--", "echo a && echo b"], "a\nb\n"),
         (["host", "--", "echo", "a && b"], "a && b\n"),
         (["host", "echo", "a b", "$(id)"], "a b $(id)\n"),
     ],
@@ -122,11 +123,11 @@ def test_one_string_is_for_the_remote_shell_and_words_are_not(
     """`clusterctl ssh HOST 'a && b'` looked for a program of that name."""
     monkeypatch.setattr(sys, "argv", ["clusterctl", "ssh", *words])
     monkeypatch.setattr(access, "workspace_of", lambda *_: SimpleNamespace(ssh_config=sshd.config()))
-    inventory = SimpleNamespace(hosts=[SimpleNamespace(name="node")])
+    inventory = SimpleNamespace(hosts=[SimpleNamespace(name="node")], job_user=me)
     monkeypatch.setattr(access, "inventory_of", lambda _: inventory)
     begun: list[list[str]] = []
-    monkeypatch.setattr(os, "execvp", lambda _, argv: begun.append(argv))
+    monkeypatch.setattr(access, "attached", lambda argv: begun.append(argv) or 0)
     command = [word for word in words[1:] if word != "--"]
-    access.ssh(Screen(json=False, color=False), Options(), "node", command, me)
+    assert access.ssh(Screen(json=False, color=False), Options(), "node", command) == 0
     (argv,) = begun
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == said

@@ -1,0 +1,205 @@
+"""jobs: the table of jobs, which `status` shows too, and one job in full."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from clusterctl.cli.options import SOON_S, Options, job_ids, open_session
+from clusterctl.cli.output import Screen
+from clusterctl.errors import TransportError, UsageError
+from clusterctl.scheduler.base import JobInfo
+
+if TYPE_CHECKING:
+    from clusterctl.scheduler.session import Session
+
+_RECENT: Final = 20  # jobs that are listed, besides those that go on
+_REFRESH_S: Final = 2.0
+_MOST_FILES: Final = 100
+_LIST: Final = f'cd -- "$1" && find . -maxdepth 2 -type f -printf "%s %P\\0" | head -z -n {_MOST_FILES}'
+_NONE: Final = "-"
+
+
+def jobs(
+    screen: Screen,
+    options: Options,
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ID...]", help="Only these jobs; one alone in full.", autocompletion=job_ids),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help=f"All jobs, not only the last {_RECENT} and those that go on.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show them again as they change, until Ctrl-C.")
+    ] = False,
+) -> None:
+    """List your jobs, newest first; or show one in full.
+
+    Lists jobs that wait or run, and those submitted from here. With one ID: also its resources, its folder
+    and files on the cluster, where its run was collected to, and how it ended.
+    """
+    if watch and screen.json:
+        raise UsageError("--watch and -o json exclude each other", fix="use one of them")
+    with open_session(screen, options, patience_s=SOON_S) as session:
+
+        def ask() -> tuple[tuple[JobInfo, ...], int]:
+            from clusterctl.jobs.watch import known_jobs, list_jobs
+
+            if ids:
+                return known_jobs(session, ids), 0
+            return list_jobs(session, None if everything else _RECENT)
+
+        if watch:
+            _watch(screen, session, lambda: ask()[0], until_ended=bool(ids))
+            return
+        found, older = ask()
+        if ids and len({job.whole_id for job in found}) == 1:
+            _show_in_full(screen, session, found)
+            return
+    screen.result({"jobs": [job.as_dict() for job in found]}, *job_table(screen, found))
+    if older:
+        screen.note(f"{older} older ones: `clusterctl jobs --all`")
+
+
+def job_table(screen: Screen, infos: Sequence[JobInfo], *, users: bool = False) -> list[str]:
+    """Jobs as `jobs` and `status` show them; ``users``: whose each is, too."""
+    from clusterctl.scheduler.slurm_parse import fold_nodes
+
+    if not infos:
+        return ["no jobs"]
+    head = ["JOB", "NAME", "STATE", "NODES", "SUBMITTED", "ELAPSED", "LIMIT", "EXIT", "REASON"]
+    rows = [
+        [
+            *(j.id, j.name, j.state.value, fold_nodes(j.nodes), shown_time(j.submit_time)),
+            *(shown_elapsed(j.elapsed_s), shown_elapsed(j.time_limit_s), j.exit or _NONE, j.reason),
+        ]
+        for j in infos
+    ]
+    if users:
+        for row, cell in zip((head, *rows), ("USER", *(j.user for j in infos)), strict=True):
+            row.insert(2, cell)
+    return screen.table(head, rows)
+
+
+def shown_time(at: int | None) -> str:
+    """A time as people read it, of their own time zone."""
+    with suppress(OverflowError, ValueError, OSError):  # a damaged record
+        return _NONE if at is None else f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"
+    return str(at)
+
+
+def shown_elapsed(seconds: int | None) -> str:
+    """A time span as Slurm writes it: ``01:30:00``, ``2-00:00:00``."""
+    if seconds is None:
+        return _NONE
+    days, rest = divmod(seconds, 86_400)
+    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock
+
+
+def _watch(
+    screen: Screen, session: Session, ask: Callable[[], tuple[JobInfo, ...]], *, until_ended: bool
+) -> None:
+    """Show jobs again and again: drawn anew on a terminal, elsewhere a line for each that changed."""
+    from clusterctl.jobs.watch import reported
+
+    def rounds() -> Iterator[tuple[JobInfo, ...]]:
+        while True:
+            yield (found := ask())
+            if until_ended and all(job.ended for job in found):
+                return
+            session.scheduler.clock.sleep(_REFRESH_S)
+
+    with suppress(KeyboardInterrupt):  # which is how it ends
+        if sys.stdout.isatty():
+            with screen.redrawing() as draw:
+                for found in rounds():
+                    draw(job_table(screen, found))
+            return
+        seen: dict[str, Any] = {}
+        for found in rounds():
+            for job in reversed(found):
+                if seen.get(job.id) != reported(job):
+                    seen[job.id] = reported(job)
+                    screen.result({}, _in_a_line(job))
+
+
+def _in_a_line(job: JobInfo) -> str:
+    where = f" on {','.join(job.nodes)}" if job.nodes else ""
+    code = f", exit {job.exit}" if job.exit else ""
+    why = f" ({job.reason})" if job.reason else ""
+    return f"job {job.id} ({job.name}) {job.state.value}{where}{code}{why}"
+
+
+def _show_in_full(screen: Screen, session: Session, found: Sequence[JobInfo]) -> None:
+    """One job, or all tasks of one array, whose folder is one."""
+    job = found[0]
+    entry = session.ledger.find(job.whole_id)
+    script = f"{job.work_dir}/{session.scheduler.script_name}" if job.token else None
+    files = _files(session, job) if job.token else []
+    run_dir = entry.run_dir if entry is not None else None
+    more = {"script": script, "files": files, "run_dir": run_dir}
+    rows = _rows(job) if len(found) == 1 else []
+    rows += [("folder", job.work_dir), ("script", script), ("files", _shown_files(files))]
+    rows += [("collected", run_dir or f"not yet: `clusterctl collect {job.whole_id}`")] if script else []
+    lines = [] if len(found) == 1 else [*job_table(screen, found), ""]
+    lines += [f"{name:<10} {value}" for name, value in rows if value]
+    screen.result({"jobs": [{**one.as_dict(), **more} for one in found]}, *lines)
+
+
+def _rows(job: JobInfo) -> list[tuple[str, str | None]]:
+    """What the scheduler says of a job."""
+    limit = "no limit" if job.time_limit_s is None else f"limit {shown_elapsed(job.time_limit_s)}"
+    return [
+        ("job", job.id),
+        ("name", job.name),
+        ("user", job.user),
+        ("state", job.state.value),
+        ("reason", job.reason),
+        ("exit", job.exit),
+        ("partition", job.partition),
+        ("account", job.account),
+        ("qos", job.qos),
+        ("nodes", ", ".join(job.nodes)),
+        ("resources", job.tres),
+        ("submitted", shown_time(job.submit_time)),
+        ("started", shown_time(job.start_time)),
+        ("ended", shown_time(job.end_time)),
+        ("elapsed", f"{shown_elapsed(job.elapsed_s)}, {limit}"),
+    ]
+
+
+def _files(session: Session, job: JobInfo) -> list[dict[str, Any]] | None:
+    """The files of a job's folder, of up to two levels; None where they can't be listed."""
+    found: list[dict[str, Any]] = []
+    try:
+        for host, transport in session.hosts_with_files(job.nodes):
+            said = transport.run(["sh", "-c", _LIST, "sh", job.work_dir], check=False).stdout
+            for size, _, path in (line.partition(" ") for line in said.split("\0")[:-1]):
+                found.append({"path": path, "bytes": int(size), "host": host})
+    except (TransportError, ValueError):  # how the job is was what was asked for
+        return None
+    return sorted(found, key=lambda file: (file["path"], file["host"]))
+
+
+def _shown_files(files: Sequence[dict[str, Any]] | None) -> str:
+    """The logs with their sizes, and how many others there are."""
+    from clusterctl.transport.tree import shown_size
+
+    if files is None:
+        return "they can't be listed now"
+    several = len({file["host"] for file in files}) > 1
+    logs = [
+        f"{file['path']}{' of ' + file['host'] if several else ''} ({shown_size(file['bytes'])})"
+        for file in files
+        if file["path"].endswith(".log")
+    ]
+    others = len(files) - len(logs)
+    shown = [*logs, *([f"{others} more"] if others else [])]
+    return ", ".join(shown) or "none: the folder is empty, or gone"

@@ -1,0 +1,125 @@
+"""`jobs`: the table, one job in full, and what is shown again as it changes; `logs` without an id."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli import job, jobs
+from clusterctl.cli.jobs import shown_elapsed
+from clusterctl.cli.options import Options
+from clusterctl.cli.output import Screen
+from clusterctl.errors import UsageError
+from clusterctl.scheduler import slurm
+from clusterctl.scheduler.session import Session
+from clusterctl.util.progress import Clock
+from tests.support.played.cluster import PlayedCluster, submitted
+
+TEXT = Screen(json=False, color=False)
+JSON = Screen(json=True, color=False)
+
+
+def ended(session: Session, cluster: PlayedCluster, folder: Path, body: str, name: str = "mine") -> str:
+    job_id = submitted(session, folder, body, name)
+    cluster.wait_until_ended(job_id)
+    return job_id
+
+
+def test_the_table_has_times_and_exit_codes(here, cluster, tmp_path, capsys) -> None:
+    ended(here, cluster, tmp_path, "true", "first")
+    ended(here, cluster, tmp_path, "exit 3", "second")
+    jobs.jobs(TEXT, Options())
+    head, second, first = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head == "JOB NAME STATE NODES SUBMITTED ELAPSED LIMIT EXIT REASON".split()
+    assert second[:4] == ["2", "second", "FAILED", "n1"]
+    assert second[-3:] == ["1-00:00:00", "3", "NonZeroExitCode"]
+    assert first[-2:] == ["1-00:00:00", "0"]
+
+
+def test_older_ones_are_left_out_and_counted(here, cluster, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(jobs, "_RECENT", 1)
+    for _ in range(3):
+        ended(here, cluster, tmp_path, "true")
+    jobs.jobs(TEXT, Options())
+    told = capsys.readouterr()
+    assert [line.split()[0] for line in told.out.splitlines()] == ["JOB", "3"]
+    assert told.err == "2 older ones: `clusterctl jobs --all`\n"
+    jobs.jobs(JSON, Options(json=True), everything=True)
+    told = capsys.readouterr()
+    assert [one["job_id"] for one in json.loads(told.out)["jobs"]] == ["3", "2", "1"]
+    assert told.err == ""
+
+
+def test_one_job_in_full(here, cluster, tmp_path, capsys) -> None:
+    job_id = ended(here, cluster, tmp_path, "echo said; mkdir deep; echo 1 >deep/rank-0.log; exit 3")
+    jobs.jobs(TEXT, Options(), [job_id])
+    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (told["state"], told["exit"], told["resources"]) == ("FAILED", "3", "cpu=1,mem=1G,node=1")
+    assert told["folder"] == str(next(cluster.home.glob("clusterctl/jobs/mine-*")))
+    assert told["script"] == f"{told['folder']}/job.sbatch"
+    assert "deep/rank-0.log (2 B), stderr.log (0 B), stdout.log (5 B), " in told["files"]
+    assert "clusterctl collect 1" in told["collected"]
+    entry = here.ledger.find(job_id)
+    assert entry is not None
+    here.ledger.update(entry, run_dir="/home/ada/runs/demo-1-mine")
+    jobs.jobs(JSON, Options(json=True), [job_id])
+    (one,) = json.loads(capsys.readouterr().out)["jobs"]
+    assert one["run_dir"] == "/home/ada/runs/demo-1-mine"
+    assert {"path": "stdout.log", "bytes": 5, "host": here.transport.host} in one["files"]
+
+
+def test_a_job_whose_folder_is_gone(here, cluster, tmp_path, capsys) -> None:
+    ended(here, cluster, tmp_path, 'rm -rf -- "$PWD"')
+    jobs.jobs(TEXT, Options(), ["1"])
+    assert "none: the folder is empty, or gone" in capsys.readouterr().out
+
+
+def test_changes_are_lines_where_there_is_no_terminal(here, cluster, tmp_path, capsys, monkeypatch) -> None:
+    """Until Ctrl-C, which is no error."""
+    first = ended(here, cluster, tmp_path, "true", "first")
+    with cluster.state() as state:
+        state["hold"] = True
+    second = submitted(here, tmp_path, "true", "second")
+
+    def next_round(_: float) -> None:
+        if cluster.job(second)["state"] == "CANCELLED":
+            raise KeyboardInterrupt
+        cluster.change(second, state="CANCELLED", end=2)
+
+    monkeypatch.setattr(slurm, "Clock", lambda: Clock(sleep=next_round))
+    jobs.jobs(TEXT, Options(), watch=True)
+    assert capsys.readouterr().out.splitlines() == [
+        f"job {first} (first) COMPLETED on n1, exit 0",
+        f"job {second} (second) PENDING",
+        f"job {second} (second) CANCELLED, exit 0",
+    ]
+    with pytest.raises(UsageError, match="--watch and -o json"):
+        jobs.jobs(JSON, Options(json=True), watch=True)
+
+
+def test_watching_jobs_that_have_ended_ends(here, cluster, tmp_path, capsys) -> None:
+    job_id = ended(here, cluster, tmp_path, "true")
+    jobs.jobs(TEXT, Options(), [job_id], watch=True)
+    assert capsys.readouterr().out == "job 1 (mine) COMPLETED on n1, exit 0\n"
+
+
+def test_logs_of_the_last_job(here, cluster, tmp_path, capfd) -> None:
+    with pytest.raises(UsageError, match="no job was submitted yet"):
+        job.logs(Screen(json=False, color=False), Options())
+    ended(here, cluster, tmp_path, "echo one", "first")
+    ended(here, cluster, tmp_path, "echo two", "second")
+    capfd.readouterr()
+    job.logs(Screen(json=False, color=False), Options())
+    assert capfd.readouterr() == ("two\n", "job 2 (second), the last one submitted\n")
+    job.logs(Screen(json=True, color=False), Options(json=True))
+    assert json.loads(capfd.readouterr().out)["job_id"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(None, "-"), (0, "00:00:00"), (5400, "01:30:00"), (2 * 86_400 + 1, "2-00:00:01")],
+)
+def test_a_time_span_is_written_as_slurm_does(seconds: int | None, shown: str) -> None:
+    assert shown_elapsed(seconds) == shown

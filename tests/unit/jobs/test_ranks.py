@@ -1,0 +1,127 @@
+"""What ranks find in their environment: who they are and where they meet, whatever starts them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.spec.job import JobSpec
+from clusterctl.util.assets import render
+from tests.support.played.batch import Batch, play, rendered, shell_job, user_script
+
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
+SHOW = "import json, os; print(json.dumps({n: v for n, v in os.environ.items() if n.isupper()}))\n"
+
+
+def rank(by: str, folder: Path, *arguments: str, **environment: str) -> list[str]:
+    """The variables of a rank that ``by`` starts with this environment."""
+    program = render("rank.sh.j2", by=by, slurm=True)
+    argv = ["bash", "-c", program, "rank", *arguments, sys.executable, "-c", SHOW]
+    env = {"PATH": "/usr/bin:/bin", **environment}
+    done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
+    found = json.loads(done.stdout)
+    return [found[name] for name in NAMES]
+
+
+@pytest.mark.parametrize(
+    ("node", "tasks", "local_size"),
+    [
+        ("0", "1", "1"),
+        ("0", "2(x3),1", "2"),
+        ("2", "2(x3),1", "2"),
+        ("3", "2(x3),1", "1"),
+        ("1", "4,12(x2)", "12"),
+    ],
+)
+def test_a_rank_of_srun(tmp_path, node, tasks, local_size):
+    environment = {
+        "SLURM_PROCID": "5",
+        "SLURM_STEP_NUM_TASKS": "7",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": node,
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
+    }
+    assert rank("srun", tmp_path, **environment) == ["5", "7", "0", local_size, node]
+    assert rank("srun", tmp_path, **environment, LOCAL_RANK="3")[2] == "3"  # the job's own
+
+
+def test_a_rank_of_mpirun(tmp_path):
+    of_mpirun = {"RANK": "4", "SIZE": "5", "LOCAL_RANK": "0", "LOCAL_SIZE": "1", "NODE_RANK": "0"}
+    environment = {f"OMPI_COMM_WORLD_{name}": value for name, value in of_mpirun.items()}
+    environment |= {"SLURM_PROCID": "1", "SLURM_NODEID": "1"}  # of the daemon that mpirun has there
+    assert rank("mpirun", tmp_path, "2", **environment) == ["4", "5", "0", "1", "2"]
+
+
+def test_a_rank_of_torchrun(tmp_path):
+    own = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}
+    assert rank("torchrun", tmp_path, **own, SLURM_PROCID="0") == ["3", "4", "1", "2", "1"]
+
+
+def shown(batch: Batch, **fields: object) -> dict[str, str]:
+    """The variables of a Python program of this job."""
+    script = user_script(batch.folder, "show.py", SHOW)
+    rc, out, err = batch.run(rendered(JobSpec(name="j", script=script, **fields)))
+    assert (rc, err) == (0, "")
+    return dict(json.loads(out))
+
+
+def test_ranks_meet_on_the_first_node_at_a_port_of_their_jobs(batch):
+    first = shown(batch, nodes=2)
+    assert first["MASTER_ADDR"] == "node-1"
+    batch.environment["SLURM_JOB_ID"] = "8"
+    second = shown(batch, nodes=2)
+    ports = {int(one["MASTER_PORT"]) for one in (first, second)}
+    assert len(ports) == 2
+    assert all(65000 <= port < 65536 for port in ports)
+    own = shown(batch, nodes=2, env={"MASTER_PORT": "29500", "MASTER_ADDR": "else"})
+    assert (own["MASTER_ADDR"], own["MASTER_PORT"]) == ("else", "29500")
+
+
+def test_a_port_that_someone_listens_on_is_passed_over(batch):
+    port = int(shown(batch)["MASTER_PORT"])
+    with socket.create_server(("127.0.0.1", port)):
+        assert int(shown(batch)["MASTER_PORT"]) != port
+
+
+def test_a_program_alone_is_rank_0_of_1(batch):
+    batch.environment["RANK"] = "5"  # of the job that submitted it
+    found = shown(batch)
+    assert [found[name] for name in NAMES] == ["0", "1", "0", "1", "0"]
+    assert shown(batch, env={"LOCAL_RANK": "1"})["LOCAL_RANK"] == "1"
+
+
+def test_a_shell_script_is_no_rank_and_its_ranks_can_meet(batch):
+    batch.environment |= {"RANK": "5", "WORLD_SIZE": "9", "LOCAL_RANK": "1"}
+    body = 'echo "${RANK-}${WORLD_SIZE-}${LOCAL_RANK-}" $MASTER_ADDR $((MASTER_PORT > 0))'
+    assert batch.run(rendered(shell_job(batch, body)))[1].split() == ["node-1", "1"]
+
+
+def test_torchrun_is_started_once_a_node(batch):
+    batch.environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4"}
+    python = batch.folder.parent / "bin" / "agent"
+    play(python, 'printf "%s\\n" "$@"')
+    script = user_script(batch.folder, "show.py", SHOW)
+    job = JobSpec(name="j", script=script, nodes=2, tasks_per_node=2, launcher="torchrun", args=("a b",))
+    text = rendered(job).replace("torchrun /opt/clusterctl/env/bin/python", f"torchrun {python}")
+    rc, out, err = batch.run(text)
+    assert (rc, err) == (0, "")
+    said = out.splitlines()
+    assert said[:4] == ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
+    assert {"--rdzv-id=7-0", "--rdzv-backend=c10d", "--local-addr=node-1", "--no-python"} <= set(said)
+    assert said[-2:] == [str(script), "a b"]
+    assert "--nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=2" in batch.calls.read_text()
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["shell", "bundled"])
+def test_torchrun_starts_only_python_programs(batch, own):
+    job = JobSpec(name="j", bundled="train", launcher="torchrun")
+    if own:
+        job = shell_job(batch, "true", launcher="torchrun")
+    with pytest.raises(UsageError, match="torchrun starts Python programs"):
+        rendered(job)
