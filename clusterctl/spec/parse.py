@@ -385,7 +385,7 @@ class _Errors:
             if isinstance(part, str):
                 fields = getattr(here, "model_fields", None)
                 here = _mapping_in(fields[part].annotation if fields else get_args(here)[1])
-        return tuple(here.model_fields)
+        return tuple(field.alias or name for name, field in here.model_fields.items())
 
     def _elsewhere(self, loc: Loc) -> str:
         """Where an unknown key is known: at the top level, or with another provider."""

@@ -141,6 +141,16 @@ def test_arguments_in_a_job_file_are_checked_here(cli: Clusterctl) -> None:
     assert "train: unrecognized arguments: --lrr 1e-2; did you mean --lr? (train-b)" in said
 
 
+def test_words_after_the_dashes_replace_the_args_of_a_job_file_and_that_is_said(cli: Clusterctl) -> None:
+    (cli.cwd / "job.yaml").write_text(
+        "job: train\nargs: [--epochs, 2]\nvariants: {a: {}, b: {args+: [--lr, 1]}}\n"
+    )
+    ran = cli("submit", "job.yaml", "--dry-run", "--", "--seed", "3")
+    assert "note: train-a: the file's args are replaced: --epochs 2\n" in ran.stderr
+    assert "note: train-b: the file's args are replaced: --epochs 2 --lr 1\n" in ran.stderr
+    assert ran.stdout.count("-m payload train --seed 3") == 2
+
+
 def test_a_config_file_of_the_cluster_is_left_to_the_job(cli: Clusterctl) -> None:
     script = cli("submit", "train", "--dry-run", "--", "--config", "/shared/x.toml", "--lr", "0.1").stdout
     assert "--config /shared/x.toml" in script
