@@ -48,7 +48,7 @@ def test_a_python_script_gets_the_job_environment_and_all_ranks(cluster: Cluster
 
 
 def test_nothing_is_queued_after_a_wrong_argument(cluster: Cluster) -> None:
-    known = {job["id"] for job in cluster.json("jobs")["jobs"]}
+    known = {job["job_id"] for job in cluster.json("jobs")["jobs"]}
     sweep = script(cluster, "wrong.yaml", "job: train\nvariants: {a: {}, b: {args: [--lr, abc]}}\n")
     path = script(cluster, "reads.py", "import sys\nopen(sys.argv[1])\n")
     for words, why in (
@@ -60,7 +60,7 @@ def test_nothing_is_queued_after_a_wrong_argument(cluster: Cluster) -> None:
     ):
         assert why in cluster("submit", *words, rc=2).stderr.splitlines()[0]
     assert cluster("submit", "train", "--", "--help").stdout.startswith("usage: clusterctl submit train")
-    assert {job["id"] for job in cluster.json("jobs")["jobs"]} == known
+    assert {job["job_id"] for job in cluster.json("jobs")["jobs"]} == known
 
 
 VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT".split()
