@@ -87,8 +87,9 @@ def reject_slips(command: Any, words: Sequence[str]) -> None:
     place = _place_of_job(typed, takes)
     if place is None and after:
         return  # `submit -- JOB`
+    missing = place is None
     if place is None:
-        raise SlipError("no JOB is named, such as", shlex.join([*before, "train", *typed]))
+        typed, place = ["train", *typed], 0  # for example
     job = typed[place]
 
     def whole(job: Sequence[str], ours: Sequence[str], program: Sequence[str]) -> str:
@@ -96,7 +97,7 @@ def reject_slips(command: Any, words: Sequence[str]) -> None:
         return shlex.join([*before, *job, *ours, *dashes])
 
     _reject_no_job(job, typed, place, lambda job, ours, program: whole([job], ours, [*program, *after]))
-    one = _Words(takes, typed, job)
+    one = _Words(takes, typed, job, what="no JOB is named, such as" if missing else "")
     _read(one, typed, place)
     if one.no_command:
         raise UsageError(one.no_command, fix=_lists(job))

@@ -45,6 +45,7 @@ SLIPS = {
         "JOB and the program's arguments are words of their own", "x.py --nodes 2 -- --lr 1",
     ),
     "--nodes 2": ("no JOB is named, such as", "train --nodes 2"),
+    "--epochs 3": ("no JOB is named, such as", "train -- --epochs 3"),
     "": ("no JOB is named, such as", "train"),
     "train 4": ("4 is no argument of train; a number of nodes is told by --nodes", "train --nodes 4"),
     "train lr=0.1": ("train's own options go after --, and begin with --", "train -- --lr=0.1"),
