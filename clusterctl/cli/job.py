@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated
@@ -36,6 +37,8 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow the output until the job has ended.")
     ] = False,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only what this rank wrote.", metavar="N")] = None,
+    label: Annotated[bool, typer.Option("--label", help="Begin each line with its rank, as `1: `.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Write the bytes unchanged to files and pipes.")] = False,
 ) -> None:
     """Print a job's stdout and stderr. Ctrl-C detaches; the job goes on.
@@ -46,15 +49,20 @@ def logs(
         raise UsageError("--raw and -o json exclude each other", fix="use one of them; JSON changes no text")
     kept = KeptLogs()
     shown = contextlib.nullcontext(kept.keep) if screen.json else screen.logs(raw=raw)
+    ranks = str(rank) if rank is not None else "all" if label else ""
     state = {}
     try:
-        with open_session(screen, options) as session, shown as show:
+        with (
+            open_session(screen, options) as session,
+            shown as on_output,
+            labelled(on_output, label=label and not screen.json) as show,
+        ):
             job_id = job_id or _last_submitted(screen, session)
             if follow:
-                ended = follow_job(screen, session, job_id, None, show=show)
+                ended = follow_job(screen, session, job_id, None, show=show, rank=ranks)
                 state = {"state": worst(ended).state.value}
             else:
-                watch.logs(session, job_id, on_output=show)
+                watch.logs(session, job_id, on_output=show, rank=ranks)
     except ENDINGS:
         if not follow:
             raise  # else detaching is what was asked for
@@ -97,12 +105,14 @@ def wait_for(
 
 
 def follow_job(
-    screen: Screen, session: Session, job_id: str, timeout_s: float | None, *, show: OnOutput
+    screen: Screen, session: Session, job_id: str, timeout_s: float | None, *, show: OnOutput, rank: str = ""
 ) -> tuple[JobInfo, ...]:
     """Show what a job writes until it has ended; raises unless it completed."""
     changes = _Changes(screen, session)
     with _detaching(screen, [job_id]):
-        ended = watch.follow(session, job_id, on_output=show, timeout_s=timeout_s, on_change=changes)
+        ended = watch.follow(
+            session, job_id, on_output=show, rank=rank, timeout_s=timeout_s, on_change=changes
+        )
     watch.raise_unless_completed(session, ended)
     return ended
 
@@ -148,6 +158,31 @@ class _Changes:
                 self._screen.note(head, *(f"  {line}" for line in lines))
 
 
+_LONGEST_LINE = 1 << 20
+
+
+@contextmanager
+def labelled(show: OnOutput, *, label: bool) -> Iterator[OnOutput]:
+    """Show whole lines, each after its rank, and after the task of an array: `1: ` or `3/1: `."""
+    begun: dict[LogChunk, bytes] = {}
+
+    def show_lines(chunk: LogChunk) -> None:
+        of = dataclasses.replace(chunk, data=b"")
+        task = "" if chunk.task is None else f"{chunk.task}/"
+        prefix = f"{task}{chunk.rank or 0}: ".encode()
+        *lines, begun[of] = (begun.get(of, b"") + chunk.data).split(b"\n")
+        if len(begun[of]) > _LONGEST_LINE:
+            lines.append(begun.pop(of))
+        if lines:
+            show(dataclasses.replace(of, data=b"".join(prefix + line + b"\n" for line in lines)))
+
+    try:
+        yield show_lines if label else show
+    finally:
+        for of in [of for of, rest in begun.items() if rest]:
+            show_lines(dataclasses.replace(of, data=b"\n"))
+
+
 class KeptLogs:
     """What a job wrote, for an answer in JSON: a text for each stream, of each task of an array.
 
@@ -157,11 +192,11 @@ class KeptLogs:
     def __init__(self, most: int = _MOST_KEPT) -> None:
         self._most = most
         self._size = 0
-        self._bytes: dict[tuple[str, int | None], bytearray] = {}
-        self._cut: set[tuple[str, int | None]] = set()
+        self._bytes: dict[tuple[str, int | None, int | None], bytearray] = {}
+        self._cut: set[tuple[str, int | None, int | None]] = set()
 
     def keep(self, chunk: LogChunk) -> None:
-        self._bytes.setdefault((chunk.stream, chunk.task), bytearray()).extend(chunk.data)
+        self._bytes.setdefault((chunk.stream, chunk.task, chunk.rank), bytearray()).extend(chunk.data)
         self._size += len(chunk.data)
         if self._size > self._most:
             longest = max(self._bytes, key=lambda key: len(self._bytes[key]))
@@ -175,6 +210,7 @@ class KeptLogs:
             {
                 "stream": key[0],
                 "task": key[1],
+                "rank": key[2],
                 "text": data.decode(errors="replace"),
                 "truncated": key in self._cut,
             }

@@ -16,7 +16,7 @@ from clusterctl.errors import UsageError
 from clusterctl.packages.wheelhouse import content_hash
 from clusterctl.spec import gcp
 from clusterctl.spec.base import either
-from clusterctl.spec.job import job_schema
+from clusterctl.spec.job_file import job_schema
 from clusterctl.spec.load import json_schema, starter_spec
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS
 from clusterctl.util.assets import asset

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,7 +46,8 @@ from clusterctl.scheduler.script import Environment, with_gpus
 from clusterctl.scheduler.session import Session, script_of
 from clusterctl.spec import distributions
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.job import JobOptions, JobSpec, is_job_file, job_spec, jobs_of_file
+from clusterctl.spec.job import JobOptions, JobSpec, is_job_file, job_spec
+from clusterctl.spec.job_file import jobs_of_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import distribution_ahead
 from clusterctl.state.ledger import Ledger
@@ -148,7 +150,7 @@ def submit(
     said = {field.removeprefix("slurms_"): value for field, value in flags.items() if value not in (None, [])}
     given = {"args": args, **said} if args else said
     chosen = ChosenModel(run, weights) if run is not None else None
-    wanted = _wanted(target, given, variant or [])
+    wanted = _wanted(screen, target, given, variant or [])
     if program := help_wanted(wanted):
         text = help_of(program)
         screen.document({"help": text}, text)
@@ -179,9 +181,16 @@ def submit(
                 _await(screen, session, rows, timeout_s)
 
 
-def _wanted(target: str, flags: Mapping[str, object], variants: Sequence[str]) -> tuple[JobSpec, ...]:
+def _wanted(
+    screen: Screen, target: str, flags: Mapping[str, object], variants: Sequence[str]
+) -> tuple[JobSpec, ...]:
     if is_job_file(target):
-        return jobs_of_file(Path(target), flags, variants)
+        jobs = jobs_of_file(Path(target), flags, variants)
+        others = {field: value for field, value in flags.items() if field != "args"}
+        for job in jobs_of_file(Path(target), others, variants) if "args" in flags else ():
+            if job.args:
+                screen.note(f"note: {job.name}: the file's args are replaced: {shlex.join(job.args)}")
+        return jobs
     if variants:
         raise UsageError(f"{target} has no variants", why="only a job file has", fix="leave out --variant")
     return (job_spec(target, flags),)

@@ -1,9 +1,10 @@
 """Tells what is added to a job's logs. Runs on the cluster: standard library only, Python 3.9.
 
-    main(FOLDER, HOW, OFFSETS, TASK)
+    main(FOLDER, HOW, OFFSETS, TASK, RANK)
 
 ``OFFSETS`` is a JSON object, log name -> bytes already told. ``TASK`` is the number of an array's task whose
-logs alone are told, or empty. Each answer is a JSON object a line:
+logs alone are told, or empty. With RANK, the log of that rank is told instead, or those of ``all``; where
+none are recorded, the job's logs are those of rank 0. Each answer is a JSON object a line:
 ``{"log": name, "at": offset, "data": base64}``, and ``{}`` now and then as a sign of life. ``HOW`` is
 ``follow`` (until it is ended), ``once`` (all there is) or ``tail`` (the end of stderr, else of stdout).
 ``{"gone": 1}`` says that the folder is not there. A log that is not there yet, is no file, or became shorter
@@ -19,9 +20,12 @@ import re
 import sys
 import time
 
-from clusterctl.transport.remote_open import open_file
+from clusterctl.transport.remote_open import open_file, open_folder
 
-LOG = re.compile(r"(stdout|stderr)(-[0-9]+)?\.log")
+LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log")
+TASK = re.compile(r"task-([0-9]+)")
+RANK_LOGS = "rank-logs"
+RANK_LOG = re.compile(r"([0-9]{1,9})\.log")
 CHUNK = 1 << 16
 MOST_LOGS = 5000
 PAUSE_S = 0.2
@@ -65,17 +69,43 @@ def tell_tail(folder: str, task: str) -> None:
             return
 
 
-def main(folder: str, how: str, begun: str, task: str) -> None:
+def names_of(folder: str, task: str, rank: str) -> list[str]:
+    """The names of the logs to tell, at most so many."""
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries)
+    logs = {name: match[2] or "" for name in names if (match := LOG.fullmatch(name))}
+    found: list[str] = []
+    folders = [("", RANK_LOGS)] + [(m[1], f"{m[0]}/{RANK_LOGS}") for m in map(TASK.fullmatch, names) if m]
+    for of_task, path in folders if rank else ():
+        if task in ("", of_task) and (ranks := ranks_in(folder, path)) is not None:
+            logs = {name: number for name, number in logs.items() if number != of_task}
+            found += [f"{path}/{one}.log" for one in ranks if rank in ("all", one)]
+    if rank in ("", "all", "0"):
+        found += [name for name, number in logs.items() if task in ("", number)]
+    return found[:MOST_LOGS]
+
+
+def ranks_in(folder: str, path: str) -> list[str] | None:
+    """The ranks whose output is recorded there; None if that folder is not there."""
+    try:
+        fd = open_folder(os.fsencode(folder), os.fsencode(path))
+    except OSError:
+        return None
+    try:
+        return sorted((m[1] for m in map(RANK_LOG.fullmatch, os.listdir(fd)) if m), key=int)  # noqa: PTH208
+    finally:
+        os.close(fd)
+
+
+def main(folder: str, how: str, begun: str, task: str, rank: str = "") -> None:
     if how == "tail":
         tell_tail(folder, task)
         return
     offsets: dict[str, int] = json.loads(begun)
-    log = re.compile(rf"(stdout|stderr)-{task}\.log") if task else LOG
     looks = 0
     while True:
         try:
-            with os.scandir(folder) as entries:
-                names = sorted(entry.name for entry in entries if log.fullmatch(entry.name))[:MOST_LOGS]
+            names = names_of(folder, task, rank)
         except FileNotFoundError:
             names = []
             emit({"gone": 1})

@@ -22,6 +22,7 @@ from clusterctl.errors import (
     SchedulerError,
     TransportError,
     UnreachableError,
+    UsageError,
     WaitTimeoutError,
 )
 from clusterctl.scheduler.base import JobInfo, JobState, Outcome, unmanaged_job, worst
@@ -36,7 +37,7 @@ _APPEAR_S = 30.0  # how long a job may be unknown: sbatch has answered, the acco
 _RECONNECT_S = 60.0
 
 _PROGRAM = "clusterctl.jobs.remote_follow"
-_LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log")
+_LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log|(?:task-([0-9]+)/)?rank-logs/([0-9]+)\.log")
 LONGEST_PAUSE_S = 5.0  # between two looks at a job that is followed
 _TAIL_LINES = 20
 _TAIL_COLUMNS = 2000
@@ -139,18 +140,20 @@ def follow(
     job_id: str,
     *,
     on_output: OnOutput,
+    rank: str = "",
     timeout_s: float | None = None,
     on_change: OnChange = lambda _job: None,
 ) -> tuple[JobInfo, ...]:
     """Pass on what a job writes until it has ended, then return it: one JobInfo, or one a task of an array.
 
-    After a broken connection it goes on where it stopped: no output is repeated or left out.
+    After a broken connection it goes on where it stopped: no output is repeated or left out. ``rank``: see
+    ``LogReader``.
 
     Raises:
         UnreachableError: the controller can't be reached for long. Else see ``wait``.
     """
     watched = _Watched(session, [job_id], on_change, timeout_s)
-    clock, logs = session.scheduler.clock, JobLogs(session, job_id)
+    clock, logs = session.scheduler.clock, JobLogs(session, job_id, rank)
     broken_since: float | None = None
     waits = backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
     while True:
@@ -274,11 +277,15 @@ def list_jobs(session: Session, most: int | None = None) -> tuple[tuple[JobInfo,
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """Bytes of one of a job's logs, as the job wrote them; ``task`` is set for an array."""
+    """Bytes of one of a job's logs, as the job wrote them; ``task`` is set for an array.
+
+    Of a rank's log, which has what it wrote to both, ``rank`` is set and ``stream`` is stdout.
+    """
 
     stream: Literal["stdout", "stderr"]
     task: int | None
     data: bytes
+    rank: int | None = None
 
 
 OnOutput = Callable[[LogChunk], None]
@@ -291,6 +298,7 @@ class LogReader:
     transport: Transport
     folder: str
     task: int | None = None
+    rank: str = ""  # one, or "all": the logs of ranks, in place of those of the whole job
     gone: bool = False  # the folder was not there when it was last looked at
     _offsets: dict[str, int] = field(default_factory=dict)
 
@@ -303,7 +311,7 @@ class LogReader:
             TransportError: the connection broke; calling it again goes on from there.
         """
         task = "" if self.task is None else str(self.task)
-        argv = remote_argv(_PROGRAM, self.folder, how, json.dumps(self._offsets), task)
+        argv = remote_argv(_PROGRAM, self.folder, how, json.dumps(self._offsets), task, self.rank)
         with closing(self.transport.stream(argv)) as stream:
             for line in lines(stream, self._not_understood(b"a line does not end")):
                 yield self._chunk(line)
@@ -321,8 +329,9 @@ class LogReader:
             raise self._not_understood(line) from exc
         if match is None:
             return None
-        task = int(match[2]) if match[2] else None
-        return LogChunk("stdout" if match[1] == "stdout" else "stderr", task, data)
+        task = match[2] or match[3]
+        stream: Literal["stdout", "stderr"] = "stderr" if match[1] == "stderr" else "stdout"
+        return LogChunk(stream, int(task) if task else None, data, int(match[4]) if match[4] else None)
 
     def _not_understood(self, line: bytes) -> TransportError:
         return TransportError(
@@ -351,11 +360,12 @@ def tail(transport: Transport, folder: str, task: int | None) -> str:
 class JobLogs:
     """The logs of a job on the hosts that have them, from where they were last read."""
 
-    def __init__(self, session: Session, job_id: str) -> None:
+    def __init__(self, session: Session, job_id: str, rank: str = "") -> None:
         session.scheduler.check_id(job_id)
         self._session = session
         self.task = int(job_id.partition("_")[2]) if "_" in job_id else None
         self.folder = folder_of(session, job_id)
+        self._rank = rank
         self._readers: dict[str, LogReader] = {}
 
     @property
@@ -383,18 +393,18 @@ class JobLogs:
     def _readers_of(self, jobs: Iterable[JobInfo]) -> list[LogReader]:
         nodes = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
         return [
-            self._readers.setdefault(host, LogReader(transport, self.folder, self.task))
+            self._readers.setdefault(host, LogReader(transport, self.folder, self.task, self._rank))
             for host, transport in self._session.hosts_with_files(nodes)
         ]
 
 
-def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:
-    """Pass on the output of a job so far.
+def logs(session: Session, job_id: str, *, on_output: OnOutput, rank: str = "") -> None:
+    """Pass on the output of a job so far, or what one of its ranks wrote, or all of them; see ``LogReader``.
 
     Raises:
         SchedulerError: see ``folder_of``; or its folder is gone.
     """
-    found = JobLogs(session, job_id)
+    found = JobLogs(session, job_id, rank)
     chunk = None
     for chunk in found.new(session.scheduler.jobs([job_id]) if session.unshared_nodes else ()):
         on_output(chunk)
@@ -404,6 +414,12 @@ def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:
             where=f"{found.folder} on the cluster",
             why="the job itself or a user removed it",
             fix="`clusterctl jobs` still says how it ended",
+        )
+    if chunk is None and rank not in ("", "all", "0"):
+        raise UsageError(
+            f"nothing is recorded of rank {rank} of job {job_id}",
+            why="it has no such rank, has not begun, or is a shell script, which starts its ranks itself",
+            fix=f"`clusterctl logs {job_id} --label` shows the ranks there are",
         )
     if chunk is None and found.task is not None and not session.scheduler.jobs([job_id]):
         raise session.scheduler.unknown([job_id])

@@ -347,6 +347,7 @@ def render_mpirun_script(
         needs=f"{own.name} too" if own else "this file",
         nodes=nodes,
         slots=job.tasks_per_node,
+        is_launched=script.is_launched(job, own),
         submit_dir=own is not None or job.container is not None,
         profile=JOB_PROFILE,
         path=environment.path,

@@ -187,7 +187,7 @@ def program(
     env = dict(job.env)
     if job.bundled:  # it finds itself first
         env["PYTHONPATH"] = ":".join(filter(None, (payload_root, env.get("PYTHONPATH"))))
-    by_itself = own is not None and not own.is_python  # a shell script starts its ranks itself
+    by_itself = own is not None and not own.is_python
     torchrun = job.launcher is Launcher.TORCHRUN
     if torchrun and (own is None or by_itself):
         raise UsageError(
@@ -195,9 +195,8 @@ def program(
             why="a shell script starts its ranks itself" if own else "the bundled jobs are MPI programs",
             fix="leave --launcher out",
         )
-    alone = own is not None and job.tasks == 1 and not own.directives and not torchrun
-    is_rank = not by_itself and not alone
-    env = {**_ALONE, **env} if alone and not by_itself else env
+    is_rank = is_launched(job, own)
+    env = env if is_rank or by_itself else {**_ALONE, **env}
     runs_ranks = is_rank and own is not None and own.is_python and not torchrun
     runner = f"{payload_root}/payload/rank.py" if runs_ranks else ""
     command = _command(job, own, environment, runner)
@@ -210,6 +209,13 @@ def program(
     # `env` rather than `export`: whatever their names, they can't change this script's own variables.
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
     return f"env {settings} {command}" if env else command
+
+
+def is_launched(job: JobSpec, own: UserScript | None) -> bool:
+    """Whether a launcher starts the ranks: a Python program alone needs none, a shell script has its own."""
+    if own is None or not own.is_python:
+        return own is None
+    return job.tasks > 1 or bool(own.directives) or job.launcher is Launcher.TORCHRUN
 
 
 def _command(job: JobSpec, own: UserScript | None, environment: Environment, runner: str) -> str:
@@ -325,6 +331,7 @@ def render_script(
         watch=f"node=$SLURMD_NODENAME; {WATCH}",
         telemetry=telemetry_argv(interval_s),
         launcher=job.launcher,
+        is_launched=is_launched(job, own),
         hostfile_line=hostfile,
         run_me_again=REQUEUE_EXIT_CODE if job.requeue else None,
         program=program(job, own, payload_root, environment, _launched),

@@ -1,11 +1,11 @@
-"""Jobs: the options that flags and job files share, the program that JOB names, job files with variants."""
+"""Jobs: the options that flags and job files share, and the program that JOB names."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
@@ -20,26 +20,21 @@ from pydantic import (
     model_validator,
 )
 
-from clusterctl.errors import Failure, Problem, SpecError, UsageError
+from clusterctl.errors import Failure, UsageError
 from clusterctl.spec.base import (
     HERE,
     PATTERNS,
-    SCHEMA_DIALECT,
-    Fault,
     FileName,
     JobMemoryMib,
     JobTimeS,
-    Loc,
     Model,
     Toggle,
     did_you_mean,
-    dotted,
     explain,
     folder_of,
     shown,
 )
 from clusterctl.spec.common import AccountName, PartitionName
-from clusterctl.spec.parse import Document, Filetype, read_text
 
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _SLURMS: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
@@ -374,117 +369,3 @@ def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str,
         message = explain(kind, entry.get("ctx", {}), flag, shown(flags[field]))
         wrong.setdefault(flag, f"{flag}: {message}" if kind == "value_error" else message)
     return wrong
-
-
-_MAX_NAME = 64
-VariantName = Annotated[str, PATTERNS["variant"]]
-
-
-class Variant(JobOptions):
-    """What a variant overrides in the file; its variables are added to the file's."""
-
-    job: str | None = Field(
-        None, description="a bundled job, or the path of a script", examples=["train", "./train.py"]
-    )
-
-
-class JobFile(Variant):
-    """One job, or several that differ in what their variants say. Paths are relative to the file."""
-
-    variants: Mapping[VariantName, Variant] = Field(
-        {}, description="variants by name, with what each overrides; all are submitted"
-    )
-
-
-def _without_program(file: JobFile) -> Iterator[Fault]:
-    hint = "write job: train, or the path of a script"
-    if "job" in file.model_fields_set:
-        return
-    if not file.variants:
-        yield Fault(("job",), "job is missing", hint)
-    for name, variant in file.variants.items():
-        if "job" not in variant.model_fields_set:
-            yield Fault(("variants", name), "job is missing, here and in the file", hint, at_key=True)
-
-
-JOB_FILE: Final = Filetype(
-    name="job file",
-    model=JobFile,
-    faults=_without_program,
-    missing="name a file that exists",
-    empty="write job: train, or the path of a script",
-    as_text=frozenset({"args", "env"}),
-)
-
-
-def jobs_of_file(
-    path: Path, flags: Mapping[str, object], variants: Sequence[str] = ()
-) -> tuple[JobSpec, ...]:
-    """The jobs of a job file: its one job, or all its variants, or those named. Flags win over the file.
-
-    Raises:
-        UsageError: the file can't be read, has no such variant, or flags are wrong.
-        SpecError: the file is wrong.
-    """
-    document = Document(read_text(path, JOB_FILE), str(path), JOB_FILE)
-    if "partitions" in document.keys(()) and "job" not in document.keys(()):
-        raise UsageError(
-            f"{path} describes a cluster, not a job",
-            fix=f"`clusterctl -f {path} up` raises it; what to submit is named by the key job of a job file",
-        )
-    return _jobs(path, document, job_options(flags), variants)
-
-
-def _jobs(
-    path: Path, document: Document[JobFile], flags: JobOptions, chosen: Sequence[str]
-) -> tuple[JobSpec, ...]:
-    file = document.model({HERE: path.parent})
-    for name in chosen:
-        if name not in file.variants:
-            known = ", ".join(file.variants) or "none"
-            near = did_you_mean(name, file.variants)
-            raise UsageError(f"{path} has no variant {shown(name)}", fix=near or f"its variants: {known}")
-    names = dict.fromkeys(chosen or file.variants)
-    if not names:
-        return (_named(path, document, ("job",), file.job, _layered(file, flags)),)
-    jobs = []
-    for name in names:
-        variant = file.variants[name]
-        said = _layered(file, variant, flags)
-        where = ("variants", name, "job") if variant.job else ("job",)
-        job = _named(path, document, where, variant.job or file.job, said)
-        if variant.name is None or (flags.name is not None and len(names) > 1):
-            job = job.model_copy(update={"name": f"{job.name[: _MAX_NAME - len(name) - 1]}-{name}"})
-        jobs.append(job)
-    return tuple(jobs)
-
-
-def _layered(*layers: JobOptions) -> dict[str, Any]:
-    """What several say together, the last wins; variables are added up."""
-    said: dict[str, Any] = {}
-    for layer in layers:
-        env = {**said.get("env", {}), **layer.env}
-        said |= layer.given | ({"env": env} if env else {})
-    return {field: value for field, value in said.items() if field in JobOptions.model_fields}
-
-
-def _named(
-    path: Path, document: Document[JobFile], where: Loc, target: str | None, said: Mapping[str, Any]
-) -> JobSpec:
-    """The job of a file; what is wrong with its program is wrong in that place."""
-    try:
-        return job_of(target or "", said, folder=path.parent)
-    except UsageError as exc:
-        why = f"{exc.what}: {exc.why}" if exc.why else exc.what
-        problem = Problem(document.file, *document.place(where), dotted(where), why, exc.fix)
-        raise SpecError(document.file, (problem,), kind=JOB_FILE.name) from exc
-
-
-def job_schema() -> dict[str, Any]:
-    """The JSON Schema of a job file. What it can't express, `submit` still refuses."""
-    return {
-        "$schema": SCHEMA_DIALECT,
-        **JobFile.model_json_schema(),
-        "title": "clusterctl job file",
-        "description": "One job for `clusterctl submit`, or several variants of it.",
-    }

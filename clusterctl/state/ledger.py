@@ -29,7 +29,9 @@ CLIENT_FACTS = "environment.client.json"
 # Names that are ours: what `submit` puts into a job's folder, what the job's script writes there, and what
 # `collect` adds to a run's. Logs of an array's tasks have numbers besides.
 SENT_FILES = frozenset(f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} outputs.json {CLIENT_FACTS}".split())
-WRITTEN_FILES = frozenset("stdout.log stderr.log metrics.jsonl telemetry telemetry.log hostfile".split())
+WRITTEN_FILES = frozenset(
+    "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log hostfile".split()
+)
 ADDED_FILES = frozenset(f"{RUN_FILE} sacct.json environment.json SHA256SUMS".split())
 UNCHANGED = "unchanged since it was submitted"  # why large files that the user has are not brought home
 

@@ -8,6 +8,7 @@ As a program (`python -m tests.e2e.dnf_tools FOLDER`, as root) this module makes
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,9 +41,12 @@ exec chroot "$tree" "$@"' sh {tree} {tool} "$@"
 def dnf_tools(*places: Path) -> Iterator[Path]:
     """A folder of programs that act on these places of this machine, and on /proc."""
     tree = cache_home() / "test-dnf"
-    if not tree.is_dir():
-        argv = [*as_root(), sys.executable, "-m", "tests.e2e.dnf_tools", str(tree)]
-        subprocess.run(argv, cwd=ROOT, check=True, timeout=_TIMEOUT_S)
+    tree.parent.mkdir(parents=True, exist_ok=True)
+    with tree.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not tree.is_dir():
+            argv = [*as_root(), sys.executable, "-m", "tests.e2e.dnf_tools", str(tree)]
+            subprocess.run(argv, cwd=ROOT, check=True, timeout=_TIMEOUT_S)
     with TemporaryDirectory(prefix="tools-") as name:
         for tool in TOOLS:
             script = Path(name) / tool
@@ -57,7 +61,6 @@ def main() -> None:
     tree = Path(sys.argv[1])
     building = tree.with_name(f"{tree.name}.building")
     subprocess.run(["rm", "-rf", "--one-file-system", str(building)], check=True)
-    tree.parent.mkdir(parents=True, exist_ok=True)
     debootstrap(building, DEFAULT_MIRROR, PACKAGES)
     building.rename(tree)
 

@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clusterctl.state.workspace import cache_home
+
 ROOT = Path(__file__).resolve().parents[2]
 STATE = Path("/var/lib/clusterctl")
 LABS = Path("/var/lib/clusterctl-labs")
@@ -43,6 +45,7 @@ class Machine:
     state: Path = STATE
     folders: tuple[Path, ...] = (NAMESPACES, LABS)
     files: tuple[Path, ...] = FILES
+    cache: Path = field(default_factory=cache_home)
     looks: int = field(default_factory=os.getpid)  # the process that asks
 
 
@@ -55,7 +58,7 @@ def look(machine: Machine) -> frozenset[str]:
     """Everything there is now that a cluster could have made, a line each. Needs root.
 
     Clusters of other homes come and go as their people please: what bears the id of one is left out, and what
-    they share.
+    they share; so is a tree that another test process is building.
     """
     sources = (
         _processes(machine),
@@ -69,6 +72,7 @@ def look(machine: Machine) -> frozenset[str]:
     )
     others = [*_other_clusters(machine), *_labs()]
     others += [f"mount {NAMESPACES}:"] if others else []
+    others += _trees_being_built(machine)
     lines = (line for source in sources for line in source)
     return frozenset(line for line in lines if not any(cluster in line for cluster in others))
 
@@ -109,12 +113,24 @@ def nothing_left(home: Path) -> Iterator[None]:
 
 def _labs() -> Iterator[str]:
     """The labs (tests/support/lab.py) that somebody keeps right now: each is locked as long as it is kept."""
-    for record in LABS.glob("*.lab"):
-        with suppress(FileNotFoundError), record.open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield record.stem
+    return (record.stem for record in LABS.glob("*.lab") if _locked(record))
+
+
+def _trees_being_built(machine: Machine) -> Iterator[str]:
+    """Trees that hosts boot from (trees.py, nested.py, dnf_tools.py); a builder locks what it builds."""
+    for folder in machine.cache.glob("test-*.building"):
+        kind = re.match(r"test-[a-z]+", folder.name)
+        if kind and _locked(machine.cache / f"{kind[0]}.lock"):
+            yield str(folder)
+
+
+def _locked(path: Path) -> bool:
+    with suppress(FileNotFoundError), path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _other_clusters(machine: Machine) -> Iterator[str]:
@@ -262,7 +278,8 @@ def _contents(machine: Machine) -> Iterator[str]:
 def _main() -> None:
     asked = json.load(sys.stdin)
     folders, files = (tuple(map(Path, asked[name])) for name in ("folders", "files"))
-    machine = Machine(Path(asked["home"]), Path(asked["state"]), folders, files, asked["looks"])
+    home, state, cache = (Path(asked[name]) for name in ("home", "state", "cache"))
+    machine = Machine(home, state, folders, files, cache, asked["looks"])
     json.dump(sorted(look(machine)), sys.stdout)
 
 

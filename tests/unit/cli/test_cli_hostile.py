@@ -13,7 +13,7 @@ import pyte
 import pytest
 
 from clusterctl.cli import output
-from clusterctl.cli.job import KeptLogs
+from clusterctl.cli.job import KeptLogs, labelled
 from clusterctl.cli.output import Phases, Screen, _Bar
 from clusterctl.cli.run import app
 from clusterctl.errors import ClusterctlError
@@ -243,3 +243,13 @@ def test_an_answer_in_json_has_the_end_of_logs_without_end() -> None:
     for stream, data in (("stdout", b"012"), ("stderr", b"abcdef"), ("stderr", b"gh"), ("stdout", b"3")):
         kept.keep(LogChunk(stream, None, data))
     assert [(one["text"], one["truncated"]) for one in kept.as_list()] == [("0123", False), ("cdefgh", True)]
+
+
+def test_each_line_has_its_rank() -> None:
+    shown: list[bytes] = []
+    with labelled(lambda chunk: shown.append(chunk.data), label=True) as show:
+        show(LogChunk("stdout", None, b"one\ntw", 0))
+        show(LogChunk("stdout", None, b"first\n", 1))
+        show(LogChunk("stdout", None, b"o\n\nthe end", 0))
+        show(LogChunk("stdout", 3, b"of a task\n", 1))
+    assert b"".join(shown) == b"0: one\n1: first\n0: two\n0: \n3/1: of a task\n0: the end\n"

@@ -33,6 +33,7 @@ SLIPS = {
     "predict --run x a.png": ("arguments of predict go after --", "predict --run x -- a.png"),
     "sweep.yaml steep": ("variants are named by --variant", "sweep.yaml --variant steep"),
     "trian": ("there is no job 'trian'; did you mean train", "train"),
+    "./train": ("there is no job './train'; did you mean train", "train"),
     "./y.py --wait": ("there is no job './y.py'; did you mean x.py", "x.py --wait"),
     "train.yaml": ("there is no job file train.yaml; the bundled job is called without .yaml", "train"),
     "./dir": ("./dir is a folder; name a script in it", "dir/main.py"),
@@ -44,6 +45,7 @@ SLIPS = {
         "JOB and the program's arguments are words of their own", "x.py --nodes 2 -- --lr 1",
     ),
     "--nodes 2": ("no JOB is named, such as", "train --nodes 2"),
+    "--epochs 3": ("no JOB is named, such as", "train -- --epochs 3"),
     "": ("no JOB is named, such as", "train"),
     "train 4": ("4 is no argument of train; a number of nodes is told by --nodes", "train --nodes 4"),
     "train lr=0.1": ("train's own options go after --, and begin with --", "train -- --lr=0.1"),
@@ -92,6 +94,10 @@ def test_a_slip_is_told_to_programs(cli: Clusterctl, folder: Path, typed: str) -
     ("typed", "what"),
     [
         ("train --zorg 1", "neither submit nor train has an option --zorg"),
+        (
+            "train --batch-size 8",
+            "no option --batch-size; train has --global-batch-size and --micro-batch-size, which go after --",
+        ),
         ("train foo", "train takes no word 'foo'"),
         ("my.sh --dependency 5", "a line `#SBATCH --dependency ...` in my.sh works"),
         ("zorg", "there is no job 'zorg'"),
@@ -139,6 +145,16 @@ def test_arguments_in_a_job_file_are_checked_here(cli: Clusterctl) -> None:
     )
     said = cli("submit", "job.yaml", rc=2).stderr
     assert "train: unrecognized arguments: --lrr 1e-2; did you mean --lr? (train-b)" in said
+
+
+def test_words_after_the_dashes_replace_the_args_of_a_job_file_and_that_is_said(cli: Clusterctl) -> None:
+    (cli.cwd / "job.yaml").write_text(
+        "job: train\nargs: [--epochs, 2]\nvariants: {a: {}, b: {args+: [--lr, 1]}}\n"
+    )
+    ran = cli("submit", "job.yaml", "--dry-run", "--", "--seed", "3")
+    assert "note: train-a: the file's args are replaced: --epochs 2\n" in ran.stderr
+    assert "note: train-b: the file's args are replaced: --epochs 2 --lr 1\n" in ran.stderr
+    assert ran.stdout.count("-m payload train --seed 3") == 2
 
 
 def test_a_config_file_of_the_cluster_is_left_to_the_job(cli: Clusterctl) -> None:

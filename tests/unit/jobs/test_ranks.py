@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,12 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.util.assets import render
 from tests.support.played.batch import Batch, play, rendered, shell_job, user_script
 
+NOISY = """\
+import os, signal, sys, time
+out = lambda text: os.write(1, text.encode() + b"\\n")
+out("begun")
+{body}
+"""
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 SHOW = "import json, os; print(json.dumps({n: v for n, v in os.environ.items() if n.isupper()}))\n"
 
@@ -125,3 +132,46 @@ def test_torchrun_starts_only_python_programs(batch, own):
         job = shell_job(batch, "true", launcher="torchrun")
     with pytest.raises(UsageError, match="torchrun starts Python programs"):
         rendered(job)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "last"),
+    [
+        ("sys.exit('the end')", 1, "the end"),
+        ("os.write(2, b'the end\\n'); os._exit(7)", 7, "the end"),
+        ("out('the end'); os.kill(os.getpid(), 9)", 137, "the end"),
+        # A program may wait for all its children, and leave one of its own behind.
+        ("\ntry:\n    while True: os.wait()\nexcept ChildProcessError: out('no child')", 0, "no child"),
+        ("import subprocess; subprocess.Popen(['sleep', '9'], stdout=-3, stderr=-3); out('left')", 0, "left"),
+    ],
+    ids=["exit", "status", "killed", "waits", "leaves-a-child"],
+)
+def test_what_a_rank_writes_is_recorded_and_goes_where_it_went(batch, body, status, last):
+    script = user_script(batch.folder, "noisy.py", NOISY.format(body=body))
+    batch.environment["SLURM_PROCID"] = "2"
+    rc, out, err = batch.run(rendered(JobSpec(name="j", script=script, nodes=2)))
+    assert (rc, "begun" in out, last in out + err) == (status, True, True)
+    recorded = (batch.folder / "rank-logs" / "2.log").read_text()
+    assert len(recorded) == len(f"begun\n{last}\n")
+    assert ("begun" in recorded, last in recorded) == (True, True)
+
+
+def test_a_rank_gets_the_signals_itself_and_its_last_lines_are_kept(batch):
+    body = (
+        "signal.signal(signal.SIGTERM, lambda *_: (out('saved'), sys.exit(75)))\nout('ready')\ntime.sleep(60)"
+    )
+    script = user_script(batch.folder, "noisy.py", NOISY.format(body=body))
+    process = batch.start(rendered(JobSpec(name="j", script=script, nodes=2)))
+    record = batch.folder / "rank-logs" / "0.log"
+    deadline = time.monotonic() + 60
+    while not (record.exists() and "ready" in record.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.terminate()
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out.split()) == (75, ["begun", "ready", "saved"])
+    assert record.read_text().split() == ["begun", "ready", "saved"]
+
+
+def test_of_one_rank_nothing_is_recorded(batch):
+    shown(batch)
+    assert not (batch.folder / "rank-logs").exists()

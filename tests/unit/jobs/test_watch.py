@@ -223,6 +223,49 @@ def test_follow_of_an_array_tells_the_tasks_apart(session, cluster, tmp_path):
         logs(session, f"{job_id}_9", on_output=Told())
 
 
+def test_the_logs_of_ranks(session, cluster, tmp_path):
+    job_id = held(cluster, session, tmp_path)
+    entry = cluster.ledger.find(job_id)
+    assert entry is not None
+    folder = Path(str(entry.remote_dir))
+    (folder / "stdout.log").write_text("all\n")
+    alone = Told()
+    logs(session, job_id, on_output=alone, rank="0")
+    assert alone.chunks == [LogChunk("stdout", None, b"all\n")]
+    for number in (0, 2, 10):
+        (folder / "rank-logs").mkdir(exist_ok=True)
+        (folder / "rank-logs" / f"{number}.log").write_text(f"of {number}\n")
+    (folder / "rank-logs" / "3.log").symlink_to("/etc/hostname")
+    (folder / "rank-logs" / "x.log").write_text("none of ours\n")
+    told = Told()
+    cluster.change(job_id, state="COMPLETED")
+    follow(session, job_id, on_output=told, rank="all")
+    assert told.chunks == [LogChunk("stdout", None, f"of {n}\n".encode(), n) for n in (0, 2, 10)]
+    one = Told()
+    logs(session, job_id, on_output=one, rank="2")
+    assert one.chunks == [LogChunk("stdout", None, b"of 2\n", 2)]
+    with pytest.raises(UsageError, match="nothing is recorded of rank 4"):
+        logs(session, job_id, on_output=Told(), rank="4")
+
+
+def test_the_logs_of_an_arrays_ranks(session, cluster, tmp_path):
+    job_id = held(cluster, session, tmp_path)
+    entry = cluster.ledger.find(job_id)
+    assert entry is not None
+    folder = Path(str(entry.remote_dir))
+    for task in (1, 2):
+        (folder / f"stdout-{task}.log").write_text(f"task {task}\n")
+    (folder / "task-2" / "rank-logs").mkdir(parents=True)
+    (folder / "task-2" / "rank-logs" / "1.log").write_text("second\n")
+    second = LogChunk("stdout", 2, b"second\n", 1)
+    told = Told()
+    logs(session, job_id, on_output=told, rank="all")
+    assert told.chunks == [second, LogChunk("stdout", 1, b"task 1\n")]
+    of_task = Told()
+    logs(session, f"{job_id}_2", on_output=of_task, rank="1")
+    assert of_task.chunks == [second]
+
+
 class Counted(Nearby):
     """It keeps what it has streamed."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import secrets
 import subprocess
@@ -114,6 +115,22 @@ def test_a_mount_of_another_worker_is_not_this_ones(elsewhere: Path) -> None:
         root("umount", str(machines[0].state))
     line = f"mount {machines[0].state}: tmpfs none"
     assert [line in lines for lines in found] == [True, False, False]
+
+
+def test_a_tree_that_another_test_process_builds_is_not_this_ones(machine: Machine, tmp_path: Path) -> None:
+    """A tree is built once in a run, on a new machine, while other modules end."""
+    watching = dataclasses.replace(machine, cache=tmp_path)
+    building, lock = tmp_path / "test-el-0123.building", tmp_path / "test-el.lock"
+    building.mkdir()
+    before = look_as_root(watching)
+    root("mount", "-t", "tmpfs", "none", str(building))
+    try:
+        with lock.open("w") as builder:
+            fcntl.flock(builder, fcntl.LOCK_EX)
+            assert not [line for line in new(watching, before) if str(building) in line]
+        assert f"mount {building}: tmpfs none" in new(watching, before), "its builder was killed"
+    finally:
+        root("umount", str(building))
 
 
 def test_a_machine_folder(machine: Machine) -> None:

@@ -11,7 +11,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from clusterctl.errors import SpecError, UsageError
-from clusterctl.spec.job import JobFile, JobOptions, JobSpec, job_schema, jobs_of_file
+from clusterctl.spec.job import JobOptions, JobSpec
+from clusterctl.spec.job_file import JobFile, job_schema, jobs_of_file
 
 EVERYTHING = """\
 job: train.py
@@ -134,6 +135,49 @@ def test_flags_win_over_the_variant_and_that_over_the_file(read: Read) -> None:
     assert read(SWEEP, flags, ("big",))[0].name == "n"
 
 
+LISTS = """\
+job: train.py
+args: [--epochs, 20]
+include: [data/]
+exclude: ["*.log"]
+outputs: ["*.pt"]
+variants:
+  plain: {}
+  more: {args+: [--lr, 1e-3], include+: [b], exclude+: [c], outputs+: [d]}
+"""
+
+
+def test_a_variant_appends_to_lists_of_the_file(read: Read) -> None:
+    plain, more = read(LISTS)
+    assert (plain.args, plain.outputs) == (("--epochs", "20"), ("*.pt",))
+    assert more.args == ("--epochs", "20", "--lr", "1e-3")
+    assert (more.include, more.exclude, more.outputs) == (("data/", "b"), ("*.log", "c"), ("*.pt", "d"))
+    assert read("job: train.py\nvariants: {a: {args+: [x]}}\n")[0].args == ("x",)
+    assert [job.args for job in read(LISTS, {"args": ["y"]})] == [("y",), ("y",)]
+
+
+@pytest.mark.parametrize("key", ["args", "include", "exclude", "outputs"])
+def test_no_variant_replaces_a_list_of_the_file_unseen(read: Read, key: str) -> None:
+    text = f"job: train\n{key}: [a]\nvariants:\n  v: {{nodes: 1, {key}: [b]}}\n"
+    assert problems(read, text) == [
+        f"4:17: variants.v.{key}: {key} would replace the file's own {key} "
+        f"(write {key}+ to append to the file's, or move the file's {key} into its variants)"
+    ]
+    text = f"job: train\nvariants:\n  v: {{{key}: [b], {key}+: [c]}}\n"
+    (problem,) = problems(read, text)
+    assert f"{key} and {key}+ stand in one variant" in problem
+    assert read(f"job: train\nvariants: {{v: {{{key}: [b]}}}}\n")[0].given[key] == ("b",)
+
+
+def test_a_list_is_appended_in_variants_only(read: Read) -> None:
+    assert problems(read, "job: train\nargs+: [a]\n") == [
+        "2:1: args+: unknown key args+ (did you mean args?)"
+    ]
+    assert problems(read, "job: train\nvariants: {v: {arg+: [a]}}\n") == [
+        "2:16: variants.v.arg+: unknown key arg+ (did you mean args+?)"
+    ]
+
+
 def test_a_long_name_leaves_room_for_the_variants(read: Read) -> None:
     (job,) = read(f"job: train\nname: {'x' * 64}\nvariants: {{v1: {{}}}}\n")
     assert job.name == "x" * 61 + "-v1"
@@ -183,7 +227,7 @@ variants:
         "2:7: gpus: gpus must be a whole number, not true",
         "3:1: tiem: unknown key tiem (did you mean time?)",
         "4:6: mem: true is not an amount of memory; write it as 4G, 4GiB or 4096 (MB)",
-        "5:11: launcher: launcher must be srun or mpirun, not 'mpi'",
+        "5:11: launcher: launcher must be srun, mpirun or torchrun, not 'mpi'",
         "6:7: env.2x: '2x' is no name of a variable: letters, digits and underscores",
         "6:14: env.SLURM_X: SLURM_X is Slurm's to set; a value from outside would mislead its steps",
         "7:12: container: 'docker://x' is no file: make one of it with `apptainer pull image.sif ...`",
@@ -250,7 +294,7 @@ def test_a_spec_of_a_cluster_is_told_apart(read: Read) -> None:
 
 
 def test_no_such_file(folder: Path) -> None:
-    with pytest.raises(UsageError, match="there is no job file"):
+    with pytest.raises(UsageError, match="there is no job file /"):
         jobs_of_file(folder / "none.yaml", {})
 
 

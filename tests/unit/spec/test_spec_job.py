@@ -108,7 +108,7 @@ def test_every_flag() -> None:
         ({"array": "5-1"}, "--array: 5-1 ends before it starts"),
         ({"array": "0-9:0"}, "--array: 0-9:0 has a stride of 0"),
         ({"array": "0-9%0"}, "--array: '0-9%0' lets none of the array's jobs run"),
-        ({"launcher": "mpiexec"}, "--launcher must be srun or mpirun, not 'mpiexec'"),
+        ({"launcher": "mpiexec"}, "--launcher must be srun, mpirun or torchrun, not 'mpiexec'"),
         (
             {"name": "-rf"},
             "--name must be at most 64 letters, digits, dots, dashes or underscores, the first a letter or "

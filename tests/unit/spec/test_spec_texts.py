@@ -14,7 +14,8 @@ from ruamel.yaml import YAML
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.base import PATTERNS
-from clusterctl.spec.job import JobSpec, job_schema
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.job_file import job_schema
 from clusterctl.spec.load import json_schema, parse_spec, starter_spec
 from clusterctl.spec.models import PROVIDERS
 from scripts.spec_reference import page
