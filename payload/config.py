@@ -409,7 +409,7 @@ class TelemetryConfig(Command):
 class ExportConfig(Command):
     """write a trained model's weights for other programs"""
 
-    to: Path = required(Path, "FILE|DIR", "to be written, in the safetensors format; for hf a folder")
+    to: Path | None = setting(None, Path, "FILE|DIR", "to write (default model.safetensors; hf: model-hf)")
     model_folder: Path | None = setting(None, Path, "DIR", "the folder model/ that a run left")
     weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end", needs("model_folder"))
     checkpoint: Path | None = setting(None, path, "DIR", "or a checkpoint's folder")

@@ -37,7 +37,9 @@ def run(config: ExportConfig) -> int:
         return 0
     if (config.checkpoint is None) == (config.model_folder is None):
         raise UsageError("export: give either --model-folder or --checkpoint")
-    _check_target(config.to, is_folder=config.export_as == "hf", force=config.force)
+    is_folder = config.export_as == "hf"
+    file = config.to or Path("model-hf" if is_folder else "model.safetensors")
+    _check_target(file, is_folder=is_folder, force=config.force)
     if config.checkpoint:
         record, weights, iteration = of_checkpoint(config.checkpoint)
     else:
@@ -46,12 +48,11 @@ def run(config: ExportConfig) -> int:
         weights = read_weights(folder, config.weights, record)
         iteration = record.files[config.weights].iteration
     tensors = naming(config.export_as, record.model).to_library(weights)
-    file = config.to
     if config.export_as == "torchvision":
         _refuse_other_stem(tensors["conv1.weight"].shape)
-    if config.export_as == "hf":
-        file = config.to / _IN_FOLDER[0]
-        _write_texts(config.to, record)
+    if is_folder:
+        _write_texts(file, record)
+        file /= _IN_FOLDER[0]
     size = write(file, tensors)
     numbers = sum(tensor.size for tensor in tensors.values())
     answer(model=record.model, iteration=iteration, tensors=len(tensors), numbers=numbers, bytes=size)

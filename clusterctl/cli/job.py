@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli.options import SOON_S, Options, job_ids, open_session
-from clusterctl.cli.output import Screen
+from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.jobs import watch
 from clusterctl.jobs.watch import LogChunk, OnOutput
@@ -63,7 +63,7 @@ def logs(
                 state = {"state": worst(ended).state.value}
             else:
                 watch.logs(session, job_id, on_output=show, rank=ranks)
-    except KeyboardInterrupt:
+    except ENDINGS:
         if not follow:
             raise  # else detaching is what was asked for
     finally:
@@ -119,10 +119,10 @@ def follow_job(
 
 @contextmanager
 def _detaching(screen: Screen, ids: Sequence[str]) -> Iterator[None]:
-    """Ctrl-C ends the watching, never the job; that is said."""
+    """Ctrl-C or a signal ends the watching, never the job; that is said."""
     try:
         yield
-    except KeyboardInterrupt:
+    except ENDINGS:
         screen.note(f"detached; job {', '.join(ids)} goes on: `clusterctl logs {ids[0]} -f` follows it again")
         raise
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from clusterctl.cli.options import SOON_S, Options, job_ids, open_session
-from clusterctl.cli.output import Screen
+from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import TransportError, UsageError
 from clusterctl.scheduler.base import JobInfo
 
@@ -116,7 +116,7 @@ def _watch(
                 return
             session.scheduler.clock.sleep(_REFRESH_S)
 
-    with suppress(KeyboardInterrupt):  # which is how it ends
+    with suppress(*ENDINGS):  # which is how it ends
         if sys.stdout.isatty():
             with screen.redrawing() as draw:
                 for found in rounds():

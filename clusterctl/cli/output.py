@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 READER_GONE = 128 + signal.SIGPIPE
 
 
+class Terminated(SystemExit):
+    """SIGTERM or SIGHUP has come. The exit code is 128 + its number."""
+
+
+ENDINGS = (KeyboardInterrupt, Terminated)  # by which a user ends what goes on
+
+
 class Screen:
     """One verb's output. With ``json`` stdout carries exactly one JSON object."""
 
@@ -426,7 +433,7 @@ class Phases:
         try:
             with self._screen.moving() as self._picture:
                 yield
-        except KeyboardInterrupt:
+        except ENDINGS:
             if self._begun and then:
                 self._screen.note(f"stopped half way: {then}")
             raise

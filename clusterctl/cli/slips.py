@@ -1,4 +1,4 @@
-"""Slips in the words of a `submit`: each is answered in one line, with the right command to type."""
+"""Slips at the command line, most in the words of a `submit`: one line answers each, with what to type."""
 
 from __future__ import annotations
 
@@ -35,6 +35,38 @@ _QUOTED: Final = re.compile(r"""["'](--?[A-Za-z][\w-]*)["']""")  # in Python, of
 _BARE: Final = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 _KEY: Final = re.compile(r"""(?:^[ \t]+|[{,][ \t]*)["']?([\w.-]+)["']?:""", re.MULTILINE)
 _MAX_SOURCE: Final = 1 << 20
+# What other programs call a verb of ours.
+_VERBS: Final = {
+    **{
+        "job": "jobs",
+        "queue": "jobs",
+        "squeue": "jobs",
+        "ps": "jobs",
+        "top": "jobs --watch",
+        "sacct": "jobs",
+    },
+    **{"log": "logs", "tail": "logs -f", "follow": "logs -f", "ls": "list", "clusters": "list"},
+    **{"run": "submit", "sbatch": "submit", "start": "up", "create": "up", "apply": "up", "repair": "up"},
+    **{"stop": "down", "destroy": "down", "delete": "down", "rm": "down", "teardown": "down"},
+    **{"kill": "cancel", "scancel": "cancel", "fetch": "collect", "results": "collect"},
+    **{"exec": "ssh", "login": "ssh", "connect": "ssh", "salloc": "shell", "srun": "shell --"},
+    **{"upload": "put", "push": "put", "download": "get", "pull": "get"},
+    **{"info": "status", "sinfo": "status", "nodes": "status", "check": "doctor", "diff": "plan"},
+    **{
+        "new": "init",
+        "help": "--help",
+        "version": "--version",
+        "prune": "cache prune",
+        "images": "cache list",
+    },
+}
+_OPTIONS: Final = {  # of which verb: what is meant by which option
+    "jobs": {"--follow": "jobs --watch", "-a": "jobs --all"},
+    "status": {"--watch": "jobs --watch", "--follow": "jobs --watch"},
+    "logs": {"--watch": "logs --follow"},
+    "up": {"--check": "plan --check"},
+    "ssh": {"-l": "ssh --user", "--root": "ssh --admin", "--sudo": "ssh --admin"},
+}
 _NEAR_ENOUGH: Final = 0.7
 
 
@@ -67,6 +99,40 @@ class _Words:
         self.what = self.what or what
 
 
+def meant_verb(word: str, known: Collection[str], groups: Mapping[str, Collection[str]]) -> str | None:
+    """The verb that is meant by a word that is none; ``groups``: those of two words, none within a group."""
+    near = nearest(word, known, cutoff=_NEAR_ENOUGH)
+    if not groups:
+        return _VERBS[word] if _VERBS.get(word) in known else near
+    first, _, rest = word.partition("-")
+    if word in BUNDLED_JOBS or (word.endswith(_PROGRAMS) and _is_file(word)):
+        return f"submit {word}"
+    if first in known and rest:
+        return f"{first} {rest}"
+    of_group = next((f"{group} {word}" for group, verbs in groups.items() if word in verbs), None)
+    return _VERBS.get(word) or of_group or near
+
+
+def reject_unknown_word(word: str, exc: Any, known: Collection[str], groups: Mapping[str, Any]) -> None:
+    """Refuse a verb, or an option of one, that there is not; ``exc`` is click's error.
+
+    Raises:
+        UsageError: the right command can be told.
+    """
+    words = sys.argv[1:]
+    group, verb = exc.ctx.command_path.split()[1:], exc.ctx.info_name
+    if word.startswith("-"):
+        meant = _OPTIONS.get(verb, {}).get(word)
+        at, what = (words.index(verb) if verb in words else -1), f"{verb} has no option {word}"
+        rest = [one for one in words[at + 1 :] if one != word]
+    else:
+        meant = meant_verb(word, known, {} if group else groups)
+        at, what = (words.index(word) if word in words else -1), f"there is no verb {word!r}; did you mean"
+        rest = words[at + 1 :]
+    if meant and at >= 0:
+        raise SlipError(what, shlex.join(["clusterctl", *words[:at], *meant.split(), *rest]))
+
+
 def reject_slips(command: Any, words: Sequence[str]) -> None:
     """Refuse words of a `submit` that mean something else than what they would do.
 
@@ -87,8 +153,9 @@ def reject_slips(command: Any, words: Sequence[str]) -> None:
     place = _place_of_job(typed, takes)
     if place is None and after:
         return  # `submit -- JOB`
+    missing = place is None
     if place is None:
-        raise SlipError("no JOB is named, such as", shlex.join([*before, "train", *typed]))
+        typed, place = ["train", *typed], 0  # for example
     job = typed[place]
 
     def whole(job: Sequence[str], ours: Sequence[str], program: Sequence[str]) -> str:
@@ -96,7 +163,7 @@ def reject_slips(command: Any, words: Sequence[str]) -> None:
         return shlex.join([*before, *job, *ours, *dashes])
 
     _reject_no_job(job, typed, place, lambda job, ours, program: whole([job], ours, [*program, *after]))
-    one = _Words(takes, typed, job)
+    one = _Words(takes, typed, job, what="no JOB is named, such as" if missing else "")
     _read(one, typed, place)
     if one.no_command:
         raise UsageError(one.no_command, fix=_lists(job))
@@ -182,7 +249,7 @@ def _reject_no_job(
         if main:
             raise SlipError(f"{job} is a folder; name a script in it", whole(str(path / main), rest, []))
         return
-    plain = job == path.name
+    plain = job in {path.name, f"./{path.name}"}
     if plain and is_job_file(job) and path.stem in BUNDLED_JOBS:
         raise SlipError(
             f"there is no job file {job}; the bundled job is called without .yaml", whole(path.stem, rest, [])
@@ -255,37 +322,44 @@ def _unknown(one: _Words, word: str, values: Callable[[int | None], list[str]]) 
         word = f"{match[1]}={match[2]}"  # -n4
     name, equals, text = word.partition("=")
     title = _title(one.job)
+
+    def whole(name: str, takes: bool | None) -> list[str]:
+        """The option under this name, with its values."""
+        return [name + equals + text, *([] if equals else values(takes if takes is None else int(takes)))]
+
     if name in one.options:
-        takes = one.options[name]
         one.note(f"{title}'s own options go after --")
-        one.program += [word, *(values(None if takes is None else int(takes)) if not equals else [])]
+        one.program += whole(name, one.options[name])
         return
     if own := _translated(one, name, (lambda: text) if equals else (lambda: "".join(values(1)))):
         one.note(own[0])
         one.ours += own[1]
         return
-    known = {long.lstrip("-"): long for long in (*one.options, *one.takes) if long.startswith("--")}
-    near = (
-        known.get(nearest(name.lstrip("-"), known, cutoff=_NEAR_ENOUGH) or "") if name[:2] == "--" else None
-    )
-    if near is None and (one.options == {} or one.job not in BUNDLED_JOBS):
-        if name in _IN_SCRIPTS and one.job.endswith((".sh", ".bash")):
-            one.no_command = f"submit has no option {name}; a line `#SBATCH {name} ...` in {title} works"
-            return
-        one.note(f"submit has no option {name}; {title}'s own go after --")
-        one.program += [word, *(values(None) if not equals else [])]
-    elif near is None:
-        one.no_command = one.no_command or f"neither submit nor {title} has an option {name}"
+    near, ends = _near(one, name)
+    if len(ends) > 1:
+        one.no_command = f"there is no option {name}; {title} has {' and '.join(ends)}, which go after --"
     elif near in one.takes:
         one.note(f"there is no option {name}; did you mean {near}")
-        one.ours += [near + equals + text, *(values(1) if one.takes[near] and not equals else [])]
-    else:
-        takes = one.options[near]
+        one.ours += whole(near, one.takes[near])
+    elif near:
         one.note(f"there is no option {name}; did you mean {title}'s {near}, which goes after --")
-        one.program += [
-            near + equals + text,
-            *(values(None if takes is None else int(takes)) if not equals else []),
-        ]
+        one.program += whole(near, one.options[near])
+    elif one.job in BUNDLED_JOBS:
+        one.no_command = one.no_command or f"neither submit nor {title} has an option {name}"
+    elif name in _IN_SCRIPTS and one.job.endswith((".sh", ".bash")):
+        one.no_command = f"submit has no option {name}; a line `#SBATCH {name} ...` in {title} works"
+    else:
+        one.note(f"submit has no option {name}; {title}'s own go after --")
+        one.program += whole(name, None)
+
+
+def _near(one: _Words, name: str) -> tuple[str, list[str]]:
+    """The long option that is most like this one, and the program's that end with its name."""
+    if not name.startswith("--"):
+        return "", []
+    known = {long.lstrip("-"): long for long in (*one.options, *one.takes) if long.startswith("--")}
+    ends = [option for option in one.options if option.endswith(name[1:])]
+    return known.get(nearest(name.lstrip("-"), known, cutoff=_NEAR_ENOUGH) or "", ""), ends
 
 
 def _translated(one: _Words, name: str, value: Callable[[], str]) -> tuple[str, list[str]] | None:

@@ -49,7 +49,10 @@ MAX_DIFF = 1 << 20
 PATIENCE_S = 15.0  # a submission does not wait long for what is good to know
 OUTPUTS_FILE = "outputs.json"
 # Of bundled jobs: flags that name a file to read, some of them behind its kind, as in idx:DIR.
-_READ, _READ_BY_KIND = frozenset({"--init", "--resume", "--checkpoint"}), frozenset({"--data", "--tokenizer"})
+_READ, _READ_BY_KIND = (
+    frozenset({"--init", "--resume", "--checkpoint", "--config"}),
+    frozenset({"--data", "--tokenizer"}),
+)
 _WITH_A_MODEL = ("model.json", "config.json")  # a file of weights is read with what lies beside it
 _SPECIAL, _ESCAPED = re.compile(r"([\\*?\[\]!# ])"), r"\\\1"
 

@@ -56,26 +56,25 @@ def read_text(path: Path, filetype: Filetype[M]) -> str:
     Raises:
         UsageError: it can't be read, is huge, or is not UTF-8.
     """
+    title = f"{filetype.name.removesuffix(' file')} file"
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError as exc:
-        raise UsageError(f"there is no {filetype.name} file {path}", fix=filetype.missing) from exc
+        raise UsageError(f"there is no {title} {path}", fix=filetype.missing) from exc
     except (OSError, ValueError) as exc:  # ValueError: a path with a null byte
         why = getattr(exc, "strerror", None) or str(exc)
         raise UsageError(
-            f"the {filetype.name} file can't be read", where=str(path), why=why, fix="name a readable file"
+            f"the {title} can't be read", where=str(path), why=why, fix="name a readable file"
         ) from exc
     if len(raw) > MAX_BYTES:
-        raise UsageError(
-            f"the {filetype.name} file is larger than 1 MiB", where=str(path), fix="is this the right file?"
-        )
+        raise UsageError(f"the {title} is larger than 1 MiB", where=str(path), fix="is this the right file?")
     try:
         return raw.decode()
     except UnicodeDecodeError as exc:
         line = raw.count(b"\n", 0, exc.start) + 1
         raise UsageError(
-            f"the {filetype.name} file is not UTF-8 text",
+            f"the {title} is not UTF-8 text",
             where=f"{path}:{line}",
             why=f"byte 0x{raw[exc.start]:02x}",
             fix="save it as UTF-8",

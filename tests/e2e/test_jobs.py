@@ -47,6 +47,22 @@ def test_a_python_script_gets_the_job_environment_and_all_ranks(cluster: Cluster
     assert f"(1, 2, '{cluster.name}-train-2', ['--flag', 'x y'])" in out
 
 
+def test_nothing_is_queued_after_a_wrong_argument(cluster: Cluster) -> None:
+    known = {job["job_id"] for job in cluster.json("jobs")["jobs"]}
+    sweep = script(cluster, "wrong.yaml", "job: train\nvariants: {a: {}, b: {args: [--lr, abc]}}\n")
+    path = script(cluster, "reads.py", "import sys\nopen(sys.argv[1])\n")
+    for words, why in (
+        (("train", "--", "--lrr", "0.1"), "did you mean --lr?"),
+        ((sweep,), "argument --lr: 'abc' is not a finite number (train-b)"),
+        (("train", "--epochs", "3"), "submit train -- --epochs 3"),
+        ((path, "input.txt"), "arguments of reads.py go after --"),
+        (("eval",), "needs a trained model"),
+    ):
+        assert why in cluster("submit", *words, rc=2).stderr.splitlines()[0]
+    assert cluster("submit", "train", "--", "--help").stdout.startswith("usage: clusterctl submit train")
+    assert {job["job_id"] for job in cluster.json("jobs")["jobs"]} == known
+
+
 VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT".split()
 WHO = f"""\
 import os, socket

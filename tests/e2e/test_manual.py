@@ -1,7 +1,7 @@
 """Every command of README.md and docs/ is run as a reader would: page by page, on a real cluster.
 
-The README raises it; the other pages are read before its last command, which takes it down. The tutorial and
-the how-tos say in other words what the other pages have said: they are read in `make test-all`.
+The README raises it; the other pages are read before its last command, which takes it down. They are read in
+`make test-all`. tests/e2e/test_ordinary_user.py types the tutorial.
 The clusterctl that is typed is the one of the wheel, in an environment that holds nothing of this checkout.
 How blocks say what they are stands in tests/support/manual.py.
 """
@@ -12,14 +12,14 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
 
 from tests.support.install import PLAIN_PATH, Installed, pip_settings
-from tests.support.manual import ROOT, Block, Command, blocks, pages, with_jobs
+from tests.support.manual import ROOT, Block, blocks, follow, pages
 from tests.support.remains import marked
 from tests.support.residue import nothing_left
 
@@ -43,8 +43,7 @@ class Reader:
         place = self.home / page.stem
         if not place.exists():
             place.mkdir()
-            if page != TUTORIAL:  # it begins with `init`
-                (place / "cluster.yaml").write_text(SPEC)
+            (place / "cluster.yaml").write_text(SPEC)
             for name in FOLDERS:
                 if (ROOT / name).exists() and f" {name}/" in page.read_text():
                     (place / name).symlink_to(ROOT / name)
@@ -96,8 +95,8 @@ def reader(installed: Installed) -> Iterator[Reader]:
 
 def runnable() -> list[Path]:
     """The pages with commands to run, in the order in which they leave each other a cluster."""
-    found = [page for page in pages() if any(block.runs for block in blocks(page))]
-    return sorted(found, key=lambda page: (page == TUTORIAL, page != FIRST, page))
+    found = [page for page in pages() if page != TUTORIAL and any(block.runs for block in blocks(page))]
+    return sorted(found, key=lambda page: (page != FIRST, page))
 
 
 def named(page: Path) -> ParameterSet:
@@ -106,50 +105,28 @@ def named(page: Path) -> ParameterSet:
     return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
 
 
+def to_do(page: Path) -> Iterator[Block]:
+    """What a page has the reader do. The README's last command is kept until all pages are read."""
+    for block in blocks(page):
+        if block.file or block.runs:
+            text = block.text.partition(f"$ {DOWN}\n")[0] if page == FIRST and block.runs else block.text
+            yield replace(block, text=text)
+
+
 @pytest.mark.parametrize("page", [named(page) for page in runnable()])
 def test_page(reader: Reader, page: Path) -> None:
     place = reader.folder(page)
-    if page not in (FIRST, TUTORIAL):
+    if page != FIRST:
         reader.has_a_cluster(place)
-    if page == TUTORIAL:  # it takes the cluster down itself
-        reader.types(EMPTY, reader.folder(FIRST))
-    jobs: dict[str, str] = {}
-    for block in blocks(page):
-        if block.file:
-            write(block, place)
-        for command in block.commands if block.runs else ():
-            if page == FIRST and command.text == DOWN:
-                continue  # until all pages are read
-            said, place = typed(reader, with_jobs(command.text, jobs), command, place)
-            jobs |= command.jobs(said)
+    follow(to_do(page), place, reader.types)
 
 
 def test_the_readme_ends(reader: Reader) -> None:
     place = reader.folder(FIRST)
     reader.has_a_cluster(place)
-    commands = [command for block in blocks(FIRST) if block.runs for command in block.commands]
     reader.types(EMPTY, place)
-    (down,) = (command for command in commands if command.text == DOWN)
-    typed(reader, down.text, down, place)
-
-
-def typed(reader: Reader, text: str, command: Command, place: Path) -> tuple[str, Path]:
-    """What a command printed, which is what the page shows, and the folder that it leaves the reader in."""
-    code, said, place = reader.types(text, place)
-    assert code == command.exit_code, failed(command, f"exit code {code}", said)
-    missing = command.differs(said)
-    assert not missing, failed(command, f"it did not print {missing!r}", said)
-    return said, place
-
-
-def write(block: Block, place: Path) -> None:
-    path = place / block.file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(block.text)
-
-
-def failed(command: Command, how: str, said: str) -> str:
-    return f"{command.where}: {how}\n$ {command.text}\n{said}"
+    (down,) = (block for block in blocks(FIRST) if block.runs and DOWN in block.text)
+    follow([replace(down, text=down.text[down.text.index(f"$ {DOWN}") :])], place, reader.types)
 
 
 def test_a_page_that_is_wrong_would_be_seen(reader: Reader) -> None:

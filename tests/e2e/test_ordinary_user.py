@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ import pytest
 
 from clusterctl.providers.local import machine
 from tests.support.install import PLAIN_PATH, ROOT, Installed, build_wheel, install, pip_settings
+from tests.support.manual import Block, blocks, follow
 from tests.support.nested import leader
 from tests.support.remains import marked
 from tests.support.residue import nothing_left
@@ -35,6 +36,9 @@ from tests.support.verbs import Clusterctl
 
 SUDOERS = Path("/etc/sudoers.d")
 INSTALL_PAGE = ROOT / "docs" / "install.md"
+README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
+HERE = "tests/e2e/test_ordinary_user.py"
+TYPING_S = 1200  # PyTorch is fetched, sent and unpacked
 
 SPEC = """\
 version: 1
@@ -453,3 +457,44 @@ def test_down_leaves_their_runs_and_nothing_else(person: Person, trained: Path) 
     assert as_root("find", str(person.home), "-path", str(person.state / person.cluster)) == ""
     assert belonging_to_others(person) == []
     assert "no clusters" in person.clusterctl("list").stdout
+
+
+def first_screen() -> list[Block]:
+    """The program with which README.md begins, and how it is run."""
+    return [block for block in blocks(README) if block.file or block.elsewhere == HERE]
+
+
+def tutorial() -> list[Block]:
+    return [block for block in blocks(TUTORIAL) if block.file or block.runs]
+
+
+@pytest.mark.sweep  # PyTorch comes along
+@pytest.mark.timeout(2 * TYPING_S)
+@pytest.mark.parametrize("page", [first_screen, tutorial])
+def test_what_a_newcomer_reads_is_typed(
+    person: Person, rights: None, page: Callable[[], list[Block]]
+) -> None:
+    """By someone with nothing but the wheel and the right to start the helper."""
+
+    def types(text: str, place: Path) -> tuple[int, str, Path]:
+        login = {"HOME": person.home, "USER": person.name, "LOGNAME": person.name, "LANG": "C.UTF-8"}
+        path = f"{person.installed.script.parent}:{PLAIN_PATH}"
+        variables = {**login, **pip_settings(), "PATH": path, "COLUMNS": "200"}
+        # Where the command leaves the person is the last line.
+        script = f"exec 2>&1\n{text}\ncode=$?\necho; pwd\nexit $code"
+        argv = ["sudo", "-n", "-u", person.name, "--", "env", "-C", str(place), "-i"]
+        argv += [*(f"{name}={value}" for name, value in variables.items()), "bash", "-c", script]
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TYPING_S, check=False
+        )
+        said, _, where = done.stdout.rstrip("\n").rpartition("\n")
+        return done.returncode, said + done.stderr, Path(where or place)
+
+    place = person.home / page.__name__
+    types(f"mkdir {shlex.quote(str(place))}", person.home)
+    try:
+        follow(page(), place, types)
+    finally:
+        for folder in (place, place / "my-project"):
+            if folder.exists():
+                types("clusterctl down --yes --discard", folder)

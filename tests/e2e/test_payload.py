@@ -60,8 +60,8 @@ def test_a_gpt_learns_text_that_was_put_there_split_over_the_nodes(cluster: Clus
     assert iterations[-1]["loss"] < 0.8 * iterations[0]["loss"]
     assert all(one["tokens_per_s"] == 32 * one["samples_per_s"] for one in iterations)
     assert "bits per byte" in (run / "stdout.log").read_text()
-    exported = cluster.json("submit", "export", "--run", run, "--wait", "--", "--to", "gpt.safetensors")
-    whole = (cluster.run_of(exported["job_id"]) / "gpt.safetensors").read_bytes()
+    exported = cluster.json("submit", "export", "--run", run, "--wait")
+    whole = (cluster.run_of(exported["job_id"]) / "model.safetensors").read_bytes()
     assert whole == (run / "model" / "best.safetensors").read_bytes()
 
 

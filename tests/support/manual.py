@@ -14,7 +14,8 @@ words with digits, and `ada` is whoever reads. Lines may be left out of the manu
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,6 +119,29 @@ def blocks(page: Path) -> tuple[Block, ...]:
             line = token.map[0] + 1 if token.map else 0
             found.append(Block(page, line, language, words.strip(), token.content))
     return tuple(found)
+
+
+def follow(chosen: Iterable[Block], place: Path, types: Callable[[str, Path], tuple[int, str, Path]]) -> None:
+    """Do what blocks say, files and commands in order. ``types`` runs a command in a folder; it returns the
+    exit code, what was printed, and the folder that comes next.
+
+    Raises:
+        AssertionError: a command ended, or printed, otherwise than the page shows.
+    """
+    jobs: dict[str, str] = {}
+    for block in chosen:
+        if block.file:
+            name = shlex.quote(block.file)
+            code, said, _ = types(
+                f"mkdir -p $(dirname {name}); cat >{name} <<'EndOfFile'\n{block.text}EndOfFile", place
+            )
+            assert code == 0, said
+        for command in block.commands if block.language in RUN else ():
+            code, said, place = types(with_jobs(command.text, jobs), place)
+            shown = f"{command.where}\n$ {command.text}\n{said}"
+            assert code == command.exit_code, f"exit code {code} at {shown}"
+            assert not (missing := command.differs(said)), f"{missing!r} was not printed at {shown}"
+            jobs |= command.jobs(said)
 
 
 def _typed(block: Block) -> Iterator[Command]:

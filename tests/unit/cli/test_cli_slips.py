@@ -33,6 +33,7 @@ SLIPS = {
     "predict --run x a.png": ("arguments of predict go after --", "predict --run x -- a.png"),
     "sweep.yaml steep": ("variants are named by --variant", "sweep.yaml --variant steep"),
     "trian": ("there is no job 'trian'; did you mean train", "train"),
+    "./train": ("there is no job './train'; did you mean train", "train"),
     "./y.py --wait": ("there is no job './y.py'; did you mean x.py", "x.py --wait"),
     "train.yaml": ("there is no job file train.yaml; the bundled job is called without .yaml", "train"),
     "./dir": ("./dir is a folder; name a script in it", "dir/main.py"),
@@ -44,6 +45,7 @@ SLIPS = {
         "JOB and the program's arguments are words of their own", "x.py --nodes 2 -- --lr 1",
     ),
     "--nodes 2": ("no JOB is named, such as", "train --nodes 2"),
+    "--epochs 3": ("no JOB is named, such as", "train -- --epochs 3"),
     "": ("no JOB is named, such as", "train"),
     "train 4": ("4 is no argument of train; a number of nodes is told by --nodes", "train --nodes 4"),
     "train lr=0.1": ("train's own options go after --, and begin with --", "train -- --lr=0.1"),
@@ -92,6 +94,10 @@ def test_a_slip_is_told_to_programs(cli: Clusterctl, folder: Path, typed: str) -
     ("typed", "what"),
     [
         ("train --zorg 1", "neither submit nor train has an option --zorg"),
+        (
+            "train --batch-size 8",
+            "no option --batch-size; train has --global-batch-size and --micro-batch-size, which go after --",
+        ),
         ("train foo", "train takes no word 'foo'"),
         ("my.sh --dependency 5", "a line `#SBATCH --dependency ...` in my.sh works"),
         ("zorg", "there is no job 'zorg'"),

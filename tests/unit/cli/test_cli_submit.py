@@ -101,7 +101,9 @@ def test_a_model_is_used_here_without_a_cluster(cli: Clusterctl, run: Path) -> N
     assert judged["accuracy"] > 0.8
     assert judged["samples"] == 359
     export = ("submit", "export", "--run", run, "--local")
-    assert cli("-o", "json", *export, "--", "--to", "digits.safetensors").json["tensors"] > 0
+    assert cli("-o", "json", *export).json["tensors"] > 0
+    assert (cli.cwd / "model.safetensors").stat().st_size
+    assert "is there already" in cli(*export, rc=2).stderr
     assert not (cli.home / "local").exists()
 
 

@@ -409,6 +409,7 @@ def test_no_repository(tmp_path):
         ("train", ["--init", "run/model"], "run/model", "--init '~/model'"),
         ("train", ["--data", "idx:run"], "run", "--data 'idx:~/run'"),
         ("train", ["--data", "text:run/model/book.txt"], "run/model/book.txt", "'text:~/book.txt'"),
+        ("train", ["--config", "run/c.toml"], "run/c.toml", "--config '~/c.toml'"),
         ("eval", ["--resume", "run"], "run", "--resume '~/run'"),
         ("predict", ["--weights", "run", "a b.png"], "'a b.png'", "then say '~/a b.png'"),
     ],
@@ -418,7 +419,7 @@ def test_a_file_that_is_only_here_is_said_before_anything_is_submitted(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    beside = ("run/model/best.safetensors", "run/model/model.json", "run/model/book.txt")
+    beside = ("run/model/best.safetensors", "run/model/model.json", "run/model/book.txt", "run/c.toml")
     for name in ("gpt2.safetensors", "a b.png", *beside):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

@@ -20,7 +20,7 @@ from tests.support.manual import (
     with_jobs,
 )
 
-LANGUAGES = {*RUN, "bash", "yaml", "python", "toml", "text", "json", "sudoers"}
+LANGUAGES = {*RUN, "bash", "c", "yaml", "python", "toml", "text", "json", "sudoers"}
 ALL = [block for page in pages() for block in blocks(page)]
 
 
@@ -104,6 +104,16 @@ def test_what_is_run_elsewhere_is() -> None:
     for block in ALL:
         if block.elsewhere:
             assert (ROOT / block.elsewhere).is_file(), f"{block.where}: there is no {block.elsewhere}"
+
+
+def test_a_file_that_two_pages_show_is_one() -> None:
+    shown: dict[str, set[str]] = {}
+    for page in (ROOT / "README.md", ROOT / "docs" / "tutorial.md"):
+        for block in blocks(page):
+            if block.file:
+                shown.setdefault(block.file, set()).add(block.text)
+    assert "train_ddp.py" in shown
+    assert [name for name, texts in shown.items() if len(texts) > 1] == []
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)

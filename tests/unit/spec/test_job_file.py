@@ -294,7 +294,7 @@ def test_a_spec_of_a_cluster_is_told_apart(read: Read) -> None:
 
 
 def test_no_such_file(folder: Path) -> None:
-    with pytest.raises(UsageError, match="there is no job file"):
+    with pytest.raises(UsageError, match="there is no job file /"):
         jobs_of_file(folder / "none.yaml", {})
 
 
