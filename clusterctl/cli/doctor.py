@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from clusterctl.cli.options import AskBecomePass, Options, read_only_prompts, spec_of
+from clusterctl.cli.options import Options, spec_of_existing
 from clusterctl.cli.output import Screen
+from clusterctl.cli.prompts import AskBecomePass, read_only_prompts
 from clusterctl.cluster.session import provider_of
 from clusterctl.hosts.checks import DoctorReport, failures
 from clusterctl.hosts.firewall import firewall_of
@@ -32,7 +33,7 @@ def doctor(
     GPUs. Changes nothing. On-prem hosts can be checked before the first `up`. Exits 1 if a host cannot be
     part of the cluster.
     """
-    spec = spec_of(screen, options)
+    spec = spec_of_existing(screen, options)
     report = examined(screen, spec, hosts or (), ask_become_pass=ask_become_pass)
     screen.result(report_dict(spec, report), *report_lines(screen, report))
     return 1 if report.errors else 0

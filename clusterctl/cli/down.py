@@ -12,18 +12,9 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli.collect import brought_otherwise, not_brought_home
-from clusterctl.cli.options import (
-    AcceptHostKey,
-    AskBecomePass,
-    Options,
-    OutFolder,
-    clusters,
-    job_ids,
-    prompts_for,
-    spec_of,
-    workspace_of,
-)
+from clusterctl.cli.options import Options, OutFolder, clusters, job_ids, spec_of, workspace_of
 from clusterctl.cli.output import Phases, Screen
+from clusterctl.cli.prompts import AcceptHostKey, AskBecomePass, prompts_for
 from clusterctl.cli.up import NoWait, Yes, phase_dicts
 from clusterctl.cluster import down as cluster_down
 from clusterctl.cluster.look import (
@@ -106,7 +97,7 @@ def down(
         return
     if project is not None:
         raise UsageError("--project is for --orphans", fix="say --orphans, or leave it out")
-    workspace = workspace_of(screen, options)
+    workspace = workspace_of(screen, options, named=yes or storage)  # else the question names it
     name = workspace.root.name
     if storage and not workspace.root.is_dir():
         prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)

@@ -9,15 +9,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from clusterctl.cli.job import timeout_of
-from clusterctl.cli.options import (
-    AcceptHostKey,
-    AskBecomePass,
-    Options,
-    naming_lock_holder,
-    spec_of,
-    workspace_of,
-)
+from clusterctl.cli.options import Options, naming_lock_holder, spec_of_existing, workspace_of
 from clusterctl.cli.output import Screen
+from clusterctl.cli.prompts import AcceptHostKey, AskBecomePass
 from clusterctl.cli.up import Discard, NoWait, Yes, bring_up
 from clusterctl.cluster import nodes
 from clusterctl.cluster.nodes import NodeState
@@ -78,7 +72,7 @@ def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
 
     Only the new nodes are configured; the others get their addresses. Running jobs go on.
     """
-    spec = spec_of(screen, options)
+    spec = spec_of_existing(screen, options)
     own_machines(spec.provider)
     inventory = inventory_of(Workspace.of(spec.name))
     chosen = nodes.names_of(names)
@@ -122,7 +116,7 @@ def replace(
 
     The old machines are released; one that does not answer is released once it does.
     """
-    spec = spec_of(screen, options)
+    spec = spec_of_existing(screen, options)
     own_machines(spec.provider)
     inventory = inventory_of(Workspace.of(spec.name))
     chosen = nodes.names_of(names)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import getpass
 import inspect
 import json
 import os
 import re
-import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -36,7 +34,6 @@ from clusterctl.errors import (
 from clusterctl.util.disk import read_rows
 
 if TYPE_CHECKING:
-    from clusterctl.providers.base import OfferedKey, Prompts
     from clusterctl.scheduler.session import Session
     from clusterctl.spec.models import ClusterSpec
     from clusterctl.state.workspace import Workspace
@@ -50,6 +47,7 @@ _PLAIN = re.compile(r"[\w.+][\w.+-]*")  # a shell takes it as it is
 _NOT_PLAIN = re.compile(r"[^\w.+-]")
 
 INTERRUPTED = 130
+_BUILT_IN = "no cluster.yaml here: using the built-in local cluster (`clusterctl init` writes one)"
 SOON_S = 10.0  # for a scheduler, which may be starting: a user who asks for its state wants to know soon
 
 
@@ -113,7 +111,8 @@ def _name_in(spec: Path) -> str:
     try:
         match = _NAME.search(spec.read_text(errors="replace"))
     except OSError:
-        return "local"  # the built-in one
+        up = clusters("")
+        return up[0] if len(up) == 1 and str(spec) == "cluster.yaml" else "local"  # the built-in one
     return match[1] if match else ""
 
 
@@ -303,14 +302,24 @@ def spec_of(screen: Screen, options: Options) -> ClusterSpec:
         if not workspace.spec.exists():
             raise _unknown(options.cluster)
         return load_spec(workspace.spec)
-    return load_spec(_file(screen, options))
+    path = _file(options)
+    if path is None:
+        screen.note(_BUILT_IN)
+    return load_spec(path)
 
 
-def workspace_of(screen: Screen, options: Options) -> Workspace:
+def spec_of_existing(screen: Screen, options: Options) -> ClusterSpec:
+    """The same; but without a spec file that of the cluster that is up, if exactly one is."""
+    return spec_of(screen, replace(options, cluster=_only_cluster(screen, options) or options.cluster))
+
+
+def workspace_of(screen: Screen, options: Options, *, named: bool = False) -> Workspace:
     """The workspace of the cluster that is meant: only its name is needed, so a spec file may be wrong.
 
+    Without a spec file it is the only cluster that is up, unless it must be ``named``.
+
     Raises:
-        UsageError: the file can't be read, or not even its name can.
+        UsageError: the file can't be read, or not even its name can; or several clusters are up.
         NotUpError: the file is wrong, and there is no such cluster.
     """
     from clusterctl.spec.load import default_spec, read_name
@@ -318,8 +327,11 @@ def workspace_of(screen: Screen, options: Options) -> Workspace:
 
     if options.cluster is not None:
         return _named(options)
-    path = _file(screen, options)
+    path = _file(options)
     if path is None:
+        if only := _only_cluster(screen, options, named=named):
+            return Workspace.of(only)
+        screen.note(_BUILT_IN)
         return Workspace.of(default_spec().name)
     try:
         name, wrong = read_name(path)
@@ -381,13 +393,31 @@ def open_session(screen: Screen, options: Options, *, patience_s: float | None =
             screen.note(f"note: {refusal.what} ({refusal.why}): what became of jobs is asked anew next time")
 
 
-def _file(screen: Screen, options: Options) -> Path | None:
+def _file(options: Options) -> Path | None:
     from clusterctl.spec.load import find_spec
 
-    path = options.file or find_spec(Path.cwd())
-    if path is None:
-        screen.note("no cluster.yaml here: using the built-in local cluster (`clusterctl init` writes one)")
-    return path
+    return options.file or find_spec(Path.cwd())
+
+
+def _only_cluster(screen: Screen, options: Options, *, named: bool = False) -> str | None:
+    """The cluster that is meant where no spec says it; None: the built-in one, or one is named.
+
+    Raises:
+        UsageError: several are up, and none of them is the built-in one; or it must be ``named``.
+    """
+    from clusterctl.spec.load import default_spec
+
+    up = clusters("")
+    if options.cluster is not None or _file(options) or not up or default_spec().name in up:
+        return None
+    if named or len(up) > 1:
+        raise UsageError(
+            "no cluster is named, and there is no cluster.yaml here",
+            why=f"{'these are' if len(up) > 1 else 'this one is'} up: {', '.join(up)}",
+            fix=f"name it: `--cluster {up[0]}`, or its spec: -f FILE",
+        )
+    screen.note(f"using cluster {up[0]!r} (the only one that is up)")
+    return up[0]
 
 
 def _named(options: Options) -> Workspace:
@@ -404,87 +434,3 @@ def _named(options: Options) -> Workspace:
 
 def _unknown(name: str) -> UsageError:
     return UsageError(f"there is no cluster {name!r}", fix="`clusterctl list` shows the clusters there are")
-
-
-AskBecomePass = Annotated[
-    bool,
-    typer.Option(
-        "--ask-become-pass",
-        "-K",
-        help="Prompt for the sudo password of on-prem hosts; without a terminal it is read from stdin.",
-    ),
-]
-AcceptHostKey = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--accept-host-key",
-        metavar="SHA256:...",
-        help="Accept the host key of an on-prem host that has this fingerprint. Repeatable.",
-        show_default=False,
-    ),
-]
-_FINGERPRINT: Final = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
-
-
-def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] | None = None) -> Prompts:
-    """What `up` needs: who is asked about host keys, and the password, which is asked for at once.
-
-    Raises:
-        UsageError: that is no fingerprint, or there is no password.
-    """
-    from clusterctl.providers.base import Prompts
-
-    for text in accepted or ():
-        if not _FINGERPRINT.fullmatch(text):
-            raise UsageError(
-                f"{text!r} is no fingerprint",
-                where="--accept-host-key",
-                fix="write it as `ssh-keygen -lf` does: SHA256: and 43 letters",
-            )
-    return Prompts(
-        confirm=_confirming(screen),
-        accepted=tuple(accepted or ()),
-        password=_password() if ask_password else None,
-        note=screen.note,
-    )
-
-
-def read_only_prompts(*, ask_password: bool) -> Prompts:
-    """What verbs need that only look: they confirm no keys."""
-    from clusterctl.providers.base import Prompts
-
-    return Prompts(password=_password() if ask_password else None)
-
-
-def _password() -> str:
-    """The password for sudo; it is shown and noted nowhere."""
-    text = getpass.getpass("sudo password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
-    if not text:
-        raise UsageError("there is no password", where="--ask-become-pass", fix="type one, or leave it out")
-    return text
-
-
-def _confirming(screen: Screen) -> Callable[[Sequence[OfferedKey]], None]:
-    """Shows unknown host keys and asks whether they are right."""
-
-    def confirm(offered: Sequence[OfferedKey]) -> None:
-        rows = [[one.title, one.address, one.kind, one.fingerprint] for one in offered]
-        with screen.still():
-            screen.note("these host keys are not confirmed yet; compare them with the machines' own")
-            screen.note(*screen.table(["HOST", "ADDRESS", "KEY", "FINGERPRINT"], rows))
-            if not (sys.stdin.isatty() and sys.stderr.isatty()):
-                raise UsageError(
-                    "host keys must be confirmed",
-                    why="there is no terminal to prompt on",
-                    fix=f"if they are right, run: {_command(offered)}",
-                    failures=tuple(one.failure for one in offered),
-                )
-            screen.confirm("are they right?", yes=False)
-
-    return confirm
-
-
-def _command(offered: Sequence[OfferedKey]) -> str:
-    """What was typed, with the keys."""
-    flags = [word for one in offered for word in ("--accept-host-key", one.fingerprint)]
-    return shlex.join(["clusterctl", *sys.argv[1:], *flags])

@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 READER_GONE = 128 + signal.SIGPIPE
 
 
+class Terminated(SystemExit):
+    """SIGTERM or SIGHUP has come. The exit code is 128 + its number."""
+
+
+ENDINGS = (KeyboardInterrupt, Terminated)  # by which a user ends what goes on
+
+
 class Screen:
     """One verb's output. With ``json`` stdout carries exactly one JSON object."""
 
@@ -254,7 +261,7 @@ class Screen:
         """An expected error, in its one shape."""
         if self.json:
             failures = [dataclasses.asdict(failure) for failure in exc.failures]
-            self._write(_json({"ok": False, "failures": failures, **self.known}))
+            self._write(_json({"ok": False, "failures": failures, **self.known, **exc.answer}))
         console = self._console(stderr=True)
         try:
             self._own_line()
@@ -426,7 +433,7 @@ class Phases:
         try:
             with self._screen.moving() as self._picture:
                 yield
-        except KeyboardInterrupt:
+        except ENDINGS:
             if self._begun and then:
                 self._screen.note(f"stopped half way: {then}")
             raise

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from clusterctl.cli import options
 from clusterctl.cli.options import INTERRUPTED, Options, verb
-from clusterctl.cli.output import READER_GONE, Screen, silence
+from clusterctl.cli.output import READER_GONE, Screen, Terminated, silence
 from clusterctl.errors import ClusterctlError, UsageError
 
 PROGRAM = "clusterctl"
@@ -162,6 +163,7 @@ app: Final = _program()
 
 _SIGNALLED = 128
 _SPEC_AS_ARGUMENT = re.compile(r"unexpected extra argument.*\(([^()]+\.ya?ml)\)")
+_UNKNOWN_WORD = re.compile(r"No such (?:command '(.+?)'|option: (\S+))")
 _SOON_S = 0.05
 
 
@@ -191,7 +193,10 @@ def end_by_signals() -> None:
     """Let `kill` and a closed terminal end us as Ctrl-C does: with everything that we started."""
 
     def end(number: int, _: FrameType | None) -> None:
-        raise SystemExit(_SIGNALLED + number)
+        for stream in (sys.stdout, sys.stderr) if number == signal.SIGHUP else ():
+            if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):  # the terminal that is closed
+                silence(stream)
+        raise Terminated(_SIGNALLED + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` has set another
@@ -225,6 +230,17 @@ def _refuse(exc: typer.TyperException) -> int:
             return UsageError.exit_code
         text = "no verb was given"
     fix = f"`{path} --help` shows what can be said here"
+    if path == "clusterctl cancel" and "Missing argument" in text:
+        text, fix = "no job is named", "`clusterctl jobs` lists them; name one, as in `clusterctl cancel 12`"
+    if context is not None and (unknown := _UNKNOWN_WORD.match(text)):
+        from clusterctl.cli.slips import reject_unknown_word
+
+        commands = getattr(context.command, "commands", {})
+        groups = {name: one.commands for name, one in app.commands.items() if hasattr(one, "commands")}
+        try:
+            reject_unknown_word(unknown[1] or unknown[2], exc, commands, groups)
+        except UsageError as slip:
+            return _show(slip, json=json)
     if given := _SPEC_AS_ARGUMENT.search(text):
         option = "--file" if path.endswith(" logs") else "-f"  # its -f is --follow
         fix = f"name a spec file with `{shlex.join([option, given[1]])}`"

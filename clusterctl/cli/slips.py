@@ -1,4 +1,4 @@
-"""Slips in the words of a `submit`: each is answered in one line, with the right command to type."""
+"""Slips at the command line, most in the words of a `submit`: one line answers each, with what to type."""
 
 from __future__ import annotations
 
@@ -35,6 +35,38 @@ _QUOTED: Final = re.compile(r"""["'](--?[A-Za-z][\w-]*)["']""")  # in Python, of
 _BARE: Final = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 _KEY: Final = re.compile(r"""(?:^[ \t]+|[{,][ \t]*)["']?([\w.-]+)["']?:""", re.MULTILINE)
 _MAX_SOURCE: Final = 1 << 20
+# What other programs call a verb of ours.
+_VERBS: Final = {
+    **{
+        "job": "jobs",
+        "queue": "jobs",
+        "squeue": "jobs",
+        "ps": "jobs",
+        "top": "jobs --watch",
+        "sacct": "jobs",
+    },
+    **{"log": "logs", "tail": "logs -f", "follow": "logs -f", "ls": "list", "clusters": "list"},
+    **{"run": "submit", "sbatch": "submit", "start": "up", "create": "up", "apply": "up", "repair": "up"},
+    **{"stop": "down", "destroy": "down", "delete": "down", "rm": "down", "teardown": "down"},
+    **{"kill": "cancel", "scancel": "cancel", "fetch": "collect", "results": "collect"},
+    **{"exec": "ssh", "login": "ssh", "connect": "ssh", "salloc": "shell", "srun": "shell --"},
+    **{"upload": "put", "push": "put", "download": "get", "pull": "get"},
+    **{"info": "status", "sinfo": "status", "nodes": "status", "check": "doctor", "diff": "plan"},
+    **{
+        "new": "init",
+        "help": "--help",
+        "version": "--version",
+        "prune": "cache prune",
+        "images": "cache list",
+    },
+}
+_OPTIONS: Final = {  # of which verb: what is meant by which option
+    "jobs": {"--follow": "jobs --watch", "-a": "jobs --all"},
+    "status": {"--watch": "jobs --watch", "--follow": "jobs --watch"},
+    "logs": {"--watch": "logs --follow"},
+    "up": {"--check": "plan --check"},
+    "ssh": {"-l": "ssh --user", "--root": "ssh --admin", "--sudo": "ssh --admin"},
+}
 _NEAR_ENOUGH: Final = 0.7
 
 
@@ -65,6 +97,40 @@ class _Words:
 
     def note(self, what: str) -> None:
         self.what = self.what or what
+
+
+def meant_verb(word: str, known: Collection[str], groups: Mapping[str, Collection[str]]) -> str | None:
+    """The verb that is meant by a word that is none; ``groups``: those of two words, none within a group."""
+    near = nearest(word, known, cutoff=_NEAR_ENOUGH)
+    if not groups:
+        return _VERBS[word] if _VERBS.get(word) in known else near
+    first, _, rest = word.partition("-")
+    if word in BUNDLED_JOBS or (word.endswith(_PROGRAMS) and _is_file(word)):
+        return f"submit {word}"
+    if first in known and rest:
+        return f"{first} {rest}"
+    of_group = next((f"{group} {word}" for group, verbs in groups.items() if word in verbs), None)
+    return _VERBS.get(word) or of_group or near
+
+
+def reject_unknown_word(word: str, exc: Any, known: Collection[str], groups: Mapping[str, Any]) -> None:
+    """Refuse a verb, or an option of one, that there is not; ``exc`` is click's error.
+
+    Raises:
+        UsageError: the right command can be told.
+    """
+    words = sys.argv[1:]
+    group, verb = exc.ctx.command_path.split()[1:], exc.ctx.info_name
+    if word.startswith("-"):
+        meant = _OPTIONS.get(verb, {}).get(word)
+        at, what = (words.index(verb) if verb in words else -1), f"{verb} has no option {word}"
+        rest = [one for one in words[at + 1 :] if one != word]
+    else:
+        meant = meant_verb(word, known, {} if group else groups)
+        at, what = (words.index(word) if word in words else -1), f"there is no verb {word!r}; did you mean"
+        rest = words[at + 1 :]
+    if meant and at >= 0:
+        raise SlipError(what, shlex.join(["clusterctl", *words[:at], *meant.split(), *rest]))
 
 
 def reject_slips(command: Any, words: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from clusterctl.cli.options import (
     open_session,
     partitions,
     run_names,
-    spec_of,
+    spec_of_existing,
     workspace_of,
 )
 from clusterctl.cli.output import Screen, showing_progress
@@ -245,7 +245,7 @@ def _use_here(
 
 def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
     """Show the scripts; where they are several, each below a line with its job's name."""
-    spec = spec_of(screen, options)
+    spec = spec_of_existing(screen, options)
     workspace = Workspace.of(spec.name)
     known = distribution_ahead(spec, workspace)
     distribution = known or distributions.distribution_of(distributions.DEFAULT)

@@ -11,15 +11,9 @@ from typing import Annotated, Any, Final
 import typer
 from ClusterShell.NodeSet import NodeSet
 
-from clusterctl.cli.options import (
-    AcceptHostKey,
-    AskBecomePass,
-    Options,
-    prompts_for,
-    read_only_prompts,
-    spec_of,
-)
+from clusterctl.cli.options import Options, spec_of
 from clusterctl.cli.output import Phases, Screen, shown_phase
+from clusterctl.cli.prompts import AcceptHostKey, AskBecomePass, prompts_for, read_only_prompts
 from clusterctl.cluster import plan as planning
 from clusterctl.cluster import up as cluster_up
 from clusterctl.cluster.nodes import names_of

@@ -10,7 +10,7 @@ import pytest
 from clusterctl.cli import job, jobs
 from clusterctl.cli.jobs import shown_elapsed
 from clusterctl.cli.options import Options
-from clusterctl.cli.output import Screen
+from clusterctl.cli.output import Screen, Terminated
 from clusterctl.errors import UsageError
 from clusterctl.scheduler import slurm
 from clusterctl.scheduler.session import Session
@@ -76,16 +76,17 @@ def test_a_job_whose_folder_is_gone(here, cluster, tmp_path, capsys) -> None:
     assert "none: the folder is empty, or gone" in capsys.readouterr().out
 
 
-def test_changes_are_lines_where_there_is_no_terminal(here, cluster, tmp_path, capsys, monkeypatch) -> None:
-    """Until Ctrl-C, which is no error."""
-    first = ended(here, cluster, tmp_path, "true", "first")
+@pytest.mark.parametrize("ending", [KeyboardInterrupt(), Terminated(143)], ids=repr)
+def test_changes_are_lines_where_there_is_no_terminal(here, cluster, capsys, monkeypatch, ending) -> None:
+    """Until Ctrl-C, or the end of a terminal, which is no error."""
+    first = ended(here, cluster, cluster.root, "true", "first")
     with cluster.state() as state:
         state["hold"] = True
-    second = submitted(here, tmp_path, "true", "second")
+    second = submitted(here, cluster.root, "true", "second")
 
     def next_round(_: float) -> None:
         if cluster.job(second)["state"] == "CANCELLED":
-            raise KeyboardInterrupt
+            raise ending
         cluster.change(second, state="CANCELLED", end=2)
 
     monkeypatch.setattr(slurm, "Clock", lambda: Clock(sleep=next_round))
@@ -115,6 +116,18 @@ def test_logs_of_the_last_job(here, cluster, tmp_path, capfd) -> None:
     assert capfd.readouterr() == ("two\n", "job 2 (second), the last one submitted\n")
     job.logs(Screen(json=True, color=False), Options(json=True))
     assert json.loads(capfd.readouterr().out)["job_id"] == "2"
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt(), Terminated(143)], ids=repr)
+def test_detaching_from_logs_is_no_error(here, cluster, capfd, monkeypatch, ending) -> None:
+    job_id = submitted(here, cluster.root, "sleep 60")
+
+    def ends(*_: object, **__: object) -> None:
+        raise ending
+
+    monkeypatch.setattr(job.watch, "follow", ends)
+    job.logs(Screen(json=False, color=False), Options(), job_id, follow=True)
+    assert "detached; job 1 goes on: `clusterctl logs 1 -f` follows it again" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -98,5 +98,5 @@ def test_an_error_is_an_answer_too(cli: Clusterctl, verb: str) -> None:
 
 def test_a_command_that_is_not_understood_is_answered(cli: Clusterctl) -> None:
     (failure,) = answer(cli, "sumbit", "-o", "json", rc=2)["failures"]
-    assert "submit" in failure["cause"]
+    assert failure["fix"] == "`clusterctl submit -o json`"
     assert set(failure) == FAILURE

@@ -140,6 +140,41 @@ def test_a_name_is_enough_to_look_for_a_lost_local_cluster(cli: Clusterctl) -> N
     assert "there is no cluster '../x'" in cli("--cluster", "../x", "down", "--orphans", rc=2).stderr
 
 
+def up(cli: Clusterctl, *names: str) -> None:
+    for name in names:
+        (cli.home / name).mkdir(parents=True)
+        (cli.home / name / "hosts.json").write_text("{}")  # no cluster, which is said only where it is asked
+
+
+def test_without_a_spec_the_only_cluster_that_is_up_is_meant(cli: Clusterctl) -> None:
+    up(cli, "demo")
+    for argv in [*VERBS, ["doctor"]]:
+        ran = cli(*argv, rc=None)
+        assert ran.stderr.startswith("using cluster 'demo' (the only one that is up)\n"), ran
+        assert ran.rc == 2
+    assert "cluster 'local'" in cli("validate").stdout
+    assert "built-in" in cli("plan").stderr
+    (cli.cwd / "cluster.yaml").write_text(SPEC.replace("demo", "mine"))
+    assert "cluster 'mine' is not up" in cli("status", rc=2).stderr
+
+
+def test_of_several_clusters_one_must_be_named_unless_it_is_the_built_in_one(cli: Clusterctl) -> None:
+    up(cli, "demo", "other")
+    ran = cli("status", rc=2)
+    assert "why: these are up: demo, other" in ran.stderr
+    assert "fix: name it: `--cluster demo`, or its spec: -f FILE" in ran.stderr
+    up(cli, "local")
+    assert "using the built-in local cluster" in cli("status", rc=2).stderr
+
+
+def test_down_without_a_spec_asks_by_name_and_never_guesses_under_yes(cli: Clusterctl) -> None:
+    up(cli, "demo")
+    assert "take cluster 'demo' down" in cli("down", rc=2).stderr
+    for argv in (["down", "--yes"], ["down", "--storage"], ["down", "--yes", "--discard"]):
+        assert "no cluster is named" in cli(*argv, rc=2).stderr
+    assert (cli.home / "demo" / "hosts.json").exists()
+
+
 @contextmanager
 def at_work(cli: Clusterctl, name: str) -> Iterator[int]:
     """Another clusterctl that raises the cluster; its pid."""

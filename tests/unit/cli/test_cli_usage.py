@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,45 @@ def test_what_stands_after_the_dashes_is_not_ours(cli: Clusterctl) -> None:
     assert "--bogus" in ran.stderr
 
 
+SLIPS = {
+    "job": "jobs",
+    "log 5": "logs 5",
+    "ls": "list",
+    "submit-train --nodes 2": "submit train --nodes 2",
+    "train --nodes 2": "submit train --nodes 2",
+    "jobs --follow": "jobs --watch",
+    "-f demo.yaml destroy": "-f demo.yaml down",
+    "start": "up",
+    "drain demo-train-1": "node drain demo-train-1",
+    "node remov demo-train-1": "node remove demo-train-1",
+    "cache ls": "cache list",
+    "ssh -l ada demo-ctl": "ssh --user ada demo-ctl",
+    "statsu": "status",
+    "tail 'a b'": "logs -f 'a b'",
+}
+
+
+@pytest.mark.parametrize(("typed", "right"), SLIPS.items(), ids=SLIPS)
+def test_a_slip_is_answered_in_one_line_with_the_right_command(
+    cli: Clusterctl, typed: str, right: str
+) -> None:
+    ran = cli(*shlex.split(typed), rc=2)
+    assert ran.stdout == ""
+    assert ran.stderr.endswith(f": clusterctl {right}\n")
+    assert ran.stderr.count("\n") == 1
+    (failure,) = failures(cli("-o", "json", *shlex.split(typed), rc=2))
+    assert failure["fix"] == f"`clusterctl -o json {right}`"
+
+
+def test_no_job_to_cancel(cli: Clusterctl) -> None:
+    assert "`clusterctl jobs` lists them" in cli("cancel", rc=2).stderr
+
+
+def test_a_word_like_nothing_is_answered_with_the_help(cli: Clusterctl) -> None:
+    assert "`clusterctl --help`" in cli("frobnicate", rc=2).stderr
+    assert "`clusterctl node --help`" in cli("node", "ls", rc=2).stderr
+
+
 def test_all_problems_of_a_spec_are_one_failure_each(cli: Clusterctl) -> None:
     (cli.cwd / "cluster.yaml").write_text(BAD_SPEC)
     ran = cli("validate", "-o", "json", rc=2)
@@ -99,7 +139,7 @@ def test_a_spec_file_without_its_option_is_told_the_option(cli: Clusterctl) -> N
 
 def test_no_verb_shows_the_help_and_is_an_error(cli: Clusterctl) -> None:
     ran = cli(rc=2)
-    assert "Usage: clusterctl" in ran.stderr
+    assert ran.stderr.count("Usage: clusterctl") == 1
     assert "\n  submit " in ran.stderr
     assert "..." not in ran.stderr.partition("Commands:")[2], (
         "a verb's first sentence is too long for its line"

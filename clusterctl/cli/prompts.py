@@ -1,0 +1,101 @@
+"""What the user is asked about on-prem hosts: their keys, and the password for sudo."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from clusterctl.cli.output import Screen
+from clusterctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from clusterctl.providers.base import OfferedKey, Prompts
+
+AskBecomePass = Annotated[
+    bool,
+    typer.Option(
+        "--ask-become-pass",
+        "-K",
+        help="Prompt for the sudo password of on-prem hosts; without a terminal it is read from stdin.",
+    ),
+]
+AcceptHostKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accept-host-key",
+        metavar="SHA256:...",
+        help="Accept the host key of an on-prem host that has this fingerprint. Repeatable.",
+        show_default=False,
+    ),
+]
+_FINGERPRINT: Final = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+
+
+def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] | None = None) -> Prompts:
+    """What `up` needs: who is asked about host keys, and the password, which is asked for at once.
+
+    Raises:
+        UsageError: that is no fingerprint, or there is no password.
+    """
+    from clusterctl.providers.base import Prompts
+
+    for text in accepted or ():
+        if not _FINGERPRINT.fullmatch(text):
+            raise UsageError(
+                f"{text!r} is no fingerprint",
+                where="--accept-host-key",
+                fix="write it as `ssh-keygen -lf` does: SHA256: and 43 letters",
+            )
+    return Prompts(
+        confirm=_confirming(screen),
+        accepted=tuple(accepted or ()),
+        password=_password() if ask_password else None,
+        note=screen.note,
+    )
+
+
+def read_only_prompts(*, ask_password: bool) -> Prompts:
+    """What verbs need that only look: they confirm no keys."""
+    from clusterctl.providers.base import Prompts
+
+    return Prompts(password=_password() if ask_password else None)
+
+
+def _password() -> str:
+    """The password for sudo; it is shown and noted nowhere."""
+    text = getpass.getpass("sudo password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+    if not text:
+        raise UsageError("there is no password", where="--ask-become-pass", fix="type one, or leave it out")
+    return text
+
+
+def _confirming(screen: Screen) -> Callable[[Sequence[OfferedKey]], None]:
+    """Shows unknown host keys and asks whether they are right."""
+
+    def confirm(offered: Sequence[OfferedKey]) -> None:
+        rows = [[one.title, one.address, one.kind, one.fingerprint] for one in offered]
+        with screen.still():
+            screen.note("these host keys are not confirmed yet; compare them with the machines' own")
+            screen.note(*screen.table(["HOST", "ADDRESS", "KEY", "FINGERPRINT"], rows))
+            if not (sys.stdin.isatty() and sys.stderr.isatty()):
+                raise UsageError(
+                    "host keys must be confirmed",
+                    why="there is no terminal to prompt on",
+                    fix=f"if they are right, run: {_command(offered)}",
+                    failures=tuple(one.failure for one in offered),
+                )
+            screen.confirm("are they right?", yes=False)
+
+    return confirm
+
+
+def _command(offered: Sequence[OfferedKey]) -> str:
+    """What was typed, with the keys."""
+    flags = [word for one in offered for word in ("--accept-host-key", one.fingerprint)]
+    return shlex.join(["clusterctl", *sys.argv[1:], *flags])
