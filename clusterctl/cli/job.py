@@ -67,7 +67,7 @@ def logs(
                 state = {"state": worst(ended).state.value}
             else:
                 watch.logs(session, job_id, on_output=show, rank=ranks)
-                causes = watch.diagnoses(session, session.scheduler.jobs([job_id]))
+                causes = () if raw else watch.diagnoses(session, session.scheduler.jobs([job_id]))
     except ENDINGS:
         if not follow:
             raise  # else detaching is what was asked for
