@@ -19,7 +19,7 @@ from clusterctl.providers.registry import cached_images, clusters_on_this_machin
 from clusterctl.providers.storage import REMOVE, all_recorded
 from clusterctl.scheduler.base import active_jobs
 from clusterctl.scheduler.session import scheduler_of
-from clusterctl.spec.base import format_duration
+from clusterctl.spec.base import format_duration, shown_memory
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS, ClusterSpec
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import state_home
@@ -52,7 +52,8 @@ def status(screen: Screen, options: Options) -> None:
         "pending_releases": [one.as_dict() for one in left],
     }
     lines = [f"cluster {inventory.cluster} ({inventory.provider}): {'ready' if ready else 'NOT ready'}", ""]
-    lines += screen.table(["NODE", "STATE", "CPUS", "MEMORY_MIB", "REASON"], rows)
+    shown = [(n.name, n.shown, n.cpus, shown_memory(n.memory_mib), n.reason) for n in nodes]
+    lines += screen.table(["NODE", "STATE", "CPUS", "MEMORY", "REASON"], shown)
     if active:
         lines += ["", *job_table(screen, active, users=True)]
     if by_itself:
