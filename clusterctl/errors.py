@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,14 @@ class ClusterctlError(Exception):
     ``what`` happened, ``where`` (file, host, phase), ``why`` (the cause as the lower tool said it),
     ``fix`` (what to do now). ``failures`` carries one entry a host when several failed together.
     ``had_side_effects``: repeating the command would do something a second time, so it is not retryable.
+    ``answer`` is what `-o json` shows besides the failures.
     """
 
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
     had_side_effects = False
+    answer: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from clusterctl.jobs.watch import LogChunk, OnOutput
 from clusterctl.scheduler.base import JobInfo, worst
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.base import parse_slurm_time_s
+
+if TYPE_CHECKING:
+    from clusterctl.scheduler.diagnosis import Diagnosis
 
 Ids = Annotated[
     list[str],
@@ -50,7 +53,8 @@ def logs(
     kept = KeptLogs()
     shown = contextlib.nullcontext(kept.keep) if screen.json else screen.logs(raw=raw)
     ranks = str(rank) if rank is not None else "all" if label else ""
-    state = {}
+    state: dict[str, Any] = {}
+    causes: tuple[Diagnosis, ...] = ()
     try:
         with (
             open_session(screen, options) as session,
@@ -63,11 +67,15 @@ def logs(
                 state = {"state": worst(ended).state.value}
             else:
                 watch.logs(session, job_id, on_output=show, rank=ranks)
+                causes = () if raw else watch.diagnoses(session, session.scheduler.jobs([job_id]))
     except ENDINGS:
         if not follow:
             raise  # else detaching is what was asked for
     finally:
         screen.known = {"job_id": job_id, "logs": kept.as_list()}
+    if causes:
+        screen.note(f"{causes[0].summary}; fix: {causes[0].fix}")
+        state = {"diagnosis": causes[0].as_dict()}
     screen.result({**screen.known, **state})
 
 
@@ -113,7 +121,7 @@ def follow_job(
         ended = watch.follow(
             session, job_id, on_output=show, rank=rank, timeout_s=timeout_s, on_change=changes
         )
-    watch.raise_unless_completed(session, ended)
+    watch.raise_unless_completed(session, ended, log_is_shown=True)
     return ended
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -13,9 +13,10 @@ import typer
 from clusterctl.cli.options import SOON_S, Options, job_ids, open_session
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import TransportError, UsageError
-from clusterctl.scheduler.base import JobInfo
+from clusterctl.scheduler.base import JobInfo, JobState
 
 if TYPE_CHECKING:
+    from clusterctl.scheduler.diagnosis import Diagnosis
     from clusterctl.scheduler.session import Session
 
 _RECENT: Final = 20  # jobs that are listed, besides those that go on
@@ -144,13 +145,31 @@ def _show_in_full(screen: Screen, session: Session, found: Sequence[JobInfo]) ->
     script = f"{job.work_dir}/{session.scheduler.script_name}" if job.token else None
     files = _files(session, job) if job.token else []
     run_dir = entry.run_dir if entry is not None else None
-    more = {"script": script, "files": files, "run_dir": run_dir}
+    cause = diagnosis_of(session, found)
+    diagnosis = cause.as_dict() if cause is not None else None
+    more = {"script": script, "files": files, "run_dir": run_dir, "diagnosis": diagnosis}
     rows = _rows(job) if len(found) == 1 else []
     rows += [("folder", job.work_dir), ("script", script), ("files", _shown_files(files))]
     rows += [("collected", run_dir or f"not yet: `clusterctl collect {job.whole_id}`")] if script else []
     lines = [] if len(found) == 1 else [*job_table(screen, found), ""]
     lines += [f"{name:<10} {value}" for name, value in rows if value]
+    if cause is not None:
+        lines += ["", cause.summary, *(f"| {line}" for line in cause.lines), f"fix: {cause.fix}"]
     screen.result({"jobs": [{**one.as_dict(), **more} for one in found]}, *lines)
+
+
+def diagnosis_of(session: Session, jobs: Sequence[JobInfo]) -> Diagnosis | None:
+    """Why a job failed, or why it waits; None of one that runs or completed. An array's worst task counts."""
+    from clusterctl.jobs.watch import diagnoses
+
+    return next(iter((*diagnoses(session, jobs), *waiting(jobs))), None)
+
+
+def waiting(jobs: Iterable[JobInfo]) -> list[Diagnosis]:
+    """What those of the jobs that wait are waiting for."""
+    from clusterctl.scheduler.diagnosis import Evidence, diagnose
+
+    return [diagnose(Evidence(job=job)) for job in jobs if job.state is JobState.PENDING]
 
 
 def _rows(job: JobInfo) -> list[tuple[str, str | None]]:

@@ -261,7 +261,7 @@ class Screen:
         """An expected error, in its one shape."""
         if self.json:
             failures = [dataclasses.asdict(failure) for failure in exc.failures]
-            self._write(_json({"ok": False, "failures": failures, **self.known}))
+            self._write(_json({"ok": False, "failures": failures, **self.known, **exc.answer}))
         console = self._console(stderr=True)
         try:
             self._own_line()

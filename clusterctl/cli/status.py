@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from clusterctl.cli.jobs import job_table
+from clusterctl.cli.jobs import job_table, waiting
 from clusterctl.cli.options import SOON_S, Options, naming_lock_holder, workspace_of
 from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError
@@ -25,6 +25,8 @@ from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import state_home
 from clusterctl.transport.base import Transport
 from clusterctl.transport.ssh import Connections
+
+_MOST_WAITING = 10  # jobs of which it is said what they wait for
 
 
 def status(screen: Screen, options: Options) -> None:
@@ -48,6 +50,7 @@ def status(screen: Screen, options: Options) -> None:
         "ready": ready,
         "nodes": [dict(zip(keys, row, strict=True)) for row in rows],
         "jobs": [j.as_dict() for j in active],
+        "waiting": [],
         "auto_down": by_itself,
         "pending_releases": [one.as_dict() for one in left],
     }
@@ -56,6 +59,9 @@ def status(screen: Screen, options: Options) -> None:
     lines += screen.table(["NODE", "STATE", "CPUS", "MEMORY", "REASON"], shown)
     if active:
         lines += ["", *job_table(screen, active, users=True)]
+        waits = waiting(active)
+        lines += ["", *(one.summary for one in waits[:_MOST_WAITING])] if waits else []
+        answer["waiting"] = [one.as_dict() for one in waits]
     if by_itself:
         state = "" if by_itself["armed"] else ", but its timer does not run: `clusterctl up` starts it"
         lines += ["", f"an idle cluster takes itself down after {by_itself['after']}{state}"]

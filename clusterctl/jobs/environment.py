@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import CommandError, TransportError, UsageError, printable
+from clusterctl.packages.accelerators import has_gpus
 from clusterctl.packages.wheelhouse import Lock, NodePlatform, Requirements, cached_lock, resolve, wheel_path
 from clusterctl.scheduler.script import BASE_ENVIRONMENT, ENVIRONMENTS, PLAIN, Environment
 from clusterctl.spec.distributions import Distribution
@@ -53,11 +54,14 @@ def environment_of(
         )
     lock: Lock | None = None
     if cluster is not None:
-        lock = resolve(Requirements((cluster,), base, node=node), report=report, heard=heard)
+        lock = resolve(
+            Requirements((cluster,), base, node=node, gpus=has_gpus(spec)), report=report, heard=heard
+        )
     if own is not None:
         held = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
         files = (own,) if cluster is None else (cluster, own)
-        lock = resolve(Requirements(files, base, held, node), report=report, heard=heard)
+        gpus = has_gpus(spec, job.partition or spec.partitions[0].name) if job is not None else None
+        lock = resolve(Requirements(files, base, held, node, gpus), report=report, heard=heard)
     if isinstance(job, JobSpec) and job.launcher is Launcher.TORCHRUN:
         _refuse_without_torch(lock)
     return Environment(lock if lock is not None and lock.wheels else None)
@@ -79,7 +83,7 @@ def unbuilt(spec: ClusterSpec, distribution: Distribution, to: Callable[[], Tran
     if spec.software.python.requirements is None:
         return ""
     files, node = (spec.software.python.requirements,), NodePlatform.of(distribution)
-    lock = cached_lock(Requirements(files, job_lock(), node=node))
+    lock = cached_lock(Requirements(files, job_lock(), node=node, gpus=has_gpus(spec)))
     if lock is None:
         return "its packages are chosen anew"
     if not lock.wheels or _is_there(to(), lock):

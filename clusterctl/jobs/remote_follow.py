@@ -6,7 +6,7 @@
 logs alone are told, or empty. With RANK, the log of that rank is told instead, or those of ``all``; where
 none are recorded, the job's logs are those of rank 0. Each answer is a JSON object a line:
 ``{"log": name, "at": offset, "data": base64}``, and ``{}`` now and then as a sign of life. ``HOW`` is
-``follow`` (until it is ended), ``once`` (all there is) or ``tail`` (the end of stderr, else of stdout).
+``follow`` (until it is ended) or ``once`` (all there is).
 ``{"gone": 1}`` says that the folder is not there. A log that is not there yet, is no file, or became shorter
 (a requeue), is no error.
 """
@@ -51,22 +51,12 @@ def tell_new(folder: str, name: str, offset: int) -> int:
         size = os.fstat(fd).st_size
         if size < offset:
             offset = 0
-        if offset < 0:  # the end of it
-            offset = max(0, size + offset)
         while data := os.pread(fd, min(CHUNK, size - offset), offset):
             emit({"log": name, "at": offset, "data": base64.b64encode(data).decode("ascii")})
             offset += len(data)
         return offset
     finally:
         os.close(fd)
-
-
-def tell_tail(folder: str, task: str) -> None:
-    if not os.path.isdir(folder):  # noqa: PTH112
-        emit({"gone": 1})
-    for stream in ("stderr", "stdout"):
-        if tell_new(folder, f"{stream}{f'-{task}' if task else ''}.log", -CHUNK) > 0:
-            return
 
 
 def names_of(folder: str, task: str, rank: str) -> list[str]:
@@ -98,9 +88,6 @@ def ranks_in(folder: str, path: str) -> list[str] | None:
 
 
 def main(folder: str, how: str, begun: str, task: str, rank: str = "") -> None:
-    if how == "tail":
-        tell_tail(folder, task)
-        return
     offsets: dict[str, int] = json.loads(begun)
     looks = 0
     while True:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from clusterctl.errors import (
     ClusterctlError,
@@ -29,7 +29,9 @@ from clusterctl.scheduler.base import JobInfo, JobState, Outcome, unmanaged_job,
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.transport.base import Transport, lines, remote_argv
 from clusterctl.util.progress import backoff
-from clusterctl.util.terminal import plain_line
+
+if TYPE_CHECKING:
+    from clusterctl.scheduler.diagnosis import Diagnosis
 
 OnChange = Callable[[JobInfo], None]
 
@@ -39,18 +41,7 @@ _RECONNECT_S = 60.0
 _PROGRAM = "clusterctl.jobs.remote_follow"
 _LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log|(?:task-([0-9]+)/)?rank-logs/([0-9]+)\.log")
 LONGEST_PAUSE_S = 5.0  # between two looks at a job that is followed
-_TAIL_LINES = 20
-_TAIL_COLUMNS = 2000
-# What Open MPI and Slurm say of the other ranks once one has failed. The tail of a log leaves it out: it says
-# nothing of the cause, and there may be more of it than lines are shown.
-_CONSEQUENCES = re.compile(
-    r"^-{74}\n(?:An MPI communication peer process|MPI_ABORT was invoked|Primary job +terminated normally)"
-    r"(?:.*\n)*?-{74}(?:\n|\Z)"
-    r"|^slurmstepd-\S+ error: +(?:mpi/pmix.*|\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*)(?:\n|\Z)"
-    r"|^srun: (?:Job step aborted: |launch/slurm: _step_signal: |Force Terminated ).*(?:\n|\Z)"
-    r"|^srun: error: \S+ tasks? \S+ Terminated(?:\n|\Z)",
-    re.MULTILINE,
-)
+_MOST_READ = 8  # jobs whose logs are read for a diagnosis
 
 
 class _Watched:
@@ -178,53 +169,51 @@ def follow(
             watched.pause(next(waits))
 
 
-def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
-    """Turn the end of jobs into an error, unless all of them completed.
+def diagnoses(session: Session, jobs: Sequence[JobInfo]) -> tuple[Diagnosis, ...]:
+    """Why each of these jobs failed, before those that were cancelled; none of those that completed.
+
+    Of many, such as an array's tasks, only the first ones' logs are read.
+    """
+    bad = [job for job in jobs if job.outcome in (Outcome.FAILED, Outcome.CANCELLED)]
+    if not bad:
+        return ()
+    from clusterctl.scheduler.diagnosis import Evidence, diagnose  # noqa: PLC0415 - only where a job failed
+    from clusterctl.scheduler.evidence import diagnose_job  # noqa: PLC0415 - likewise
+
+    bad.sort(key=lambda job: job.outcome is Outcome.CANCELLED)
+    read = tuple(diagnose_job(session, job) for job in bad[:_MOST_READ])
+    return read + tuple(diagnose(Evidence(job=job)) for job in bad[_MOST_READ:])
+
+
+def raise_unless_completed(session: Session, jobs: Sequence[JobInfo], *, log_is_shown: bool = False) -> None:
+    """Turn the end of jobs into an error that names the cause, unless all of them completed.
+
+    ``log_is_shown``: the job's log is on the screen already, so it is not quoted again.
 
     Raises:
-        JobFailedError: one failed; says Slurm's state and reason, and the tail of its log.
+        JobFailedError: one failed.
         JobCancelledError: none failed, and one was cancelled or ran into its time limit.
     """
-    bad = [job for job in jobs if job.outcome is not Outcome.COMPLETED]
-    if not bad:
+    found = diagnoses(session, jobs)
+    if not found:
         return
-    job = worst(bad)
-    cancelled = job.outcome is Outcome.CANCELLED
-    kind = JobCancelledError if cancelled else JobFailedError
-    try:
-        said = tail(session.hosts_with_files(job.nodes)[0][1], folder_of(session, job.id), job.task)
-        quoted = "\n".join(f"| {line}" for line in said.split("\n"))
-        log = f"its log ends:\n{quoted}" if said else "it wrote nothing"
-    except (SchedulerError, TransportError) as exc:  # how the job ended is what was asked for
-        said, log = "", f"its log can't be read: {exc.what}"
-    how = _how_it_ended(job)
-    more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-    raise kind(
-        f"job {job.id} ({job.name}) ended {job.state.value}{more}",
-        why=f"{how}; {log}",
-        fix=f"the whole log: clusterctl logs {job.id}",
-        failures=tuple(_failure(one, kind, said if one is job else "") for one in bad),
+    head, more = found[0], len(found) - 1
+    kind = JobCancelledError if worst(jobs).outcome is Outcome.CANCELLED else JobFailedError
+    quoted = () if log_is_shown else (f"| {line}" for line in head.lines)
+    error = kind(
+        f"{head.summary} (and {more} more)" if more else head.summary,
+        why="\n".join([head.details, *quoted]),
+        fix=f"{head.fix}; the whole log: clusterctl logs {head.job_id}",
+        failures=tuple(_failure(one, kind) for one in found),
     )
+    error.answer = {"diagnosis": head.as_dict()}
+    raise error
 
 
-def _how_it_ended(job: JobInfo) -> str:
-    parts = [job.state.value if job.prefix else f"Slurm says {job.state.value}"]
-    if job.reason and job.reason not in {"NonZeroExitCode", "JobLaunchFailure"}:
-        parts.append(f"reason {job.reason}")
-    if job.signal:
-        parts.append(f"signal {job.signal}")
-    elif job.exit_code:
-        parts.append(f"exit code {job.exit_code}")
-    if job.nodes:
-        parts.append(f"on {', '.join(job.nodes)}")
-    return ", ".join(parts)
-
-
-def _failure(job: JobInfo, kind: type[ClusterctlError], said: str) -> Failure:
-    ended = f"job {job.id}: {_how_it_ended(job)}"
-    cause = f"{ended}; its log ends:\n{said}" if said else ended
-    host = job.nodes[0] if len(job.nodes) == 1 else None
-    return Failure(kind.code, cause, host=host, fix=f"the whole log: clusterctl logs {job.id}")
+def _failure(one: Diagnosis, kind: type[ClusterctlError]) -> Failure:
+    cause = "\n".join([f"{one.summary} ({one.details})", *one.lines])
+    fix = f"{one.fix}; the whole log: clusterctl logs {one.job_id}"
+    return Failure(kind.code, cause, host=one.host or None, fix=fix)
 
 
 def cancel(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
@@ -302,8 +291,8 @@ class LogReader:
     gone: bool = False  # the folder was not there when it was last looked at
     _offsets: dict[str, int] = field(default_factory=dict)
 
-    def read(self, how: Literal["once", "follow", "tail"]) -> Generator[LogChunk | None, None, None]:
-        """What was added since: once, or without end; or the end of stderr, else of stdout.
+    def read(self, how: Literal["once", "follow"]) -> Generator[LogChunk | None, None, None]:
+        """What was added since: once, or without end.
 
         None comes about once a second, so that the caller can look at the job.
 
@@ -340,21 +329,6 @@ class LogReader:
             why=line[:200].decode(errors="replace").encode("unicode_escape").decode(),
             host=self.transport.host,
         )
-
-
-def tail(transport: Transport, folder: str, task: int | None) -> str:
-    """The last lines of a job's stderr, else of its stdout, fit for a terminal; "" if there are none.
-
-    What only follows from a rank's failure is left out, unless there is nothing else.
-    """
-    reader = LogReader(transport, folder, task)
-    said = b"".join(chunk.data for chunk in reader.read("tail") if chunk).decode(errors="replace")
-    if reader.gone:
-        return "(the job's folder is gone)"
-    said = _CONSEQUENCES.sub("", said) or said
-    # Only a newline ends a line: what else Python takes for an end, a binary log is full of.
-    last = said.removesuffix("\n").split("\n")[-_TAIL_LINES:]
-    return "\n".join(plain_line(line)[-_TAIL_COLUMNS:] for line in last)
 
 
 class JobLogs:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clusterctl import __version__
 from clusterctl.errors import BundleError, Failure, ProvisionError
+from clusterctl.packages.accelerators import has_gpus
 from clusterctl.packages.bundle import (
     PAYLOAD,
     WHEELS,
@@ -178,7 +179,7 @@ def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
                 bundle.copy(WHEELS_LOCK.format(release), folder / "lock")
                 text = (folder / "lock").read_text()
             store_lock(
-                Requirements((asked,), job_lock(), node=node),
+                Requirements((asked,), job_lock(), node=node, gpus=has_gpus(spec)),
                 text,
                 lambda wheel, to: bundle.copy(f"{WHEELS}/{wheel.file}", to),
             )

@@ -11,6 +11,7 @@ from pathlib import Path
 from clusterctl import __version__
 from clusterctl.errors import UsageError
 from clusterctl.packages import bundle
+from clusterctl.packages.accelerators import has_gpus
 from clusterctl.packages.bundle import PAYLOAD, REPOSITORY, WHEELS, WHEELS_LOCK, Bundle, System
 from clusterctl.packages.bundle_checks import asks_for_cupy
 from clusterctl.packages.os_packages import asked_packages, package_names, upstream_packages
@@ -109,7 +110,7 @@ def _wheels(
         report("downloading CuPy and CUDA's libraries")
         gpu = sorted(wheelhouse(gpu_lock(), node).glob("*.whl"))
     if (asked := spec.software.python.requirements) is not None:
-        lock = resolve(Requirements((asked,), job_lock(), node=node), report=report)
+        lock = resolve(Requirements((asked,), job_lock(), node=node, gpus=has_gpus(spec)), report=report)
         more = [wheel_path(wheel) for wheel in lock.wheels]
         sources[WHEELS_LOCK.format(distribution.release)] = lock.text.encode()
     system = System(

@@ -18,6 +18,7 @@ from typing import Final
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from clusterctl.errors import MachineError, UsageError
+from clusterctl.packages.accelerators import Builds, CudaBuildError, cpu_index
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import cache_home, write_atomic
@@ -284,6 +285,7 @@ class Requirements:
     base: Path
     held: Mapping[str, str] = field(default_factory=dict)
     node: NodePlatform = DEFAULT_PLATFORM
+    gpus: bool | None = None  # whether the nodes have GPUs: see accelerators.py
 
     @property
     def kept(self) -> Mapping[str, str]:
@@ -295,6 +297,8 @@ class Requirements:
         # All that decides it, but for what pip's indexes hold: what is asked and included, the wheels on this
         # machine that it names, and pip's settings.
         settings = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("PIP_")]
+        if self.gpus is not None:
+            settings += [f"gpus={self.gpus}", cpu_index()]
         contents = [part for file in self.files for pair in _contents(file, frozenset()) for part in pair]
         key = digest(str(self.node), _constraints(self.kept), digest(*settings, "", *contents))
         return cache_home() / _CACHE / "locks" / f"{key}.txt"
@@ -317,7 +321,7 @@ def resolve(asked: Requirements, *, report: LineReporter, heard: LineReporter = 
         report(f"resolving {', '.join(map(str, asked.files))}")
         answer.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
-            wheels = _download(asked, folder, heard)
+            wheels = _download(asked, folder, report, heard)
             others = tuple(w for w in map(_kept, wheels) if base.get(w.name) != w.version)
             lock = Lock(others, base, asked.node)
         write_atomic(answer, lock.text)
@@ -352,17 +356,25 @@ def _load_lock(answer: Path, asked: Requirements) -> Lock | None:
     return lock if all(wheel_path(wheel).is_file() for wheel in lock.wheels) else None
 
 
-def _download(asked: Requirements, folder: Path, heard: LineReporter) -> list[Path]:
+def _download(asked: Requirements, folder: Path, report: LineReporter, heard: LineReporter) -> list[Path]:
     """The wheels that pip chose: with the versions to keep, but for those that the requirements rule out."""
     files, node, kept = asked.files, asked.node, asked.kept
     limits = folder / "constraints.txt"
-    arguments = [word for file in files for word in ("--requirement", str(file.absolute()))]
+    builds = Builds(asked.gpus, report, folder)
+    contents = b"\n".join(text for file in files for _, text in _contents(file, frozenset()))
+    builds.ask_for_cuda(contents.decode(errors="replace"))
+    arguments = [word for file in builds.files(files) for word in ("--requirement", str(file))]
     arguments += ["--constraint", str(limits)]
     while True:
         limits.write_text(_constraints(kept))
         target = folder / f"wheels-{len(kept)}"
         folder_of_last = files[-1].absolute().parent
-        said = pip_download([*arguments, "--dest", str(target)], node, cwd=folder_of_last, heard=heard)
+        argv = [*arguments, *builds.arguments, "--dest", str(target)]
+        try:
+            said = pip_download(argv, node, cwd=folder_of_last, heard=builds.heard(heard))
+        except CudaBuildError:
+            builds.take_for_cpus()
+            continue
         if said.rc == 0:
             break
         if not kept or _CONFLICT not in said.stdout:

@@ -344,9 +344,20 @@ def assemble(
     (tree / "environment.json").write_text(_environment(tree, manifest, facts, session.scheduler.version()))
     source = _json(kept.get(SOURCE_FILE, b""))
     record = _record(session, entry, jobs, manifest, source["hash"] if source else None)
+    record = record.model_copy(update={"diagnosis": _diagnosis(session, jobs, tree)})
     (tree / RUN_FILE).write_text(record.as_json())
     write_sums(tree, manifest.sha256)
     return record
+
+
+def _diagnosis(session: Session, jobs: Sequence[JobInfo], tree: Path) -> dict[str, Any] | None:
+    """Why the job, or the worst task of an array, failed or was cancelled; None of one that did not."""
+    job = worst(jobs)
+    if job.outcome not in {Outcome.FAILED, Outcome.CANCELLED}:
+        return None
+    from clusterctl.scheduler.evidence import diagnose_run  # noqa: PLC0415 - only where a job failed
+
+    return diagnose_run(session, job, tree).as_dict()
 
 
 def _write_kept(tree: Path, kept: Mapping[str, bytes]) -> None:

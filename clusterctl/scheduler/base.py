@@ -130,6 +130,7 @@ class JobInfo:
     end_time: int | None = None
     time_limit_s: int | None = None
     tres: str = ""
+    expected_start: int | None = None  # of a job that waits, where Slurm has an estimate
     work_dir: str = ""
     comment: str = ""
     restarts: int | None = None
@@ -238,6 +239,19 @@ class NodeInfo:
     def usable(self) -> bool:
         """Whether Slurm would start a job on it, now or when it is free."""
         return not _UNUSABLE & {self.state, *self.flags}
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """A step of a job, or the whole job as its first: the most memory that a task had, in bytes, and where.
+
+    ``cancelled_by`` is the uid of the user who cancelled it.
+    """
+
+    id: str
+    cancelled_by: str = ""
+    peak: int = 0
+    peak_host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +368,10 @@ class Scheduler(Protocol):
     def reconfigure(self) -> None:
         """Have all daemons read their configuration again."""
         return
+
+    def steps(self, job_id: str) -> tuple[StepInfo, ...]:
+        """What the accounting says of a job's steps; none where there is no accounting."""
+        return ()
 
     def accounting(self, job_id: str) -> str | None:
         """What the accounting says of a job, as JSON; None where there is no accounting."""

@@ -28,6 +28,7 @@ from clusterctl.scheduler.base import (
     JobRequest,
     NodeInfo,
     Scheduler,
+    StepInfo,
     comment_of,
     patiently,
     verification_argv,
@@ -309,6 +310,10 @@ class SlurmClient(Scheduler):
 
     def reconfigure(self) -> None:
         self.transport.run(["scontrol", "reconfigure"])
+
+    def steps(self, job_id: str) -> tuple[StepInfo, ...]:
+        self.check_id(job_id)
+        return slurm_parse.STEPS.ask(lambda argv: self._ask([*argv, f"--jobs={job_id}"]))
 
     def accounting(self, job_id: str) -> str:
         self.check_id(job_id)

@@ -19,14 +19,14 @@ from typing import Any, Final, Generic, TypeVar
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from clusterctl.errors import SlurmError
-from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, StepInfo
 from clusterctl.spec.base import parse_slurm_time_s
 
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 _SACCT_ID = re.compile(r"(?P<job>\d+)(?:_(?:(?P<task>\d+)|\[(?P<tasks>[^\]]*)\]))?", re.ASCII)
 _NUMBER = re.compile(r"\d+", re.ASCII)
-_T = TypeVar("_T", JobInfo, NodeInfo)
+_T = TypeVar("_T", JobInfo, NodeInfo, StepInfo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +204,26 @@ def _job(record: _Record, columns: str, **fields: Any) -> JobInfo:
     )
     if job.ended:
         return job
-    # Slurm's guesses about what is still to come are left out.
-    started = None if state is JobState.PENDING else start_time
-    return replace(job, exit_code=None, signal=None, start_time=started, end_time=None)
+    # Slurm's guesses about what is still to come are no facts: one is kept as such.
+    waits = state is JobState.PENDING
+    started, expected = (None, start_time) if waits else (start_time, None)
+    return replace(
+        job, exit_code=None, signal=None, start_time=started, end_time=None, expected_start=expected
+    )
+
+
+_UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def _step(record: _Record) -> StepInfo:
+    size = re.fullmatch(r"([0-9.]+)([KMGT]?)", record["MaxRSS"])
+    by = re.fullmatch(r"CANCELLED by ([0-9]+)", record["State"])
+    return StepInfo(
+        record["JobID"],
+        by[1] if by else "",
+        int(float(size[1]) * (1 << _UNITS[size[2]])) if size else 0,
+        record["MaxRSSNode"],
+    )
 
 
 def _node(record: _Record) -> NodeInfo:
@@ -249,6 +266,11 @@ SACCT: Final = Query(
     "JobID JobIDRaw JobName User Partition Account QOS State Reason ExitCode NodeList Submit Start End "
     "Timelimit AllocTRES ReqTRES WorkDir Comment".split(),
     lambda records: chain.from_iterable(map(_accounted, records)),
+)
+STEPS: Final = Query(
+    ("sacct", "--noheader", "--parsable"),
+    "JobID State MaxRSS MaxRSSNode".split(),
+    lambda records: map(_step, records),
 )
 SINFO: Final = Query(
     ("sinfo", "--noheader", "--Node"),

@@ -175,9 +175,10 @@ class RunRecord(_Stored):
 
     ``token`` tells it from a job of the same number on a cluster that had the same name before.
     ``state`` is Slurm's word; with an array, that of the worst task. ``final`` is False for a snapshot of a
-    job that was still going on. ``source`` is the hash of what the job was given, as in source.json. Times
-    are Unix seconds; ``elapsed_s`` goes from the first start to the last end. ``price_per_hour`` is a
-    node's, in USD; ``cost_usd`` is that for all nodes of all tasks. None where it is not known.
+    job that was still going on. ``diagnosis`` says why it failed or was cancelled. ``source`` is the hash of
+    what the job was given, as in source.json. Times are Unix seconds; ``elapsed_s`` goes from the first
+    start to the last end. ``price_per_hour`` is a node's, in USD; ``cost_usd`` is that for all nodes of all
+    tasks. None where it is not known.
     """
 
     version: int = 1
@@ -204,6 +205,7 @@ class RunRecord(_Stored):
     files: int
     bytes: int
     source: str | None = None
+    diagnosis: dict[str, Any] | None = None
     skipped: tuple[Skipped, ...] = ()
     directory: Path = Path()
 

@@ -172,9 +172,13 @@ class Rule(BaseModel):
 
     def failure(self, words: Mapping[str, str], *, host: str | None, phase: str) -> Failure:
         """The failure that it stands for; ``words`` are the values of its texts."""
-        known = _Words({name: _Word(value) for name, value in words.items()})
-        cause, fix = self.cause.format_map(known), self.fix.format_map(known)
+        cause, fix = filled(self.cause, words), filled(self.fix, words)
         return Failure(self.code, cause, host, phase, fix, self.retryable)
+
+
+def filled(text: str, words: Mapping[str, str]) -> str:
+    """The text with its words placed: `{name}`, `{name:what to say without it}`."""
+    return text.format_map(_Words({name: _Word(value) for name, value in words.items()}))
 
 
 def first_rule(rules: Iterable[R], text: str) -> tuple[R, dict[str, str]] | None:

@@ -73,18 +73,19 @@ print("rank", socket.gethostname(), *(os.environ[name] for name in {VARIABLES}),
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
 def test_ranks_know_each_other(cluster: Cluster, launcher: str) -> None:
     path = script(cluster, "who.py", WHO)
-    flags = ("--nodes", "2", "--tasks-per-node", "2", "--launcher", launcher, "--wait")
-    job = cluster.json("submit", path, *flags)["job_id"]
+    job = cluster.json("submit", path, "--nodes", "2", "--launcher", launcher, "--wait")["job_id"]
     said = cluster("logs", job).stdout.splitlines()
-    (port,) = {line.split()[-1] for line in said}
-    assert int(port) == 65000 + int(job) % 536
+    port = 65000 + int(job) % 536
     nodes = [f"{cluster.name}-train-{i}" for i in (1, 2)]
-    expected = {
-        f"rank {nodes[node]} {2 * node + local} 4 {local} 2 {node} {nodes[0]} {port}"
-        for node in (0, 1)
-        for local in (0, 1)
-    }
-    assert set(said) == expected
+    assert set(said) == {f"rank {node} {i} 2 0 1 {i} {nodes[0]} {port}" for i, node in enumerate(nodes)}
+    labelled = cluster("logs", job, "--label").stdout.splitlines()
+    assert labelled == [
+        f"{line.split()[2]}: {line}" for line in sorted(said, key=lambda line: line.split()[2])
+    ]
+    assert cluster("logs", job, "--rank", "1", "--follow").stdout.splitlines() == [
+        line for line in said if line.split()[2] == "1"
+    ]
+    assert "no such rank" in cluster("logs", job, "--rank", "2", rc=2).stderr
 
 
 ERROR, STATUS = ("raise KeyError('a bug')", 1, "KeyError: 'a bug'"), ("sys.exit(3)", 3, "exit code 3")

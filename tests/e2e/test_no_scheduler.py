@@ -157,6 +157,8 @@ def test_ranks_know_each_other(plain: Cluster, script: Any) -> None:
         for node, host in enumerate(nodes(plain))
         for local in (0, 1)
     }
+    (third,) = plain("logs", job, "--rank", "2").stdout.splitlines()
+    assert third.startswith(f"rank {nodes(plain)[1]} 2 4 ")
 
 
 def test_an_unhealthy_node_gets_no_job_until_it_is_healthy(plain: Cluster, script: Any) -> None:

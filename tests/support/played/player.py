@@ -90,6 +90,7 @@ def run(job_id: str, script: str, output: str, error: str) -> None:
     """The batch step: run the script and write down how it ended."""
     environment = {**os.environ, "SLURM_SUBMIT_DIR": str(Path.cwd()), "SLURM_JOB_ID": job_id}
     environment |= {"SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "1", "SLURM_JOB_NODELIST": "n1"}
+    environment |= {"SLURMD_NODENAME": "n1"}
     with Path(output).open("ab") as out, Path(error).open("ab") as err:
         rc = subprocess.call(["bash", script], stdout=out, stderr=err, env=environment)
     with opened() as state:

@@ -128,10 +128,14 @@ def test_colors_and_progress_of_logs_stay_and_all_else_is_text(
             2,
             2,
         ]
-        assert shown.endswith("\x1b[0m")
+        assert "\x1b[0m" in shown[shown.rindex("[31mred") :]
     for words, log in ((["logs", job], LOG_SHOWN), (["logs", "--raw", job], LOG)):
         app(words, prog_name="clusterctl", standalone_mode=False)
-        assert capfdbinary.readouterr() == (log.encode(), log.encode())
+        said = capfdbinary.readouterr()
+        assert said.out == log.encode()
+        # After what the job wrote comes why it failed, but not among unchanged bytes.
+        assert said.err.startswith(log.encode())
+        assert (b"failed: exit code 3" in said.err) is ("--raw" not in words)
 
 
 def test_raw_and_json_exclude_each_other(job: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -146,13 +150,15 @@ def test_the_tail_of_a_log_in_an_error(how: str, here: Session, tmp_path: Path, 
     shown = on_terminal("submit", str(script), how)
     assert is_harmless(shown)
     error = shown.partition("error:")[2].splitlines()
-    assert error[0].endswith("ended FAILED")
-    assert error[1].startswith("  why: Slurm says FAILED")
-    assert error[2:5] == [
+    assert error[0].endswith("(mine) failed: exit code 3 on n1")
+    assert error[1] == "  why: FAILED, on n1, exit code 3"
+    quoted = [line for line in error if line.startswith("       | ")]
+    log = [
         r"       | \x1b]52;c;b3duZWQ=\x07\x1b[2J\x00",
         "       | 100%",
         "       | red, no newline",
     ]
+    assert (quoted[-3:] == log) if how == "--wait" else not quoted
 
 
 def test_nothing_of_ours_stands_on_a_line_of_a_log_or_in_its_color(on_terminal: Run) -> None:

@@ -319,6 +319,6 @@ def test_the_script_and_the_record_of_a_job(session, cluster, resolve: Resolve, 
     text = script_of(session.spec, JobSpec(name="mine", script=script), environment)
     folder = f'"$HOME"/clusterctl/environments/{environment.lock.key}/bin'
     assert f"export PATH={folder}:/opt/clusterctl/env/bin:$PATH\n" in text
-    assert f'\n{folder}/python "$submit_dir"/' in text
+    assert f' {folder}/python "$submit_dir"/' in text
     facts = client_facts(JobSpec(name="mine", script=script), environment, folder=tmp_path)
     assert facts["requirements"] == environment.lock.text

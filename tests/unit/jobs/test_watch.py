@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,10 +19,11 @@ from clusterctl.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from clusterctl.jobs.watch import LogChunk, follow, logs, raise_unless_completed, tail, wait
+from clusterctl.jobs.watch import LogChunk, follow, logs, raise_unless_completed, wait
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.transport.base import remote_argv
 from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
@@ -125,17 +126,17 @@ def test_a_failed_job_shows_the_end_of_its_log(session, tmp_path):
     with pytest.raises(JobFailedError) as caught:
         raise_unless_completed(session, ended)
     text = str(caught.value)
-    assert f"job {job_id} (mine) ended FAILED" in text
-    assert "exit code 7" in text
-    assert "| line 11\n" in text
+    assert f"job {job_id} (mine) failed: exit code 7 on n1" in text
+    assert "FAILED, on n1, exit code 7" in text
+    assert "| line 21\n" in text
     assert "| line 30\n" in text
-    assert "line 10\n" not in text
+    assert "line 20\n" not in text
     assert caught.value.exit_code == 4
 
 
 def test_a_failed_job_that_wrote_no_stderr_shows_its_stdout(session, tmp_path):
     job_id = submitted(session, tmp_path, "echo only this; exit 1")
-    with pytest.raises(JobFailedError, match="ended FAILED") as caught:
+    with pytest.raises(JobFailedError, match="exit code 1") as caught:
         raise_unless_completed(session, wait(session, [job_id]))
     assert "| only this" in str(caught.value)
 
@@ -162,9 +163,9 @@ def test_a_log_can_not_write_to_the_terminal(session, tmp_path):
 def test_how_a_job_ended_decides_the_error(session, cluster, tmp_path, state, error):
     job_id = held(cluster, session, tmp_path)
     cluster.change(job_id, state=state, reason="SomeReason")
-    with pytest.raises(error, match=f"ended {state}") as caught:
+    with pytest.raises(error) as caught:
         raise_unless_completed(session, wait(session, [job_id]))
-    assert "reason SomeReason" in caught.value.why
+    assert f"{state}, reason SomeReason" in caught.value.why
     assert "it wrote nothing" in caught.value.why
 
 
@@ -385,8 +386,9 @@ def test_each_failure_has_its_host_its_log_and_a_way_out(session, tmp_path):
     with pytest.raises(JobFailedError) as caught:
         raise_unless_completed(session, ended)
     (failure,) = caught.value.failures
-    assert failure.cause.endswith("exit code 3, on n1; its log ends:\nthe disk is on fire")
-    assert (failure.host, failure.fix) == ("n1", f"the whole log: clusterctl logs {job_id}")
+    assert failure.cause.endswith("exit code 3)\nthe disk is on fire")
+    assert failure.host == "n1"
+    assert failure.fix.endswith(f"the whole log: clusterctl logs {job_id}")
 
 
 @pytest.mark.parametrize("name", ["raised-srun.log", *in_sweep("raised-mpirun.log", "hung-srun.log")])
@@ -426,20 +428,20 @@ def test_the_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path
     """One line of 64 MiB: what of it is shown, and what comes over for that."""
     job_id = submitted(session, tmp_path, "head -c 64M /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1")
     ended = wait(session, [job_id])
-    came: list[bytes] = []
+    came: list[str] = []
 
     class Counting(Nearby):
-        def stream(self, argv):
-            for piece in super().stream(argv):
-                came.append(piece)
-                yield piece
+        def run(self, argv, **options):
+            done = super().run(argv, **options)
+            came.append(done.stdout)
+            return done
 
     counting = Session(session.spec, SlurmClient(Counting(tmp_path)), session.ledger)
     with pytest.raises(JobFailedError) as caught:
         raise_unless_completed(counting, ended)
     assert caught.value.why.endswith("xend")
-    (told,) = map(json.loads, b"".join(came).splitlines())
-    assert 0 < len(base64.b64decode(told["data"])) <= 1 << 16
+    told = next(json.loads(text) for text in came if text.startswith("{"))
+    assert 0 < len(told["stderr"]) <= 1 << 16
     assert len(caught.value.why) < 2200
 
 
@@ -456,7 +458,7 @@ def test_a_job_that_removed_its_folder(session, cluster, tmp_path):
 class Mute(Nearby):
     """A cluster that goes out of reach."""
 
-    def stream(self, *_argv, **_options):
+    def run(self, *_argv, **_options):
         raise UnreachableError("no connection")
 
 
@@ -474,15 +476,23 @@ def test_the_end_of_a_log_is_read_with_care(tmp_path, stderr):
         file.truncate(1 << 40)
         file.seek(0, os.SEEK_END)
         file.write(b"\nlast\x1b[31m\x1b[2J\n")
-    assert tail(LocalTransport(), str(tmp_path), None).endswith("\nlast\\x1b[2J")
-    assert tail(LocalTransport(), str(tmp_path / "gone"), None) == "(the job's folder is gone)"
+    found = ends_there(tmp_path)
+    assert found["stdout"].endswith("\nlast\x1b[31m\x1b[2J\n")
+    assert (len(found["stdout"]), found["stderr"], found["gone"]) == (1 << 16, "", False)
+    assert ends_there(tmp_path / "gone")["gone"]
+
+
+def ends_there(folder: Path) -> Any:
+    """The ends of a job's logs, read by the program that runs on the cluster."""
+    argv = remote_argv("clusterctl.scheduler.remote_logs", str(folder), "")
+    return json.loads(LocalTransport().run(argv).stdout)
 
 
 def test_how_a_job_ended_is_said_also_when_its_log_is_out_of_reach(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, "exit 3")
     ended = wait(session, [job_id])
     mute = Session(session.spec, SlurmClient(Mute(cluster.payload)), cluster.ledger)
-    with pytest.raises(JobFailedError, match="ended FAILED") as caught:
+    with pytest.raises(JobFailedError, match="exit code 3") as caught:
         raise_unless_completed(mute, ended)
     assert "its log can't be read: no connection" in caught.value.why
 

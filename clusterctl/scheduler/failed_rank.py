@@ -1,0 +1,115 @@
+"""The rank of a job that failed first, by the words of its launcher: srun, mpirun or torchrun."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from clusterctl.scheduler.base import JobInfo
+
+_FROM_SHELL = 128  # a shell gives the number of the signal that ended a program beside this
+_NAMES: Final = {one.value: one.name for one in signal.Signals}
+_SIGNALS: Final = {signal.strsignal(one): one.name for one in signal.Signals}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The first rank that failed, as far as it is known; ``exit_code`` of a program that ended by itself."""
+
+    rank: int | None = None
+    host: str = ""
+    exit_code: int | None = None
+    signal: str = ""
+
+    def __str__(self) -> str:
+        """``rank 1 on demo-train-2``; "" where neither is known."""
+        rank = f"rank {self.rank}" if self.rank is not None else ""
+        return " ".join(filter(None, (rank, f"on {self.host}" if self.host else "")))
+
+
+_SRUN: Final = re.compile(
+    r"^srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: (?:Exited with exit code (?P<code>\d+)"
+    r"|(?P<how>[A-Za-z ]+?)(?: \(core dumped\))?)$",
+    re.MULTILINE,
+)
+_SRUN_ENDS: Final = re.compile(
+    r"^srun: (?:launch/slurm: _step_signal|Job step aborted|Terminating)", re.MULTILINE
+)
+_MPIRUN: Final = re.compile(
+    r"(?:mpirun|prterun) noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on"
+    r"\s+signal (?P<signal>\d+)|Process name: \[\S+,(?P<rank2>\d+)\]\s+Exit code: +(?P<code>\d+)"
+)
+_ABORTED: Final = re.compile(r"MPI_ABORT was invoked on rank (\d+) in communicator")
+_TORCHRUN: Final = re.compile(
+    r"^Root Cause \(first observed failure\):\n\[\d+\]:\n +time +: (?P<time>\S+)\n +host +: (?P<host>\S+)\n"
+    r" +rank +: (?P<rank>\d+) .*\n +exitcode +: (?P<code>-?\d+)",
+    re.MULTILINE,
+)
+
+
+def first_failed(log: str, job: JobInfo, tasks_per_node: int | None) -> Failed:
+    """The rank that failed first, by what the launcher says in the log; else the end of the job itself."""
+    failed = _of_torchrun(log) or _of_mpi_abort(log) or _of_srun(log) or _of_mpirun(log) or _alone(job)
+    if failed.rank is not None and not failed.host and tasks_per_node:
+        index = failed.rank // tasks_per_node
+        failed = replace(failed, host=job.nodes[index] if index < len(job.nodes) else "")
+    host = next((node for node in job.nodes if node.partition(".")[0] == failed.host.partition(".")[0]), "")
+    return replace(failed, host=host or (job.nodes[0] if len(job.nodes) == 1 else failed.host))
+
+
+def _ended(code: int, **fields: Any) -> Failed:
+    """How a program ended by its exit code, in which a shell, or Python's negative sign, has the signal."""
+    number = -code if code < 0 else code - _FROM_SHELL
+    if name := _NAMES.get(number):
+        return Failed(signal=name, **fields)
+    return Failed(exit_code=code, **fields)
+
+
+def _of_torchrun(log: str) -> Failed | None:
+    """Each node's torchrun names its own first: the earliest counts."""
+    if not (found := sorted(_TORCHRUN.finditer(log), key=lambda match: match["time"])):
+        return None
+    return _ended(int(found[0]["code"]), rank=int(found[0]["rank"]), host=found[0]["host"])
+
+
+def _of_mpi_abort(log: str) -> Failed | None:
+    """The rank that called MPI_Abort, with what the launcher says of its end."""
+    if (aborted := _ABORTED.search(log)) is None:
+        return None
+    rank = int(aborted[1])
+    launched = next((one for one in _srun_says(log) if one.rank == rank), None) or _of_mpirun(log)
+    return launched if launched is not None and launched.rank == rank else Failed(rank=rank)
+
+
+def _srun_says(log: str) -> list[Failed]:
+    found = []
+    for match in _SRUN.finditer(log):
+        fields: dict[str, Any] = {"rank": int(match["rank"]), "host": match["host"]}
+        how = "SIGKILL" if match["how"] == "Out Of Memory" else _SIGNALS.get(match["how"] or "", "")
+        found.append(_ended(int(match["code"]), **fields) if match["code"] else Failed(signal=how, **fields))
+    return found
+
+
+def _of_srun(log: str) -> Failed | None:
+    """The first that srun names before it ends the others, else one that was not ended by it."""
+    end = _SRUN_ENDS.search(log)
+    if end is not None and (before := _srun_says(log[: end.start()])):
+        return before[0]
+    said = _srun_says(log)
+    by_itself = (one for one in said if one.signal not in {"SIGTERM", "SIGKILL"})
+    return next(by_itself, said[0] if said else None)
+
+
+def _of_mpirun(log: str) -> Failed | None:
+    if (match := _MPIRUN.search(log)) is None:
+        return None
+    if match["signal"]:
+        return _ended(-int(match["signal"]), rank=int(match["rank"]), host=match["host"])
+    return _ended(int(match["code"]), rank=int(match["rank2"]))
+
+
+def _alone(job: JobInfo) -> Failed:
+    """The job's own end, where no launcher says more."""
+    return _ended(-job.signal if job.signal else job.exit_code or 0)

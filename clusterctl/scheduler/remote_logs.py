@@ -1,0 +1,59 @@
+"""Reads the ends of a job's logs. Runs on the cluster (standard library, Python 3.9), and here on a run.
+
+    main(FOLDER, TASK)
+
+``TASK`` is the number of an array's task, or empty. The answer is a JSON object: ``stderr`` and ``stdout``,
+``ranks`` (rank -> the end of its own log), and ``gone`` where the folder is not there. A log that is not
+there, or is no file, is empty.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from itertools import islice
+from typing import Any
+
+from clusterctl.transport.remote_open import open_file
+
+END = 1 << 16  # of a log
+RANKS_END = 1 << 20  # of all ranks' logs together
+MOST_RANKS = 2048
+RANK_LOG = re.compile(r"([0-9]{1,6})\.log")
+
+
+def end_of(folder: str, path: str, most: int) -> str:
+    """The last bytes of a log as text."""
+    try:
+        fd = open_file(os.fsencode(folder), os.fsencode(path))
+    except OSError:
+        return ""
+    try:
+        return os.pread(fd, most, max(0, os.fstat(fd).st_size - most)).decode(errors="replace")
+    finally:
+        os.close(fd)
+
+
+def ends(folder: str, task: str) -> dict[str, Any]:
+    """The ends of all logs of a job."""
+    own = f"-{task}" if task else ""
+    below = (f"task-{task}/" if task else "") + "rank-logs"
+    try:
+        with os.scandir(os.path.join(folder, below)) as entries:  # noqa: PTH118
+            found = (RANK_LOG.fullmatch(entry.name) for entry in entries)
+            names = [(int(match[1]), match[0]) for match in islice(filter(None, found), MOST_RANKS)]
+    except OSError:
+        names = []
+    most = RANKS_END // max(16, len(names))
+    return {
+        "stderr": end_of(folder, f"stderr{own}.log", END),
+        "stdout": end_of(folder, f"stdout{own}.log", END),
+        "ranks": {str(rank): end_of(folder, f"{below}/{name}", most) for rank, name in sorted(names)},
+        "gone": not os.path.isdir(folder),  # noqa: PTH112
+    }
+
+
+def main(folder: str, task: str) -> None:
+    json.dump(ends(folder, task), sys.stdout)

@@ -1,0 +1,106 @@
+"""Nodes without GPUs get wheels for CPUs, nodes with GPUs those with CUDA."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.packages.accelerators import INDEX_VARIABLE, has_gpus
+from clusterctl.packages.wheelhouse import Requirements, resolve
+from clusterctl.spec.models import ClusterSpec
+from tests.support.wheels import a_wheel
+
+LINUX = "cp311-cp311-manylinux_2_28_x86_64"
+Solve = Callable[..., set[str]]
+
+
+def published(
+    index: Path, name: str, version: str = "1.0", *, tag: str = "py3-none-any", **more: str
+) -> None:
+    """A wheel in a package index that is a folder; ``more`` are extras with what each requires."""
+    folder = index / name
+    folder.mkdir(parents=True, exist_ok=True)
+    requires = [
+        f"{wheel}; extra == '{extra}'\nProvides-Extra: {extra}"
+        for extra, wheel in more.items()
+        if extra != "always"
+    ]
+    requires += [more["always"]] if "always" in more else []
+    a_wheel(folder, name.replace("-", "_"), version, tag=tag, requires=requires)
+    links = (f'<a href="{wheel.name.replace("+", "%2B")}">{wheel.name}</a>' for wheel in folder.glob("*.whl"))
+    (folder / "index.html").write_text(f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>")
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def solve(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> Solve:
+    """What lines of a requirements file come to, with an index as PyPI is."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv(INDEX_VARIABLE, f"file://{tmp_path}/cpu")
+    pypi = tmp_path / "pypi"
+    published(pypi, "torch", "2.0", tag=LINUX, always="nvidia-cublas")
+    published(pypi, "lightning", always="torch")
+    for name in ("nvidia-cublas", "jax-cuda12-plugin"):
+        published(pypi, name)
+    published(pypi, "jax", cuda12="jax-cuda12-plugin")
+    published(tmp_path / "cpu", "torch", "2.0+cpu", tag=LINUX)
+    (tmp_path / "base.lock").touch()
+
+    def call(*lines: str, gpus: bool | None) -> set[str]:
+        file = tmp_path / "requirements.txt"
+        file.write_text("\n".join((f"--index-url file://{pypi}", *lines, "")))
+        asked = Requirements((file,), tmp_path / "base.lock", gpus=gpus)
+        return {f"{one.name} {one.version}" for one in resolve(asked, report=said.append).wheels}
+
+    return call
+
+
+def test_torch_without_gpus_is_built_for_cpus(solve: Solve, said: list[str]) -> None:
+    assert solve("lightning", gpus=False) == {"lightning 1.0", "torch 2.0+cpu"}
+    assert "the nodes have no GPU" in said[-1]
+
+
+@pytest.mark.parametrize("gpus", [True, None])
+def test_torch_with_gpus_is_built_for_cuda_and_that_is_said(
+    solve: Solve, said: list[str], gpus: bool
+) -> None:
+    assert solve("torch", gpus=gpus) == {"torch 2.0", "nvidia-cublas 1.0"}
+    assert "gigabytes" in said[-1]
+
+
+def test_without_the_index_for_cpus_torch_comes_with_cuda_and_that_is_said(
+    solve: Solve, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(INDEX_VARIABLE, "http://127.0.0.1:9/cpu")
+    assert solve("torch", gpus=False) == {"torch 2.0", "nvidia-cublas 1.0"}
+    assert "http://127.0.0.1:9/cpu can't be reached" in said[-1]
+    assert INDEX_VARIABLE in said[-1]
+
+
+def test_jax_has_the_extra_for_cuda_where_nodes_have_gpus(solve: Solve, tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("lightning\n")
+    assert solve("-r more.txt", "jax[cuda12]", gpus=False) == {"jax 1.0", "lightning 1.0", "torch 2.0+cpu"}
+    assert solve("jax", gpus=False) == {"jax 1.0"}
+    assert solve("jax  # for all", gpus=True) == {"jax 1.0", "jax-cuda12-plugin 1.0"}
+
+
+def test_the_spec_says_which_nodes_have_gpus() -> None:
+    partitions: list[dict[str, Any]] = [{"name": "cpu", "hosts": "one"}, {"name": "gpu", "hosts": "two"}]
+    partitions[1]["gpus"] = {"type": "l4", "count": 1}
+    hosts = {"type": "onprem", "controller": "one", "hosts": {"one": "10.0.0.1", "two": "10.0.0.2"}}
+    spec = {"version": 1, "name": "d", "provider": hosts}
+    found = ClusterSpec.model_validate({**spec, "partitions": partitions})
+    assert [has_gpus(found), has_gpus(found, "cpu"), has_gpus(found, "gpu")] == [True, False, True]
+    undeclared = ClusterSpec.model_validate({**spec, "partitions": partitions[:1], "scheduler": "none"})
+    assert has_gpus(undeclared) is None

@@ -1,0 +1,390 @@
+"""Why a job failed: what programs, launchers and Slurm really wrote -> the cause that is named."""
+
+# ruff: noqa: E501 - recorded lines
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.scheduler.base import JobInfo, JobState, StepInfo
+from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, catalogue, diagnose
+
+JOB = JobInfo(
+    number=12,
+    name="train",
+    user="ada",
+    state=JobState.FAILED,
+    reason="NonZeroExitCode",
+    exit_code=1,
+    signal=0,
+    nodes=("n1", "n2"),
+)
+TRACEBACK = 'Traceback (most recent call last):\n  File "/jobs/x/x.py", line 7, in <module>\n    main()\n'
+MPIRUN = (
+    f"{'-' * 74}\nPrimary job  terminated normally, but 1 process returned\n"
+    f"a non-zero exit code. Per user-direction, the job has been aborted.\n{'-' * 74}\n"
+)
+# What torchrun 2.x writes at its end.
+TORCHRUN = """\
+E1122 21:00:00.000000 55 torch/distributed/elastic/multiprocessing/api.py:842] failed (exitcode: 1) local_rank: 1
+Traceback (most recent call last):
+  File "/env/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+  File "/env/torch/distributed/launcher/api.py", line 264, in launch_agent
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+x.py FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-22_21:00:0{second}
+  host      : {host}
+  rank      : {rank} (local_rank: 1)
+  exitcode  : {code} (pid: 56)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""
+
+
+def said(log: str, **job: object) -> Diagnosis:
+    return diagnose(Evidence(job=replace(JOB, **job), log=log))
+
+
+@pytest.mark.parametrize(
+    ("code", "log"),
+    [
+        ("missing-module", TRACEBACK + "ModuleNotFoundError: No module named 'cv2'\n"),
+        ("missing-module", "/opt/clusterctl/env/bin/python: No module named nosuch\n"),
+        ("missing-name", TRACEBACK + "ImportError: cannot import name 'abc' from 'torch' (/env/torch/__init__.py)\n"),
+        ("missing-file", TRACEBACK + "FileNotFoundError: [Errno 2] No such file or directory: 'data/x.csv'\n"),
+        ("missing-file", "cat: /data/x: No such file or directory\n"),
+        ("missing-file", "/bin/bash: line 3: ./setup.sh: No such file or directory\n"),
+        ("missing-file", "python3: can't open file '/tmp/nosuch.py': [Errno 2] No such file or directory\n"),
+        ("command-not-found", "job.sh: line 2: ffmpeg: command not found\n"),
+        ("command-not-found", "/bin/sh: 1: ffmpeg: not found\n"),
+        ("command-not-found", "slurmstepd-n1: error: execve(): nosuch: No such file or directory\n"),
+        (
+            "command-not-found",
+            f"{'-' * 74}\nmpirun was unable to find the specified executable file, and therefore\n"
+            "did not launch the job.\n\nNode:       n1\nExecutable: nosuchprog\n",
+        ),
+        ("not-executable", "job.sh: line 2: ./run: Permission denied\n"),
+        ("not-executable", "slurmstepd-n1: error: execve(): /jobs/x/run: Permission denied\n"),
+        ("wrong-architecture", "job.sh: line 2: ./a.out: cannot execute binary file: Exec format error\n"),
+        ("wrong-architecture", TRACEBACK + "OSError: [Errno 8] Exec format error: './a.out'\n"),
+        (
+            "missing-library",
+            "./a: error while loading shared libraries: libfoo.so.3: cannot open shared object file: "
+            "No such file or directory\n",
+        ),
+        ("missing-library", TRACEBACK + "OSError: libfoo.so.3: cannot open shared object file: No such file\n"),
+        ("glibc", "./a: /lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by ./a)\n"),
+        ("undefined-symbol", TRACEBACK + "ImportError: /env/x.so: undefined symbol: _ZN3c10\n"),
+        ("host-memory", TRACEBACK + "MemoryError\n"),
+        ("host-memory", "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"),
+        ("host-memory", TRACEBACK + "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for an array\n"),
+        ("cuda-out-of-memory", TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB\n"),
+        ("cuda-driver-too-old", TRACEBACK + "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).\n"),
+        ("no-gpu", TRACEBACK + "RuntimeError: Found no NVIDIA driver on your system.\n"),
+        ("no-gpu", TRACEBACK + "AssertionError: Torch not compiled with CUDA enabled\n"),
+        ("no-gpu", TRACEBACK + "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!\n"),
+        ("invalid-device-ordinal", TRACEBACK + "RuntimeError: CUDA error: invalid device ordinal\n"),
+        ("cuda-assert", TRACEBACK + "RuntimeError: CUDA error: device-side assert triggered\n"),
+        ("cuda-illegal-address", TRACEBACK + "RuntimeError: CUDA error: an illegal memory access was encountered\n"),
+        ("cuda-error", TRACEBACK + "RuntimeError: CUDA error: misaligned address\n"),
+        (
+            "nccl-network",
+            TRACEBACK + "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, unhandled system error\n"
+            "ncclSystemError: System call (e.g. socket, malloc) or external library call failed\n"
+            "Last error:\nsocketStartConnect: Connect to 10.0.0.1<4711> failed : No route to host\n",
+        ),
+        (
+            "nccl-usage",
+            TRACEBACK + "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1333, invalid usage\n"
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected\n",
+        ),
+        (
+            "nccl-timeout",
+            "[rank0]:[E1122 21:00:00 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: "
+            "WorkNCCL(SeqNum=1, OpType=ALLREDUCE) ran for 600000 milliseconds before timing out.\n",
+        ),
+        ("port-in-use", TRACEBACK + "OSError: [Errno 98] Address already in use\n"),
+        (
+            "port-in-use",
+            TRACEBACK + "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
+            "address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use\n",
+        ),
+        ("rendezvous", TRACEBACK + "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (n1, 29500).\n"),
+        ("connection-refused", TRACEBACK + "ConnectionRefusedError: [Errno 111] Connection refused\n"),
+        ("unknown-host", TRACEBACK + "socket.gaierror: [Errno -2] Name or service not known\n"),
+        ("no-network", TRACEBACK + "OSError: [Errno 101] Network is unreachable\n"),
+        ("gloo-connect", TRACEBACK + "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation\n"),
+        ("connection-lost", TRACEBACK + "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:525] Connection closed by peer [10.0.0.1]:4711\n"),
+        ("disk-full", TRACEBACK + "OSError: [Errno 28] No space left on device\n"),
+        ("disk-quota", TRACEBACK + "OSError: [Errno 122] Disk quota exceeded: 'x'\n"),
+        ("read-only-file-system", TRACEBACK + "OSError: [Errno 30] Read-only file system: '/usr/x'\n"),
+        ("too-many-files", TRACEBACK + "OSError: [Errno 24] Too many open files: '/dev/null'\n"),
+        ("too-many-processes", TRACEBACK + "BlockingIOError: [Errno 11] Resource temporarily unavailable\n"),
+        ("permission-denied", TRACEBACK + "PermissionError: [Errno 13] Permission denied: '/etc/x'\n"),
+        ("shared-memory", TRACEBACK + "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.\n"),
+        ("arguments", "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --lrr 1\n"),
+        ("syntax-error", '  File "/jobs/x/x.py", line 1\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'),
+        ("syntax-error", "job.sh: line 2: syntax error: unexpected end of file\n"),
+        ("windows-newlines", "job.sh: line 2: $'\\r': command not found\n"),
+        ("assertion", TRACEBACK + "AssertionError: no\n"),
+        ("assertion", "a.out: a.c:3: main: Assertion `x == 1' failed.\n"),
+        ("keyboard-interrupt", TRACEBACK + "KeyboardInterrupt\n"),
+        ("python-exception", TRACEBACK + "ValueError: x\n"),
+        ("python-exception", TRACEBACK + "my.lib.Oops: x\n"),
+        ("cpp-exception", "terminate called after throwing an instance of 'std::runtime_error'\n  what():  no\n"),
+        ("mpi-slots", f"{'-' * 74}\nThere are not enough slots available in the system to satisfy the 64\nslots\n"),
+        ("mpi-launch", f"{'-' * 74}\nORTE was unable to reliably start one or more daemons.\nThis\n"),
+        ("mpi-truncate", TRACEBACK + "mpi4py.MPI.Exception: MPI_ERR_TRUNCATE: message truncated\n"),
+        ("mpi-error", "[n1:7] *** An error occurred in MPI_Send\n[n1:7] *** MPI_ERR_RANK: invalid rank\n"),
+        ("out-of-memory", "slurmstepd-n1: error: StepId=12.0 exceeded memory limit (5000 > 4000), being killed\n"),
+        ("out-of-memory", "srun: error: n1: task 0: Out Of Memory\n"),
+        ("segmentation-fault", "srun: error: n1: task 0: Segmentation fault (core dumped)\n"),
+        ("bus-error", "srun: error: n1: task 0: Bus error\n"),
+        ("illegal-instruction", "srun: error: n1: task 0: Illegal instruction\n"),
+        ("floating-point-exception", "srun: error: n1: task 0: Floating point exception\n"),
+        ("abort", "srun: error: n1: task 0: Aborted (core dumped)\n"),
+        ("killed", "srun: error: n1: task 0: Killed\n"),
+        ("terminated", "srun: error: n1: task 0: Terminated\n"),
+        ("segmentation-fault", MPIRUN + "mpirun noticed that process rank 1 with PID 0 on node n2 exited on signal 11 (Segmentation fault).\n"),
+        ("exit-code", "it went wrong\n"),
+        ("exit-code", ""),
+    ],
+)  # fmt: skip
+def test_the_cause_is_named(code: str, log: str) -> None:
+    found = said(log)
+    assert found.code == code, found
+    assert found.summary.startswith("job 12 (train) failed: ")
+    assert "{" not in found.cause + found.fix
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "reason"),
+    [
+        ("time-limit", "TIMEOUT", "TimeLimit"),
+        ("node-failure", "NODE_FAIL", "NodeDown"),
+        ("preempted", "PREEMPTED", "None"),
+        ("cancelled", "CANCELLED", "None"),
+        ("deadline", "DEADLINE", "DeadLine"),
+        ("boot-failure", "BOOT_FAIL", ""),
+        ("no-record", "PURGED", ""),
+        ("out-of-memory", "OUT_OF_MEMORY", "OutOfMemory"),
+        ("waiting-for-resources", "PENDING", "Resources"),
+        ("waiting-for-priority", "PENDING", "Priority"),
+        ("waiting-for-dependency", "PENDING", "Dependency"),
+        ("dependency-never-satisfied", "PENDING", "DependencyNeverSatisfied"),
+        ("waiting-for-nodes-out-of-service", "PENDING", "ReqNodeNotAvail, UnavailableNodes:n1"),
+        ("waiting-for-quota", "PENDING", "QOSMaxJobsPerUserLimit"),
+        ("waiting-beyond-limits", "PENDING", "PartitionTimeLimit"),
+        ("held", "PENDING", "JobHeldUser"),
+        ("held-after-launch-failure", "PENDING", "launch failed requeued held"),
+        ("waiting-for-the-scheduler", "PENDING", "None"),
+    ],
+)
+def test_the_schedulers_state_and_reason_are_sentences(code: str, state: str, reason: str) -> None:
+    found = said(TRACEBACK + "ValueError: x\n", state=JobState(state), reason=reason)
+    assert (found.code, found.state) == (code, state)
+    assert found.summary.startswith(
+        "job 12 (train) "
+        + ("waits: " if state == "PENDING" else "failed: " if found.summary[15] == "f" else "ended: ")
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [
+        ("cv2", "opencv-python"),
+        ("sklearn.svm", "scikit-learn"),
+        ("yaml", "PyYAML"),
+        ("PIL", "pillow"),
+        ("foo.bar", "foo"),
+    ],
+)
+def test_a_missing_module_names_the_package_that_provides_it(module: str, package: str) -> None:
+    found = said(TRACEBACK + f"ModuleNotFoundError: No module named '{module}'\n")
+    assert found.fix.startswith(f"add {package}")
+    assert "--requirements" in found.fix
+
+
+def test_what_stayed_at_home_is_included() -> None:
+    log = TRACEBACK + "FileNotFoundError: [Errno 2] No such file or directory: 'data/x.csv'\n"
+    evidence = Evidence(job=JOB, log=log, left_here=lambda name: name if name == "data/x.csv" else "")
+    found = diagnose(evidence)
+    assert (found.code, found.fix) == ("file-stayed-at-home", "submit with --include data/x.csv")
+    module = TRACEBACK + "ModuleNotFoundError: No module named 'pkg.tools'\n"
+    found = diagnose(replace(evidence, log=module, left_here=lambda name: f"{name}.py"))
+    assert found.fix == "submit with --include pkg/tools.py"
+
+
+def test_memory_is_told_with_its_peak_and_its_limit() -> None:
+    job = replace(JOB, state=JobState.OUT_OF_MEMORY, tres="cpu=2,mem=8G,node=2,billing=2")
+    steps = (StepInfo("12.0", peak=4187593113, peak_host="n2"), StepInfo("12.batch", peak=9_000_000))
+    found = diagnose(Evidence(job=job, steps=steps))
+    assert found.summary == "job 12 (train) failed: out of memory on n2: 3.9 GiB used of 4 GiB"
+    assert "--mem 8GiB" in found.fix
+    # What Slurm saw seconds before is no peak.
+    found = diagnose(Evidence(job=job, steps=steps[1:]))
+    assert found.cause == "out of memory: more than 4 GiB"
+    # Without a scheduler there is no --mem.
+    assert "--mem" not in diagnose(Evidence(job=replace(job, prefix="m"))).fix
+
+
+def test_who_cancelled_and_how_long_it_was_allowed_to_run() -> None:
+    found = diagnose(Evidence(job=replace(JOB, state=JobState.CANCELLED), cancelled_by="bob"))
+    assert found.summary == "job 12 (train) ended: cancelled by bob"
+    job = replace(JOB, state=JobState.TIMEOUT, time_limit_s=300, start_time=1000, end_time=1310)
+    assert diagnose(Evidence(job=job)).cause == "time limit of 5m reached after 5m10s"
+
+
+@pytest.mark.parametrize(
+    ("log", "rank", "host", "how"),
+    [
+        ("srun: error: n2: task 1: Exited with exit code 3\n", 1, "n2", "exit code 3"),
+        (
+            "srun: error: n2: task 1: Segmentation fault\nsrun: launch/slurm: _step_signal: Terminating StepId=7.0\n"
+            "srun: error: n1: task 0: Exited with exit code 15\n",
+            1,
+            "n2",
+            "SIGSEGV",
+        ),
+        (
+            "srun: Job step aborted: Waiting up to 7 seconds for job step to finish.\n"
+            "srun: error: n1: task 0: Killed\nsrun: error: n2: task 1: Exited with exit code 1\n",
+            1,
+            "n2",
+            "exit code 1",
+        ),
+        ("srun: error: n2: tasks 2-3: Exited with exit code 139\n", 2, "n2", "SIGSEGV"),
+        (MPIRUN + "mpirun noticed that process rank 1 with PID 0 on node n2 exited on signal 9 (Killed).\n", 1, "n2", "SIGKILL"),
+        (MPIRUN + "  Process name: [[17184,1],1]\n  Exit code:    7\n", 1, "n2", "exit code 7"),
+        (TORCHRUN.format(second=1, host="n2.cluster", rank=3, code=-11), 3, "n2", "SIGSEGV"),
+        (
+            TORCHRUN.format(second=2, host="n1", rank=0, code=1) + TORCHRUN.format(second=1, host="n2", rank=3, code=5),
+            3,
+            "n2",
+            "exit code 5",
+        ),
+    ],
+)  # fmt: skip
+def test_the_rank_that_failed_first(log: str, rank: int, host: str, how: str) -> None:
+    found = diagnose(Evidence(job=JOB, log=log, tasks_per_node=1))
+    assert (found.rank, found.host) == (rank, host)
+    assert how in found.details
+    assert f"rank {rank} on {host}" in found.cause
+
+
+def test_a_shells_exit_code_is_the_signal_that_it_stands_for() -> None:
+    assert said("", exit_code=139).code == "segmentation-fault"
+    assert said("", exit_code=143).signal == "SIGTERM"
+    assert said("", exit_code=127).code == "command-not-found"
+
+
+CAPTURES = Path(__file__).parents[1] / "jobs" / "captures"
+
+
+@pytest.mark.parametrize("name", ["raised-srun.log", "raised-mpirun.log", "hung-srun.log"])
+def test_lines_are_the_traceback_without_what_follows_from_it(name: str) -> None:
+    found = said((CAPTURES / name).read_text())
+    assert found.cause.startswith("RuntimeError: rank one is broken (rank 1")
+    assert found.lines[0] == "Traceback (most recent call last):"
+    assert found.lines[-1] == "RuntimeError: rank one is broken"
+    assert len(found.lines) == 5
+
+
+def test_the_traceback_is_of_the_rank_that_failed_first() -> None:
+    first = TRACEBACK + "KeyError: 'a bug'\n"
+    then = (
+        TRACEBACK + "RuntimeError: [gloo/transport/tcp/pair.cc:525] Connection closed by peer [10.0.0.1]:1\n"
+    )
+    ends = "srun: error: n2: task 1: Exited with exit code 1\n"
+    mixed = diagnose(Evidence(job=JOB, log=first + then + ends))
+    assert mixed.lines[-1] == "KeyError: 'a bug'"
+    both = TRACEBACK + "ValueError: of rank 0\n"
+    own = diagnose(Evidence(job=JOB, log=first + both + ends, ranks={0: both, 1: first}))
+    assert own.lines[-1] == "KeyError: 'a bug'"
+
+
+def test_torchruns_own_traceback_is_left_out() -> None:
+    log = "[rank1]: " + TRACEBACK.replace("\n", "\n[rank1]: ") + "ValueError: x\n"
+    found = said(log + TORCHRUN.format(second=1, host="n1", rank=1, code=1))
+    assert found.lines[-1] == "ValueError: x"
+    assert found.cause == "ValueError: x (rank 1 on n1)"
+    alone = said(TORCHRUN.format(second=1, host="n1", rank=1, code=-6))
+    assert (alone.code, alone.signal) == ("abort", "SIGABRT")
+
+
+def test_of_a_long_traceback_the_last_frames_are_shown() -> None:
+    frames = "".join(f'  File "/x.py", line {i}, in f\n    f()\n' for i in range(20))
+    found = said(f"Traceback (most recent call last):\n{frames}ValueError: deep\n")
+    assert next(line for line in found.lines if "File" in line).endswith("line 17, in f")
+    assert len(found.lines) == 8
+
+
+def test_without_a_traceback_the_lines_begin_where_the_cause_is_told() -> None:
+    found = said("epoch 1\n" * 50 + "payload.c: No space left on device\ngiving up\n")
+    assert found.lines == ("payload.c: No space left on device", "giving up")
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("import nosuch", "missing-module"),
+        ("bytearray(10**15)", "host-memory"),
+        ("open('nosuch')", "missing-file"),
+        ("import ctypes; ctypes.CDLL('libnosuch.so.3')", "missing-library"),
+        ("import ctypes; ctypes.string_at(0)", "segmentation-fault"),
+        ("import os; os.abort()", "abort"),
+        ("assert 1 == 2", "assertion"),
+        ("import socket; socket.create_connection(('127.0.0.1', 1))", "connection-refused"),
+        ("f = (", "syntax-error"),
+        ("import sys; sys.exit('the disk is on fire')", "exit-code"),
+        (
+            "try:\n  {}['a']\nexcept KeyError as e:\n  raise OSError(28, 'No space left on device') from e",
+            "disk-full",
+        ),
+    ],
+)
+def test_what_this_python_really_says(program: str, code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    exit_code, ended_by = max(done.returncode, 0), max(-done.returncode, 0)
+    assert said(done.stderr, exit_code=exit_code, signal=ended_by).code == code
+
+
+def test_a_hostile_log_takes_no_time_and_no_terminal() -> None:
+    found = said(
+        "x" * 2**20
+        + "\n"
+        + "-" * 2**16
+        + "\n" * 2**12
+        + "Traceback (most recent call last):\n" * 2**10
+        + "\x1b[2J"
+    )
+    assert all(line.isprintable() for line in found.lines)
+
+
+def test_the_catalogue() -> None:
+    known = catalogue()
+    assert len({one.code for one in known.causes}) >= 60
+    for pattern in (
+        *known.noise,
+        *known.consequence,
+        *(p for one in known.causes for p in (*one.log, *one.launcher)),
+    ):
+        re.compile(pattern)
+        assert not re.search(pattern, "", re.MULTILINE), f"{pattern} fits everything"
+    assert known.causes[-1] == known.causes[-1].model_copy(update={"when": (), "log": (), "state": None})
