@@ -189,6 +189,8 @@ class _Case:
         packages, module = catalogue().packages, found.get("module", "")
         top = module.partition(".")[0]
         found["package"] = packages.get(module) or packages.get(top) or top
+        if "peak" in found:
+            found["used"] = f": {_shown(int(found['peak']))} used of {_shown(int(found['most']))}"
         if "home" in cause.when:
             found["home"] = self.evidence.left_here(found.get("file") or module.replace(".", "/"))
         return found if all(found.get(name) for name in cause.when) else None
