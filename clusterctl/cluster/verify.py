@@ -386,7 +386,7 @@ def checkup(
     spec: ClusterSpec, workspace: Workspace, provider: Provider, *, hosts: Collection[str] = ()
 ) -> DoctorReport:
     """What is wrong with the hosts, or with those of ``hosts``; nothing is changed."""
-    shares: dict[str, Host] = {}
+    known: dict[str, Host] = {}
     try:
         inventory = inventory_of(workspace)
     except NotUpError:
@@ -396,9 +396,9 @@ def checkup(
     else:
         with Connections(workspace.ssh_config) as connections:
             report = _of_cluster(spec, inventory, connections, hosts)
-        shares = {host.name: host for host in inventory.hosts}
+        known = {host.name: host for host in inventory.hosts}
     facts = {
-        name: _as_jobs_have(one, shares.get(name)) if spec.has_slurm else one
+        name: _as_jobs_have(one, known.get(name)) if spec.has_slurm else one
         for name, one in report.facts.items()
     }
     about = "the release of {} is pending"
