@@ -376,6 +376,12 @@ def test_what_this_python_really_says(program: str, code: str) -> None:
     assert said(done.stderr, exit_code=exit_code, signal=ended_by).code == code
 
 
+def test_a_rank_that_wrote_nothing_has_no_lines_of_its_launcher() -> None:
+    banner = f"{'-' * 74}\nmpirun noticed that process rank 1 with PID 0 on node n2 exited on signal 11 (x).\n{'-' * 74}\n"
+    assert said(MPIRUN + banner).lines == ()
+    assert said("srun: error: n2: task 1: Killed\n").lines == ()
+
+
 def test_a_hostile_log_takes_no_time_and_no_terminal() -> None:
     found = said(
         "x" * 2**20
