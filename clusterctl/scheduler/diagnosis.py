@@ -163,7 +163,7 @@ class _Case:
         raw = _readable(evidence.log)
         failed = first_failed(raw, evidence.job, evidence.tasks_per_node)
         own = (evidence.ranks or {}).get(failed.rank, "") if failed.rank is not None else ""
-        error = _error(_readable(own), raw)
+        error = _error(_readable(own), raw, show_noise=failed.rank is None)
         words = _words(evidence, failed) | {"traceback": "1" if error.is_traceback else ""}
         return cls(evidence, failed, raw, error, words)
 
@@ -189,6 +189,8 @@ class _Case:
         packages, module = catalogue().packages, found.get("module", "")
         top = module.partition(".")[0]
         found["package"] = packages.get(module) or packages.get(top) or top
+        if "peak" in found:
+            found["used"] = f": {_shown(int(found['peak']))} used of {_shown(int(found['most']))}"
         if "home" in cause.when:
             found["home"] = self.evidence.left_here(found.get("file") or module.replace(".", "/"))
         return found if all(found.get(name) for name in cause.when) else None
@@ -282,10 +284,11 @@ class _Error:
         return tuple(_shown_lines(rest.split("\n")))[:_TAIL_LINES]
 
 
-def _error(own: str, whole: str) -> _Error:
+def _error(own: str, whole: str, *, show_noise: bool) -> _Error:
     """The last traceback that is not only about the end of another rank, else the end of the log.
 
     It is looked for in the ``own`` log of the rank that failed first, then in the ``whole`` of the job's.
+    With ``show_noise``, the launcher's words are the error where there is nothing else.
     """
     consequence = re.compile("|".join(catalogue().consequence))
     texts = (_without_noise(own), _without_noise(whole))
@@ -299,7 +302,7 @@ def _error(own: str, whole: str) -> _Error:
             shown = [*frames[: starts[0]], *frames[starts[-_FRAMES:][0] :], *chain[-1]["message"].split("\n")]
             said = "\n".join(one.group() for one in chain)
             return _Error(said, tuple(_shown_lines(shown)), is_traceback=True)
-    said = next(filter(str.strip, (*texts, whole)), "")
+    said = next(filter(str.strip, (*texts, whole if show_noise else "")), "")
     last = [line for line in said.split("\n") if line.strip()]
     shown = list(_shown_lines(last[-_TAIL_LINES:]))
     return _Error("\n".join(last[-_MOST_LINES:]), tuple(shown), is_traceback=False)

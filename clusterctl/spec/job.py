@@ -251,10 +251,17 @@ def is_python(script: Path) -> bool:
     """
     try:
         with script.open("rb") as file:
-            shebang = _SHEBANG.match(file.read(256))
+            begins = file.read(256)
     except OSError as exc:
         raise UsageError("the script can't be read", where=str(script), why=exc.strerror or str(exc)) from exc
+    shebang = _SHEBANG.match(begins)
     program = shebang[1] if shebang else b""
+    if begins.startswith(b"\x7fELF"):
+        raise UsageError(
+            "this is a compiled program, not a script",
+            where=str(script),
+            fix=f"submit a shell script beside it that has the line: srun ./{script.name}",
+        )
     if script.suffix == ".py" or (program == b"python" and script.suffix not in _SHELL_ENDINGS):
         return True
     if script.suffix in _SHELL_ENDINGS or program in _SHELLS:

@@ -83,10 +83,10 @@ def test_up_builds_what_the_spec_asks_for_and_keeps_it(own: Cluster) -> None:
     assert environments(own) == before
 
 
-@pytest.mark.sweep  # two hundred megabytes to resolve, send and unpack
-def test_torch_trains_on_two_nodes(own: Cluster) -> None:
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("srun", marks=pytest.mark.sweep)])
+def test_torch_trains_on_two_nodes(own: Cluster, launcher: str) -> None:
     file = EXAMPLES / "requirements-torch.txt"
-    argv = ("--requirements", file, "--nodes", "2", "--wait")
+    argv = ("--requirements", file, "--nodes", "2", "--launcher", launcher, "--wait")
     job = own.json("submit", EXAMPLES / "torch_ddp.py", *argv, "--", "--epochs", "15")
     run = own.run_of(job["job_id"])
     said = (run / "stdout.log").read_text()
@@ -100,6 +100,26 @@ def test_torch_trains_on_two_nodes(own: Cluster) -> None:
     lock = json.loads((run / "environment.json").read_text())["client"]["requirements"]
     assert "\ntorch==" in lock
     assert "\nbasic==1.0 --hash=sha256:" in lock
+
+
+@pytest.mark.sweep  # hundreds of megabytes to resolve, send and unpack
+@pytest.mark.parametrize(
+    ("program", "name"), [("lightning_mlp", "lightning"), ("accelerate_mlp", "accelerate"), ("jax_dp", "jax")]
+)
+def test_other_libraries_train_on_two_nodes(own: Cluster, program: str, name: str) -> None:
+    lock = (ROOT / "requirements" / "examples.lock").read_text()
+    pins = re.findall(r"^((?:lightning|accelerate|jax|jaxlib)==.*?) *\\$", lock, re.MULTILINE)
+    file = own.runner.cwd / f"{name}.txt"
+    file.write_text(
+        "\n".join((f"-r {EXAMPLES}/requirements-{name}.txt", *(pin for pin in pins if name in pin), ""))
+    )
+    argv = ("--requirements", file, "--nodes", "2", "--wait")
+    job = own.json("submit", EXAMPLES / f"{program}.py", *argv)["job_id"]
+    said = own("logs", job, "--label").stdout
+    for rank in (0, 1):
+        assert f"{rank}: rank {rank} of 2" in said
+    (accuracy,) = re.findall(r"^0: accuracy ([0-9.]+) by 2 ranks$", said, re.MULTILINE)
+    assert float(accuracy) > 0.8
 
 
 def test_mpi4py_across_nodes(own: Cluster) -> None:

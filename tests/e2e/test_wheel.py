@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ SURROUNDINGS = """
 import importlib.util, json, sys
 import clusterctl
 from clusterctl.util.assets import asset
-folders = {name: str(asset(name)) for name in ("ansible", "payload", "templates", "terraform")}
+folders = {name: str(asset(name)) for name in ("ansible", "examples", "payload", "templates", "terraform")}
 also = [name for name in ("payload", "tests", "mpi4py") if importlib.util.find_spec(name)]
 print(json.dumps({"package": clusterctl.__path__[0], "folders": folders, "path": sys.path, "also": also}))
 """
@@ -47,6 +48,15 @@ def test_without_a_spec_it_is_the_built_in_cluster(wheel: Clusterctl) -> None:
     assert list(wheel.cwd.iterdir()) == []
     clusters = wheel("-o", "json", "list").json["clusters"]
     assert not [one for one in clusters if Path(one["workspace"]).is_relative_to(wheel.home)]
+
+
+def test_the_examples_come_along(wheel: Clusterctl) -> None:
+    wheel("init", "--examples")
+    examples = wheel.cwd / "examples"
+    wanted = {path.name for path in (ROOT / "examples").iterdir()} - {"__pycache__"}
+    assert {path.name for path in examples.iterdir()} == wanted
+    assert (examples / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    shutil.rmtree(examples)  # the folder is the module's
 
 
 def test_a_link_to_the_script_is_enough(wheel: Clusterctl, tmp_path: Path) -> None:

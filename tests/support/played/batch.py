@@ -74,7 +74,6 @@ class Batch:
             "HOME": str(folder),
             "PLAYER_CALLS": str(self.calls),
             "SLURM_SUBMIT_DIR": str(self.folder),
-            "SLURM_JOB_ID": "7",
             "SLURM_JOB_NUM_NODES": "1",
             "SLURM_JOB_NODELIST": "node-[1-2]",
             "SLURM_NTASKS": "4",

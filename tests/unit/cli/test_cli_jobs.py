@@ -55,18 +55,21 @@ def test_older_ones_are_left_out_and_counted(here, cluster, tmp_path, capsys, mo
 def test_one_job_in_full(here, cluster, tmp_path, capsys) -> None:
     job_id = ended(here, cluster, tmp_path, "echo said; mkdir deep; echo 1 >deep/rank-0.log; exit 3")
     jobs.jobs(TEXT, Options(), [job_id])
-    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    facts, _, cause = capsys.readouterr().out.partition("\n\n")
+    told = dict(line.split(maxsplit=1) for line in facts.splitlines())
     assert (told["state"], told["exit"], told["resources"]) == ("FAILED", "3", "cpu=1,mem=1G,node=1")
     assert told["folder"] == str(next(cluster.home.glob("clusterctl/jobs/mine-*")))
     assert told["script"] == f"{told['folder']}/job.sbatch"
     assert "deep/rank-0.log (2 B), stderr.log (0 B), stdout.log (5 B), " in told["files"]
     assert "clusterctl collect 1" in told["collected"]
+    assert cause.splitlines()[:2] == ["job 1 (mine) failed: exit code 3 on n1", "| said"]
     entry = here.ledger.find(job_id)
     assert entry is not None
     here.ledger.update(entry, run_dir="/home/ada/runs/demo-1-mine")
     jobs.jobs(JSON, Options(json=True), [job_id])
     (one,) = json.loads(capsys.readouterr().out)["jobs"]
     assert one["run_dir"] == "/home/ada/runs/demo-1-mine"
+    assert (one["diagnosis"]["code"], one["diagnosis"]["exit_code"]) == ("exit-code", 3)
     assert {"path": "stdout.log", "bytes": 5, "host": here.transport.host} in one["files"]
 
 

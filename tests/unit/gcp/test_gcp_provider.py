@@ -199,10 +199,11 @@ def test_jobs_get_what_their_machine_has() -> None:
     assert job_environment(l4, gvnic=True) == {
         "NCCL_DEBUG": "WARN",
         "NCCL_SOCKET_IFNAME": "={interface}",
+        "GLOO_SOCKET_IFNAME": "{interface}",
         "NCCL_SOCKET_NTHREADS": "4",
         "NCCL_NSOCKS_PERTHREAD": "1",
     }
-    assert set(job_environment(l4, gvnic=False)) == {"NCCL_DEBUG", "NCCL_SOCKET_IFNAME"}
+    assert set(job_environment(l4, gvnic=False)) == {"NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}
     assert job_environment(plain, gvnic=True) == {}
     assert network_note(l4) is None
     assert "GPUDirect-TCPX " in str(network_note(gcp_nodes.machines()["a3-highgpu-8g"]))

@@ -110,7 +110,7 @@ def test_a_shell_script_is_no_rank_and_its_ranks_can_meet(batch):
 
 
 def test_torchrun_is_started_once_a_node(batch):
-    batch.environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4"}
+    batch.environment |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4"}
     python = batch.folder.parent / "bin" / "agent"
     play(python, 'printf "%s\\n" "$@"')
     script = user_script(batch.folder, "show.py", SHOW)

@@ -134,6 +134,27 @@ def test_a_failed_job_shows_the_end_of_its_log(session, tmp_path):
     assert caught.value.exit_code == 4
 
 
+def test_a_file_that_stayed_at_home_is_named_with_its_flag(session, tmp_path):
+    folder = tmp_path / "project"
+    (folder / "kept").mkdir(parents=True)
+    (folder / "kept" / "data.csv").touch()
+    (folder / ".gitignore").write_text("kept/\n")
+    job_id = submitted(session, folder, "cat kept/data.csv")
+    with pytest.raises(JobFailedError, match="was not sent with the job") as caught:
+        raise_unless_completed(session, wait(session, [job_id]))
+    assert "submit with --include kept/data.csv" in caught.value.fix
+
+
+def test_what_is_on_the_screen_is_not_quoted_again(session, tmp_path):
+    job_id = submitted(session, tmp_path, "echo it broke >&2; exit 4")
+    ended = wait(session, [job_id])
+    with pytest.raises(JobFailedError, match="exit code 4") as caught:
+        raise_unless_completed(session, ended, log_is_shown=True)
+    assert "it broke" not in str(caught.value)
+    diagnosis = caught.value.answer["diagnosis"]
+    assert (diagnosis["lines"], diagnosis["exit_code"]) == (["it broke"], 4)
+
+
 def test_a_failed_job_that_wrote_no_stderr_shows_its_stdout(session, tmp_path):
     job_id = submitted(session, tmp_path, "echo only this; exit 1")
     with pytest.raises(JobFailedError, match="exit code 1") as caught:

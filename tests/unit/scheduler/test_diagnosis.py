@@ -244,6 +244,17 @@ def test_memory_is_told_with_its_peak_and_its_limit() -> None:
     assert "--mem" not in diagnose(Evidence(job=replace(job, prefix="m"))).fix
 
 
+def test_slurms_own_words_tell_peak_and_limit() -> None:
+    """What slurmstepd says where Slurm itself watches the memory; the state is FAILED then."""
+    log = (
+        "slurmstepd-n2: error: StepId=12.0 exceeded memory limit (4724464025 > 4294967296), being killed\n"
+        "srun: error: n2: task 1: Killed\n"
+    )
+    found = said(log, reason="JobLaunchFailure", exit_code=0, signal=9)
+    assert found.cause == "out of memory in rank 1 on n2: 4.4 GiB used of 4 GiB"
+    assert "JobLaunchFailure" not in found.details
+
+
 def test_who_cancelled_and_how_long_it_was_allowed_to_run() -> None:
     found = diagnose(Evidence(job=replace(JOB, state=JobState.CANCELLED), cancelled_by="bob"))
     assert found.summary == "job 12 (train) ended: cancelled by bob"
@@ -363,6 +374,12 @@ def test_what_this_python_really_says(program: str, code: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     exit_code, ended_by = max(done.returncode, 0), max(-done.returncode, 0)
     assert said(done.stderr, exit_code=exit_code, signal=ended_by).code == code
+
+
+def test_a_rank_that_wrote_nothing_has_no_lines_of_its_launcher() -> None:
+    banner = f"{'-' * 74}\nmpirun noticed that process rank 1 with PID 0 on node n2 exited on signal 11 (x).\n{'-' * 74}\n"
+    assert said(MPIRUN + banner).lines == ()
+    assert said("srun: error: n2: task 1: Killed\n").lines == ()
 
 
 def test_a_hostile_log_takes_no_time_and_no_terminal() -> None:

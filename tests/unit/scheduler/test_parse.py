@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.errors import SlurmError
 from clusterctl.scheduler import slurm_parse
-from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, worst
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo, worst
 from clusterctl.scheduler.slurm_parse import expand_nodes
 from tests.support.slurm import CAPTURED, separator_in
 
@@ -111,6 +111,23 @@ def test_tasks_of_an_array_are_told_apart():
 def test_an_exit_code():
     assert (ACCOUNTED["1"].exit_code, ACCOUNTED["1"].signal) == (3, 0)
     assert (ACCOUNTED["1"].state, ACCOUNTED["1"].outcome) == (JobState.FAILED, Outcome.FAILED)
+
+
+def test_steps_tell_memory_and_who_cancelled():
+    lines = ["12.0|CANCELLED by 10000|4091904K|n2|", "12.batch|COMPLETED|0||", "12.1|FAILED|3.5G|n1|"]
+    found = slurm_parse.STEPS.parse("\n".join(lines).replace("|", CAPTURED) + "\n", CAPTURED)
+    assert found == (
+        StepInfo("12.0", "10000", 4091904 << 10, "n2"),
+        StepInfo("12.batch"),
+        StepInfo("12.1", "", int(3.5 * (1 << 30)), "n1"),
+    )
+
+
+def test_a_waiting_job_has_slurms_estimate_of_its_start():
+    said = with_field("squeue", "State", "PENDING").split(CAPTURED)
+    said[slurm_parse.SQUEUE.fields.index("StartTime")] = "1795160000"
+    (job,) = squeue(CAPTURED.join(said))
+    assert (job.start_time, job.expected_start) == (None, 1795160000)
 
 
 def test_who_cancelled_a_job_is_no_part_of_its_state():

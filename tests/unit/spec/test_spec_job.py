@@ -201,11 +201,18 @@ def test_scripts(folder: Path, file: str, content: str, python: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"hello\n", b"#!/usr/bin/perl\n", b"\x7fELF\x02", b"#!/bin/basher\n"]
+    "content", [b"", b"hello\n", b"#!/usr/bin/perl\n", b"\x7fEL\x02", b"#!/bin/basher\n"]
 )
 def test_a_file_that_is_no_script(folder: Path, content: bytes) -> None:
     (folder / "a").write_bytes(content)
     assert refused("a").what == "this is neither a shell script nor a Python program"
+
+
+def test_a_compiled_program_is_started_by_a_script(folder: Path) -> None:
+    (folder / "a").write_bytes(b"\x7fELF\x02")
+    error = refused("a")
+    assert error.what == "this is a compiled program, not a script"
+    assert error.fix.endswith("srun ./a")
 
 
 @pytest.mark.parametrize(
