@@ -14,7 +14,7 @@ from clusterctl.cluster.session import provider_of
 from clusterctl.hosts.checks import DoctorReport, failures
 from clusterctl.hosts.firewall import firewall_of
 from clusterctl.hosts.probe import GpuFacts
-from clusterctl.spec.base import GIB_MIB
+from clusterctl.spec.base import shown_memory
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 
@@ -82,7 +82,7 @@ def report_lines(screen: Screen, report: DoctorReport) -> list[str]:
             "error" if host in bad else "warning" if host in warned else "ok",
             facts.system.name,
             facts.system.cpus,
-            f"{facts.system.memory_mib / GIB_MIB:.0f} GiB",
+            shown_memory(facts.system.memory_mib),
             _gpus(facts.gpus),
             facts.selinux,
             str(firewall_of(facts)),

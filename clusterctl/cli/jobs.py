@@ -149,7 +149,7 @@ def _show_in_full(screen: Screen, session: Session, found: Sequence[JobInfo]) ->
     diagnosis = cause.as_dict() if cause is not None else None
     more = {"script": script, "files": files, "run_dir": run_dir, "diagnosis": diagnosis}
     rows = _rows(job) if len(found) == 1 else []
-    rows += [("folder", job.work_dir), ("script", script), ("files", _shown_files(files))]
+    rows += [("folder", job.work_dir), ("script", script), ("files", _shown_files(files) if script else "")]
     rows += [("collected", run_dir or f"not yet: `clusterctl collect {job.whole_id}`")] if script else []
     lines = [] if len(found) == 1 else [*job_table(screen, found), ""]
     lines += [f"{name:<10} {value}" for name, value in rows if value]

@@ -333,15 +333,16 @@ class _Bar:
         self._screen = screen
         self._silent_s = silent_s
         self._lock = threading.Lock()
-        self._begun = time.monotonic()
+        self._begun: dict[str, float] = {}
         self._bar: Bar | None = None
         self._tasks: dict[str, TaskID] = {}
 
     def __call__(self, what: str, done: int, total: int) -> None:
         with self._lock:
+            now = time.monotonic()
+            if now - self._begun.setdefault(what, now) < self._silent_s:
+                return
             if self._bar is None:
-                if time.monotonic() - self._begun < self._silent_s:
-                    return
                 self._bar = self._screen.bar()
                 self._bar.start()
             if what not in self._tasks:
@@ -359,19 +360,16 @@ class _Lines:
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._due = time.monotonic() + _LINE_EVERY_S
-        self._what = ""
-        self._begun = (0.0, 0)
+        self._begun: dict[str, tuple[float, int]] = {}
 
     def __call__(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()
-        if what != self._what:
-            self._what, self._begun = what, (now, done)
-        if now < self._due:
+        since, before = self._begun.setdefault(what, (now, done))
+        if now < self._due or now - since < _SILENT_S:
             return
         self._due = now + _LINE_EVERY_S
         from clusterctl.transport.tree import shown_size
 
-        since, before = self._begun
         rate = (done - before) / max(now - since, 0.001)
         left = f", {(total - done) / rate:.0f} s left" if rate > 0 else ""
         self._screen.note(f"{what}: {shown_size(done)} of {shown_size(total)}, {shown_size(rate)}/s{left}")

@@ -254,8 +254,10 @@ def _reject_no_job(
         raise SlipError(
             f"there is no job file {job}; the bundled job is called without .yaml", whole(path.stem, rest, [])
         )
-    known = {name: name for name in BUNDLED_JOBS if plain} | _files_beside(path)
-    if near := nearest(path.name, known):
+    bundled = {name: name for name in BUNDLED_JOBS if plain}
+    files = _files_beside(path)
+    known = bundled | files if path.suffix else files | bundled
+    if near := nearest(path.stem, known):
         raise SlipError(f"there is no job {job!r}; did you mean {known[near]}", whole(known[near], rest, []))
 
 
@@ -267,12 +269,12 @@ def _split(job: str) -> list[str]:
 
 
 def _files_beside(path: Path) -> dict[str, str]:
-    """Programs and job files in the folder of a path, by name."""
+    """Programs and job files in the folder of a path, by stem: of several the one with its ending."""
     try:
         files = [one for one in path.parent.iterdir() if one.name.endswith(_PROGRAMS) and one.is_file()]
     except (OSError, ValueError):
         return {}
-    return {one.name: str(one) for one in files}
+    return {one.stem: str(one) for one in sorted(files, key=lambda one: one.suffix == path.suffix)}
 
 
 def _program_options(job: str) -> Mapping[str, bool | None]:

@@ -16,10 +16,10 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError
 from clusterctl.providers.base import pending_releases
 from clusterctl.providers.registry import cached_images, clusters_on_this_machine
-from clusterctl.providers.storage import REMOVE, all_recorded
+from clusterctl.providers.storage import REMOVE, all_recorded, damaged_records
 from clusterctl.scheduler.base import active_jobs
 from clusterctl.scheduler.session import scheduler_of
-from clusterctl.spec.base import format_duration
+from clusterctl.spec.base import format_duration, shown_memory
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS, ClusterSpec
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import state_home
@@ -55,7 +55,8 @@ def status(screen: Screen, options: Options) -> None:
         "pending_releases": [one.as_dict() for one in left],
     }
     lines = [f"cluster {inventory.cluster} ({inventory.provider}): {'ready' if ready else 'NOT ready'}", ""]
-    lines += screen.table(["NODE", "STATE", "CPUS", "MEMORY_MIB", "REASON"], rows)
+    shown = [(n.name, n.shown, n.cpus, shown_memory(n.memory_mib), n.reason) for n in nodes]
+    lines += screen.table(["NODE", "STATE", "CPUS", "MEMORY", "REASON"], shown)
     if active:
         lines += ["", *job_table(screen, active, users=True)]
         waits = waiting(active)
@@ -110,6 +111,11 @@ def list_(screen: Screen, options: Options) -> None:
     for one in kept:
         remove = f"`{REMOVE.format(name=one.cluster)}` removes it"
         lines += ["", f"kept storage of {one.cluster!r}: {one}", f"  `clusterctl up` takes it up; {remove}"]
+    for path in damaged_records():
+        screen.note(
+            f"note: the record of kept storage can't be read: {path}; what there is, "
+            "`clusterctl down --storage -f SPEC` finds with the spec of that cluster"
+        )
     answer = {"clusters": [asdict(one) for one in found], "storage": [one.as_dict() for one in kept]}
     screen.result(answer, *lines)
 

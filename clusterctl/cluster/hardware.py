@@ -22,7 +22,7 @@ from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
 from clusterctl.scheduler.base import NodeInfo, Scheduler
 from clusterctl.scheduler.slurm_conf import gres, needs_facts, promised_mib
-from clusterctl.spec.base import format_size
+from clusterctl.spec.base import shown_memory
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
@@ -173,7 +173,7 @@ def _is_registered(has: Hardware, node: NodeInfo) -> bool:
     if _NEAR.sub("", node.gres) != gres(has.driver.gpus):
         return False
     told = (node.cpus, node.memory_mib)
-    return has.facts is None or told == (has.facts.cpus, promised_mib(has.facts))
+    return has.facts is None or told == (has.facts.cpus, promised_mib(has.facts.memory_mib))
 
 
 def _ends_jobs(had: Hardware, has: Hardware) -> bool:
@@ -200,7 +200,7 @@ def _words(had: Hardware, has: Hardware) -> Iterator[str]:
         elif _cores(had.facts) != _cores(has.facts):
             yield "its CPUs are counted otherwise"
         if had.facts.memory_mib != has.facts.memory_mib:
-            yield f"{format_size(has.facts.memory_mib)} of memory (was {format_size(had.facts.memory_mib)})"
+            yield f"{shown_memory(has.facts.memory_mib)} of memory (was {shown_memory(had.facts.memory_mib)})"
 
 
 def _cores(facts: NodeFacts) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ from clusterctl.providers.base import HostChange, HostPlan, Size
 from clusterctl.providers.storage import storage_left_alone
 from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, scheduler_of
-from clusterctl.spec.base import format_size
+from clusterctl.spec.base import shown_memory
 from clusterctl.spec.common import Partition
 from clusterctl.spec.load import Difference, differences
 from clusterctl.spec.models import ClusterSpec
@@ -396,7 +396,7 @@ class _NodeChanges:
             elif partition.cpus is not None and now.cpus != then.cpus:
                 reasons[name] = f"{name} gets {then.cpus} CPUs instead of {now.cpus}"
             elif partition.memory is not None and allocated > then.memory_mib:
-                reasons[name] = f"{name} gets {format_size(then.memory_mib)} of memory, less than jobs have"
+                reasons[name] = f"{name} gets {shown_memory(then.memory_mib)} of memory, less than jobs have"
         stay = {partition.name for partition in self.partitions.values()}
         for job in active:
             where = (self.controller, *job.nodes)  # who loses the controller forgets all jobs

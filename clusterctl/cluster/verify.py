@@ -32,13 +32,14 @@ from clusterctl.errors import (
 )
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request
+from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.base import Provider, pending_releases
 from clusterctl.scheduler.base import NodeInfo, Scheduler
 from clusterctl.scheduler.session import scheduler_of
-from clusterctl.scheduler.slurm_conf import HEALTH_REASON
+from clusterctl.scheduler.slurm_conf import HEALTH_REASON, promised_mib
 from clusterctl.spec.base import reject_unknown
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory, inventory_of
+from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, remote_argv
 from clusterctl.transport.ssh import Connections
@@ -385,6 +386,7 @@ def checkup(
     spec: ClusterSpec, workspace: Workspace, provider: Provider, *, hosts: Collection[str] = ()
 ) -> DoctorReport:
     """What is wrong with the hosts, or with those of ``hosts``; nothing is changed."""
+    known: dict[str, Host] = {}
     try:
         inventory = inventory_of(workspace)
     except NotUpError:
@@ -394,13 +396,27 @@ def checkup(
     else:
         with Connections(workspace.ssh_config) as connections:
             report = _of_cluster(spec, inventory, connections, hosts)
+        known = {host.name: host for host in inventory.hosts}
+    facts = {
+        name: _as_jobs_have(one, known.get(name)) if spec.has_slurm else one
+        for name, one in report.facts.items()
+    }
     about = "the release of {} is pending"
     found = tuple(
         Finding(one.host.name, "warning", "pending-release", about.format(one.address), one.why, one.fix)
         for one in pending_releases(workspace)
         if not hosts or one.host.name in hosts
     )
-    return replace(report, findings=(*report.findings, *found))
+    return replace(report, facts=facts, findings=(*report.findings, *found))
+
+
+def _as_jobs_have(facts: HostFacts, host: Host | None) -> HostFacts:
+    """The facts with the cores and the memory that jobs can have, as `status` shows them."""
+    cpus, memory_mib = facts.system.cpus, promised_mib(facts.system.memory_mib)
+    if host is not None and host.cpus is not None and host.memory_mib is not None:
+        cpus, memory_mib = host.cpus, host.memory_mib
+    system = facts.system.model_copy(update={"cpus": cpus, "memory_mib": memory_mib})
+    return facts.model_copy(update={"system": system})
 
 
 def driver_findings(spec: ClusterSpec, inventory: Inventory, connections: Connections) -> tuple[Finding, ...]:

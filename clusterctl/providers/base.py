@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 from pydantic import ValidationError
 
 from clusterctl.errors import Failure, HostKeyError, ProvisionError
-from clusterctl.spec.base import format_size
+from clusterctl.spec.base import format_size, shown_memory
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
@@ -59,7 +59,7 @@ class Size:
         """``2 CPUs`` and ``4GiB of memory``, and its disk."""
         cpus = f"{self.cpus} CPU{'s' if self.cpus > 1 else ''}"
         disk = () if self.disk_mib is None else (f"{format_size(self.disk_mib)} of disk",)
-        return (cpus, f"{format_size(self.memory_mib)} of memory", *disk)
+        return (cpus, f"{shown_memory(self.memory_mib)} of memory", *disk)
 
     def __str__(self) -> str:
         return ", ".join(self.parts)

@@ -105,9 +105,9 @@ def gres(gpus: Iterable[Gpu]) -> str:
     return ",".join(f"gpu:{kind}:{len([*group])}" for kind, group in alike)
 
 
-def promised_mib(facts: NodeFacts) -> int:
+def promised_mib(memory_mib: int) -> int:
     """How much of a node's memory jobs can be given."""
-    return int(facts.memory_mib * _MEMORY_PROMISED)
+    return int(memory_mib * _MEMORY_PROMISED)
 
 
 def slurm_minutes(seconds: int) -> int:
@@ -128,7 +128,7 @@ def _node(host: Host, facts: Mapping[str, NodeFacts]) -> Node:
         ("CoresPerSocket", known.cores_per_socket),
         ("ThreadsPerCore", known.threads_per_core),
     )
-    return Node(host, known.cpus, promised_mib(known), topology, known.gpus)
+    return Node(host, known.cpus, promised_mib(known.memory_mib), topology, known.gpus)
 
 
 def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]) -> str:

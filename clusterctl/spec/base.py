@@ -390,6 +390,11 @@ def format_size(mib: int) -> str:
     return f"{mib}MiB"
 
 
+def shown_memory(mib: int) -> str:
+    """A node's memory for people, in GiB wherever it is shown: ``11540`` is ``11.3GiB``."""
+    return f"{mib / GIB_MIB:.1f}".removesuffix(".0") + "GiB" if mib >= GIB_MIB else f"{mib}MiB"
+
+
 def format_duration(seconds: int) -> str:
     """The shortest exact spelling of a duration in seconds: ``5400`` is ``1h30m``."""
     parts = []

@@ -29,7 +29,7 @@ from clusterctl.providers.local.client import call, refuse_other_machines
 from clusterctl.providers.local.image import DEFAULT_MIRROR, base_inputs
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
 from clusterctl.spec import distributions
-from clusterctl.spec.base import format_size
+from clusterctl.spec.base import format_size, shown_memory
 from clusterctl.spec.common import LEAST_MEMORY_MIB, User
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, keeps_storage, may_keep_storage
@@ -405,7 +405,7 @@ def _notes(nodes: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:
     memory = sum(share.size.memory_mib for share in nodes)
     if memory > hardware.memory_mib:
         notes.append(
-            f"oversubscribed: the nodes have {format_size(memory)} of memory together, "
-            f"this machine has {format_size(hardware.memory_mib)}"
+            f"oversubscribed: the nodes have {shown_memory(memory)} of memory together, "
+            f"this machine has {shown_memory(hardware.memory_mib)}"
         )
     return tuple(notes)

@@ -21,4 +21,4 @@ from tests.unit.hosts.test_doctor import WELL
 def test_a_host_is_shown_with_its_gpus_and_their_driver(gpus: dict[str, object], shown: str) -> None:
     facts = HostFacts.model_validate(WELL | {"gpus": {**WELL["gpus"], **gpus}})
     table = report_lines(Screen(json=False, color=False), DoctorReport((), {"one": facts}))
-    assert f"16 GiB  {shown}  enforcing" in "\n".join(table)
+    assert f"15.6GiB  {shown}  enforcing" in "\n".join(table)

@@ -6,9 +6,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.output import Screen, _Bar
+from clusterctl.cli import output
+from clusterctl.cli.output import Screen, _Bar, _Lines
 
 if TYPE_CHECKING:
+    import pytest
     from rich.progress import Progress
 
 
@@ -34,3 +36,20 @@ def test_many_threads_share_one_bar() -> None:
     bar.stop()
     (only,) = screen.bars
     assert [task.description for task in only.tasks] == ["hashing"]
+
+
+def test_what_takes_less_than_a_second_gets_no_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a while of sending, `hashing: 2.5 KiB of 3.3 KiB, 0 B/s` was a line."""
+    now = 0.0
+    monkeypatch.setattr(output.time, "monotonic", lambda: now)
+    lines = _Lines(Screen(json=False, color=False))
+    lines("sending", 0, 2 << 20)
+    now = 9.0
+    lines("hashing", 2500, 3300)
+    now = 9.5
+    lines("hashing", 3300, 3300)
+    now = 10.0
+    lines("sending", 1 << 20, 2 << 20)
+    assert capsys.readouterr().err == "sending: 1.0 MiB of 2.0 MiB, 102.4 KiB/s, 10 s left\n"

@@ -34,7 +34,7 @@ SLIPS = {
     "sweep.yaml steep": ("variants are named by --variant", "sweep.yaml --variant steep"),
     "trian": ("there is no job 'trian'; did you mean train", "train"),
     "./train": ("there is no job './train'; did you mean train", "train"),
-    "./y.py --wait": ("there is no job './y.py'; did you mean x.py", "x.py --wait"),
+    "./xx.py --wait": ("there is no job './xx.py'; did you mean x.py", "x.py --wait"),
     "train.yaml": ("there is no job file train.yaml; the bundled job is called without .yaml", "train"),
     "./dir": ("./dir is a folder; name a script in it", "dir/main.py"),
     "python -u x.py --lr 1": ("python is started by the job itself", "x.py -- --lr 1"),
@@ -101,6 +101,7 @@ def test_a_slip_is_told_to_programs(cli: Clusterctl, folder: Path, typed: str) -
         ("train foo", "train takes no word 'foo'"),
         ("my.sh --dependency 5", "a line `#SBATCH --dependency ...` in my.sh works"),
         ("zorg", "there is no job 'zorg'"),
+        ("other.yaml", "there is no job file other.yaml"),
         ("train --nodes two", "Invalid value for '--nodes'"),
     ],
 )

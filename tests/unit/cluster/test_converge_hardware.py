@@ -75,10 +75,10 @@ def fitted(now: HostReport, *busy: str, was: HostReport = WAS, limit: tuple[str,
         (shows("h100"), "other GPUs: gres gpu:h100:1 (was gpu:t4:1)"),
         (shows("t4", cards=2), "1 card more, which no driver shows yet"),
         (shows("t4", cpus=8, cores_per_socket=8), "8 CPUs (was 4)"),
-        (shows("t4", memory_mib=128_000), "125GiB of memory (was 64000MiB)"),
+        (shows("t4", memory_mib=128_000), "125GiB of memory (was 62.5GiB)"),
         (
             shows("t4", "t4", memory_mib=128_000),
-            "1 card more: gres gpu:t4:2 (was gpu:t4:1); 125GiB of memory (was 64000MiB)",
+            "1 card more: gres gpu:t4:2 (was gpu:t4:1); 125GiB of memory (was 62.5GiB)",
         ),
     ],
 )

@@ -133,7 +133,7 @@ def test_a_look_ahead_drains_nothing_and_ends_nothing() -> None:
     found = look_ahead(spec(train(1)), before(ONE, TWO), sizes, *asked)
     assert [str(one) for one in found.affected] == [f"job 7 (long) of ada on {TWO}: {TWO} leaves the cluster"]
     assert found.keep == {ONE: Size(1, 4000)}
-    assert found.notes == (f"{ONE} keeps 1 CPU and 4000MiB of memory while jobs run there",)
+    assert found.notes == (f"{ONE} keeps 1 CPU and 3.9GiB of memory while jobs run there",)
     with pytest.raises(UsageError, match="would end 1 job"):
         reject(found)
 
@@ -199,7 +199,7 @@ def test_a_node_at_work_keeps_what_the_spec_leaves_to_us() -> None:
     assert idle == NOTHING
     keep, notes = look(spec(train(1)), before(ONE), sizes, sinfo(ONE), squeue((7, "train", ONE)))
     assert keep == {ONE: Size(1, 4000)}
-    assert notes == (f"{ONE} keeps 1 CPU and 4000MiB of memory while jobs run there",)
+    assert notes == (f"{ONE} keeps 1 CPU and 3.9GiB of memory while jobs run there",)
 
 
 def test_a_node_that_leaves_with_a_job_on_it_is_refused_and_used_on() -> None:
