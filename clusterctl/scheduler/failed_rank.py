@@ -42,7 +42,7 @@ _MPIRUN: Final = re.compile(
     r"\s+signal (?P<signal>\d+)|Process name: \[\S+,(?P<rank2>\d+)\]\s+Exit code: +(?P<code>\d+)"
 )
 _ABORTED: Final = re.compile(
-    r"MPI_ABORT was invoked on rank (\d+) in communicator(?:.*\n)+?.*?[Ee]rror ?code:? (-?\d+)"
+    r"MPI_ABORT was invoked on rank (\d+) in communicator(?:.*\n){1,4}?.*?[Ee]rror ?code:? (-?\d+)"
 )
 _TORCHRUN: Final = re.compile(
     r"^Root Cause \(first observed failure\):\n\[\d+\]:\n +time +: (?P<time>\S+)\n +host +: (?P<host>\S+)\n"
