@@ -16,7 +16,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError
 from clusterctl.providers.base import pending_releases
 from clusterctl.providers.registry import cached_images, clusters_on_this_machine
-from clusterctl.providers.storage import REMOVE, all_recorded
+from clusterctl.providers.storage import REMOVE, all_recorded, damaged_records
 from clusterctl.scheduler.base import active_jobs
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.spec.base import format_duration, shown_memory
@@ -111,6 +111,11 @@ def list_(screen: Screen, options: Options) -> None:
     for one in kept:
         remove = f"`{REMOVE.format(name=one.cluster)}` removes it"
         lines += ["", f"kept storage of {one.cluster!r}: {one}", f"  `clusterctl up` takes it up; {remove}"]
+    for path in damaged_records():
+        screen.note(
+            f"note: the record of kept storage can't be read: {path}; what there is, "
+            "`clusterctl down --storage -f SPEC` finds with the spec of that cluster"
+        )
     answer = {"clusters": [asdict(one) for one in found], "storage": [one.as_dict() for one in kept]}
     screen.result(answer, *lines)
 

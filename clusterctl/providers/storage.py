@@ -167,3 +167,9 @@ def all_recorded() -> Iterator[KeptStorage]:
     for path in sorted(state_home().glob(f"*{_RECORD}")):
         if found := recorded(path.name.removesuffix(_RECORD)):
             yield from found.kept
+
+
+def damaged_records() -> tuple[Path, ...]:
+    """The records of this state folder that can't be read."""
+    found = sorted(state_home().glob(f"*{_RECORD}"))
+    return tuple(path for path in found if recorded(path.name.removesuffix(_RECORD)) is None)

@@ -265,6 +265,8 @@ def test_status_list_and_ssh(cluster: Cluster) -> None:
     node = f"{cluster.name}-train-2"
     assert cluster("ssh", node, "--", "hostname").stdout.strip() == node
     assert cluster("ssh", "--", "echo", "a  b").stdout == "a  b\n"
+    assert cluster("ssh", node, "--", "id -un | cat").stdout == f"{cluster.user}\n"
+    assert cluster("ssh", "--admin", "id -un | cat").stdout == "clusterctl\n"
     assert node in cluster("ssh", "nowhere", rc=2).stderr
 
 

@@ -76,3 +76,12 @@ def test_storage_of_an_unknown_name_is_misuse_and_what_there_is_is_named(cli: Cl
     # It was removed by hand: then only its record goes.
     assert "no kept storage of cluster 'd'" in cli("down", "--storage", "--cluster", "d").stdout
     assert not (cli.home / "d.storage.json").exists()
+
+
+def test_a_damaged_record_of_kept_storage_is_named(cli: Clusterctl) -> None:
+    """It hid the storage from `list`."""
+    cli.home.mkdir()
+    (cli.home / "demo.storage.json").write_text("{")
+    ran = cli("list")
+    assert f"can't be read: {cli.home / 'demo.storage.json'}; " in ran.stderr
+    assert "`clusterctl down --storage -f SPEC`" in ran.stderr
