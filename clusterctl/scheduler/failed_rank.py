@@ -41,7 +41,9 @@ _MPIRUN: Final = re.compile(
     r"(?:mpirun|prterun) noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on"
     r"\s+signal (?P<signal>\d+)|Process name: \[\S+,(?P<rank2>\d+)\]\s+Exit code: +(?P<code>\d+)"
 )
-_ABORTED: Final = re.compile(r"MPI_ABORT was invoked on rank (\d+) in communicator")
+_ABORTED: Final = re.compile(
+    r"MPI_ABORT was invoked on rank (\d+) in communicator(?:.*\n)+?.*?[Ee]rror ?code:? (-?\d+)"
+)
 _TORCHRUN: Final = re.compile(
     r"^Root Cause \(first observed failure\):\n\[\d+\]:\n +time +: (?P<time>\S+)\n +host +: (?P<host>\S+)\n"
     r" +rank +: (?P<rank>\d+) .*\n +exitcode +: (?P<code>-?\d+)",
@@ -80,7 +82,11 @@ def _of_mpi_abort(log: str) -> Failed | None:
         return None
     rank = int(aborted[1])
     launched = next((one for one in _srun_says(log) if one.rank == rank), None) or _of_mpirun(log)
-    return launched if launched is not None and launched.rank == rank else Failed(rank=rank)
+    if launched is None or launched.rank != rank:
+        launched = Failed(rank=rank)
+    if not launched.exit_code:  # the launcher killed it, as MPI_Abort asks for
+        return replace(launched, exit_code=int(aborted[2]), signal="")
+    return launched
 
 
 def _srun_says(log: str) -> list[Failed]:

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -87,14 +89,14 @@ SINGLE = (
     ("memory", "bytearray(10**15)", "out of memory: an allocation was refused|out of memory"),
     ("file", "open('/nosuch/data.csv')", "/nosuch/data.csv is not there"),
     ("library", "ctypes.CDLL('libnosuch.so.3')", r"missing shared library libnosuch\.so\.3"),
-    ("syntax", "f = (", "syntax error: SyntaxError"),
-    ("assert", "assert 1 == 2, 'no'", "assertion failed: AssertionError: no"),
+    ("syntax", "f = (", "syntax error.*SyntaxError"),
+    ("assert", "assert 1 == 2, 'no'", "assertion failed.*AssertionError: no"),
     ("refused", "socket.create_connection(('127.0.0.1', 1))", "connection refused"),
     ("resolve", "socket.create_connection(('nosuch.invalid', 1))", "a host name is unknown"),
-    ("denied", "open('/etc/shadow')", "permission denied: /etc/shadow"),
+    ("denied", "open('/etc/shadow')", "permission denied.*/etc/shadow"),
     ("full", "open('/dev/full', 'w').write('x' * 10**6)", "disk full"),
     ("exit1", "print('the end is near'); sys.exit(1)", "exit code 1"),
-    ("arguments", "import argparse; argparse.ArgumentParser().parse_args(['--lrr'])", "wrong arguments: unrecognized"),
+    ("arguments", "import argparse; argparse.ArgumentParser().parse_args(['--lrr'])", "wrong arguments.*unrecognized"),
     ("interrupt", "raise KeyboardInterrupt", "interrupted"),
     ("format", "open('a', 'w').write('x'); os.chmod('a', 0o755); os.execv('./a', ['a'])", "another architecture"),
     ("descriptors", "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (9, 9)); [open('/dev/null') for _ in range(20)]", "too many open files"),
@@ -103,8 +105,8 @@ SINGLE = (
     ("readonly", "open('/sys/x', 'w')", "read-only file system|permission denied"),
     ("cuda", "raise RuntimeError('CUDA error: invalid device ordinal')", "a GPU that it has not"),
     ("nccl", "raise RuntimeError('NCCL error: ncclSystemError: System call failed')", "NCCL: the connection"),
-    ("command", "#!/bin/bash\nset -e\nnosuchcommand\n", "command not found: nosuchcommand"),
-    ("executable", "#!/bin/bash\necho hi > tool\nexec ./tool\n", r"not executable: (\./)?tool"),
+    ("command", "#!/bin/bash\nset -e\nnosuchcommand\n", "command not found.*nosuchcommand"),
+    ("executable", "#!/bin/bash\necho hi > tool\nexec ./tool\n", r"not executable.*tool"),
     ("bash", "#!/bin/bash\nif true; then\n", "syntax error"),
     ("here", "#!/bin/bash\npython3 -c \"open('kept/data.csv')\"\n", r"kept/data\.csv is here, and was not sent", ("--exclude", "kept")),
 )  # fmt: skip
@@ -157,6 +159,15 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield one
 
 
+def shown(cluster: Cluster, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """A verb, whose output may hold the traceback of a job."""
+    argv = [cluster.runner.script, "-f", cluster.spec, *words]
+    environ = {**os.environ, "CLUSTERCTL_HOME": str(cluster.runner.home)}
+    return subprocess.run(
+        argv, cwd=cluster.runner.cwd, env=environ, capture_output=True, text=True, timeout=600, check=False
+    )
+
+
 def check(stderr: str, stdout: str, planted: Planted) -> None:
     """The first line of the error names the cause; the log's last line is on the screen once."""
     first = next(line for line in stderr.splitlines() if line.startswith("error: "))
@@ -169,8 +180,8 @@ def check(stderr: str, stdout: str, planted: Planted) -> None:
 @pytest.mark.parametrize("planted", WITH_SLURM, ids=lambda planted: planted.name)
 def test_the_first_line_names_the_cause(slurm: Ended, planted: Planted) -> None:
     job_id = slurm.ids[planted.name]
-    ran = slurm.cluster("logs", job_id, "--follow", rc=None, timeout_s=600)
-    assert ran.rc == planted.rc, str(ran)
+    ran = shown(slurm.cluster, "logs", job_id, "--follow")
+    assert ran.returncode == planted.rc, str(ran)
     check(ran.stderr, ran.stdout, planted)
     (job,) = slurm.cluster.json("jobs", job_id)["jobs"]
     assert job["elapsed_s"] <= 30, job  # seconds to start with, and 15 from the first rank's end
@@ -181,7 +192,7 @@ def test_the_first_line_names_the_cause(slurm: Ended, planted: Planted) -> None:
 def test_without_a_scheduler(plain: Cluster, planted: Planted) -> None:
     path = planted.write(plain.runner.cwd)
     begun = time.monotonic()
-    ran = plain("submit", path, *planted.flags, "--wait", rc=4)
+    ran = shown(plain, "submit", path, *planted.flags, "--wait")
+    assert ran.returncode == planted.rc, str(ran)
     assert time.monotonic() - begun < 60
-    first = next(line for line in ran.stderr.splitlines() if line.startswith("error: "))
-    assert re.search(planted.cause, first), ran.stderr
+    check(ran.stderr, ran.stdout, planted)

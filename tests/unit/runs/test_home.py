@@ -176,10 +176,12 @@ def test_the_sums_hold_for_sha256sum(session, cluster, tmp_path, out):
 
 
 def test_the_record_reads_back(session, cluster, tmp_path, out):
-    job_id = finished(session, cluster, tmp_path, "exit 3")
+    job_id = finished(session, cluster, tmp_path, "nosuchprogram || exit 3")
     (run,) = collect(session, [job_id], out=out)
     assert RunRecord.load(run.directory) == run
     assert (run.state, run.tasks[0].exit_code) == ("FAILED", 3)
+    assert run.diagnosis is not None
+    assert (run.diagnosis["code"], run.diagnosis["exit_code"]) == ("command-not-found", 3)
 
 
 def test_a_record_of_a_later_version_reads_too(session, cluster, tmp_path, out):
