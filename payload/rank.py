@@ -10,6 +10,7 @@ import atexit
 import os
 import sys
 import time
+from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from signal import SIGINT
 from types import ModuleType, TracebackType
@@ -31,6 +32,10 @@ class Rank:
         loader = SourceFileLoader("__main__", path)
         main.__dict__.update(__file__=path, __cached__=None, __loader__=loader, __builtins__=__builtins__)
         sys.modules["__main__"] = main
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError):  # Python 3.6; or there is none
+                # Whole lines: unbuffered, each word of a print is a write, and lines of ranks would mix.
+                stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
         failure = None
         atexit.register(self.leave)  # the first one registered is called last
         try:
