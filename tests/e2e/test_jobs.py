@@ -140,6 +140,25 @@ def test_a_failed_job_shows_its_log_and_slurms_reason(cluster: Cluster) -> None:
     assert cluster.json("jobs", answer["job_id"])["jobs"][0]["state"] == "FAILED"
 
 
+@pytest.mark.parametrize(
+    ("program", "flags", "cause"),
+    [
+        ("import time; x = bytearray(10**9); x[::4096] = bytes(len(x) // 4096 + 1); time.sleep(60)",
+         ("--mem", "100MiB"), "out of memory"),
+        ("import os; os.environ['RANK'] == '1' and os.kill(os.getpid(), 11)",
+         ("--nodes", "2"), "segmentation fault in rank 1 on {name}-train-2"),
+    ],
+    ids=["memory", "segmentation-fault"],
+)  # fmt: skip
+def test_the_first_line_names_the_cause(  # many more: test_failures.py
+    cluster: Cluster, program: str, flags: tuple[str, ...], cause: str
+) -> None:
+    path = script(cluster, "cause.py", program)
+    said = cluster("submit", path, *flags, "--follow", rc=4).stderr.splitlines()
+    (first,) = (line for line in said if line.startswith("error: "))
+    assert cause.format(name=cluster.name) in first
+
+
 def test_a_job_over_its_time_is_told_apart(cluster: Cluster) -> None:
     path = script(cluster, "slow.sh", "sleep 600\n")
     job = cluster.json("submit", path)["job_id"]
