@@ -36,7 +36,7 @@ from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.base import Provider, pending_releases
 from clusterctl.scheduler.base import NodeInfo, Scheduler
 from clusterctl.scheduler.session import scheduler_of
-from clusterctl.scheduler.slurm_conf import HEALTH_REASON, promised_mib
+from clusterctl.scheduler.slurm_conf import HEALTH_REASON
 from clusterctl.spec.base import reject_unknown
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of
@@ -397,10 +397,7 @@ def checkup(
         with Connections(workspace.ssh_config) as connections:
             report = _of_cluster(spec, inventory, connections, hosts)
         known = {host.name: host for host in inventory.hosts}
-    facts = {
-        name: _as_jobs_have(one, known.get(name)) if spec.has_slurm else one
-        for name, one in report.facts.items()
-    }
+    facts = {name: _as_jobs_have(one, known.get(name)) for name, one in report.facts.items()}
     about = "the release of {} is pending"
     found = tuple(
         Finding(one.host.name, "warning", "pending-release", about.format(one.address), one.why, one.fix)
@@ -411,11 +408,10 @@ def checkup(
 
 
 def _as_jobs_have(facts: HostFacts, host: Host | None) -> HostFacts:
-    """The facts with the cores and the memory that jobs can have, as `status` shows them."""
-    cpus, memory_mib = facts.system.cpus, promised_mib(facts.system.memory_mib)
-    if host is not None and host.cpus is not None and host.memory_mib is not None:
-        cpus, memory_mib = host.cpus, host.memory_mib
-    system = facts.system.model_copy(update={"cpus": cpus, "memory_mib": memory_mib})
+    """The facts with the cores and the memory that jobs can have, where known: as `status` shows them."""
+    if host is None or host.cpus is None or host.memory_mib is None:
+        return facts
+    system = facts.system.model_copy(update={"cpus": host.cpus, "memory_mib": host.memory_mib})
     return facts.model_copy(update={"system": system})
 
 

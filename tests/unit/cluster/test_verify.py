@@ -55,7 +55,7 @@ def squeue(**jobs: str) -> Step:
     """Jobs from number 7 on, by name, that are pending for a reason."""
     owner, rest = (
         ("ada", "train", "lab", "normal"),
-        ("0", "", "2026-01-01T00:00:00", "N/A", "N/A", "/", "", "1"),
+        ("0", "", "2026-01-01T00:00:00", "N/A", "N/A", "1:00:00", "cpu=1", "/", "", "1"),
     )
     rows = [
         (str(number), str(number), "N/A", name, *owner, "PENDING", why, *rest)
