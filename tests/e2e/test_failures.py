@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -183,7 +184,7 @@ def test_the_first_line_names_the_cause(slurm: Ended, planted: Planted) -> None:
     ran = shown(slurm.cluster, "logs", job_id, "--follow")
     assert ran.returncode == planted.rc, str(ran)
     check(ran.stderr, ran.stdout, planted)
-    (job,) = slurm.cluster.json("jobs", job_id)["jobs"]
+    (job,) = json.loads(shown(slurm.cluster, "-o", "json", "jobs", job_id).stdout)["jobs"]
     assert job["elapsed_s"] <= 30, job  # seconds to start with, and 15 from the first rank's end
     assert job["diagnosis"]["state"] == job["state"]
 

@@ -178,7 +178,7 @@ def test_a_failure_is_told_with_its_exit_code(plain: Cluster, script: Any) -> No
     failed = plain("-o", "json", "submit", path, "--nodes", "2", "--wait", rc=4).json
     (failure,) = failed["failures"]
     assert failure["code"] == "job-failed"
-    assert "FAILED, exit code 7" in failure["cause"]
+    assert "failed: exit code 7 in rank " in failure["cause"]
     assert job(plain, failed["job_id"])["exit_code"] == 7
 
 
@@ -186,8 +186,7 @@ def test_an_error_of_one_rank_ends_the_job(plain: Cluster, script: Any) -> None:
     path = script("fails.py", FAILS)
     flags = ("--nodes", "2", "--wait", "--timeout", "1m")
     (failure,) = plain("-o", "json", "submit", path, *flags, rc=4).json["failures"]
-    assert "FAILED, exit code 1" in failure["cause"]
-    assert "KeyError: 'a bug'" in failure["cause"]
+    assert f"failed: KeyError: 'a bug' (rank 1 on {nodes(plain)[1]})" in failure["cause"]
     assert not [host for host in nodes(plain) if "fails.py" in processes(plain, host)]
 
 

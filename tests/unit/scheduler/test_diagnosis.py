@@ -330,6 +330,18 @@ def test_the_traceback_is_of_the_rank_that_failed_first() -> None:
     assert own.lines[-1] == "KeyError: 'a bug'"
 
 
+def test_an_exception_without_its_frames_is_the_cause() -> None:
+    """Under sys.tracebacklimit = 0; the launcher says only that MPI_Abort was called."""
+    abort = (
+        "-" * 74
+        + "\nMPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n"
+        + "-" * 74
+        + "\n"
+    )
+    assert said("KeyError: 'a bug'\n" + abort).cause.startswith("KeyError: 'a bug' (rank 1")
+    assert said("it goes on\n" + abort).code == "mpi-abort"
+
+
 def test_torchruns_own_traceback_is_left_out() -> None:
     log = "[rank1]: " + TRACEBACK.replace("\n", "\n[rank1]: ") + "ValueError: x\n"
     found = said(log + TORCHRUN.format(second=1, host="n1", rank=1, code=1))
