@@ -67,7 +67,8 @@ def logs(
                 state = {"state": worst(ended).state.value}
             else:
                 watch.logs(session, job_id, on_output=show, rank=ranks)
-                causes = () if raw else watch.diagnoses(session, session.scheduler.jobs([job_id]))
+                with contextlib.suppress(SchedulerError, TransportError):  # the log is what was asked for
+                    causes = () if raw else watch.diagnoses(session, session.scheduler.jobs([job_id]))
     except ENDINGS:
         if not follow:
             raise  # else detaching is what was asked for

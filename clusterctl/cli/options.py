@@ -94,7 +94,7 @@ def clusters(incomplete: str) -> list[str]:
 
 
 def launchers(incomplete: str) -> list[str]:
-    return _offered(("srun", "mpirun"), incomplete)
+    return _offered(("srun", "mpirun", "torchrun"), incomplete)
 
 
 def _offered(words: Iterable[str], incomplete: str) -> list[str]:

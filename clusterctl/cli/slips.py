@@ -242,8 +242,7 @@ def _reject_no_job(
             "JOB and the program's arguments are words of their own", whole(inner[0], rest, inner[1:])
         )
     path = Path(job)
-    if path.is_dir():
-        programs = sorted(one.name for one in path.iterdir() if one.name.endswith((".py", ".sh")))
+    if (programs := _programs_in(path)) is not None:
         main = next((name for name in _MAIN if name in programs), None)
         main = main or (programs[0] if len(programs) == 1 else None)
         if main:
@@ -259,6 +258,14 @@ def _reject_no_job(
     known = bundled | files if path.suffix else files | bundled
     if near := nearest(path.stem, known):
         raise SlipError(f"there is no job {job!r}; did you mean {known[near]}", whole(known[near], rest, []))
+
+
+def _programs_in(folder: Path) -> list[str] | None:
+    """The names of the programs in a folder; None if it is none, or can't be read."""
+    try:
+        return sorted(one.name for one in folder.iterdir() if one.name.endswith((".py", ".sh")))
+    except OSError:
+        return None
 
 
 def _split(job: str) -> list[str]:

@@ -77,7 +77,7 @@ def _answer(lines: Sequence[Sequence[str]]) -> dict[str, Any]:
 def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Result:
     """Run a part of the payload that needs the standard library only: without site, that is quick."""
     env = {**surroundings(), **variables}
-    done = run([sys.executable, "-S", "-m", *program], stdin=stdin, env=env)
+    done = run([sys.executable, "-P", "-S", "-m", *program], stdin=stdin, env=env)
     if done.rc:
         why = (done.stderr.strip().splitlines() or [f"it ended with {done.rc}"])[-1]
         raise ClusterctlError("the bundled program can't be asked for its arguments", why=why)

@@ -9,7 +9,7 @@ from typing import Final
 from clusterctl.errors import CommandError, TransportError, UsageError, printable
 from clusterctl.packages.accelerators import has_gpus
 from clusterctl.packages.wheelhouse import Lock, NodePlatform, Requirements, cached_lock, resolve, wheel_path
-from clusterctl.scheduler.script import BASE_ENVIRONMENT, ENVIRONMENTS, PLAIN, Environment
+from clusterctl.scheduler.script import BASE_ENVIRONMENT, ENVIRONMENTS, PLAIN, Environment, partition_name
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.job import JobOptions, JobSpec, Launcher
 from clusterctl.spec.models import ClusterSpec
@@ -60,11 +60,18 @@ def environment_of(
     if own is not None:
         held = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
         files = (own,) if cluster is None else (cluster, own)
-        gpus = has_gpus(spec, job.partition or spec.partitions[0].name) if job is not None else None
+        gpus = has_gpus(spec, _partition_name(spec, job)) if job is not None else None
         lock = resolve(Requirements(files, base, held, node, gpus), report=report, heard=heard)
     if isinstance(job, JobSpec) and job.launcher is Launcher.TORCHRUN:
         _refuse_without_torch(lock)
     return Environment(lock if lock is not None and lock.wheels else None)
+
+
+def _partition_name(spec: ClusterSpec, job: JobOptions) -> str | None:
+    """The partition that a job goes to; None where its script may name another."""
+    if isinstance(job, JobSpec):
+        return partition_name(spec, job)
+    return job.partition or spec.partitions[0].name
 
 
 def _refuse_without_torch(lock: Lock | None) -> None:

@@ -219,7 +219,7 @@ def use_here(
         )
     as_wanted = ("--output", "json") if as_json and job.bundled in {"sample", "predict"} else ()
     arguments = (*model_arguments(str(model), chosen), *as_wanted, *job.args)
-    program = [sys.executable, "-m", "payload", str(job.bundled), *arguments]
+    program = [sys.executable, "-P", "-m", "payload", str(job.bundled), *arguments]
     done = run_streamed(program, heard, env=surroundings())
     if done.rc:
         said = done.stderr.strip().splitlines() or [f"the program ended with {done.rc}"]

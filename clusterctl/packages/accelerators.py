@@ -90,13 +90,13 @@ class Builds:
 
         def hear(line: str) -> None:
             more(line)
-            if large := _LARGE.search(line):
-                self.report(f"downloading {large[1]} {large[2].replace('%2B', '+')}, {large[3]}")
-            elif not self._decided and (found := _CUDA_TORCH.search(line)):
+            if not self._decided and (found := _CUDA_TORCH.search(line)):
                 self._decided = True
                 if self.gpus is False:
                     raise CudaBuildError
                 self.report(f"torch {found[1]} is built for CUDA: with its libraries it is some gigabytes")
+            if large := _LARGE.search(line):
+                self.report(f"downloading {large[1]} {large[2].replace('%2B', '+')}, {large[3]}")
 
         return hear
 

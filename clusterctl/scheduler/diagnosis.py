@@ -260,8 +260,8 @@ _LABEL: Final = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
 _CHAINED: Final = re.compile(r"\n\n(?:During handling of|The above exception was) .*\n\n")
 _TRACEBACK: Final = re.compile(
     r"^(?P<frames>(?:Traceback \(most recent call last\):\n)?"
-    r"(?:  File .*\n(?:    .*\n|  \[Previous line.*\n)*)+)"
-    rf"(?P<message>[A-Za-z_][\w.]*(?:: .*|:)?(?:\n(?!Traceback|\s*$).*){{0,{_MESSAGE_LINES - 1}}})",
+    r"(?:  File .*\n(?:    .*\n|  \[Previous line.*\n)*+)++)"  # possessive: hostile logs take no time
+    rf"(?P<message>[A-Za-z_][\w.]*(?:: .*|:)?(?:\n(?!Traceback|\s*$).*){{0,{_MESSAGE_LINES - 1}}})?+",
     re.MULTILINE,
 )
 
@@ -315,6 +315,8 @@ def _chains(text: str) -> Iterator[list[re.Match[str]]]:
     """Tracebacks, those together of which one was raised while another was handled."""
     chain: list[re.Match[str]] = []
     for match in _TRACEBACK.finditer(text):
+        if match["message"] is None:  # frames that no exception follows
+            continue
         between = text[chain[-1].end() : match.start()] if chain else ""
         if chain and not _CHAINED.fullmatch(between):
             yield chain

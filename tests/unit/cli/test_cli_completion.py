@@ -84,7 +84,7 @@ def words(cli: Clusterctl, *typed: str, before: str = "") -> list[str]:
             ],
         ),
         ("submit train --partition ", ["train", "big"]),
-        ("submit train --launcher ", ["srun", "mpirun"]),
+        ("submit train --launcher ", ["srun", "mpirun", "torchrun"]),
         ("shell --partition b", ["big"]),
         ("logs ", ["130", "12"]),
         ("ssh demo-t", ["demo-train-1"]),

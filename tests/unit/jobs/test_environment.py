@@ -81,6 +81,7 @@ def resolve(tmp_path: Path, home: Path) -> Resolve:
 
 
 def test_torchrun_needs_torch(resolve: Resolve, tmp_path: Path) -> None:
+    (tmp_path / "a.py").touch()
     job = JobSpec(name="a", script=tmp_path / "a.py", launcher="torchrun")
     with pytest.raises(UsageError, match="does not have") as caught:
         environment_of(a_spec(), job, distribution=HERE, report=lambda _text: None)

@@ -406,6 +406,19 @@ def test_a_hostile_log_takes_no_time_and_no_terminal() -> None:
     assert all(line.isprintable() for line in found.lines)
 
 
+@pytest.mark.timeout(60)  # seconds; some took minutes
+@pytest.mark.parametrize("line", ["  File ", "/" * 790, "a.b" * 260, "[rank0]: " * 80, "Traceback: " * 70])
+def test_a_log_of_one_line_again_and_again_takes_no_time(line: str) -> None:
+    assert said(f"{line}\n" * (2**17 // len(line))).state == "FAILED"
+
+
+def test_what_a_program_caught_is_not_the_end_of_its_memory() -> None:
+    caught = "CUDA error: out of memory\n" + TRACEBACK + "ValueError: x\n"
+    assert said(caught).cause.startswith("ValueError: x")
+    assert said(TRACEBACK + "RuntimeError: CUDA error: out of memory\n").code == "cuda-out-of-memory"
+    assert said("srun: error: n2: task 1: Out Of Memory\n").code == "out-of-memory"
+
+
 def test_the_catalogue() -> None:
     known = catalogue()
     assert len({one.code for one in known.causes}) >= 60
