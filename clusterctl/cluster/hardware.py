@@ -286,10 +286,8 @@ def _why_missing(driver: Driver) -> tuple[str, str]:
     why = "there is no nvidia-smi there that shows any"
     fix = "see that NVIDIA's driver runs there (`clusterctl ssh HOST -- nvidia-smi`)"
     if driver.cards:
-        why, lost = (
-            f"nvidia-smi shows {driver.cards}",
-            "clusterctl ssh --admin HOST -- sudo dmesg | grep -i xid",
-        )
+        why = f"nvidia-smi shows {driver.cards}"
+        lost = "clusterctl ssh --admin HOST -- sudo dmesg | grep -i xid"
         fix = f"look for a lost card (`{lost}`) or correct gpus in the spec"
     if driver.fault:
         why = f"nvidia-smi says: {driver.fault}"

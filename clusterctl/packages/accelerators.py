@@ -105,9 +105,7 @@ class Builds:
         index = cpu_index()
         if _is_there(f"{index.rstrip('/')}/torch/"):
             self.report(f"torch comes from {index}: the nodes have no GPU")
-            more = (
-                self.folder / "index.txt"
-            )  # an --index-url in the user's files takes no option's place there
+            more = self.folder / "index.txt"  # an option would give way to an --index-url of the user's files
             more.write_text(f"--extra-index-url {index}\n")
             self.arguments += ["--requirement", str(more)]
         else:
