@@ -110,6 +110,7 @@ class Batch:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
 
     def run(self, text: str) -> tuple[int, str, str]:

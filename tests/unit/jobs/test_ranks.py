@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -26,10 +29,14 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 SHOW = "import json, os; print(json.dumps({n: v for n, v in os.environ.items() if n.isupper()}))\n"
 
 
+def rank_program(by: str) -> str:
+    """What srun, mpirun or torchrun starts as a rank."""
+    return render("rank.sh.j2", by=by, slurm=True)
+
+
 def rank(by: str, folder: Path, *arguments: str, **environment: str) -> list[str]:
     """The variables of a rank that ``by`` starts with this environment."""
-    program = render("rank.sh.j2", by=by, slurm=True)
-    argv = ["bash", "-c", program, "rank", *arguments, sys.executable, "-c", SHOW]
+    argv = ["bash", "-c", rank_program(by), "rank", *arguments, sys.executable, "-c", SHOW]
     env = {"PATH": "/usr/bin:/bin", **environment}
     done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
     found = json.loads(done.stdout)
@@ -156,20 +163,60 @@ def test_what_a_rank_writes_is_recorded_and_goes_where_it_went(batch, body, stat
     assert ("begun" in recorded, last in recorded) == (True, True)
 
 
-def test_a_rank_gets_the_signals_itself_and_its_last_lines_are_kept(batch):
-    body = (
-        "signal.signal(signal.SIGTERM, lambda *_: (out('saved'), sys.exit(75)))\nout('ready')\ntime.sleep(60)"
-    )
+@pytest.mark.parametrize("cgroup", [True, False], ids=["its-shell", "its-group"])
+def test_a_rank_is_signalled_once_and_its_last_lines_are_kept(batch, cgroup):
+    body = """
+def save(*_):
+    time.sleep(0.5)
+    out(f"saved {len(os.read(arrived, 9))}")
+    sys.exit(75)
+arrived, arrives = os.pipe()
+os.set_blocking(arrives, False)
+signal.set_wakeup_fd(arrives)  # a byte for each signal, also where two are handled as one
+signal.signal(signal.SIGTERM, save)
+out("ready")
+time.sleep(60)"""
     script = user_script(batch.folder, "noisy.py", NOISY.format(body=body))
-    process = batch.start(rendered(JobSpec(name="j", script=script, nodes=2)))
+    place = batch.folder / "cgroup"
+    place.write_text("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n" if cgroup else "0::/\n")
+    text = rendered(JobSpec(name="j", script=script, nodes=2))
+    process = batch.start(text.replace("/proc/self/cgroup", shlex.quote(str(place)).replace("'", "'\\''")))
     record = batch.folder / "rank-logs" / "0.log"
     deadline = time.monotonic() + 60
     while not (record.exists() and "ready" in record.read_text()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.terminate()
+    # Slurm signals the shell where it tracks by cgroups, and else all.
+    if cgroup:
+        process.terminate()
+    else:
+        os.killpg(process.pid, signal.SIGTERM)
     out, _ = process.communicate(timeout=60)
-    assert (process.returncode, out.split()) == (75, ["begun", "ready", "saved"])
-    assert record.read_text().split() == ["begun", "ready", "saved"]
+    assert (process.returncode, out.splitlines()) == (75, ["begun", "ready", "saved 1"])
+    assert record.read_text() == out
+
+
+def test_a_rank_ends_once_all_that_it_wrote_is_recorded(batch):
+    """A tee that gets no processor for a while: slurmstepd would kill it once the rank has ended."""
+    play(batch.folder.parent / "bin" / "tee", 'sleep 1; exec /usr/bin/tee "$@"')
+    script = user_script(batch.folder, "end.py", "print('x' * 60000, flush=True); raise SystemExit('the end')")
+    text = rank_program("srun")
+    argv = ["bash", "-c", text, "rank", sys.executable, str(script)]
+    env = {**batch.environment, "SLURM_STEP_NUM_TASKS": "2"}
+    with (batch.folder / "out").open("wb") as file:
+        assert subprocess.run(argv, env=env, cwd=batch.folder, stdout=file, stderr=file).returncode == 1
+        assert (batch.folder / "rank-logs" / "0.log").stat().st_size == 60_009
+        assert (batch.folder / "out").stat().st_size == 60_009
+
+
+def test_a_rank_does_not_wait_for_ever_for_what_it_left_running(batch):
+    script = user_script(batch.folder, "end.py", "import subprocess; subprocess.Popen(['sleep', '60'])")
+    argv = ["bash", "-c", rank_program("srun"), "rank", sys.executable, str(script)]
+    env = {**batch.environment, "SLURM_STEP_NUM_TASKS": "2"}
+    process = subprocess.Popen(argv, env=env, cwd=batch.folder, start_new_session=True)
+    try:
+        assert process.wait(timeout=50) == 0
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_of_one_rank_nothing_is_recorded(batch):

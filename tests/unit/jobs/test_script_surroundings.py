@@ -13,7 +13,8 @@ from clusterctl.util.assets import render
 from tests.support.played.batch import HASH, HOSTILE, Batch, play, rendered, shell_job, user_script
 
 SHOW = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:], os.getcwd()]))\n"
-OURS = ("program", "status", "telemetry", "submit_dir")  # the batch script's own variables
+OURS = ("_program", "_status", "telemetry", "submit_dir")  # the batch script's own variables
+ORDINARY = ("program", "status", "nodes", "out", "record", "early", "slots", "python", "job", "line")
 BASHS = ("UID", "BASHOPTS", "IFS")  # bash, which plays srun, does not let them pass
 
 
@@ -28,7 +29,7 @@ def python_job(batch: Batch, **fields) -> JobSpec:
     return JobSpec(name="j", script=user_script(batch.folder, "it's.py", SHOW), **fields)
 
 
-@pytest.mark.parametrize(("tasks", "names"), [(1, OURS + BASHS), (2, OURS)])
+@pytest.mark.parametrize(("tasks", "names"), [(1, OURS + BASHS), (2, ORDINARY)])
 def test_variables_arrive_as_they_are(batch, tasks, names):
     env = {f"V{i}": value for i, value in enumerate(HOSTILE)} | dict.fromkeys(names, "mine")
     got, _, _ = seen(batch, python_job(batch, env=env, tasks_per_node=tasks))
