@@ -78,8 +78,10 @@ class Builds:
     def ask_for_cuda(self, text: str) -> None:
         """Where the nodes have GPUs, have JAX and TensorFlow come with CUDA, as torch does by itself."""
         for name, extra in _CUDA_EXTRAS.items() if self.gpus and "--hash" not in text else ():
-            if re.search(rf"^[ \t]*{name}[ \t]*(?:[=<>~!;#].*)?$", text, re.M | re.I):
-                self.arguments.append(f"{name}[{extra}]")
+            for found in re.finditer(
+                rf"^[ \t]*{name}[ \t]*(?:[=<>~!][^;#\n]*)?(;[^#\n]*)?(?:#.*)?$", text, re.M | re.I
+            ):
+                self.arguments.append(f"{name}[{extra}]{found[1] or ''}")
 
     def heard(self, more: LineReporter) -> Callable[[str], None]:
         """A listener to pip.

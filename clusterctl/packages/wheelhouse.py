@@ -190,7 +190,7 @@ def wheel_path(wheel: Wheel) -> Path:
 
 
 _MAX_BYTES: Final = 4 << 20
-_INCLUDE: Final = re.compile(r"^(?:-r|--requirement|-c|--constraint)(?:\s+|\s*=\s*|(?<=-[rc]))(.+)$")
+_INCLUDE: Final = re.compile(r"^(-r|--requirement|-c|--constraint)(?:\s+|\s*=\s*|(?<=-[rc]))(.+)$")
 _COMMENT: Final = re.compile(r"(^|\s+)#.*$")
 
 
@@ -200,10 +200,12 @@ def content_hash(files: Sequence[Path]) -> str:
     Raises:
         UsageError: one of them can't be read.
     """
-    return digest(*(said for file in files for _, said in _contents(file, frozenset())))
+    return digest(*(said for file in files for _, said in _contents(file)))
 
 
-def _contents(file: Path, seen: frozenset[Path], named_in: str = "") -> Iterator[tuple[bytes, bytes]]:
+def _contents(
+    file: Path, seen: frozenset[Path] = frozenset(), named_in: str = "", *, constraints: bool = True
+) -> Iterator[tuple[bytes, bytes]]:
     """What is in a file and in those that it includes, each with the folder that its relative paths mean."""
     file = file.absolute()
     if file in seen:
@@ -212,9 +214,9 @@ def _contents(file: Path, seen: frozenset[Path], named_in: str = "") -> Iterator
     yield str(file.parent).encode(errors="surrogateescape"), raw
     for number, line in _lines(raw.decode(errors="replace")):
         if found := _INCLUDE.match(line):
-            name = found[1].strip("\"'")
-            if "://" not in name:
-                yield from _contents(file.parent / name, seen | {file}, f"{file}:{number}")
+            name, more = found[2].strip("\"'"), seen | {file}
+            if "://" not in name and (constraints or found[1] in {"-r", "--requirement"}):
+                yield from _contents(file.parent / name, more, f"{file}:{number}", constraints=constraints)
         elif (wheel := _local_wheel(line, file.parent)) is not None:
             try:
                 yield b"", file_sha256(wheel).encode()
@@ -299,7 +301,7 @@ class Requirements:
         settings = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("PIP_")]
         if self.gpus is not None:
             settings += [f"gpus={self.gpus}", cpu_index()]
-        contents = [part for file in self.files for pair in _contents(file, frozenset()) for part in pair]
+        contents = [part for file in self.files for pair in _contents(file) for part in pair]
         key = digest(str(self.node), _constraints(self.kept), digest(*settings, "", *contents))
         return cache_home() / _CACHE / "locks" / f"{key}.txt"
 
@@ -361,7 +363,7 @@ def _download(asked: Requirements, folder: Path, report: LineReporter, heard: Li
     files, node, kept = asked.files, asked.node, asked.kept
     limits = folder / "constraints.txt"
     builds = Builds(asked.gpus, report, folder)
-    contents = b"\n".join(text for file in files for _, text in _contents(file, frozenset()))
+    contents = b"\n".join(text for file in files for _, text in _contents(file, constraints=False))
     builds.ask_for_cuda(contents.decode(errors="replace"))
     arguments = [word for file in builds.files(files) for word in ("--requirement", str(file))]
     arguments += ["--constraint", str(limits)]

@@ -16,7 +16,8 @@ from clusterctl.scheduler.base import JobInfo, JobState, StepInfo
 from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, diagnose
 from clusterctl.scheduler.session import Session
 from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE
-from clusterctl.transport.base import Transport, remote_argv
+from clusterctl.transport.base import remote_argv
+from clusterctl.util.process import on_each
 
 _MOST_HOSTS = 16  # whose logs are read where hosts share no folder
 _ACCOUNTING_LAG_S = 3.0
@@ -75,23 +76,23 @@ def _read(raw: bytes) -> _Json:
 
 
 def _read_logs(session: Session, job: JobInfo) -> _Json:
-    """The logs on the hosts that have them: the first has the job's own, each those of its ranks."""
+    """The logs on the hosts that have them: the first has the job's own, each those of its ranks.
+
+    Raises:
+        TransportError: none of them answers.
+    """
     entry = session.ledger.find(job.id)
     folder = entry.remote_dir if entry is not None and entry.remote_dir else job.work_dir if job.token else ""
     if not folder:
         return {}
-    hosts = session.hosts_with_files(job.nodes)[:_MOST_HOSTS]
-    found = [_ask(transport, folder, _task(job)) for _, transport in hosts]
-    return {
-        **found[0],
-        "ranks": {rank: text for one in reversed(found) for rank, text in one["ranks"].items()},
-    }
-
-
-def _ask(transport: Transport, folder: str, task: str) -> _Json:
-    said = transport.run(remote_argv("clusterctl.scheduler.remote_logs", folder, task)).stdout
-    answer = _read(said.encode())
-    return {**answer, "ranks": answer.get("ranks") or {}}
+    hosts = dict(session.hosts_with_files(job.nodes)[:_MOST_HOSTS])
+    argv = remote_argv("clusterctl.scheduler.remote_logs", folder, _task(job))
+    answers, failed = on_each(hosts, lambda host: _read(hosts[host].run(argv).stdout.encode()))
+    if not answers:
+        raise next(iter(failed.values()))
+    found = list(answers.values())
+    ranks = {rank: text for one in reversed(found) for rank, text in (one.get("ranks") or {}).items()}
+    return {**found[0], "gone": all(one.get("gone") for one in found), "ranks": ranks}
 
 
 def _accounted(session: Session, job: JobInfo) -> tuple[tuple[StepInfo, ...], str]:

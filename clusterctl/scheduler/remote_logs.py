@@ -21,17 +21,20 @@ from clusterctl.transport.remote_open import open_file
 END = 1 << 16  # of a log
 RANKS_END = 1 << 20  # of all ranks' logs together
 MOST_RANKS = 2048
+# A restarted job's logs go on (templates/job.sbatch.j2, rank.sh.j2).
+RESTARTED = re.compile(r"(?m)^clusterctl: restart [0-9]+ of this job$")
 RANK_LOG = re.compile(r"([0-9]{1,6})\.log")
 
 
 def end_of(folder: str, path: str, most: int) -> str:
-    """The last bytes of a log as text."""
+    """The last bytes of a log as text, of a restarted job those of its last attempt."""
     try:
         fd = open_file(os.fsencode(folder), os.fsencode(path))
     except OSError:
         return ""
     try:
-        return os.pread(fd, most, max(0, os.fstat(fd).st_size - most)).decode(errors="replace")
+        text = os.pread(fd, most, max(0, os.fstat(fd).st_size - most)).decode(errors="replace")
+        return RESTARTED.split(text)[-1]
     finally:
         os.close(fd)
 

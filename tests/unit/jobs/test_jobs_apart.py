@@ -12,6 +12,8 @@ from clusterctl.errors import SlurmError, UnreachableError
 from clusterctl.jobs.submit import Submitted, submit
 from clusterctl.jobs.watch import follow
 from clusterctl.runs.collect import collect
+from clusterctl.scheduler.base import JobState
+from clusterctl.scheduler.evidence import diagnose_job
 from clusterctl.scheduler.session import Session, UnsharedNode
 from clusterctl.spec.job import JobSpec
 from tests.support.played.cluster import Nearby, PlayedCluster
@@ -127,3 +129,23 @@ def test_logs_and_files_come_from_the_nodes_it_ran_on(
     assert run.directory is not None
     assert (run.directory / "stdout.log").read_text() == "hello\n"
     assert (run.directory / "made.txt").read_text() == "made there"
+
+
+def test_a_log_is_read_also_where_another_node_is_away(
+    apart: Session, cluster: PlayedCluster, nodes: dict[str, ApartNode], job: JobSpec, tmp_path: Path
+) -> None:
+    class Away(ApartNode):
+        def run(self, *_: object, **__: object):  # type: ignore[no-untyped-def,override]
+            raise UnreachableError("no connection", host="n2")
+
+    done = submit(apart, job)
+    cluster.wait_until_ended(done.job_id)
+    (ended,) = apart.scheduler.jobs([done.job_id])
+    ended = replace(ended, state=JobState.FAILED, exit_code=1, nodes=("n1", "n2"))
+    (nodes["n1"].home / "clusterctl/jobs" / Path(done.remote_dir).name / "stderr.log").write_text("of n1\n")
+    away = UnsharedNode("n2", "train", Away(cluster, tmp_path / "away"))
+    assert diagnose_job(replace(apart, unshared_nodes=(apart.unshared_nodes[0], away)), ended).lines == (
+        "of n1",
+    )
+    found = diagnose_job(replace(apart, unshared_nodes=(away,)), replace(ended, nodes=("n2",)))
+    assert found.lines == ("(its log can't be read: no connection)",)

@@ -23,9 +23,11 @@ from clusterctl.jobs.watch import LogChunk, follow, logs, raise_unless_completed
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.spec.job import JobSpec
 from clusterctl.transport.base import remote_argv
 from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
+from tests.support.played.batch import rendered, user_script
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 from tests.support.sweeps import in_sweep
 
@@ -501,6 +503,19 @@ def test_the_end_of_a_log_is_read_with_care(tmp_path, stderr):
     assert found["stdout"].endswith("\nlast\x1b[31m\x1b[2J\n")
     assert (len(found["stdout"]), found["stderr"], found["gone"]) == (1 << 16, "", False)
     assert ends_there(tmp_path / "gone")["gone"]
+
+
+def test_a_restarted_job_is_judged_by_its_last_attempt(tmp_path, batch):
+    batch.environment |= {"SLURM_RESTART_COUNT": "1", "SLURM_PROCID": "1"}
+    script = user_script(batch.folder, "end.py", "raise SystemExit('second')")
+    (batch.folder / "rank-logs").mkdir()
+    (batch.folder / "rank-logs" / "1.log").write_text("first\n")
+    _, out, err = batch.run(rendered(JobSpec(name="j", script=script, nodes=2)))
+    (batch.folder / "stdout.log").write_text("first\n" + out)
+    (batch.folder / "stderr.log").write_text("first\n" + err)
+    found = ends_there(batch.folder)
+    assert [text.split() for text in (found["stdout"], found["stderr"])] == [[], ["second"]]
+    assert found["ranks"] == {"1": "\nsecond\n"}
 
 
 def ends_there(folder: Path) -> Any:

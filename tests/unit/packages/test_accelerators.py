@@ -93,6 +93,13 @@ def test_jax_has_the_extra_for_cuda_where_nodes_have_gpus(solve: Solve, tmp_path
     assert solve("-r more.txt", "jax[cuda12]", gpus=False) == {"jax 1.0", "lightning 1.0", "torch 2.0+cpu"}
     assert solve("jax", gpus=False) == {"jax 1.0"}
     assert solve("jax  # for all", gpus=True) == {"jax 1.0", "jax-cuda12-plugin 1.0"}
+    assert solve("jax==1.0; sys_platform == 'linux'", gpus=True) == {"jax 1.0", "jax-cuda12-plugin 1.0"}
+    (tmp_path / "more.txt").write_text("jax\n")
+    assert solve("lightning", "-c more.txt", "jax; sys_platform == 'win32'", gpus=True) == {
+        "lightning 1.0",
+        "torch 2.0",
+        "nvidia-cublas 1.0",
+    }
 
 
 def test_the_spec_says_which_nodes_have_gpus() -> None:
