@@ -2,7 +2,7 @@
 
 Raises clusters of its own, runs both sides of each comparison in turn, checks what they did, and prints every
 round, medians and ratios. Usage: python benchmarks/orchestration.py [--rounds N] [WHAT...]
-WHAT: start, up, again, submit, collect, cold, many. Default: all. `collect` needs rsync here.
+WHAT: start, up, again, submit, collect, cold, fail, many. Default: all. `collect` needs rsync here.
 """
 
 from __future__ import annotations
@@ -201,6 +201,45 @@ def cold(rounds: int) -> None:
     measure("cold up, 1 + 2 nodes, no image", min(rounds, 2), aim="at most 120 s", up=side).show()
 
 
+FAILS = """\
+import ctypes, os, signal, time
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+world.Barrier()
+if world.rank == 1:
+    open("failed-at", "w").write(str(time.time()))
+    {line}
+world.Barrier()
+"""
+FAILURES = {
+    "error": "raise KeyError('a bug')",
+    "exit": "os._exit(3)",
+    "segmentation fault": "ctypes.string_at(0)",
+    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
+}
+
+
+def fail(rounds: int) -> None:
+    """Rank 1 of 2 fails while the other waits for it in MPI: how long until the job has ended."""
+    with raised(2) as cluster:
+
+        def side(launcher: str, line: str) -> float:
+            (cluster.folder / "fails.py").write_text(FAILS.format(line=line))
+            words = ("submit", cluster.folder / "fails.py", "--nodes", "2", "--launcher", launcher)
+            job = cluster.run(*words)["job_id"]
+            while (found := cluster.run("jobs", job)["jobs"][0])["state"] not in ("FAILED", "CANCELLED"):
+                time.sleep(0.5)
+            return float(found["end_time"] - float(cluster.ssh(f"cat {found['work_dir']}/failed-at")))
+
+        for launcher in ("srun", "mpirun"):
+            measure(
+                f"{launcher}: from a rank's failure to the job's end (Slurm counts whole seconds)",
+                rounds,
+                aim="at most 15 s",
+                **{name: lambda line=line, by=launcher: side(by, line) for name, line in FAILURES.items()},
+            ).show()
+
+
 def many(rounds: int) -> None:
     """Many nodes on this one machine."""
     for nodes, aim_s in ((16, 45), (64, 150)):
@@ -222,7 +261,7 @@ def many(rounds: int) -> None:
         measured.show()
 
 
-ALL = {one.__name__: one for one in (start, up, again, submit, collect, cold, many)}
+ALL = {one.__name__: one for one in (start, up, again, submit, collect, cold, fail, many)}
 
 
 def main() -> None:

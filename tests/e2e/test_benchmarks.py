@@ -17,8 +17,14 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
     [
         (
             "orchestration.py",
-            ("start", "again", "submit", "collect"),
-            ("clusterctl --help", "up again", "submit / by hand = ", "rsync / collect = "),
+            ("start", "again", "submit", "collect", "fail"),
+            (
+                "clusterctl --help",
+                "up again",
+                "failure to the job's end",
+                "submit / by hand = ",
+                "rsync / collect = ",
+            ),
         ),
         (
             "collecting.py",

@@ -102,6 +102,45 @@ def test_torch_trains_on_two_nodes(own: Cluster, launcher: str) -> None:
     assert "\nbasic==1.0 --hash=sha256:" in lock
 
 
+TORCHRUN_FAILS = """\
+import ctypes, os, signal, sys, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 1:
+    {line}
+dist.barrier()
+"""
+
+
+@pytest.mark.sweep  # as test_failures.py has it with the other launchers
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("raise KeyError('a bug')", "KeyError: 'a bug'"),
+        ("os._exit(3)", "exit code 3"),
+        ("ctypes.string_at(0)", "segmentation fault"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"),
+        ("import cv2", "no module cv2"),
+        ("raise OSError(28, 'No space left on device')", "disk full"),
+        ("raise RuntimeError('CUDA error: out of memory')", "GPU"),
+    ],
+    ids=["error", "exit", "segv", "kill", "module", "disk", "cuda"],
+)
+def test_torchrun_names_the_first_rank_that_failed(own: Cluster, line: str, cause: str) -> None:
+    path = own.runner.cwd / "fails.py"
+    path.write_text(TORCHRUN_FAILS.format(line=line))
+    file = EXAMPLES / "requirements-torch.txt"
+    argv = ("--requirements", file, "--nodes", "2", "--launcher", "torchrun", "--wait")
+    ran = own.quoting("submit", path, *argv)
+    assert ran.returncode == 4, ran
+    said = ran.stderr
+    (first,) = (one for one in said.splitlines() if one.startswith("error: "))
+    assert cause in first, said
+    assert f"rank 1 on {own.name}-train-2" in first, said
+    assert said.count("Traceback (most recent call last)") == line.startswith(("raise", "import")), said
+
+
 @pytest.mark.sweep  # hundreds of megabytes to resolve, send and unpack
 @pytest.mark.parametrize(
     ("program", "name"), [("lightning_mlp", "lightning"), ("accelerate_mlp", "accelerate"), ("jax_dp", "jax")]

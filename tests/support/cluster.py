@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -51,6 +52,14 @@ class Cluster:
     def json(self, *argv: str | Path, rc: int = 0) -> Any:
         """A verb's answer under `-o json`."""
         return self("-o", "json", *argv, rc=rc).json
+
+    def quoting(self, *argv: str | Path) -> subprocess.CompletedProcess[str]:
+        """A verb whose output may quote a job's traceback, with any exit status."""
+        words = [self.runner.script, "-f", self.spec, *argv]
+        env = {**os.environ, "CLUSTERCTL_HOME": str(self.runner.home)}
+        return subprocess.run(
+            words, cwd=self.runner.cwd, env=env, capture_output=True, text=True, timeout=600, check=False
+        )
 
     def ssh(self, host: str, command: str, *, user: str = "clusterctl", rc: int | None = 0) -> str:
         """Plain `ssh -F` with the file that clusterctl wrote; the command's stdout."""
