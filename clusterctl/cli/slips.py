@@ -129,6 +129,8 @@ def reject_unknown_word(word: str, exc: Any, known: Collection[str], groups: Map
         meant = meant_verb(word, known, {} if group else groups)
         at, what = (words.index(word) if word in words else -1), f"there is no verb {word!r}; did you mean"
         rest = words[at + 1 :]
+        if word in {"cluster", "job"} and rest and rest[0] in known:
+            meant, rest = ("jobs" if (word, rest[0]) == ("job", "list") else rest[0]), rest[1:]
     if meant and at >= 0:
         raise SlipError(what, shlex.join(["clusterctl", *words[:at], *meant.split(), *rest]))
 

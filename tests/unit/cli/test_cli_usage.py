@@ -87,6 +87,10 @@ def test_what_stands_after_the_dashes_is_not_ours(cli: Clusterctl) -> None:
 
 SLIPS = {
     "job": "jobs",
+    "cluster list": "list",
+    "-f demo.yaml cluster up --yes": "-f demo.yaml up --yes",
+    "job list": "jobs",
+    "job cancel 5": "cancel 5",
     "log 5": "logs 5",
     "ls": "list",
     "submit-train --nodes 2": "submit train --nodes 2",
