@@ -20,12 +20,12 @@ import re
 import sys
 import time
 
+from clusterctl.scheduler.remote_logs import RANK_LOG
 from clusterctl.transport.remote_open import open_file, open_folder
 
 LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log")
 TASK = re.compile(r"task-([0-9]+)")
 RANK_LOGS = "rank-logs"
-RANK_LOG = re.compile(r"([0-9]{1,9})\.log")
 CHUNK = 1 << 16
 MOST_LOGS = 5000
 PAUSE_S = 0.2
