@@ -147,11 +147,12 @@ def test_nodes_and_time_are_those_of_the_partition() -> None:
         taken(SPEC, train(partition="x"))
 
 
-def gpu(tmp_path: Path, rank: int, size: int, **more: str) -> str:
-    """What a rank finds in CUDA_VISIBLE_DEVICES on a node with two GPUs."""
-    for index in range(2):
-        (tmp_path / f"nvidia{index}").touch()
-    program = render("rank.sh.j2", by="mpirun", slurm=False).replace("/dev/nvidia", f"{tmp_path}/nvidia")
+def gpu(tmp_path: Path, rank: int, size: int, *devices: str, **more: str) -> str:
+    """What a rank finds in CUDA_VISIBLE_DEVICES on a node with these devices."""
+    (tmp_path / "gpus").write_text("".join(f"{device}\n" for device in devices))
+    program = render("rank.sh.j2", by="mpirun", slurm=False).replace(
+        "/opt/clusterctl/gpus", f"{tmp_path}/gpus"
+    )
     base = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     env = {**base, "OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_SIZE": str(size), **more}
     argv = ["bash", "-c", program, "rank", "1", "sh", "-c", "echo ${CUDA_VISIBLE_DEVICES-unset}"]
@@ -160,7 +161,9 @@ def gpu(tmp_path: Path, rank: int, size: int, **more: str) -> str:
     ).stdout.strip()
 
 
-def test_ranks_that_share_a_node_get_a_gpu_each_in_turn(tmp_path: Path) -> None:
-    assert [gpu(tmp_path, rank, 3) for rank in range(3)] == ["0", "1", "0"]
-    assert gpu(tmp_path, 0, 1) == "unset"  # a rank alone has all of them
-    assert gpu(tmp_path, 1, 2, CUDA_VISIBLE_DEVICES="") == ""  # the job's own choice stays
+def test_ranks_that_share_a_node_get_a_mig_device_each_and_see_all_whole_gpus(tmp_path: Path) -> None:
+    parts = ("MIG-a", "MIG-b")
+    assert [gpu(tmp_path, rank, 3, *parts) for rank in range(3)] == ["MIG-a", "MIG-b", "MIG-a"]
+    assert gpu(tmp_path, 0, 1, *parts) == "unset"  # a rank alone has all of them
+    assert gpu(tmp_path, 1, 2, *parts, CUDA_VISIBLE_DEVICES="") == ""  # the job's own choice stays
+    assert gpu(tmp_path, 1, 2, "GPU-a", "GPU-b") == "unset"  # cuda:LOCAL_RANK, as with Slurm
