@@ -162,8 +162,8 @@ class _Case:
     def of(cls, evidence: Evidence) -> _Case:
         raw = _readable(evidence.log)
         failed = first_failed(raw, evidence.job, evidence.tasks_per_node)
-        own = (evidence.ranks or {}).get(failed.rank, "") if failed.rank is not None else ""
-        error = _error(_readable(own), raw, show_noise=failed.rank is None)
+        own = (evidence.ranks or {}).get(failed.rank) if failed.rank is not None else None
+        error = _error(None if own is None else _readable(own), raw, show_noise=failed.rank is None)
         words = _words(evidence, failed) | {"traceback": "1" if error.is_traceback else ""}
         return cls(evidence, failed, raw, error, words)
 
@@ -284,25 +284,28 @@ class _Error:
         return tuple(_shown_lines(rest.split("\n")))[:_TAIL_LINES]
 
 
-def _error(own: str, whole: str, *, show_noise: bool) -> _Error:
+def _error(own: str | None, whole: str, *, show_noise: bool) -> _Error:
     """The last traceback that is not only about the end of another rank, else the end of the log.
 
-    It is looked for in the ``own`` log of the rank that failed first, then in the ``whole`` of the job's.
-    With ``show_noise``, the launcher's words are the error where there is nothing else.
+    It is looked for in the ``own`` log of the rank that failed first, then in the ``whole`` of the job's: where
+    there is an own log, what other ranks say of that rank's end tells nothing. With ``show_noise``, the
+    launcher's words are the error where there is nothing else.
     """
     consequence = re.compile("|".join(catalogue().consequence))
-    texts = (_without_noise(own), _without_noise(whole))
+    texts = (_without_noise(own or ""), _without_noise(whole))
+    last_resort = texts[1] if own is None or _TRACEBACK.search(texts[0]) else None
     for text in texts:
         chains = list(_chains(text))
         primary = [chain for chain in chains if not consequence.search(chain[-1]["message"])]
-        if primary or (chains and text is texts[-1]):
+        if primary or (chains and text is last_resort):
             chain = (primary or chains)[-1]
             frames = chain[-1]["frames"].splitlines()
             starts = [i for i, line in enumerate(frames) if line.startswith("  File ")]
             shown = [*frames[: starts[0]], *frames[starts[-_FRAMES:][0] :], *chain[-1]["message"].split("\n")]
             said = "\n".join(one.group() for one in chain)
             return _Error(said, tuple(_shown_lines(shown)), is_traceback=True)
-    said = next(filter(str.strip, (*texts, whole if show_noise else "")), "")
+    rest = (texts[1], whole if show_noise else "") if own is None else ()
+    said = next(filter(str.strip, (texts[0], *rest)), "")
     last = [line for line in said.split("\n") if line.strip()]
     shown = list(_shown_lines(last[-_TAIL_LINES:]))
     return _Error("\n".join(last[-_MOST_LINES:]), tuple(shown), is_traceback=False)

@@ -38,7 +38,8 @@ def diagnose_job(session: Session, job: JobInfo) -> Diagnosis:
     found = diagnose(evidence_of(session, job, logs))
     if found.lines:
         return found
-    return found.with_lines("(the job's folder is gone)" if logs.get("gone") else "(it wrote nothing)")
+    silent = "it" if found.rank is None else f"rank {found.rank}"
+    return found.with_lines("(the job's folder is gone)" if logs.get("gone") else f"({silent} wrote nothing)")
 
 
 def diagnose_run(session: Session, job: JobInfo, tree: Path) -> Diagnosis:

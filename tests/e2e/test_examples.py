@@ -123,7 +123,7 @@ dist.barrier()
         ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"),
         ("import cv2", "no module cv2"),
         ("raise OSError(28, 'No space left on device')", "disk full"),
-        ("raise RuntimeError('CUDA error: out of memory')", "GPU"),
+        ("raise RuntimeError('CUDA error: out of memory')", "CUDA out of memory"),
     ],
     ids=["error", "exit", "segv", "kill", "module", "disk", "cuda"],
 )

@@ -330,6 +330,15 @@ def test_the_traceback_is_of_the_rank_that_failed_first() -> None:
     assert own.lines[-1] == "KeyError: 'a bug'"
 
 
+def test_what_others_say_of_a_silent_ranks_end_is_not_its_cause() -> None:
+    log = (CAPTURES / "killed-torchrun.log").read_text()  # of torch 2.13, on two nodes
+    found = diagnose(Evidence(job=JOB, log=log, ranks={0: log.partition("E1123")[0], 1: ""}))
+    assert (found.signal, found.rank, found.host, found.lines) == ("SIGKILL", 1, "n2", ())
+    assert "nothing says by whom" in found.cause
+    unrecorded = diagnose(Evidence(job=JOB, log=log))
+    assert "Connection reset by peer" in unrecorded.lines[-1]
+
+
 def test_an_exception_without_its_frames_is_the_cause() -> None:
     """Under sys.tracebacklimit = 0; the launcher says only that MPI_Abort was called."""
     abort = (
