@@ -360,11 +360,13 @@ class _Lines:
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._due = time.monotonic() + _LINE_EVERY_S
-        self._begun: dict[str, tuple[float, int]] = {}
+        self._begun: dict[
+            tuple[str, int], tuple[float, int]
+        ] = {}  # hashing is done more than once, of other files
 
     def __call__(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()
-        since, before = self._begun.setdefault(what, (now, done))
+        since, before = self._begun.setdefault((what, total), (now, done))
         if now < self._due or now - since < _SILENT_S:
             return
         self._due = now + _LINE_EVERY_S

@@ -53,3 +53,6 @@ def test_what_takes_less_than_a_second_gets_no_line(
     now = 10.0
     lines("sending", 1 << 20, 2 << 20)
     assert capsys.readouterr().err == "sending: 1.0 MiB of 2.0 MiB, 102.4 KiB/s, 10 s left\n"
+    now = 20.0
+    lines("hashing", 88, 1600)  # once more, of other files
+    assert capsys.readouterr().err == ""
