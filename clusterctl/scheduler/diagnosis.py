@@ -287,8 +287,8 @@ class _Error:
 def _error(own: str | None, whole: str, *, show_noise: bool) -> _Error:
     """The last traceback that is not only about the end of another rank, else the end of the log.
 
-    It is looked for in the ``own`` log of the rank that failed first, then in the ``whole`` of the job's: where
-    there is an own log, what other ranks say of that rank's end tells nothing. With ``show_noise``, the
+    It is looked for in the ``own`` log of the rank that failed first, then in the ``whole`` of the job's.
+    Where there is an own log, what other ranks say of that rank's end is no cause. With ``show_noise``, the
     launcher's words are the error where there is nothing else.
     """
     consequence = re.compile("|".join(catalogue().consequence))
