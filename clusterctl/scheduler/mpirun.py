@@ -91,7 +91,8 @@ class MpirunClient(Scheduler):
     def check_id(self, text: str) -> None:
         if not JOB_ID.fullmatch(text):
             raise UsageError(
-                f"{text!r} is not a job id", fix="give one such as m1: there is no scheduler here"
+                f"{text!r} is not a job id",
+                fix="give one such as m1 (there is no scheduler here); `clusterctl jobs` lists them",
             )
 
     def unknown(self, ids: Sequence[str]) -> SchedulerError:

@@ -101,7 +101,8 @@ class SlurmClient(Scheduler):
     def check_id(self, text: str) -> None:
         if not _JOB_ID.fullmatch(text):
             raise UsageError(
-                f"{text!r} is not a job id", fix="give a number such as 12, or 12_3 for an array's task"
+                f"{text!r} is not a job id",
+                fix="give a number such as 12, or 12_3 for an array's task; `clusterctl jobs` lists them",
             )
 
     def unknown(self, ids: Sequence[str]) -> SlurmError:
