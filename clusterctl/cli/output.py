@@ -360,9 +360,8 @@ class _Lines:
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._due = time.monotonic() + _LINE_EVERY_S
-        self._begun: dict[
-            tuple[str, int], tuple[float, int]
-        ] = {}  # hashing is done more than once, of other files
+        # By what is done and how much: hashing is done more than once, of other files.
+        self._begun: dict[tuple[str, int], tuple[float, int]] = {}
 
     def __call__(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()
