@@ -304,8 +304,10 @@ def _error(own: str | None, whole: str, *, show_noise: bool) -> _Error:
             shown = [*frames[: starts[0]], *frames[starts[-_FRAMES:][0] :], *chain[-1]["message"].split("\n")]
             said = "\n".join(one.group() for one in chain)
             return _Error(said, tuple(_shown_lines(shown)), is_traceback=True)
-    rest = (texts[1], whole if show_noise else "") if own is None else ()
-    said = next(filter(str.strip, (texts[0], *rest)), "")
+    if own is not None and not texts[0].strip():
+        others = (line for line in _TRACEBACK.sub("", texts[1]).split("\n") if not consequence.search(line))
+        return _Error("\n".join([*others][-_MOST_LINES:]), (), is_traceback=False)
+    said = next(filter(str.strip, (*texts, whole if show_noise else "")), "")
     last = [line for line in said.split("\n") if line.strip()]
     shown = list(_shown_lines(last[-_TAIL_LINES:]))
     return _Error("\n".join(last[-_MOST_LINES:]), tuple(shown), is_traceback=False)

@@ -38,6 +38,8 @@ def diagnose_job(session: Session, job: JobInfo) -> Diagnosis:
     found = diagnose(evidence_of(session, job, logs))
     if found.lines:
         return found
+    if logs.get("unread"):
+        return found.with_lines(f"(its log can't be read: {logs['unread']})")
     silent = "it" if found.rank is None else f"rank {found.rank}"
     return found.with_lines("(the job's folder is gone)" if logs.get("gone") else f"({silent} wrote nothing)")
 
@@ -79,6 +81,8 @@ def _read(raw: bytes) -> _Json:
 def _read_logs(session: Session, job: JobInfo) -> _Json:
     """The logs on the hosts that have them: the first has the job's own, each those of its ranks.
 
+    ``unread`` says why the first does not answer.
+
     Raises:
         TransportError: none of them answers.
     """
@@ -91,9 +95,9 @@ def _read_logs(session: Session, job: JobInfo) -> _Json:
     answers, failed = on_each(hosts, lambda host: _read(hosts[host].run(argv).stdout.encode()))
     if not answers:
         raise next(iter(failed.values()))
-    found = list(answers.values())
+    found, first = list(answers.values()), failed.get(next(iter(hosts)))
     ranks = {rank: text for one in reversed(found) for rank, text in (one.get("ranks") or {}).items()}
-    return {**found[0], "gone": all(one.get("gone") for one in found), "ranks": ranks}
+    return {**found[0], "unread": first.what if first else "", "ranks": ranks}
 
 
 def _accounted(session: Session, job: JobInfo) -> tuple[tuple[StepInfo, ...], str]:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,6 +180,7 @@ time.sleep(60)"""
     script = user_script(batch.folder, "noisy.py", NOISY.format(body=body))
     place = batch.folder / "cgroup"
     place.write_text("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n" if cgroup else "0::/\n")
+    batch.environment["SLURM_JOB_ID"] = "7"
     text = rendered(JobSpec(name="j", script=script, nodes=2))
     process = batch.start(text.replace("/proc/self/cgroup", shlex.quote(str(place)).replace("'", "'\\''")))
     record = batch.folder / "rank-logs" / "0.log"
@@ -193,6 +195,56 @@ time.sleep(60)"""
     out, _ = process.communicate(timeout=60)
     assert (process.returncode, out.splitlines()) == (75, ["begun", "ready", "saved 1"])
     assert record.read_text() == out
+
+
+def alone(batch: Batch, by: str, line: str, **popen: Any) -> subprocess.Popen[str]:
+    """A rank of two that runs a line of Python."""
+    script = user_script(batch.folder, "line.py", f"import os, signal, subprocess, sys, time\n{line}\n")
+    argv = ["bash", "-c", rank_program(by), "rank", sys.executable, str(script)]
+    env = {
+        **batch.environment,
+        "SLURM_STEP_NUM_TASKS": "2",
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+    }
+    env["LOCAL_WORLD_SIZE"] = "2"
+    return subprocess.Popen(
+        argv, env=env, cwd=batch.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **popen
+    )
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_torchrun_signals_the_group_or_the_shell_of_a_rank(batch, leads):
+    """Since 2.2 the group that it starts a rank in, before that the process alone."""
+    line = "signal.signal(15, lambda *_: sys.exit(75))\nprint('ready', flush=True)\ntime.sleep(60)"
+    process = alone(batch, "torchrun", line, start_new_session=leads)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    (os.killpg if leads else os.kill)(process.pid, signal.SIGTERM)
+    assert process.wait(timeout=60) == 75
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "said"),
+    [
+        ("sys.exit(-1)", 255, ""),  # 127 is no signal
+        ("sys.exit(147)", 147, ""),  # and 19 would stop the shell
+        ("os.kill(os.getpid(), 11)", -11, ""),
+        ("os.kill(os.getpid(), 9)", -9, ""),
+        ("print(signal.getsignal(2) is signal.default_int_handler)", 0, "True\n"),
+    ],
+)
+def test_a_rank_ends_as_its_program_ended(batch, line, status, said):
+    process = alone(batch, "torchrun", line)
+    assert process.communicate(timeout=60)[0] == said
+    assert process.returncode == status
+
+
+def test_ranks_of_torchrun_that_share_a_node_have_a_mig_device_each(batch):
+    batch.environment["CUDA_VISIBLE_DEVICES"] = "MIG-a,MIG-b"
+    process = alone(batch, "torchrun", "print(os.environ['CUDA_VISIBLE_DEVICES'])")
+    assert process.communicate(timeout=60)[0] == "MIG-a\n"
 
 
 def test_a_rank_ends_once_all_that_it_wrote_is_recorded(batch):

@@ -509,10 +509,10 @@ def test_a_restarted_job_is_judged_by_its_last_attempt(tmp_path, batch):
     batch.environment |= {"SLURM_RESTART_COUNT": "1", "SLURM_PROCID": "1"}
     script = user_script(batch.folder, "end.py", "raise SystemExit('second')")
     (batch.folder / "rank-logs").mkdir()
-    (batch.folder / "rank-logs" / "1.log").write_text("first\n")
+    (batch.folder / "rank-logs" / "1.log").write_text("first 50%")
     _, out, err = batch.run(rendered(JobSpec(name="j", script=script, nodes=2)))
-    (batch.folder / "stdout.log").write_text("first\n" + out)
-    (batch.folder / "stderr.log").write_text("first\n" + err)
+    (batch.folder / "stdout.log").write_text("first 50%" + out)
+    (batch.folder / "stderr.log").write_text("first 50%" + err)
     found = ends_there(batch.folder)
     assert [text.split() for text in (found["stdout"], found["stderr"])] == [[], ["second"]]
     assert found["ranks"] == {"1": "\nsecond\n"}
