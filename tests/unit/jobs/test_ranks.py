@@ -201,14 +201,8 @@ def alone(batch: Batch, by: str, line: str, **popen: Any) -> subprocess.Popen[st
     """A rank of two that runs a line of Python."""
     script = user_script(batch.folder, "line.py", f"import os, signal, subprocess, sys, time\n{line}\n")
     argv = ["bash", "-c", rank_program(by), "rank", sys.executable, str(script)]
-    env = {
-        **batch.environment,
-        "SLURM_STEP_NUM_TASKS": "2",
-        "RANK": "0",
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "0",
-    }
-    env["LOCAL_WORLD_SIZE"] = "2"
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    env = {**batch.environment, **ranks}
     return subprocess.Popen(
         argv, env=env, cwd=batch.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **popen
     )
