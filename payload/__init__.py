@@ -6,7 +6,7 @@ the layers in ``nn``; ``comm`` carries sums between ranks; ``device`` is the one
 CuPy.
 
 ``metrics``, ``timing`` and ``trace`` tell what a run does; ``bench``, ``gemm`` and ``allreduce`` measure
-apart from it. ``probe`` asks whether ranks reach each other, ``telemetry`` watches a node, and ``align``
+its parts alone. ``probe`` asks whether ranks reach each other, ``telemetry`` watches a node, and ``align``
 brings metrics and telemetry together.
 """
 

@@ -1,6 +1,6 @@
 """Errors that a user can correct: one line on stderr and an exit code, without a traceback.
 
-    PayloadError        1   a check failed: a wrong sum, ranks that drifted apart
+    PayloadError        1   a check failed: a wrong sum, ranks whose weights differ
     ├── UsageError      2   the command line is wrong, or asks for what is not there
     └── LaunchError     3   the launcher started other ranks than MPI sees
 

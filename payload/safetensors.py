@@ -58,7 +58,7 @@ def plan(tensors: Mapping[str, tuple[Sequence[int], np.dtype[Any]]], **metadata:
 
 
 def read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """The tensors of a file by name, and its metadata. Their numbers are read when they are touched.
+    """The tensors of a file by name, and its metadata. Their numbers are read when they are used.
 
     Raises:
         OSError: it cannot be read.

@@ -80,7 +80,7 @@ class SlipError(UsageError):
 
 @dataclass
 class _Words:
-    """The words of a `submit`, taken apart: what is ours, what is the program's, and the first slip."""
+    """The words of a `submit`, sorted: what is ours, what is the program's, and the first slip."""
 
     takes: Mapping[str, bool]  # our options: whether each takes a value
     typed: Sequence[str]  # before the first --

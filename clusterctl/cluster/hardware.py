@@ -1,7 +1,7 @@
 """What came or went of the hosts' hardware since they were configured: cards, CPUs, memory.
 
-Slurm ends the jobs of a node whose GPUs or CPUs change in number. A node at work is left as it was told of,
-and taken up once its jobs have ended; so is one that is not to be touched.
+Slurm ends the jobs of a node whose GPUs or CPUs change in number. A node with jobs keeps its configuration
+until they have ended; so does one that is not to be changed.
 """
 
 from __future__ import annotations

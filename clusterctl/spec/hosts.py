@@ -89,7 +89,7 @@ def _are_addresses(text: str) -> str:
                 ip_address(one)
             except ValueError as exc:
                 raise ValueError(
-                    f"{shown(one)} is not an address, such as 10.0.0.11; `port` is apart"
+                    f"{shown(one)} is not an address, such as 10.0.0.11; `port` is a key of its own"
                 ) from exc
     return text
 

@@ -48,7 +48,7 @@ _OF_SLURM: Final = {
 class LocalSettings(ProviderSettings):
     """A real Slurm cluster of systemd-nspawn machines on this Linux machine."""
 
-    # In a file the type must be written: it tells the providers apart.
+    # In a file the type must be written: it says which provider is meant.
     model_config = ConfigDict(json_schema_extra={"required": ["type"]})
     shares_kernel: ClassVar[bool] = True
 

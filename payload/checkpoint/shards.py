@@ -165,7 +165,7 @@ def plan_shards(held: Sequence[HeldShard]) -> tuple[FilePlan, list[int]]:
 
 
 def contents(path: Path) -> list[tuple[Shard, NDArray[Any]]]:
-    """The shards in a file; their numbers are read when they are touched."""
+    """The shards in a file; their numbers are read when they are used."""
     tensors, metadata = read(path)
     found: list[tuple[Shard, NDArray[Any]]] = []
     for key, fields in json.loads(metadata["shards"]).items():

@@ -123,8 +123,8 @@ class Int8(Compressed):
     sum and gives it to all: two roundings, however many ranks there are. (A ring would round at every hop;
     gathering all gradients everywhere would send size - 1 bytes a number.) Rounding is to the nearest: it
     errs half as much as stochastic rounding, needs no random numbers, and error feedback takes its bias away.
-    So do Tang et al., "1-bit Adam", ICML 2021, with fewer bits; there, the owner of a part keeps the error of
-    the sum apart. Here it goes into the owner's residual, and so into the next sum just as well.
+    So do Tang et al., "1-bit Adam", ICML 2021, with fewer bits; there, the owner of a part keeps an error of
+    the sum, too. Here it goes into the owner's residual, and so into the next sum just as well.
     """
 
     name = "int8"

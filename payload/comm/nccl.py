@@ -1,6 +1,6 @@
 """NCCL's collectives, on a stream of their own: arrays never leave the GPUs, and the host waits for nothing.
 
-NCCL forms a group of ranks by an id, which the first rank draws and MPI hands around. Blocking calls block
+NCCL forms a group of ranks by an id, which the first rank draws and MPI broadcasts. Blocking calls block
 the stream that computes, not the host. What has 16 bits is summed as it is, and so rounded at every hop.
 """
 

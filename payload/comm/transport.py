@@ -1,6 +1,6 @@
 """What all transports over MPI share: each has to say only how it sums, scatters and joins on the host.
 
-Collectives are generators: each ``yield`` hands over the requests to wait for before the next step. So one
+Collectives are generators: each ``yield`` gives the requests to wait for before the next step. So one
 text of an algorithm runs both blocking and, moved on between two layers, beside the computation.
 """
 

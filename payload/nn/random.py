@@ -26,7 +26,7 @@ def part_keys(device: Device, keys: Array, start: int, count: int) -> Array:
     """For parts ``start`` to ``start + count`` of each sample, such as attention heads:
     (B, 2) → (B, count, 2)."""
     parts = device.xp.arange(start + 1, start + count + 1, dtype="uint32")
-    parts *= 0x9E3779B9  # 2³² divided by the golden ratio: neighbours fall far apart
+    parts *= 0x9E3779B9  # 2³² divided by the golden ratio: neighbours get distant values
     return _mix(keys[:, None, :] ^ parts[:, None])
 
 

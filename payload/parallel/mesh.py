@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """dp x tp x pp ranks. Neighbours in rank are tensor-parallel, since these talk most, and share a node;
-    stages of a pipeline, which talk least, are farthest apart: rank = (pp · DP + dp) · TP + tp."""
+    stages of a pipeline, which talk least, have the most distant ranks: rank = (pp · DP + dp) · TP + tp."""
 
     world: Communicator
     dp: Communicator  # same tensors, same stage, other samples

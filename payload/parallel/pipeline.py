@@ -1,6 +1,6 @@
 """Pipeline parallelism: which units lie on which stage, what passes between stages, and in which order.
 
-Each rank runs its stage, hands activations on, and gradients back. Where the whole model is one stage, it is
+Each rank runs its stage, sends activations on, and gradients back. Where the whole model is one stage, it is
 one micro-batch after the other, their gradients added up.
 """
 
