@@ -27,7 +27,7 @@ _GROWTH = 4
 """From one size to the next."""
 
 _IN_A_ROW_BYTES = 1 << 20
-"""Small sums are timed so many bytes at once: one alone takes no longer than ranks differ in leaving a barrier."""
+"""Small sums are timed so many bytes at once: one alone is shorter than ranks differ in leaving a barrier."""
 
 _MOST_IN_A_ROW = 256
 """By then the smallest sums take far longer than that, too."""
