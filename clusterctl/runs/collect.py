@@ -35,6 +35,7 @@ from clusterctl.runs.fetch import (
     sender,
 )
 from clusterctl.runs.folder import files_of, link, place, put_in_place, working_folder, write_sums
+from clusterctl.runs.summary import summarize
 from clusterctl.scheduler.base import (
     JobInfo,
     JobState,
@@ -344,10 +345,25 @@ def assemble(
     (tree / "environment.json").write_text(_environment(tree, manifest, facts, session.scheduler.version()))
     source = _json(kept.get(SOURCE_FILE, b""))
     record = _record(session, entry, jobs, manifest, source["hash"] if source else None)
+    record = _with_summary(record, tree, facts)
     record = record.model_copy(update={"diagnosis": _diagnosis(session, jobs, tree)})
     (tree / RUN_FILE).write_text(record.as_json())
     write_sums(tree, manifest.sha256)
     return record
+
+
+def _with_summary(record: RunRecord, tree: Path, facts: Any) -> RunRecord:
+    """The record with its program's arguments, configuration and metrics; of an array, those of each task."""
+    job = facts.get("job") if isinstance(facts, dict) else None
+    args = tuple(job.get("args") or ()) if isinstance(job, dict) else ()
+    (task, *more) = record.tasks
+    if not more and "_" not in task.id:
+        return record.model_copy(update={"args": args, **vars(summarize(tree, args))})
+    tasks = (
+        one.model_copy(update=vars(summarize(tree / f"task-{one.id.rpartition('_')[2]}", args)))
+        for one in record.tasks
+    )
+    return record.model_copy(update={"args": args, "tasks": tuple(tasks)})
 
 
 def _diagnosis(session: Session, jobs: Sequence[JobInfo], tree: Path) -> dict[str, Any] | None:

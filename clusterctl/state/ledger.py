@@ -6,6 +6,7 @@ All are read back by later versions, so unknown keys are tolerated on reading.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -134,6 +135,37 @@ class Ledger:
         return self._path.with_suffix("") / (token if _TOKEN.fullmatch(token) else "-")
 
 
+@dataclass(slots=True)
+class Metric:
+    """One metric of a run: its last, lowest and highest value, each with its step if the program tells steps.
+
+    ``last`` is None where the last value is NaN or infinite; ``nonfinite`` counts those.
+    """
+
+    last: float | None = None
+    last_step: int | None = None
+    min: float | None = None
+    min_step: int | None = None
+    max: float | None = None
+    max_step: int | None = None
+    count: int = 0
+    nonfinite: int = 0
+
+    def add(self, value: float, step: int | None = None) -> None:
+        """Take up one more value."""
+        self.count += 1
+        self.last_step = step
+        if not math.isfinite(value):
+            self.last = None
+            self.nonfinite += 1
+            return
+        self.last = value
+        if self.min is None or value < self.min:
+            self.min, self.min_step = value, step
+        if self.max is None or value > self.max:
+            self.max, self.max_step = value, step
+
+
 class TaskRecord(_Stored):
     """How a job, or one task of an array, ended. Times are Unix seconds."""
 
@@ -145,6 +177,8 @@ class TaskRecord(_Stored):
     nodes: tuple[str, ...] = ()
     start_time: int | None = None
     end_time: int | None = None
+    config: dict[str, Any] = {}
+    metrics: dict[str, Metric] = {}
 
 
 def node_hours(tasks: Iterable[TaskRecord]) -> float:
@@ -178,7 +212,8 @@ class RunRecord(_Stored):
     job that was still going on. ``diagnosis`` says why it failed or was cancelled. ``source`` is the hash of
     what the job was given, as in source.json. Times are Unix seconds; ``elapsed_s`` goes from the first
     start to the last end. ``price_per_hour`` is a node's, in USD; ``cost_usd`` is that for all nodes of all
-    tasks. None where it is not known.
+    tasks. None where it is not known. ``args`` are the program's, ``config`` has its options and what its
+    metrics.jsonl says of its configuration; of an array, each task has its own ``config`` and ``metrics``.
     """
 
     version: int = 1
@@ -206,6 +241,9 @@ class RunRecord(_Stored):
     bytes: int
     source: str | None = None
     diagnosis: dict[str, Any] | None = None
+    args: tuple[str, ...] = ()
+    config: dict[str, Any] = {}
+    metrics: dict[str, Metric] = {}
     skipped: tuple[Skipped, ...] = ()
     directory: Path = Path()
 

@@ -228,12 +228,21 @@ def test_collect_says_what_stays_on_the_cluster(cluster: Cluster) -> None:
 
 
 def test_an_array_keeps_its_tasks_apart(cluster: Cluster) -> None:
-    path = script(cluster, "sweep.sh", 'echo "task $SLURM_ARRAY_TASK_ID"; echo x > result.txt\n')
+    path = script(
+        cluster,
+        "sweep.sh",
+        'echo "task $SLURM_ARRAY_TASK_ID"; echo x > result.txt\n'
+        'echo "{\\"loss\\": $SLURM_ARRAY_TASK_ID}" >metrics.jsonl\n',
+    )
     done = cluster.json("submit", path, "--array", "1-3", "--wait")
     run = cluster.run_of(done["job_id"])
     for i in (1, 2, 3):
         assert (run / f"stdout-{i}.log").read_text() == f"task {i}\n"
         assert (run / f"task-{i}" / "result.txt").is_file()
+    tasks = json.loads((run / "run.json").read_text())["tasks"]
+    assert {task["id"]: task["metrics"]["loss"]["last"] for task in tasks} == {
+        f"{done['job_id']}_{i}": float(i) for i in (1, 2, 3)
+    }
 
 
 def test_flags_win_over_the_scripts_own_lines_which_are_kept(cluster: Cluster) -> None:

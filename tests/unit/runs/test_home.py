@@ -14,10 +14,12 @@ import pytest
 
 from clusterctl.cli.collect import brought_otherwise, not_brought_home
 from clusterctl.errors import CollectError, SchedulerError, SlurmError, UnreachableError, UsageError
+from clusterctl.jobs.submit import submit
 from clusterctl.runs.collect import collect
 from clusterctl.runs.fetch import ALL, Selection
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import UNCHANGED, Ledger, RunRecord, TaskRecord, node_hours
 from tests.support.disks import FAULTS, small_disk
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
@@ -94,6 +96,16 @@ def test_what_a_run_holds(session, cluster, tmp_path, out):
     assert (run.state, run.final, run.user, run.nodes) == ("COMPLETED", True, "hpc", ("n1",))
     assert run.elapsed_s is not None
     assert json.loads((run.directory / "sacct.json").read_text())["jobs"][0]["job_id"] == int(job_id)
+
+
+def test_a_run_tells_its_arguments_and_its_metrics(session, cluster, tmp_path, out):
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/bash\necho '{\"loss\": 0.5}' >metrics.jsonl\n")
+    job_id = submit(session, JobSpec(name="mine", script=script, args=("--lr", "0.1"))).job_id
+    cluster.wait_until_ended(job_id)
+    (run,) = collect(session, [job_id], out=out)
+    assert (run.args, run.config, run.metrics["loss"].last) == (("--lr", "0.1"), {"lr": 0.1}, 0.5)
+    assert RunRecord.load(run.directory) == run
 
 
 def priced(session: Session, usd_per_hour: float) -> Session:

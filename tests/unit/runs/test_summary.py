@@ -1,0 +1,107 @@
+"""What run.json says of a run's arguments, configuration and metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from clusterctl.runs import summary
+from clusterctl.runs.summary import config_of, summarize
+from clusterctl.state.ledger import Metric
+
+
+def lines(folder: Path, *records: object) -> None:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+
+
+def test_options_of_any_program_are_its_configuration() -> None:
+    words = "train.csv --lr=1e-3 --epochs 5 --name a b --warm-up --offset -3 -v --x= --seed 0x1".split()
+    assert config_of(words) == {
+        **{
+            "lr": 0.001,
+            "epochs": 5,
+            "name": "a",
+            "warm_up": True,
+            "offset": -3,
+            "v": True,
+            "x": "",
+            "seed": "0x1",
+        }
+    }
+
+
+def test_of_each_metric_the_last_lowest_and_highest_value_with_its_step(tmp_path: Path) -> None:
+    lines(
+        tmp_path,
+        {
+            "kind": "run",
+            "time": 1.5,
+            "world_size": 2,
+            "config": {"lr": 0.1, "model": {"width": 8}, "tags": ["a"]},
+        },
+        {"kind": "iteration", "step": 1, "loss": 3.0, "note": "x", "ok": True},
+        {"kind": "iteration", "step": 2, "loss": 1.0},
+        {"kind": "iteration", "step": 3, "loss": 2.0},
+        {"kind": "evaluation", "step": 3, "accuracy": 0.9, "loss": 1.5},
+        {"kind": "result", "accuracy": 0.9},
+    )
+    found = summarize(tmp_path, ("--lr", "0.2"))
+    assert found.config == {"lr": 0.2, "model.width": 8, "tags": '["a"]'}
+    assert found.metrics == {
+        "loss": Metric(last=2.0, last_step=3, min=1.0, min_step=2, max=3.0, max_step=1, count=3),
+        "eval_accuracy": Metric(last=0.9, last_step=3, min=0.9, min_step=3, max=0.9, max_step=3, count=1),
+        "eval_loss": Metric(last=1.5, last_step=3, min=1.5, min_step=3, max=1.5, max_step=3, count=1),
+    }
+
+
+def test_a_loss_that_is_no_number_any_more_is_told(tmp_path: Path) -> None:
+    lines(tmp_path, {"loss": 1.0}, {"loss": float("nan")}, {"loss": float("inf")}, {"loss": 10**400})
+    assert summarize(tmp_path).metrics["loss"] == Metric(min=1.0, max=1.0, count=3, nonfinite=2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no json\n[1]\n" + "[" * 100_000 + '\n"x"\n',
+        '{"loss": 1' + " " * (2 << 20) + "}\n",
+        '{"step": 1, "loss": 5.0',  # half a line
+        json.dumps({"config": {"a": {"a": {"a": {"a": {"a": {"a": {"a": 1}}}}}}}}),
+    ],
+    ids=["no-records", "long-line", "half-a-line", "nested"],
+)
+def test_what_is_no_record_is_left_out(tmp_path: Path, text: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"loss": 2.0}}\n{text}\n{{"loss": 3.0}}\n')
+    assert summarize(tmp_path).metrics["loss"].count == 2
+
+
+def test_names_and_values_are_bounded_and_can_be_printed(tmp_path: Path) -> None:
+    many = {f"m{number}": number for number in range(1000)}
+    lines(tmp_path, {"config": {"\x1b[2J": "\x1b[31m" * 100, **many}}, many)
+    found = summarize(tmp_path)
+    assert (len(found.config), len(found.metrics)) == (200, 200)
+    assert all(name.isprintable() and len(name) <= 100 for name in (*found.config, *found.metrics))
+    assert all(not isinstance(value, str) or value.isprintable() for value in found.config.values())
+
+
+def test_of_a_very_large_file_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "_MAX_BYTES", 1000)
+    lines(tmp_path, *({"step": number, "loss": float(number)} for number in range(1000)))
+    found = summarize(tmp_path).metrics["loss"]
+    assert (found.last, found.max) == (999.0, 999.0)
+    assert 900 < (found.min or 0) < 999
+
+
+@pytest.mark.parametrize("kind", ["gone", "link", "pipe", "folder"])
+def test_a_file_of_metrics_that_is_none_is_not_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    (tmp_path / "other").write_text('{"loss": 1}\n')
+    {
+        "gone": lambda _: None,
+        "link": lambda p: p.symlink_to("other"),
+        "pipe": os.mkfifo,
+        "folder": Path.mkdir,
+    }[kind](path)
+    assert summarize(tmp_path).metrics == {}
