@@ -158,7 +158,6 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
     key = workspace.public_key.read_text().strip()
     return {
         "common_hosts": [{"name": host.name, "address": host.address} for host in inventory.hosts],
-        "common_has_dns": not inventory.baked,
         "shared_storage_path": inventory.shared,
         "shared_storage_cluster_id": inventory.cluster_id,
         **_shared_folder(inventory),
