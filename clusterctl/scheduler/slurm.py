@@ -134,10 +134,15 @@ class SlurmClient(Scheduler):
             known = {(job.number, job.task) for job in found}
             asked = "--jobs=" + ",".join(missing)
             wanted = {*missing}
+            accounted = self._accounted(asked)
+            # For a moment, the last task of an array is in the accounting without its number.
+            arrays = {job.number for job in (*found, *accounted) if job.task is not None}
             new = {
                 job.id: job
-                for job in self._accounted(asked)
-                if (job.number, job.task) not in known and wanted & {job.id, str(job.number)}
+                for job in accounted
+                if (job.number, job.task) not in known
+                and wanted & {job.id, str(job.number)}
+                and not (job.task is None and job.number in arrays)
             }
             found += tuple(new.values())
         return _sorted(found)

@@ -72,6 +72,13 @@ def test_of_an_array_the_tasks_that_the_queue_forgot_are_added():
     assert len(ids) == len(set(ids))
 
 
+def test_the_last_task_of_an_array_counts_once_also_while_the_accounting_lacks_its_number():
+    task = next(r for r in SACCT.splitlines(keepends=True) if b"4_5\x1f" in r)
+    record = said(SACCT.replace(task, task + task.replace(b"4_5\x1f", b"4\x1f")))
+    slurm, _, _ = client(Step(("squeue", "..."), ""), Step(("sacct", "..."), record))
+    assert "4" not in [job.id for job in slurm.jobs(["4"])]
+
+
 def test_a_job_that_nobody_knows_is_left_out():
     unknown = (CAPTURES / "squeue-unknown.txt").read_text()
     slurm, _, _ = client(Step(("squeue", "..."), stderr=unknown, rc=1), Step(("sacct", "..."), ""))
