@@ -52,8 +52,10 @@ def summarize(folder: Path, args: Sequence[str] = ()) -> Summary:
     for record in filter(None, map(_record, _last_lines(folder))):
         if isinstance(config := record.get("config"), dict):
             found.config = {**_flat(config), **found.config}
-        if record.get("kind") not in _NO_SERIES:
-            _add(found.metrics, record)
+        kind = record.get("kind")
+        kind = kind if isinstance(kind, str) else ""
+        if kind not in _NO_SERIES:
+            _add(found.metrics, record, _PREFIX.get(kind, ""))
     return found
 
 
@@ -65,16 +67,13 @@ def config_of(args: Sequence[str]) -> dict[str, _Value]:
         match = _OPTION.fullmatch(words.pop(0))
         if match is None:
             continue
-        value: _Value = match[2] if match[2] is None else _value(match[2])
-        if value is None:
-            follows = words and (_OPTION.fullmatch(words[0]) is None or _is_number(words[0]))
-            value = _value(words.pop(0)) if follows else True
+        value: _Value = True
+        if match[2] is not None:
+            value = _value(match[2])
+        elif words and _OPTION.fullmatch(words[0]) is None:  # -3 is none, either
+            value = _value(words.pop(0))
         found[match[1].replace("-", "_")] = value
     return found
-
-
-def _is_number(text: str) -> bool:
-    return isinstance(_value(text), int | float)
 
 
 def _value(text: str) -> _Value:
@@ -84,7 +83,8 @@ def _value(text: str) -> _Value:
             number = kind(text)
         except ValueError:
             continue
-        return number if _is_value(number) and math.isfinite(number) else text[:_MAX_TEXT]
+        if _is_value(number) and math.isfinite(number):
+            return number
     return printable(text)[:_MAX_TEXT]
 
 
@@ -114,9 +114,8 @@ def _record(line: bytes) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _add(metrics: dict[str, Metric], record: Mapping[str, Any]) -> None:
+def _add(metrics: dict[str, Metric], record: Mapping[str, Any], prefix: str) -> None:
     """Take up the numbers of a line."""
-    prefix = _PREFIX.get(str(record.get("kind")), "")
     steps = (record.get(name) for name in ("step", "global_step", "_step"))
     step = next((one for one in steps if isinstance(one, int) and _is_value(one)), None)
     for key, value in record.items():

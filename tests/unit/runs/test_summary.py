@@ -69,8 +69,9 @@ def test_a_loss_that_is_no_number_any_more_is_told(tmp_path: Path) -> None:
         '{"loss": 1' + " " * (2 << 20) + "}\n",
         '{"step": 1, "loss": 5.0',  # half a line
         json.dumps({"config": {"a": {"a": {"a": {"a": {"a": {"a": {"a": 1}}}}}}}}),
+        '{"kind": []}\n{"kind": {"a": 1}}\n{"kind": ' + "[" * 800 + "]" * 800 + "}",
     ],
-    ids=["no-records", "long-line", "half-a-line", "nested"],
+    ids=["no-records", "long-line", "half-a-line", "nested", "kinds"],
 )
 def test_what_is_no_record_is_left_out(tmp_path: Path, text: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(f'{{"loss": 2.0}}\n{text}\n{{"loss": 3.0}}\n')
