@@ -120,7 +120,7 @@ def test_an_up_that_is_refused_at_its_plan_leaves_no_cluster(cli: Clusterctl) ->
 
 
 def test_a_refused_bundle_leaves_no_cluster(cli: Clusterctl) -> None:
-    (cli.cwd / "cluster.yaml").write_text(SPEC)
+    (cli.cwd / "cluster.yaml").write_text(SPEC.replace("demo", "refused"))
     assert "can't be read" in cli("up", "--bundle", "none.tar", "--yes", rc=2).stderr
-    assert not (cli.home / "demo").exists()
+    assert not (cli.home / "refused").exists()
     assert "on machines of your own" in cli("down", "--yes", rc=2).stderr
