@@ -66,6 +66,10 @@ VERBS: Final = {
     "logs": ("job:logs", "Print a job's stdout and stderr."),
     "cancel": ("job:cancel", "Cancel jobs."),
     "collect": ("collect:collect", "Copy runs from the cluster; each file is verified by its hash."),
+    "runs list": ("runs:list_", "List collected runs, newest first; `clusterctl runs` alone does the same."),
+    "runs show": ("runs:show", "Show one collected run in full."),
+    "runs diff": ("runs:diff", "Compare two runs."),
+    "runs rm": ("runs:rm", "Remove collected runs from this machine, after asking."),
     "ssh": ("access:ssh", "Open a shell on a host, or run a command there."),
     "shell": ("access:shell", "Open a shell, or run a command, on allocated nodes."),
     "put": ("access:put", "Copy files and folders to the cluster."),
@@ -92,6 +96,7 @@ VERBS: Final = {
 }
 _GROUPS: Final = {
     "cache": "The cache of node images.",
+    "runs": "Collected runs: found, shown, compared.",
     "node": "Operate on single nodes, without effect on the others.",
     "bundle": "Packages and programs for air-gapped hosts, in one file.",
 }
@@ -129,6 +134,16 @@ class LazyVerb(TyperCommand):
             reject_slips(one, typed)
 
 
+class _Group(TyperGroup):
+    """A group of verbs. Where none is named, it is its verb ``list``, if it has that."""
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        names_none = args[0].startswith("-") and args[0] not in {"-h", "--help"} if args else True
+        if names_none and "list" in self.commands and not extra.get("resilient_parsing"):  # TAB asks
+            args = ["list", *args]
+        return super().make_context(info_name, args, parent, **extra)
+
+
 def command(name: str, function: Callable[..., None]) -> TyperCommand:
     """A function with typed parameters as a command."""
     one = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -147,7 +162,7 @@ def _program() -> TyperGroup:
     root.callback()(options.root)
     program = typer.main.get_group(root)
     groups = {
-        name: TyperGroup(name=name, help=summary, no_args_is_help=True, rich_markup_mode=None)
+        name: _Group(name=name, help=summary, no_args_is_help=True, rich_markup_mode=None)
         for name, summary in _GROUPS.items()
     }
     for words, (target, summary) in VERBS.items():

@@ -90,6 +90,8 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
     "env": _flag(list[str], "Environment variable K=V; K alone takes its value from here. Repeatable."),
     "requirements": _flag(Path, "Requirements file for the program's Python environment."),
     "container": _flag(str, "Run in this Apptainer image (.sif), on the cluster or here."),
+    "tag": _flag(list[str], "A word to find the run by, see `clusterctl runs`. Repeatable."),
+    "note": _flag(str, "A remark about the run."),
 }
 # Slurm's names of flags that mean the same; the help does not list them. Those of `submit` are in JOB_FLAGS.
 _SLURMS: Final[Mapping[str, Any]] = {

@@ -52,6 +52,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.ledger import (
     CLIENT_FACTS,
     RUN_FILE,
+    RUNS,
     SOURCE_FILE,
     SPEC_FILE,
     JobEntry,
@@ -60,13 +61,12 @@ from clusterctl.state.ledger import (
     Skipped,
     TaskRecord,
     node_hours,
+    note_runs_folder,
 )
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.get import Sender
 from clusterctl.transport.tree import Progress, titled
 from clusterctl.util.disk import reason
-
-DEFAULT_OUT = Path("runs")
 
 GOING_ON = frozenset(state.value for state in JobState if state.outcome is Outcome.GOES_ON)
 
@@ -80,7 +80,7 @@ def collect(
     session: Session,
     ids: Sequence[str] | None = None,
     *,
-    out: Path = DEFAULT_OUT,
+    out: Path = RUNS,
     discard: Collection[str] = (),
     selection: Selection = DEFAULT,
     progress: Progress = lambda *_: None,
@@ -160,7 +160,7 @@ def collect_all(
 ) -> tuple[RunRecord, ...]:
     """Collect everything that is not home, but for the runs of the jobs to ``discard``; see ``collect``."""
     with session_of(spec, workspace, patience_s=SHORT_PATIENCE_S) as opened:
-        return collect(opened, out=out or DEFAULT_OUT, discard=discard, on_run=on_run)
+        return collect(opened, out=out or RUNS, discard=discard, on_run=on_run)
 
 
 def uncollected(workspace: Workspace) -> tuple[JobEntry, ...]:
@@ -247,6 +247,7 @@ class _Collecting:
             record = assemble(self.session, entry, jobs, work / "tree", manifest)
             put_in_place(work, final)
         self.session.ledger.update(entry, run_dir=str(final), run_state=record.state, state=record.state)
+        note_runs_folder(self.out)
         return record.model_copy(update={"directory": final})
 
     def more(self, entry: JobEntry, run: RunRecord) -> RunRecord:
@@ -355,7 +356,9 @@ def assemble(
 def _with_summary(record: RunRecord, tree: Path, facts: Any) -> RunRecord:
     """The record with its program's arguments, configuration and metrics; of an array, those of each task."""
     job = facts.get("job") if isinstance(facts, dict) else None
-    args = tuple(job.get("args") or ()) if isinstance(job, dict) else ()
+    job = job if isinstance(job, dict) else {}
+    args = tuple(job.get("args") or ())
+    record = record.model_copy(update={"tags": tuple(job.get("tag") or ()), "note": job.get("note")})
     (task, *more) = record.tasks
     if not more and "_" not in task.id:
         return record.model_copy(update={"args": args, **vars(summarize(tree, args))})

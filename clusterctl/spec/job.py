@@ -156,6 +156,7 @@ def _timely_signal(value: str) -> str:
 
 Count = Annotated[int, Field(ge=1, le=_MAX_COUNT, strict=True)]
 JobName = Annotated[str, PATTERNS["job_name"]]
+Tag = Annotated[str, PATTERNS["job_name"]]
 Signal = Annotated[str, PATTERNS["signal"], AfterValidator(_timely_signal)]
 Array = Annotated[str, PATTERNS["array"], AfterValidator(_runnable_array)]
 
@@ -204,6 +205,8 @@ class JobOptions(Model):
     requirements: FileName | None = Field(
         None, description="a requirements file, as pip reads it: packages for the program's Python"
     )
+    tag: tuple[Tag, ...] = Field((), description="words to find the run by")
+    note: Text | None = Field(None, description="a remark about the run")
 
     @property
     def given(self) -> dict[str, Any]:

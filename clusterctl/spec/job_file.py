@@ -133,13 +133,14 @@ def _jobs(
 
 
 def _layered(*layers: JobOptions) -> dict[str, Any]:
-    """What several say together, the last wins; variables are added up, and so are lists named with a +."""
+    """What several say together, the last wins; variables and tags are added up, and lists named with a +."""
     said: dict[str, Any] = {}
     for layer in layers:
         env = {**said.get("env", {}), **layer.env}
+        tags = tuple(dict.fromkeys((*said.get("tag", ()), *layer.tag)))
         more = {key: layer.given.get(f"more_{key}", ()) for key in _LISTS}
         added = {key: (*said.get(key, ()), *found) for key, found in more.items() if found}
-        said |= layer.given | added | ({"env": env} if env else {})
+        said |= layer.given | added | ({"env": env} if env else {}) | ({"tag": tags} if tags else {})
     return {field: value for field, value in said.items() if field in JobOptions.model_fields}
 
 

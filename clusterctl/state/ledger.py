@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from clusterctl.errors import CollectError, DiskError
-from clusterctl.state.workspace import Workspace
+from clusterctl.errors import CollectError, DiskError, MachineError
+from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.disk import append_line, read_rows, writing
 
 RUN_FILE = "run.json"
@@ -34,8 +34,10 @@ WRITTEN_FILES = frozenset(
     "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log hostfile".split()
 )
 ADDED_FILES = frozenset(f"{RUN_FILE} sacct.json environment.json SHA256SUMS".split())
+RUNS = Path("runs")  # where `collect` brings runs to, unless --out says otherwise
 UNCHANGED = "unchanged since it was submitted"  # why large files that the user has are not brought home
 
+_FOLDERS = "runs.jsonl"  # beside the workspaces
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 _TOKEN = re.compile(r"[A-Za-z0-9]+")
 
@@ -244,6 +246,8 @@ class RunRecord(_Stored):
     args: tuple[str, ...] = ()
     config: dict[str, Any] = {}
     metrics: dict[str, Metric] = {}
+    tags: tuple[str, ...] = ()
+    note: str | None = None
     skipped: tuple[Skipped, ...] = ()
     directory: Path = Path()
 
@@ -256,8 +260,8 @@ class RunRecord(_Stored):
         """
         path = directory / RUN_FILE
         try:
-            return cls.model_validate({**json.loads(path.read_bytes()), "directory": directory})
-        except (OSError, ValueError, TypeError, ValidationError) as exc:
+            return cls.model_validate_json(path.read_bytes()).model_copy(update={"directory": directory})
+        except (OSError, ValueError) as exc:
             raise CollectError(
                 f"{directory} is not a collected run",
                 where=str(path),
@@ -268,6 +272,20 @@ class RunRecord(_Stored):
     def as_json(self) -> str:
         """The content of run.json; where the folder lies is not part of it."""
         return self.model_dump_json(indent=2, exclude={"directory"}) + "\n"
+
+
+def runs_folders() -> tuple[Path, ...]:
+    """./runs, and all other folders on this machine that ``collect`` has brought runs to, if they exist."""
+    noted = (Path(row["folder"]) for row in read_rows(state_home() / _FOLDERS) if "folder" in row)
+    return tuple(dict.fromkeys(path for path in (RUNS.absolute(), *noted) if path.is_dir()))
+
+
+def note_runs_folder(folder: Path) -> None:
+    """Remember a folder with runs; a full disk is no reason not to have collected."""
+    path = state_home() / _FOLDERS
+    if all(row.get("folder") != str(folder) for row in read_rows(path)):
+        with suppress(MachineError):
+            append_line(path, json.dumps({"folder": str(folder)}))
 
 
 @dataclass(slots=True)

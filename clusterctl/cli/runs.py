@@ -1,0 +1,296 @@
+"""runs: collected runs are listed, shown, compared and removed; no cluster is needed."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from clusterctl.cli.jobs import shown_elapsed, shown_time
+from clusterctl.cli.options import Options, folder_path, run_names
+from clusterctl.cli.output import Screen
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.runs.compare import Difference, compare
+from clusterctl.runs.find import (
+    TIMES,
+    Row,
+    Value,
+    filtered,
+    find_runs,
+    named_run,
+    ordered,
+    reject_unknown_keys,
+)
+from clusterctl.state.ledger import RUNS, Metric, RunRecord, runs_folders
+from clusterctl.transport.tree import shown_size
+
+_LAST: Final = 50  # runs that are listed for people
+_BASIC: Final = ("run", "state", "submitted", "elapsed", "nodes")
+# Metrics that are shown unasked, the first three of them that a run has.
+_TELLING: Final = "eval_loss val_loss loss train_loss eval_accuracy val_accuracy val_acc accuracy".split()
+_MOST_METRICS: Final = 3
+_NONE: Final = "-"
+
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run: its folder, its name below ./runs, or its job's id. Of an array, 12_3 is a task.",
+        autocompletion=run_names,
+    ),
+]
+
+
+def list_(
+    screen: Screen,
+    options: Options,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Only runs for which this holds: lr=0.1, loss<2, name~bert, state!=FAILED. Repeatable.",
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY,...",
+            help="Show these instead of the usual columns: fields, options of the program, metrics.",
+        ),
+    ] = None,
+    sort: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Lowest first. Default: the newest first.")
+    ] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", "-r", help="Reverse the order.")] = False,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Submitted since: 7d, 12h, or 2026-01-31.")
+    ] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Only runs with this tag. Repeatable.")] = None,
+    tasks: Annotated[bool, typer.Option("--tasks", help="A line for each task of an array.")] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", "-n", min=1, help=f"At most so many. Default: {_LAST}; in JSON all."),
+    ] = None,
+    folder: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--dir",
+            parser=folder_path,
+            metavar="PATH",
+            help="A folder with runs. Default: ./runs. Repeatable.",
+        ),
+    ] = None,
+    everywhere: Annotated[
+        bool,
+        typer.Option("--everywhere", help="Runs in all folders that `collect` wrote to on this machine."),
+    ] = False,
+) -> None:
+    """List collected runs, newest first.
+
+    Keys: run, job, name, state, exit, user, cluster, partition, nodes, submitted, started, ended, elapsed,
+    cost, tags, note; any option of the program, such as lr; any metric, such as loss, loss.min, loss.max.
+    """
+    if folder and everywhere:
+        raise UsageError("--dir and --everywhere exclude each other", fix="use one of them")
+    folders = _folders(screen, folder or [], everywhere=everywhere)
+    runs, damaged = find_runs(folders)
+    if damaged:
+        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        screen.note(f"note: the run.json of {damaged[0]}{more} can't be read")
+    whole = [Row(run) for run in runs]
+    rows = [one for row in whole for one in (row.tasks if tasks and row.tasks else [row])]
+    wanted = [key for key in (columns or "").split(",") if key]
+    reject_unknown_keys(rows, wanted)
+    conditions = where or []
+    found = filtered(rows, conditions, since=since, tags=tag or [])
+    if sort is not None:
+        reject_unknown_keys(rows, [sort])
+        found = ordered(found, sort, reverse=reverse)
+    elif reverse:
+        found.reverse()
+    most = limit or (len(found) if screen.json else _LAST)
+    shown = found[:most]
+    keys = wanted or [*_BASIC, *_metrics(shown, sort)]
+    keys = list(dict.fromkeys((*([] if "run" in keys else ["run"]), *keys)))
+    answer = {"runs": [_answer(row) for row in shown], "total": len(found)}
+    lines = _table(screen, shown, keys) if shown else [_nothing(rows)]
+    screen.result(answer, *lines)
+    if not screen.json and len(found) > most:
+        screen.note(f"{len(found) - most} more: --limit {len(found)}, or choose with --where, --since, --tag")
+
+
+def _nothing(rows: Sequence[Row]) -> str:
+    return "no run is like that" if rows else "no runs; `clusterctl collect` brings them here"
+
+
+def _folders(screen: Screen, named: Sequence[Path], *, everywhere: bool) -> Sequence[Path]:
+    """The folders with runs that are meant; where there is no ./runs, all that are known."""
+    if named:
+        return named
+    known = runs_folders()
+    if everywhere or not known:
+        return known
+    if RUNS.is_dir():
+        return [RUNS]
+    screen.note(f"no ./runs here: these are the runs in {', '.join(map(str, known))}")
+    return known
+
+
+def _metrics(rows: Sequence[Row], sort: str | None) -> list[str]:
+    """The metrics that are shown unasked, and the key that the runs are sorted by."""
+    having = [name for name in _TELLING if any(name in row.metrics for row in rows)]
+    return [*([sort] if sort is not None and sort not in _BASIC else []), *having[:_MOST_METRICS]]
+
+
+def _table(screen: Screen, rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
+    head = [key.upper() if key == key.lower() else key for key in keys]
+    return screen.table(head, [[_cell(row, key) for key in keys] for row in rows])
+
+
+def _cell(row: Row, key: str) -> str:
+    return shown_value(row.value(key), key)
+
+
+def shown_value(value: Value, key: str = "") -> str:
+    """A value as a table shows it; ``key`` says what it is."""
+    if value is None or value == "":
+        return _NONE
+    if key in TIMES:
+        return shown_time(int(value))
+    if key == "elapsed":
+        return shown_elapsed(int(value))
+    if key == "cost":
+        return f"{float(value):.2f}"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _answer(row: Row) -> dict[str, Any]:
+    """A row as `-o json` shows it: its fields, the configuration and the metrics."""
+    from clusterctl.runs.find import FIELDS
+
+    fields = {key: row.value(key) for key in FIELDS}
+    more = {"dir": str(row.folder), "tags": list(row.run.tags)}
+    metrics = {name: asdict(metric) for name, metric in row.metrics.items()}
+    return {**fields, **more, "config": row.config, "metrics": metrics}
+
+
+def show(screen: Screen, options: Options, run: Run) -> None:
+    """Show one collected run: what it was asked for, where it ran, and how it ended."""
+    row = named_run(run)
+    record = row.run
+    lines = [f"{name:<11}{value}" for name, value in _about(row) if value not in {"", _NONE}]
+    if row.config:
+        lines += ["", *screen.table(["OPTION", "VALUE"], [[key, _plain(v)] for key, v in row.config.items()])]
+    if row.metrics:
+        lines += ["", *_metric_table(screen, row)]
+    if row.tasks:
+        keys = ["job", "state", "exit", "elapsed", *_metrics(row.tasks, None)]
+        lines += ["", *_table(screen, row.tasks, keys)]
+    if (said := record.diagnosis) and row.task is None:
+        lines += ["", str(said.get("summary", "")), *(f"| {line}" for line in said.get("lines") or ())]
+    screen.result({"run": {**record.model_dump(mode="json"), "dir": str(row.folder)}}, *lines)
+
+
+def _plain(value: Value) -> str:
+    return _NONE if value is None else str(value)
+
+
+def _about(row: Row) -> list[tuple[str, str]]:
+    run = row.run
+    nodes = row.task.nodes if row.task else run.nodes
+    fields = ("job", "name", "state", "exit", "user", "cluster", "partition", "submitted", "started", "ended")
+    return [
+        ("run", row.shown),
+        *((key, _cell(row, key)) for key in (*fields, "elapsed", "cost", "tags", "note")),
+        ("nodes", ", ".join(nodes)),
+        ("arguments", shlex.join(run.args)),
+        ("folder", str(row.folder)),
+        ("files", f"{run.files}, {shown_size(run.bytes)}"),
+        ("left there", f"{len(run.skipped)} (`skipped` in run.json)" if run.skipped else ""),
+    ]
+
+
+def _metric_table(screen: Screen, row: Row) -> list[str]:
+    def at(value: float | None, step: int | None) -> str:
+        return shown_value(value) + (f" at {step}" if value is not None and step is not None else "")
+
+    def line(name: str, one: Metric) -> list[str]:
+        return [name, at(one.last, one.last_step), at(one.min, one.min_step), at(one.max, one.max_step)]
+
+    rows = [[*line(name, one), str(one.nonfinite or "")] for name, one in row.metrics.items()]
+    return screen.table(["METRIC", "LAST", "LOWEST", "HIGHEST", "NAN OR INF"], rows)
+
+
+def diff(
+    screen: Screen,
+    options: Options,
+    first: Annotated[
+        str, typer.Argument(metavar="A", help="A run, as in `runs show`.", autocompletion=run_names)
+    ],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one.", autocompletion=run_names)],
+) -> None:
+    """Compare two runs: job, code, configuration, environment, hardware, result."""
+    a, b = named_run(first), named_run(second)
+    found = compare(a, b)
+    lines: list[str] = []
+    for section in dict.fromkeys(one.section for one in found):
+        rows = [_compared(one) for one in found if one.section == section]
+        lines += [*([""] if lines else []), *screen.table([section.upper(), a.shown, b.shown], rows)]
+    answer = {"a": str(a.folder), "b": str(b.folder), "differences": [asdict(one) for one in found]}
+    screen.result(answer, *(lines or ["nothing differs"]))
+
+
+def _compared(one: Difference) -> list[str]:
+    key = one.key if one.section == "result" else ""
+    return [one.key, shown_value(one.a, key), shown_value(one.b, key)]
+
+
+def rm(
+    screen: Screen,
+    options: Options,
+    run: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Runs, as in `runs show`.", autocompletion=run_names)
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove collected runs from this machine, after asking; on the cluster nothing changes."""
+    rows = [named_run(name) for name in dict.fromkeys(run)]
+    if inner := next((row for row in rows if row.task is not None), None):
+        raise UsageError(
+            f"{inner.shown} is one task of a run",
+            fix=f"name the whole run: {inner.run.directory.name}",
+        )
+    runs = list({row.run.directory: row.run for row in rows}.values())
+    size = shown_size(sum(_bytes(one) for one in runs))
+    what = runs[0].directory.name if len(runs) == 1 else f"{len(runs)} runs"
+    for one in runs:
+        screen.note(f"{one.directory}: {one.state}, {shown_time(one.submit_time)}")
+    screen.confirm(f"remove {what} ({size}) from this machine for good?", yes=yes)
+    for one in runs:
+        try:
+            shutil.rmtree(one.directory)
+        except OSError as exc:
+            raise ClusterctlError(
+                f"{one.directory.name} can't be removed",
+                where=str(one.directory),
+                why=exc.strerror or str(exc),
+            ) from exc
+    screen.result(
+        {"removed": [str(one.directory) for one in runs]}, *(f"removed {one.directory}" for one in runs)
+    )
+
+
+def _bytes(run: RunRecord) -> int:
+    return sum(_size(path) for path in run.directory.rglob("*"))
+
+
+def _size(path: Path) -> int:
+    with suppress(OSError):
+        return path.lstat().st_size
+    return 0

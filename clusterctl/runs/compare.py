@@ -1,0 +1,162 @@
+"""What differs between two collected runs: the job, code, configuration, environment, hardware, result."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from clusterctl.runs.find import FIELDS, Row, Value
+from clusterctl.state.ledger import SOURCE_FILE
+
+ENVIRONMENT_FILE: Final = "environment.json"
+# Of what was submitted: not what it computes, or told elsewhere in full.
+_NOT_THE_JOB: Final = frozenset(
+    "name args tag note include exclude outputs folder requirements time account qos signal".split()
+)
+_NOT_OPTIONS: Final = frozenset({"out", "name"})  # where a program writes, and how a run is called
+_RESULT: Final = ("state", "exit", "elapsed", "cost")
+_PINNED: Final = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", re.MULTILINE)
+_MAX_BYTES: Final = 64 << 20
+_MAX_FILES: Final = 50  # that are named as changed
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is not the same; None where a run does not have it.
+
+    ``section`` is job, code, configuration, environment, hardware or result.
+    """
+
+    section: str
+    key: str
+    a: Value
+    b: Value
+
+
+def compare(a: Row, b: Row) -> tuple[Difference, ...]:
+    """What differs, in the order of the sections. What only one run's record knows is a difference, too."""
+    facts_a, facts_b = _facts(a), _facts(b)
+    return (
+        *_differences("job", _job(a, facts_a), _job(b, facts_b)),
+        *_code(a, b, facts_a, facts_b),
+        *_configuration(a, b),
+        *_differences("environment", _software(facts_a), _software(facts_b)),
+        *_differences("hardware", _hardware(facts_a), _hardware(facts_b)),
+        *_differences("result", _result(a), _result(b)),
+    )
+
+
+def _differences(section: str, a: Mapping[str, Value], b: Mapping[str, Value]) -> Iterator[Difference]:
+    for key in dict.fromkeys((*a, *b)):
+        if a.get(key) != b.get(key):
+            yield Difference(section, key, a.get(key), b.get(key))
+
+
+def _facts(row: Row) -> Mapping[str, Any]:
+    found = _read(row.run.directory / ENVIRONMENT_FILE)
+    return found if isinstance(found, dict) else {}
+
+
+def _read(path: Path) -> Any:
+    """The JSON of a file of a run; None where there is none, or it is no JSON."""
+    try:
+        with path.open("rb") as file:
+            return json.loads(file.read(_MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _mapping(value: Any, *keys: str) -> Mapping[str, Any]:
+    """What is below these keys, if it is a mapping; else an empty one."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
+    """Names such as ``env.SEED`` for what is nested; lists as JSON."""
+    found: dict[str, Value] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        elif value not in (None, [], ""):
+            plain = isinstance(value, str | int | float)
+            found[f"{prefix}{key}"] = value if plain else json.dumps(value, default=str)
+    return found
+
+
+def _job(row: Row, facts: Mapping[str, Any]) -> dict[str, Value]:
+    """What was asked of the scheduler and the launcher, and where it ran."""
+    said = _mapping(facts, "client", "job")
+    asked = {key: value for key, value in said.items() if key not in _NOT_THE_JOB}
+    if isinstance(script := asked.get("script"), str):
+        asked["script"] = Path(script).name
+    return {**_flat(asked), "cluster": row.run.cluster, "partition": row.run.partition}
+
+
+def _code(a: Row, b: Row, facts_a: Mapping[str, Any], facts_b: Mapping[str, Any]) -> Iterator[Difference]:
+    """The files that were sent, and the version of clusterctl. If files differ, the commits, too."""
+    files_a, files_b = _files(a), _files(b)
+    changed = list(_differences("code", files_a, files_b))
+    yield from changed[:_MAX_FILES]
+    if (more := len(changed) - _MAX_FILES) > 0:
+        yield Difference("code", "more files", None, more)
+    versions = ({"clusterctl": _mapping(one, "client").get("clusterctl")} for one in (facts_a, facts_b))
+    yield from _differences("code", *versions)
+    if changed:
+        commits = [_mapping(one, "client", "git") for one in (facts_a, facts_b)]
+        yield from _differences("code", *({"commit": one.get("commit")} for one in commits))
+
+
+def _files(row: Row) -> dict[str, Value]:
+    """File or link -> what is in it, in short."""
+    source = _read(row.run.directory / SOURCE_FILE)
+    found: dict[str, Value] = {}
+    for kind, content in (("files", "sha256"), ("links", "target")):
+        for one in source.get(kind) or () if isinstance(source, dict) else ():
+            if isinstance(one, dict) and isinstance(said := one.get(content), str):
+                found[str(one.get("path"))] = said[:12] if kind == "files" else f"-> {said}"
+    return found
+
+
+def _configuration(a: Row, b: Row) -> Iterator[Difference]:
+    configs = [{key: value for key, value in row.config.items() if key not in _NOT_OPTIONS} for row in (a, b)]
+    found = list(_differences("configuration", *configs))
+    yield from found
+    if not found and a.run.args != b.run.args:  # words that are no options
+        yield Difference("configuration", "arguments", " ".join(a.run.args), " ".join(b.run.args))
+
+
+def _software(facts: Mapping[str, Any]) -> dict[str, Value]:
+    """Slurm, the versions that the nodes tell, and the packages that the job asked for."""
+    found: dict[str, Value] = {"slurm": facts.get("slurm")}
+    for host in _mapping(facts, "hosts").values():
+        found |= _flat(_mapping(host, "versions"))
+    lock = _mapping(facts, "client").get("requirements")
+    return found | dict(_PINNED.findall(lock)) if isinstance(lock, str) else found
+
+
+def _hardware(facts: Mapping[str, Any]) -> dict[str, Value]:
+    """Which kinds of nodes, as their telemetry describes them; neither their names nor their number."""
+    kinds = set()
+    for host in _mapping(facts, "hosts").values():
+        if isinstance(host, Mapping):
+            cores, memory, gpus = host.get("cpus"), host.get("memory_total_mib"), host.get("gpus")
+            parts = [f"{len(cores)} cores" if isinstance(cores, list) else "", host.get("cpu_model")]
+            parts += [f"{memory} MiB" if memory else ""]
+            parts += (
+                [str(one.get("name")) for one in gpus if isinstance(one, Mapping)]
+                if isinstance(gpus, list)
+                else []
+            )
+            kinds.add(", ".join(str(part) for part in parts if part))
+    return {"nodes": "; ".join(sorted(kinds))} if kinds else {}
+
+
+def _result(row: Row) -> dict[str, Value]:
+    found = {key: FIELDS[key](row) for key in _RESULT}
+    return {**found, **{name: metric.last for name, metric in row.metrics.items()}}

@@ -1,0 +1,64 @@
+"""Runs as `collect` leaves them, made without a cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clusterctl.runs.summary import summarize
+from clusterctl.state.ledger import RunRecord
+
+TIME = 1_760_000_000
+
+
+def made_run(
+    out: Path,
+    job_id: int = 1,
+    *,
+    args: Sequence[str] = (),
+    metrics: Sequence[Mapping[str, Any]] = (),
+    files: Mapping[str, str] = {},
+    job: Mapping[str, Any] = {},
+    client: Mapping[str, Any] = {},
+    hosts: Mapping[str, Any] = {},
+    **fields: Any,
+) -> RunRecord:
+    """A run of `train`; ``files`` are the hashes of what was sent, ``job`` is what was asked for."""
+    name = str(fields.get("name", "train"))
+    folder = out / f"demo-{job_id}-{name}"
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in metrics))
+    facts = {"clusterctl": "1.0", "job": {"args": list(args), **job}, **client}
+    environment = {"client": facts, "slurm": "22.05.8", "hosts": hosts}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    sent = [{"path": path, "sha256": sha256} for path, sha256 in files.items()]
+    (folder / "source.json").write_text(json.dumps({"version": 1, "files": sent, "links": []}))
+    said: dict[str, Any] = {
+        "token": f"{job_id:08x}",
+        "cluster": "demo",
+        "job_id": str(job_id),
+        "name": name,
+        "user": "ada",
+        "partition": "train",
+        "account": "",
+        "state": "COMPLETED",
+        "final": True,
+        "tasks": [{"id": str(job_id), "state": "COMPLETED", "exit_code": 0, "nodes": ["demo-train-1"]}],
+        "nodes": ["demo-train-1"],
+        "submit_time": TIME + job_id,
+        "start_time": TIME + job_id + 1,
+        "end_time": TIME + job_id + 61,
+        "elapsed_s": 60,
+        "collected_at": TIME + 100.0,
+        "remote_dir": "/shared/home/ada/clusterctl/jobs/train",
+        "files": 3,
+        "bytes": 1000,
+        "args": list(args),
+        **vars(summarize(folder, args)),
+        **fields,
+    }
+    record = RunRecord.model_validate(said)
+    (folder / "run.json").write_text(record.as_json())
+    return RunRecord.load(folder)

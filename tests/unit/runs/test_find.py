@@ -1,0 +1,148 @@
+"""Collected runs: found, named, filtered and sorted."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.runs.find import Row, filtered, find_runs, named_run, ordered
+from clusterctl.state.ledger import note_runs_folder, runs_folders
+from tests.unit.runs.made import TIME, made_run
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """./runs with four runs, and a folder that is none."""
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "runs"
+    for number, (lr, loss, state) in enumerate(
+        [(1e-3, 0.5, "COMPLETED"), (1e-2, 0.3, "COMPLETED"), (1e-1, float("nan"), "FAILED")], 1
+    ):
+        lines = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": loss, "best": True}]
+        made_run(out, number, args=["--lr", str(lr)], metrics=lines, state=state, tags=["a", f"t{number}"])
+    made_run(out, 4, name="shell", args=["--mode", "fast"], user="bob", note="no metrics")
+    (out / "notes").mkdir()
+    return out
+
+
+def rows(out: Path) -> list[Row]:
+    return [Row(run) for run in find_runs([out])[0]]
+
+
+def jobs(found: list[Row]) -> list[Any]:
+    return [int(row.run.job_id) for row in found]
+
+
+def test_the_newest_is_first_and_what_is_damaged_is_told(out: Path) -> None:
+    (out / "demo-9-torn").mkdir()
+    (out / "demo-9-torn" / "run.json").write_text('{"version": 1')
+    runs, damaged = find_runs([out, out / "demo-2-train"])
+    assert [run.job_id for run in runs] == ["4", "3", "2", "1"]
+    assert damaged == [out / "demo-9-torn"]
+    with pytest.raises(UsageError, match="can't be read"):
+        find_runs([out / "nowhere"])
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        (["lr>=1e-2"], [3, 2]),
+        (["lr=0.01"], [2]),
+        (["lr!=0.01"], [4, 3, 1]),
+        (["loss<0.4"], [2]),
+        (["loss.max>=2", "state=completed"], [2, 1]),
+        (["loss.min=2"], [3]),  # its last is no number
+        (["name~SHE"], [4]),
+        (["note~metrics"], [4]),
+        (["mode=fast"], [4]),
+        (["config.lr<0.1", "metric.loss>0.4"], [1]),
+        (["user = bob"], [4]),
+        (["lr=fast"], []),
+        (["elapsed>=60", "nodes=1"], [4, 3, 2, 1]),
+    ],
+)
+def test_all_conditions_hold(out: Path, conditions: list[str], expected: list[int]) -> None:
+    assert jobs(filtered(rows(out), conditions)) == expected
+
+
+def test_by_tags_and_time(out: Path) -> None:
+    assert jobs(filtered(rows(out), [], tags=["a", "t2"])) == [2]
+    assert jobs(filtered(rows(out), [], since="2000-01-01")) == [4, 3, 2, 1]
+    days = int((time.time() - TIME - 2.5) / 86_400)
+    assert jobs(filtered(rows(out), [], since=f"{days}d")) == []
+    with pytest.raises(UsageError, match="no time"):
+        filtered(rows(out), [], since="yesterday")
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        ("lr", "no condition"),
+        ("=1", "no condition"),
+        ("lrr=1", "did you mean lr"),
+        ("xyzzy>1", "known are run, job,"),
+    ],
+)
+def test_a_condition_that_can_not_be_understood(out: Path, condition: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        filtered(rows(out), [condition])
+
+
+def test_those_without_a_value_come_last_in_either_order(out: Path) -> None:
+    assert jobs(ordered(rows(out), "loss")) == [2, 1, 4, 3]
+    assert jobs(ordered(rows(out), "loss", reverse=True)) == [1, 2, 4, 3]
+    assert jobs(ordered(rows(out), "name")) == [4, 3, 2, 1]
+
+
+def test_a_run_has_several_names(out: Path) -> None:
+    for name in ("2", "demo/2", "demo-2-train", "runs/demo-2-train", str(out / "demo-2-train")):
+        assert named_run(name).run.job_id == "2", name
+    for name in ("", "7", "other/2", "notes", "../runs", "2_1"):
+        with pytest.raises(UsageError):
+            named_run(name)
+
+
+def test_of_several_with_one_job_id_none_is_taken(out: Path) -> None:
+    made_run(out, 2, name="again")
+    with pytest.raises(UsageError, match="2 runs have the job id 2"):
+        named_run("2")
+
+
+def test_a_task_of_an_array_is_a_row_of_its_own(out: Path) -> None:
+    task = {"state": "COMPLETED", "exit_code": 0, "nodes": ["demo-train-1"], "start_time": 1, "end_time": 4}
+    config = [{"lr": 0.1}, {"lr": 0.2}]
+    tasks = [{**task, "id": f"5_{number}", "config": one} for number, one in enumerate(config)]
+    made_run(out, 5, tasks=tasks)
+    (_, second) = named_run("5").tasks
+    assert (second.value("job"), second.value("lr"), second.value("elapsed")) == ("5_1", 0.2, 3)
+    assert named_run("5_1") == second
+    (out / "demo-5-train" / "task-1").mkdir()
+    assert named_run("demo-5-train/task-1").shown == "demo-5-train/task-1"
+    assert named_run("2").tasks == []
+
+
+def test_folders_that_were_collected_to_are_remembered(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    other = tmp_path / "elsewhere"
+    made_run(other, 8)
+    for _ in range(2):
+        note_runs_folder(other)
+    note_runs_folder(tmp_path / "gone")
+    assert runs_folders() == (out, other)
+    assert named_run("8").folder == other / "demo-8-train"
+
+
+def test_a_run_of_an_earlier_version_has_no_metrics(out: Path) -> None:
+    path = out / "demo-1-train" / "run.json"
+    text = path.read_text()
+    path.write_text(text.replace('"metrics"', '"unknown"').replace('"tags"', '"labels"'))
+    row = named_run("1")
+    assert (row.value("loss"), row.value("tags"), row.value("lr")) == (None, "", 0.001)
+    path.write_text("[]")
+    with pytest.raises(ClusterctlError, match="not a collected run"):
+        named_run("demo-1-train")
