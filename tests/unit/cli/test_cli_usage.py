@@ -149,7 +149,7 @@ def test_no_verb_shows_the_help_and_is_an_error(cli: Clusterctl) -> None:
         "a verb's first sentence is too long for its line"
     )
     assert ran.stdout == ""
-    assert "Usage: clusterctl cache" in cli("cache", rc=2).stderr
+    assert "Usage: clusterctl node" in cli("node", rc=2).stderr
     (failure,) = failures(cli("-o", "json", rc=2))
     assert failure["code"] == "usage"
 
