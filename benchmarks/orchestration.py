@@ -203,13 +203,18 @@ def cold(rounds: int) -> None:
 
 FAILS = """\
 import ctypes, os, signal, time
-from mpi4py import MPI
-world = MPI.COMM_WORLD
-world.Barrier()
-if world.rank == 1:
-    open("failed-at", "w").write(str(time.time()))
+{begin}
+barrier()
+if rank == 1:
+    open("failed-at", "w").write(f"{{time.time()}}\\n")
     {line}
-world.Barrier()
+barrier()
+"""
+MPI = "from mpi4py import MPI\nrank, barrier = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.Barrier"
+TORCH = """\
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank, barrier = dist.get_rank(), dist.barrier
 """
 FAILURES = {
     "error": "raise KeyError('a bug')",
@@ -220,24 +225,34 @@ FAILURES = {
 
 
 def fail(rounds: int) -> None:
-    """Rank 1 of 2 fails while the other waits for it in MPI: how long until the job has ended."""
-    with raised(2) as cluster:
+    """Rank 1 of 2 fails while the other waits for it: how long until the job has ended."""
+    for scheduler, launchers in (("slurm", ("srun", "mpirun", "torchrun")), ("none", ("mpirun", "torchrun"))):
+        with raised(2, f"scheduler: {scheduler}\n") as cluster:
+            (cluster.folder / "torch.txt").write_text("torch\n")
 
-        def side(launcher: str, line: str) -> float:
-            (cluster.folder / "fails.py").write_text(FAILS.format(line=line))
-            words = ("submit", cluster.folder / "fails.py", "--nodes", "2", "--launcher", launcher)
-            job = cluster.run(*words)["job_id"]
-            while (found := cluster.run("jobs", job)["jobs"][0])["exit"] == "":  # it goes on
-                time.sleep(0.5)
-            return float(found["end_time"] - float(cluster.ssh(f"cat {found['work_dir']}/failed-at")))
+            def side(launcher: str, line: str, cluster: Cluster = cluster) -> float:
+                by_torch = launcher == "torchrun"
+                text = FAILS.format(begin=TORCH if by_torch else MPI, line=line)
+                (cluster.folder / "fails.py").write_text(text)
+                more = ("--requirements", cluster.folder / "torch.txt") if by_torch else ()
+                words = ("submit", cluster.folder / "fails.py", "--nodes", "2", "--launcher", launcher, *more)
+                job = cluster.run(*words)["job_id"]
+                while (found := cluster.run("jobs", job)["jobs"][0])["exit"] == "":  # it goes on
+                    time.sleep(0.5)
+                at = "cat clusterctl/jobs/*/failed-at | sort | tail -1"  # a folder on each node without Slurm
+                nodes = [f"{cluster.name}-train-{number}" for number in (1, 2)]
+                failed = max(float(cluster.ssh(at, host=node) or 0) for node in nodes)
+                return float(found["end_time"] - failed)
 
-        for launcher in ("srun", "mpirun"):
-            measure(
-                f"{launcher}: from a rank's failure to the job's end (Slurm counts whole seconds)",
-                rounds,
-                aim="at most 15 s",
-                **{name: lambda line=line, by=launcher: side(by, line) for name, line in FAILURES.items()},
-            ).show()
+            for launcher in launchers:
+                measure(
+                    f"{launcher}, scheduler {scheduler}: from a rank's failure to the job's end",
+                    rounds,
+                    aim="at most 15 s",
+                    **{
+                        name: lambda line=line, by=launcher: side(by, line) for name, line in FAILURES.items()
+                    },
+                ).show()
 
 
 def many(rounds: int) -> None:

@@ -34,9 +34,10 @@ class Cluster:
     environ: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def new(cls, folder: str, nodes: int, *, provider: str = "", **environ: str) -> Cluster:
+    def new(cls, folder: str, nodes: int, *, provider: str = "", more: str = "", **environ: str) -> Cluster:
+        """``provider`` is added to its settings, ``more`` are lines of the spec."""
         name = f"b{secrets.token_hex(3)}"
-        Path(folder, "cluster.yaml").write_text(SPEC.format(name=name, nodes=nodes, provider=provider))
+        Path(folder, "cluster.yaml").write_text(SPEC.format(name=name, nodes=nodes, provider=provider) + more)
         return cls(name, Path(folder), {**os.environ, "CLUSTERCTL_HOME": f"{folder}/home", **environ})
 
     @property
@@ -63,9 +64,9 @@ class Cluster:
     def down(self) -> None:
         self.run("down", "--yes", "--discard")
 
-    def ssh(self, *words: str, user: str = "hpc", stdin: bytes | None = None) -> str:
+    def ssh(self, *words: str, user: str = "hpc", host: str = "", stdin: bytes | None = None) -> str:
         """Plain ssh with the file that clusterctl wrote; a connection of its own."""
-        argv = ["ssh", "-F", self.workspace / "ssh_config", "-l", user, self.controller, *words]
+        argv = ["ssh", "-F", self.workspace / "ssh_config", "-l", user, host or self.controller, *words]
         done = subprocess.run(argv, input=stdin or b"", capture_output=True, check=False)
         if done.returncode != 0:
             raise SystemExit(f"{words}: {done.stderr.decode()}")
@@ -73,10 +74,10 @@ class Cluster:
 
 
 @contextmanager
-def raised(nodes: int) -> Iterator[Cluster]:
+def raised(nodes: int, more: str = "") -> Iterator[Cluster]:
     """A cluster that is up. It is as small as said, and gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as folder:
-        cluster = Cluster.new(folder, nodes)
+        cluster = Cluster.new(folder, nodes, more=more)
         try:
             cluster.up()
             yield cluster

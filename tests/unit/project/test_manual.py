@@ -69,7 +69,9 @@ def understood(words: list[str]) -> bool:
 
 
 def names(command: object) -> set[str]:
-    params = getattr(command, "params", [])
+    """Its options; of a group that lists where no verb is named, those of that verb."""
+    lists = getattr(command, "commands", {}).get("list")
+    params = [*getattr(command, "params", []), *(lists.load().params if isinstance(lists, LazyVerb) else ())]
     return {name for param in params for name in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
 
 
