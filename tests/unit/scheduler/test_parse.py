@@ -62,7 +62,10 @@ def test_a_job_that_was_killed_by_a_signal():
 
 @pytest.mark.parametrize(
     ("limit", "seconds"),
-    [("1-00:00:00", 86400), ("5:00", 300), ("UNLIMITED", None), ("Partition_Limit", None), ("NOT_SET", None)],
+    [
+        *(("1-00:00:00", 86400), ("5:00", 300)),
+        *((word, None) for word in ("UNLIMITED", "365-00:00:00", "Partition_Limit", "NOT_SET")),
+    ],
 )
 def test_a_time_limit(limit, seconds):
     for job in (
