@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,10 +51,18 @@ def theirs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("HF_HUB_OFFLINE", "1")
         patched.setattr(sys, "path", [*sys.path, str(libraries())])
-        for name in ("nms", "qnms"):
-            # PyPI's torchvision has operators for CUDA, which PyTorch for CPUs can't load. Models need none.
-            torch.library.define(f"torchvision::{name}", "(Tensor a, Tensor b, float c) -> Tensor")
+        _define_operators()
         yield
+
+
+@cache
+def _define_operators() -> None:
+    """PyPI's torchvision has operators for CUDA, which PyTorch for CPUs can't load. Models need none.
+
+    Once a process: a worker may come back to this module.
+    """
+    for name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{name}", "(Tensor a, Tensor b, float c) -> Tensor")
 
 
 def _random(module: nn.Module) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,13 @@ from tests.unit.payload.doubles.oracle import (
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 SAMPLES, CLASSES = 5, 4
+
+
+@pytest.fixture(autouse=True)
+def _without_onednn() -> Iterator[None]:
+    """PyTorch's own convolutions: oneDNN's, in PyTorch 2.13, corrupt memory on some CPUs, going backward."""
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
 
 
 class Theirs:
