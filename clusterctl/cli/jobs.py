@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -13,7 +15,7 @@ import typer
 from clusterctl.cli.options import SOON_S, Options, job_ids, open_session
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import TransportError, UsageError
-from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.base import JobInfo, JobState, worst
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
@@ -42,7 +44,7 @@ def jobs(
 ) -> None:
     """List your jobs, newest first; or show one in full.
 
-    Lists jobs that wait or run, and those submitted from here. With one ID: also its resources, its folder
+    Lists jobs that wait or run, and those submitted from here; an array is one line. With one ID: also its resources, its folder
     and files on the cluster, where its run was collected to, and how it ended.
     """
     if watch and screen.json:
@@ -68,24 +70,41 @@ def jobs(
         screen.note(f"{older} older ones: `clusterctl jobs --all`")
 
 
-def job_table(screen: Screen, infos: Sequence[JobInfo], *, users: bool = False) -> list[str]:
-    """Jobs as `jobs` and `status` show them; ``users``: whose each is, too."""
-    from clusterctl.scheduler.slurm_parse import fold_nodes
+def job_table(
+    screen: Screen, infos: Sequence[JobInfo], *, users: bool = False, tasks: bool = False
+) -> list[str]:
+    """Jobs as `jobs` and `status` show them; ``users``: whose each is, too.
 
+    An array is one line, or a line for each of its ``tasks``.
+    """
     if not infos:
         return ["no jobs"]
     head = ["JOB", "NAME", "STATE", "NODES", "SUBMITTED", "ELAPSED", "LIMIT", "EXIT", "REASON"]
-    rows = [
-        [
-            *(j.id, j.name, j.state.value, fold_nodes(j.nodes), shown_time(j.submit_time)),
-            *(shown_elapsed(j.elapsed_s), shown_elapsed(j.time_limit_s), j.exit or _NONE, j.reason),
-        ]
-        for j in infos
-    ]
+    lines = [list(one) for _, one in groupby(infos, key=lambda job: job.id if tasks else job.whole_id)]
+    rows = [_job_row(one) for one in lines]
     if users:
-        for row, cell in zip((head, *rows), ("USER", *(j.user for j in infos)), strict=True):
+        for row, cell in zip((head, *rows), ("USER", *(one[0].user for one in lines)), strict=True):
             row.insert(2, cell)
     return screen.table(head, rows)
+
+
+def _job_row(jobs: Sequence[JobInfo]) -> list[str]:
+    """A job, or the tasks of an array: how many are in which state, and the rest of the worst of them."""
+    from clusterctl.scheduler.slurm_parse import fold_nodes
+
+    head, states = worst(jobs), Counter(job.state.value for job in jobs)
+    array = len(jobs) > 1
+    return [
+        f"{head.whole_id} ({len(jobs)} tasks)" if array else head.id,
+        head.name,
+        ", ".join(f"{count} {state}" for state, count in states.items()) if array else head.state.value,
+        fold_nodes(dict.fromkeys(node for job in jobs for node in job.nodes)),
+        shown_time(head.submit_time),
+        shown_elapsed(max((job.elapsed_s for job in jobs if job.elapsed_s is not None), default=None)),
+        shown_elapsed(head.time_limit_s),
+        head.exit or _NONE,
+        head.reason,
+    ]
 
 
 def shown_time(at: int | None) -> str:
@@ -151,7 +170,7 @@ def _show_in_full(screen: Screen, session: Session, found: Sequence[JobInfo]) ->
     rows = _rows(job) if len(found) == 1 else []
     rows += [("folder", job.work_dir), ("script", script), ("files", _shown_files(files) if script else "")]
     rows += [("collected", run_dir or f"not yet: `clusterctl collect {job.whole_id}`")] if script else []
-    lines = [] if len(found) == 1 else [*job_table(screen, found), ""]
+    lines = [] if len(found) == 1 else [*job_table(screen, found, tasks=True), ""]
     lines += [f"{name:<10} {value}" for name, value in rows if value]
     if cause is not None:
         lines += ["", cause.summary, *(f"| {line}" for line in cause.lines), f"fix: {cause.fix}"]

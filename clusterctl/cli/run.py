@@ -66,7 +66,7 @@ VERBS: Final = {
     "logs": ("job:logs", "Print a job's stdout and stderr."),
     "cancel": ("job:cancel", "Cancel jobs."),
     "collect": ("collect:collect", "Copy runs from the cluster; each file is verified by its hash."),
-    "runs list": ("runs:list_", "List collected runs, newest first; `clusterctl runs` alone does the same."),
+    "runs list": ("runs:list_", "List collected runs, newest first."),
     "runs show": ("runs:show", "Show one collected run in full."),
     "runs diff": ("runs:diff", "Compare two runs."),
     "runs rm": ("runs:rm", "Remove collected runs from this machine, after asking."),
@@ -96,7 +96,7 @@ VERBS: Final = {
 }
 _GROUPS: Final = {
     "cache": "The cache of node images.",
-    "runs": "Collected runs: found, shown, compared.",
+    "runs": "Collected runs: found, shown, compared. Without a verb, it lists them.",
     "node": "Operate on single nodes, without effect on the others.",
     "bundle": "Packages and programs for air-gapped hosts, in one file.",
 }

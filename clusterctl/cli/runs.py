@@ -18,6 +18,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.runs.compare import Difference, compare
 from clusterctl.runs.find import (
+    TELLING,
     TIMES,
     Row,
     Value,
@@ -25,15 +26,15 @@ from clusterctl.runs.find import (
     find_runs,
     named_run,
     ordered,
+    ranked,
     reject_unknown_keys,
+    telling_metrics,
 )
 from clusterctl.state.ledger import RUNS, Metric, RunRecord, runs_folders
 from clusterctl.transport.tree import shown_size
 
 _LAST: Final = 50  # runs that are listed for people
 _BASIC: Final = ("run", "state", "submitted", "elapsed", "nodes")
-# Metrics that are shown unasked, the first three of them that a run has.
-_TELLING: Final = "eval_loss val_loss loss train_loss eval_accuracy val_accuracy val_acc accuracy".split()
 _MOST_METRICS: Final = 3
 _NONE: Final = "-"
 
@@ -72,6 +73,12 @@ def list_(
         str | None, typer.Option(metavar="TIME", help="Submitted since: 7d, 12h, or 2026-01-31.")
     ] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Only runs with this tag. Repeatable.")] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN", help="The tasks of this sweep, the best first.", autocompletion=run_names
+        ),
+    ] = None,
     tasks: Annotated[bool, typer.Option("--tasks", help="A line for each task of an array.")] = False,
     limit: Annotated[
         int | None,
@@ -98,6 +105,10 @@ def list_(
     """
     if folder and everywhere:
         raise UsageError("--dir and --everywhere exclude each other", fix="use one of them")
+    if sweep is not None:
+        answer, lines = ranking_of(screen, named_run(sweep), sort)
+        screen.result(answer, *lines)
+        return
     folders = _folders(screen, folder or [], everywhere=everywhere)
     runs, damaged = find_runs(folders)
     if damaged:
@@ -125,6 +136,23 @@ def list_(
         screen.note(f"{len(found) - most} more: --limit {len(found)}, or choose with --where, --since, --tag")
 
 
+def ranking_of(screen: Screen, run: Row, metric: str | None = None) -> tuple[dict[str, Any], list[str]]:
+    """The tasks of a sweep by the metric that ranks it, the best first: for programs, and for people.
+
+    Raises:
+        UsageError: nothing ranks them.
+    """
+    rows, metric = ranked(run, metric)
+    keys = (run.run.sweep or {}).get("keys") or []
+    columns = ["job", *keys, metric, *(name for name in _metrics(rows, None) if name != metric), "state"]
+    lines = _table(screen, rows, columns)
+    if (best := rows[0].value(metric)) is not None:
+        values = " ".join(f"{key}={shown_value(rows[0].value(key))}" for key in keys)
+        lines += ["", f"best: {rows[0].value('job')} {values}: {metric} {shown_value(best)}"]
+    answer = {"sweep": run.run.job_id, "metric": metric, "runs": [_answer(row) for row in rows]}
+    return answer, lines
+
+
 def _nothing(rows: Sequence[Row]) -> str:
     return "no run is like that" if rows else "no runs; `clusterctl collect` brings them here"
 
@@ -144,7 +172,7 @@ def _folders(screen: Screen, named: Sequence[Path], *, everywhere: bool) -> Sequ
 
 def _metrics(rows: Sequence[Row], sort: str | None) -> list[str]:
     """The metrics that are shown unasked, and the key that the runs are sorted by."""
-    having = [name for name in _TELLING if any(name in row.metrics for row in rows)]
+    having = [name for name in telling_metrics(rows) if name in TELLING]
     return [*([sort] if sort is not None and sort not in _BASIC else []), *having[:_MOST_METRICS]]
 
 

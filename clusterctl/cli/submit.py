@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -76,6 +76,11 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
     "qos": _flag(str, "Quality of service.", "--qos", "-q"),
     "constraint": _flag(str, "Node features.", "--constraint", "-C"),
     "array": _flag(str, "Array of jobs, such as 1-10%2.", "--array", "-a"),
+    "sweep": _flag(
+        list[str],
+        "An array whose tasks try all values of an option of the program. Repeatable: all combinations.",
+        metavar="KEY=V,V|A..B",
+    ),
     "signal": _flag(str, "Signal sent before the time limit, such as USR1@120 (seconds)."),
     "requeue": _flag(bool, "Requeue, in the same folder, when the program exits with 75.", "--requeue"),
     "launcher": _flag(
@@ -180,7 +185,8 @@ def submit(
                 with screen.logs() as show:
                     follow_job(screen, session, ids[0], timeout_s, show=show)
             else:
-                _await(screen, session, rows, timeout_s)
+                swept = {row["job_id"] for row, job in zip(rows, wanted, strict=True) if job.sweep}
+                _await(screen, session, rows, timeout_s, swept)
 
 
 def _wanted(
@@ -343,16 +349,36 @@ def _once(submitted: Sequence[_Row]) -> Iterator[None]:
         raise
 
 
-def _await(screen: Screen, session: Session, rows: Sequence[_Row], timeout_s: float | None) -> None:
-    """Wait for the jobs and show how they ended; raises unless all completed."""
+def _await(
+    screen: Screen, session: Session, rows: Sequence[_Row], timeout_s: float | None, swept: Collection[str]
+) -> None:
+    """Wait for the jobs and show how they ended; raises unless all completed. Sweeps are ranked."""
     ended = wait_for(screen, session, [row["job_id"] for row in rows], timeout_s)
     for row in rows:
         mine = [job for job in ended if job.whole_id == row["job_id"]]
         row["state"] = worst(mine).state.value
+        if row["job_id"] in swept:
+            row["sweep"] = _ranked(screen, session, row["job_id"])
     screen.known = _answer(rows)
     raise_unless_completed(session, ended)
     *lines, last = (f"job {row['job_id']} {row['state']}" for row in rows)
     screen.result(_answer(rows), *lines, f"{last}; `clusterctl collect` brings it home")
+
+
+def _ranked(screen: Screen, session: Session, job_id: str) -> dict[str, Any] | None:
+    """Collect a sweep and show its ranking; None where no task has a metric."""
+    from clusterctl.cli.runs import ranking_of
+    from clusterctl.runs.collect import collect
+    from clusterctl.runs.find import Row
+
+    (run,) = collect(session, [job_id])
+    try:
+        answer, lines = ranking_of(screen, Row(run))
+    except UsageError as exc:
+        screen.note(f"note: {exc.what}")
+        return None
+    screen.note(*lines, "", f"job {job_id} ({run.name}) {run.state}: {run.directory}")
+    return answer
 
 
 def _answer(rows: Sequence[_Row]) -> dict[str, Any]:

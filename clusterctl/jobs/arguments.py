@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.spec.job import MODEL_JOBS, JobSpec
+from clusterctl.spec.sweep import arguments
 from clusterctl.util.assets import asset
 from clusterctl.util.process import Result, run
 
@@ -27,17 +28,27 @@ def reject_wrong_arguments(jobs: Sequence[JobSpec], before: Sequence[str] = ()) 
     Raises:
         UsageError: one is unknown, has a wrong value, or contradicts another.
     """
-    checked = [job for job in jobs if job.bundled and (before or job.args or job.bundled in MODEL_JOBS)]
+    checked = [
+        job for job in jobs if job.bundled and (before or job.args or job.sweep or job.bundled in MODEL_JOBS)
+    ]
     if not checked:
         return
-    answers = _answer([[str(job.bundled), *before, *job.args] for job in checked])["wrong"]
-    wrong = [(job, said) for job, said in zip(checked, answers, strict=True) if said]
+    tasks = [(job, words) for job in checked for words in _of_tasks(job)]
+    answers = _answer([[str(job.bundled), *before, *words] for job, words in tasks])["wrong"]
+    wrong = [(job, said) for (job, _), said in zip(tasks, answers, strict=True) if said]
     for job, said in wrong[:1]:
         raise UsageError(
             f"{job.bundled}: {said}",
             where=job.name if len(jobs) > 1 else "",
             fix=f"`clusterctl submit {job.bundled} -- --help` lists its arguments",
         )
+
+
+def _of_tasks(job: JobSpec) -> list[list[str]]:
+    """The program's arguments, of a sweep those of each task."""
+    if job.sweep is None:
+        return [[*job.args]]
+    return [[*job.args, *arguments(values)] for values in job.sweep.tasks()]
 
 
 def options_of(bundled: str) -> Mapping[str, bool]:

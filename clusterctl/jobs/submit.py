@@ -33,7 +33,7 @@ from clusterctl.scheduler.script import PAYLOAD_ROOT, PLAIN, Environment, partit
 from clusterctl.scheduler.session import Session, request_of, script_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.load import dump_spec
-from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE, SPEC_FILE, JobEntry
+from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE, SPEC_FILE, SWEEP_FILE, JobEntry
 from clusterctl.transport.base import Transport
 from clusterctl.transport.copies import Copies, note
 from clusterctl.transport.openssh import talking
@@ -178,6 +178,8 @@ def submit(
         SPEC_FILE: dump_spec(session.spec).encode(),
         CLIENT_FACTS: (json.dumps(facts, indent=2) + "\n").encode(errors="replace"),
     }
+    if job.sweep is not None:
+        ours = {**ours, SWEEP_FILE: (json.dumps(job.sweep.record, indent=1) + "\n").encode()}
     remote_dir, sent, ours = stage(
         session.transport, f"{job.name}-{token}", source, ours, others=others, progress=progress
     )

@@ -49,12 +49,14 @@ from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_subm
 from clusterctl.scheduler.session import session as session_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.sweep import arguments
 from clusterctl.state.ledger import (
     CLIENT_FACTS,
     RUN_FILE,
     RUNS,
     SOURCE_FILE,
     SPEC_FILE,
+    SWEEP_FILE,
     JobEntry,
     Ledger,
     RunRecord,
@@ -346,14 +348,14 @@ def assemble(
     (tree / "environment.json").write_text(_environment(tree, manifest, facts, session.scheduler.version()))
     source = _json(kept.get(SOURCE_FILE, b""))
     record = _record(session, entry, jobs, manifest, source["hash"] if source else None)
-    record = _with_summary(record, tree, facts)
+    record = _with_summary(record, tree, facts, _json(kept.get(SWEEP_FILE, b"")))
     record = record.model_copy(update={"diagnosis": _diagnosis(session, jobs, tree)})
     (tree / RUN_FILE).write_text(record.as_json())
     write_sums(tree, manifest.sha256)
     return record
 
 
-def _with_summary(record: RunRecord, tree: Path, facts: Any) -> RunRecord:
+def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunRecord:
     """The record with its program's arguments, configuration and metrics; of an array, those of each task."""
     job = facts.get("job") if isinstance(facts, dict) else None
     job = job if isinstance(job, dict) else {}
@@ -362,11 +364,14 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any) -> RunRecord:
     (task, *more) = record.tasks
     if not more and "_" not in task.id:
         return record.model_copy(update={"args": args, **vars(summarize(tree, args))})
-    tasks = (
-        one.model_copy(update=vars(summarize(tree / f"task-{one.id.rpartition('_')[2]}", args)))
-        for one in record.tasks
-    )
-    return record.model_copy(update={"args": args, "tasks": tuple(tasks)})
+    values = sweep.pop("tasks") if isinstance(sweep, dict) else []
+    tasks = []
+    for one in record.tasks:
+        number = one.id.rpartition("_")[2]
+        own = arguments(values[int(number)]) if number.isdecimal() and int(number) < len(values) else ()
+        found = summarize(tree / f"task-{number}", (*args, *own))
+        tasks.append(one.model_copy(update=vars(found)))
+    return record.model_copy(update={"args": args, "tasks": tuple(tasks), "sweep": sweep})
 
 
 def _diagnosis(session: Session, jobs: Sequence[JobInfo], tree: Path) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from clusterctl.errors import CollectError, UsageError
 from clusterctl.spec.base import did_you_mean, parse_duration_s
+from clusterctl.spec.sweep import Goal, goal_of
 from clusterctl.state.ledger import RUN_FILE, Metric, RunRecord, TaskRecord, runs_folders
 
 Value = str | int | float | bool | None
@@ -137,6 +138,7 @@ FIELDS: Final[Mapping[str, Callable[[Row], Value]]] = {
     "tags": lambda row: ",".join(row.run.tags),
     "note": lambda row: row.run.note,
 }
+TELLING: Final = "eval_loss val_loss loss train_loss eval_accuracy val_accuracy val_acc accuracy".split()
 TIMES: Final = frozenset({"submitted", "started", "ended"})  # Unix seconds
 
 
@@ -240,6 +242,33 @@ def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row
     having = [(value, row) for row in rows if (value := row.value(key)) is not None]
     having.sort(key=lambda pair: _rank(pair[0]), reverse=reverse)
     return [row for _, row in having] + [row for row in rows if row.value(key) is None]
+
+
+def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
+    """The tasks of a sweep, the best first, and the metric that ranks them, by default the sweep's own.
+
+    Raises:
+        UsageError: it is no array, none of its tasks has the metric, or any at all.
+    """
+    tasks, sweep = run.tasks, run.run.sweep or {}
+    if not tasks:
+        raise UsageError(f"{run.shown} is no sweep", fix="`clusterctl runs` lists the runs")
+    metric = metric or sweep.get("metric") or next(telling_metrics(tasks), None)
+    if metric is None:
+        raise UsageError(
+            f"no task of {run.shown} has a metric",
+            why="a task has those in its metrics.jsonl",
+            fix=f"`clusterctl runs show {run.run.job_id}` shows how each ended",
+        )
+    said = sweep.get("goal") if metric == sweep.get("metric") else None
+    return ordered(tasks, metric, reverse=(said or goal_of(metric)) == Goal.MAX), metric
+
+
+def telling_metrics(rows: Sequence[Row]) -> Iterator[str]:
+    """The metrics of these runs, those first that mostly tell how good a run is."""
+    found = dict.fromkeys(name for row in rows for name in row.metrics)
+    yield from (name for name in TELLING if name in found)
+    yield from (name for name in found if name not in TELLING)
 
 
 def _rank(value: Value) -> tuple[int, float, str]:

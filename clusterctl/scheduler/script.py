@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable
@@ -16,6 +17,7 @@ from clusterctl.spec.common import Partition
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.job import ONE_RANK_JOBS, REQUEUE_EXIT_CODE, JobOptions, JobSpec, Launcher, is_python
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.sweep import arguments
 from clusterctl.state.ledger import ADDED_FILES, SENT_FILES, WRITTEN_FILES
 from clusterctl.util.assets import render
 
@@ -204,11 +206,30 @@ def program(
         folders = ('"$submit_dir"', *([payload_root] if own is None or runner else []))
         command = contained(command, image=job.container, folders=folders, variables=env)
     if is_rank:
-        exports = " ".join(f"-x {name}" for name in dict.fromkeys((*_EXPORTED, *env)))
+        swept = job.sweep.record["keys"] if job.sweep is not None else ()
+        names = dict.fromkeys((*_EXPORTED, *env, *map(_sweep_variable, swept)))
+        exports = " ".join(f"-x {name}" for name in names)
         command = launched(job, command, exports)
     # `env` rather than `export`: whatever their names, they can't change this script's own variables.
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
     return f"env {settings} {command}" if env else command
+
+
+def _sweep_variable(key: str) -> str:
+    """The environment variable that tells a task of a sweep the value of this key."""
+    return "SWEEP_" + re.sub(r"\W", "_", key).upper()
+
+
+def _sweep_tasks(job: JobSpec) -> list[dict[str, str]]:
+    """What each task of a sweep is started with, for bash: arguments, variables, and its values as JSON."""
+    return [
+        {
+            "words": shlex.join(arguments(values)),
+            "variables": " ".join(f"{_sweep_variable(k)}={shlex.quote(v)}" for k, v in values.items()),
+            "json": shlex.quote(json.dumps(values)),
+        }
+        for values in (job.sweep.tasks() if job.sweep is not None else ())
+    ]
 
 
 def is_launched(job: JobSpec, own: UserScript | None) -> bool:
@@ -221,14 +242,15 @@ def is_launched(job: JobSpec, own: UserScript | None) -> bool:
 def _command(job: JobSpec, own: UserScript | None, environment: Environment, runner: str) -> str:
     """What one rank runs: a Python program by ``runner``, if any; in a container by the image's Python."""
     python = f"{environment.bin}/python" if job.container is None else "python3"
+    swept = ' "${_sweep[@]}"' if job.sweep is not None else ""
     if own is None:
         if job.bundled is None:
             raise UsageError("a job needs a bundled program or a script")
-        return f"{python} -m payload {shlex.join([job.bundled, *job.args])}"
+        return f"{python} -m payload {shlex.join([job.bundled, *job.args])}{swept}"
     script = f'"$submit_dir"/{shlex.quote(own.name)}'
-    arguments = f" {shlex.join(job.args)}" if job.args else ""
+    words = (f" {shlex.join(job.args)}" if job.args else "") + swept
     interpreter = f"{python} {runner}".rstrip() if own.is_python else shlex.join(own.interpreter)
-    command = f"{interpreter} {script}{arguments}"
+    command = f"{interpreter} {script}{words}"
     if job.launcher is not Launcher.TORCHRUN:
         return command
     agent = shlex.quote(render("torchrun.sh.j2").rstrip())
@@ -325,6 +347,7 @@ def render_script(
         options=_options(job, own),
         array=_is_array(job, own),
         not_given=_NOT_GIVEN if own else None,
+        sweep=_sweep_tasks(job),
         profile=JOB_PROFILE,
         path=environment.path,
         payload_root=payload_root,

@@ -35,6 +35,7 @@ from clusterctl.spec.base import (
     shown,
 )
 from clusterctl.spec.common import AccountName, PartitionName
+from clusterctl.spec.sweep import Sweep, as_grid
 
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _SLURMS: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
@@ -179,6 +180,9 @@ class JobOptions(Model):
         None, description="features that the nodes must have"
     )
     array: Array | None = Field(None, description="indices of a job array")
+    sweep: Annotated[Sweep, BeforeValidator(as_grid)] | None = Field(
+        None, description="a job array whose tasks differ in options of the program"
+    )
     signal: Signal | None = Field(
         None,
         description="a signal for the program, and how many seconds before the time limit it is sent",
@@ -345,6 +349,10 @@ def job_of(target: str, said: Mapping[str, Any], *, folder: Path) -> JobSpec:
     job = JobSpec(name=bundled or safe_name(target), bundled=bundled, script=script)
     given = {field: value for field, value in said.items() if field != "name" or value is not None}
     job = job.model_copy(update=given)
+    if job.sweep is not None:
+        if job.array is not None:
+            raise UsageError("a sweep is an array of its own", fix="leave out --array, or --sweep")
+        job = job.model_copy(update={"array": job.sweep.array})
     if bundled in ONE_RANK_JOBS and job.tasks > 1:
         raise UsageError(
             f"{bundled} runs on one rank, and these are {job.tasks}",

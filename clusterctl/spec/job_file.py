@@ -86,7 +86,7 @@ JOB_FILE: Final = Filetype(
     faults=_faults,
     missing="name a file that exists",
     empty="write job: train, or the path of a script",
-    as_text=frozenset({"args", "args+", "env"}),
+    as_text=frozenset({"args", "args+", "env", *"grid list random exclude when".split()}),
 )
 
 

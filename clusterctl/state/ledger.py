@@ -25,11 +25,14 @@ from clusterctl.util.disk import append_line, read_rows, writing
 
 RUN_FILE = "run.json"
 SOURCE_FILE = "source.json"
+SWEEP_FILE = "sweep-tasks.json"
 SPEC_FILE = "spec.yaml"
 CLIENT_FACTS = "environment.client.json"
 # Names that are ours: what `submit` puts into a job's folder, what the job's script writes there, and what
 # `collect` adds to a run's. Logs of an array's tasks have numbers besides.
-SENT_FILES = frozenset(f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} outputs.json {CLIENT_FACTS}".split())
+SENT_FILES = frozenset(
+    f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} {SWEEP_FILE} outputs.json {CLIENT_FACTS}".split()
+)
 WRITTEN_FILES = frozenset(
     "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log hostfile".split()
 )
@@ -216,6 +219,7 @@ class RunRecord(_Stored):
     start to the last end. ``price_per_hour`` is a node's, in USD; ``cost_usd`` is that for all nodes of all
     tasks. None where it is not known. ``args`` are the program's, ``config`` has its options and what its
     metrics.jsonl says of its configuration; of an array, each task has its own ``config`` and ``metrics``.
+    ``tags`` and ``note`` are the user's words. Of a sweep, ``sweep`` has its keys and what ranks its tasks.
     """
 
     version: int = 1
@@ -248,6 +252,7 @@ class RunRecord(_Stored):
     metrics: dict[str, Metric] = {}
     tags: tuple[str, ...] = ()
     note: str | None = None
+    sweep: dict[str, Any] | None = None
     skipped: tuple[Skipped, ...] = ()
     directory: Path = Path()
 

@@ -39,6 +39,8 @@ outputs: ["results/**", "*.pt"]
 env: {LR: 1e-3, DEBUG: true, NOTE: "a b"}
 container: images/x.sif
 requirements: requirements.txt
+tag: [base, "3"]
+note: a first try
 """
 SWEEP = """\
 job: train.py
@@ -111,10 +113,47 @@ def test_everything_that_flags_can_say(read: Read, folder: Path) -> None:
         env={"LR": "1e-3", "DEBUG": "true", "NOTE": "a b"},
         container=str(folder / "images" / "x.sif"),
         requirements=folder / "requirements.txt",
+        tag=("base", "3"),
+        note="a first try",
     )
     said = set(YAML(typ="safe").load(EVERYTHING)) - {"job"}
     assert job.model_fields_set == said | {"bundled", "script"}
-    assert said == set(JobOptions.model_fields), "the example above shows every key"
+    assert said | {"sweep"} == set(JobOptions.model_fields), "the example above shows every key"
+
+
+def test_a_sweep_is_an_array_whose_values_stay_as_they_are_written(read: Read) -> None:
+    (job,) = read(
+        "job: train\nargs: [--epochs, 3]\nsweep: {grid: {lr: [1e-4, .10], seed: 0..1}, parallel: 2}\n"
+    )
+    assert (job.array, job.args) == ("0-3%2", ("--epochs", "3"))
+    assert job.sweep is not None
+    assert [*map(dict, job.sweep.tasks())] == [
+        {"lr": lr, "seed": seed} for lr in ("1e-4", ".10") for seed in ("0", "1")
+    ]
+    with pytest.raises(UsageError, match="an array of its own"):
+        read("job: train\narray: 0-3\nsweep: {grid: {lr: [1, 2]}}\n")
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ("{}", "a sweep needs a grid"),
+        ("{grid: {lr: []}}", "needs at least 1 entry"),
+        ("{grid: {l r: [1]}}", "'l r' is no name of an option"),
+        ("{gird: {lr: [1]}}", "did you mean grid"),
+        ("{grid: {lr: [1]}, metric: [1]}", "metric"),
+        ("[1]", "KEY=VALUE"),
+    ],
+)
+def test_a_wrong_sweep(read: Read, sweep: str, message: str) -> None:
+    with pytest.raises(SpecError, match="sweep") as caught:
+        read(f"job: train\nsweep: {sweep}\n")
+    assert message in str(caught.value)
+
+
+def test_tags_add_up(read: Read) -> None:
+    (job,) = read("tag: [a]\nvariants: {x: {job: train, tag: [b, a]}}\n", {"tag": ["c"]})
+    assert job.tag == ("a", "b", "c")
 
 
 def test_all_variants_or_those_that_are_named(read: Read) -> None:

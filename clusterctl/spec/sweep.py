@@ -1,0 +1,224 @@
+"""Sweeps: the values that each task of a job's array is started with."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal, InvalidOperation
+from enum import StrEnum
+from typing import Annotated, Any, Final, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+
+from clusterctl.spec.base import UNKNOWN, Model, shown
+
+MAX_TASKS: Final = 1000  # Slurm's MaxArraySize is 1001, if nobody changed it
+_KEY: Final = re.compile(r"[A-Za-z][\w.-]{0,63}")
+_RANGE: Final = re.compile(r"(log\s+)?(\S+?)\.\.(\S+)")
+# Metrics of which more is better; of others, less is.
+_MORE: Final = re.compile(
+    r"acc|accuracy|f1|auc|bleu|rouge|precision|recall|reward|score|map|iou|psnr|per_s", re.I
+)
+
+Values = Mapping[str, str]  # key -> value, of one task
+
+
+class Goal(StrEnum):
+    """Which values of the metric are the best."""
+
+    MIN = "min"
+    MAX = "max"
+
+
+def _key(name: str) -> str:
+    if not _KEY.fullmatch(name):
+        raise ValueError(f"{shown(name)} is no name of an option: letters, digits, and _ . - after a letter")
+    return name
+
+
+def _texts(value: object) -> object:
+    """One value, a list of them, or a range of whole numbers such as ``0..2``, as a list."""
+    values = value if isinstance(value, list | tuple) else [value]
+    found: list[str] = []
+    for one in values:
+        if not isinstance(one, str):
+            raise ValueError(f"{shown(one)} is no single value")
+        match = _RANGE.fullmatch(one)
+        found += _whole_numbers(one, match) if match else [one]
+    return tuple(found)
+
+
+def _whole_numbers(text: str, match: re.Match[str]) -> list[str]:
+    try:
+        first, last = int(match[2]), int(match[3])
+    except ValueError:
+        return [text]
+    if match[1] or not 0 <= last - first < MAX_TASKS:
+        raise ValueError(f"{shown(text)} is no range of up to {MAX_TASKS} whole numbers, such as 0..2")
+    return [str(number) for number in range(first, last + 1)]
+
+
+def _drawn_from(value: object) -> object:
+    """A list to choose from, or a range such as ``0.1..0.5``, ``1..8`` or ``log 1e-5..1e-2``."""
+    if isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value):
+        return tuple(value)
+    match = _RANGE.fullmatch(value) if isinstance(value, str) else None
+    try:
+        low, high = (Decimal(match[2]), Decimal(match[3])) if match else (Decimal(0), Decimal(0))
+        if match and low.is_finite() and high.is_finite() and low < high and (low > 0 or not match[1]):
+            return value
+    except InvalidOperation:
+        pass
+    raise ValueError(f"{shown(value)} is neither a list nor a range such as 1..8, 0.1..0.5, log 1e-5..1e-2")
+
+
+def as_grid(value: object) -> object:
+    """``["lr=1e-4,3e-4", "seed=0..2"]``, as flags say it, as a grid."""
+    if not isinstance(value, list | tuple):
+        return value
+    grid: dict[str, list[str]] = {}
+    for entry in value:
+        name, equals, texts = str(entry).partition("=")
+        if not equals or not texts:
+            raise ValueError(f"{shown(entry)} is not of the form KEY=VALUE,VALUE or KEY=0..2")
+        if name in grid:
+            raise ValueError(f"{shown(name)} is given twice; write all its values in one list")
+        grid[name] = texts.split(",")
+    return {"grid": grid}
+
+
+_TEXT: Final = {"type": ["string", "number", "boolean"]}
+Key = Annotated[str, AfterValidator(_key)]
+_Fixed = Annotated[Mapping[Key, str], WithJsonSchema({"type": "object", "additionalProperties": _TEXT})]
+_Several = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_texts),
+    Field(min_length=1),
+    WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}]}),
+]
+_Random = Annotated[
+    tuple[str, ...] | str,
+    BeforeValidator(_drawn_from),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT, "minItems": 1}]}),
+]
+
+
+class Sweep(Model):
+    """The values of each task: every combination of ``list``, ``grid`` and ``trials`` of ``random``."""
+
+    grid: Mapping[Key, _Several] = Field(
+        {},
+        description="every combination of these values; 0..2 is 0, 1, 2",
+        examples=[{"lr": ["1e-4", "1e-3"]}],
+    )
+    cases: tuple[_Fixed, ...] = Field((), alias="list", description="these combinations of values")
+    random: Mapping[Key, _Random] = Field(
+        {},
+        description="values that are drawn for each trial: from a list, or from a range, of whole numbers, "
+        "uniform, or uniform in their logarithm",
+        examples=[{"lr": "log 1e-5..1e-2", "layers": "1..8", "dropout": "0.0..0.5"}],
+    )
+    trials: Annotated[int, Field(ge=1, le=MAX_TASKS, strict=True)] | None = Field(
+        None, description="how often values are drawn"
+    )
+    seed: Annotated[int, Field(ge=0, strict=True)] = Field(0, description="of the random numbers")
+    exclude: tuple[_Fixed, ...] = Field((), description="combinations that are left out")
+    when: Mapping[Key, Mapping[Key, _Several]] = Field(
+        {},
+        description="a key is given only where others have these values",
+        examples=[{"momentum": {"optimizer": "sgd"}}],
+    )
+    parallel: Annotated[int, Field(ge=1, le=MAX_TASKS, strict=True)] | None = Field(
+        None, description="tasks that run at the same time, at most"
+    )
+    metric: str | None = Field(None, description="the metric that ranks the tasks", examples=["eval_loss"])
+    goal: Goal | None = Field(
+        None, description="whether less or more of the metric is better; default: by its name"
+    )
+
+    @model_validator(mode="after")
+    def _has_tasks(self) -> Self:
+        if UNKNOWN in vars(self).values():  # what is wrong with it has been said
+            return self
+        if bool(self.random) != (self.trials is not None):
+            raise ValueError("random and trials go together: say how many trials to draw")
+        if not (self.grid or self.cases or self.random):
+            raise ValueError("a sweep needs a grid, a list, or random values")
+        names = [*self.grid, *self.random, *{name for case in self.cases for name in case}]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"{shown(twice)} has values in more than one of grid, list and random")
+        for name in {*self.when, *(key for one in (*self.exclude, *self.when.values()) for key in one)}:
+            if name not in names:
+                raise ValueError(f"{shown(name)} has no values in this sweep")
+        sizes = (max(len(self.cases), 1), self.trials or 1, *map(len, self.grid.values()))
+        if math.prod(sizes) > 100 * MAX_TASKS or not 1 <= len(self.tasks()) <= MAX_TASKS:
+            raise ValueError(f"a sweep has 1 to {MAX_TASKS} tasks")
+        return self
+
+    def tasks(self) -> tuple[Values, ...]:
+        """The values of each task, in the order of the array's indices; no two are the same."""
+        found: dict[tuple[tuple[str, str], ...], None] = {}
+        for values in self._combinations():
+            if any(one.items() <= values.items() for one in self.exclude):
+                continue
+            given = tuple((key, value) for key, value in values.items() if self._holds(key, values))
+            found[given] = None
+        return tuple(map(dict, found))
+
+    def _combinations(self) -> Iterator[dict[str, str]]:
+        drawn = list(self._drawn())
+        for case in self.cases or ({},):
+            for values in itertools.product(*self.grid.values()):
+                for trial in drawn:
+                    yield {**case, **dict(zip(self.grid, values, strict=True)), **trial}
+
+    def _drawn(self) -> Iterator[Values]:
+        rng = random.Random(self.seed)  # noqa: S311 - not for secrets
+        for _ in range(self.trials or 1):
+            yield {key: _draw(rng, choice) for key, choice in self.random.items()}
+
+    def _holds(self, key: str, values: Values) -> bool:
+        return all(values.get(other) in wanted for other, wanted in self.when.get(key, {}).items())
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The content of sweep-tasks.json: the values of each task, and what ranks them."""
+        tasks = self.tasks()
+        keys = list(dict.fromkeys(key for values in tasks for key in values))
+        goal = self.goal or (goal_of(self.metric) if self.metric else None)
+        return {"version": 1, "metric": self.metric, "goal": goal, "keys": keys, "tasks": tasks}
+
+    @property
+    def array(self) -> str:
+        """The indices of its array, as sbatch reads them."""
+        most = f"%{self.parallel}" if self.parallel else ""
+        return f"0-{len(self.tasks()) - 1}{most}"
+
+
+def _draw(rng: random.Random, choice: tuple[str, ...] | str) -> str:
+    if not isinstance(choice, str):
+        return rng.choice(choice)
+    match: Any = _RANGE.fullmatch(choice)
+    low, high = Decimal(match[2]), Decimal(match[3])
+    if match[1]:
+        return f"{math.exp(rng.uniform(math.log(low), math.log(high))):.6g}"
+    if match[2].lstrip("+-").isdecimal() and match[3].lstrip("+-").isdecimal():
+        return str(rng.randint(int(low), int(high)))
+    return f"{rng.uniform(float(low), float(high)):.6g}"
+
+
+def arguments(values: Values) -> list[str]:
+    """The words that give these values to a program: ``--lr 0.1``; ``--flag`` of true, nothing of false."""
+    words = []
+    for key, value in values.items():
+        if value != "false":
+            words += [f"--{key}"] if value == "true" else [f"--{key}", value]
+    return words
+
+
+def goal_of(metric: str) -> Goal:
+    """Whether less or more of a metric is better, by its name."""
+    return Goal.MAX if _MORE.search(metric) else Goal.MIN

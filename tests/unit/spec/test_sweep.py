@@ -1,0 +1,119 @@
+"""The tasks of a sweep, and how their values reach a program."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from clusterctl.spec.sweep import Goal, Sweep, arguments, as_grid, goal_of
+
+
+def tasks(**said: Any) -> list[dict[str, str]]:
+    return [dict(one) for one in Sweep.model_validate(said).tasks()]
+
+
+def test_every_combination_of_a_grid_the_last_key_first() -> None:
+    assert tasks(grid={"lr": ["1e-4", "1e-3"], "seed": "0..2"}) == [
+        {"lr": lr, "seed": seed} for lr in ("1e-4", "1e-3") for seed in "012"
+    ]
+
+
+def test_a_list_times_a_grid_without_what_is_excluded() -> None:
+    found = tasks(
+        list=[{"opt": "sgd", "lr": "1"}, {"opt": "adam", "lr": "2"}],
+        grid={"seed": ["0", "1"]},
+        exclude=[{"opt": "sgd", "seed": "1"}],
+    )
+    assert found == [
+        {"opt": "sgd", "lr": "1", "seed": "0"},
+        {"opt": "adam", "lr": "2", "seed": "0"},
+        {"opt": "adam", "lr": "2", "seed": "1"},
+    ]
+
+
+def test_a_key_that_holds_only_under_a_condition_makes_no_task_twice() -> None:
+    found = tasks(grid={"opt": ["sgd", "adam"], "momentum": ["0", "0.9"]}, when={"momentum": {"opt": "sgd"}})
+    assert found == [{"opt": "sgd", "momentum": "0"}, {"opt": "sgd", "momentum": "0.9"}, {"opt": "adam"}]
+
+
+def test_random_values_are_in_their_ranges_and_the_same_for_a_seed() -> None:
+    said = {
+        "random": {"lr": "log 1e-5..1e-2", "layers": "1..3", "dropout": "0.0..0.5", "opt": ["sgd", "adam"]},
+        "trials": 200,
+    }
+    found = tasks(**said, seed=1)
+    assert found == tasks(**said, seed=1)
+    assert found != tasks(**said, seed=2)
+    assert {one["layers"] for one in found} == {"1", "2", "3"}
+    assert {one["opt"] for one in found} == {"sgd", "adam"}
+    assert all(0 <= float(one["dropout"]) <= 0.5 for one in found)
+    logs = sorted(math.log10(float(one["lr"])) for one in found)
+    assert logs[0] >= -5.0001
+    assert logs[-1] <= -1.9999
+    assert abs(logs[100] - -3.5) < 0.5  # the median of a range that is uniform in the logarithm
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"grid": {"lr": []}},
+        {"grid": {"0lr": ["1"]}},
+        {"grid": {"seed": "2..1"}},
+        {"grid": {"seed": "0..1000000"}},
+        {"grid": {"a": "0..99", "b": "0..99"}},
+        {"grid": {f"k{n}": "0..9" for n in range(12)}},
+        {"grid": {"a": ["1"]}, "list": [{"a": "2"}]},
+        {"grid": {"a": ["1"]}, "exclude": [{"a": "1"}]},
+        {"grid": {"a": ["1"]}, "exclude": [{"b": "1"}]},
+        {"grid": {"a": ["1"]}, "when": {"b": {"a": "1"}}},
+        {"random": {"a": "1..2"}},
+        {"grid": {"a": ["1"]}, "trials": 2},
+        {"random": {"a": "log 0..1"}, "trials": 1},
+        {"random": {"a": "1..1"}, "trials": 1},
+        {"random": {"a": "1..nan"}, "trials": 1},
+        {"random": {"a": "many"}, "trials": 1},
+        {"grid": {"a": ["1"]}, "goal": "high"},
+        {"grid": {"a": ["1"]}, "parallel": 0},
+    ],
+)
+def test_what_is_no_sweep(said: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Sweep.model_validate(said)
+
+
+def test_flags_are_a_grid() -> None:
+    assert as_grid(["lr=1e-4,3e-4", "name=a=b"]) == {"grid": {"lr": ["1e-4", "3e-4"], "name": ["a=b"]}}
+    for wrong in (["lr"], ["lr="], ["lr=1", "lr=2"]):
+        with pytest.raises(ValueError, match="lr"):
+            as_grid(wrong)
+
+
+def test_values_are_options_and_switches() -> None:
+    assert arguments({"lr": "1e-4", "fast": "true", "slow": "false", "name": ""}) == [
+        *("--lr", "1e-4"),
+        "--fast",
+        *("--name", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metric", "goal"), [("eval_loss", Goal.MIN), ("Val_Acc", Goal.MAX), ("x", Goal.MIN)]
+)
+def test_which_values_are_the_best(metric: str, goal: Goal) -> None:
+    assert goal_of(metric) == goal
+
+
+def test_its_record_has_all_keys_and_the_goal() -> None:
+    sweep = Sweep.model_validate({"list": [{"a": "1"}, {"b": "2"}], "metric": "accuracy"})
+    assert sweep.record == {
+        "version": 1,
+        "metric": "accuracy",
+        "goal": "max",
+        "keys": ["a", "b"],
+        "tasks": ({"a": "1"}, {"b": "2"}),
+    }
+    assert Sweep.model_validate({"grid": {"a": ["1", "2"]}, "parallel": 1}).array == "0-1%1"
