@@ -219,6 +219,18 @@ def test_torchrun_signals_the_group_or_the_shell_of_a_rank(batch, leads):
     assert process.wait(timeout=60) == 75
 
 
+def test_a_signal_that_ends_a_program_and_reaches_its_shell_in_the_same_moment(batch):
+    """So Slurm ends the other ranks of one that failed: a shell that lost the status would wait on."""
+    for _ in range(20):
+        process = alone(
+            batch, "torchrun", "print('ready', flush=True)\ntime.sleep(60)", start_new_session=True
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(timeout=30) == -signal.SIGTERM
+
+
 @pytest.mark.parametrize(
     ("line", "status", "said"),
     [
