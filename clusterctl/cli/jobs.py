@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,8 +45,8 @@ def jobs(
 ) -> None:
     """List your jobs, newest first; or show one in full.
 
-    Lists jobs that wait or run, and those submitted from here; an array is one line. With one ID: also its resources, its folder
-    and files on the cluster, where its run was collected to, and how it ended.
+    Lists jobs that wait or run, and those submitted from here; an array is one line. With one ID: also its
+    resources, its folder and files on the cluster, where its run was collected to, and how it ended.
     """
     if watch and screen.json:
         raise UsageError("--watch and -o json exclude each other", fix="use one of them")
@@ -98,7 +99,7 @@ def _job_row(jobs: Sequence[JobInfo]) -> list[str]:
         f"{head.whole_id} ({len(jobs)} tasks)" if array else head.id,
         head.name,
         ", ".join(f"{count} {state}" for state, count in states.items()) if array else head.state.value,
-        fold_nodes(dict.fromkeys(node for job in jobs for node in job.nodes)),
+        fold_nodes(list(dict.fromkeys(node for job in jobs for node in job.nodes))),
         shown_time(head.submit_time),
         shown_elapsed(max((job.elapsed_s for job in jobs if job.elapsed_s is not None), default=None)),
         shown_elapsed(head.time_limit_s),
@@ -164,12 +165,14 @@ def _show_in_full(screen: Screen, session: Session, found: Sequence[JobInfo]) ->
     script = f"{job.work_dir}/{session.scheduler.script_name}" if job.token else None
     files = _files(session, job) if job.token else []
     run_dir = entry.run_dir if entry is not None else None
+    is_here = run_dir is not None and os.path.isdir(run_dir)  # noqa: PTH112 - no error
     cause = diagnosis_of(session, found)
     diagnosis = cause.as_dict() if cause is not None else None
     more = {"script": script, "files": files, "run_dir": run_dir, "diagnosis": diagnosis}
     rows = _rows(job) if len(found) == 1 else []
     rows += [("folder", job.work_dir), ("script", script), ("files", _shown_files(files) if script else "")]
-    rows += [("collected", run_dir or f"not yet: `clusterctl collect {job.whole_id}`")] if script else []
+    lacks = f"{'not here any more' if run_dir else 'not yet'}: `clusterctl collect {job.whole_id}`"
+    rows += [("collected", run_dir if is_here else lacks)] if script else []
     lines = [] if len(found) == 1 else [*job_table(screen, found, tasks=True), ""]
     lines += [f"{name:<10} {value}" for name, value in rows if value]
     if cause is not None:

@@ -96,7 +96,7 @@ VERBS: Final = {
 }
 _GROUPS: Final = {
     "cache": "The cache of node images.",
-    "runs": "Collected runs: found, shown, compared. Without a verb, it lists them.",
+    "runs": "Collected runs. Without a verb it lists them, with the options of `list`.",
     "node": "Operate on single nodes, without effect on the others.",
     "bundle": "Packages and programs for air-gapped hosts, in one file.",
 }

@@ -18,10 +18,10 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.runs.compare import Difference, compare
 from clusterctl.runs.find import (
+    FIELDS,
     TELLING,
     TIMES,
     Row,
-    Value,
     filtered,
     find_runs,
     named_run,
@@ -30,7 +30,7 @@ from clusterctl.runs.find import (
     reject_unknown_keys,
     telling_metrics,
 )
-from clusterctl.state.ledger import RUNS, Metric, RunRecord, runs_folders
+from clusterctl.state.ledger import RUNS, Metric, Value, runs_folders
 from clusterctl.transport.tree import shown_size
 
 _LAST: Final = 50  # runs that are listed for people
@@ -100,8 +100,9 @@ def list_(
 ) -> None:
     """List collected runs, newest first.
 
-    Keys: run, job, name, state, exit, user, cluster, partition, nodes, submitted, started, ended, elapsed,
-    cost, tags, note; any option of the program, such as lr; any metric, such as loss, loss.min, loss.max.
+    Keys: run, job, name, state, final, exit, user, cluster, partition, nodes, submitted, started, ended,
+    collected, elapsed, cost, tags, note; any option of the program, such as lr; any metric, such as loss,
+    loss.min, loss.max.
     """
     if folder and everywhere:
         raise UsageError("--dir and --everywhere exclude each other", fix="use one of them")
@@ -116,9 +117,13 @@ def list_(
         screen.note(f"note: the run.json of {damaged[0]}{more} can't be read")
     whole = [Row(run) for run in runs]
     rows = [one for row in whole for one in (row.tasks if tasks and row.tasks else [row])]
-    wanted = [key for key in (columns or "").split(",") if key]
-    reject_unknown_keys(rows, wanted)
+    wanted = [key.strip() for key in (columns or "").split(",") if key.strip()]
     conditions = where or []
+    if not tasks:
+        _reject_keys_of_tasks(rows, [*wanted, *([sort] if sort else [])])
+    reject_unknown_keys(rows, wanted)
+    if options.cluster is not None:
+        rows = [row for row in rows if row.run.cluster == options.cluster]
     found = filtered(rows, conditions, since=since, tags=tag or [])
     if sort is not None:
         reject_unknown_keys(rows, [sort])
@@ -127,10 +132,10 @@ def list_(
         found.reverse()
     most = limit or (len(found) if screen.json else _LAST)
     shown = found[:most]
-    keys = wanted or [*_BASIC, *_metrics(shown, sort)]
+    keys = wanted or [*_BASIC, *_metric_columns(shown, sort)]
     keys = list(dict.fromkeys((*([] if "run" in keys else ["run"]), *keys)))
     answer = {"runs": [_answer(row) for row in shown], "total": len(found)}
-    lines = _table(screen, shown, keys) if shown else [_nothing(rows)]
+    lines = _table(screen, shown, keys) if shown else [_none_text(rows)]
     screen.result(answer, *lines)
     if not screen.json and len(found) > most:
         screen.note(f"{len(found) - most} more: --limit {len(found)}, or choose with --where, --since, --tag")
@@ -144,7 +149,7 @@ def ranking_of(screen: Screen, run: Row, metric: str | None = None) -> tuple[dic
     """
     rows, metric = ranked(run, metric)
     keys = (run.run.sweep or {}).get("keys") or []
-    columns = ["job", *keys, metric, *(name for name in _metrics(rows, None) if name != metric), "state"]
+    columns = ["job", *keys, metric, *(name for name in _metric_columns(rows) if name != metric), "state"]
     lines = _table(screen, rows, columns)
     if (best := rows[0].value(metric)) is not None:
         values = " ".join(f"{key}={shown_value(rows[0].value(key))}" for key in keys)
@@ -153,7 +158,21 @@ def ranking_of(screen: Screen, run: Row, metric: str | None = None) -> tuple[dic
     return answer, lines
 
 
-def _nothing(rows: Sequence[Row]) -> str:
+def _reject_keys_of_tasks(rows: Sequence[Row], keys: Sequence[str]) -> None:
+    """
+    Raises:
+        UsageError: only the tasks of arrays have a value of this key.
+    """
+    for key in keys:
+        if all(row.value(key) is None for row in rows) and any(
+            task.value(key) is not None for row in rows for task in row.tasks
+        ):
+            raise UsageError(
+                f"only tasks of arrays have {key!r}", fix="add --tasks, or name an array: --sweep RUN"
+            )
+
+
+def _none_text(rows: Sequence[Row]) -> str:
     return "no run is like that" if rows else "no runs; `clusterctl collect` brings them here"
 
 
@@ -170,7 +189,7 @@ def _folders(screen: Screen, named: Sequence[Path], *, everywhere: bool) -> Sequ
     return known
 
 
-def _metrics(rows: Sequence[Row], sort: str | None) -> list[str]:
+def _metric_columns(rows: Sequence[Row], sort: str | None = None) -> list[str]:
     """The metrics that are shown unasked, and the key that the runs are sorted by."""
     having = [name for name in telling_metrics(rows) if name in TELLING]
     return [*([sort] if sort is not None and sort not in _BASIC else []), *having[:_MOST_METRICS]]
@@ -182,7 +201,10 @@ def _table(screen: Screen, rows: Sequence[Row], keys: Sequence[str]) -> list[str
 
 
 def _cell(row: Row, key: str) -> str:
-    return shown_value(row.value(key), key)
+    value = row.value(key)
+    if value is None and key in row.metrics and row.metrics[key].nonfinite:
+        return "nan"  # or infinite
+    return shown_value(value, key)
 
 
 def shown_value(value: Value, key: str = "") -> str:
@@ -200,10 +222,9 @@ def shown_value(value: Value, key: str = "") -> str:
 
 def _answer(row: Row) -> dict[str, Any]:
     """A row as `-o json` shows it: its fields, the configuration and the metrics."""
-    from clusterctl.runs.find import FIELDS
-
     fields = {key: row.value(key) for key in FIELDS}
-    more = {"dir": str(row.folder), "tags": list(row.run.tags)}
+    job = row.task.id if row.task else row.run.job_id
+    more = {"job": job, "dir": str(row.folder), "tags": list(row.run.tags)}
     metrics = {name: asdict(metric) for name, metric in row.metrics.items()}
     return {**fields, **more, "config": row.config, "metrics": metrics}
 
@@ -211,37 +232,47 @@ def _answer(row: Row) -> dict[str, Any]:
 def show(screen: Screen, options: Options, run: Run) -> None:
     """Show one collected run: what it was asked for, where it ran, and how it ended."""
     row = named_run(run)
-    record = row.run
     lines = [f"{name:<11}{value}" for name, value in _about(row) if value not in {"", _NONE}]
     if row.config:
-        lines += ["", *screen.table(["OPTION", "VALUE"], [[key, _plain(v)] for key, v in row.config.items()])]
+        options_of = [[key, _NONE if value is None else str(value)] for key, value in row.config.items()]
+        lines += ["", *screen.table(["OPTION", "VALUE"], options_of)]
     if row.metrics:
         lines += ["", *_metric_table(screen, row)]
     if row.tasks:
-        keys = ["job", "state", "exit", "elapsed", *_metrics(row.tasks, None)]
+        keys = ["job", "state", "exit", "elapsed", *_metric_columns(row.tasks)]
         lines += ["", *_table(screen, row.tasks, keys)]
-    if (said := record.diagnosis) and row.task is None:
-        lines += ["", str(said.get("summary", "")), *(f"| {line}" for line in said.get("lines") or ())]
-    screen.result({"run": {**record.model_dump(mode="json"), "dir": str(row.folder)}}, *lines)
+    lines += _why(row)
+    record = row.run.model_dump(mode="json", exclude={"directory"})
+    screen.result({"run": {**record, "dir": str(row.folder)}}, *lines)
 
 
-def _plain(value: Value) -> str:
-    return _NONE if value is None else str(value)
+def _why(row: Row) -> list[str]:
+    """Why it failed; of an array, why its worst task did."""
+    said = row.run.diagnosis or {}
+    if not said or (row.task is not None and said.get("job_id") not in {None, row.task.id}):
+        return []
+    lines = said.get("lines")
+    quoted = [f"| {line}" for line in lines] if isinstance(lines, list) else []
+    which = f"job {said.get('job_id') or row.run.job_id}"
+    return ["", f"{which}: {said.get('cause', '')}", *quoted, f"fix: {said.get('fix', '')}"]
 
 
 def _about(row: Row) -> list[tuple[str, str]]:
     run = row.run
-    nodes = row.task.nodes if row.task else run.nodes
-    fields = ("job", "name", "state", "exit", "user", "cluster", "partition", "submitted", "started", "ended")
-    return [
+    fields = ("name", "exit", "user", "cluster", "partition", "submitted", "started", "ended")
+    since = "" if run.final else f", when it was collected ({shown_time(int(run.collected_at))})"
+    about = [
         ("run", row.shown),
+        ("job", _cell(row, "job")),
+        ("state", f"{row.record.state}{since}"),
         *((key, _cell(row, key)) for key in (*fields, "elapsed", "cost", "tags", "note")),
-        ("nodes", ", ".join(nodes)),
+        ("nodes", ", ".join(row.record.nodes)),
         ("arguments", shlex.join(run.args)),
         ("folder", str(row.folder)),
-        ("files", f"{run.files}, {shown_size(run.bytes)}"),
-        ("left there", f"{len(run.skipped)} (`skipped` in run.json)" if run.skipped else ""),
     ]
+    left = f"{len(run.skipped)} (`skipped` in run.json)" if run.skipped else ""
+    files = [("files", f"{run.files}, {shown_size(run.bytes)}"), ("left there", left)]
+    return about if row.task else about + files
 
 
 def _metric_table(screen: Screen, row: Row) -> list[str]:
@@ -276,46 +307,46 @@ def diff(
 
 def _compared(one: Difference) -> list[str]:
     key = one.key if one.section == "result" else ""
-    return [one.key, shown_value(one.a, key), shown_value(one.b, key)]
+    a, b = shown_value(one.a, key), shown_value(one.b, key)
+    return [one.key, *((a, b) if a != b else (repr(one.a), repr(one.b)))]
 
 
 def rm(
     screen: Screen,
     options: Options,
     run: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Runs, as in `runs show`.", autocompletion=run_names)
+        list[str],
+        typer.Argument(metavar="RUN...", help="Runs, as in `runs show`.", autocompletion=run_names),
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove collected runs from this machine, after asking; on the cluster nothing changes."""
-    rows = [named_run(name) for name in dict.fromkeys(run)]
+    rows = [named_run(name) for name in run]
     if inner := next((row for row in rows if row.task is not None), None):
         raise UsageError(
-            f"{inner.shown} is one task of a run",
-            fix=f"name the whole run: {inner.run.directory.name}",
+            f"{inner.shown} is one task of a run", fix=f"name the whole run: {inner.run.directory.name}"
         )
     runs = list({row.run.directory: row.run for row in rows}.values())
-    size = shown_size(sum(_bytes(one) for one in runs))
-    what = runs[0].directory.name if len(runs) == 1 else f"{len(runs)} runs"
     for one in runs:
         screen.note(f"{one.directory}: {one.state}, {shown_time(one.submit_time)}")
+    size = shown_size(sum(_size(path) for one in runs for path in one.directory.rglob("*")))
+    what = runs[0].directory.name if len(runs) == 1 else f"{len(runs)} runs"
     screen.confirm(f"remove {what} ({size}) from this machine for good?", yes=yes)
+    removed: list[str] = []
     for one in runs:
+        hidden = one.directory.with_name(f".{one.directory.name}.removed")
         try:
-            shutil.rmtree(one.directory)
+            one.directory.rename(hidden)  # so that none is a run that lacks something
+            removed.append(str(one.directory))
+            shutil.rmtree(hidden)
         except OSError as exc:
+            screen.known = {"removed": removed}
+            screen.note(*(f"removed {path}" for path in removed))
+            place = hidden if removed[-1:] == [str(one.directory)] else one.directory
             raise ClusterctlError(
-                f"{one.directory.name} can't be removed",
-                where=str(one.directory),
-                why=exc.strerror or str(exc),
+                f"{place.name} can't be removed", where=str(place), why=exc.strerror or str(exc)
             ) from exc
-    screen.result(
-        {"removed": [str(one.directory) for one in runs]}, *(f"removed {one.directory}" for one in runs)
-    )
-
-
-def _bytes(run: RunRecord) -> int:
-    return sum(_size(path) for path in run.directory.rglob("*"))
+    screen.result({"removed": removed}, *(f"removed {path}" for path in removed))
 
 
 def _size(path: Path) -> int:

@@ -23,7 +23,12 @@ _LAUNCHED: Final = {"torchrun": ("--launcher", "torchrun")}
 _MAIN: Final[Sequence[str]] = ("train.py", "main.py", "run.py", "run.sh")  # in a folder that was named
 _NODES, _TASKS, _GPUS = "--nodes", "--tasks-per-node", "--gpus"
 # How other programs call what a flag of ours says.
-_SAME: Final = {"--nnodes": _NODES, "--nproc-per-node": _TASKS, "--nproc_per_node": _TASKS}
+_SAME: Final = {
+    "--comment": "--note",
+    "--nnodes": _NODES,
+    "--nproc-per-node": _TASKS,
+    "--nproc_per_node": _TASKS,
+}
 _ALL_TASKS: Final = frozenset({"--ntasks", "-n", "-np", "--np"})
 _IN_SCRIPTS: Final = frozenset(
     "--dependency -d --nodelist -w --exclusive --reservation --begin --hold -H --mail-type --mail-user "
@@ -67,6 +72,7 @@ _OPTIONS: Final = {  # of which verb: what is meant by which option
     "up": {"--check": "plan --check"},
     "ssh": {"-l": "ssh --user", "--root": "ssh --admin", "--sudo": "ssh --admin"},
 }
+_OF_RUNS: Final = {"compare": "diff", "remove": "rm", "delete": "rm", "info": "show", "ls": "list"}
 _NEAR_ENOUGH: Final = 0.7
 
 
@@ -127,6 +133,8 @@ def reject_unknown_word(word: str, exc: Any, known: Collection[str], groups: Map
         rest = [one for one in words[at + 1 :] if one != word]
     else:
         meant = meant_verb(word, known, {} if group else groups)
+        if group == ["runs"]:  # else it is a run
+            meant = _OF_RUNS.get(word) or meant or f"show {word}"
         at, what = (words.index(word) if word in words else -1), f"there is no verb {word!r}; did you mean"
         rest = words[at + 1 :]
         if word in {"cluster", "job"} and rest and rest[0] in known:

@@ -360,7 +360,9 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
     job = facts.get("job") if isinstance(facts, dict) else None
     job = job if isinstance(job, dict) else {}
     args = tuple(job.get("args") or ())
-    record = record.model_copy(update={"tags": tuple(job.get("tag") or ()), "note": job.get("note")})
+    record = record.model_copy(
+        update={"tags": tuple(dict.fromkeys(job.get("tag") or ())), "note": job.get("note")}
+    )
     (task, *more) = record.tasks
     if not more and "_" not in task.id:
         return record.model_copy(update={"args": args, **vars(summarize(tree, args))})

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.runs.find import FIELDS, Row, Value
-from clusterctl.state.ledger import SOURCE_FILE
+from clusterctl.errors import CollectError
+from clusterctl.runs.find import FIELDS, Row
+from clusterctl.runs.summary import config_of
+from clusterctl.state.ledger import SOURCE_FILE, Value
 
 ENVIRONMENT_FILE: Final = "environment.json"
 # Of what was submitted: not what it computes, or told elsewhere in full.
 _NOT_THE_JOB: Final = frozenset(
     "name args tag note include exclude outputs folder requirements time account qos signal".split()
 )
-_NOT_OPTIONS: Final = frozenset({"out", "name"})  # where a program writes, and how a run is called
 _RESULT: Final = ("state", "exit", "elapsed", "cost")
 _PINNED: Final = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", re.MULTILINE)
 _MAX_BYTES: Final = 64 << 20
@@ -38,12 +39,16 @@ class Difference:
 
 
 def compare(a: Row, b: Row) -> tuple[Difference, ...]:
-    """What differs, in the order of the sections. What only one run's record knows is a difference, too."""
+    """What differs, in the order of the sections. What only one run's record knows is a difference, too.
+
+    Raises:
+        CollectError: a file of a run is damaged.
+    """
     facts_a, facts_b = _facts(a), _facts(b)
     return (
         *_differences("job", _job(a, facts_a), _job(b, facts_b)),
         *_code(a, b, facts_a, facts_b),
-        *_configuration(a, b),
+        *_differences("configuration", _configuration(a), _configuration(b)),
         *_differences("environment", _software(facts_a), _software(facts_b)),
         *_differences("hardware", _hardware(facts_a), _hardware(facts_b)),
         *_differences("result", _result(a), _result(b)),
@@ -62,12 +67,23 @@ def _facts(row: Row) -> Mapping[str, Any]:
 
 
 def _read(path: Path) -> Any:
-    """The JSON of a file of a run; None where there is none, or it is no JSON."""
+    """The JSON of a file of a run; None where there is none.
+
+    Raises:
+        CollectError: it can't be read, or is no JSON.
+    """
     try:
         with path.open("rb") as file:
             return json.loads(file.read(_MAX_BYTES))
-    except (OSError, ValueError, RecursionError):
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError, RecursionError) as exc:
+        raise CollectError(
+            f"{path.name} of a run can't be read",
+            where=str(path),
+            why=str(exc).partition("\n")[0],
+            fix="compare runs whose files are whole; `sha256sum -c SHA256SUMS` checks them",
+        ) from exc
 
 
 def _mapping(value: Any, *keys: str) -> Mapping[str, Any]:
@@ -117,18 +133,18 @@ def _files(row: Row) -> dict[str, Value]:
     source = _read(row.run.directory / SOURCE_FILE)
     found: dict[str, Value] = {}
     for kind, content in (("files", "sha256"), ("links", "target")):
-        for one in source.get(kind) or () if isinstance(source, dict) else ():
+        listed = source.get(kind) if isinstance(source, dict) else None
+        for one in listed if isinstance(listed, list) else ():
             if isinstance(one, dict) and isinstance(said := one.get(content), str):
                 found[str(one.get("path"))] = said[:12] if kind == "files" else f"-> {said}"
     return found
 
 
-def _configuration(a: Row, b: Row) -> Iterator[Difference]:
-    configs = [{key: value for key, value in row.config.items() if key not in _NOT_OPTIONS} for row in (a, b)]
-    found = list(_differences("configuration", *configs))
-    yield from found
-    if not found and a.run.args != b.run.args:  # words that are no options
-        yield Difference("configuration", "arguments", " ".join(a.run.args), " ".join(b.run.args))
+def _configuration(row: Row) -> dict[str, Value]:
+    """The program's options and other arguments; of an array those of each task."""
+    arguments = " ".join(config_of(row.run.args)[1]) or None
+    found = {**row.config, "arguments": arguments}
+    return found | {f"task {task.number}: {k}": v for task in row.tasks for k, v in task.config.items()}
 
 
 def _software(facts: Mapping[str, Any]) -> dict[str, Value]:
@@ -159,4 +175,10 @@ def _hardware(facts: Mapping[str, Any]) -> dict[str, Value]:
 
 def _result(row: Row) -> dict[str, Value]:
     found = {key: FIELDS[key](row) for key in _RESULT}
-    return {**found, **{name: metric.last for name, metric in row.metrics.items()}}
+    found |= {name: row.value(f"metric.{name}") for name in row.metrics}
+    tasks = {
+        f"task {task.number}: {name}": task.value(f"metric.{name}")
+        for task in row.tasks
+        for name in task.metrics
+    }
+    return found | tasks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -9,20 +10,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import CollectError, UsageError
-from clusterctl.spec.base import did_you_mean, parse_duration_s
+from clusterctl.scheduler.base import shown_exit
+from clusterctl.spec.base import did_you_mean, parse_duration_s, parse_slurm_time_s
 from clusterctl.spec.sweep import Goal, goal_of
-from clusterctl.state.ledger import RUN_FILE, Metric, RunRecord, TaskRecord, runs_folders
+from clusterctl.state.ledger import RUN_FILE, Metric, RunRecord, TaskRecord, Value, runs_folders
 
-Value = str | int | float | bool | None
-
-_CONDITION: Final = re.compile(r"([^=!<>~]+?)\s*(<=|>=|!=|=|<|>|~)\s*(.*)", re.DOTALL)
+_CONDITION: Final = re.compile(r"([^=!<>~]+?)\s*(<=|>=|!=|==?|<|>|~)\s*(.*)", re.DOTALL)
 _OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "=": lambda a, b: a == b,
+    "==": lambda a, b: a == b,
     "<": lambda a, b: a < b,
     "<=": lambda a, b: a <= b,
     ">": lambda a, b: a > b,
@@ -53,13 +53,18 @@ class Row:
         """How a user names it: its folder's name, with the task's."""
         return f"{self.run.directory.name}/{_TASK}{self.number}" if self.task else self.run.directory.name
 
-    @cached_property
-    def config(self) -> Mapping[str, Value]:
-        return self.task.config if self.task else self.run.config
+    @property
+    def record(self) -> RunRecord | TaskRecord:
+        """What has its state, times, nodes, configuration and metrics."""
+        return self.task or self.run
 
-    @cached_property
+    @property
+    def config(self) -> Mapping[str, Value]:
+        return self.record.config
+
+    @property
     def metrics(self) -> Mapping[str, Metric]:
-        return self.task.metrics if self.task else self.run.metrics
+        return self.record.metrics
 
     @property
     def tasks(self) -> Sequence[Row]:
@@ -82,7 +87,7 @@ class Row:
             return _of_metric(self.metrics, rest)
         return self.config[key] if key in self.config else _of_metric(self.metrics, key)
 
-    def keys(self) -> Iterator[str]:
+    def known_keys(self) -> Iterator[str]:
         """All keys that have a value, but for ``KEY.min`` and ``KEY.max``."""
         yield from FIELDS
         yield from self.config
@@ -98,48 +103,47 @@ def _of_metric(metrics: Mapping[str, Metric], key: str) -> float | None:
     return None
 
 
-def _state(row: Row) -> str:
-    return row.task.state if row.task else row.run.state
-
-
-def _exit(row: Row) -> int | None:
+def _exit(row: Row) -> Value:
+    """The exit code, or the signal's name; of an array that of the first task that failed."""
     tasks = (row.task,) if row.task else row.run.tasks
-    return next((one.exit_code for one in tasks if one.exit_code), tasks[0].exit_code if tasks else None)
-
-
-def _start(row: Row) -> int | None:
-    return row.task.start_time if row.task else row.run.start_time
-
-
-def _end(row: Row) -> int | None:
-    return row.task.end_time if row.task else row.run.end_time
+    failed = (one for one in tasks if one.exit_code or one.signal)
+    one = next(failed, tasks[0] if tasks else None)
+    text = shown_exit(one.exit_code, one.signal) if one else ""
+    return int(text) if text.isdecimal() else text or None
 
 
 def _elapsed(row: Row) -> int | None:
-    start, end = _start(row), _end(row)
+    start, end = row.record.start_time, row.record.end_time
     return end - start if start is not None and end is not None else None
+
+
+def _job(row: Row) -> Value:
+    number = row.task.id if row.task else row.run.job_id
+    return int(number) if number.isdecimal() else number
 
 
 FIELDS: Final[Mapping[str, Callable[[Row], Value]]] = {
     "run": lambda row: row.shown,
-    "job": lambda row: row.task.id if row.task else row.run.job_id,
+    "job": _job,
     "name": lambda row: row.run.name,
-    "state": _state,
+    "state": lambda row: row.record.state,
+    "final": lambda row: row.run.final,
     "exit": _exit,
     "user": lambda row: row.run.user,
     "cluster": lambda row: row.run.cluster,
     "partition": lambda row: row.run.partition,
-    "nodes": lambda row: len(row.task.nodes if row.task else row.run.nodes),
+    "nodes": lambda row: len(row.record.nodes),
     "submitted": lambda row: row.run.submit_time,
-    "started": _start,
-    "ended": _end,
+    "started": lambda row: row.record.start_time,
+    "ended": lambda row: row.record.end_time,
+    "collected": lambda row: int(row.run.collected_at),
     "elapsed": _elapsed,
     "cost": lambda row: row.run.cost_usd,
     "tags": lambda row: ",".join(row.run.tags),
     "note": lambda row: row.run.note,
 }
 TELLING: Final = "eval_loss val_loss loss train_loss eval_accuracy val_accuracy val_acc accuracy".split()
-TIMES: Final = frozenset({"submitted", "started", "ended"})  # Unix seconds
+TIMES: Final = frozenset({"submitted", "started", "ended", "collected"})  # Unix seconds
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[RunRecord], list[Path]]:
@@ -150,12 +154,11 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[RunRecord], list[Path]]:
     """
     found: dict[Path, RunRecord] = {}
     damaged: list[Path] = []
-    for folder in folders:
-        for path in _run_folders(folder):
-            try:
-                found[path] = RunRecord.load(path)
-            except CollectError:
-                damaged.append(path)
+    for path in dict.fromkeys(path for folder in folders for path in _run_folders(folder)):
+        try:
+            found[path] = RunRecord.load(path)
+        except CollectError:
+            damaged.append(path)
     return sorted(found.values(), key=_age, reverse=True), damaged
 
 
@@ -164,14 +167,14 @@ def _age(run: RunRecord) -> tuple[float, str]:
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
-    folder = folder.absolute()
+    """The folders in this one, or itself, that have a run.json, or can't be looked into."""
+    folder = Path(os.path.realpath(folder))
+    if _may_be_run(folder):
+        yield folder
+        return
     try:
-        if (folder / RUN_FILE).is_file():
-            yield folder
-            return
         with os.scandir(folder) as entries:
-            names = [one.name for one in entries if not one.name.startswith(".")]
-        yield from (folder / name for name in names if (folder / name / RUN_FILE).is_file())
+            names = [one.name for one in entries if not one.name.startswith(".") and one.is_dir()]
     except OSError as exc:
         raise UsageError(
             "the folder of runs can't be read",
@@ -179,6 +182,16 @@ def _run_folders(folder: Path) -> Iterator[Path]:
             why=exc.strerror or str(exc),
             fix="name a folder that `clusterctl collect` made",
         ) from exc
+    yield from (Path(os.path.realpath(folder / name)) for name in names if _may_be_run(folder / name))
+
+
+def _may_be_run(folder: Path) -> bool:
+    try:
+        return (folder / RUN_FILE).is_file()
+    except PermissionError:
+        return True  # which is told of
+    except OSError:
+        return False
 
 
 def filtered(
@@ -198,30 +211,58 @@ def filtered(
     if tags:
         found = [row for row in found if set(tags) <= set(row.run.tags)]
     for text in conditions:
-        match = _CONDITION.fullmatch(text)
+        match = _CONDITION.fullmatch(text.strip())
         if match is None:
             raise UsageError(
                 f"{text!r} is no condition", fix="write it as lr=0.1, loss<2, name~bert, state!=FAILED"
             )
         key, operator, wanted = match.groups()
         reject_unknown_keys(rows, [key])
-        found = [row for row in found if _holds(row.value(key), operator, wanted)]
+        holds = _condition(key, operator, wanted, [row.value(key) for row in rows])
+        found = [row for row in found if holds(row.value(key))]
     return found
 
 
-def _holds(value: Value, operator: str, wanted: str) -> bool:
-    if operator == "!=":
-        return not _holds(value, "=", wanted)
-    if value is None:
-        return False
+def _condition(key: str, operator: str, text: str, values: Sequence[Value]) -> Callable[[Value], bool]:
+    """Whether a value meets the condition; of numbers, times and spans of time as such, of texts in any case.
+
+    Raises:
+        UsageError: the key's values are numbers, and the text is none.
+    """
     if operator == "~":
-        return wanted.lower() in str(value).lower()
-    if isinstance(value, bool | str):
-        return _OPERATORS[operator](str(value).lower(), wanted.lower())
-    try:
-        return _OPERATORS[operator](value, float(wanted))
-    except ValueError:
-        return False
+        return lambda value: value is not None and text.lower() in str(value).lower()
+    if operator == "!=":
+        same = _condition(key, "=", text, values)
+        return lambda value: not same(value)
+    compare, wanted = _OPERATORS[operator], _number(key, text)
+    if wanted is None and values and all(_is_number(value) or value is None for value in values):
+        raise UsageError(f"{key} is a number, and {text!r} is none", fix=f"write it as {key}{operator}1")
+    if key == "tags" and operator in {"=", "=="}:
+        return lambda value: text in str(value).split(",")
+
+    def holds(value: Value) -> bool:
+        if _is_number(value):
+            return wanted is not None and compare(value, wanted)
+        return value is not None and compare(str(value).lower(), text.lower())
+
+    return holds
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(key: str, text: str) -> int | float | None:
+    """The number that a text is, of a time its Unix seconds, of a span of time its seconds; None if none."""
+    kinds: list[Callable[[str], int | float]] = [int, float]
+    if key == "elapsed":
+        kinds.append(parse_slurm_time_s)
+    elif key in TIMES:
+        kinds.append(lambda one: datetime.fromisoformat(one).timestamp())
+    for kind in kinds:
+        with suppress(ValueError):
+            return kind(text)
+    return None
 
 
 def _since(text: str) -> float:
@@ -273,7 +314,11 @@ def telling_metrics(rows: Sequence[Row]) -> Iterator[str]:
 
 def _rank(value: Value) -> tuple[int, float, str]:
     """Numbers before texts, which are not comparable."""
-    return (1, 0.0, value) if isinstance(value, str) else (0, float(value or 0), "")
+    if isinstance(value, str):
+        return (1, 0.0, value)
+    with suppress(OverflowError):
+        return (0, float(value or 0), "")
+    return (0, math.inf, "")
 
 
 def reject_unknown_keys(rows: Sequence[Row], keys: Iterable[str]) -> None:
@@ -284,7 +329,7 @@ def reject_unknown_keys(rows: Sequence[Row], keys: Iterable[str]) -> None:
     for key in keys:
         if key in FIELDS or not rows or any(row.value(key) is not None for row in rows):
             continue
-        known = dict.fromkeys(one for row in rows for one in row.keys())  # noqa: SIM118 - no mapping
+        known = dict.fromkeys(one for row in rows for one in row.known_keys())
         if key in known:  # all its values are NaN or null
             continue
         near = did_you_mean(key, known)
@@ -294,21 +339,21 @@ def reject_unknown_keys(rows: Sequence[Row], keys: Iterable[str]) -> None:
         )
 
 
-def named_run(name: str, folders: Sequence[Path] = ()) -> Row:
-    """The run, or task of an array, that a user names: a folder, its name in ``folders``, or a job's id.
+def named_run(name: str) -> Row:
+    """The run, or task of an array, that a user names: a folder, its name, or a job's id.
 
     Raises:
         UsageError: there is none of the name, or several have the job's id.
         CollectError: its run.json can't be read.
     """
-    folders = folders or runs_folders()
+    folders = runs_folders()
     for path in (Path(name), *(folder / name for folder in folders)):
-        if name and path.is_dir() and (row := _at(path)):
+        if name and os.path.isdir(path) and (row := _at(path)):  # noqa: PTH112 - any name
             return row
     match = _JOB.fullmatch(name)
     found = [
         run
-        for run in (find_runs(folder for folder in folders if folder.is_dir())[0] if match else [])
+        for run in (find_runs(folders)[0] if match else [])
         if match and run.job_id == match["job"] and match["cluster"] in {None, run.cluster}
     ]
     if len(found) > 1:
@@ -329,10 +374,10 @@ def named_run(name: str, folders: Sequence[Path] = ()) -> Row:
 
 def _at(path: Path) -> Row | None:
     """The run whose folder this is, or the task; None if it is neither."""
-    path = path.absolute()
-    if (path / RUN_FILE).is_file():
+    path = Path(os.path.realpath(path))
+    if _may_be_run(path):
         return Row(RunRecord.load(path))
-    if path.name.startswith(_TASK) and (path.parent / RUN_FILE).is_file():
+    if path.name.startswith(_TASK) and _may_be_run(path.parent):
         return _task_of(RunRecord.load(path.parent), path.name.removeprefix(_TASK))
     return None
 

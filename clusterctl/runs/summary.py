@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import printable
-from clusterctl.state.ledger import Metric
+from clusterctl.state.ledger import Metric, Value
 from clusterctl.transport.remote_open import open_file
 
 METRICS_FILE: Final = "metrics.jsonl"
@@ -32,14 +32,13 @@ _MAX_DEPTH: Final = 4
 _LARGEST: Final = 1 << 1023
 _MAX_LINES: Final = 1 << 20
 _OPTION: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
-_Value = str | int | float | bool | None
 
 
 @dataclass
 class Summary:
     """``config``: option or key -> value. ``metrics``: name -> its last, lowest and highest value."""
 
-    config: dict[str, _Value] = field(default_factory=dict)
+    config: dict[str, Value] = field(default_factory=dict)
     metrics: dict[str, Metric] = field(default_factory=dict)
 
 
@@ -48,7 +47,7 @@ def summarize(folder: Path, args: Sequence[str] = ()) -> Summary:
 
     Of a very large metrics.jsonl, the last values are those of its end, the lowest and highest, too.
     """
-    found = Summary(config=config_of(args))
+    found = Summary(config=config_of(args)[0])
     for record in filter(None, map(_record, _last_lines(folder))):
         if isinstance(config := record.get("config"), dict):
             found.config = {**_flat(config), **found.config}
@@ -59,24 +58,29 @@ def summarize(folder: Path, args: Sequence[str] = ()) -> Summary:
     return found
 
 
-def config_of(args: Sequence[str]) -> dict[str, _Value]:
-    """The options in a program's arguments: ``--lr 0.1``, ``--lr=0.1``, and ``--flag`` as True."""
-    found: dict[str, _Value] = {}
+def config_of(args: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
+    """The options in a program's arguments, and the other words.
+
+    ``--lr 0.1`` and ``--lr=0.1`` are options with a value, ``--flag`` is True.
+    """
+    found: dict[str, Value] = {}
+    others: list[str] = []
     words = list(args)
     while words and len(found) < _MAX_NAMES:
-        match = _OPTION.fullmatch(words.pop(0))
+        match = _OPTION.fullmatch(word := words.pop(0))
         if match is None:
+            others.append(word)
             continue
-        value: _Value = True
+        value: Value = True
         if match[2] is not None:
             value = _value(match[2])
         elif words and _OPTION.fullmatch(words[0]) is None:  # -3 is none, either
             value = _value(words.pop(0))
         found[match[1].replace("-", "_")] = value
-    return found
+    return found, others + words
 
 
-def _value(text: str) -> _Value:
+def _value(text: str) -> Value:
     """A number where the text is one, else the text as it can be printed."""
     for kind in (int, float):
         try:
@@ -134,9 +138,9 @@ def _is_value(value: Any) -> bool:
     return isinstance(value, float) or abs(value) < _LARGEST
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, _Value]:
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
     """A configuration with names such as ``optimizer.lr`` for what is nested."""
-    found: dict[str, _Value] = {}
+    found: dict[str, Value] = {}
     for key, value in config.items():
         name = printable(f"{prefix}{key}")[:_MAX_TEXT]
         if len(found) >= _MAX_NAMES:

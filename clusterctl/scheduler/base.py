@@ -102,6 +102,16 @@ _SHOWN = tuple(
 )
 
 
+def shown_exit(exit_code: int | None, number: int | None) -> str:
+    """The signal that ended a job by its name, else its exit code; "" if it is not known."""
+    if not number:
+        return "" if exit_code is None else str(exit_code)
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal, or none of this system
+        return f"signal {number}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobInfo:
     """One job, or one task of a job array.
@@ -164,12 +174,7 @@ class JobInfo:
     @property
     def exit(self) -> str:
         """The signal that ended it by its name, else its exit code; "" while it goes on, or if not known."""
-        if not self.signal:
-            return "" if self.exit_code is None else str(self.exit_code)
-        try:
-            return signal.Signals(self.signal).name
-        except ValueError:  # a real-time signal, or none of this system
-            return f"signal {self.signal}"
+        return shown_exit(self.exit_code, self.signal)
 
     @property
     def whole_id(self) -> str:

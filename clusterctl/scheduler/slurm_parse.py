@@ -111,7 +111,7 @@ class _Record:
         """A time limit; None for UNLIMITED, Partition_Limit, NOT_SET, and what stands for them in sacct."""
         with suppress(ValueError):
             seconds = parse_slurm_time_s(self[name])
-            return None if seconds == _YEAR_S else seconds
+            return None if name == "Timelimit" and seconds == _YEAR_S else seconds
         return None
 
     def state(self) -> JobState:

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from clusterctl.errors import CollectError, DiskError, MachineError
 from clusterctl.state.workspace import Workspace, state_home
@@ -171,6 +171,9 @@ class Metric:
             self.max, self.max_step = value, step
 
 
+Value = str | int | Annotated[float, Field(allow_inf_nan=False)] | bool | None
+
+
 class TaskRecord(_Stored):
     """How a job, or one task of an array, ended. Times are Unix seconds."""
 
@@ -182,7 +185,7 @@ class TaskRecord(_Stored):
     nodes: tuple[str, ...] = ()
     start_time: int | None = None
     end_time: int | None = None
-    config: dict[str, Any] = {}
+    config: dict[str, Value] = {}
     metrics: dict[str, Metric] = {}
 
 
@@ -248,7 +251,7 @@ class RunRecord(_Stored):
     source: str | None = None
     diagnosis: dict[str, Any] | None = None
     args: tuple[str, ...] = ()
-    config: dict[str, Any] = {}
+    config: dict[str, Value] = {}
     metrics: dict[str, Metric] = {}
     tags: tuple[str, ...] = ()
     note: str | None = None
@@ -281,8 +284,9 @@ class RunRecord(_Stored):
 
 def runs_folders() -> tuple[Path, ...]:
     """./runs, and all other folders on this machine that ``collect`` has brought runs to, if they exist."""
-    noted = (Path(row["folder"]) for row in read_rows(state_home() / _FOLDERS) if "folder" in row)
-    return tuple(dict.fromkeys(path for path in (RUNS.absolute(), *noted) if path.is_dir()))
+    noted = [row.get("folder") for row in read_rows(state_home() / _FOLDERS)]
+    paths = (RUNS.absolute(), *(Path(one) for one in noted if isinstance(one, str) and one.startswith("/")))
+    return tuple(dict.fromkeys(path for path in paths if os.path.isdir(path)))  # noqa: PTH112 - no error
 
 
 def note_runs_folder(folder: Path) -> None:

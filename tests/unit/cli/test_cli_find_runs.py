@@ -82,6 +82,70 @@ def test_removal_asks_first(made: Clusterctl) -> None:
     assert made("runs", "list").stdout.count("demo-") == 1
 
 
+def test_why_it_failed_and_that_it_went_on(made: Clusterctl) -> None:
+    said = {"job_id": "3", "cause": "out of memory", "lines": ["killed"], "fix": "say --mem"}
+    out = made.cwd / "runs"
+    task = {"id": "3", "state": "OUT_OF_MEMORY", "exit_code": 0, "signal": 9}
+    made_run(out, 3, state="OUT_OF_MEMORY", diagnosis=said, tasks=[task])
+    made_run(out, 4, state="RUNNING", final=False)
+    text = made("runs", "show", "3").stdout
+    assert "exit       SIGKILL" in text
+    assert text.endswith("job 3: out of memory\n| killed\nfix: say --mem\n")
+    assert "RUNNING, when it was collected (" in made("runs", "show", "4").stdout
+    assert made("runs", "--where", "exit=0", "--columns", "state").stdout.count("COMPLETED") == 2
+
+
+def test_a_sweep_by_its_metric(made: Clusterctl) -> None:
+    values = (("0.1", 2.0), ("0.01", 1.0), ("1", None))
+    tasks = [
+        {
+            **{"id": f"7_{n}", "state": "COMPLETED", "config": {"lr": float(lr)}},
+            "metrics": {"eval_loss": {"last": loss, "nonfinite": int(loss is None)}},
+        }
+        for n, (lr, loss) in enumerate(values)
+    ]
+    sweep = {"version": 1, "metric": "eval_loss", "goal": "min", "keys": ["lr"]}
+    made_run(made.cwd / "runs", 7, tasks=tasks, sweep=sweep)
+    assert [line.split() for line in made("runs", "--sweep", "7").stdout.splitlines()] == [
+        ["JOB", "LR", "EVAL_LOSS", "STATE"],
+        ["7_1", "0.01", "1", "COMPLETED"],
+        ["7_0", "0.1", "2", "COMPLETED"],
+        ["7_2", "1", "nan", "COMPLETED"],
+        [],
+        ["best:", "7_1", "lr=0.01:", "eval_loss", "1"],
+    ]
+    assert json.loads(made("runs", "--sweep", "7", "-o", "json").stdout)["runs"][0]["job"] == "7_1"
+    assert "add --tasks" in made("runs", "--sort", "eval_loss", rc=2).stderr
+    assert (
+        made("runs", "--tasks", "--sort", "eval_loss")
+        .stdout.splitlines()[1]
+        .startswith("demo-7-train/task-1")
+    )
+    assert "is no sweep" in made("runs", "--sweep", "1", rc=2).stderr
+
+
+def test_a_link_to_a_run_is_that_run_and_one_that_can_not_be_read_is_told(made: Clusterctl) -> None:
+    out = made.cwd / "runs"
+    (out / "link").symlink_to(out / "demo-1-train")
+    (out / "demo-2-train" / "run.json").write_text("[]")
+    ran = made("runs")
+    assert ran.stdout.count("demo-1-train") == 1
+    assert "the run.json of" in ran.stderr
+    made("runs", "rm", "link", "1", "--yes")
+    assert not (out / "demo-1-train").exists()
+    assert sorted(path.name for path in out.iterdir()) == ["demo-2-train", "link"]
+
+
+@pytest.mark.parametrize(
+    ("words", "right"),
+    [(["1"], "runs show 1"), (["compare", "1", "2"], "runs diff 1 2"), (["remove", "1"], "runs rm 1")],
+)
+def test_what_is_no_verb_of_runs_is_told_the_right_one(
+    made: Clusterctl, words: list[str], right: str
+) -> None:
+    assert f"clusterctl {right}" in made("runs", *words, rc=2).stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -93,6 +157,7 @@ def test_removal_asks_first(made: Clusterctl) -> None:
         (["--dir", "nowhere"], "can't be read"),
         (["--dir", "runs", "--everywhere"], "exclude each other"),
         (["lst"], "runs list"),
+        (["--where", "lr"], "is no condition"),
     ],
 )
 def test_what_is_wrong_is_one_error(made: Clusterctl, words: list[str], message: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.errors import CollectError
 from clusterctl.runs.compare import compare
 from clusterctl.runs.find import Row
 from tests.unit.runs.made import made_run
@@ -40,8 +41,11 @@ def differences(out: Path, a: dict[str, Any], b: dict[str, Any]) -> dict[tuple[s
     ("changed", "expected"),
     [
         ({}, {}),
-        ({"args": ["--lr", "0.2", "--out", "y"]}, {("configuration", "lr"): (0.1, 0.2)}),
-        ({"args": ["--lr", "0.1", "b.csv", "--out", "x"]}, {("configuration", "arguments")}),
+        ({"args": ["--lr", "0.2", "--out", "x"]}, {("configuration", "lr"): (0.1, 0.2)}),
+        (
+            {"args": ["b.csv", "--lr", "0.3", "--out", "x"]},
+            {("configuration", "arguments"), ("configuration", "lr")},
+        ),
         ({"files": {"train.py": "b" * 64}}, {("code", "train.py"): ("a" * 12, "b" * 12)}),
         ({"files": {}}, {("code", "train.py"): ("a" * 12, None)}),
         ({"client": {"requirements": "numpy==2.1\nrich==1.0"}}, {("environment", "numpy"): ("2.0", "2.1")}),
@@ -74,5 +78,19 @@ def test_a_run_without_its_files_is_compared_by_what_is_left(tmp_path: Path) -> 
     a, b = made_run(tmp_path, 1), made_run(tmp_path, 2, args=["--lr", "1"])
     for path in (a.directory / "environment.json", b.directory / "source.json"):
         path.unlink()
-    (a.directory / "source.json").write_text("[" * 100_000)
     assert {one.section for one in compare(Row(a), Row(b))} == {"code", "configuration", "environment"}
+    (a.directory / "source.json").write_text("[" * 100_000)
+    with pytest.raises(CollectError, match=r"source\.json of a run can't be read"):
+        compare(Row(a), Row(b))
+
+
+def test_arrays_differ_in_their_tasks(tmp_path: Path) -> None:
+    def array(job_id: int, lr: float, loss: float) -> Row:
+        metrics = {"loss": {"last": loss}}
+        tasks = [{"id": f"{job_id}_{n}", "state": "COMPLETED", "config": {"lr": lr * n}} for n in (0, 1)]
+        return Row(made_run(tmp_path, job_id, tasks=[tasks[0], {**tasks[1], "metrics": metrics}]))
+
+    found = {
+        (one.section, one.key): (one.a, one.b) for one in compare(array(1, 0.1, 2.0), array(2, 0.2, 1.0))
+    }
+    assert found == {("configuration", "task 1: lr"): (0.1, 0.2), ("result", "task 1: loss"): (2.0, 1.0)}

@@ -19,18 +19,21 @@ def lines(folder: Path, *records: object) -> None:
 
 def test_options_of_any_program_are_its_configuration() -> None:
     words = "train.csv --lr=1e-3 --epochs 5 --name a b --warm-up --offset -3 -v --x= --seed 0x1".split()
-    assert config_of(words) == {
-        **{
-            "lr": 0.001,
-            "epochs": 5,
-            "name": "a",
-            "warm_up": True,
-            "offset": -3,
-            "v": True,
-            "x": "",
-            "seed": "0x1",
-        }
-    }
+    assert config_of(words) == (
+        {
+            **{
+                "lr": 0.001,
+                "epochs": 5,
+                "name": "a",
+                "warm_up": True,
+                "offset": -3,
+                "v": True,
+                "x": "",
+                "seed": "0x1",
+            }
+        },
+        ["train.csv", "b"],
+    )
 
 
 def test_of_each_metric_the_last_lowest_and_highest_value_with_its_step(tmp_path: Path) -> None:
