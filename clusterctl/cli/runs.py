@@ -19,16 +19,16 @@ from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.runs.compare import Difference, compare
 from clusterctl.runs.find import (
     FIELDS,
-    TELLING,
     TIMES,
+    USUAL_METRICS,
     Row,
     filtered,
     find_runs,
+    metric_names,
     named_run,
     ordered,
     ranked,
     reject_unknown_keys,
-    telling_metrics,
 )
 from clusterctl.state.ledger import RUNS, Metric, Value, runs_folders
 from clusterctl.transport.tree import shown_size
@@ -191,7 +191,7 @@ def _folders(screen: Screen, named: Sequence[Path], *, everywhere: bool) -> Sequ
 
 def _metric_columns(rows: Sequence[Row], sort: str | None = None) -> list[str]:
     """The metrics that are shown unasked, and the key that the runs are sorted by."""
-    having = [name for name in telling_metrics(rows) if name in TELLING]
+    having = [name for name in metric_names(rows) if name in USUAL_METRICS]
     return [*([sort] if sort is not None and sort not in _BASIC else []), *having[:_MOST_METRICS]]
 
 
@@ -230,7 +230,10 @@ def _answer(row: Row) -> dict[str, Any]:
 
 
 def show(screen: Screen, options: Options, run: Run) -> None:
-    """Show one collected run: what it was asked for, where it ran, and how it ended."""
+    """Show one collected run in full.
+
+    Shows what it was asked for, where it ran, its metrics, and why it failed.
+    """
     row = named_run(run)
     lines = [f"{name:<11}{value}" for name, value in _about(row) if value not in {"", _NONE}]
     if row.config:
@@ -294,7 +297,10 @@ def diff(
     ],
     second: Annotated[str, typer.Argument(metavar="B", help="Another one.", autocompletion=run_names)],
 ) -> None:
-    """Compare two runs: job, code, configuration, environment, hardware, result."""
+    """Compare two runs.
+
+    Shows what differs in the job, code, configuration, environment, hardware and result.
+    """
     a, b = named_run(first), named_run(second)
     found = compare(a, b)
     lines: list[str] = []

@@ -142,7 +142,9 @@ FIELDS: Final[Mapping[str, Callable[[Row], Value]]] = {
     "tags": lambda row: ",".join(row.run.tags),
     "note": lambda row: row.run.note,
 }
-TELLING: Final = "eval_loss val_loss loss train_loss eval_accuracy val_accuracy val_acc accuracy".split()
+USUAL_METRICS: Final = (
+    "eval_loss val_loss loss train_loss eval_accuracy val_accuracy val_acc accuracy".split()
+)
 TIMES: Final = frozenset({"submitted", "started", "ended", "collected"})  # Unix seconds
 
 
@@ -294,7 +296,7 @@ def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
     tasks, sweep = run.tasks, run.run.sweep or {}
     if not tasks:
         raise UsageError(f"{run.shown} is no sweep", fix="`clusterctl runs` lists the runs")
-    metric = metric or sweep.get("metric") or next(telling_metrics(tasks), None)
+    metric = metric or sweep.get("metric") or next(metric_names(tasks), None)
     if metric is None:
         raise UsageError(
             f"no task of {run.shown} has a metric",
@@ -305,11 +307,11 @@ def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
     return ordered(tasks, metric, reverse=(said or goal_of(metric)) == Goal.MAX), metric
 
 
-def telling_metrics(rows: Sequence[Row]) -> Iterator[str]:
+def metric_names(rows: Sequence[Row]) -> Iterator[str]:
     """The metrics of these runs, those first that mostly tell how good a run is."""
     found = dict.fromkeys(name for row in rows for name in row.metrics)
-    yield from (name for name in TELLING if name in found)
-    yield from (name for name in found if name not in TELLING)
+    yield from (name for name in USUAL_METRICS if name in found)
+    yield from (name for name in found if name not in USUAL_METRICS)
 
 
 def _rank(value: Value) -> tuple[int, float, str]:
