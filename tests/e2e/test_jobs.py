@@ -245,6 +245,37 @@ def test_an_array_keeps_its_tasks_apart(cluster: Cluster) -> None:
     }
 
 
+TRIES = """\
+import argparse, json, os
+parser = argparse.ArgumentParser()
+for name in ("base", "lr", "seed"):
+    parser.add_argument(f"--{name}")
+args = parser.parse_args()
+values = {"lr": args.lr, "seed": args.seed}
+assert json.load(open("sweep-values.json")) == values
+assert os.environ["SWEEP_LR"] == args.lr
+if values == {"lr": "1", "seed": "0"}:
+    raise ValueError("planted")
+open("metrics.jsonl", "w").write(json.dumps({"step": 1, "val_loss": float(args.lr) + int(args.seed)}))
+"""
+
+
+def test_a_sweep_is_one_array_and_is_ranked_also_when_a_task_fails(cluster: Cluster) -> None:
+    path = script(cluster, "tries.py", TRIES)
+    grid = ("--sweep", "lr=0.1,0.01,1", "--sweep", "seed=0..1")
+    ran = cluster("submit", path, *grid, "--wait", "--", "--base", "7", rc=4)
+    job = ran.stderr.partition("submitted job ")[2].split()[0]
+    assert f"best: {job}_2 lr=0.01 seed=0: val_loss 0.01" in ran.stderr
+    assert f"job {job}_4 (tries) failed: ValueError: planted" in ran.stderr
+    line = next(one for one in cluster("jobs").stdout.splitlines() if one.startswith(f"{job} (6 tasks)"))
+    assert "5 COMPLETED, 1 FAILED" in line
+    ranking = cluster.json("runs", "--sweep", job)["runs"]
+    assert [row["job"] for row in ranking] == [f"{job}_{task}" for task in (2, 0, 3, 1, 5, 4)]
+    assert (ranking[0]["config"], ranking[-1]["state"]) == ({"base": 7, "lr": 0.01, "seed": 0}, "FAILED")
+    found = cluster.json("runs", "diff", f"{job}_0", f"{job}_1")["differences"]
+    assert [one["key"] for one in found if one["section"] != "result"] == ["seed"]
+
+
 def test_flags_win_over_the_scripts_own_lines_which_are_kept(cluster: Cluster) -> None:
     path = script(cluster, "own.sh", "#!/bin/bash\n#SBATCH --nodes=2 --time=7\necho $SLURM_JOB_NUM_NODES\n")
     done = cluster.json("submit", path, "--nodes", "1", "--wait")
