@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -176,7 +177,7 @@ def _run_folders(folder: Path) -> Iterator[Path]:
         return
     try:
         with os.scandir(folder) as entries:
-            names = [one.name for one in entries if not one.name.startswith(".") and one.is_dir()]
+            found = [one for one in entries if not one.name.startswith(".") and one.is_dir()]
     except OSError as exc:
         raise UsageError(
             "the folder of runs can't be read",
@@ -184,12 +185,14 @@ def _run_folders(folder: Path) -> Iterator[Path]:
             why=exc.strerror or str(exc),
             fix="name a folder that `clusterctl collect` made",
         ) from exc
-    yield from (Path(os.path.realpath(folder / name)) for name in names if _may_be_run(folder / name))
+    for one in found:
+        if _may_be_run(one.path):
+            yield Path(os.path.realpath(one.path) if one.is_symlink() else one.path)
 
 
-def _may_be_run(folder: Path) -> bool:
+def _may_be_run(folder: Path | str) -> bool:
     try:
-        return (folder / RUN_FILE).is_file()
+        return stat.S_ISREG(os.stat(f"{folder}/{RUN_FILE}").st_mode)  # noqa: PTH116 - of thousands
     except PermissionError:
         return True  # which is told of
     except OSError:
