@@ -255,7 +255,7 @@ values = {"lr": args.lr, "seed": args.seed}
 assert json.load(open("sweep-values.json")) == values
 assert os.environ["SWEEP_LR"] == args.lr
 if values == {"lr": "1", "seed": "0"}:
-    raise ValueError("planted")
+    raise SystemExit(3)
 open("metrics.jsonl", "w").write(json.dumps({"step": 1, "val_loss": float(args.lr) + int(args.seed)}))
 """
 
@@ -266,7 +266,7 @@ def test_a_sweep_is_one_array_and_is_ranked_also_when_a_task_fails(cluster: Clus
     ran = cluster("submit", path, *grid, "--wait", "--", "--base", "7", rc=4)
     job = ran.stderr.partition("submitted job ")[2].split()[0]
     assert f"best: {job}_2 lr=0.01 seed=0: val_loss 0.01" in ran.stderr
-    assert f"job {job}_4 (tries) failed: ValueError: planted" in ran.stderr
+    assert f"job {job}_4 (tries) failed: " in ran.stderr
     line = next(one for one in cluster("jobs").stdout.splitlines() if one.startswith(f"{job} (6 tasks)"))
     assert "5 COMPLETED, 1 FAILED" in line
     ranking = cluster.json("runs", "--sweep", job)["runs"]
