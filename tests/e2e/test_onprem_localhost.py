@@ -98,4 +98,4 @@ def test_it_becomes_a_cluster_and_is_given_back_as_it_was(desk: Host) -> None:
     assert desk("sudo", "-n", "true", user=USER, rc=1)  # the user may do no more than before
     clusterctl(desk, "down", "--yes")
     assert seen(desk) == before
-    assert desk.sh(f"ls ~{USER}/.local/state/clusterctl") == "runs.jsonl", "where runs are"
+    assert desk.sh(f"ls ~{USER}/.local/state/clusterctl") == "runs.jsonl\n", "where runs are"

@@ -125,7 +125,7 @@ def test_a_node_ended_behind_our_back_comes_back(host: Host, cluster: dict[str, 
 def test_down_leaves_the_host_as_it_was(host: Host, cluster: dict[str, Any], before: dict[str, str]) -> None:
     clusterctl(host, "down", "--yes")
     assert host.look() == before
-    assert host.sh(f"ls ~{USER}/.local/state/clusterctl") == "runs.jsonl", "where runs are"
+    assert host.sh(f"ls ~{USER}/.local/state/clusterctl") == "runs.jsonl\n", "where runs are"
     assert before["machines"] == before["units"] == before["failed"] == before["processes"] == ""
     assert re.search(r"^net\.ipv4\.ip_forward = 0$", before["sysctl"], re.MULTILINE)
     units = host("journalctl", "--no-pager", "--unit=clusterctl-*").stdout
