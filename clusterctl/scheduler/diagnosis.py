@@ -8,6 +8,7 @@ log where there is one.
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -64,6 +65,8 @@ class Evidence:
     """What is known of a job. ``log`` is the end of what it wrote, ``ranks`` that of each rank's own log.
 
     ``left_here`` tells of a file or module the path beside the script here, if it was not sent; "" if not.
+    ``excluded`` are the patterns of what was not to be sent. ``node_memory`` asks for the bytes of a node's
+    memory; 0 if they are not known.
     """
 
     job: JobInfo
@@ -73,6 +76,8 @@ class Evidence:
     steps: tuple[StepInfo, ...] = ()
     cancelled_by: str = ""
     left_here: Callable[[str], str] = lambda _: ""
+    excluded: tuple[str, ...] = ()
+    node_memory: Callable[[], int] = lambda: 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +196,8 @@ class _Case:
         found["package"] = packages.get(module) or packages.get(top) or top
         if "peak" in found:
             found["used"] = f": {_shown(int(found['peak']))} used of {_shown(int(found['most']))}"
+        if "{memory}" in cause.fix:
+            found["memory"] = _more_memory(self.evidence)
         if "home" in cause.when:
             found["home"] = self.evidence.left_here(found.get("file") or module.replace(".", "/"))
         return found if all(found.get(name) for name in cause.when) else None
@@ -210,6 +217,7 @@ def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
         "where": f" ({at})" if at else "",
         "by": f" by {evidence.cancelled_by}" if evidence.cancelled_by else "",
         "elapsed": format_duration(elapsed) if elapsed > 0 else "",
+        "excluded": f" and without --exclude {shlex.join(evidence.excluded)}" if evidence.excluded else "",
         "soon": f"; Slurm expects to start it in {format_duration(round(soon))}" if soon > 0 else "",
         "exit": str(failed.exit_code or ""),
         "host": failed.host,
@@ -225,22 +233,33 @@ def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
 
 
 def _memory(evidence: Evidence, failed: Failed) -> dict[str, str]:
-    """How much memory was used of how much on a node, and how to have more."""
-    job = evidence.job
-    match = _MEMORY.search(job.tres)
-    limit = float(match[1]) * _UNITS[match[2]] / max(1, len(job.nodes)) if match else 0
+    """How much memory was used of how much on a node."""
+    limit = _memory_limit(evidence.job)
     top = max(evidence.steps, key=lambda step: step.peak, default=StepInfo(""))
     if top.peak < _SEEN * limit:  # Slurm looks now and then, and has seen less than there was at the end
         top = StepInfo("")
     used = f"{_shown(top.peak)} used" if top.peak else ""
     of = f"{' of' if used else 'more than'} {_shown(limit)}" if limit else ""
     host = f" on {top.peak_host}" if top.peak_host and not str(failed) else ""
-    more = _shown(2 * limit or 8 << 30).replace(" ", "")
-    ask = "" if job.prefix else f"ask for more with --mem (such as --mem {more}), "
-    return {
-        "used": f"{host}: {used}{of}" if used or of else "",
-        "memory": f"{ask}use more nodes, or a smaller batch",
-    }
+    return {"used": f"{host}: {used}{of}" if used or of else ""}
+
+
+def _memory_limit(job: JobInfo) -> float:
+    """The bytes that the job may have on a node; 0 if it is not known."""
+    match = _MEMORY.search(job.tres)
+    return float(match[1]) * _UNITS[match[2]] / max(1, len(job.nodes)) if match else 0
+
+
+def _more_memory(evidence: Evidence) -> str:
+    """How to have more memory: a larger limit, unless the job had all of its nodes' or there is no limit."""
+    others, limit = "use more nodes, or a smaller batch", _memory_limit(evidence.job)
+    if evidence.job.prefix:  # no scheduler
+        return others
+    most = evidence.node_memory()
+    if most and limit > _SEEN * most:
+        return others
+    more = min(2 * limit or 8 << 30, most or 1 << 60)
+    return f"ask for more with --mem (such as --mem {_shown(more).replace(' ', '')}), {others}"
 
 
 _SEEN: Final = 0.8

@@ -106,7 +106,7 @@ SINGLE = (
     ("command", "#!/bin/bash\nset -e\nnosuchcommand\n", "command not found.*nosuchcommand"),
     ("executable", "#!/bin/bash\necho hi > tool\nexec ./tool\n", r"not executable.*tool"),
     ("bash", "#!/bin/bash\nif true; then\n", "syntax error"),
-    ("here", "#!/bin/bash\npython3 -c \"open('kept/data.csv')\"\n", r"kept/data\.csv is here, and was not sent", ("--exclude", "kept")),
+    ("here", "#!/bin/bash\npython3 -c \"open('kept/data.csv')\"\n", r"no file kept/data\.csv.*: it is here, and was not sent", ("--exclude", "kept")),
 )  # fmt: skip
 SLURMS = (
     Planted("oom", "x = bytearray(10**9); x[::4096] = b'x' * len(x[::4096]); time.sleep(60)", r"out of memory.*(used of|more than) 100 MiB", ("--mem", "100MiB")),

@@ -145,6 +145,7 @@ def test_a_file_that_stayed_at_home_is_named_with_its_flag(session, tmp_path):
     with pytest.raises(JobFailedError, match="was not sent with the job") as caught:
         raise_unless_completed(session, wait(session, [job_id]))
     assert "submit with --include kept/data.csv" in caught.value.fix
+    assert "--exclude" not in caught.value.fix
 
 
 def test_what_is_on_the_screen_is_not_quoted_again(session, tmp_path):

@@ -229,6 +229,8 @@ def test_what_stayed_at_home_is_included() -> None:
     module = TRACEBACK + "ModuleNotFoundError: No module named 'pkg.tools'\n"
     found = diagnose(replace(evidence, log=module, left_here=lambda name: f"{name}.py"))
     assert found.fix == "submit with --include pkg/tools.py"
+    found = diagnose(replace(evidence, excluded=("data",)))
+    assert found.fix == "submit with --include data/x.csv and without --exclude data"
 
 
 def test_memory_is_told_with_its_peak_and_its_limit() -> None:
@@ -240,6 +242,9 @@ def test_memory_is_told_with_its_peak_and_its_limit() -> None:
     # What Slurm saw seconds before is no peak.
     found = diagnose(Evidence(job=job, steps=steps[1:]))
     assert found.cause == "out of memory: more than 4 GiB"
+    # No more than a node has; and where the job had all of that, more nodes.
+    assert "--mem 6GiB" in diagnose(Evidence(job=job, node_memory=lambda: 6 << 30)).fix
+    assert "--mem" not in diagnose(Evidence(job=job, node_memory=lambda: 4 << 30)).fix
     # Without a scheduler there is no --mem.
     assert "--mem" not in diagnose(Evidence(job=replace(job, prefix="m"))).fix
 
