@@ -326,7 +326,10 @@ def rm(
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Remove collected runs from this machine, after asking; on the cluster nothing changes."""
+    """Remove collected runs from this machine, after asking.
+
+    On the cluster nothing changes.
+    """
     rows = [named_run(name) for name in run]
     if inner := next((row for row in rows if row.task is not None), None):
         raise UsageError(
