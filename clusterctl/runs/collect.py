@@ -49,7 +49,6 @@ from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_subm
 from clusterctl.scheduler.session import session as session_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.sweep import arguments
 from clusterctl.state.ledger import (
     CLIENT_FACTS,
     RUN_FILE,
@@ -366,6 +365,8 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
     (task, *more) = record.tasks
     if not more and "_" not in task.id:
         return record.model_copy(update={"args": args, **vars(summarize(tree, args))})
+    from clusterctl.spec.sweep import arguments  # noqa: PLC0415 - only of an array
+
     values = sweep.pop("tasks") if isinstance(sweep, dict) else []
     tasks = []
     for one in record.tasks:

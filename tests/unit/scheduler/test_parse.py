@@ -64,7 +64,7 @@ def test_a_job_that_was_killed_by_a_signal():
     ("limit", "seconds"),
     [
         *(("1-00:00:00", 86400), ("5:00", 300)),
-        *((word, None) for word in ("UNLIMITED", "365-00:00:00", "Partition_Limit", "NOT_SET")),
+        *((word, None) for word in ("UNLIMITED", "Partition_Limit", "NOT_SET")),
     ],
 )
 def test_a_time_limit(limit, seconds):
@@ -73,6 +73,11 @@ def test_a_time_limit(limit, seconds):
         sacct(with_field("sacct", "Timelimit", limit))[0],
     ):
         assert (job.time_limit_s, job.reason) == (seconds, "")
+
+
+def test_what_the_accounting_has_where_there_is_no_limit():
+    assert sacct(with_field("sacct", "Timelimit", "365-00:00:00"))[0].time_limit_s is None
+    assert squeue(with_field("squeue", "TimeLimit", "365-00:00:00"))[0].time_limit_s == 365 * 86_400
 
 
 def test_what_a_job_has_or_else_what_it_asked_for():
