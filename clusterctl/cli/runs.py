@@ -116,17 +116,16 @@ def list_(
         more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
         screen.note(f"note: the run.json of {damaged[0]}{more} can't be read")
     whole = [Row(run) for run in runs]
-    rows = [one for row in whole for one in (row.tasks if tasks and row.tasks else [row])]
+    rows = [one for row in whole for one in ((tasks and row.tasks) or [row])]
     wanted = [key.strip() for key in (columns or "").split(",") if key.strip()]
-    conditions = where or []
+    asked = [*wanted, *([sort] if sort is not None else [])]
     if not tasks:
-        _reject_keys_of_tasks(rows, [*wanted, *([sort] if sort else [])])
-    reject_unknown_keys(rows, wanted)
+        _reject_keys_of_tasks(rows, asked)
+    reject_unknown_keys(rows, asked)
     if options.cluster is not None:
         rows = [row for row in rows if row.run.cluster == options.cluster]
-    found = filtered(rows, conditions, since=since, tags=tag or [])
+    found = filtered(rows, where or [], since=since, tags=tag or [])
     if sort is not None:
-        reject_unknown_keys(rows, [sort])
         found = ordered(found, sort, reverse=reverse)
     elif reverse:
         found.reverse()

@@ -48,7 +48,7 @@ def _of_tasks(job: JobSpec) -> list[list[str]]:
     """The program's arguments, of a sweep those of each task."""
     if job.sweep is None:
         return [[*job.args]]
-    return [[*job.args, *arguments(values)] for values in job.sweep.tasks()]
+    return [[*job.args, *arguments(values)] for values in job.sweep.tasks]
 
 
 def options_of(bundled: str) -> Mapping[str, bool]:

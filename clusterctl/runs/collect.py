@@ -51,6 +51,7 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.ledger import (
     CLIENT_FACTS,
+    ENVIRONMENT_FILE,
     RUN_FILE,
     RUNS,
     SOURCE_FILE,
@@ -344,7 +345,7 @@ def assemble(
     _write_kept(tree, kept)
     manifest = _with_accounting(session.scheduler, jobs, manifest, tree, ended=ended)
     facts = _json(kept.get(CLIENT_FACTS, b""))
-    (tree / "environment.json").write_text(_environment(tree, manifest, facts, session.scheduler.version()))
+    (tree / ENVIRONMENT_FILE).write_text(_environment(tree, manifest, facts, session.scheduler.version()))
     source = _json(kept.get(SOURCE_FILE, b""))
     record = _record(session, entry, jobs, manifest, source["hash"] if source else None)
     record = _with_summary(record, tree, facts, _json(kept.get(SWEEP_FILE, b"")))
@@ -362,17 +363,16 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
     record = record.model_copy(
         update={"tags": tuple(dict.fromkeys(job.get("tag") or ())), "note": job.get("note")}
     )
-    (task, *more) = record.tasks
-    if not more and "_" not in task.id:
+    if not record.is_array:
         return record.model_copy(update={"args": args, **vars(summarize(tree, args))})
     from clusterctl.spec.sweep import arguments  # noqa: PLC0415 - only of an array
 
     values = sweep.pop("tasks") if isinstance(sweep, dict) else []
     tasks = []
     for one in record.tasks:
-        number = one.id.rpartition("_")[2]
+        number = one.number
         own = arguments(values[int(number)]) if number.isdecimal() and int(number) < len(values) else ()
-        found = summarize(tree / f"task-{number}", (*args, *own))
+        found = summarize(tree / one.folder, (*args, *own))
         tasks.append(one.model_copy(update=vars(found)))
     return record.model_copy(update={"args": args, "tasks": tuple(tasks), "sweep": sweep})
 

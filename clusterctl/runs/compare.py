@@ -12,9 +12,8 @@ from typing import Any, Final
 from clusterctl.errors import CollectError
 from clusterctl.runs.find import FIELDS, Row
 from clusterctl.runs.summary import config_of
-from clusterctl.state.ledger import SOURCE_FILE, Value
+from clusterctl.state.ledger import ENVIRONMENT_FILE, SOURCE_FILE, Value
 
-ENVIRONMENT_FILE: Final = "environment.json"
 # Of what was submitted: not what it computes, or told elsewhere in full.
 _NOT_THE_JOB: Final = frozenset(
     "name args tag note include exclude outputs folder requirements time account qos signal".split()
@@ -175,10 +174,5 @@ def _hardware(facts: Mapping[str, Any]) -> dict[str, Value]:
 
 def _result(row: Row) -> dict[str, Value]:
     found = {key: FIELDS[key](row) for key in _RESULT}
-    found |= {name: row.value(f"metric.{name}") for name in row.metrics}
-    tasks = {
-        f"task {task.number}: {name}": task.value(f"metric.{name}")
-        for task in row.tasks
-        for name in task.metrics
-    }
-    return found | tasks
+    found |= {name: metric.last for name, metric in row.metrics.items()}
+    return found | {f"task {task.number}: {k}": m.last for task in row.tasks for k, m in task.metrics.items()}

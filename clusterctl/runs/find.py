@@ -29,7 +29,6 @@ _OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     ">": lambda a, b: a > b,
     ">=": lambda a, b: a >= b,
 }
-_TASK: Final = "task-"  # the folder of an array's task, with its number
 _JOB: Final = re.compile(r"(?:(?P<cluster>[a-z][a-z0-9-]*)/)?(?P<job>[A-Za-z]?\d+)(?:_(?P<task>\d+))?")
 
 
@@ -43,16 +42,16 @@ class Row:
     @property
     def number(self) -> str:
         """The task's number in its array, "" of a whole run."""
-        return self.task.id.rpartition("_")[2] if self.task else ""
+        return self.task.number if self.task else ""
 
     @property
     def folder(self) -> Path:
-        return self.run.directory / f"{_TASK}{self.number}" if self.task else self.run.directory
+        return self.run.directory / self.task.folder if self.task else self.run.directory
 
     @property
     def shown(self) -> str:
         """How a user names it: its folder's name, with the task's."""
-        return f"{self.run.directory.name}/{_TASK}{self.number}" if self.task else self.run.directory.name
+        return f"{self.run.directory.name}/{self.task.folder}" if self.task else self.run.directory.name
 
     @property
     def record(self) -> RunRecord | TaskRecord:
@@ -70,14 +69,14 @@ class Row:
     @property
     def tasks(self) -> Sequence[Row]:
         """The tasks of an array, a row for each; none of another run."""
-        array = self.task is None and any("_" in one.id for one in self.run.tasks)
-        return [Row(self.run, one) for one in self.run.tasks] if array else []
+        whole = self.task is None and self.run.is_array
+        return [Row(self.run, one) for one in self.run.tasks] if whole else []
 
     def value(self, key: str) -> Value:
         """The value of a field, an option of its configuration or a metric; None if it has none.
 
         ``KEY.min`` and ``KEY.max`` are the lowest and highest value of a metric, ``KEY`` is its last;
-        ``config.KEY`` and ``metric.KEY`` tell those apart that have one name.
+        of an option and a metric of one name, ``config.KEY`` and ``metric.KEY`` say which is meant.
         """
         if key in FIELDS:
             return FIELDS[key](self)
@@ -155,18 +154,19 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[RunRecord], list[Path]]:
     Raises:
         UsageError: a folder can't be read.
     """
-    found: dict[Path, RunRecord] = {}
+    found: list[RunRecord] = []
     damaged: list[Path] = []
     for path in dict.fromkeys(path for folder in folders for path in _run_folders(folder)):
         try:
-            found[path] = RunRecord.load(path)
+            found.append(RunRecord.load(path))
         except CollectError:
             damaged.append(path)
-    return sorted(found.values(), key=_age, reverse=True), damaged
+    return sorted(found, key=lambda run: (_submitted(run), run.job_id), reverse=True), damaged
 
 
-def _age(run: RunRecord) -> tuple[float, str]:
-    return run.submit_time or run.collected_at, run.job_id
+def _submitted(run: RunRecord) -> float:
+    """When it was submitted; where that is not known, when it was collected. Unix seconds."""
+    return run.submit_time or run.collected_at
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
@@ -212,7 +212,7 @@ def filtered(
     found = list(rows)
     if since is not None:
         first = _since(since)
-        found = [row for row in found if (row.run.submit_time or row.run.collected_at) >= first]
+        found = [row for row in found if _submitted(row.run) >= first]
     if tags:
         found = [row for row in found if set(tags) <= set(row.run.tags)]
     for text in conditions:
@@ -279,15 +279,10 @@ def _since(text: str) -> float:
 
 
 def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row]:
-    """The rows by the value of a key, lowest first; those without a value come last, also in ``reverse``.
-
-    Raises:
-        UsageError: no run has the key.
-    """
-    reject_unknown_keys(rows, [key])
-    having = [(value, row) for row in rows if (value := row.value(key)) is not None]
-    having.sort(key=lambda pair: _rank(pair[0]), reverse=reverse)
-    return [row for _, row in having] + [row for row in rows if row.value(key) is None]
+    """The rows by the value of a key, lowest first; those without a value come last, also in ``reverse``."""
+    having = [row for row in rows if row.value(key) is not None]
+    lacking = [row for row in rows if row.value(key) is None]
+    return sorted(having, key=lambda row: _rank(row.value(key)), reverse=reverse) + lacking
 
 
 def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
@@ -306,6 +301,7 @@ def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
             why="a task has those in its metrics.jsonl",
             fix=f"`clusterctl runs show {run.run.job_id}` shows how each ended",
         )
+    reject_unknown_keys(tasks, [metric])
     said = sweep.get("goal") if metric == sweep.get("metric") else None
     return ordered(tasks, metric, reverse=(said or goal_of(metric)) == Goal.MAX), metric
 
@@ -356,11 +352,8 @@ def named_run(name: str) -> Row:
         if name and os.path.isdir(path) and (row := _at(path)):  # noqa: PTH112 - any name
             return row
     match = _JOB.fullmatch(name)
-    found = [
-        run
-        for run in (find_runs(folders)[0] if match else [])
-        if match and run.job_id == match["job"] and match["cluster"] in {None, run.cluster}
-    ]
+    known = find_runs(folders)[0] if match else []
+    found = [run for run in known if match and _is_job(run, match)]
     if len(found) > 1:
         raise UsageError(
             f"{len(found)} runs have the job id {name}",
@@ -377,13 +370,17 @@ def named_run(name: str) -> Row:
     return _task_of(run, match["task"]) if match["task"] else Row(run)
 
 
+def _is_job(run: RunRecord, named: re.Match[str]) -> bool:
+    return run.job_id == named["job"] and named["cluster"] in {None, run.cluster}
+
+
 def _at(path: Path) -> Row | None:
     """The run whose folder this is, or the task; None if it is neither."""
     path = Path(os.path.realpath(path))
     if _may_be_run(path):
         return Row(RunRecord.load(path))
-    if path.name.startswith(_TASK) and _may_be_run(path.parent):
-        return _task_of(RunRecord.load(path.parent), path.name.removeprefix(_TASK))
+    if path.name.startswith("task-") and _may_be_run(path.parent):
+        return _task_of(RunRecord.load(path.parent), path.name.removeprefix("task-"))
     return None
 
 

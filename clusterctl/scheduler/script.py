@@ -206,7 +206,7 @@ def program(
         folders = ('"$submit_dir"', *([payload_root] if own is None or runner else []))
         command = contained(command, image=job.container, folders=folders, variables=env)
     if is_rank:
-        swept = job.sweep.record["keys"] if job.sweep is not None else ()
+        swept = job.sweep.keys if job.sweep is not None else ()
         names = dict.fromkeys((*_EXPORTED, *env, *map(_sweep_variable, swept)))
         exports = " ".join(f"-x {name}" for name in names)
         command = launched(job, command, exports)
@@ -228,7 +228,7 @@ def _sweep_tasks(job: JobSpec) -> list[dict[str, str]]:
             "variables": " ".join(f"{_sweep_variable(k)}={shlex.quote(v)}" for k, v in values.items()),
             "json": shlex.quote(json.dumps(values)),
         }
-        for values in (job.sweep.tasks() if job.sweep is not None else ())
+        for values in (job.sweep.tasks if job.sweep is not None else ())
     ]
 
 

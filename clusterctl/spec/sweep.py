@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
@@ -154,10 +155,11 @@ class Sweep(Model):
             if name not in names:
                 raise ValueError(f"{shown(name)} has no values in this sweep")
         sizes = (max(len(self.cases), 1), self.trials or 1, *map(len, self.grid.values()))
-        if math.prod(sizes) > 100 * MAX_TASKS or not 1 <= len(self.tasks()) <= MAX_TASKS:
+        if math.prod(sizes) > 100 * MAX_TASKS or not 1 <= len(self.tasks) <= MAX_TASKS:
             raise ValueError(f"a sweep has 1 to {MAX_TASKS} tasks")
         return self
 
+    @cached_property
     def tasks(self) -> tuple[Values, ...]:
         """The values of each task, in the order of the array's indices; no two are the same."""
         found: dict[tuple[tuple[str, str], ...], None] = {}
@@ -186,16 +188,19 @@ class Sweep(Model):
     @property
     def record(self) -> dict[str, Any]:
         """The content of sweep-tasks.json: the values of each task, and what ranks them."""
-        tasks = self.tasks()
-        keys = list(dict.fromkeys(key for values in tasks for key in values))
         goal = self.goal or (goal_of(self.metric) if self.metric else None)
-        return {"version": 1, "metric": self.metric, "goal": goal, "keys": keys, "tasks": tasks}
+        return {"version": 1, "metric": self.metric, "goal": goal, "keys": self.keys, "tasks": self.tasks}
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that have a value in any task."""
+        return list(dict.fromkeys(key for values in self.tasks for key in values))
 
     @property
     def array(self) -> str:
         """The indices of its array, as sbatch reads them."""
         most = f"%{self.parallel}" if self.parallel else ""
-        return f"0-{len(self.tasks()) - 1}{most}"
+        return f"0-{len(self.tasks) - 1}{most}"
 
 
 def _draw(rng: random.Random, choice: tuple[str, ...] | str) -> str:

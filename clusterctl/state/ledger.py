@@ -28,6 +28,7 @@ SOURCE_FILE = "source.json"
 SWEEP_FILE = "sweep-tasks.json"
 SPEC_FILE = "spec.yaml"
 CLIENT_FACTS = "environment.client.json"
+ENVIRONMENT_FILE = "environment.json"
 # Names that are ours: what `submit` puts into a job's folder, what the job's script writes there, and what
 # `collect` adds to a run's. Logs of an array's tasks have numbers besides.
 SENT_FILES = frozenset(
@@ -36,7 +37,7 @@ SENT_FILES = frozenset(
 WRITTEN_FILES = frozenset(
     "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log hostfile".split()
 )
-ADDED_FILES = frozenset(f"{RUN_FILE} sacct.json environment.json SHA256SUMS".split())
+ADDED_FILES = frozenset(f"{RUN_FILE} sacct.json {ENVIRONMENT_FILE} SHA256SUMS".split())
 RUNS = Path("runs")  # where `collect` brings runs to, unless --out says otherwise
 UNCHANGED = "unchanged since it was submitted"  # why large files that the user has are not brought home
 
@@ -188,6 +189,16 @@ class TaskRecord(_Stored):
     config: dict[str, Value] = {}
     metrics: dict[str, Metric] = {}
 
+    @property
+    def number(self) -> str:
+        """Its number in the array; "" of a job that is none."""
+        return self.id.partition("_")[2]
+
+    @property
+    def folder(self) -> str:
+        """Its folder in that of the array's job."""
+        return f"task-{self.number}"
+
 
 def node_hours(tasks: Iterable[TaskRecord]) -> float:
     """Whole nodes times hours, also where a task had part of a node; one that never started had none."""
@@ -258,6 +269,10 @@ class RunRecord(_Stored):
     sweep: dict[str, Any] | None = None
     skipped: tuple[Skipped, ...] = ()
     directory: Path = Path()
+
+    @property
+    def is_array(self) -> bool:
+        return any(task.number for task in self.tasks)
 
     @classmethod
     def load(cls, directory: Path) -> RunRecord:

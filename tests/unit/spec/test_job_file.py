@@ -127,7 +127,7 @@ def test_a_sweep_is_an_array_whose_values_stay_as_they_are_written(read: Read) -
     )
     assert (job.array, job.args) == ("0-3%2", ("--epochs", "3"))
     assert job.sweep is not None
-    assert [*map(dict, job.sweep.tasks())] == [
+    assert [*map(dict, job.sweep.tasks)] == [
         {"lr": lr, "seed": seed} for lr in ("1e-4", ".10") for seed in ("0", "1")
     ]
     with pytest.raises(UsageError, match="an array of its own"):

@@ -12,7 +12,7 @@ from clusterctl.spec.sweep import Goal, Sweep, arguments, as_grid, goal_of
 
 
 def tasks(**said: Any) -> list[dict[str, str]]:
-    return [dict(one) for one in Sweep.model_validate(said).tasks()]
+    return [dict(one) for one in Sweep.model_validate(said).tasks]
 
 
 def test_every_combination_of_a_grid_the_last_key_first() -> None:
