@@ -120,8 +120,10 @@ class LazyVerb(TyperCommand):
         one, typed = self.load(), tuple(args)
         try:
             context = one.make_context(info_name, args, parent, **extra)
-        except typer.TyperException:
+        except typer.TyperException as exc:
             self._reject_slips(one, typed)
+            if getattr(exc, "ctx", self) is None:  # so that the message names the verb
+                exc.ctx = typer.Context(one, info_name=info_name, parent=parent)
             raise
         if not context.resilient_parsing:  # TAB asks
             self._reject_slips(one, typed)

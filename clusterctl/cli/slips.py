@@ -137,6 +137,8 @@ def reject_unknown_word(word: str, exc: Any, known: Collection[str], groups: Map
             meant = _OF_RUNS.get(word) or meant or f"show {word}"
         at, what = (words.index(word) if word in words else -1), f"there is no verb {word!r}; did you mean"
         rest = words[at + 1 :]
+        if word == "run" and rest and rest[0] in {*groups.get("runs", ()), *_OF_RUNS}:
+            meant, rest = f"runs {_OF_RUNS.get(rest[0], rest[0])}", rest[1:]
         if word in {"cluster", "job"} and rest and rest[0] in known:
             meant, rest = ("jobs" if (word, rest[0]) == ("job", "list") else rest[0]), rest[1:]
     if meant and at >= 0:
@@ -164,6 +166,12 @@ def reject_slips(command: Any, words: Sequence[str]) -> None:
     if place is None and after:
         return  # `submit -- JOB`
     missing = place is None
+    taken = [(name, word) for name, word in pairwise(typed) if takes.get(name) and word.endswith(_PROGRAMS)]
+    if missing and taken and _is_file(taken[-1][1]):
+        name, job = taken[-1]
+        raise UsageError(
+            f"{name} takes a value, and {job} stands in its place", fix=f"say {name} VALUE {job}"
+        )
     if place is None:
         typed, place = ["train", *typed], 0  # for example
     job = typed[place]

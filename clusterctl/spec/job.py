@@ -384,6 +384,9 @@ def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str,
     for entry in error.errors(include_url=False, include_input=False):
         field, kind = str(entry["loc"][0]), entry["type"]
         flag = "the arguments after --" if field == "args" else f"--{field.replace('_', '-')}"
-        message = explain(kind, entry.get("ctx", {}), flag, shown(flags[field]))
+        value, (at, *_) = flags[field], (*entry["loc"][1:], None)
+        if isinstance(value, list | tuple) and isinstance(at, int):
+            value = value[at]
+        message = explain(kind, entry.get("ctx", {}), flag, shown(value))
         wrong.setdefault(flag, f"{flag}: {message}" if kind == "value_error" else message)
     return wrong

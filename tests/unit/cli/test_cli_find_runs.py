@@ -138,12 +138,15 @@ def test_a_link_to_a_run_is_that_run_and_one_that_can_not_be_read_is_told(made: 
 
 @pytest.mark.parametrize(
     ("words", "right"),
-    [(["1"], "runs show 1"), (["compare", "1", "2"], "runs diff 1 2"), (["remove", "1"], "runs rm 1")],
+    [
+        ("runs 1", "runs show 1"),
+        ("runs compare 1 2", "runs diff 1 2"),
+        ("runs remove 1", "runs rm 1"),
+        ("run rm 1", "runs rm 1"),
+    ],
 )
-def test_what_is_no_verb_of_runs_is_told_the_right_one(
-    made: Clusterctl, words: list[str], right: str
-) -> None:
-    assert f"clusterctl {right}" in made("runs", *words, rc=2).stderr
+def test_what_is_no_verb_of_runs_is_told_the_right_one(made: Clusterctl, words: str, right: str) -> None:
+    assert f"clusterctl {right}" in made(*words.split(), rc=2).stderr
 
 
 @pytest.mark.parametrize(
