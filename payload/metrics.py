@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ from payload.report import Report, place
 from payload.settings import to_record
 from payload.tensorboard import EventFile
 from payload.timing import CommTimes
+
+_WINDOW = 10  # iterations, over which a rank's time is averaged before ranks are compared
 
 FLOPS_FORMULA = "3 x the matrix products of the forward pass; what is recomputed is not counted"
 """Each product of the forward pass has two in the backward pass: the gradients by either factor."""
@@ -59,6 +62,7 @@ class Metrics(Report):
         super().__init__(comm, config.run.out / "metrics.jsonl", keep=self._is_done if done else None)
         self._config, self._device, self._comm, self._work = config, device, comm, work
         self._comm_times = comm_times
+        self._computed: list[float] = []  # milliseconds of this rank's iterations since the last evaluation
         self._gpus = Gpus()
         self._peak_tflops: float | None = None  # of all ranks
         board = comm.rank == 0 and config.measuring.tensorboard
@@ -100,12 +104,17 @@ class Metrics(Report):
     def begin(self) -> None:
         """An iteration begins here."""
         self._comm_times.take()
-        self._began = time.perf_counter()
+        self._began = self._fed = time.perf_counter()
+
+    def fed(self) -> None:
+        """Its samples are here."""
+        self._fed = time.perf_counter()
 
     def iteration(self, step: int, epoch: int, outcome: StepResult, *, lr: float, samples: int) -> None:
         """It is over: one line, and one point of each of TensorBoard's curves."""
         seconds = time.perf_counter() - self._began
-        comm = self._comm_times.take()
+        comm, data_s = self._comm_times.take(), self._fed - self._began
+        self._computed.append(1e3 * (seconds - data_s - comm.exposed_s))
         flops_per_s = 3 * self._work.flops * samples / seconds
         fields = {
             "loss": outcome.loss,
@@ -117,6 +126,7 @@ class Metrics(Report):
             "samples_per_s": samples / seconds,
             "tokens_per_s": self._work.tokens and self._work.tokens * samples / seconds,
             "mfu": self._peak_tflops and flops_per_s / (self._peak_tflops * 1e12),
+            "data_ms": data_s * 1e3,
             "comm_total_ms": comm.total_s * 1e3,
             "comm_exposed_ms": comm.exposed_s * 1e3,
             "comm_sent_bytes": comm.bytes_sent,
@@ -130,13 +140,30 @@ class Metrics(Report):
     def evaluation(
         self, step: int, epoch: int, evaluation: Evaluation, bytes_per_target: float | None = None
     ) -> None:
-        """One line."""
+        """One line, also of how long the ranks computed since the last one."""
         fields = {"accuracy": evaluation.accuracy, "loss": evaluation.loss}
         if bytes_per_target:
             fields["bits_per_byte"] = evaluation.bits_per_byte(bytes_per_target)
-        self.write("evaluation", step=step, epoch=epoch, **fields)
+        self.write("evaluation", step=step, epoch=epoch, **fields, **self._compute_times())
         if self._board:
             self._board.write("evaluation", step, fields)
+
+    def _compute_times(self) -> dict[str, Any]:
+        """Of each rank the milliseconds of an iteration in which it computed, and in how many windows of
+        iterations no rank took longer: waits for data and for other ranks are left out.
+        """
+        parts = [self._computed[at : at + _WINDOW] for at in range(0, len(self._computed), _WINDOW)]
+        mine = [sum(part) / len(part) for part in parts]
+        self._computed.clear()
+        ranks = self._comm.allgather(mine)
+        slowest = Counter(
+            max(range(len(ranks)), key=lambda rank: at[rank]) for at in zip(*ranks, strict=True)
+        )
+        return {
+            "compute_ms": [round(sum(one) / len(one), 3) for one in ranks if one],
+            "slowest": [slowest[rank] for rank in range(len(ranks))],
+            "windows": len(mine),
+        }
 
     def conclude(self, storage: Storage, mesh: Mesh, evaluation: Evaluation, *, seconds: float) -> None:
         """The result, if all ranks with the same parameters came to the same values.

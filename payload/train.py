@@ -138,6 +138,7 @@ class Trainer:
             self.trace.next()
             with self.trace.span("batch", "data"):
                 feed = next(feeds)
+            self.metrics.fed()
             last = iteration == iterations
             signalled = float(self.signals is not None and self.signals.came)
             result = self.step(iteration, feed, (signalled, float(saver is not None and saver.written())))

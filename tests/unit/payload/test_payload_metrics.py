@@ -56,9 +56,16 @@ def test_every_iteration_says_how_fast_it_was(records: list[Record]) -> None:
         assert one["tokens_per_s"] is None
         assert one["mfu"] == pytest.approx(run["flops_per_sample"] * one["samples_per_s"] / 1e12)
         assert 0 < one["comm_exposed_ms"] <= one["comm_total_ms"] < 1e3 * one["seconds"]
+        assert 0 < one["data_ms"] < 1e3 * one["seconds"] - one["comm_exposed_ms"]
         # Half of the gradients to the other rank, and half of the sums; a little for losses and norms.
         assert 0 <= one["comm_sent_bytes"] - 4 * (64 * 16 + 16 + 16 * 10 + 10) < 200
         assert one["memory_bytes"] == one["host_memory_bytes"] > 1 << 20
+    (evaluation,) = (record for record in records if record["kind"] == "evaluation")
+    assert evaluation["windows"] == sum(evaluation["slowest"]) == 3  # of 10, 10 and 3 iterations
+    mean = sum(1e3 * one["seconds"] - one["data_ms"] - one["comm_exposed_ms"] for one in iterations) / 23
+    rank_0, rank_1 = evaluation["compute_ms"]
+    assert 0.3 * mean < rank_0 < 3 * mean  # the mean of windows, of which the last is shorter
+    assert rank_1 > 0
     assert len(result["peak_memory_bytes"]) == 2
     assert result["energy_j"] is None  # no GPU
 
