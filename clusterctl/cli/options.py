@@ -178,6 +178,7 @@ class Options:
     file: Path | None = None
     cluster: str | None = None
     json: bool = False
+    markdown: bool = False
     verbose: bool = False
     no_color: bool = False
 
@@ -202,7 +203,7 @@ def root(
     ] = False,
 ) -> None:
     """Options before the verb."""
-    ctx.obj = Options(file, cluster, output is Output.JSON, verbose, no_color)
+    ctx.obj = Options(file, cluster, output is Output.JSON, verbose=verbose, no_color=no_color)
 
 
 def verb(
@@ -212,7 +213,8 @@ def verb(
 ) -> Callable[..., None]:
     """Turn ``function(screen, options, ...)`` into a Typer command that also takes the common options.
 
-    ``flags`` are more of its options, name -> annotation, None by default; it gets them as ``**flags``.
+    ``flags`` are more of its options, name -> annotation, None by default; it gets them as ``**flags``. One
+    of a common option's name takes its place.
     What the function returns is the exit code. Expected errors are shown in one shape; an unexpected one
     leaves its traceback in the state folder and one line here.
     """
@@ -228,7 +230,7 @@ def verb(
 
     parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    for name, annotation in {**flags, **common}.items():
+    for name, annotation in {**common, **flags}.items():
         default = False if name in {"verbose", "no_color"} else None
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -244,7 +246,8 @@ def _merged(before: Options, given: dict[str, Any]) -> Options:
         before,
         file=given.pop("file") or before.file,
         cluster=given.pop("cluster") or before.cluster,
-        json=before.json if output is None else output is Output.JSON,
+        json=before.json if output is None else output == Output.JSON,
+        markdown=output == "md",  # of a verb that has it
         verbose=given.pop("verbose") or before.verbose,
         no_color=given.pop("no_color") or before.no_color,
     )

@@ -70,6 +70,7 @@ VERBS: Final = {
     "runs show": ("runs:show", "Show one collected run in full."),
     "runs diff": ("runs:diff", "Compare two runs."),
     "runs rm": ("runs:rm", "Remove collected runs from this machine, after asking."),
+    "report": ("report:report", "Report on runs in one HTML file: one, a sweep, or a comparison."),
     "ssh": ("access:ssh", "Open a shell on a host, or run a command there."),
     "shell": ("access:shell", "Open a shell, or run a command, on allocated nodes."),
     "put": ("access:put", "Copy files and folders to the cluster."),
@@ -123,7 +124,8 @@ class LazyVerb(TyperCommand):
         except typer.TyperException as exc:
             self._reject_slips(one, typed)
             if getattr(exc, "ctx", self) is None:  # so that the message names the verb
-                exc.ctx = typer.Context(one, info_name=info_name, parent=parent)
+                context = typer.Context(one, info_name=info_name, parent=parent)
+                exc.ctx = context  # type: ignore[attr-defined] # click's UsageError
             raise
         if not context.resilient_parsing:  # TAB asks
             self._reject_slips(one, typed)

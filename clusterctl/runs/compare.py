@@ -48,8 +48,8 @@ def compare(a: Row, b: Row) -> tuple[Difference, ...]:
         *_differences("job", _job(a, facts_a), _job(b, facts_b)),
         *_code(a, b, facts_a, facts_b),
         *_differences("configuration", _configuration(a), _configuration(b)),
-        *_differences("environment", _software(facts_a), _software(facts_b)),
-        *_differences("hardware", _hardware(facts_a), _hardware(facts_b)),
+        *_differences("environment", software_of(facts_a), software_of(facts_b)),
+        *_differences("hardware", hardware_of(facts_a), hardware_of(facts_b)),
         *_differences("result", _result(a), _result(b)),
     )
 
@@ -146,7 +146,7 @@ def _configuration(row: Row) -> dict[str, Value]:
     return found | {f"task {task.number}: {k}": v for task in row.tasks for k, v in task.config.items()}
 
 
-def _software(facts: Mapping[str, Any]) -> dict[str, Value]:
+def software_of(facts: Mapping[str, Any]) -> dict[str, Value]:
     """Slurm, the versions that the nodes tell, and the packages that the job asked for."""
     found: dict[str, Value] = {"slurm": facts.get("slurm")}
     for host in _mapping(facts, "hosts").values():
@@ -155,7 +155,7 @@ def _software(facts: Mapping[str, Any]) -> dict[str, Value]:
     return found | dict(_PINNED.findall(lock)) if isinstance(lock, str) else found
 
 
-def _hardware(facts: Mapping[str, Any]) -> dict[str, Value]:
+def hardware_of(facts: Mapping[str, Any]) -> dict[str, Value]:
     """Which kinds of nodes, as their telemetry describes them; neither their names nor their number."""
     kinds = set()
     for host in _mapping(facts, "hosts").values():

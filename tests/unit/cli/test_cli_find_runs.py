@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -188,3 +190,30 @@ def test_hostile_words_of_a_run_are_inert(made: Clusterctl) -> None:
         text = made("runs", *words).stdout
         assert "\x1b" not in text
         assert "\x07" not in text
+
+
+def test_a_report_of_runs(made: Clusterctl) -> None:
+    said = made("report", "1").stdout
+    assert "COMPLETED after 1m" in said
+    path = Path(said.splitlines()[-1].removeprefix("report: "))
+    assert path.name == "report.html"
+    assert path.parent == made.cwd / "runs" / "demo-1-train"
+    assert "two runs.html" in made("report", "1", "2", "--out", "two runs.html").stdout
+    assert "2 runs: they differ in" in (made.cwd / "two runs.html").read_text()
+    assert made("report", "1", "-o", "md").stdout.startswith("# demo-1-train\n\n- COMPLETED after 1m")
+    assert made("report", "1", "-o", "json").json["report"]["title"] == "demo-1-train"
+    (made.cwd / "mine.html").write_text("mine")
+    refused = made("report", "1", "--out", "mine.html", rc=2).stderr
+    assert "mine.html is there, and is no report of clusterctl" in refused
+    assert "fix: " in refused
+    assert (made.cwd / "mine.html").read_text() == "mine"
+
+
+def test_a_report_is_served_until_it_is_ended(made: Clusterctl) -> None:
+    with made.start("report", "1", "--serve") as serving:
+        assert serving.stderr is not None
+        address = serving.stderr.readline().split()[0]
+        with urllib.request.urlopen(address) as answer:  # noqa: S310 - http
+            assert b"demo-1-train" in answer.read()
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(30) == 130

@@ -56,7 +56,7 @@ NEED_A_CLUSTER: dict[str, list[str]] = {
 }
 OF_THE_MACHINE = {"cache list", "cache prune"}  # they look at, and remove, what other clusters share
 OF_A_BUNDLE = {"bundle create", "bundle verify", "bundle show"}  # see test_bundle_verbs.py
-OF_RUNS = {"runs list", "runs show", "runs diff", "runs rm"}  # see test_cli_find_runs.py
+OF_RUNS = {"runs list", "runs show", "runs diff", "runs rm", "report"}  # see test_cli_find_runs.py
 FAILURE = {"code", "cause", "host", "phase", "fix", "retryable"}
 SPEC = "version: 1\nname: json\nprovider: {type: local}\npartitions:\n  - {name: train, nodes: 1}\n"
 WRONG = SPEC.replace("nodes", "noodles")

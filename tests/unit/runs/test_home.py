@@ -91,6 +91,7 @@ def test_what_a_run_holds(session, cluster, tmp_path, out):
         "sacct.json",
         "environment.json",
         "SHA256SUMS",
+        "report.html",
     }
     assert (run.directory / "stdout.log").read_text() == "hello\n"
     assert (run.state, run.final, run.user, run.nodes) == ("COMPLETED", True, "hpc", ("n1",))
@@ -182,7 +183,7 @@ def test_the_sums_hold_for_sha256sum(session, cluster, tmp_path, out):
     check = ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"]
     subprocess.run(check, cwd=run.directory, check=True)
     listed = len((run.directory / "SHA256SUMS").read_bytes().splitlines())
-    assert listed == sum(1 for p in run.directory.rglob("*") if p.is_file()) - 1
+    assert listed == sum(1 for p in run.directory.rglob("*") if p.is_file()) - 2  # itself, and report.html
     (run.directory / "a b").write_text("y\n")
     assert subprocess.run(check, cwd=run.directory, check=False, capture_output=True).returncode == 1
 

@@ -1,0 +1,448 @@
+"""The report of a run, of several in comparison, or of a sweep, from their folders alone.
+
+Charts come from what the program wrote over time (series.py) and from the telemetry of the nodes; the rest
+from run.json and environment.json. All of it may be damaged, cut short or hostile: what can't be read is
+named as missing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from clusterctl.errors import CollectError
+from clusterctl.runs.compare import compare, hardware_of, software_of
+from clusterctl.runs.find import Row, metric_names, ranked
+from clusterctl.runs.page import (
+    REPORT_FILE,
+    Chart,
+    Kind,
+    Report,
+    Section,
+    Series,
+    Table,
+    thinned,
+    write_report,
+)
+from clusterctl.runs.series import Record, is_number, records
+from clusterctl.runs.telemetry import node_charts
+from clusterctl.scheduler.base import JobState, Outcome
+from clusterctl.spec.base import format_duration
+from clusterctl.spec.sweep import Goal, goal_of
+from clusterctl.state.ledger import ENVIRONMENT_FILE, RunRecord, Value, node_hours
+from clusterctl.transport.remote_open import read_json
+
+_MOST_CHARTS: Final = 16  # of metrics
+_MOST_LINES: Final = 16  # in a chart of several runs
+_MOST_POINTS: Final = 50_000  # of a metric
+_MOST_BYTES: Final = 64 << 20
+_MORE_METRICS: Final = 4  # in a ranking
+_CLOCK_S: Final = 2.0  # by which clocks, and Slurm's whole seconds, may differ
+_SPLIT: Final = re.compile(r"^(?:train(?:ing)?|val(?:id(?:ation)?)?|eval(?:uation)?|test|dev)[/_.]")
+# Of the bundled train: told in words, or in charts of their own.
+_OWN_CHARTS: Final = frozenset(
+    "seconds data_ms comm_total_ms comm_exposed_ms skipped eval_windows stall_s write_s bytes".split()
+)
+_PARTS: Final = ("compute", "exposed communication", "data")  # of a step's time
+# A straggler takes this much longer than the others at the median, and is the slowest so often that a fair
+# node would be with less than this probability.
+_SLOWER: Final = 1.2
+_BY_CHANCE: Final = 1e-4
+
+
+@dataclass
+class _Facts:
+    """What the program of a run, or of a task, wrote over time."""
+
+    series: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    steps: list[tuple[float, Sequence[float]]] = field(default_factory=list)  # milliseconds of _PARTS
+    stalls: dict[int, float] = field(default_factory=dict)  # step -> milliseconds for a checkpoint
+    hosts: dict[int, str] = field(default_factory=dict)  # of the ranks
+    compute: list[tuple[Sequence[float], Sequence[float], int]] = field(default_factory=list)
+    began: float | None = None
+    ended: float | None = None
+    pipelined: bool = False
+
+    @classmethod
+    def of(cls, folder: Path) -> _Facts:
+        facts = cls()
+        for number, record in enumerate(records(folder)):
+            facts._add(number, record)
+        return facts
+
+    def _add(self, number: int, record: Record) -> None:
+        line, x = record.line, float(number if record.step is None else record.step)
+        for name, value in record.values.items():
+            _append(self.series[name], (x, value))
+        if record.time is not None:
+            self.began = min(self.began or record.time, record.time)
+            self.ended = max(self.ended or record.time, record.time)
+        match record.kind:
+            case "run":
+                listed, config = line.get("ranks"), line.get("config")
+                ranks = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+                self.hosts = {place: str(one.get("host", "")) for place, one in enumerate(ranks)}
+                self.pipelined = isinstance(config, dict) and config.get("pp", 1) != 1
+            case "iteration":
+                numbers = _finite(line.get(key) for key in ("seconds", "comm_exposed_ms", "data_ms"))
+                if len(numbers) == len(_PARTS):
+                    seconds, exposed, data = numbers
+                    _append(self.steps, (x, (max(0.0, 1e3 * seconds - exposed - data), exposed, data)))
+            case "checkpoint":
+                self.stalls |= {int(x): 1e3 * one for one in _finite([line.get("stall_s")])}
+            case "evaluation":
+                means, slowest, windows = (line.get(key) for key in ("compute_ms", "slowest", "windows"))
+                if isinstance(means, list) and isinstance(slowest, list) and isinstance(windows, int):
+                    whole = len(means) == len(_finite(means)) == len(_finite(slowest)) == len(slowest)
+                    if whole and 0 < windows < _MOST_POINTS:
+                        self.compute.append((means, slowest, windows))
+
+
+def _finite(values: Iterable[Any]) -> list[float]:
+    """The values that are finite numbers."""
+    return [float(one) for one in values if is_number(one) and math.isfinite(one)]
+
+
+def _append(found: list[Any], one: Any) -> None:
+    """Add to a list, of which every second entry goes once it is very long."""
+    found.append(one)
+    if len(found) > _MOST_POINTS:
+        del found[1::2]
+
+
+def report_of(rows: Sequence[Row]) -> Report:
+    """The report of one run, or of several in comparison; of an array, that of its tasks.
+
+    Raises:
+        UsageError: the tasks of a sweep have no metric that ranks them.
+    """
+    if len(rows) > 1:
+        return _of_several(rows)
+    return _of_array(rows[0]) if rows[0].tasks else _of_one(rows[0])
+
+
+def write_beside(run: RunRecord) -> None:
+    """Write the report into the folder of a run that has come home.
+
+    A report that can't be made is no reason for `collect` or `down` to stop; `clusterctl report` says why.
+    """
+    with suppress(Exception):
+        write_report(report_of([Row(run)]), run.directory / REPORT_FILE)
+
+
+def _of_one(row: Row) -> Report:
+    facts, missing = _Facts.of(row.folder), list(_missing(row))
+    software = _software(row, missing)
+    nodes, unknown = node_charts(row.folder, row.record.nodes)
+    missing += unknown
+    if not facts.series:
+        missing.append("metrics: the program wrote no metrics.jsonl, TensorBoard file or metrics.csv")
+    ranks = _ranks(facts)
+    speed = list(_speed(facts))
+    sections = [
+        Section("Metrics", charts=list(_metric_charts({"": facts}))),
+        Section("Time of a step", speed, list(_step_charts(facts))),
+        ranks,
+        Section("Nodes", charts=nodes),
+        _scheduler(row, facts),
+        _asked(row),
+        software,
+    ]
+    verdict = [*_ended(row), *_learned(row, facts), *speed, *ranks.lines]
+    return Report(row.shown, verdict, _is_ok(row), missing, _filled(sections))
+
+
+def _filled(sections: Iterable[Section]) -> list[Section]:
+    return [one for one in sections if one.lines or one.charts or any(table.rows for table in one.tables)]
+
+
+def _is_ok(row: Row) -> bool | None:
+    """True where it completed, False where it failed, None where it was cancelled or goes on."""
+    with suppress(ValueError):
+        outcome = JobState(row.record.state).outcome
+        return {Outcome.COMPLETED: True, Outcome.FAILED: False}.get(outcome)
+    return None
+
+
+def _ended(row: Row) -> Iterator[str]:
+    """How it ended, after how long, where and at what cost; of a failure the cause and what to do."""
+    record, elapsed = row.record, _shown(row.value("elapsed"), "elapsed")
+    where = f" on {len(record.nodes)} node{'s' if len(record.nodes) > 1 else ''}" if record.nodes else ""
+    after = f" after {elapsed}" if elapsed != "-" else ""
+    hours = node_hours([row.task] if row.task else row.run.tasks)
+    cost = f": {hours:.3g} node hours" if hours else ""
+    if row.run.cost_usd is not None and row.task is None:
+        cost += f", about {row.run.cost_usd:.2f} USD"
+    state = record.state if row.run.final else f"{record.state} when it was collected"
+    yield f"{state}{after}{where}{cost}"
+    said = row.run.diagnosis or {}
+    if said.get("cause") and (row.task is None or said.get("job_id") in {None, row.task.id}):
+        yield f"{said['cause']}; fix: {said.get('fix', '')}"
+        lines = said.get("lines")
+        yield from (f"| {one}" for one in lines) if isinstance(lines, list) else ()
+
+
+def _learned(row: Row, facts: _Facts) -> Iterator[str]:
+    """What the most telling metrics came to."""
+    for name in list(metric_names([row]))[:2]:
+        metric, points = row.metrics[name], facts.series.get(name, ())
+        if metric.last is None or len(points) <= 1:
+            continue
+        best = metric.max if goal_of(name) == Goal.MAX else metric.min
+        extreme = f", at best {_shown(best)}" if best != metric.last else ""
+        values = f"{_shown(points[0][1])} to {_shown(metric.last)}{extreme}"
+        yield f"{name} went from {values}, in {metric.count} values"
+    for name, metric in row.metrics.items():
+        if metric.nonfinite:
+            yield f"{name} was NaN or infinite in {metric.nonfinite} of {metric.count} values"
+
+
+def _speed(facts: _Facts) -> Iterator[str]:
+    """How fast it was, and what a step's time was spent on."""
+    for name in ("samples_per_s", "tokens_per_s"):
+        if values := _finite(y for _, y in facts.series.get(name, ())):
+            what = name.removesuffix("_per_s")
+            yield f"{_shown(statistics.median(values))} {what} per second at the median"
+    if facts.steps:
+        sums = {name: sum(parts[at] for _, parts in facts.steps) for at, name in enumerate(_PARTS)}
+        sums |= {"checkpoints": sum(facts.stalls.values())} if facts.stalls else {}
+        whole = sum(sums.values()) or 1.0
+        shares = ", ".join(f"{100 * value / whole:.0f} % {name}" for name, value in sums.items())
+        yield f"{_shown(whole / len(facts.steps))} ms per step: {shares}"
+
+
+def _step_charts(facts: _Facts) -> Iterator[Chart]:
+    if facts.steps:
+        size = math.ceil(len(facts.steps) / 100)
+        stretches = [facts.steps[at : at + size] for at in range(0, len(facts.steps), size)]
+        areas = [
+            Series(name, [(some[-1][0], statistics.fmean(one[at] for _, one in some)) for some in stretches])
+            for at, name in enumerate(_PARTS)
+        ]
+        yield Chart("Time of a step", areas, y="ms", kind=Kind.AREAS)
+    if facts.stalls:
+        stalls = [(str(step), stall) for step, stall in sorted(facts.stalls.items())[-100:]]
+        yield Chart("Checkpoints", [Series("wait of rank 0", stalls)], y="ms", kind=Kind.BARS)
+
+
+def _ranks(facts: _Facts) -> Section:
+    """How long each rank computed per step, and the node that kept the others waiting."""
+    count = len(facts.compute[0][0]) if facts.compute else 0
+    known = [one for one in facts.compute if len(one[0]) == count]
+    windows = sum(one[2] for one in known)
+    if count <= 1:  # there is none to wait for it
+        return Section("Ranks")
+    means = [sum(one[0][rank] * one[2] for one in known) / windows for rank in range(count)]
+    slowest = [sum(one[1][rank] for one in known) for rank in range(count)]
+    hosts = [facts.hosts.get(rank) or "" for rank in range(count)]
+    text = "" if facts.pipelined else straggler(means, slowest, windows, hosts)
+    if not text:
+        spread = f"{_shown(min(means))} to {_shown(max(means))} ms per step"
+        text = f"ranks computed {spread}; no node is a straggler"
+    bars = [(f"{rank} {hosts[rank]}".strip(), mean) for rank, mean in enumerate(means)]
+    chart = Chart("Computing per step", [Series("compute", bars)], "rank", "ms", Kind.BARS)
+    return Section("Ranks", [text], [chart])
+
+
+def straggler(means: Sequence[float], slowest: Sequence[float], windows: int, hosts: Sequence[str]) -> str:
+    """The node, or the rank where all are on one node, that kept the others waiting; "" if there is none.
+
+    ``means`` are milliseconds of computing per step, ``slowest`` the windows of steps in which no rank took
+    longer, ``hosts`` the nodes, all by rank; ``windows`` is how many there were. How likely a fair node is
+    the slowest in so many is bounded as Chernoff and Hoeffding do: exp(-n KL(share || fair)).
+    """
+    names = hosts if len({*hosts}) > 1 else [f"rank {rank}" for rank in range(len(means))]
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for rank, name in enumerate(names):
+        ranks[name].append(rank)
+    worst = max(ranks, key=lambda name: sum(slowest[rank] for rank in ranks[name]))
+    share = sum(slowest[rank] for rank in ranks[worst]) / windows
+    own = statistics.fmean(means[rank] for rank in ranks[worst])
+    others = statistics.median(means[rank] for name in ranks if name != worst for rank in ranks[name])
+    fair = len(ranks[worst]) / len(means)
+    if own < _SLOWER * others or windows * _divergence(share, fair) < -math.log(_BY_CHANCE):
+        return ""
+    return (
+        f"{worst} is a straggler: it computed {_shown(own)} ms per step, the others {_shown(others)} ms, "
+        f"and it was the slowest in {100 * share:.0f} % of {windows} windows of ten steps"
+    )
+
+
+def _divergence(share: float, fair: float) -> float:
+    """The Kullback-Leibler divergence of two probabilities of one event; 0 where it is no more than fair."""
+    parts = ((share, fair), (1 - share, 1 - fair))
+    return sum(a * math.log(a / b) for a, b in parts if a > 0) if share > fair else 0.0
+
+
+def _metric_charts(runs: Mapping[str, _Facts], only: Sequence[str] = ()) -> Iterator[Chart]:
+    """A chart for each metric, with those of training and evaluation in one; of several runs a line each."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in dict.fromkeys(name for facts in runs.values() for name in facts.series):
+        if name not in _OWN_CHARTS and (not only or name in only):
+            groups[_SPLIT.sub("", name)].append(name)
+    for group in sorted(groups, key=lambda one: (_telling(one), one))[:_MOST_CHARTS]:
+        names, series = groups[group], []
+        for title, facts in runs.items():
+            for name in names:
+                if points := facts.series.get(name):
+                    words = [title, name] if len(names) > 1 else [title or name]
+                    series.append(Series(" ".join(filter(None, words)), thinned(points)))
+        yield Chart(group if len(names) > 1 else names[0], series)
+
+
+def _telling(name: str) -> int:
+    """Losses and accuracies come first."""
+    order = ("loss", "acc", "perplexity", "bits", "samples_per_s", "tokens_per_s")
+    return next((place for place, one in enumerate(order) if one in name), len(order))
+
+
+def _scheduler(row: Row, facts: _Facts) -> Section:
+    """How long the job waited, started, ran and ended, and what the scheduler knows of it."""
+    run, record = row.run, row.record
+    moments = (
+        ("queue", run.submit_time, record.start_time),
+        ("start-up, until the first metric", record.start_time, facts.began),
+        ("run", facts.began or record.start_time, facts.ended or record.end_time),
+        ("exit, after the last metric", facts.ended, record.end_time),
+    )
+    known = ((name, end - start) for name, start, end in moments if start and end)
+    spans = [(name, max(0.0, span)) for name, span in known if span > -_CLOCK_S]
+    bars = [Series(name, [(run.name, span)]) for name, span in spans]
+    keys = "job state exit user cluster partition nodes elapsed cost".split()
+    lines = [
+        *((key, _shown(row.value(key), key)) for key in keys),
+        ("account", run.account),
+        ("on", ", ".join(record.nodes[:64])),
+        *((name, f"{span:.1f} s") for name, span in spans),
+        ("left on the cluster", ", ".join(one.path for one in run.skipped[:10])),
+    ]
+    table = Table(("", ""), [line for line in lines if line[1] not in {"", "-"}])
+    charts = [Chart("Time of the job", bars, x="", y="s", kind=Kind.BARS)] if bars else []
+    return Section("Scheduler", charts=charts, tables=[table])
+
+
+def _asked(row: Row) -> Section:
+    """What the run was asked for."""
+    run = row.run
+    more = (("arguments", " ".join(run.args)), ("tags", ", ".join(run.tags)), ("note", run.note or ""))
+    rows = [*((key, _shown(value)) for key, value in row.config.items()), *(one for one in more if one[1])]
+    return Section("Configuration", tables=[Table(("option", "value"), rows)])
+
+
+def _software(row: Row, missing: list[str]) -> Section:
+    """Versions, hardware and code; adds to what is ``missing``."""
+    found: Any = None
+    with suppress(OSError, ValueError, RecursionError):
+        found = read_json(os.fsencode(row.run.directory), ENVIRONMENT_FILE.encode(), _MOST_BYTES)
+    if not isinstance(found, dict):
+        missing.append(f"the environment: {ENVIRONMENT_FILE} is not there, or is damaged")
+        return Section("Environment")
+    client = found.get("client")
+    client = client if isinstance(client, dict) else {}
+    rows = [(key, _shown(value)) for key, value in {**software_of(found), **hardware_of(found)}.items()]
+    if isinstance(git := client.get("git"), dict):
+        rows.append(("git", f"{git.get('commit')}{' with uncommitted changes' if git.get('status') else ''}"))
+    rows.append(("clusterctl", str(client.get("clusterctl") or "-")))
+    return Section("Environment", tables=[Table(("", ""), [one for one in rows if one[1] != "-"])])
+
+
+def _missing(row: Row) -> Iterator[str]:
+    if not row.run.final:
+        yield "the rest of the run: it was collected while the job went on; collect again"
+    if row.run.skipped:
+        yield f"{len(row.run.skipped)} files or folders that were left on the cluster (`skipped` in run.json)"
+    if row.record.state == JobState.PURGED:
+        yield "the scheduler's record of the job, which was gone when it was collected"
+
+
+def _of_several(rows: Sequence[Row]) -> Report:
+    """Runs in comparison: first what differs."""
+    first, names = rows[0], [row.shown for row in rows]
+    found: dict[tuple[str, str], list[Value]] = {}
+    missing: list[str] = []
+    for place, other in enumerate(rows[1:], 1):
+        try:
+            differences = compare(first, other)
+        except CollectError as exc:
+            missing.append(f"what differs between {first.shown} and {other.shown}: {exc.cause}")
+            continue
+        for one in (one for one in differences if one.section != "result"):  # which has its own table
+            found.setdefault((one.section, one.key), [one.a] * len(rows))[place] = one.b
+    differs = []
+    for section in dict.fromkeys(section for section, _ in found):
+        lines = [(key, *map(_shown, values)) for (at, key), values in found.items() if at == section]
+        differs.append(Section(f"Differs: {section}", tables=[Table(("", *names), lines)]))
+    if len(rows) > _MOST_LINES:
+        missing.append(f"lines of {len(rows) - _MOST_LINES} more runs in the charts")
+    changed = [key for _, key in found]
+    differing = f"they differ in {', '.join(changed[:12])}" if changed else "nothing differs"
+    verdict = [
+        f"{len(rows)} runs: {differing}",
+        *(f"{row.shown}: {next(_ended(row))}" for row in rows[:_MOST_LINES]),
+    ]
+    keys = [*metric_names(rows)][: _MORE_METRICS + 1]
+    results = Section("Results", tables=[_table("run", rows, [*keys, "state", "elapsed"])])
+    facts = {row.shown: _Facts.of(row.folder) for row in rows[:_MOST_LINES]}
+    charts = Section("Metrics", charts=list(_metric_charts(facts)))
+    return Report(f"{len(rows)} runs compared", verdict, None, missing, _filled([results, *differs, charts]))
+
+
+def _of_array(run: Row) -> Report:
+    """A sweep, or another array: its ranking, and each parameter against the metric."""
+    missing, tasks, metric = list(_missing(run)), run.tasks, ""
+    if any(task.metrics for task in tasks):
+        tasks, metric = ranked(run)
+    else:
+        missing.append("metrics: no task wrote any")
+    keys = list((run.run.sweep or {}).get("keys") or ())
+    done = sum(_is_ok(task) is True for task in tasks)
+    verdict = [*_ended(run), f"{done} of {len(tasks)} tasks completed"]
+    if metric and (best := tasks[0].value(metric)) is not None:
+        values = "".join(f" {key}={_shown(tasks[0].value(key))}" for key in keys)
+        verdict.insert(1, f"best: task {tasks[0].number},{values}: {metric} {_shown(best)}")
+    facts = {task.number: _Facts.of(task.folder) for task in tasks[:_MOST_LINES] if metric}
+    if metric and len(tasks) > _MOST_LINES:
+        missing.append(f"in the charts of metrics, the tasks but for the best {_MOST_LINES}")
+    others = [name for name in metric_names(tasks) if name != metric][:_MORE_METRICS]
+    columns = [*keys, *filter(None, [metric]), *others, "state", "elapsed"]
+    sections = [
+        Section("Ranking", tables=[_table("task", tasks, columns)]),
+        Section("Parameters", charts=[_against(key, metric, tasks) for key in keys if metric]),
+        Section("Metrics", charts=list(_metric_charts(facts, [metric, "loss", "train_loss"]))),
+        _scheduler(run, _Facts()),
+        _asked(run),
+        _software(run, missing),
+    ]
+    return Report(run.shown, verdict, _is_ok(run), missing, _filled(sections))
+
+
+def _table(title: str, rows: Sequence[Row], keys: Sequence[str]) -> Table:
+    cells = [[row.number or row.shown, *(_shown(row.value(key), key) for key in keys)] for row in rows]
+    return Table((title, *keys), cells)
+
+
+def _against(key: str, metric: str, tasks: Sequence[Row]) -> Chart:
+    """A parameter of a sweep against its metric, a point for each task."""
+    pairs = [(task.value(key), task.value(metric)) for task in tasks]
+    known = [(x, y) for x, y in pairs if x is not None and isinstance(y, float)]
+    if all(is_number(x) for x, _ in known):
+        points: list[tuple[Any, float]] = sorted(known)
+    else:
+        points = sorted((str(x), y) for x, y in known)
+    return Chart(f"{metric} by {key}", [Series(metric, points)], key, metric, Kind.POINTS)
+
+
+def _shown(value: Value, key: str = "") -> str:
+    if value is None or value == "":
+        return "-"
+    if key == "elapsed" and isinstance(value, int):
+        return format_duration(value)
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

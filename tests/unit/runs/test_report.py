@@ -1,0 +1,266 @@
+"""Reports: what they say of a run, of several and of a sweep, also of damaged and hostile ones."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.runs.find import Row
+from clusterctl.runs.page import REPORT_FILE, Report, thinned, write_report
+from clusterctl.runs.report import report_of, straggler, write_beside
+from clusterctl.state.ledger import RunRecord
+from tests.unit.runs.made import TIME, made_run
+
+NODES = ("demo-train-1", "demo-train-2")
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b]0;x\x07\u202e|`"
+
+
+def lines(steps: int = 40, *, slow: float = 1.0, lr: float = 0.1) -> Iterator[dict[str, Any]]:
+    """The metrics.jsonl of a `train` on two nodes, of which the second computes ``slow`` times as long."""
+    ranks = [{"rank": rank, "host": host} for rank, host in enumerate(NODES)]
+    yield {"kind": "run", "time": TIME + 5, "ranks": ranks, "config": {"lr": lr, "pp": 1}}
+    for step in range(1, steps + 1):
+        times = {"time": TIME + 5 + step / 10, "seconds": 0.1, "data_ms": 5.0, "comm_exposed_ms": 15.0}
+        loss = 2.3 * math.exp(-step * lr / 4)
+        yield {"kind": "iteration", "step": step, "loss": loss, "samples_per_s": 640.0, **times}
+    ranks_of = {"compute_ms": [80.0, 80.0 * slow], "slowest": [2, 38], "windows": 40}
+    evaluation = {"kind": "evaluation", "step": steps, "epoch": 1, "loss": loss * 1.1, "accuracy": 0.9}
+    yield {**evaluation, "time": TIME + 9, **ranks_of}
+    yield {"kind": "checkpoint", "step": steps, "stall_s": 0.4, "time": TIME + 9.5}
+
+
+def trained(out: Path, job_id: int = 1, *, slow: float = 1.0, lr: float = 0.1, **fields: Any) -> Row:
+    """A run of `train`, with telemetry of its nodes."""
+    said = {"nodes": NODES, "cost_usd": 1.5, "args": ["--lr", str(lr)], **fields}
+    run = made_run(out, job_id, metrics=list(lines(slow=slow, lr=lr)), **said)
+    (run.directory / "telemetry").mkdir()
+    for node in NODES:
+        sample = {
+            "kind": "sample",
+            "cpu_percent": 50,
+            "memory_used_mib": 2048,
+            "gpus": [{"util": 90, "power_w": 300}],
+        }
+        samples = [{**sample, "time": TIME + second} for second in range(1, 20)]
+        text = "".join(f"{json.dumps(one)}\n" for one in samples)
+        (run.directory / "telemetry" / f"{node}.jsonl").write_text(text)
+    return Row(run)
+
+
+def charts(report: Report) -> dict[str, dict[str, list[Any]]]:
+    """Title of a chart -> name of a series -> its points."""
+    found = (chart for section in report.sections for chart in section.charts)
+    return {chart.title: {one.name: list(one.points) for one in chart.series} for chart in found}
+
+
+def test_a_run(tmp_path: Path) -> None:
+    report = report_of([trained(tmp_path)])
+    assert report.ok is True
+    assert report.missing == []
+    text = "\n".join(report.verdict)
+    assert "COMPLETED after 1m on 2 nodes, about 1.50 USD" in text
+    assert "loss went from 2.2432 to 0.84612, in 40 values" in text
+    assert "640 samples per second at the median" in text
+    assert "110 ms per step: 73 % compute, 14 % exposed communication, 5 % data, 9 % checkpoints" in text
+    assert "ranks computed 80 to 80 ms per step; no node is a straggler" in text
+    drawn = charts(report)
+    assert {"loss", "eval_loss"} == drawn["loss"].keys()
+    assert drawn["Computing per step"]["compute"] == [("0 demo-train-1", 80.0), ("1 demo-train-2", 80.0)]
+    assert {*NODES} == drawn["GPU"].keys() == drawn["Power of GPUs"].keys() == drawn["CPU"].keys()
+    spans = {name: points[0][1] for name, points in drawn["Time of the job"].items()}
+    assert spans == pytest.approx(
+        {
+            "queue": 1,
+            "start-up, until the first metric": 3,
+            "run": 4.5,
+            "exit, after the last metric": 52.5,
+        }
+    )
+
+
+def test_the_same_facts_in_each_form(tmp_path: Path) -> None:
+    report = report_of([trained(tmp_path, note="two | <b>words</b>")])
+    as_json, as_markdown, as_html = report.as_dict(), report.as_markdown(), report.as_html()
+    assert json.loads(json.dumps(as_json, allow_nan=False)) == as_json
+    for line in report.verdict:
+        assert line in as_html
+        assert line.replace("_", r"\_") in as_markdown
+    for title in charts(report):
+        assert f">{title}<" in as_html
+    assert "two | &lt;b&gt;words&lt;/b&gt;" in as_html
+    assert r"two \| \<b\>words\</b\>" in as_markdown
+
+
+def test_a_straggler_is_named(tmp_path: Path) -> None:
+    report = report_of([trained(tmp_path, slow=1.5)])
+    assert any(line.startswith("demo-train-2 is a straggler: it computed 120 ms") for line in report.verdict)
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_fair_set_has_no_straggler(ranks: int) -> None:
+    for seed in range(200):
+        rng = random.Random(seed)  # noqa: S311
+        windows = [[rng.lognormvariate(0, 0.3) for _ in range(ranks)] for _ in range(rng.randint(1, 30))]
+        means = [sum(column) / len(windows) for column in zip(*windows, strict=True)]
+        slowest = [sum(max(one) == one[rank] for one in windows) for rank in range(ranks)]
+        hosts = [f"n{rank * 2 // ranks}" for rank in range(ranks)]
+        assert straggler(means, slowest, len(windows), hosts) == ""
+
+
+def test_stages_of_a_pipeline_are_no_stragglers(tmp_path: Path) -> None:
+    row = trained(tmp_path, slow=3)
+    path = row.folder / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"pp": 1', '"pp": 2'))
+    assert "straggler:" not in "\n".join(report_of([row]).verdict)
+
+
+@pytest.mark.parametrize(
+    ("state", "fields", "said"),
+    [
+        ("FAILED", {"diagnosis": {"job_id": "1", "cause": "out of memory", "fix": "--mem", "lines": ["x"]}},
+         "out of memory; fix: --mem"),
+        ("CANCELLED", {"end_time": None}, "CANCELLED on 2 nodes"),
+        ("NODE_FAIL", {}, "NODE_FAIL after 1m on 2 nodes"),
+        ("RUNNING", {"final": False, "end_time": None}, "RUNNING when it was collected"),
+    ],
+)  # fmt: skip
+def test_runs_that_did_not_complete(tmp_path: Path, state: str, fields: dict[str, Any], said: str) -> None:
+    task = {"id": "1", "state": state, "nodes": NODES}
+    report = report_of([trained(tmp_path, state=state, tasks=[task], **fields)])
+    assert report.ok is (None if state in {"CANCELLED", "RUNNING"} else False)
+    assert said in "\n".join(report.verdict)
+    assert bool(report.missing) is (state == "RUNNING")
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    row = trained(tmp_path)
+    (row.folder / "metrics.jsonl").unlink()
+    (row.folder / "telemetry" / "demo-train-2.jsonl").write_text('{"kind": "sam')
+    (row.folder / "environment.json").write_text("{")
+    report = report_of([row])
+    assert report.missing == [
+        "the environment: environment.json is not there, or is damaged",
+        "the telemetry of demo-train-2",
+        "metrics: the program wrote no metrics.jsonl, TensorBoard file or metrics.csv",
+    ]
+    assert report.ok is True
+
+
+def test_a_hostile_run_is_inert(tmp_path: Path) -> None:
+    numbers = ["NaN", "Infinity", "-Infinity", "1e400", "null", '"x"', "[1]", str(10**400)]
+    rows = [
+        f'{{"kind": "iteration", "step": {n}, "loss": {one}, "seconds": {one}}}'
+        for n, one in enumerate(numbers)
+    ]
+    rows += ['{"kind": "run", "ranks": 3, "config": [], "time": 1e308}', "[" * 100_000, "x" * (10 << 20)]
+    rows += [
+        f'{{"kind": "evaluation", "windows": {one}, "compute_ms": [1, {one}], "slowest": [1, 2]}}'
+        for one in numbers
+    ]
+    rows += [json.dumps({"step": 1, HOSTILE: 3.0, "y" * 5000: 1}), '{"step": 2, "loss": 1']
+    run = made_run(
+        tmp_path,
+        name="x",
+        nodes=[HOSTILE, "../../etc", "\0"],
+        note=HOSTILE,
+        args=["--x", HOSTILE],
+        diagnosis={"cause": HOSTILE, "lines": [HOSTILE, 3]},
+        state="STRANGE",
+    )
+    (run.directory / "metrics.jsonl").write_text("\n".join(rows))
+    (run.directory / "environment.json").write_text(
+        json.dumps({"client": {"git": {"commit": HOSTILE}}, "hosts": 3})
+    )
+    report = report_of([Row(run)])
+    page = report.as_html()
+    assert page.count("<script") == 3  # the data and our two
+    assert "<img" not in page
+    assert not {"\x1b", "\x07", "\u202e", "\0"} & {*page, *report.as_markdown()}
+    json.dumps(report.as_dict(), allow_nan=False)
+    assert len(page) < 1 << 20
+
+
+def test_runs_in_comparison(tmp_path: Path) -> None:
+    first, second = trained(tmp_path), trained(tmp_path, 2, lr=0.2)
+    report = report_of([first, second])
+    assert report.verdict[0] == "2 runs: they differ in lr"
+    (differs,) = (one for one in report.sections if one.title == "Differs: configuration")
+    assert differs.tables[0].rows == [("lr", "0.1", "0.2")]
+    assert charts(report)["loss"].keys() == {
+        f"{row.shown} {name}" for row in (first, second) for name in ("loss", "eval_loss")
+    }
+
+
+def swept(out: Path, count: int) -> Row:
+    """A sweep whose tasks have the losses 1, 1/2, ...; of which the last failed."""
+    tasks = [
+        {"id": f"7_{n}", "state": "COMPLETED" if n < count - 1 else "FAILED",
+         "nodes": NODES[:1], "config": {"lr": n / 8},
+         "metrics": {"loss": {"last": 1 / (n + 1), "min": 1 / (n + 1), "max": 1.0, "count": 2}}}
+        for n in range(count)
+    ]  # fmt: skip
+    run = made_run(out, 7, tasks=tasks, sweep={"keys": ["lr"], "metric": "loss", "goal": "min"})
+    for task in run.tasks:
+        folder = run.directory / task.folder
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines(300)))
+    return Row(run)
+
+
+def test_a_sweep_of_200(tmp_path: Path) -> None:
+    report = report_of([swept(tmp_path, 200)])
+    assert "best: task 199, lr=24.875: loss 0.005" in report.verdict
+    assert "199 of 200 tasks completed" in report.verdict
+    ranking = report.sections[0].tables[0]
+    assert [row[0] for row in ranking.rows[:2]] == ["199", "198"]
+    assert len(charts(report)["loss by lr"]["loss"]) == 200
+    assert len(charts(report)["loss"]) == 16
+    assert len(report.as_html()) < 5 << 20
+
+
+def test_an_array_without_metrics(tmp_path: Path) -> None:
+    tasks = [{"id": f"7_{n}", "state": "COMPLETED", "nodes": NODES[:1]} for n in range(3)]
+    report = report_of([Row(made_run(tmp_path, 7, tasks=tasks))])
+    assert "metrics: no task wrote any" in report.missing
+    assert "3 of 3 tasks completed" in report.verdict
+
+
+def test_a_file_that_is_no_report_is_kept(tmp_path: Path) -> None:
+    row = trained(tmp_path)
+    own = row.folder / REPORT_FILE
+    own.write_text("the job's own")
+    write_beside(row.run)
+    assert own.read_text() == "the job's own"
+    with pytest.raises(UsageError, match="no report of clusterctl"):
+        write_report(report_of([row]), own)
+    own.unlink()
+    write_beside(row.run)
+    write_beside(row.run)  # again
+    assert "demo-1-train" in own.read_text()
+
+
+def test_a_report_that_cannot_be_made_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = made_run(tmp_path)
+    monkeypatch.setattr("clusterctl.runs.report.report_of", lambda _: 1 / 0)
+    write_beside(run)
+    assert isinstance(run, RunRecord)
+    assert not (run.directory / REPORT_FILE).exists()
+
+
+def test_thinned_points_keep_the_extremes_and_the_gaps() -> None:
+    points = [(float(x), float(x % 7)) for x in range(10_000)]
+    points[5000], points[7000] = (5000.0, 1e6), (7000.0, math.nan)
+    thin = thinned(points)
+    assert len(thin) <= 600
+    assert (5000.0, 1e6) in thin
+    assert (7000.0, None) in thin
+    assert thin == sorted(thin, key=lambda one: one[0])
