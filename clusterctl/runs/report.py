@@ -130,12 +130,14 @@ def report_of(rows: Sequence[Row]) -> Report:
 
 
 def write_beside(run: RunRecord) -> None:
-    """Write the report into the folder of a run that has come home.
+    """Write the report into the folder of a run that has come home, unless a file of its name is there.
 
     A report that can't be made is no reason for `collect` or `down` to stop; `clusterctl report` says why.
     """
+    path = run.directory / REPORT_FILE
     with suppress(Exception):
-        write_report(report_of([Row(run)]), run.directory / REPORT_FILE)
+        if not path.exists():
+            write_report(report_of([Row(run)]), path)
 
 
 def _of_one(row: Row) -> Report:
@@ -191,7 +193,7 @@ def _ended(row: Row) -> Iterator[str]:
 
 
 def _learned(row: Row, facts: _Facts) -> Iterator[str]:
-    """What the most telling metrics came to."""
+    """What the metrics that say most came to."""
     for name in list(metric_names([row]))[:2]:
         metric, points = row.metrics[name], facts.series.get(name, ())
         if metric.last is None or len(points) <= 1:
@@ -288,7 +290,7 @@ def _metric_charts(runs: Mapping[str, _Facts], only: Sequence[str] = ()) -> Iter
     for name in dict.fromkeys(name for facts in runs.values() for name in facts.series):
         if name not in _OWN_CHARTS and (not only or name in only):
             groups[_SPLIT.sub("", name)].append(name)
-    for group in sorted(groups, key=lambda one: (_telling(one), one))[:_MOST_CHARTS]:
+    for group in sorted(groups, key=lambda one: (_order(one), one))[:_MOST_CHARTS]:
         names, series = groups[group], []
         for title, facts in runs.items():
             for name in names:
@@ -298,7 +300,7 @@ def _metric_charts(runs: Mapping[str, _Facts], only: Sequence[str] = ()) -> Iter
         yield Chart(group if len(names) > 1 else names[0], series)
 
 
-def _telling(name: str) -> int:
+def _order(name: str) -> int:
     """Losses and accuracies come first."""
     order = ("loss", "acc", "perplexity", "bits", "samples_per_s", "tokens_per_s")
     return next((place for place, one in enumerate(order) if one in name), len(order))
