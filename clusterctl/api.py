@@ -341,7 +341,9 @@ class Job:
         kept = job.KeptLogs()
         with self.cluster._session() as session:
             watch.logs(session, self.id, on_output=kept.keep, rank="" if rank is None else str(rank))
-        return "".join(str(one["text"]) for one in kept.as_list() if stream in {None, one["stream"]})
+        found = [one for one in kept.as_list() if stream in {None, one["stream"]}]
+        found.sort(key=lambda one: (one["task"] or 0, one["stream"] == "stderr", one["rank"] or 0))
+        return "".join(str(one["text"]) for one in found)
 
     def diagnosis(self) -> Diagnosis | None:
         """Why it failed, or what it waits for."""

@@ -22,7 +22,8 @@ def frame(rows: Iterable[Row]) -> polars.DataFrame:
     """A row for each run: the columns of `runs list`, the options of the program, the metrics.
 
     Of a metric, ``KEY`` is the last value, ``KEY.min`` and ``KEY.max`` are the lowest and highest. An option
-    or a metric that is called as another column is ``config.KEY`` or ``metric.KEY``. Times are in UTC.
+    that is called as a field is ``config.KEY``, a metric that is called as either ``metric.KEY``. Times are
+    in UTC.
 
     Raises:
         MachineError: Polars is not installed.
@@ -49,12 +50,12 @@ def frame(rows: Iterable[Row]) -> polars.DataFrame:
 
 
 def _columns(rows: Sequence[Row]) -> Mapping[str, list[Value]]:
-    """The values of each column. A name that is an option's and a metric's is neither's alone."""
+    """The values of each column, by its name: a key means what it means to ``Row.value``."""
     options = dict.fromkeys(key for row in rows for key in row.config)
     metrics = dict.fromkeys(key for row in rows for key in row.metrics)
     keys = {name: name for name in FIELDS}  # column -> how ``Row.value`` calls it
     for key in options:
-        keys.setdefault(f"config.{key}" if key in FIELDS or key in metrics else key, f"config.{key}")
+        keys.setdefault(f"config.{key}" if key in FIELDS else key, f"config.{key}")
     for key in metrics:
         name = f"metric.{key}" if key in FIELDS or key in options else key
         for end in ("", ".min", ".max"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -44,6 +46,15 @@ def test_importing_it_reads_no_other_module() -> None:
 
 def test_a_job_has_the_options_of_the_command_line() -> None:
     assert set(JobKeywords.__annotations__) == set(JobOptions.model_fields) - {"args"}
+
+
+def test_the_page_names_all_functions() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "python.md").read_text()
+    functions = [getattr(clusterctl, name) for name in clusterctl.__all__ if name.islower()]
+    functions += [one for kind in (clusterctl.Cluster, clusterctl.Job) for one in vars(kind).values()]
+    names = {one.__name__ for one in functions if inspect.isfunction(one)}
+    assert names >= {"frame", "submit_file", "follow"}
+    assert {name for name in names if name[0] != "_" and not re.search(rf"`{name}\(", page)} == set()
 
 
 def test_from_submission_to_the_run(here: Session, capfd: pytest.CaptureFixture[str]) -> None:
@@ -205,7 +216,7 @@ def test_columns_of_one_name_and_of_several_kinds(tmp_path: Path) -> None:
     )
     second, first = clusterctl.frame(clusterctl.list_runs(folders=[out])).to_dicts()
     assert (first["nodes"], first["config.nodes"], second["metric.nodes"]) == (1, 3, 4.0)
-    assert (first["config.loss"], first["metric.loss"], second["config.loss"]) == ("mse", 0.5, "l1")
+    assert (first["loss"], first["metric.loss"], second["loss"]) == ("mse", 0.5, "l1")
     assert (first["lr"], second["lr"]) == (0.1, 1.0)
     assert (first["depth"], second["depth"]) == ("2", "auto")
     assert (first["amp"], second["amp"], first["huge"], second["huge"]) == (True, None, None, 1.0)
