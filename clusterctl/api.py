@@ -46,6 +46,10 @@ from clusterctl.util.progress import LineReporter
 __all__ = ["Cluster", "ClusterctlError", "Job", "Row", "Status", "compare", "frame", "list_runs", "named_run"]
 
 
+_Names = str | Sequence[str]
+_Paths = str | Path | Sequence[str | Path]
+
+
 class _Silent(Screen):
     """Keeps a verb's answer, and passes its notes on; draws nothing, and asks nothing."""
 
@@ -83,7 +87,16 @@ def _as_texts(value: object) -> object:
         return {key: _as_texts(one) for key, one in value.items()}
     if isinstance(value, list | tuple | range):
         return [_as_texts(one) for one in value]
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else None if value is None else str(value)
+
+
+def _several(words: str | Path | Iterable[object]) -> list[str]:
+    """Several words, or one alone."""
+    return [str(words)] if isinstance(words, str | Path) else [str(one) for one in words]
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)
 
 
 def _ignore(line: str) -> None:
@@ -106,7 +119,7 @@ class Cluster:
 
     @property
     def _options(self) -> Options:
-        return Options(None if self.spec is None else Path(self.spec), self.name, json=True)
+        return Options(_path(self.spec), self.name, json=True)
 
     @property
     def _screen(self) -> _Silent:
@@ -135,9 +148,9 @@ class Cluster:
         reconfigure: bool = False,
         force: bool = False,
         discard: bool = False,
-        bundle: Path | None = None,
+        bundle: str | Path | None = None,
         no_bundle: bool = False,
-        limit: Sequence[str] = (),
+        limit: _Names = (),
         no_wait: bool = False,
     ) -> UpResult:
         """Create the cluster, or repair it."""
@@ -145,9 +158,9 @@ class Cluster:
             reconfigure=reconfigure,
             force=force,
             discard=discard,
-            bundle=bundle,
+            bundle=_path(bundle),
             own_repositories=no_bundle,
-            limit=names_of(limit),
+            limit=names_of(_several(limit)),
         )
         return up.raise_cluster(
             self._screen, self.validate(), wanted, self._prompts, yes=yes, no_wait=no_wait
@@ -158,10 +171,10 @@ class Cluster:
         *,
         yes: bool = False,
         discard: bool = False,
-        discard_run: Sequence[str] = (),
-        out: Path | None = None,
+        discard_run: _Names = (),
+        out: str | Path | None = None,
         storage: bool = False,
-        forget: Sequence[str] = (),
+        forget: _Names = (),
         no_wait: bool = False,
     ) -> down.DownResult:
         """Collect runs, remove the cluster, and verify the cleanup."""
@@ -170,10 +183,10 @@ class Cluster:
         screen.confirm(f"take cluster {workspace.root.name!r} down?", yes=yes)
         wanted = down.DownOptions(
             discard=discard,
-            discard_runs=discard_run,
-            out=out,
+            discard_runs=_several(discard_run),
+            out=_path(out),
             on_run=lambda run: screen.note(f"collected {run.directory}"),
-            gone=names_of(forget),
+            gone=names_of(_several(forget)),
             prompts=self._prompts,
             remove_storage=storage,
         )
@@ -187,7 +200,7 @@ class Cluster:
     def submit(
         self,
         target: str | Path,
-        args: Iterable[object] = (),
+        args: str | Iterable[object] = (),
         *,
         run: str | Path | None = None,
         weights: Literal["best", "final"] = "best",
@@ -202,9 +215,9 @@ class Cluster:
     def submit_file(
         self,
         path: str | Path,
-        args: Iterable[object] = (),
+        args: str | Iterable[object] = (),
         *,
-        variants: Sequence[str] = (),
+        variants: _Names = (),
         **options: Unpack[JobKeywords],
     ) -> tuple[Job, ...]:
         """Submit the jobs of a job file, or some variants."""
@@ -212,7 +225,7 @@ class Cluster:
         return tuple(Job(self, row["job_id"], row["name"], row["dir"]) for row in rows)
 
     def render(
-        self, target: str | Path, args: Iterable[object] = (), **options: Unpack[JobKeywords]
+        self, target: str | Path, args: str | Iterable[object] = (), **options: Unpack[JobKeywords]
     ) -> tuple[str, ...]:
         """The sbatch scripts that `submit` would submit, as with --dry-run."""
         return tuple(row["script"] for row in self._submit(target, args, options, dry_run=True))
@@ -220,12 +233,12 @@ class Cluster:
     def _submit(
         self,
         target: str | Path,
-        args: Iterable[object],
+        args: str | Iterable[object],
         options: JobKeywords,
         *,
         run: str | Path | None = None,
         weights: str = "best",
-        variants: Sequence[str] = (),
+        variants: _Names = (),
         dry_run: bool = False,
     ) -> list[dict[str, Any]]:
         reject_unknown(options, JobOptions.model_fields, "jobs have no option")
@@ -236,8 +249,8 @@ class Cluster:
             screen,
             self._options,
             str(target),
-            [str(one) for one in args],
-            list(variants),
+            _several(args),
+            _several(variants),
             None if run is None else str(run),
             Weights(weights),
             dry_run=dry_run,
@@ -253,21 +266,21 @@ class Cluster:
             info = watch.known_jobs(session, [job_id])[0]
         return Job(self, job_id, info.name, info.work_dir)
 
-    def jobs(self, ids: Sequence[str] = ()) -> tuple[JobInfo, ...]:
+    def jobs(self, ids: _Names = ()) -> tuple[JobInfo, ...]:
         """Your jobs, newest first, or these; an array has one for each task."""
         with self._session(SOON_S) as session:
-            return watch.known_jobs(session, ids) if ids else watch.list_jobs(session)[0]
+            return watch.known_jobs(session, _several(ids)) if ids else watch.list_jobs(session)[0]
 
-    def cancel(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
+    def cancel(self, ids: _Names) -> tuple[JobInfo, ...]:
         """Cancel jobs; they are returned as they were before."""
         with self._session(SOON_S) as session:
-            return watch.cancel(session, ids)
+            return watch.cancel(session, _several(ids))
 
     def collect(
         self,
-        ids: Sequence[str] = (),
+        ids: _Names = (),
         *,
-        out: Path | None = None,
+        out: str | Path | None = None,
         checkpoints: Literal["latest", "all", "none"] | None = None,
         max_checkpoint: str | None = None,
         max_file: str | None = None,
@@ -275,26 +288,24 @@ class Cluster:
     ) -> tuple[Row, ...]:
         """Copy runs from the cluster: those of these jobs, else all that are not collected yet."""
         screen, sizes = self._screen, (checkpoints, max_checkpoint, max_file)
-        cli_collect.collect(screen, self._options, list(ids), out, *sizes, everything=everything)
+        cli_collect.collect(screen, self._options, _several(ids), _path(out), *sizes, everything=everything)
         return tuple(Row(RunRecord.load(Path(run["dir"]))) for run in screen.answer["runs"])
 
-    def put(self, paths: Iterable[str | Path], to: str = ".") -> str:
+    def put(self, paths: _Paths, to: str = ".") -> str:
         """Copy files and folders to a folder on the cluster, by default the home; its whole path."""
         screen = self._screen
-        access.put(screen, self._options, [*map(str, paths), to])
+        access.put(screen, self._options, [*_several(paths), to])
         return str(screen.answer["folder"])
 
-    def get(self, paths: Iterable[str], to: str | Path = ".") -> Path:
+    def get(self, paths: _Names, to: str | Path = ".") -> Path:
         """Copy files and folders from the cluster to a folder here; its whole path."""
         screen = self._screen
-        access.get(screen, self._options, [*paths, str(to)])
+        access.get(screen, self._options, [*_several(paths), str(to)])
         return Path(screen.answer["folder"])
 
-    def ssh(
-        self, command: str | Sequence[str], host: str | None = None, *, admin: bool = False
-    ) -> CompletedProcess[str]:
+    def ssh(self, command: _Names, host: str | None = None, *, admin: bool = False) -> CompletedProcess[str]:
         """Run a command on a host, by default the controller; a text is for the shell there."""
-        screen, words = self._screen, [command] if isinstance(command, str) else list(command)
+        screen, words = self._screen, _several(command)
         code = access.ssh(screen, self._options, host, words, admin=admin)
         return CompletedProcess(words, code, screen.answer["stdout"], screen.answer["stderr"])
 
@@ -361,15 +372,15 @@ class Job:
 
 
 def list_runs(
-    where: str | Sequence[str] = (),
+    where: _Names = (),
     *,
     sort: str | None = None,
     reverse: bool = False,
     since: str | None = None,
-    tags: Sequence[str] = (),
+    tags: _Names = (),
     sweep: str | None = None,
     tasks: bool = False,
-    folders: Sequence[str | Path] = (),
+    folders: _Paths = (),
     everywhere: bool = False,
     cluster: str | None = None,
     report: LineReporter = _ignore,
@@ -380,12 +391,12 @@ def list_runs(
     screen = _Silent(report)
     return cli_runs.selected(
         screen,
-        cli_runs.folders_of(screen, [Path(one) for one in folders], everywhere=everywhere),
-        where=[where] if isinstance(where, str) else where,
+        cli_runs.folders_of(screen, [*map(Path, _several(folders))], everywhere=everywhere),
+        where=_several(where),
         sort=sort,
         reverse=reverse,
         since=since,
-        tags=tags,
+        tags=_several(tags),
         tasks=tasks,
         cluster=cluster,
     )[0]

@@ -72,7 +72,7 @@ def test_from_submission_to_the_run(here: Session, capfd: pytest.CaptureFixture[
     run = job.collect()
     assert run.folder == Path("runs/demo-1-job").absolute()
     assert (run.run.tags, run.metrics["loss"].last) == (("first",), 0.5)
-    assert [one.id for one in cluster.jobs()] == ["1"]
+    assert [one.id for one in cluster.jobs()] == [one.id for one in cluster.jobs("1")] == ["1"]
     assert cluster.job("1") == job
     assert cluster.collect() == ()
     assert clusterctl.named_run("1") == run
