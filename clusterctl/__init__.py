@@ -1,3 +1,31 @@
-"""clusterctl: one typed file raises a Slurm cluster, trains on it, and brings the results home."""
+"""clusterctl: one typed file raises a Slurm cluster, trains on it, and brings the results home.
+
+For Python programs it has the verbs of the command line as functions: see docs/python.md.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+__all__ = ["Cluster", "ClusterctlError", "Job", "Row", "Status", "compare", "frame", "list_runs", "named_run"]
+
+if TYPE_CHECKING:
+    from clusterctl.api import (
+        Cluster,
+        ClusterctlError,
+        Job,
+        Row,
+        Status,
+        compare,
+        frame,
+        list_runs,
+        named_run,
+    )
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Read the module of a name at its first use: the command line, and each part of it, imports this."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module  # noqa: PLC0415 - as above
+
+        return getattr(import_module("clusterctl.api"), name)

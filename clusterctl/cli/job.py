@@ -171,25 +171,40 @@ _LONGEST_LINE = 1 << 20
 
 
 @contextmanager
-def labelled(show: OnOutput, *, label: bool) -> Iterator[OnOutput]:
-    """Show whole lines, each after its rank, and after the task of an array: `1: ` or `3/1: `."""
+def whole_lines(show: OnOutput) -> Iterator[OnOutput]:
+    """Show whole lines only, one or more at a time; at the end, the rest of each stream as a line."""
     begun: dict[LogChunk, bytes] = {}
 
     def show_lines(chunk: LogChunk) -> None:
         of = dataclasses.replace(chunk, data=b"")
-        task = "" if chunk.task is None else f"{chunk.task}/"
-        prefix = f"{task}{chunk.rank or 0}: ".encode()
-        *lines, begun[of] = (begun.get(of, b"") + chunk.data).split(b"\n")
+        whole, newline, begun[of] = (begun.get(of, b"") + chunk.data).rpartition(b"\n")
         if len(begun[of]) > _LONGEST_LINE:
-            lines.append(begun.pop(of))
-        if lines:
-            show(dataclasses.replace(of, data=b"".join(prefix + line + b"\n" for line in lines)))
+            whole, newline = whole + newline + begun.pop(of), b"\n"
+        if newline:
+            show(dataclasses.replace(of, data=whole + newline))
 
     try:
-        yield show_lines if label else show
+        yield show_lines
     finally:
         for of in [of for of, rest in begun.items() if rest]:
             show_lines(dataclasses.replace(of, data=b"\n"))
+
+
+@contextmanager
+def labelled(show: OnOutput, *, label: bool) -> Iterator[OnOutput]:
+    """Show whole lines, each after its rank, and after the task of an array: `1: ` or `3/1: `."""
+
+    def show_labelled(chunk: LogChunk) -> None:
+        task = "" if chunk.task is None else f"{chunk.task}/"
+        prefix = f"{task}{chunk.rank or 0}: ".encode()
+        lines = chunk.data.removesuffix(b"\n").split(b"\n")
+        show(dataclasses.replace(chunk, data=b"".join(prefix + line + b"\n" for line in lines)))
+
+    if not label:
+        yield show
+        return
+    with whole_lines(show_labelled) as show_whole:
+        yield show_whole
 
 
 class KeptLogs:

@@ -110,25 +110,19 @@ def list_(
         answer, lines = ranking_of(screen, named_run(sweep), sort)
         screen.result(answer, *lines)
         return
-    folders = _folders(screen, folder or [], everywhere=everywhere)
-    runs, damaged = find_runs(folders)
-    if damaged:
-        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-        screen.note(f"note: the run.json of {damaged[0]}{more} can't be read")
-    whole = [Row(run) for run in runs]
-    rows = [one for row in whole for one in ((tasks and row.tasks) or [row])]
     wanted = [key.strip() for key in (columns or "").split(",") if key.strip()]
-    asked = [*wanted, *([sort] if sort is not None else [])]
-    if not tasks:
-        _reject_keys_of_tasks(rows, asked)
-    reject_unknown_keys(rows, asked)
-    if options.cluster is not None:
-        rows = [row for row in rows if row.run.cluster == options.cluster]
-    found = filtered(rows, where or [], since=since, tags=tag or [])
-    if sort is not None:
-        found = ordered(found, sort, reverse=reverse)
-    elif reverse:
-        found.reverse()
+    found, rows = selected(
+        screen,
+        folders_of(screen, folder or [], everywhere=everywhere),
+        where=where or [],
+        keys=wanted,
+        sort=sort,
+        reverse=reverse,
+        since=since,
+        tags=tag or [],
+        tasks=tasks,
+        cluster=options.cluster,
+    )
     most = limit or (len(found) if screen.json else _LAST)
     shown = found[:most]
     keys = wanted or [*_BASIC, *_metric_columns(shown, sort)]
@@ -138,6 +132,44 @@ def list_(
     screen.result(answer, *lines)
     if not screen.json and len(found) > most:
         screen.note(f"{len(found) - most} more: --limit {len(found)}, or choose with --where, --since, --tag")
+
+
+def selected(
+    screen: Screen,
+    folders: Sequence[Path],
+    *,
+    where: Sequence[str] = (),
+    keys: Sequence[str] = (),
+    sort: str | None = None,
+    reverse: bool = False,
+    since: str | None = None,
+    tags: Sequence[str] = (),
+    tasks: bool = False,
+    cluster: str | None = None,
+) -> tuple[list[Row], list[Row]]:
+    """The runs in these folders that meet all conditions, in order; and those that were looked through.
+
+    Raises:
+        UsageError: a condition can't be understood, or no run has a key of it or one of ``keys``.
+    """
+    runs, damaged = find_runs(folders)
+    if damaged:
+        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        screen.note(f"note: the run.json of {damaged[0]}{more} can't be read")
+    whole = [Row(run) for run in runs]
+    rows = [one for row in whole for one in ((tasks and row.tasks) or [row])]
+    asked = [*keys, *([sort] if sort is not None else [])]
+    if not tasks:
+        _reject_keys_of_tasks(rows, asked)
+    reject_unknown_keys(rows, asked)
+    if cluster is not None:
+        rows = [row for row in rows if row.run.cluster == cluster]
+    found = filtered(rows, where, since=since, tags=tags)
+    if sort is not None:
+        found = ordered(found, sort, reverse=reverse)
+    elif reverse:
+        found.reverse()
+    return found, rows
 
 
 def ranking_of(screen: Screen, run: Row, metric: str | None = None) -> tuple[dict[str, Any], list[str]]:
@@ -175,7 +207,7 @@ def _none_text(rows: Sequence[Row]) -> str:
     return "no run is like that" if rows else "no runs; `clusterctl collect` brings them here"
 
 
-def _folders(screen: Screen, named: Sequence[Path], *, everywhere: bool) -> Sequence[Path]:
+def folders_of(screen: Screen, named: Sequence[Path], *, everywhere: bool = False) -> Sequence[Path]:
     """The folders with runs that are meant; where there is no ./runs, all that are known."""
     if named:
         return named

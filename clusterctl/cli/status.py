@@ -17,21 +17,35 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.providers.base import pending_releases
 from clusterctl.providers.registry import cached_images, clusters_on_this_machine
 from clusterctl.providers.storage import REMOVE, all_recorded, damaged_records
-from clusterctl.scheduler.base import active_jobs
+from clusterctl.scheduler.base import JobInfo, NodeInfo, active_jobs
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.spec.base import format_duration, shown_memory
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS, ClusterSpec
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
-from clusterctl.state.workspace import state_home
+from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.transport.base import Transport
 from clusterctl.transport.ssh import Connections
 
 _MOST_WAITING = 10  # jobs of which it is said what they wait for
 
 
-def status(screen: Screen, options: Options) -> None:
-    """Show the state of nodes and jobs."""
-    workspace = workspace_of(screen, options)
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a cluster is: its nodes, and the jobs that wait or run. ``ready``: every node can be used.
+
+    ``auto_down`` is after which time without work it takes itself down, and whether the timer for that runs.
+    """
+
+    cluster: str
+    provider: str
+    ready: bool
+    nodes: tuple[NodeInfo, ...]
+    jobs: tuple[JobInfo, ...]
+    auto_down: dict[str, Any] | None = None
+
+
+def status_of(workspace: Workspace) -> Status:
+    """Ask the cluster how it is."""
     with naming_lock_holder(workspace):
         inventory = inventory_of(workspace)
         with Connections(workspace.ssh_config) as connections:
@@ -40,29 +54,36 @@ def status(screen: Screen, options: Options) -> None:
             is_cloud = inventory.traits.is_cloud
             controller = connections.to(inventory.controller.name)
             by_itself = auto_down(applied_spec(workspace), controller) if is_cloud else None
-    left = pending_releases(workspace)
     ready = {n.name for n in nodes if n.usable} >= {h.name for h in inventory.compute}
+    return Status(inventory.cluster, inventory.provider, ready, tuple(nodes), tuple(active), by_itself)
+
+
+def status(screen: Screen, options: Options) -> None:
+    """Show the state of nodes and jobs."""
+    workspace = workspace_of(screen, options)
+    found = status_of(workspace)
+    left = pending_releases(workspace)
     keys = ("name", "state", "cpus", "memory_mib", "reason")
-    rows = [(n.name, n.shown, n.cpus, n.memory_mib, n.reason) for n in nodes]
+    rows = [(n.name, n.shown, n.cpus, n.memory_mib, n.reason) for n in found.nodes]
     answer = {
-        "cluster": inventory.cluster,
-        "provider": inventory.provider,
-        "ready": ready,
+        "cluster": found.cluster,
+        "provider": found.provider,
+        "ready": found.ready,
         "nodes": [dict(zip(keys, row, strict=True)) for row in rows],
-        "jobs": [j.as_dict() for j in active],
+        "jobs": [j.as_dict() for j in found.jobs],
         "waiting": [],
-        "auto_down": by_itself,
+        "auto_down": found.auto_down,
         "pending_releases": [one.as_dict() for one in left],
     }
-    lines = [f"cluster {inventory.cluster} ({inventory.provider}): {'ready' if ready else 'NOT ready'}", ""]
-    shown = [(n.name, n.shown, n.cpus, shown_memory(n.memory_mib), n.reason) for n in nodes]
+    lines = [f"cluster {found.cluster} ({found.provider}): {'ready' if found.ready else 'NOT ready'}", ""]
+    shown = [(n.name, n.shown, n.cpus, shown_memory(n.memory_mib), n.reason) for n in found.nodes]
     lines += screen.table(["NODE", "STATE", "CPUS", "MEMORY", "REASON"], shown)
-    if active:
-        lines += ["", *job_table(screen, active, users=True)]
-        waits = waiting(active)
+    if found.jobs:
+        lines += ["", *job_table(screen, found.jobs, users=True)]
+        waits = waiting(found.jobs)
         lines += ["", *(one.summary for one in waits[:_MOST_WAITING])] if waits else []
         answer["waiting"] = [one.as_dict() for one in waits]
-    if by_itself:
+    if by_itself := found.auto_down:
         state = "" if by_itself["armed"] else ", but its timer does not run: `clusterctl up` starts it"
         lines += ["", f"an idle cluster takes itself down after {by_itself['after']}{state}"]
     for one in left:

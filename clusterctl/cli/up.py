@@ -19,9 +19,9 @@ from clusterctl.cluster import up as cluster_up
 from clusterctl.cluster.nodes import names_of
 from clusterctl.cluster.plan import Plan
 from clusterctl.cluster.session import ClusterSession, Drift, Phase, provider_of
-from clusterctl.cluster.up import UpOptions
+from clusterctl.cluster.up import UpOptions, UpResult
 from clusterctl.errors import UsageError
-from clusterctl.providers.base import HostChange, HostPlan
+from clusterctl.providers.base import HostChange, HostPlan, Prompts
 from clusterctl.spec.load import CurrentUser, job_user_notes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import WAIT_S, Workspace
@@ -115,7 +115,46 @@ def bring_up(
 ) -> int:
     """Have the cluster of this spec up, or the hosts that ``wanted`` limits it to, and show how it went."""
     prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
-    phases = Phases(screen, verbose=options.verbose)
+    done = raise_cluster(screen, spec, wanted, prompts, yes=yes, no_wait=no_wait, verbose=options.verbose)
+    for line in done.notes:
+        screen.note(f"note: {line}")
+    answer = {
+        "cluster": spec.name,
+        "provider": spec.provider.type,
+        "ready": True,
+        "nodes": [host.name for host in done.inventory.compute],
+        "probed": done.verification.verified,
+        "not_probed": [*done.verification.busy, *done.verification.drained],
+        "phases": phase_dicts(done.phases),
+        "notes": done.notes,
+        **screen.known,
+        "workspace": str(Workspace.of(spec.name).root),
+    }
+    nodes = len(done.inventory.compute)
+    rows: list[list[object]] = [[shown_phase(p.name), p.seconds, p.note] for p in done.phases]
+    rows.append(["total", sum(p.seconds for p in done.phases), ""])
+    screen.result(
+        answer,
+        *screen.table(["PHASE", "SECONDS", ""], rows),
+        "",
+        f"cluster {spec.name!r} is up: 1 controller, {nodes} nodes",
+        f"submit a job with `clusterctl submit train --nodes {min(nodes, 2)} --follow`",
+    )
+    return 0
+
+
+def raise_cluster(
+    screen: Screen,
+    spec: ClusterSpec,
+    wanted: UpOptions,
+    prompts: Prompts,
+    *,
+    yes: bool = False,
+    no_wait: bool = False,
+    verbose: bool = False,
+) -> UpResult:
+    """Have the cluster of this spec up, and show the phases. A plan that needs an answer is asked about."""
+    phases = Phases(screen, verbose=verbose)
     screen.known = {"repaired": []}
 
     def on_repair(repair: Drift) -> None:
@@ -131,32 +170,7 @@ def bring_up(
         wait_s=0 if no_wait else WAIT_S,
     )
     with phases.shown("`clusterctl up` goes on from here, `clusterctl down` removes what there is"):
-        done = cluster_up.up(session, replace(wanted, approve=approval(screen, yes=yes)))
-    for line in done.notes:
-        screen.note(f"note: {line}")
-    answer = {
-        "cluster": spec.name,
-        "provider": spec.provider.type,
-        "ready": True,
-        "nodes": [host.name for host in done.inventory.compute],
-        "probed": done.verification.verified,
-        "not_probed": [*done.verification.busy, *done.verification.drained],
-        "phases": phase_dicts(done.phases),
-        "notes": done.notes,
-        **screen.known,
-        "workspace": str(session.workspace.root),
-    }
-    nodes = len(done.inventory.compute)
-    rows: list[list[object]] = [[shown_phase(p.name), p.seconds, p.note] for p in done.phases]
-    rows.append(["total", sum(p.seconds for p in done.phases), ""])
-    screen.result(
-        answer,
-        *screen.table(["PHASE", "SECONDS", ""], rows),
-        "",
-        f"cluster {spec.name!r} is up: 1 controller, {nodes} nodes",
-        f"submit a job with `clusterctl submit train --nodes {min(nodes, 2)} --follow`",
-    )
-    return 0
+        return cluster_up.up(session, replace(wanted, approve=approval(screen, yes=yes)))
 
 
 CHANGES: Final = 3  # the exit code of --check
@@ -192,16 +206,20 @@ def show_plan(
     ask_become_pass: bool = False,
 ) -> int:
     """Plan and show it; the exit code."""
-    provider = provider_of(spec.provider, read_only_prompts(ask_password=ask_become_pass))
-    session = ClusterSession(spec=spec, workspace=Workspace.of(spec.name), provider=provider)
     with screen.working("looking"):
-        found = planning.preview(session)
+        found = plan_of(spec, read_only_prompts(ask_password=ask_become_pass))
     lines = text(screen, spec, found)
     for task in found.tasks:
         if diff and task.diff:
             lines += ["", str(task), *task.diff.splitlines()]
     screen.result(as_dict(spec, found), *lines)
     return CHANGES if check and not found.is_empty else 0
+
+
+def plan_of(spec: ClusterSpec, prompts: Prompts) -> Plan:
+    """What `up` would change."""
+    provider = provider_of(spec.provider, prompts)
+    return planning.preview(ClusterSession(spec=spec, workspace=Workspace.of(spec.name), provider=provider))
 
 
 def approval(screen: Screen, *, yes: bool) -> Callable[[Plan], None]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Self, TypedDict
 
 from pydantic import (
     AfterValidator,
@@ -216,6 +216,36 @@ class JobOptions(Model):
     def given(self) -> dict[str, Any]:
         """What was said, validated: all that is not merely a default."""
         return {field: getattr(self, field) for field in self.model_fields_set}
+
+
+class JobKeywords(TypedDict, total=False):
+    """JobOptions but for ``args``, as keyword arguments say them."""
+
+    name: str
+    nodes: int
+    tasks_per_node: int
+    cpus: int
+    gpus: int
+    mem: int | str
+    time: int | str
+    partition: str
+    account: str
+    qos: str
+    constraint: str
+    array: str
+    sweep: Mapping[str, Any] | Sequence[str]
+    signal: str
+    requeue: bool
+    launcher: str
+    folder: bool
+    include: Sequence[str]
+    exclude: Sequence[str]
+    outputs: Sequence[str]
+    env: Mapping[str, str] | Sequence[str]
+    container: str
+    requirements: str | Path
+    tag: Sequence[str]
+    note: str
 
 
 class JobSpec(JobOptions):

@@ -1,0 +1,230 @@
+"""`import clusterctl`: the verbs as functions, with what they return and raise."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import polars
+import pytest
+
+import clusterctl
+from clusterctl.api import JobKeywords
+from clusterctl.cluster import down as cluster_down
+from clusterctl.cluster import up as cluster_up
+from clusterctl.cluster.down import DownOptions, DownResult
+from clusterctl.cluster.session import ClusterSession, PhaseRunner
+from clusterctl.cluster.up import UpOptions, UpResult
+from clusterctl.errors import JobFailedError, MachineError, NotUpError, SpecError, UsageError
+from clusterctl.providers.base import HostChange, HostPlan
+from clusterctl.runs.find import FIELDS
+from clusterctl.scheduler.session import Session
+from clusterctl.spec.job import JobOptions
+from clusterctl.state.workspace import Workspace
+from tests.support.played.cluster import PlayedCluster
+from tests.unit.runs.made import TIME, made_run
+
+
+def script(text: str, name: str = "job.sh") -> str:
+    Path(name).write_text(f"#!/bin/bash\n{text}\n")
+    return name
+
+
+def test_importing_it_reads_no_other_module() -> None:
+    program = "import sys, clusterctl; print(*(m for m in sys.modules if m.startswith('clusterctl.')))"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == []
+    assert set(clusterctl.__all__) <= {*dir(clusterctl.api), "__version__"}
+    assert all(getattr(clusterctl, name) for name in clusterctl.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'cluster_of'"):
+        clusterctl.cluster_of  # noqa: B018
+
+
+def test_a_job_has_the_options_of_the_command_line() -> None:
+    assert set(JobKeywords.__annotations__) == set(JobOptions.model_fields) - {"args"}
+
+
+def test_the_page_names_all_functions() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "python.md").read_text()
+    functions = [getattr(clusterctl, name) for name in clusterctl.__all__ if name.islower()]
+    functions += [one for kind in (clusterctl.Cluster, clusterctl.Job) for one in vars(kind).values()]
+    names = {one.__name__ for one in functions if inspect.isfunction(one)}
+    assert names >= {"frame", "submit_file", "follow"}
+    assert {name for name in names if name[0] != "_" and not re.search(rf"`{name}\(", page)} == set()
+
+
+def test_from_submission_to_the_run(here: Session, capfd: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+    cluster = clusterctl.Cluster("cluster.yaml", report=said.append)
+    program = script('echo "got $1 $A"; echo oops >&2; echo \'{"loss": 0.5}\' >metrics.jsonl')
+    job = cluster.submit(program, [1], env={"A": "a"}, tag=["first"], time=5)
+    assert (job.id, job.name) == ("1", "job")
+    assert "#SBATCH --time=00:05:00\n" in Path(job.dir, "job.sbatch").read_text()
+    (ended,) = job.wait(timeout_s=60)
+    assert (ended.id, ended.state) == ("1", "COMPLETED")
+    assert job.logs() == "got 1 a\noops\n"
+    assert job.logs(stream="stderr") == "oops\n"
+    assert job.diagnosis() is None
+    run = job.collect()
+    assert run.folder == Path("runs/demo-1-job").absolute()
+    assert (run.run.tags, run.metrics["loss"].last) == (("first",), 0.5)
+    assert [one.id for one in cluster.jobs()] == [one.id for one in cluster.jobs("1")] == ["1"]
+    assert cluster.job("1") == job
+    assert cluster.collect() == ()
+    assert clusterctl.named_run("1") == run
+    assert "job 1 COMPLETED on n1" in said
+    assert capfd.readouterr() == ("", ""), "what is told is told to the report"
+
+
+def test_a_job_that_fails_raises_what_the_command_line_shows(
+    here: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = clusterctl.Cluster()
+    job = cluster.submit(script("echo begun; printf 'no newline'; exit 3"))
+    lines: list[str] = []
+    with pytest.raises(JobFailedError, match="exit code 3 on n1") as raised:
+        job.follow(lines.append)
+    assert raised.value.fix
+    assert lines == ["begun", "no newline"]
+    with pytest.raises(clusterctl.ClusterctlError, match="exit code 3"):
+        job.wait()
+    cause = job.diagnosis()
+    assert cause is not None
+    assert cause.code == "exit-code"
+    with pytest.raises(JobFailedError):
+        job.follow()
+    assert capsys.readouterr().out == "begun\nno newline\n"
+
+
+def test_a_job_is_cancelled(here: Session, cluster: PlayedCluster) -> None:
+    job = clusterctl.Cluster().submit(script("sleep 60"))
+    job.cancel()
+    assert [one.state for one in job.info()] == ["CANCELLED"]
+
+
+def test_a_sweep_and_a_job_file(here: Session, cluster: PlayedCluster) -> None:
+    demo = clusterctl.Cluster()
+    (text,) = demo.render(
+        "train", ["--epochs", 1], nodes=2, sweep={"grid": {"lr": [0.1, 0.01], "seed": range(3)}}
+    )
+    assert "#SBATCH --array=0-5" in text
+    assert "--epochs 1" in text
+    assert here.ledger.entries() == (), "rendered only"
+    script("true")
+    Path("jobs.yaml").write_text("job: job.sh\nvariants: {a: {nodes: 1}, b: {nodes: 2}}\n")
+    assert [job.name for job in demo.submit_file("jobs.yaml", note="both")] == ["job-a", "job-b"]
+    (one,) = demo.submit_file("jobs.yaml", variants=["b"])
+    assert (one.id, one.name) == ("3", "job-b")
+    with pytest.raises(UsageError, match="may hold several"):
+        demo.submit("jobs.yaml")
+
+
+def test_what_is_wrong_is_a_usage_error(here: Session) -> None:
+    demo = clusterctl.Cluster()
+    for call, why in (
+        (lambda: demo.submit("train", nods=2), "did you mean nodes?"),  # type: ignore[call-arg]
+        (lambda: demo.submit("train", wait=True), "jobs have no option 'wait'"),  # type: ignore[call-arg]
+        (lambda: demo.submit("train", nodes=0), "--nodes must be at least 1"),
+        (lambda: demo.submit("train", ["--help"]), "--help starts no job"),
+        (lambda: demo.submit("train", sweep={"grid": {"lr": [0.1]}}, array="1-2"), "leave out --array"),
+        (demo.down, "say yes=True"),
+        (lambda: clusterctl.list_runs("lr ? 2"), "is no condition"),
+        (lambda: clusterctl.named_run("nowhere"), "no collected run"),
+    ):
+        with pytest.raises(UsageError) as raised:
+            call()
+        assert why in str(raised.value)
+    with pytest.raises(NotUpError):
+        clusterctl.Cluster(name="other").status()
+    Path("wrong.yaml").write_text("version: 1\nname: demo\npartitons: []\n")
+    with pytest.raises(SpecError, match="partitons"):
+        clusterctl.Cluster("wrong.yaml").validate()
+
+
+def test_what_is_asked_about_needs_a_yes(here: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the command line asks for it; and the options are those that it has."""
+    gone = HostChange(name="demo-train-2", action="remove", what="", why="")
+    given: list[object] = []
+
+    def up(session: ClusterSession, options: UpOptions) -> UpResult:
+        given.append(options)
+        session.reporter("provision", "")
+        plan = cluster_up.Plan(hosts=HostPlan((gone,)))
+        options.approve(plan)
+        raise MachineError("approved")
+
+    def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
+        given.append((runner.workspace, options.discard_runs))
+        return DownResult()
+
+    monkeypatch.setattr(cluster_up, "up", up)
+    monkeypatch.setattr(cluster_down, "down", down)
+    said: list[str] = []
+    demo = clusterctl.Cluster("cluster.yaml", report=said.append)
+    with pytest.raises(UsageError, match="remove demo-train-2, with all data there"):
+        demo.up(force=True)
+    assert any("provision" in line for line in said)
+    with pytest.raises(MachineError, match="approved"):
+        demo.up(yes=True, limit=["gpu[1-2]"])
+    assert [(one.force, one.limit) for one in given] == [(True, ()), (False, ("gpu1", "gpu2"))]
+    assert demo.down(yes=True, discard_run=["1"]) == DownResult()
+    assert given[2] == (Workspace.of("demo"), ["1"])
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    for number, lr in enumerate(("0.1", "0.01"), 1):
+        metrics = [{"loss": 1 / step} for step in (1, number + 1)]
+        made_run(tmp_path / "runs", number, args=["--lr", lr], metrics=metrics, tags=["base"])
+    return tmp_path / "runs"
+
+
+def test_runs_are_chosen_and_compared(runs: Path) -> None:
+    assert [run.shown for run in clusterctl.list_runs()] == ["demo-2-train", "demo-1-train"]
+    (first, second) = clusterctl.list_runs("lr>=1e-3", sort="lr", folders=[runs])
+    assert (first.config, first.value("loss")) == ({"lr": 0.01}, 1 / 3)
+    assert clusterctl.list_runs(["lr>0.05", "loss<1"], tags=["base"]) == [second]
+    assert next((one.key, one.a, one.b) for one in clusterctl.compare(second, first)) == ("lr", 0.1, 0.01)
+
+
+def test_runs_are_a_data_frame(runs: Path) -> None:
+    table = clusterctl.frame(clusterctl.list_runs())
+    assert table.columns == [*FIELDS, "lr", "loss", "loss.min", "loss.max"]
+    best = table.filter(polars.col("loss.min") < 0.4).row(0, named=True)
+    assert (best["run"], best["lr"], best["loss.max"], best["nodes"]) == ("demo-2-train", 0.01, 1.0, 1)
+    assert best["submitted"] == datetime.fromtimestamp(TIME + 2, UTC)
+    assert table.schema["lr"] == polars.Float64
+    assert table.schema["job"] == polars.String
+    empty = clusterctl.frame([])
+    assert (empty.height, empty.columns) == (0, [*FIELDS])
+    assert [empty.schema[name] for name in FIELDS] == [table.schema[name] for name in FIELDS]
+
+
+def test_columns_of_one_name_and_of_several_kinds(tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    config = {"nodes": 3, "loss": "mse", "lr": 0.1, "depth": 2, "amp": True, "huge": 10**400}
+    made_run(out, 1, config=config, metrics=[{"loss": 0.5}])
+    other = {"lr": 1, "depth": "auto", "loss": "l1", "huge": 1, "amp": None}
+    made_run(
+        out, 2, config=other, metrics=[{"nodes": 4.0, "loss.min": 7.0}], submit_time=10**30, end_time=10**30
+    )
+    second, first = clusterctl.frame(clusterctl.list_runs(folders=[out])).to_dicts()
+    assert (first["nodes"], first["config.nodes"], second["metric.nodes"]) == (1, 3, 4.0)
+    assert (first["loss"], first["metric.loss"], second["loss"]) == ("mse", 0.5, "l1")
+    assert (first["lr"], second["lr"]) == (0.1, 1.0)
+    assert (first["depth"], second["depth"]) == ("2", "auto")
+    assert (first["amp"], second["amp"], first["huge"], second["huge"]) == (True, None, None, 1.0)
+    assert (second["submitted"], second["elapsed"]) == (None, None)
+
+
+def test_without_polars_the_error_names_the_extra(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(MachineError) as raised:
+        clusterctl.frame([])
+    assert raised.value.fix == "pip install 'clusterctl[frame]'"
