@@ -153,7 +153,8 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert report.ok is True
 
 
-def test_a_hostile_run_is_inert(tmp_path: Path) -> None:
+def hostile(out: Path) -> RunRecord:
+    """A run with all that a job, or somebody who sends a run, could write into its files."""
     numbers = ["NaN", "Infinity", "-Infinity", "1e400", "null", '"x"', "[1]", str(10**400)]
     rows = [
         f'{{"kind": "iteration", "step": {n}, "loss": {one}, "seconds": {one}}}'
@@ -166,7 +167,7 @@ def test_a_hostile_run_is_inert(tmp_path: Path) -> None:
     ]
     rows += [json.dumps({"step": 1, HOSTILE: 3.0, "y" * 5000: 1}), '{"step": 2, "loss": 1']
     run = made_run(
-        tmp_path,
+        out,
         name="x",
         nodes=[HOSTILE, "../../etc", "\0"],
         note=HOSTILE,
@@ -178,7 +179,11 @@ def test_a_hostile_run_is_inert(tmp_path: Path) -> None:
     (run.directory / "environment.json").write_text(
         json.dumps({"client": {"git": {"commit": HOSTILE}}, "hosts": 3})
     )
-    report = report_of([Row(run)])
+    return run
+
+
+def test_a_hostile_run_is_inert(tmp_path: Path) -> None:
+    report = report_of([Row(hostile(tmp_path))])
     page = report.as_html()
     assert page.count("<script") == 3  # the data and our two
     assert "<img" not in page
