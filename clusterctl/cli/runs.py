@@ -330,7 +330,7 @@ def diff(
 ) -> None:
     """Compare two runs.
 
-    Shows what differs in the job, code, configuration, environment, hardware and result.
+    Shows what differs in the job, code, configuration, data, environment, hardware and result.
     """
     a, b = named_run(first), named_run(second)
     found = compare(a, b)

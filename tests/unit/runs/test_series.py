@@ -193,7 +193,9 @@ def test_each_cut_and_each_flipped_byte_is_borne(tmp_path: Path) -> None:
 
 
 def test_names_are_bounded_and_can_be_printed(tmp_path: Path) -> None:
-    board(tmp_path, ("\x1b[31m\u202e" * 100, 1.0, 1), *((f"m{number}", 1.0, 1) for number in range(500)))
+    tags = ("\x1b[31m\u202e" * 100, *(f"m{number}" for number in range(500)))
+    values = [Summary.Value(tag=tag, simple_value=1.0) for tag in tags]
+    written(tmp_path, Event(step=1, summary=Summary(value=values)))
     names = {name for name, _, _ in points(tmp_path)}
     assert len(names) == 200
     assert all(name.isprintable() and len(name) <= 100 for name in names)
@@ -215,10 +217,17 @@ def test_files_are_bounded(
     assert 0 <= len(points(tmp_path)) <= most
 
 
-def test_empty_records_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.tfevents.1").write_bytes(framed(b"") * 1000 + framed(GOOD))
+@pytest.mark.parametrize(
+    ("message", "least"),
+    [(b"", 64), (b"\x3a\xe8\x07" + b"x" * 1000, 1000), (b"\x10\0" * 1000, 8000)],
+    ids=["empty", "long", "fields"],
+)
+def test_what_is_no_scalar_counts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: bytes, least: int
+) -> None:
+    (tmp_path / "a.tfevents.1").write_bytes(framed(message) * 100 + framed(GOOD))
     assert len(points(tmp_path)) == 1
-    monkeypatch.setattr(tensorboard, "_MAX_BYTES", 999 * 64)
+    monkeypatch.setattr(tensorboard, "_MAX_BYTES", 100 * least)
     assert points(tmp_path) == []
 
 
