@@ -7,7 +7,6 @@ file counts only with the sha256 that was sent.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import stat
@@ -23,6 +22,7 @@ from clusterctl.jobs.source import MAX_BYTES, MAX_FILES, Source, is_taken
 from clusterctl.jobs.submit import MAX_DIFF, PATIENCE_S
 from clusterctl.state.ledger import SOURCE_FILE
 from clusterctl.transport.openssh import talking
+from clusterctl.transport.remote_open import read_json
 from clusterctl.transport.tree import Item, Kind, hash_items
 from clusterctl.util.process import run as run_program
 from clusterctl.util.process import temporary_folder
@@ -40,19 +40,15 @@ def no_replay(run: Path, why: str) -> UsageError:
     return UsageError(f"{run.name} can't be replayed", where=str(run), why=why, fix="submit its program anew")
 
 
-def read_json(run: Path, name: str) -> dict[str, Any]:
+def read_mapping(run: Path, name: str) -> dict[str, Any]:
     """The mapping in a file of a run.
 
     Raises:
         UsageError: there is no such file, or it is a link or damaged.
     """
     try:
-        fd = os.open(run / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise no_replay(run, f"{name} is no ordinary file")
-            return mapping(json.loads(file.read(_MAX_JSON)))
-    except (OSError, ValueError, RecursionError) as exc:
+        return mapping(read_json(os.fsencode(run), name.encode(), _MAX_JSON))
+    except (OSError, ValueError) as exc:
         why = getattr(exc, "strerror", None) or str(exc).partition("\n")[0]
         raise no_replay(run, f"{name} can't be read: {printable(why)}") from exc
 
@@ -110,7 +106,7 @@ def _listed(run: Path) -> tuple[list[_File], list[tuple[str, str]], list[str]]:
     Raises:
         UsageError: the list is damaged, leads out of the folder, or is too long.
     """
-    document = read_json(run, SOURCE_FILE)
+    document = read_mapping(run, SOURCE_FILE)
     files: list[_File] = []
     links: list[tuple[str, str]] = []
     for one in mappings(document.get("files")):

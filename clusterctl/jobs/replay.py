@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import UsageError, printable
-from clusterctl.jobs.recover import mapping, mappings, no_replay, read_json, recover
+from clusterctl.jobs.recover import mapping, mappings, no_replay, read_mapping, recover
 from clusterctl.jobs.source import Source
 from clusterctl.jobs.trained import MODEL_FLAG, RECORD
 from clusterctl.scheduler.script import sweep_variable
@@ -67,7 +67,7 @@ def replayed(run: Path, again: Again) -> Iterator[Replay]:
     Raises:
         UsageError: the run does not tell its job, or files of it are nowhere on this machine as they were.
     """
-    client = mapping(read_json(run, ENVIRONMENT_FILE).get("client"))
+    client = mapping(read_mapping(run, ENVIRONMENT_FILE).get("client"))
     said = mapping(client.get("job"))
     if not said:
         raise no_replay(run, "it has no record of what was submitted: that was done on another machine")
@@ -83,7 +83,7 @@ def replayed(run: Path, again: Again) -> Iterator[Replay]:
             "git": client.get("git"),
             "folder": client.get("folder"),
             "replay_of": again.token,
-            "of_failed": bool(again.indices),
+            **({"of_failed": True} if again.indices else {}),
         }
         yield Replay(
             job,
@@ -105,7 +105,11 @@ def reject_missing(session: Session, job: JobSpec) -> None:
     send_model, send_image = "submit JOB --run RUN", "submit SCRIPT --container IMAGE"
     for what, path, fix in (
         ("the image", job.container or "", f"`clusterctl {send_image}` sends one that is here"),
-        ("the model", f"{model}/{RECORD}", f"`clusterctl {send_model}` sends that of a collected run"),
+        (
+            "the model",
+            model and f"{model}/{RECORD}",
+            f"`clusterctl {send_model}` sends that of a collected run",
+        ),
     ):
         if not path.startswith(("/", "~/")) or (what == "the image" and os.path.isfile(path)):  # noqa: PTH113
             continue
@@ -194,7 +198,7 @@ def _started(run: Path, said: Mapping[str, Any], again: Again) -> tuple[dict[str
 
 def _tasks(run: Path) -> list[dict[str, Any]]:
     """The values of each task of a sweep."""
-    return mappings(read_json(run, SWEEP_FILE).get("tasks"))
+    return mappings(read_mapping(run, SWEEP_FILE).get("tasks"))
 
 
 def _values(run: Path, task: int) -> dict[str, str]:
