@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final
@@ -22,7 +23,9 @@ from clusterctl.scheduler.script import partition_name
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.util.assets import payload_hash
 
+_NUMBER: Final = re.compile(r"[0-9]{1,7}")
 # Where and how long it runs: what it computes stays. Clusters differ in the names of their partitions.
 FLAGS: Final = {
     "replay": {name: JOB_FLAGS[name] for name in "partition account qos constraint time mem tag note".split()}
@@ -103,6 +106,8 @@ def _failed(row: Row, changes: Mapping[str, str]) -> list[int]:
             "--failed runs tasks again as they were",
             fix=f"leave out --set, or change one task: `clusterctl replay {row.run.job_id}_3 --set ...`",
         )
+    if odd := next((task for task in tasks if not _NUMBER.fullmatch(task.number)), None):
+        raise UsageError(f"{odd.shown} has no number of a task", where=str(odd.run.directory))
     if going_on := next((task.run for task in tasks if not task.run.final), None):
         raise UsageError(
             f"job {going_on.job_id} had not ended when it was collected",
@@ -135,9 +140,10 @@ class _Replaying:
 
     def _differences(self, spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Any, Any]]:
         """What is known to differ before it runs: the key, of the original, of the replay."""
-        run = self.row.run
+        run, now = self.row.run, payload_hash()
         known = [
             ("clusterctl", self.replay.version, __version__),
+            ("its programs", self.replay.payload if job.bundled else now, now),
             ("cluster", run.cluster, spec.name),
             ("partition", run.partition, partition_name(spec, job) or run.partition),
             *(

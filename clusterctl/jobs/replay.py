@@ -48,8 +48,8 @@ class Replay:
     """The job, and what is sent with it.
 
     ``lock`` is the text of its environment's lock, "" where it had none. ``known`` are facts of the original,
-    which its replay records as its own. ``version`` is that of the clusterctl which submitted the original.
-    ``notes`` are worth saying to the user.
+    which its replay records as its own. ``version`` is that of the clusterctl which submitted the original,
+    ``payload`` the hash of its bundled programs. ``notes`` are worth saying to the user.
     """
 
     job: JobSpec
@@ -57,6 +57,7 @@ class Replay:
     lock: str
     known: Mapping[str, Any]
     version: str
+    payload: str
     notes: tuple[str, ...]
 
 
@@ -91,6 +92,7 @@ def replayed(run: Path, again: Again) -> Iterator[Replay]:
             lock if isinstance(lock, str) else "",
             known,
             printable(str(client.get("clusterctl"))),
+            printable(str(client.get("payload"))),
             (note,) if gone else (),
         )
 
@@ -178,7 +180,7 @@ def _started(run: Path, said: Mapping[str, Any], again: Again) -> tuple[dict[str
     sweep = {name: value for name, value in mapping(said.get("sweep")).items() if value}
     sweep |= {"list": sweep.pop("cases")} if "cases" in sweep else {}
     if sweep and again.task:  # a job of its own, which is started as this task was
-        values = _values(run, int(again.task))
+        values = _values(run, again.task)
         args += arguments(values)
         env |= {sweep_variable(key): value for key, value in values.items()}
         sweep, array = {}, None
@@ -201,12 +203,11 @@ def _tasks(run: Path) -> list[dict[str, Any]]:
     return mappings(read_mapping(run, SWEEP_FILE).get("tasks"))
 
 
-def _values(run: Path, task: int) -> dict[str, str]:
+def _values(run: Path, task: str) -> dict[str, str]:
     """Those of one task."""
-    tasks = _tasks(run)
-    values = tasks[task] if task < len(tasks) else {}
+    values = next((one for number, one in enumerate(_tasks(run)) if str(number) == task), {})
     if not values or not all(isinstance(value, str) for value in values.values()):
-        raise no_replay(run, f"{SWEEP_FILE} does not have the values of task {task}")
+        raise no_replay(run, f"{SWEEP_FILE} does not have the values of task {printable(task[:99])}")
     return values
 
 

@@ -295,6 +295,7 @@ def client_facts(
     said = {**job.model_dump(), **known.get("job", {})}
     return {
         "clusterctl": __version__,
+        "payload": payload_hash(),
         "python": platform.python_version(),
         "system": platform.platform(),
         "job": json.loads(json.dumps(said, default=str)),  # a path may be no UTF-8

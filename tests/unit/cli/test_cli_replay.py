@@ -172,3 +172,21 @@ def test_the_winner_is_replayed_as_one_job(swept: None, said: Said) -> None:
     assert '"$submit_dir"/losses.sh --base 1 --lr 5' in out
     assert "  lr: 2 -> 5\n" in err
     assert "has a lr of its own" in said("replay", "7", "--set", "lr=5", "--dry-run", rc=2)[1]
+
+
+def test_tasks_with_numbers_that_none_can_have(here: Session, said: Said) -> None:
+    for number, one in enumerate(("²", "9" * 5000, "1; rm"), 1):
+        tasks = [{"id": f"{number}_{one}", "state": "FAILED"}]
+        made_run(Path("runs"), number, tasks=tasks)
+        assert "has no number of a task" in said("replay", str(number), "--failed", rc=2)[1]
+
+
+def test_of_a_bundled_job_the_programs_are_compared(here: Session, said: Said) -> None:
+    facts = {"payload": "0123456789abcdef", "given": ["nodes"]}
+    made_run(Path("runs"), args=["--epochs", "1"], job={"bundled": "train", "nodes": 2}, client=facts)
+    Path("runs/demo-1-train/source.json").unlink()
+    out, err = said("replay", "1", "--dry-run")
+    assert "#SBATCH --nodes=2" in out
+    assert "-m payload train --epochs 1" in out
+    assert "  clusterctl: 1.0 -> " in err
+    assert "  its programs: 0123456789abcdef -> " in err
