@@ -35,7 +35,6 @@ from clusterctl.runs.fetch import (
     sender,
 )
 from clusterctl.runs.folder import files_of, link, place, put_in_place, working_folder, write_sums
-from clusterctl.runs.summary import summarize
 from clusterctl.scheduler.base import (
     JobInfo,
     JobState,
@@ -357,6 +356,8 @@ def assemble(
 
 def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunRecord:
     """The record with its program's arguments, configuration and metrics; of an array, those of each task."""
+    from clusterctl.runs.summary import summarize  # noqa: PLC0415 - only where a run has come home
+
     job = facts.get("job") if isinstance(facts, dict) else None
     job = job if isinstance(job, dict) else {}
     args = tuple(job.get("args") or ())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.runs import summary
+from clusterctl.runs import series
 from clusterctl.runs.summary import config_of, summarize
 from clusterctl.state.ledger import Metric
 
@@ -90,12 +90,16 @@ def test_names_and_values_are_bounded_and_can_be_printed(tmp_path: Path) -> None
     assert all(not isinstance(value, str) or value.isprintable() for value in found.config.values())
 
 
-def test_of_a_very_large_file_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "_MAX_BYTES", 1000)
-    lines(tmp_path, *({"step": number, "loss": float(number)} for number in range(1000)))
-    found = summarize(tmp_path).metrics["loss"]
-    assert (found.last, found.max) == (999.0, 999.0)
-    assert 900 < (found.min or 0) < 999
+def test_of_a_very_large_file_the_first_line_and_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(series, "_MAX_BYTES", 1000)
+    lines(tmp_path, {"config": {"lr": 1}}, *({"step": n, "loss": float(n)} for n in range(1000)))
+    found = summarize(tmp_path)
+    assert found.config == {"lr": 1}
+    loss = found.metrics["loss"]
+    assert (loss.last, loss.max) == (999.0, 999.0)
+    assert 900 < (loss.min or 0) < 999
 
 
 @pytest.mark.parametrize("kind", ["gone", "link", "pipe", "folder"])

@@ -1,0 +1,231 @@
+"""The numbers that a job's program wrote over time: to metrics.jsonl, TensorBoard's files or metrics.csv.
+
+All of it is of the job's making, so it is bounded: in bytes read, in names, and in the length of each.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+import os
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from io import BufferedReader
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Final
+
+from clusterctl.errors import printable
+from clusterctl.state.ledger import SOURCE_FILE
+from clusterctl.transport.remote_open import open_file, read_json
+
+METRICS_FILE: Final = "metrics.jsonl"
+MAX_NAMES: Final = 200
+MAX_TEXT: Final = 100
+_CSV_FILE: Final = "metrics.csv"
+_OVER_TIME: Final = frozenset({"step", "epoch"})  # columns; a table without one of them is another
+_EVENTS: Final = "tfevents"  # in the name of each event file
+_AXES: Final = frozenset(
+    "time step epoch iteration global_step _step _timestamp _runtime".split()  # Lightning, and W&B's exports
+)
+_STEPS: Final = ("step", "global_step", "_step")
+_PREFIX: Final = {"evaluation": "eval_"}  # of the names in a line of this ``kind``
+_NO_SERIES: Final = frozenset({"run", "result"})  # kinds of lines
+_LARGEST: Final = 1 << 1023
+_MAX_BYTES: Final = 32 << 20
+_MAX_LINE: Final = 1 << 20
+_MAX_LINES: Final = 1 << 20
+_MAX_ENTRIES: Final = 200_000  # of folders that are looked through
+_MAX_FILES: Final = 100
+# A folder that a program makes anew at each start: Lightning's, SummaryWriter's, one of only a date and time.
+_OF_A_START: Final = re.compile(r"version_\d+|[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.+|\d{8}[-_T]?\d{4,6}")
+_DIGITS: Final = re.compile(r"([0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Numbers that a program wrote at once. ``line`` is all of that line of metrics.jsonl, else empty."""
+
+    values: Mapping[str, float]
+    step: int | None = None
+    time: float | None = None  # in Unix seconds
+    kind: str = ""
+    line: Mapping[str, Any] = field(default_factory=dict)
+
+
+def records(folder: Path) -> Iterator[Record]:
+    """What the program of a run, or of a task of an array, wrote: of each file in its order.
+
+    First the lines of metrics.jsonl; then what event files of TensorBoard below the folder have besides,
+    then Lightning's metrics.csv. The bundled ``train`` writes the same numbers to all.
+    """
+    names: set[str] = set()
+    is_ours = False
+    for record in _of_lines(folder):
+        is_ours |= record.kind == "run"
+        yield Record(_named(record.values, names), record.step, record.time, record.kind, record.line)
+    paths = [] if is_ours else _found(folder)
+    tables = [path for path in paths if path.endswith(_CSV_FILE)]
+    for found in (_of_events(folder, [one for one in paths if one not in tables]), _of_csv(folder, tables)):
+        before = frozenset(names)
+        for record in found:
+            if values := _named(record.values, names, without=before):
+                yield Record(values, record.step, record.time)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number, perhaps NaN or infinite, that fits a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or abs(value) < _LARGEST
+
+
+def _finite(time: Any) -> float | None:
+    return float(time) if is_number(time) and math.isfinite(time) else None
+
+
+def _named(
+    values: Mapping[str, float], names: set[str], *, without: frozenset[str] = frozenset()
+) -> dict[str, float]:
+    """The values under names that can be printed, but those of too many names."""
+    found: dict[str, float] = {}
+    for key, value in values.items():
+        name = printable(key[:MAX_TEXT])[:MAX_TEXT]
+        if name not in without and (name in names or len(names) < MAX_NAMES):
+            names.add(name)
+            found[name] = value
+    return found
+
+
+def _opened(folder: Path, path: str) -> BufferedReader:
+    """A regular file below a folder, no link's; raises OSError."""
+    return os.fdopen(open_file(os.fsencode(folder), os.fsencode(path)), "rb")
+
+
+def _lines(folder: Path, name: str) -> Iterator[bytes]:
+    """The lines of a file, of a very large one the first and those at the end; without very long ones."""
+    with suppress(OSError), _opened(folder, name) as file:
+        skips = False  # the rest of a line
+        for number in range(_MAX_LINES):
+            line = file.readline(_MAX_LINE)
+            if not line:
+                return
+            is_whole = line.endswith(b"\n") or len(line) < _MAX_LINE
+            if is_whole and not skips:
+                yield line
+            skips = not is_whole
+            if number == 0 and (end := os.fstat(file.fileno()).st_size - _MAX_BYTES) > file.tell():
+                file.seek(end)
+                skips = True
+
+
+def _of_lines(folder: Path) -> Iterator[Record]:
+    for raw in _lines(folder, METRICS_FILE):
+        try:
+            line = json.loads(raw)
+        except (ValueError, RecursionError):  # half a line of a job that goes on
+            continue
+        if not isinstance(line, dict):
+            continue
+        kind = line.get("kind")
+        kind = kind if isinstance(kind, str) else ""
+        values: dict[str, float] = {}
+        if kind not in _NO_SERIES:
+            prefix = _PREFIX.get(kind, "")
+            numbers = ((key, one) for key, one in line.items() if key not in _AXES and is_number(one))
+            values = {prefix + key: float(one) for key, one in numbers}
+        steps = (one for key in _STEPS if isinstance(one := line.get(key), int) and is_number(one))
+        time = _finite(line.get("time", line.get("_timestamp")))
+        yield Record(values, next(steps, None), time, kind, line)
+
+
+def _found(folder: Path) -> list[str]:
+    """The event files and metrics.csv below a folder that the job has made or changed, in their order."""
+    found: list[str] = []
+    entries = 0
+    folders = deque([""])
+    while folders and entries < _MAX_ENTRIES:
+        above = folders.popleft()
+        with suppress(OSError), os.scandir(folder / above) as scan:
+            for entry in scan:
+                entries += 1
+                path = f"{above}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(f"{path}/")
+                elif (_EVENTS in entry.name or entry.name == _CSV_FILE) and len(found) < _MAX_FILES:
+                    found.append(path)
+    sent = _sent(folder) if found else {}
+    return sorted((path for path in found if not _is_sent(folder, path, sent)), key=_order)
+
+
+def _order(path: str) -> list[str | int]:
+    """By the file's name, which has its time, then by the folder; version_10 comes after version_2."""
+    above, _, name = path.rpartition("/")
+    parts = _DIGITS.split(f"{name}/{above}")
+    return [int(part) if number % 2 else part for number, part in enumerate(parts)]
+
+
+def _sent(folder: Path) -> Mapping[str, str]:
+    """What was sent with the job: path -> sha256."""
+    try:
+        source = read_json(os.fsencode(folder), SOURCE_FILE.encode(), _MAX_BYTES)
+        return {str(one["path"]): str(one["sha256"]) for one in source["files"]}
+    except (OSError, ValueError, TypeError, KeyError):  # the folder of a task has none
+        return {}
+
+
+def _is_sent(folder: Path, path: str, sent: Mapping[str, str]) -> bool:
+    """Whether it is as it was sent: the numbers of an earlier run, in the folder of the script."""
+    if path not in sent:
+        return False
+    with suppress(OSError), _opened(folder, path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == sent[path]
+    return False
+
+
+def _prefixes(paths: Sequence[str]) -> list[str]:
+    """What tells the names of one folder from those of another, such as ``train/`` and ``validation/``.
+
+    Folders of several starts of a program have the same names: it has gone on.
+    """
+    folders = [[one for one in path.split("/")[:-1] if not _OF_A_START.fullmatch(one)] for path in paths]
+    shared = sum(1 for _ in takewhile(lambda level: len({*level}) == 1, zip(*folders, strict=False)))
+    return ["".join(f"{one}/" for one in parts[shared:]) for parts in folders]
+
+
+def _of_events(folder: Path, paths: Sequence[str]) -> Iterator[Record]:
+    if not paths:
+        return
+    from clusterctl.runs.tensorboard import EventFiles  # noqa: PLC0415 - of few runs
+
+    reader = EventFiles()
+    for prefix, path in zip(_prefixes(paths), paths, strict=True):
+        with suppress(OSError), _opened(folder, path) as file:
+            for event in reader.events(file):
+                values = {prefix + tag: one for tag, one in event.scalars.items() if tag not in _AXES}
+                yield Record(values, event.step, _finite(event.time))
+
+
+def _of_csv(folder: Path, paths: Sequence[str]) -> Iterator[Record]:
+    paths = [path for path in paths if not _OVER_TIME.isdisjoint(next(_rows(folder, path), ()))]
+    for prefix, path in zip(_prefixes(paths), paths, strict=True):
+        rows = _rows(folder, path)
+        head = next(rows, [])
+        for row in rows:
+            numbers: dict[str, float] = {}
+            for name, cell in zip(head, row, strict=False):
+                with suppress(ValueError):  # an empty one, of what is not logged at this step
+                    numbers[name] = float(cell)
+            step = numbers.get("step")
+            values = {prefix + name: one for name, one in numbers.items() if name not in _AXES}
+            yield Record(values, int(step) if step is not None and step == step // 1 else None)
+
+
+def _rows(folder: Path, path: str) -> Iterator[list[str]]:
+    with suppress(csv.Error):
+        yield from csv.reader(line.decode(errors="replace") for line in _lines(folder, path))
