@@ -161,7 +161,7 @@ class _Replaying:
         if "of_failed" in self.replay.known:
             return {"dir": str(run.directory)}, lines
         losses = compare_losses(self.row, Row(run))
-        lines.append(f"losses: {losses or 'none in the metrics.jsonl of both'}")
+        lines.append(f"losses: {losses or 'none that both runs have'}")
         if losses is None or not losses.identical:
             lines.append(
                 f"`clusterctl runs diff {self.row.shown} {run.directory.name}` compares them in full"

@@ -69,7 +69,7 @@ class Losses:
 
 
 def compare_losses(a: Row, b: Row) -> Losses | None:
-    """How the losses in metrics.jsonl compare: numbers whose names have ``loss``. None if a run has none."""
+    """How the losses compare: metrics whose names have ``loss``. None if a run has none."""
     losses_a, losses_b = _losses(a), _losses(b)
     both = [key for key in losses_a if key in losses_b]
     if not both:
