@@ -130,11 +130,11 @@ class _Replaying:
             reject_missing(session, job)
         differences = list(self._differences(spec, job))
         name, tasks = self.row.shown, f", tasks {job.array}" if "of_failed" in self.replay.known else ""
-        self.screen.note(*(f"note: {note}" for note in self.replay.notes))
         self.screen.note(
-            f"replay of {name}{tasks}; " + ("what differs:" if differences else "nothing is known to differ")
+            *(f"note: {note}" for note in self.replay.notes),
+            f"replay of {name}{tasks}; " + ("what differs:" if differences else "nothing is known to differ"),
+            *(f"  {key}: {shown_value(a)} -> {shown_value(b)}" for key, a, b in differences),
         )
-        self.screen.note(*(f"  {key}: {shown_value(a)} -> {shown_value(b)}" for key, a, b in differences))
         listed = [{"key": key, "a": a, "b": b} for key, a, b in differences]
         return {"replay_of": str(self.row.folder), "differences": listed}
 

@@ -235,6 +235,8 @@ def test_what_only_git_has_comes_from_there_also_with_changes_that_were_not_comm
 
 
 def test_a_replay_records_what_the_original_did(really: Really, project: Path) -> None:
+    git(project, "init")
+    git(project, "commit", "--allow-empty", "-m", "first")
     run = really(job_spec("plain.sh", {"args": ["x"]})).directory
     (project / "plain.sh").unlink()
     with replayed(run, AGAIN) as replay:
@@ -243,6 +245,7 @@ def test_a_replay_records_what_the_original_did(really: Really, project: Path) -
     facts = [json.loads((one / "environment.json").read_text())["client"] for one in (run, record.directory)]
     assert facts[1].pop("replay_of") == "0badcafe"
     assert facts[0] == facts[1]
+    assert facts[0]["git"]["root"] == str(project)
     assert (record.directory / "stdout.log").read_text() == "x\nfirst\n"
 
 
@@ -326,8 +329,8 @@ OUT = {"path": "x", "sha256": DIGEST, "size": 1}
         ("environment.json", lambda d: d["client"]["job"].update(nodes="many"), "--nodes"),
         (
             "environment.json",
-            lambda d: d["client"]["job"].update(script=None, bundled="../x.sh"),
-            "bundled job",
+            lambda d: d["client"]["job"].update(script=None, bundled="./plain.sh"),
+            "names neither a script",
         ),
         ("environment.json", lambda d: d["client"]["job"].update(array="; rm -rf"), "--array"),
         ("environment.json", lambda d: d["client"]["job"].update(sweep=[1], script="/a\0/b"), "its script b"),
