@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,8 +70,8 @@ class Metrics(Report):
         """Whether it is of an iteration with which the run goes on."""
         return record["kind"] != "result" and int(record.get("step", 0)) <= self._done
 
-    def introduce(self) -> None:
-        """Who takes part, with what."""
+    def introduce(self, data: Mapping[str, Any]) -> None:
+        """Who takes part, with what; ``data``: what is read, as ``data_record`` says it."""
         more = {"cores": own_cores(), "device_note": self._device.note}
         ranks = self._comm.allgather({**place(self._comm.rank, self._device), **more})
         dtype = PRECISIONS[self._config.precision.precision].compute
@@ -89,6 +90,7 @@ class Metrics(Report):
             flops_per_sample=3 * self._work.flops,
             flops_formula=FLOPS_FORMULA,
             config=to_record(self._config),
+            data=data,
             versions={**versions("numpy", "mpi4py", "cupy-cuda12x"), "mpi": self._comm.library},
         )
         hosts = sorted({str(rank["host"]) for rank in ranks})

@@ -29,7 +29,7 @@ from payload.comm.base import on_all_ranks
 from payload.comm.transport import Transport
 from payload.config import TrainConfig, check
 from payload.data.base import Dataset
-from payload.data.datasets import open_dataset
+from payload.data.datasets import data_record, open_dataset
 from payload.data.loader import Feed, Loader
 from payload.device import Device
 from payload.errors import ENDED, STOPPED, PayloadError, UsageError
@@ -87,7 +87,7 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
     work = Work(sum(unit.flops for unit in units), tokens=dataset.facts.get("tokens"))
     metrics = Metrics(config, device, world, work, times, done=resumed.iteration)
     on_all_ranks(world, lambda: _write_config(config) if world.rank == 0 else None)
-    metrics.introduce()
+    metrics.introduce(on_all_ranks(world, lambda: data_record(config, dataset) if world.rank == 0 else {}))
 
     record, model = model_record(config.model, dataset), None
     if config.checkpoints.save_model:

@@ -298,8 +298,8 @@ def diff(
 ) -> None:
     """Compare two runs.
 
-    Shows what differs in the job, code, configuration, environment, hardware and result, and whether the
-    losses are identical, step by step.
+    Shows what differs in the job, code, configuration, data, environment, hardware and result, and whether
+    the losses are identical, step by step.
     """
     a, b = named_run(first), named_run(second)
     found = compare(a, b)

@@ -1,7 +1,4 @@
-"""What differs between two collected runs: the job, code, configuration, environment, hardware, result.
-
-And whether their losses are the same, step by step.
-"""
+"""What differs between two collected runs, from the job and its code to the result; whether losses do."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from typing import Any, Final
 from clusterctl.errors import CollectError
 from clusterctl.runs.find import FIELDS, Row
 from clusterctl.runs.series import records
-from clusterctl.runs.summary import config_of
+from clusterctl.runs.summary import config_of, flat
 from clusterctl.state.ledger import ENVIRONMENT_FILE, SOURCE_FILE, Value
 
 # Of what was submitted: not what it computes, or told elsewhere in full.
@@ -35,7 +32,7 @@ _MAX_LOSSES: Final = 1 << 20
 class Difference:
     """One thing that is not the same; None where a run does not have it.
 
-    ``section`` is job, code, configuration, environment, hardware or result.
+    ``section`` is job, code, configuration, data, environment, hardware or result.
     """
 
     section: str
@@ -122,6 +119,7 @@ def compare(a: Row, b: Row) -> tuple[Difference, ...]:
         *_differences("job", _job(a, facts_a), _job(b, facts_b)),
         *_code(a, b, facts_a, facts_b),
         *_differences("configuration", _configuration(a), _configuration(b)),
+        *_differences("data", _data(a), _data(b)),
         *_differences("environment", _software(facts_a), _software(facts_b)),
         *_differences("hardware", _hardware(facts_a), _hardware(facts_b)),
         *_differences("result", _result(a), _result(b)),
@@ -221,6 +219,18 @@ def _configuration(row: Row) -> dict[str, Value]:
     arguments = " ".join(config_of(row.run.args)[1]) or None
     found = {**row.config, "arguments": arguments}
     return found | {f"task {task.number}: {k}": v for task in row.tasks for k, v in task.config.items()}
+
+
+def _data(row: Row) -> dict[str, Value]:
+    """What the program read, as the first line of its metrics.jsonl says: how much, and hashes of files."""
+    found: dict[str, Value] = {}
+    for one in row.tasks or [row]:
+        task = f"task {one.number}: " if row.tasks else ""
+        first = next(records(one.folder), None)
+        said = flat(_mapping(first.line, "data")) if first else {}
+        said.pop("name", None)  # where it lies, which the configuration has
+        found |= {task + k: v[:12] if isinstance(v, str) and "sha256" in k else v for k, v in said.items()}
+    return found
 
 
 def _software(facts: Mapping[str, Any]) -> dict[str, Value]:

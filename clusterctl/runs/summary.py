@@ -37,7 +37,7 @@ def summarize(folder: Path, args: Sequence[str] = ()) -> Summary:
     found = Summary(config=config_of(args)[0])
     for record in records(folder):
         if isinstance(config := record.line.get("config"), dict):
-            found.config = {**_flat(config), **found.config}
+            found.config = {**flat(config), **found.config}
         for name, value in record.values.items():
             found.metrics.setdefault(name, Metric()).add(value, record.step)
     return found
@@ -77,7 +77,7 @@ def _value(text: str) -> Value:
     return printable(text)[:MAX_TEXT]
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
     """A configuration with names such as ``optimizer.lr`` for what is nested."""
     found: dict[str, Value] = {}
     for key, value in config.items():
@@ -86,7 +86,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
             break
         if isinstance(value, Mapping):
             if prefix.count(".") < _MAX_DEPTH:
-                found |= _flat(value, f"{name}.")
+                found |= flat(value, f"{name}.")
         elif isinstance(value, str):
             found[name] = printable(value)[:MAX_TEXT]
         elif value is None or isinstance(value, bool):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -29,8 +32,11 @@ T = TypeVar("T")
 _GPT2_VOCABULARY = 50_257
 _IMAGENET = (224, 3, 1000)  # side, channels, classes
 _FEW = 4
+_DIGITS = Path(__file__).with_name("digits.npz")
 _HELD_OUT_EVERY = 5  # of the digits
 _SAMPLES, _HELD_OUT = 65_536, 64  # of synthetic data
+_WHOLE = 256 << 20  # bytes: a larger file is known by its size, its beginning and its end alone
+_SAMPLE = 1 << 20  # bytes of each of these two
 _POOL = 64  # synthetic samples that are really there, in turn: making noise would cost more than many a model
 
 
@@ -77,6 +83,47 @@ def open_dataset(
     return Images(
         data.data, training, held_out, dtype=dtype, augment=data.augment, clean=data.clean, known=known
     )
+
+
+def data_record(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
+    """What data a run reads, for JSON: by the hashes of its files it is known again wherever they lie.
+
+    Raises:
+        UsageError: a file cannot be read any more.
+    """
+    kind, _, where = config.data.data.partition(":")
+    files: dict[str, Callable[[], list[Path]]] = {
+        "digits": lambda: [_DIGITS],
+        "idx": lambda: idx.files(Path(where)),
+        "text": lambda: [Path(where)],
+        "synthetic": list,
+    }
+    record: dict[str, Any] = {"name": config.data.data, "bytes": 0}
+    record |= {"training": dataset.training, "held_out": dataset.held_out}
+    try:
+        for file in files[kind]():
+            _add_hash(record, file)
+    except OSError as exc:
+        raise UsageError(f"--data: {exc.filename} cannot be read: {exc.strerror}") from exc
+    if dataset.tokenizer:
+        learned = json.dumps(dataset.tokenizer, sort_keys=True).encode()
+        record["tokenizer_sha256"] = hashlib.sha256(learned).hexdigest()
+    return record
+
+
+def _add_hash(record: dict[str, Any], file: Path) -> None:
+    """Note the size of a file, and its sha256; of a large one that of its size and its first and last MiB."""
+    with file.open("rb") as opened:
+        size = opened.seek(0, os.SEEK_END)
+        opened.seek(0)
+        record["bytes"] += size
+        if size <= _WHOLE:
+            record.setdefault("sha256", {})[file.name] = hashlib.file_digest(opened, "sha256").hexdigest()
+            return
+        sample = hashlib.sha256(f"{size}\n".encode() + opened.read(_SAMPLE))
+        opened.seek(-_SAMPLE, os.SEEK_END)
+        sample.update(opened.read(_SAMPLE))
+        record.setdefault("sampled_sha256", {})[file.name] = sample.hexdigest()
 
 
 def _text(
@@ -173,7 +220,7 @@ def load_digits() -> tuple[Labelled, Labelled]:
 
     1,438 training samples and 359 held out: every fifth, whatever the seed, to keep runs comparable.
     """
-    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as file:
+    with np.load(_DIGITS, allow_pickle=False) as file:
         images, labels = file["images"][..., None], file["labels"].astype(np.int64)
     held_out = np.arange(len(labels)) % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
     return Labelled(images[~held_out], labels[~held_out]), Labelled(images[held_out], labels[held_out])

@@ -34,6 +34,15 @@ def load(folder: Path, *, eval_only: bool = False) -> tuple[Labelled | None, Lab
     return None if eval_only else _pair(folder, "train"), _pair(folder, "t10k")
 
 
+def files(folder: Path) -> list[Path]:
+    """The files that ``load`` reads.
+
+    Raises:
+        UsageError: one is missing.
+    """
+    return [_find(folder, f"{kind}-{what}") for kind in ("train", "t10k") for what in ("images", "labels")]
+
+
 def _pair(folder: Path, kind: str) -> Labelled:
     image_file, label_file = _find(folder, f"{kind}-images"), _find(folder, f"{kind}-labels")
     images, labels = read(image_file), read(label_file)

@@ -49,6 +49,7 @@ def test_every_iteration_says_how_fast_it_was(records: list[Record]) -> None:
     assert run["peak_tflops"] == [0.5, 0.5]
     assert run["peak_source"] == "--peak-tflops"
     assert run["flops_per_sample"] == 3 * 2 * (64 * 16 + 16 * 10)
+    assert (run["data"]["name"], list(run["data"]["sha256"])) == ("digits", ["digits.npz"])
     iterations = [record for record in records if record["kind"] == "iteration"]
     assert len(iterations) == 23
     for one, size in zip(iterations, [64] * 22 + [30], strict=True):

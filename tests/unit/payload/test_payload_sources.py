@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import struct
 import subprocess
@@ -15,9 +16,9 @@ import pytest
 
 from payload.comm.base import Solo
 from payload.config import TrainConfig, parse
-from payload.data import idx
+from payload.data import datasets, idx
 from payload.data.base import Dataset
-from payload.data.datasets import open_dataset
+from payload.data.datasets import data_record, open_dataset
 from payload.data.images import Images, Labelled
 from payload.data.text import MaskedText, Text
 from payload.data.tokenizer import BytePairs, Bytes, learn
@@ -55,6 +56,58 @@ def _open(*flags: str, data_state: Mapping[str, Any] | None = None, eval_only: b
     config = parse(["train", *flags])
     assert isinstance(config, TrainConfig)
     return open_dataset(config, Solo(), data_state, eval_only=eval_only)
+
+
+def _recorded(*flags: str) -> dict[str, Any]:
+    config = parse(["train", *flags])
+    assert isinstance(config, TrainConfig)
+    record = data_record(config, open_dataset(config, Solo()))
+    assert json.loads(json.dumps(record)) == record
+    return record
+
+
+def test_what_is_read_is_known_again_by_its_files(tmp_path: Path) -> None:
+    digits = Path(datasets.__file__).with_name("digits.npz").read_bytes()
+    assert _recorded() == {
+        "name": "digits",
+        "training": 1438,
+        "held_out": 359,
+        "bytes": len(digits),
+        "sha256": {"digits.npz": hashlib.sha256(digits).hexdigest()},
+    }
+    _write(tmp_path, compressed=True)
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()}
+    assert _recorded("--data", f"idx:{tmp_path}")["sha256"] == files
+    assert _recorded("--data", "synthetic", "--model", "resnet18")["bytes"] == 0
+
+
+def test_a_text_and_what_is_learned_of_it_have_hashes(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(_TEXT)
+    flags = ("--model", "gpt-tiny", "--data", f"text:{tmp_path / 'a.txt'}", "--sequence-length", "8")
+    plain, pairs = _recorded(*flags), _recorded(*flags, "--tokenizer", "bpe:270")
+    assert plain["sha256"] == pairs["sha256"] == {"a.txt": hashlib.sha256(_TEXT).hexdigest()}
+    assert plain["tokenizer_sha256"] != pairs["tokenizer_sha256"]
+    assert pairs == _recorded(*flags, "--tokenizer", "bpe:270")
+
+
+def test_a_large_file_is_known_by_its_size_and_its_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "_WHOLE", len(_TEXT) - 1)
+    monkeypatch.setattr(datasets, "_SAMPLE", 100)
+    path = tmp_path / "a.txt"
+    flags = ("--model", "gpt-tiny", "--data", f"text:{path}", "--sequence-length", "8")
+
+    def sampled(text: bytes) -> str:
+        path.write_bytes(text)
+        record = _recorded(*flags)
+        assert (record["bytes"], record.get("sha256")) == (len(text), None)
+        return str(record["sampled_sha256"]["a.txt"])
+
+    whole = sampled(_TEXT)
+    assert whole == hashlib.sha256(f"{len(_TEXT)}\n".encode() + _TEXT[:100] + _TEXT[-100:]).hexdigest()
+    for changed in (b"T" + _TEXT[1:], _TEXT[:-1] + b"!", _TEXT + _TEXT[-1:]):
+        assert sampled(changed) != whole
 
 
 @pytest.mark.parametrize("compressed", [False, True])

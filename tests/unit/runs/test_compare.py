@@ -24,6 +24,8 @@ HOST = {
     "boot_id": "x",
 }
 
+READ = {"kind": "run", "data": {"name": "text:/x/a", "bytes": 5, "sha256": {"a.b.c.d.txt": "c" * 64}}}
+
 
 def differences(out: Path, a: dict[str, Any], b: dict[str, Any]) -> dict[tuple[str, str], tuple[Any, Any]]:
     both = {
@@ -53,6 +55,8 @@ def differences(out: Path, a: dict[str, Any], b: dict[str, Any]) -> dict[tuple[s
         ({"hosts": {"demo-train-9": {**HOST, "host": "demo-train-9", "boot_id": "y"}}}, {}),
         ({"hosts": {"demo-train-1": {**HOST, "cpu_model": "Xeon"}}}, {("hardware", "nodes")}),
         ({"hosts": {"demo-train-1": [1]}}, {("hardware", "nodes"), ("environment", "python")}),
+        ({"metrics": [READ, {"loss": 1.5}]}, {("data", "bytes"), ("data", "sha256.a.b.c.d.txt")}),
+        ({"metrics": [{**READ, "data": [1]}, {"loss": 1.5}]}, {}),
         ({"metrics": [{"loss": 1.25}]}, {("result", "loss"): (1.5, 1.25)}),
         ({"state": "FAILED", "elapsed_s": 9}, {("result", "state"): ("COMPLETED", "FAILED")}),
         ({"cluster": "other"}, {("job", "cluster"): ("demo", "other")}),
@@ -83,6 +87,17 @@ def test_a_run_without_its_files_is_compared_by_what_is_left(tmp_path: Path) -> 
     (a.directory / "source.json").write_text("[" * 100_000)
     with pytest.raises(CollectError, match=r"source\.json of a run can't be read"):
         compare(Row(a), Row(b))
+
+
+def test_data_differ_by_what_was_read_not_by_where_it_lies(tmp_path: Path) -> None:
+    def reading(name: str, sha256: str) -> dict[str, Any]:
+        data = {"name": name, "bytes": 5, "sampled_sha256": {"a.txt": sha256}}
+        return {"metrics": [{"kind": "run", "data": data}, {"kind": "iteration", "loss": 1.5}]}
+
+    a = reading("text:/home/a.txt", "a" * 64)
+    assert differences(tmp_path / "1", a, reading("text:/shared/a.txt", "a" * 64)) == {}
+    found = differences(tmp_path / "2", a, reading("text:/home/a.txt", "b" * 64))
+    assert found == {("data", "sampled_sha256.a.txt"): ("a" * 12, "b" * 12)}
 
 
 def test_arrays_differ_in_their_tasks(tmp_path: Path) -> None:
