@@ -62,6 +62,10 @@ VERBS: Final = {
     "status": ("status:status", "Show the state of nodes and jobs."),
     "list": ("status:list_", "List your clusters, kept storage, and orphans on this machine."),
     "submit": ("submit:submit", "Submit a bundled job, your own script, or a job file."),
+    "replay": (
+        "replay:replay",
+        "Submit a collected run again: the same code, packages, options and arguments.",
+    ),
     "jobs": ("jobs:jobs", "List your jobs, newest first; or show one in full."),
     "logs": ("job:logs", "Print a job's stdout and stderr."),
     "cancel": ("job:cancel", "Cancel jobs."),

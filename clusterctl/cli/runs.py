@@ -16,7 +16,7 @@ from clusterctl.cli.jobs import shown_elapsed, shown_time
 from clusterctl.cli.options import Options, folder_path, run_names
 from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.runs.compare import Difference, compare
+from clusterctl.runs.compare import Difference, compare, compare_losses
 from clusterctl.runs.find import (
     FIELDS,
     TIMES,
@@ -330,7 +330,8 @@ def diff(
 ) -> None:
     """Compare two runs.
 
-    Shows what differs in the job, code, configuration, data, environment, hardware and result.
+    Shows what differs in the job, code, configuration, data, environment, hardware and result, and whether
+    the losses are identical, step by step.
     """
     a, b = named_run(first), named_run(second)
     found = compare(a, b)
@@ -338,8 +339,11 @@ def diff(
     for section in dict.fromkeys(one.section for one in found):
         rows = [_compared(one) for one in found if one.section == section]
         lines += [*([""] if lines else []), *screen.table([section.upper(), a.shown, b.shown], rows)]
+    lines = lines or ["nothing differs"]
+    if losses := compare_losses(a, b):
+        lines += ["", f"losses: {losses}"]
     answer = {"a": str(a.folder), "b": str(b.folder), "differences": [asdict(one) for one in found]}
-    screen.result(answer, *(lines or ["nothing differs"]))
+    screen.result({**answer, "losses": losses and asdict(losses)}, *lines)
 
 
 def _compared(one: Difference) -> list[str]:

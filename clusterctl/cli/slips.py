@@ -53,6 +53,7 @@ _VERBS: Final = {
     **{"log": "logs", "tail": "logs -f", "follow": "logs -f", "ls": "list", "clusters": "list"},
     **{"run": "submit", "sbatch": "submit", "start": "up", "create": "up", "apply": "up", "repair": "up"},
     **{"stop": "down", "destroy": "down", "delete": "down", "rm": "down", "teardown": "down"},
+    **{"rerun": "replay", "resubmit": "replay", "retry": "replay", "repeat": "replay"},
     **{"kill": "cancel", "scancel": "cancel", "fetch": "collect", "results": "collect"},
     **{"exec": "ssh", "login": "ssh", "connect": "ssh", "salloc": "shell", "srun": "shell --"},
     **{"upload": "put", "push": "put", "download": "get", "pull": "get"},

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
 import typer
 
@@ -53,6 +54,9 @@ from clusterctl.state.inventory import distribution_ahead
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.tree import shown_size
+
+if TYPE_CHECKING:
+    from clusterctl.jobs.replay import Replay
 
 _Row = dict[str, Any]  # of one job, as `-o json` shows it
 
@@ -165,28 +169,68 @@ def submit(
     if local:
         _use_here(screen, options, wanted, chosen, given)
         return
-    _reject_wrong(wanted, chosen)
+    submit_all(
+        screen, options, Wanted(wanted, chosen), dry_run=dry_run, wait=wait, follow=follow, timeout=timeout
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be submitted. ``chosen`` is the model that the one job uses; ``replay``: it is one."""
+
+    jobs: Sequence[JobSpec]
+    chosen: ChosenModel | None = None
+    replay: Replaying | None = None
+
+
+class Replaying(Protocol):
+    """A replay, and what is to be said of it."""
+
+    @property
+    def replay(self) -> Replay: ...
+
+    def before(self, spec: ClusterSpec, job: JobSpec, session: Session | None = None) -> _Row:
+        """Say what differs from the original, before anything is sent; what the answer has of it."""
+
+    def after(self, session: Session, job_id: str) -> tuple[_Row, list[str]]:
+        """What is to be said of a job that completed: in the answer, and for people."""
+
+
+def submit_all(
+    screen: Screen,
+    options: Options,
+    wanted: Wanted,
+    *,
+    dry_run: bool,
+    wait: bool,
+    follow: bool,
+    timeout: str | None,
+) -> list[_Row]:
+    """Submit jobs, or show their scripts; wait for them as was said, and answer. The jobs, each a row."""
+    _reject_wrong(wanted.jobs, wanted.chosen)
     timeout_s = timeout_of(timeout)
-    _refuse_contradictions(wanted, follow=follow, waits=wait or follow, timeout_s=timeout_s)
+    _refuse_contradictions(wanted.jobs, follow=follow, waits=wait or follow, timeout_s=timeout_s)
     if dry_run:
-        _dry_run(screen, options, wanted, chosen)
-        return
+        _dry_run(screen, options, wanted)
+        return []
     with open_session(screen, options) as session:
-        rows = _submitted(screen, options, session, wanted, chosen)
+        rows = _submitted(screen, options, session, wanted)
         ids = [row["job_id"] for row in rows]
         if not (wait or follow):
             *lines, last = (f"submitted job {row['job_id']} ({row['name']})" for row in rows)
             screen.result(_answer(rows), *lines, f"{last}; see `clusterctl logs {ids[0]} -f`")
-            return
+            return rows
         for row in rows:
             screen.note(f"submitted job {row['job_id']} ({row['name']})")
         with _once(rows):
             if follow and not screen.json:
                 with screen.logs() as show:
                     follow_job(screen, session, ids[0], timeout_s, show=show)
+                if wanted.replay is not None:
+                    screen.note(*wanted.replay.after(session, ids[0])[1])
             else:
-                swept = {row["job_id"] for row, job in zip(rows, wanted, strict=True) if job.sweep}
-                _await(screen, session, rows, timeout_s, swept)
+                _await(screen, session, rows, timeout_s, wanted)
+    return rows
 
 
 def _wanted(
@@ -251,7 +295,7 @@ def _use_here(
         use_here(job, chosen, known, lambda data: show(LogChunk("stdout", None, data)))
 
 
-def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
+def _dry_run(screen: Screen, options: Options, wanted: Wanted) -> None:
     """Show the scripts; where they are several, each below a line with its job's name."""
     spec = spec_of_existing(screen, options)
     workspace = Workspace.of(spec.name)
@@ -259,15 +303,17 @@ def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec], chosen
     distribution = known or distributions.distribution_of(distributions.DEFAULT)
     rows: list[_Row] = []
     text = ""
-    wanted, sent = with_model(wanted, chosen, Ledger(workspace.jobs).entries())
-    for job, source, environment in _prepared(screen, options, spec, wanted, distribution, sent):
+    jobs, sent = with_model(wanted.jobs, wanted.chosen, Ledger(workspace.jobs).entries())
+    replaying = wanted.replay
+    for job, source, environment in _prepared(screen, options, spec, jobs, distribution, sent, replaying):
         script = script_of(spec, job, environment)
         if source:
             size = shown_size(source.bytes)
             screen.note(f"with {job.name} go {len(source.files)} files, {size}, of {source.folder}")
         what_goes = {"files": len(source.files), "bytes": source.bytes} if source else None
-        rows.append({"name": job.name, "script": script, "source": what_goes})
-        text += f"### {job.name}\n{script}\n" if len(wanted) > 1 else script
+        more = replaying.before(spec, job) if replaying is not None else {}
+        rows.append({"name": job.name, "script": script, "source": what_goes, **more})
+        text += f"### {job.name}\n{script}\n" if len(jobs) > 1 else script
     screen.document(_answer(rows), text)
 
 
@@ -278,18 +324,21 @@ def _prepared(
     wanted: Sequence[JobSpec],
     distribution: Distribution,
     model: Source | None,
+    replaying: Replaying | None = None,
 ) -> list[tuple[JobSpec, Source | None, Environment]]:
     """The jobs with what is sent of their scripts' folders, and the environments that they ask for.
 
-    ``model`` is sent with a job that uses one.
+    ``model`` is sent with a job that uses one. Of a replay, all that is as it was.
     """
     wanted = [with_gpus(spec, job) for job in wanted]
     for job in wanted:
         script_of(spec, job)  # none is sent, nor are its packages looked for, while another can't be
-    sources = [source_of(job) or model for job in wanted]
+    replay = replaying.replay if replaying is not None else None
+    sources = [replay.source] if replay is not None else [source_of(job) or model for job in wanted]
     for note in dict.fromkeys(note for source in sources if source for note in source.notes):
         screen.note(f"note: {note}")
-    environments = resolve(screen, options, spec, wanted, distribution)
+    lock = replay.lock if replay is not None else None
+    environments = resolve(screen, options, spec, wanted, distribution, lock)
     return list(zip(wanted, sources, environments, strict=True))
 
 
@@ -299,12 +348,18 @@ def resolve(
     spec: ClusterSpec,
     jobs: Sequence[JobOptions],
     distribution: Distribution,
+    replayed: str | None = None,
 ) -> list[Environment]:
-    """The Python environments that the spec and these jobs ask for; pip's words under -v."""
+    """The Python environments that the spec and these jobs ask for; pip's words under -v.
+
+    ``replayed`` is the text of a lock that takes their place, "" for no packages.
+    """
     detail = screen.note if options.verbose else lambda _line: None
     with screen.working("resolving requirements"):
         return [
-            environment_of(spec, job, distribution=distribution, report=screen.note, heard=detail)
+            environment_of(
+                spec, job, distribution=distribution, report=screen.note, heard=detail, replayed=replayed
+            )
             for job in jobs
         ]
 
@@ -313,13 +368,14 @@ def _submitted(
     screen: Screen,
     options: Options,
     session: Session,
-    wanted: Sequence[JobSpec],
-    chosen: ChosenModel | None,
+    wanted: Wanted,
 ) -> list[_Row]:
     """Submit the jobs, one after the other; what is known of them is told also when something fails later."""
-    reject_files_of_here(session, wanted, report=screen.note)
-    wanted, sent = with_model(wanted, chosen, session.ledger.entries(), session)
-    prepared = _prepared(screen, options, session.spec, wanted, session.distribution, sent)
+    reject_files_of_here(session, wanted.jobs, report=screen.note)
+    jobs, sent = with_model(wanted.jobs, wanted.chosen, session.ledger.entries(), session)
+    replaying = wanted.replay
+    prepared = _prepared(screen, options, session.spec, jobs, session.distribution, sent, replaying)
+    more = replaying.before(session.spec, prepared[0][0], session) if replaying is not None else {}
     rows: list[_Row] = []
     with showing_progress(screen) as progress:
         for job, source, environment in prepared:
@@ -329,12 +385,13 @@ def _submitted(
                     job,
                     source=source,
                     environment=environment,
+                    known=replaying.replay.known if replaying is not None else {},
                     progress=progress,
                     report=screen.note,
                 )
             row = dataclasses.asdict(done)
             del row["token"]
-            rows.append({"dir": row.pop("remote_dir"), **row})
+            rows.append({"dir": row.pop("remote_dir"), **row, **more})
             screen.known = _answer(rows)
     return rows
 
@@ -350,19 +407,23 @@ def _once(submitted: Sequence[_Row]) -> Iterator[None]:
 
 
 def _await(
-    screen: Screen, session: Session, rows: Sequence[_Row], timeout_s: float | None, swept: Collection[str]
+    screen: Screen, session: Session, rows: Sequence[_Row], timeout_s: float | None, wanted: Wanted
 ) -> None:
     """Wait for the jobs and show how they ended; raises unless all completed. Sweeps are ranked."""
     ended = wait_for(screen, session, [row["job_id"] for row in rows], timeout_s)
-    for row in rows:
+    for row, asked in zip(rows, wanted.jobs, strict=True):
         mine = [job for job in ended if job.whole_id == row["job_id"]]
         row["state"] = worst(mine).state.value
-        if row["job_id"] in swept:
+        if asked.sweep:
             row["sweep"] = _ranked(screen, session, row["job_id"])
     screen.known = _answer(rows)
     raise_unless_completed(session, ended)
-    *lines, last = (f"job {row['job_id']} {row['state']}" for row in rows)
-    screen.result(_answer(rows), *lines, f"{last}; `clusterctl collect` brings it home")
+    lines = [f"job {row['job_id']} {row['state']}" for row in rows]
+    lines[-1] += "; `clusterctl collect` brings it home"
+    if wanted.replay is not None:
+        more, lines = wanted.replay.after(session, rows[0]["job_id"])
+        rows[0].update(more)
+    screen.result(_answer(rows), *lines)
 
 
 def _ranked(screen: Screen, session: Session, job_id: str) -> dict[str, Any] | None:

@@ -8,7 +8,15 @@ from typing import Final
 
 from clusterctl.errors import CommandError, TransportError, UsageError, printable
 from clusterctl.packages.accelerators import has_gpus
-from clusterctl.packages.wheelhouse import Lock, NodePlatform, Requirements, cached_lock, resolve, wheel_path
+from clusterctl.packages.wheelhouse import (
+    Lock,
+    NodePlatform,
+    Requirements,
+    cached_lock,
+    locked,
+    resolve,
+    wheel_path,
+)
 from clusterctl.scheduler.script import BASE_ENVIRONMENT, ENVIRONMENTS, PLAIN, Environment, partition_name
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.job import JobOptions, JobSpec, Launcher
@@ -34,8 +42,11 @@ def environment_of(
     distribution: Distribution,
     report: LineReporter,
     heard: LineReporter = lambda _line: None,
+    replayed: str | None = None,
 ) -> Environment:
     """What the requirements of a spec, and of a job on top, come to. Nothing reaches the cluster yet.
+
+    ``replayed`` is the text of a lock that takes their place, "" for no packages.
 
     Raises:
         UsageError: they can't be met, or the job can't have any.
@@ -53,7 +64,9 @@ def environment_of(
             fix="leave --requirements out, or submit a script of yours",
         )
     lock: Lock | None = None
-    if cluster is not None:
+    if replayed is not None:
+        lock = _replayed(replayed, node, report, heard) if replayed else None
+    elif cluster is not None:
         lock = resolve(
             Requirements((cluster,), base, node=node, gpus=has_gpus(spec)), report=report, heard=heard
         )
@@ -65,6 +78,17 @@ def environment_of(
     if isinstance(job, JobSpec) and job.launcher is Launcher.TORCHRUN:
         _refuse_without_torch(lock)
     return Environment(lock if lock is not None and lock.wheels else None)
+
+
+def _replayed(text: str, node: NodePlatform, report: LineReporter, heard: LineReporter) -> Lock:
+    """The lock of an earlier job; on nodes with another Python, the same versions for that."""
+    if (lock := locked(text, job_lock(), node, report=report, heard=heard)) is not None:
+        return lock
+    report(f"note: the packages were for {text.partition(chr(10))[0].strip('# ')}: now they are for {node}")
+    with temporary_folder() as folder:
+        wanted = folder / "requirements.txt"
+        wanted.write_text("".join(f"{wheel.name}=={wheel.version}\n" for wheel in Lock.read(text, {}).wheels))
+        return resolve(Requirements((wanted,), job_lock(), node=node), report=report, heard=heard)
 
 
 def _partition_name(spec: ClusterSpec, job: JobOptions) -> str | None:

@@ -104,14 +104,21 @@ def source_hash(items: Sequence[Item], hashes: Mapping[Path, str]) -> str:
 def manifest(items: Sequence[Item], hashes: Mapping[Path, str]) -> bytes:
     """The content of source.json: what the job was given. Names that are not UTF-8 have lone surrogates."""
     files, links = [], []
+    folders = [item.path for item in items if item.kind is Kind.FOLDER]
     for item in items:
         if item.kind is Kind.FILE:
             facts = {"sha256": hashes[item.origin], "size": item.size, "executable": _is_executable(item)}
             files.append({"path": item.path, **facts})
         elif item.kind is Kind.LINK:
             links.append({"path": item.path, "target": item.target})
-    document = {"version": 1, "hash": source_hash(items, hashes), "files": files, "links": links}
+    found = {"files": files, "links": links, "folders": folders}
+    document = {"version": 1, "hash": source_hash(items, hashes), **found}
     return (json.dumps(document, indent=1) + "\n").encode()
+
+
+def is_taken(path: str) -> bool:
+    """Whether clusterctl itself writes a file of this path into a job's folder."""
+    return path in TAKEN_NAMES or _NUMBERED.fullmatch(path) is not None
 
 
 def _is_executable(item: Item) -> bool:
@@ -224,7 +231,7 @@ class FolderWalk:
         return Item.of(item.path, item.origin, status)
 
     def _add(self, item: Item) -> None:
-        if "/" not in item.path and (item.path in TAKEN_NAMES or _NUMBERED.fullmatch(item.path)):
+        if is_taken(item.path):
             self.ours.append(item.path)
         for parent in map(str, reversed(item.origin.relative_to(self.folder).parents[:-1])):
             if parent not in self.folders:  # left out itself, but something in it was wanted

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from clusterctl import __version__
@@ -138,12 +139,14 @@ def submit(
     *,
     source: Source | None = None,
     environment: Environment = PLAIN,
+    known: Mapping[str, Any] = MappingProxyType({}),
     progress: Progress = lambda *_: None,
     report: LineReporter = lambda _text: None,
 ) -> Submitted:
     """Stage and submit a job; before that, build the environment that it needs.
 
-    ``source`` and ``environment`` are what ``source_of`` and ``environment_of`` have found for it.
+    ``source`` and ``environment`` are what ``source_of`` and ``environment_of`` have found for it. ``known``
+    are more facts, see ``client_facts``.
 
     Raises:
         UsageError: the job can't be run, or asks for what the cluster does not have.
@@ -166,9 +169,11 @@ def submit(
         for other in others:
             send_to_store(other, [image], progress=progress)
         job = job.model_copy(update={"container": there})
+        known = {"image": str(image), **known}
         script = script_of(session.spec, job, environment)
     folder = job.script.parent if job.script is not None else Path.cwd()
-    facts = client_facts(job, environment, folder=folder)
+    known = {"folder": str(source.folder) if source is not None else None, **known}
+    facts = client_facts(job, environment, folder=folder, known=known)
     for transport in (session.transport, *others):
         build(transport, environment, report=report, progress=progress)
     token = secrets.token_hex(4)
@@ -276,16 +281,30 @@ def remove_folder(transports: Sequence[Transport], folder: str) -> None:
 
 
 def client_facts(
-    job: JobSpec, environment: Environment = PLAIN, *, folder: Path, patience_s: float = PATIENCE_S
+    job: JobSpec,
+    environment: Environment = PLAIN,
+    *,
+    folder: Path,
+    known: Mapping[str, Any] = MappingProxyType({}),
+    patience_s: float = PATIENCE_S,
 ) -> dict[str, Any]:
-    """The content of environment.client.json; ``folder`` is the one whose git state counts."""
+    """The content of environment.client.json; ``folder`` is the one whose git state counts.
+
+    ``known`` is added. Of a replay it has the git state, and what of the job is the original's.
+    """
+    said = {**job.model_dump(), **known.get("job", {})}
     return {
         "clusterctl": __version__,
+        "payload": payload_hash(),
         "python": platform.python_version(),
         "system": platform.platform(),
-        "job": json.loads(json.dumps(job.model_dump(), default=str)),  # a path may be no UTF-8
+        "job": json.loads(json.dumps(said, default=str)),  # a path may be no UTF-8
+        "given": sorted(
+            job.model_fields_set
+        ),  # the rest are defaults, which give way to a script's own lines
         "requirements": environment.lock.text if environment.lock else None,
-        "git": _git(folder, patience_s),
+        "git": known["git"] if "git" in known else _git(folder, patience_s),
+        **{key: value for key, value in known.items() if key not in {"git", "job"}},
     }
 
 
@@ -306,8 +325,9 @@ def _git(folder: Path, patience_s: float) -> dict[str, Any] | None:
         commit = git("rev-parse", "HEAD").strip()
         root = git("rev-parse", "--show-toplevel").rstrip(b"\n")
         status = git("status", "--porcelain", "--", ".")
-        # Neither the user's diff programs nor their colours: this is for a machine to apply again.
-        plain = ("--no-ext-diff", "--no-textconv", "--no-color", "--binary")
+        # Neither the user's diff programs nor their colours and prefixes: `replay` applies it again.
+        plain = "--no-ext-diff --no-textconv --no-color --no-renames --no-relative --binary".split()
+        plain += ["--src-prefix=a/", "--dst-prefix=b/"]
         diff = git("diff", *plain, "HEAD", "--", ".")
     except TransportError:  # no git, no repository, no commit yet, or too large to be looked through in time
         return None

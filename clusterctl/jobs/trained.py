@@ -27,9 +27,9 @@ from clusterctl.util.process import run_streamed
 MODEL: Final = "model"
 RECORD: Final = "model.json"
 _SETTINGS: Final = "config.toml"  # the run's, which says on what data it was trained
-_FLAG: Final = "--model-folder"
+MODEL_FLAG: Final = "--model-folder"
 # Job -> its own options that name a model, or a checkpoint.
-_NAMING: Final = {"eval": (_FLAG, "--out", "--resume"), "export": (_FLAG, "--checkpoint")}
+_NAMING: Final = {"eval": (MODEL_FLAG, "--out", "--resume"), "export": (MODEL_FLAG, "--checkpoint")}
 _PREFIX: Final = re.compile(r"payload: error: (rank 0 on \S+: )?")  # one rank is not worth a word
 
 
@@ -67,7 +67,7 @@ def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -
                 f"--run chooses the model of one of {', '.join(MODEL_JOBS)}",
                 fix="leave it out, or name that job",
             )
-        naming = _NAMING.get(job.bundled or "", (_FLAG,))
+        naming = _NAMING.get(job.bundled or "", (MODEL_FLAG,))
         named = chosen or any(word.partition("=")[0] in naming for word in job.args)
         if job.bundled in MODEL_JOBS and not named:
             checkpoint = f"; or a checkpoint: `-- {naming[-1]} DIR`" if naming[1:] else ""
@@ -157,7 +157,7 @@ def with_model(
 
 def model_arguments(folder: str, chosen: ChosenModel) -> tuple[str, ...]:
     """Of the program that uses the model in this folder."""
-    return (_FLAG, folder, "--weights", chosen.weights.value)
+    return (MODEL_FLAG, folder, "--weights", chosen.weights.value)
 
 
 def _shared(session: Session, run: str, found: _Found) -> str | None:

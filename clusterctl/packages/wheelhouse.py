@@ -70,7 +70,7 @@ def pip_download(
 _CACHE: Final = "python"  # the folder of locks and their wheels
 _LAYOUT: Final = "environment v1"  # of the folder on the cluster; part of every key
 _PIN: Final = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)", re.MULTILINE)
-_LINE: Final = re.compile(r"(\S+)==(\S+) --hash=sha256:([0-9a-f]{64})  # (\S+\.whl)")
+_LINE: Final = re.compile(r"(\S+)==(\S+) --hash=sha256:([0-9a-f]{64})  # ([^\s/]+\.whl)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +327,49 @@ def resolve(asked: Requirements, *, report: LineReporter, heard: LineReporter = 
             others = tuple(w for w in map(_kept, wheels) if base.get(w.name) != w.version)
             lock = Lock(others, base, asked.node)
         write_atomic(answer, lock.text)
+    return lock
+
+
+def locked(
+    text: str,
+    base: Path,
+    node: NodePlatform,
+    *,
+    report: LineReporter,
+    heard: LineReporter = lambda _line: None,
+) -> Lock | None:
+    """The lock of this text, with the very wheels that it names; None if they are for another Python.
+
+    Those that are not in the cache are downloaded.
+
+    Raises:
+        UsageError: no index has one of them.
+        MachineError: the cache of downloads can't be written.
+    """
+    lock = Lock.read(text, pins(base), node)
+    if lock.text != text:
+        return None
+    with cache_of_downloads(_CACHE) as home:
+        missing = [wheel for wheel in lock.wheels if not wheel_path(wheel).is_file()]
+        if not missing:
+            return lock
+        report(f"downloading {len(missing)} wheels")
+        home.mkdir(parents=True, exist_ok=True)
+        with temporary_folder(home) as folder:
+            wanted, target = folder / "wanted.txt", folder / "wheels"
+            wanted.write_text("".join(f"{wheel}\n" for wheel in missing))
+            argv = ["--require-hashes", "--no-deps", "--requirement", str(wanted), "--dest", str(target)]
+            if any("+cpu" in wheel.version for wheel in missing):
+                argv += ["--extra-index-url", cpu_index()]
+            said = pip_download(argv, node, cwd=folder, heard=heard)
+            if said.rc != 0:
+                raise UsageError(
+                    "packages of the run are not to be had any more",
+                    why=said.stdout.strip()[-_LONGEST_REASON:],
+                    fix="check that the package index can be reached (pip's own settings apply)",
+                )
+            for path in target.glob("*.whl"):
+                _kept(path)
     return lock
 
 

@@ -371,6 +371,9 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
     record = record.model_copy(
         update={"tags": tuple(dict.fromkeys(job.get("tag") or ())), "note": job.get("note")}
     )
+    if isinstance(facts, dict):
+        kept = {key: facts[key] for key in ("replay_of", "of_failed") if key in facts}
+        record = record.model_copy(update=kept)
     if not record.is_array:
         return record.model_copy(update={"args": args, **vars(summarize(tree, args))})
     from clusterctl.spec.sweep import arguments  # noqa: PLC0415 - only of an array

@@ -1,9 +1,11 @@
-"""What differs between two collected runs, from the job and its code to the result."""
+"""What differs between two collected runs, from the job and its code to the result; whether losses do."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ _RESULT: Final = ("state", "exit", "elapsed", "cost")
 _PINNED: Final = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", re.MULTILINE)
 _MAX_BYTES: Final = 64 << 20
 _MAX_FILES: Final = 50  # that are named as changed
+_MAX_LOSSES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,73 @@ class Difference:
     key: str
     a: Value
     b: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """How the losses of two runs compare at the ``steps`` that both have, of ``a`` and ``b`` steps.
+
+    ``first`` is the first step at which one differs, ``largest`` the largest difference; None where none
+    does, or where one of two is NaN or infinite.
+    """
+
+    identical: bool
+    steps: int
+    a: int
+    b: int
+    first: int | None = None
+    largest: float | None = None
+
+    def __str__(self) -> str:
+        steps = f"{self.steps} step{'s' if self.steps != 1 else ''}"
+        of = "" if self.a == self.b == self.steps else f" of {self.a} and {self.b}"
+        if self.identical:
+            return f"identical over {steps}{of}"
+        by = "one is no number" if self.largest is None else f"the largest difference is {self.largest:.3g}"
+        return f"different from step {self.first} on, of {steps}{of}: {by}"
+
+
+def compare_losses(a: Row, b: Row) -> Losses | None:
+    """How the losses compare: metrics whose names have ``loss``. None if a run has none."""
+    losses_a, losses_b = _losses(a), _losses(b)
+    both = [key for key in losses_a if key in losses_b]
+    if not both:
+        return None
+    wrong = [
+        key for key in both if losses_a[key] != losses_b[key] and not _are_nan(losses_a[key], losses_b[key])
+    ]
+    apart = [abs(losses_a[key] - losses_b[key]) for key in wrong]
+    steps, steps_a, steps_b = (
+        len({(task, step) for task, _, step in found}) for found in (both, losses_a, losses_b)
+    )
+    return Losses(
+        not wrong,
+        steps,
+        steps_a,
+        steps_b,
+        first=min((step for _, _, step in wrong), default=None),
+        largest=max(apart) if apart and all(map(math.isfinite, apart)) else None,
+    )
+
+
+def _are_nan(a: float, b: float) -> bool:
+    return math.isnan(a) and math.isnan(b)
+
+
+def _losses(row: Row) -> dict[tuple[str, str, int], float]:
+    """Task, name and step of each loss; where the program tells no step, the how manieth it is."""
+    found: dict[tuple[str, str, int], float] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    tasks = row.tasks or [row]
+    for one in tasks:
+        number = one.number if len(tasks) > 1 else ""
+        for record in records(one.folder):
+            for name, value in record.values.items():
+                if "loss" in name.lower() and "scale" not in name.lower() and len(found) < _MAX_LOSSES:
+                    counts[number, name] += 1
+                    step = counts[number, name] if record.step is None else record.step
+                    found[number, name, step] = value
+    return found
 
 
 def compare(a: Row, b: Row) -> tuple[Difference, ...]:
@@ -109,10 +179,13 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
 def _job(row: Row, facts: Mapping[str, Any]) -> dict[str, Value]:
     """What was asked of the scheduler and the launcher, and where it ran."""
     said = _mapping(facts, "client", "job")
-    asked = {key: value for key, value in said.items() if key not in _NOT_THE_JOB}
+    # The values of a task of a sweep are its configuration.
+    others = {"array", "sweep"} if row.task is not None else set()
+    asked = {key: value for key, value in said.items() if key not in _NOT_THE_JOB | others}
     if isinstance(script := asked.get("script"), str):
         asked["script"] = Path(script).name
-    return {**_flat(asked), "cluster": row.run.cluster, "partition": row.run.partition}
+    found = {key: value for key, value in _flat(asked).items() if not key.startswith("env.SWEEP_")}
+    return {**found, "cluster": row.run.cluster, "partition": row.run.partition}
 
 
 def _code(a: Row, b: Row, facts_a: Mapping[str, Any], facts_b: Mapping[str, Any]) -> Iterator[Difference]:

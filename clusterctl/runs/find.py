@@ -288,10 +288,12 @@ def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row
 def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
     """The tasks of a sweep, the best first, and the metric that ranks them, by default the sweep's own.
 
+    A task that was run again has the place of the one that had failed.
+
     Raises:
         UsageError: it is no array, none of its tasks has the metric, or any at all.
     """
-    tasks, sweep = run.tasks, run.run.sweep or {}
+    tasks, sweep = latest_tasks(run), run.run.sweep or {}
     if not tasks:
         raise UsageError(f"{run.shown} is no sweep", fix="`clusterctl runs` lists the runs")
     metric = metric or sweep.get("metric") or next(metric_names(tasks), None)
@@ -304,6 +306,27 @@ def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
     reject_unknown_keys(tasks, [metric])
     said = sweep.get("goal") if metric == sweep.get("metric") else None
     return ordered(tasks, metric, reverse=(said or goal_of(metric)) == Goal.MAX), metric
+
+
+def latest_tasks(run: Row) -> list[Row]:
+    """The tasks of an array; of those that `replay --failed` ran again, the last. None of another run."""
+    token = run.run.replay_of if run.run.of_failed else run.run.token
+    found = {run.run.directory: run.run, **{one.directory: one for one in _of_array(run, str(token))}}
+    latest: dict[str, Row] = {}
+    for one in sorted(found.values(), key=_submitted) if run.tasks else ():
+        latest |= {row.number: row for row in Row(one).tasks}
+    return list(latest.values())
+
+
+def _of_array(run: Row, token: str) -> Iterator[RunRecord]:
+    """The runs of an array that are here: the original, and those of its failed tasks."""
+    folders = dict.fromkeys((run.run.directory.parent, *runs_folders()))
+    for path in dict.fromkeys(path for folder in folders for path in _run_folders(folder)):
+        with suppress(OSError, CollectError):
+            if token.encode() in (path / RUN_FILE).read_bytes():  # quicker than to load each
+                one = RunRecord.load(path)
+                if one.token == token or (one.of_failed and one.replay_of == token):
+                    yield one
 
 
 def metric_names(rows: Sequence[Row]) -> Iterator[str]:

@@ -207,7 +207,7 @@ def program(
         command = contained(command, image=job.container, folders=folders, variables=env)
     if is_rank:
         swept = job.sweep.keys if job.sweep is not None else ()
-        names = dict.fromkeys((*_EXPORTED, *env, *map(_sweep_variable, swept)))
+        names = dict.fromkeys((*_EXPORTED, *env, *map(sweep_variable, swept)))
         exports = " ".join(f"-x {name}" for name in names)
         command = launched(job, command, exports)
     # `env` rather than `export`: whatever their names, they can't change this script's own variables.
@@ -215,7 +215,7 @@ def program(
     return f"env {settings} {command}" if env else command
 
 
-def _sweep_variable(key: str) -> str:
+def sweep_variable(key: str) -> str:
     """The environment variable that tells a task of a sweep the value of this key."""
     return "SWEEP_" + re.sub(r"\W", "_", key).upper()
 
@@ -225,7 +225,7 @@ def _sweep_tasks(job: JobSpec) -> list[dict[str, str]]:
     return [
         {
             "words": shlex.join(arguments(values)),
-            "variables": " ".join(f"{_sweep_variable(k)}={shlex.quote(v)}" for k, v in values.items()),
+            "variables": " ".join(f"{sweep_variable(k)}={shlex.quote(v)}" for k, v in values.items()),
             "json": shlex.quote(json.dumps(values)),
         }
         for values in (job.sweep.tasks if job.sweep is not None else ())

@@ -234,6 +234,8 @@ class RunRecord(_Stored):
     tasks. None where it is not known. ``args`` are the program's, ``config`` has its options and what its
     metrics.jsonl says of its configuration; of an array, each task has its own ``config`` and ``metrics``.
     ``tags`` and ``note`` are the user's words. Of a sweep, ``sweep`` has its keys and what ranks its tasks.
+    Of a replay, ``replay_of`` is the token of the original run; ``of_failed`` says that its tasks are those
+    of the original that had not completed, in whose place they are ranked.
     """
 
     version: int = 1
@@ -267,6 +269,8 @@ class RunRecord(_Stored):
     tags: tuple[str, ...] = ()
     note: str | None = None
     sweep: dict[str, Any] | None = None
+    replay_of: str | None = None
+    of_failed: bool = False
     skipped: tuple[Skipped, ...] = ()
     directory: Path = Path()
 

@@ -246,21 +246,26 @@ def test_an_array_keeps_its_tasks_apart(cluster: Cluster) -> None:
 
 
 TRIES = """\
-import argparse, json, os
+import argparse, json, os, random
 parser = argparse.ArgumentParser()
 for name in ("base", "lr", "seed"):
     parser.add_argument(f"--{name}")
 args = parser.parse_args()
 values = {"lr": args.lr, "seed": args.seed}
-assert json.load(open("sweep-values.json")) == values
 assert os.environ["SWEEP_LR"] == args.lr
-if values == {"lr": "1", "seed": "0"}:
+if "SLURM_ARRAY_TASK_ID" in os.environ:
+    assert json.load(open("sweep-values.json")) == values
+if args.lr == "1" and not os.path.exists(os.path.expanduser("~/ready")):
     raise SystemExit(3)
-open("metrics.jsonl", "w").write(json.dumps({"step": 1, "val_loss": float(args.lr) + int(args.seed)}))
+noise = random.Random(args.seed)
+with open("metrics.jsonl", "w") as file:
+    for step in range(1, 41):
+        loss = float(args.lr) + int(args.seed) + noise.random() * (40 - step)
+        file.write(json.dumps({"step": step, "val_loss": loss}) + "\\n")
 """
 
 
-def test_a_sweep_is_one_array_and_is_ranked_also_when_a_task_fails(cluster: Cluster) -> None:
+def test_a_sweep_is_one_array_its_failed_tasks_run_again_and_its_winner_is_replayed(cluster: Cluster) -> None:
     path = script(cluster, "tries.py", TRIES)
     grid = ("--sweep", "lr=0.1,0.01,1", "--sweep", "seed=0..1")
     ran = cluster("submit", path, *grid, "--wait", "--", "--base", "7", rc=4)
@@ -268,12 +273,35 @@ def test_a_sweep_is_one_array_and_is_ranked_also_when_a_task_fails(cluster: Clus
     assert f"best: {job}_2 lr=0.01 seed=0: val_loss 0.01" in ran.stderr
     assert f"job {job}_4 (tries) failed: " in ran.stderr
     line = next(one for one in cluster("jobs").stdout.splitlines() if one.startswith(f"{job} (6 tasks)"))
-    assert "5 COMPLETED, 1 FAILED" in line
+    assert "4 COMPLETED, 2 FAILED" in line
     ranking = cluster.json("runs", "--sweep", job)["runs"]
-    assert [row["job"] for row in ranking] == [f"{job}_{task}" for task in (2, 0, 3, 1, 5, 4)]
+    assert [row["job"] for row in ranking] == [f"{job}_{task}" for task in (2, 0, 3, 1, 4, 5)]
     assert (ranking[0]["config"], ranking[-1]["state"]) == ({"base": 7, "lr": 0.01, "seed": 0}, "FAILED")
-    found = cluster.json("runs", "diff", f"{job}_0", f"{job}_1")["differences"]
-    assert [one["key"] for one in found if one["section"] != "result"] == ["seed"]
+    assert not_the_same(cluster, f"{job}_0", f"{job}_1") == ["seed"]
+
+    path.write_text("raise SystemExit('this is not what was sent')\n")
+    cluster("ssh", "--", "touch", "ready")
+    again = cluster.json("replay", job, "--failed", "--wait")
+    rerun = again["job_id"]
+    jobs = [f"{job}_2", f"{job}_0", f"{rerun}_4", f"{job}_3", f"{job}_1", f"{rerun}_5"]
+    for ranking in (again["sweep"]["runs"], cluster.json("runs", "--sweep", job)["runs"]):
+        assert [row["job"] for row in ranking] == jobs
+        assert {row["state"] for row in ranking} == {"COMPLETED"}
+    assert "nothing is submitted" in cluster("replay", job, "--failed").stdout
+
+    winner = cluster("replay", f"{job}_2", "--wait")
+    assert "nothing is known to differ" in winner.stderr
+    assert winner.stdout.endswith("losses: identical over 40 steps\n")
+    assert not_the_same(cluster, f"{job}_2", winner.stdout.split()[1]) == []
+    changed = cluster.json("replay", f"{job}_2", "--set", "seed=1", "--wait")
+    assert (changed["losses"]["identical"], changed["losses"]["first"]) == (False, 1)
+    assert not_the_same(cluster, f"{job}_2", changed["job_id"]) == ["seed"]
+
+
+def not_the_same(cluster: Cluster, a: str, b: str) -> list[str]:
+    """What `runs diff` names, but for the results."""
+    found = cluster.json("runs", "diff", a, b)["differences"]
+    return [one["key"] for one in found if one["section"] != "result"]
 
 
 def test_flags_win_over_the_scripts_own_lines_which_are_kept(cluster: Cluster) -> None:

@@ -69,8 +69,10 @@ def test_two_runs_compared(made: Clusterctl) -> None:
         [],
         ["RESULT", "demo-1-train", "demo-2-train"],
         ["loss", "0.5", "0.333333"],
+        [],
+        "losses: identical over 1 step of 2 and 2".split(),
     ]
-    assert made("runs", "diff", "1", "1").stdout == "nothing differs\n"
+    assert made("runs", "diff", "1", "1").stdout == "nothing differs\n\nlosses: identical over 2 steps\n"
     found = json.loads(made("runs", "diff", "1", "2", "-o", "json").stdout)["differences"]
     assert found[0] == {"section": "configuration", "key": "lr", "a": 0.1, "b": 0.01}
 

@@ -33,7 +33,7 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
 
 @pytest.mark.parametrize(
     ("verbs", "most"),
-    [("up", 100), ("submit", 65), ("collect", 50), ("job", 50), ("status", 50), ("run", 15)],
+    [("up", 100), ("submit", 65), ("replay", 75), ("collect", 50), ("job", 50), ("status", 50), ("run", 15)],
 )
 def test_a_verb_imports_a_small_part_of_clusterctl(verbs: str, most: int) -> None:
     ours = [

@@ -40,6 +40,7 @@ NEED_A_CLUSTER: dict[str, list[str]] = {
     "status": [],
     "doctor": [],
     "submit": ["train"],
+    "replay": ["1"],
     "jobs": [],
     "logs": ["1"],
     "cancel": ["1"],

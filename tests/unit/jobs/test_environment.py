@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 from clusterctl.errors import TransportError, UsageError
 from clusterctl.jobs.environment import build, environment_of, unbuilt
 from clusterctl.jobs.submit import client_facts
-from clusterctl.packages.wheelhouse import wheel_path
+from clusterctl.packages.wheelhouse import Lock, wheel_path
 from clusterctl.scheduler.script import ENVIRONMENTS, PLAIN, Environment
 from clusterctl.scheduler.session import script_of
 from clusterctl.spec.distributions import DEFAULT, distribution_of
@@ -90,6 +91,38 @@ def test_torchrun_needs_torch(resolve: Resolve, tmp_path: Path) -> None:
     (tmp_path / "job.txt").write_text(f"--no-index\n--find-links {tmp_path}/index\ntorch\n")
     job = job.model_copy(update={"requirements": tmp_path / "job.txt"})
     assert environment_of(a_spec(), job, distribution=HERE, report=lambda _text: None).lock
+
+
+def test_a_replay_gets_the_very_wheels_of_its_lock(
+    resolve: Resolve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = resolve("first<2\ntool").lock
+    assert lock is not None
+    script, told = tmp_path / "a.sh", []
+    job = JobSpec(name="a", script=script)
+
+    def again(text: str) -> Environment:
+        return environment_of(
+            a_spec(tmp_path / "spec.txt"), job, distribution=HERE, report=told.append, replayed=text
+        )
+
+    assert again("") == PLAIN, "the cluster's own requirements are not those of then"
+    assert again(lock.text).lock == lock
+    shutil.rmtree(wheel_path(lock.wheels[0]).parents[1])
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    assert again(lock.text).lock == lock
+    assert all(wheel_path(wheel).is_file() for wheel in lock.wheels)
+    assert told == ["downloading 2 wheels"]
+    other = lock.text.replace("Python 3.", "Python 2.", 1)
+    assert again(other).lock == lock
+    assert any(line.startswith("note: the packages were for Python 2.") for line in told)
+    wrong = lock.text.replace(lock.wheels[0].sha256, "0" * 64)
+    with pytest.raises(UsageError, match="are not to be had any more") as caught:
+        again(wrong)
+    assert "HASHES" in caught.value.why
+    outside = lock.text.replace(f"# {lock.wheels[0].file}", f"# ../../{lock.wheels[0].file}")
+    assert len(Lock.read(outside, {}).wheels) == 1, "a file of elsewhere is none of the cache"
 
 
 def run(environment: Environment, command: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterctl.errors import CollectError
-from clusterctl.runs.compare import compare
+from clusterctl.runs.compare import Losses, compare, compare_losses
 from clusterctl.runs.find import Row
 from tests.unit.runs.made import made_run
 
@@ -109,3 +110,69 @@ def test_arrays_differ_in_their_tasks(tmp_path: Path) -> None:
         (one.section, one.key): (one.a, one.b) for one in compare(array(1, 0.1, 2.0), array(2, 0.2, 1.0))
     }
     assert found == {("configuration", "task 1: lr"): (0.1, 0.2), ("result", "task 1: loss"): (2.0, 1.0)}
+
+
+def losses(*values: float, name: str = "loss", start: int = 1) -> list[dict[str, Any]]:
+    return [{"step": step, name: value, "loss_scale": 8.0 * step} for step, value in enumerate(values, start)]
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (losses(3, 2, 1), losses(3, 2, 1), Losses(True, 3, 3, 3)),
+        (losses(3, 2, 1), losses(3, 2), Losses(True, 2, 3, 2)),
+        (losses(3, 2, 1), losses(3, 2.5, 2), Losses(False, 3, 3, 3, first=2, largest=1.0)),
+        (losses(3, NAN), losses(3, NAN), Losses(True, 2, 2, 2)),
+        (losses(3, NAN), losses(3, 2), Losses(False, 2, 2, 2, first=2, largest=None)),
+        (losses(0.1 + 0.2), losses(0.3), Losses(False, 1, 1, 1, first=1, largest=0.1 + 0.2 - 0.3)),
+        (
+            [{"loss": 3}, {"loss": 2}],
+            [{"loss": 3}, {"loss": 1}],
+            Losses(False, 2, 2, 2, first=2, largest=1.0),
+        ),
+        ([*losses(9), *losses(3, 2)], losses(3, 2), Losses(True, 2, 2, 2)),  # it began again
+        (losses(3, name="val_loss"), losses(3, name="Train/Loss"), None),
+        (losses(3), [], None),
+        ([{"loss_scale": 1}], [{"loss_scale": 1}], None),
+    ],
+)
+def test_losses_are_compared_step_by_step(tmp_path: Path, a: Any, b: Any, expected: Losses | None) -> None:
+    runs = [Row(made_run(tmp_path, number, metrics=lines)) for number, lines in ((1, a), (2, b))]
+    assert compare_losses(*runs) == expected
+
+
+def test_how_losses_are_told() -> None:
+    assert str(Losses(True, 40, 40, 40)) == "identical over 40 steps"
+    assert str(Losses(True, 1, 1, 2)) == "identical over 1 step of 1 and 2"
+    said = "different from step 7 on, of 40 steps: the largest difference is "
+    assert str(Losses(False, 40, 40, 40, 7, 0.012345)) == f"{said}0.0123"
+    assert str(Losses(False, 40, 40, 40, 7)).endswith(": one is no number")
+
+
+def test_losses_of_arrays_are_those_of_each_task_and_one_task_stands_for_itself(tmp_path: Path) -> None:
+    def array(job_id: int, *last: float, first: int = 0) -> Row:
+        tasks = [{"id": f"{job_id}_{first + n}", "state": "COMPLETED"} for n in range(len(last))]
+        run = made_run(tmp_path, job_id, tasks=tasks)
+        for number, value in enumerate(last, first):
+            folder = run.directory / f"task-{number}"
+            folder.mkdir()
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in losses(5, value)))
+        return Row(run)
+
+    a, b = array(1, 1.0, 2.0), array(2, 1.0, 3.0)
+    assert compare_losses(a, b) == Losses(False, 4, 4, 4, first=2, largest=1.0)
+    single = Row(made_run(tmp_path, 3, metrics=losses(5, 2.0)))
+    for one in (single, array(4, 2.0, first=1)):
+        assert compare_losses(a.tasks[1], one) == Losses(True, 2, 2, 2)
+
+
+def test_a_task_of_a_sweep_and_its_replay_differ_in_nothing(tmp_path: Path) -> None:
+    job = {"nodes": 1, "array": "0-1", "sweep": {"grid": {"lr": ["1", "2"]}}}
+    task = {"id": "1_1", "state": "COMPLETED", "exit_code": 0, "config": {"lr": 2, "base": 7}}
+    swept = made_run(tmp_path, 1, args=["--base", "7"], job=job, tasks=[task], end_time=None, cost_usd=None)
+    alone = {"nodes": 1, "array": None, "sweep": None, "env": {"SWEEP_LR": "2"}}
+    again = made_run(tmp_path, 2, args=["--base", "7", "--lr", "2"], job=alone, end_time=None)
+    assert compare(Row(swept).tasks[0], Row(again)) == ()

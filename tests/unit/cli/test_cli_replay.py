@@ -1,0 +1,192 @@
+"""`clusterctl replay`: what it says before and after, and which tasks it takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl import __version__
+from clusterctl.cli.run import app
+from clusterctl.jobs.source import manifest, source_of
+from clusterctl.jobs.submit import client_facts
+from clusterctl.scheduler.session import Session
+from clusterctl.spec.job import job_spec
+from clusterctl.transport.tree import hash_items
+from tests.unit.runs.made import made_run
+
+LOSSES = """\
+#!/bin/bash
+for step in 1 2 3; do echo "{\\"step\\": $step, \\"loss\\": ${2:-0}.$step}"; done >metrics.jsonl
+"""
+Said = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def said(here: Session, capsys: pytest.CaptureFixture[str]) -> Said:
+    """Runs a verb; what it printed, and what it noted."""
+
+    def run(*words: str, rc: int = 0) -> tuple[str, str]:
+        assert (app([*words], prog_name="clusterctl", standalone_mode=False) or 0) == rc, capsys.readouterr()
+        told = capsys.readouterr()
+        return told.out, told.err
+
+    return run
+
+
+@pytest.fixture
+def run(said: Said) -> str:
+    """A run in ./runs, whose script has changed since."""
+    Path("losses.sh").write_text(LOSSES)
+    said("submit", "losses.sh", "--wait", "--tag", "base", "--", "--lr", "1")
+    said("collect")
+    Path("losses.sh").write_text("#!/bin/bash\nexit 3\n")
+    return "demo-1-losses"
+
+
+def differences(said: Said, a: str, b: str) -> list[str]:
+    found = json.loads(said("-o", "json", "runs", "diff", a, b)[0])["differences"]
+    return [one["key"] for one in found if one["section"] != "result"]
+
+
+def test_a_replay_tells_that_its_losses_are_identical(run: str, said: Said) -> None:
+    out, err = said("replay", run, "--wait", "--tag", "again")
+    assert "replay of demo-1-losses; nothing is known to differ" in err
+    home = Path("runs/demo-2-losses").absolute()
+    assert out == f"job 2 (losses) COMPLETED: {home}\nlosses: identical over 3 steps\n"
+    assert json.loads((home / "run.json").read_text())["tags"] == ["again"]
+    assert said("runs", "diff", run, "2")[0].endswith("\nlosses: identical over 3 steps\n")
+    assert differences(said, run, "2") == []
+
+
+def test_what_differs_is_said_before_and_after(run: str, said: Said) -> None:
+    facts = Path("runs", run, "environment.json")
+    facts.write_text(facts.read_text().replace(f'"clusterctl": "{__version__}"', '"clusterctl": "0.0.1"'))
+    words = ("replay", run, "--set", "lr=2", "--wait")
+    out, err = said(*words)
+    assert f"what differs:\n  clusterctl: 0.0.1 -> {__version__}\n  lr: 1 -> 2\n" in err
+    assert "losses: different from step 1 on, of 3 steps: the largest difference is 1\n" in out
+    assert "`clusterctl runs diff demo-1-losses demo-2-losses` compares them in full" in out
+    answer = json.loads(said("-o", "json", *words)[0])
+    assert answer["differences"][1] == {"key": "lr", "a": 1, "b": "2"}
+    assert answer["losses"].pop("largest") == pytest.approx(1)
+    assert answer["losses"] == {"identical": False, "steps": 3, "a": 3, "b": 3, "first": 1}
+    assert differences(said, run, "2") == ["clusterctl", "lr"]
+
+
+def test_without_a_wait_it_says_how_to_compare(run: str, said: Said) -> None:
+    out, err = said("replay", "1")
+    assert "submitted job 2 (losses)" in out
+    assert "`clusterctl collect 2`, then `clusterctl runs diff demo-1-losses 2`" in err
+    out, err = said("replay", "1", "--dry-run", "--time", "5m")
+    assert "#SBATCH --time=00:05:00" in out
+    assert "with losses go 2 files, " in err
+
+
+def sweep(states: Mapping[int, str], job_id: int = 7, **fields: Any) -> None:
+    """A sweep of four tasks as `collect` leaves it, or a run of some of its tasks."""
+    job = job_spec("losses.sh", {"sweep": {"grid": {"lr": "0..3"}, "parallel": 2}, "args": ["--base", "1"]})
+    tasks = [
+        {
+            **{"id": f"{job_id}_{number}", "state": state, "config": {"lr": number}},
+            "metrics": {"loss": {"last": number + job_id / 100}} if state == "COMPLETED" else {},
+        }
+        for number, state in states.items()
+    ]
+    record = made_run(
+        Path("runs"), job_id, name="losses", tasks=tasks, **{"sweep": job.sweep.record, **fields}
+    )
+    source = source_of(job)
+    (record.directory / "source.json").write_bytes(manifest(source.items, hash_items(source.files)))
+    facts = client_facts(job, folder=Path.cwd(), known={"git": None})
+    (record.directory / "environment.json").write_text(json.dumps({"client": facts}))
+    (record.directory / "sweep-tasks.json").write_text(json.dumps(job.sweep.record))
+
+
+FAILED = {0: "COMPLETED", 1: "FAILED", 2: "COMPLETED", 3: "TIMEOUT"}
+AGAIN = {"replay_of": f"{7:08x}", "of_failed": True}
+
+
+@pytest.fixture
+def swept(here: Session) -> None:
+    Path("losses.sh").write_text(LOSSES)
+    sweep(FAILED)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--set", "lr"), "--set: 'lr' is not of the form KEY=VALUE"),
+        (("--set", "lr=1", "--set", "--lr=2"), "--set: 'lr' is given twice"),
+        (("--timeout", "5"), "--timeout bounds a wait"),
+        (("--failed",), "--failed is about the tasks of an array"),
+        (("--time", "soon"), "--time: 'soon' is not a time"),
+        (("--partition", "tarin", "--dry-run"), "there is no partition 'tarin'"),
+    ],
+)
+def test_what_can_not_be_is_refused(swept: None, said: Said, words: tuple[str, ...], why: str) -> None:
+    assert why in said("replay", "7_2", *words, rc=2)[1]
+
+
+def array(script: str) -> str:
+    return next(line.split("=")[1] for line in script.splitlines() if line.startswith("#SBATCH --array"))
+
+
+def test_failed_tasks_alone_and_of_them_those_that_failed_again(swept: None, said: Said) -> None:
+    out, err = said("replay", "7", "--failed", "--dry-run")
+    assert array(out) == "1,3%2"
+    assert "replay of demo-7-losses, tasks 1,3%2" in err
+    sweep({1: "COMPLETED", 3: "FAILED"}, 8, **AGAIN)
+    for name in ("7", "8"):
+        assert array(said("replay", name, "--failed", "--dry-run")[0]) == "3%2"
+    sweep({3: "COMPLETED"}, 9, **AGAIN)
+    out, _ = said("replay", "7", "--failed", "--wait")
+    assert out == "all tasks of demo-7-losses have completed: nothing is submitted\n"
+    assert json.loads(said("replay", "7", "--failed", "-o", "json")[0])["jobs"] == []
+
+
+def test_a_sweep_and_its_failed_tasks_are_ranked_together(swept: None, said: Said) -> None:
+    sweep({1: "COMPLETED", 3: "FAILED"}, 8, **AGAIN)
+    sweep(
+        dict.fromkeys(range(4), "COMPLETED"), 9, replay_of=AGAIN["replay_of"]
+    )  # of all, which is another one
+    for name in ("7", "8"):
+        rows = json.loads(said("runs", "--sweep", name, "-o", "json")[0])["runs"]
+        assert [row["job"] for row in rows] == ["7_0", "8_1", "7_2", "8_3"]
+    rows = json.loads(said("runs", "--sweep", "9", "-o", "json")[0])["runs"]
+    assert [row["job"] for row in rows] == ["9_0", "9_1", "9_2", "9_3"]
+
+
+def test_tasks_that_go_on_are_not_run_again(swept: None, said: Said) -> None:
+    sweep({1: "RUNNING", 3: "PENDING"}, 8, **AGAIN, final=False)
+    assert "job 8 had not ended when it was collected" in said("replay", "7", "--failed", rc=2)[1]
+    assert "as they were" in said("replay", "7", "--failed", "--set", "base=2", rc=2)[1]
+
+
+def test_the_winner_is_replayed_as_one_job(swept: None, said: Said) -> None:
+    out, err = said("replay", "7_2", "--set", "lr=5", "--dry-run")
+    assert "--array" not in out
+    assert '"$submit_dir"/losses.sh --base 1 --lr 5' in out
+    assert "  lr: 2 -> 5\n" in err
+    assert "has a lr of its own" in said("replay", "7", "--set", "lr=5", "--dry-run", rc=2)[1]
+
+
+def test_tasks_with_numbers_that_none_can_have(here: Session, said: Said) -> None:
+    for number, one in enumerate(("²", "9" * 5000, "1; rm"), 1):
+        tasks = [{"id": f"{number}_{one}", "state": "FAILED"}]
+        made_run(Path("runs"), number, tasks=tasks)
+        assert "has no number of a task" in said("replay", str(number), "--failed", rc=2)[1]
+
+
+def test_of_a_bundled_job_the_programs_are_compared(here: Session, said: Said) -> None:
+    facts = {"payload": "0123456789abcdef", "given": ["nodes"]}
+    made_run(Path("runs"), args=["--epochs", "1"], job={"bundled": "train", "nodes": 2}, client=facts)
+    Path("runs/demo-1-train/source.json").unlink()
+    out, err = said("replay", "1", "--dry-run")
+    assert "#SBATCH --nodes=2" in out
+    assert "-m payload train --epochs 1" in out
+    assert "  clusterctl: 1.0 -> " in err
+    assert "  its programs: 0123456789abcdef -> " in err

@@ -1,0 +1,400 @@
+"""The job of a collected run is the same again, or one error says why it can't be."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.jobs.replay import Again, Replay, reject_missing, replayed, with_changes
+from clusterctl.jobs.source import manifest, source_of
+from clusterctl.jobs.submit import client_facts, submit
+from clusterctl.runs.collect import collect
+from clusterctl.scheduler.session import Session, script_of
+from clusterctl.spec.job import JobSpec, job_spec
+from clusterctl.state.ledger import RunRecord
+from clusterctl.transport.tree import hash_items
+from clusterctl.util import process
+from tests.support.played.cluster import PlayedCluster
+
+AGAIN = Again("0badcafe")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a script, which is the current one."""
+    folder = tmp_path / "project"
+    (folder / "conf").mkdir(parents=True)
+    (folder / "conf" / "a.txt").write_text("first\n")
+    (folder / "own.sh").write_text(
+        "#!/bin/bash\n#SBATCH --nodes=2 --time=7\n#SBATCH --mem=1G\ncat conf/a.txt\n"
+    )
+    (folder / "plain.sh").write_text('#!/bin/bash\necho "$@"; cat conf/a.txt\n')
+    (folder / "tool").write_text("#!/bin/sh\n")
+    (folder / "tool").chmod(0o755)
+    (folder / "latest").symlink_to("conf/a.txt")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+Collected = Callable[..., tuple[Path, str]]
+Really = Callable[..., RunRecord]
+
+
+@pytest.fixture
+def collected(session: Session, project: Path, tmp_path: Path) -> Collected:
+    """What `replay` reads of a run, as `submit` records it; and the script as it was submitted."""
+
+    def run(target: str, **flags: object) -> tuple[Path, str]:
+        job, folder = job_spec(target, flags), tmp_path / "runs" / "demo-1-plain"
+        folder.mkdir(parents=True)
+        if source := source_of(job):
+            (folder / "source.json").write_bytes(manifest(source.items, hash_items(source.files)))
+            shutil.copytree(project, folder, dirs_exist_ok=True, ignore=lambda *_: [".git"])
+        facts = client_facts(job, folder=project)
+        (folder / "environment.json").write_text(json.dumps({"client": facts}))
+        if job.sweep is not None:
+            (folder / "sweep-tasks.json").write_text(json.dumps(job.sweep.record))
+        return folder, script_of(session.spec, job)
+
+    return run
+
+
+@pytest.fixture
+def really(session: Session, cluster: PlayedCluster, project: Path, tmp_path: Path) -> Really:
+    """Submits, waits, and collects."""
+
+    def run(job: JobSpec, **more: Any) -> RunRecord:
+        done = submit(session, job, **more)
+        cluster.wait_until_ended(done.job_id)
+        (record,) = collect(session, [done.job_id], out=tmp_path / "runs")
+        return record
+
+    return run
+
+
+def listed(replay: Replay) -> Any:
+    assert replay.source is not None
+    return json.loads(manifest(replay.source.items, hash_items(replay.source.files)))
+
+
+def edit(run: Path, name: str, change: Callable[[Any], object]) -> None:
+    document = json.loads((run / name).read_bytes())
+    change(document)
+    (run / name).write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("target", "flags"),
+    [
+        ("own.sh", {}),
+        ("own.sh", {"nodes": 1, "gpus": 0, "tasks_per_node": 1}),
+        ("plain.sh", {"array": "1-5:2%2", "args": ["--lr", "0.1", "two words", "$(id)"]}),
+        ("plain.sh", {"sweep": ["lr=0.1,0.2", "flag=true,false"], "env": ["A=1 2"], "requeue": True}),
+        ("plain.sh", {"time": "90m", "mem": "3G", "signal": "USR2@99", "qos": "high", "outputs": ["x/**"]}),
+        ("plain.sh", {"container": "/images/a.sif", "folder": False}),
+        ("train", {"nodes": 2, "launcher": "mpirun", "cpus": 2, "args": ["--epochs", "1"]}),
+        ("train", {"sweep": ["lr=0.1,0.2"]}),
+    ],
+)
+def test_the_script_is_that_of_the_original(
+    collected: Collected, session: Session, target: str, flags: dict[str, object]
+) -> None:
+    """Also where a script's own lines win over defaults, but not over flags."""
+    run, script = collected(target, **flags)
+    with replayed(run, AGAIN) as replay:
+        assert script_of(session.spec, replay.job) == script
+
+
+def test_the_record_of_an_older_version_has_no_word_of_what_was_given(
+    collected: Collected, session: Session
+) -> None:
+    run, script = collected("own.sh", nodes=3, time="5m")
+    edit(run, "environment.json", lambda found: found["client"].pop("given"))
+    with replayed(run, AGAIN) as replay:
+        assert script_of(session.spec, replay.job) == script
+
+
+def test_drawn_values_of_a_sweep_are_those_of_the_original(collected: Collected, project: Path) -> None:
+    (project / "sweep.yaml").write_text("job: ./plain.sh\n")
+    sweep = {"random": {"lr": "log 1e-5..1e-2", "n": "1..8"}, "trials": 5, "list": [{"a": "1"}, {"a": "2"}]}
+    run, _ = collected("plain.sh", sweep=sweep)
+    with replayed(run, AGAIN) as replay:
+        assert replay.job.sweep is not None
+        assert [dict(one) for one in replay.job.sweep.tasks] == json.loads(
+            (run / "sweep-tasks.json").read_text()
+        )["tasks"]
+    edit(run, "sweep-tasks.json", lambda found: found["tasks"][3].update(lr="0.5"))
+    with pytest.raises(UsageError) as caught, replayed(run, AGAIN):
+        pass
+    assert "makes other values of its sweep" in caught.value.why
+
+
+def test_a_task_of_a_sweep_is_a_job_of_its_own(collected: Collected) -> None:
+    run, _ = collected("plain.sh", sweep=["lr=0.1,0.2", "flag=true,false"], args=["--base", "7"])
+    with replayed(run, Again("x", task="2", changes={"base": "8"})) as replay:
+        assert (replay.job.array, replay.job.sweep) == (None, None)
+        assert replay.job.args == ("--base", "8", "--lr", "0.2", "--flag")
+        assert replay.job.env == {"SWEEP_LR": "0.2", "SWEEP_FLAG": "true"}
+    with (
+        pytest.raises(UsageError, match=r"each task of .* has a lr of its own"),
+        replayed(run, Again("x", changes={"lr": "1"})),
+    ):
+        pass
+
+
+def test_a_task_of_another_array_keeps_its_number(collected: Collected) -> None:
+    run, _ = collected("plain.sh", array="1-3")
+    with replayed(run, Again("x", task="3")) as replay:
+        assert replay.job.array == "3"
+
+
+def test_tasks_that_failed_keep_their_numbers_values_and_tags(collected: Collected) -> None:
+    run, _ = collected(
+        "train", sweep={"grid": {"lr": ["1", "2"], "seed": "0..2"}, "parallel": 2}, tag=["base"]
+    )
+    again = Again("0badcafe", indices=[1, 3, 5, 4], flags={"note": "more room"})
+    with replayed(run, again) as replay:
+        assert replay.job.array == "1,3-5%2"
+        assert replay.job.sweep is not None
+        assert (len(replay.job.sweep.tasks), replay.job.tag, replay.job.note) == (6, ("base",), "more room")
+        assert (replay.known["replay_of"], replay.known["of_failed"]) == ("0badcafe", True)
+    with replayed(run, AGAIN) as replay:
+        assert (replay.job.array, replay.job.tag, "of_failed" in replay.known) == ("0-5%2", (), False)
+
+
+def test_files_are_those_that_were_sent_wherever_they_are_found(collected: Collected, project: Path) -> None:
+    run, _ = collected("plain.sh")
+    sent = json.loads((run / "source.json").read_text())
+    (project / "conf" / "a.txt").write_text("other\n")
+    (project / "plain.sh").write_text("echo other\n")
+    (project / "new.txt").write_text("new\n")
+    (run / "tool").unlink()  # what is larger than a MiB is not collected
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    with replayed(run, AGAIN) as replay:
+        assert listed(replay) == sent
+        assert replay.source is not None
+        origins = {item.path: item.origin for item in replay.source.files}
+        assert origins == {one["path"]: run / one["path"] for one in sent["files"]} | {
+            "tool": project / "tool"
+        }
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    (project / "tool").write_text("#!/bin/sh\nexit\n")
+    (run / "conf" / "a.txt").write_text("the job changed it\n")
+    with (
+        pytest.raises(UsageError, match=r"^tool and 1 more of .* is not on this machine") as caught,
+        replayed(run, AGAIN),
+    ):
+        pass
+    assert str(project) in caught.value.fix
+
+
+def git(folder: Path, *words: str) -> None:
+    env = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null"}
+    settings = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", *settings, *words], cwd=folder, check=True, capture_output=True, env=env)
+
+
+def test_what_only_git_has_comes_from_there_also_with_changes_that_were_not_committed(
+    collected: Collected, project: Path
+) -> None:
+    git(project.parent, "init")
+    (project / "data.bin").write_bytes(bytes(range(256)))
+    (project / "gone.txt").write_text("in the commit\n")
+    git(project.parent, "add", "project")
+    git(project.parent, "commit", "-m", "first")
+    (project / "conf" / "a.txt").write_text("first\nsecond [1]\n")
+    (project / "data.bin").write_bytes(bytes(range(255, -1, -1)))
+    (project / "added *.txt").write_text("added\n")
+    git(project.parent, "add", "project/added *.txt")
+    run, _ = collected("plain.sh")
+    sent = json.loads((run / "source.json").read_text())
+    for name in ("conf/a.txt", "data.bin", "gone.txt", "added *.txt"):
+        (project / name).unlink()
+        (run / name).unlink()
+    with replayed(run, AGAIN) as replay:
+        assert listed(replay) == sent
+        assert replay.source is not None
+        origins = [item.origin for item in replay.source.files if not item.origin.is_relative_to(run)]
+        assert len(origins) == 4
+        assert (
+            replay.known["git"]["commit"]
+            == json.loads((run / "environment.json").read_text())["client"]["git"]["commit"]
+        )
+    assert not any(origin.exists() for origin in origins)
+    edit(run, "environment.json", lambda found: found["client"]["git"].update(diff=""))
+    with pytest.raises(UsageError, match=r"and 2 more"), replayed(run, AGAIN):
+        pass
+
+
+def test_a_replay_records_what_the_original_did(really: Really, project: Path) -> None:
+    git(project, "init")
+    git(project, "commit", "--allow-empty", "-m", "first")
+    run = really(job_spec("plain.sh", {"args": ["x"]})).directory
+    (project / "plain.sh").unlink()
+    with replayed(run, AGAIN) as replay:
+        record = really(replay.job, source=replay.source, known=replay.known)
+    assert (record.replay_of, record.of_failed) == ("0badcafe", False)
+    facts = [json.loads((one / "environment.json").read_text())["client"] for one in (run, record.directory)]
+    assert facts[1].pop("replay_of") == "0badcafe"
+    assert facts[0] == facts[1]
+    assert facts[0]["git"]["root"] == str(project)
+    assert (record.directory / "stdout.log").read_text() == "x\nfirst\n"
+
+
+def test_an_image_is_sent_again_if_it_is_the_same(really: Really, project: Path, session: Session) -> None:
+    image = project.parent / "a.sif"
+    image.write_bytes(b"image")
+    run = really(job_spec("plain.sh", {"container": str(image)})).directory
+    with replayed(run, AGAIN) as replay:
+        assert (replay.job.container, replay.notes) == (str(image), ())
+    image.write_bytes(b"other")
+    with replayed(run, AGAIN) as replay:
+        assert "store" in str(replay.job.container)
+        assert "the cluster's copy is used" in replay.notes[0]
+        reject_missing(session, replay.job)
+        shutil.rmtree(Path(str(replay.job.container)).parent)
+        with pytest.raises(UsageError, match="the image of the run is not on this cluster"):
+            reject_missing(session, replay.job)
+
+
+def test_a_model_that_was_sent_is_sent_again(really: Really, session: Session, project: Path) -> None:
+    (project / "model").mkdir()
+    (project / "model" / "model.json").write_text("{}")
+    sent = source_of(JobSpec(name="x", script=project / "plain.sh"))
+    record = really(job_spec("eval", {"args": ["--model-folder", "model"]}), source=sent)
+    (record.directory / "model" / "model.json").unlink()
+    with replayed(record.directory, AGAIN) as replay:
+        assert replay.job.bundled == "eval"
+        assert replay.source is not None
+        assert {"model/model.json", "conf/a.txt"} <= {item.path for item in replay.source.files}
+    lost = job_spec("eval", {"args": ["--model-folder", "/nowhere/model"]})
+    with pytest.raises(UsageError, match="the model of the run is not on this cluster") as caught:
+        reject_missing(session, lost)
+    assert "--run RUN" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("args", "changes", "expected"),
+    [
+        ("--lr 0.1 x", {"lr": "1"}, "--lr 1 x"),
+        ("--lr=0.1 --lr 0.2", {"lr": "1"}, "--lr=1"),
+        ("--batch-size 8", {"batch_size": "4"}, "--batch-size 4"),
+        ("--amp --lr 0.1", {"amp": "false", "lr": "-1"}, "--lr -1"),
+        ("--lr 0.1", {"amp": "true"}, "--lr 0.1 --amp"),
+        ("-n 3 lr=0.1 lr", {"lr": "1", "n": "4"}, "-n 4 lr=1 lr"),
+        ("a -- --lr 1", {"lr": "2"}, "a --lr 2 -- --lr 1"),
+        ("--lr -3 --x", {"lr": "--y"}, "--lr=--y --x"),
+        ("", {"note": "a b"}, "--note a\0b"),
+    ],
+)
+def test_options_are_changed_where_they_stand(args: str, changes: Mapping[str, str], expected: str) -> None:
+    found = with_changes(args.split(), changes)
+    assert found == [word.replace("\0", " ") for word in expected.split(" ")]
+
+
+DIGEST = "0" * 64
+OUT = {"path": "x", "sha256": DIGEST, "size": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        (
+            "source.json",
+            lambda d: d["files"].append({**OUT, "path": "../x"}),
+            "leads out of the folder: ../x",
+        ),
+        ("source.json", lambda d: d["files"].append({**OUT, "path": "/etc/passwd"}), "leads out"),
+        ("source.json", lambda d: d["files"].append({**OUT, "path": "a\0b"}), "leads out"),
+        ("source.json", lambda d: d["files"].append({**OUT, "path": "\ud800"}), "leads out"),
+        ("source.json", lambda d: d["files"].append({**OUT, "path": ["x"]}), "leads out"),
+        ("source.json", lambda d: d["files"].append({**OUT, "path": "x" * 10**6}), "leads out"),
+        ("source.json", lambda d: d["files"].append({**OUT, "path": "job.sbatch"}), "clusterctl's own"),
+        ("source.json", lambda d: d["files"].append({**OUT, "path": "latest/x"}), "two things of one name"),
+        ("source.json", lambda d: d["files"].append(d["files"][0]), "two things of one name"),
+        ("source.json", lambda d: d["folders"].append("plain.sh"), "two things of one name"),
+        ("source.json", lambda d: d["files"].append({**OUT, "size": 1 << 60}), "more than a job may have"),
+        ("source.json", lambda d: d["files"].append({**OUT, "size": "1"}), "does not tell what x was"),
+        ("source.json", lambda d: d["links"].append({"path": "y", "target": "a\0"}), "where a link leads"),
+        ("source.json", lambda d: d.update(files=7), "does not have its script plain.sh"),
+        ("environment.json", lambda d: d.update(client=None), "done on another machine"),
+        ("environment.json", lambda d: d["client"]["job"].update(nodes="many"), "--nodes"),
+        (
+            "environment.json",
+            lambda d: d["client"]["job"].update(script=None, bundled="./plain.sh"),
+            "names neither a script",
+        ),
+        ("environment.json", lambda d: d["client"]["job"].update(array="; rm -rf"), "--array"),
+        ("environment.json", lambda d: d["client"]["job"].update(sweep=[1], script="/a\0/b"), "its script b"),
+    ],
+)
+def test_a_damaged_or_hostile_run_is_refused(
+    collected: Collected, name: str, change: Callable[[Any], object], why: str
+) -> None:
+    run, _ = collected("plain.sh", nodes=2)
+    edit(run, name, change)
+    with pytest.raises(UsageError) as caught, replayed(run, AGAIN):
+        pass
+    assert "can't be replayed" in caught.value.what
+    assert why in caught.value.why
+
+
+@pytest.mark.parametrize("what", ["link", "pipe", "none", "half", "deep"])
+def test_files_of_the_run_that_are_none(collected: Collected, tmp_path: Path, what: str) -> None:
+    run, _ = collected("plain.sh")
+    path = run / "source.json"
+    text = path.read_text()
+    path.unlink()
+    match what:
+        case "link":
+            (tmp_path / "elsewhere.json").write_text(text)
+            path.symlink_to(tmp_path / "elsewhere.json")
+        case "pipe":
+            os.mkfifo(path)
+        case "half":
+            path.write_text(text[:-20])
+        case "deep":
+            path.write_text("[" * 100_000)
+    with pytest.raises(UsageError) as caught, replayed(run, AGAIN):
+        pass
+    assert "source.json can't be read" in caught.value.why
+
+
+def test_a_link_in_the_run_is_not_followed_out_of_it(collected: Collected, project: Path) -> None:
+    run, _ = collected("plain.sh")
+    for folder in (run, project):
+        (folder / "conf").rename(folder.parent / f"conf-of-{folder.name}")
+    (run / "conf").symlink_to(project.parent / "conf-of-project")
+    with pytest.raises(UsageError, match=r"conf/a\.txt of .* is not on this machine"), replayed(run, AGAIN):
+        pass
+
+
+def test_variables_without_a_value_take_none_of_this_machine(
+    collected: Collected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "secret")
+    run, _ = collected("plain.sh", env=["A=1"])
+    edit(run, "environment.json", lambda found: found["client"]["job"]["env"].update(TOKEN=None))
+    with replayed(run, AGAIN) as replay:
+        assert replay.job.env == {"A": "1"}
+
+
+def test_the_temporary_folder_is_removed_whatever_ends_it(
+    collected: Collected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = collected("plain.sh")
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr(process, "_temporary_place", lambda: place)
+    for end in (KeyboardInterrupt, SystemExit):
+        with pytest.raises(end, match="/temporary/"), replayed(run, AGAIN):
+            raise end(str(list(place.iterdir())))
+        assert not list(place.iterdir())
