@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,11 +84,34 @@ def test_up_builds_what_the_spec_asks_for_and_keeps_it(own: Cluster) -> None:
     assert environments(own) == before
 
 
+def with_tensorboard(cluster: Cluster) -> tuple[Path, Path]:
+    """The example for PyTorch, as one that writes event files beside what it prints; and its requirements."""
+    line = 'print(f"epoch {epoch}: loss {total[0] / total[1]:.4f}", flush=True)'
+    text = (EXAMPLES / "torch_ddp.py").read_text()
+    assert line in text
+    folder = cluster.runner.cwd / "with tensorboard"
+    folder.mkdir(exist_ok=True)
+    text = text.replace(line, f"{line}; BOARD.add_scalar('train/loss', float(total[0] / total[1]), epoch)")
+    text = text.replace("    os._exit(0)", "    BOARD.close()\n    os._exit(0)")
+    head = "from tensorboardX import SummaryWriter\nBOARD = SummaryWriter()\n"
+    (folder / "torch_board.py").write_text(head + text)
+    file = folder / "requirements.txt"
+    file.write_text(f"-r {EXAMPLES}/requirements-torch.txt\ntensorboardX==2.6.5\n")
+    return folder / "torch_board.py", file
+
+
+def listed(cluster: Cluster, job: str) -> dict[str, Any]:
+    """What `runs` says of a job's run."""
+    (row,) = (row for row in cluster.json("runs")["runs"] if row["job"] == job)
+    assert isinstance(row, dict)
+    return row
+
+
 @pytest.mark.parametrize("launcher", ["torchrun", pytest.param("srun", marks=pytest.mark.sweep)])
 def test_torch_trains_on_two_nodes(own: Cluster, launcher: str) -> None:
-    file = EXAMPLES / "requirements-torch.txt"
+    program, file = with_tensorboard(own)
     argv = ("--requirements", file, "--nodes", "2", "--launcher", launcher, "--wait")
-    job = own.json("submit", EXAMPLES / "torch_ddp.py", *argv, "--", "--epochs", "15")
+    job = own.json("submit", program, *argv, "--", "--epochs", "15")
     run = own.run_of(job["job_id"])
     said = (run / "stdout.log").read_text()
     for rank in (0, 1):
@@ -100,6 +124,16 @@ def test_torch_trains_on_two_nodes(own: Cluster, launcher: str) -> None:
     lock = json.loads((run / "environment.json").read_text())["client"]["requirements"]
     assert "\ntorch==" in lock
     assert "\nbasic==1.0 --hash=sha256:" in lock
+    loss = listed(own, job["job_id"])["metrics"]["train/loss"]
+    assert (loss["last_step"], loss["count"]) == (14, 15)
+    assert loss["last"] == pytest.approx(losses[-1], abs=1e-4)
+    silent = own.runner.cwd / "silent.sh"
+    silent.write_text("#!/bin/sh\nhostname\n")
+    other = own.json("submit", silent, "--no-folder", "--wait")
+    own.run_of(other["job_id"])
+    assert listed(own, other["job_id"])["metrics"] == {}
+    differs = own.json("runs", "diff", job["job_id"], other["job_id"])["differences"]
+    assert {"section": "result", "key": "train/loss", "a": loss["last"], "b": None} in differs
 
 
 TORCHRUN_FAILS = """\
@@ -159,6 +193,12 @@ def test_other_libraries_train_on_two_nodes(own: Cluster, program: str, name: st
         assert f"{rank}: rank {rank} of 2" in said
     (accuracy,) = re.findall(r"^0: accuracy ([0-9.]+) by 2 ranks$", said, re.MULTILINE)
     assert float(accuracy) > 0.8
+    own.run_of(job)
+    found = listed(own, job)["metrics"]
+    if name == "lightning":  # its CSVLogger
+        assert (found["loss"]["count"], found["loss"]["nonfinite"]) == (5, 0)
+    else:
+        assert found == {}
 
 
 def test_mpi4py_across_nodes(own: Cluster) -> None:
