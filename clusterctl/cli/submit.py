@@ -25,7 +25,7 @@ from clusterctl.cli.options import (
     workspace_of,
 )
 from clusterctl.cli.output import Screen, showing_progress
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import ClusterctlError, CollectError, UsageError
 from clusterctl.jobs.arguments import help_of, help_wanted, reject_wrong_arguments
 from clusterctl.jobs.environment import environment_of
 from clusterctl.jobs.source import Source, source_of
@@ -419,7 +419,8 @@ def _await(
     screen.known = _answer(rows)
     raise_unless_completed(session, ended)
     lines = [f"job {row['job_id']} {row['state']}" for row in rows]
-    lines[-1] += "; `clusterctl collect` brings it home"
+    if not rows[-1].get("sweep"):  # else it is home
+        lines[-1] += "; `clusterctl collect` brings it home"
     if wanted.replay is not None:
         more, lines = wanted.replay.after(session, rows[0]["job_id"])
         rows[0].update(more)
@@ -432,11 +433,11 @@ def _ranked(screen: Screen, session: Session, job_id: str) -> dict[str, Any] | N
     from clusterctl.runs.collect import collect
     from clusterctl.runs.find import Row
 
-    (run,) = collect(session, [job_id])
     try:
+        (run,) = collect(session, [job_id])
         answer, lines = ranking_of(screen, Row(run))
-    except UsageError as exc:
-        screen.note(f"note: {exc.what}")
+    except (CollectError, UsageError) as exc:  # how the tasks ended is still to be shown
+        screen.note(f"note: {exc.cause}")
         return None
     screen.note(*lines, "", f"job {job_id} ({run.name}) {run.state}: {run.directory}")
     return answer

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from clusterctl.errors import CollectError
 from clusterctl.runs.compare import compare, hardware_of, software_of
-from clusterctl.runs.find import Row, metric_names, ranked
+from clusterctl.runs.find import USUAL_METRICS, Row, metric_names, ranked
 from clusterctl.runs.page import (
     REPORT_FILE,
     Chart,
@@ -290,7 +290,15 @@ def _metric_charts(runs: Mapping[str, _Facts], only: Sequence[str] = ()) -> Iter
     for name in dict.fromkeys(name for facts in runs.values() for name in facts.series):
         if name not in _OWN_CHARTS and (not only or name in only):
             groups[_SPLIT.sub("", name)].append(name)
-    for group in sorted(groups, key=lambda one: (_order(one), one))[:_MOST_CHARTS]:
+
+    def order(group: str) -> tuple[bool, int, str]:
+        """What never changed comes last; else losses and accuracies come first."""
+        found = (facts.series.get(name, ()) for name in groups[group] for facts in runs.values())
+        words = ("loss", "acc", "perplexity", "bits", "samples_per_s", "tokens_per_s")
+        place = next((place for place, one in enumerate(words) if one in group), len(words))
+        return len({y for points in found for _, y in points}) == 1, place, group
+
+    for group in sorted(groups, key=order)[:_MOST_CHARTS]:
         names, series = groups[group], []
         for title, facts in runs.items():
             for name in names:
@@ -298,12 +306,6 @@ def _metric_charts(runs: Mapping[str, _Facts], only: Sequence[str] = ()) -> Iter
                     words = [title, name] if len(names) > 1 else [title or name]
                     series.append(Series(" ".join(filter(None, words)), thinned(points)))
         yield Chart(group if len(names) > 1 else names[0], series)
-
-
-def _order(name: str) -> int:
-    """Losses and accuracies come first."""
-    order = ("loss", "acc", "perplexity", "bits", "samples_per_s", "tokens_per_s")
-    return next((place for place, one in enumerate(order) if one in name), len(order))
 
 
 def _scheduler(row: Row, facts: _Facts) -> Section:
@@ -390,7 +392,7 @@ def _of_several(rows: Sequence[Row]) -> Report:
         f"{len(rows)} runs: {differing}",
         *(f"{row.shown}: {next(_ended(row))}" for row in rows[:_MOST_LINES]),
     ]
-    keys = [*metric_names(rows)][: _MORE_METRICS + 1]
+    keys = [name for name in metric_names(rows) if name in USUAL_METRICS][:_MORE_METRICS]
     results = Section("Results", tables=[_table("run", rows, [*keys, "state", "elapsed"])])
     facts = {row.shown: _Facts.of(row.folder) for row in rows[:_MOST_LINES]}
     charts = Section("Metrics", charts=list(_metric_charts(facts)))
@@ -413,8 +415,8 @@ def _of_array(run: Row) -> Report:
     facts = {task.number: _Facts.of(task.folder) for task in tasks[:_MOST_LINES] if metric}
     if metric and len(tasks) > _MOST_LINES:
         missing.append(f"in the charts of metrics, the tasks but for the best {_MOST_LINES}")
-    others = [name for name in metric_names(tasks) if name != metric][:_MORE_METRICS]
-    columns = [*keys, *filter(None, [metric]), *others, "state", "elapsed"]
+    others = [name for name in metric_names(tasks) if name in USUAL_METRICS and name != metric]
+    columns = [*keys, *filter(None, [metric]), *others[:_MORE_METRICS], "state", "elapsed"]
     sections = [
         Section("Ranking", tables=[_table("task", tasks, columns)]),
         Section("Parameters", charts=[_against(key, metric, tasks) for key in keys if metric]),

@@ -96,7 +96,7 @@ def test_a_run_is_whole(cluster: Cluster, run: Path, job: dict[str, Any]) -> Non
     assert run.name == f"{cluster.name}-{job['job_id']}-train"
     assert run.parent == cluster.runner.cwd / "runs"
     for name in ("run.json", "job.sbatch", "spec.yaml", "stdout.log", "stderr.log", "metrics.jsonl",
-                 "sacct.json", "environment.json", "SHA256SUMS"):  # fmt: skip
+                 "sacct.json", "environment.json", "SHA256SUMS", "report.html"):  # fmt: skip
         assert (run / name).is_file(), name
     assert "test accuracy" in (run / "stdout.log").read_text()
     record = json.loads((run / "run.json").read_text())

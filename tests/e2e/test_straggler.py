@@ -1,0 +1,40 @@
+"""A node that is slowed down is named in the report, and nodes that are alike are not.
+
+It runs alone: other tests would slow a node down.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.cluster import Cluster
+
+pytestmark = [pytest.mark.sweep, pytest.mark.alone]  # minutes
+
+# Computing takes most of a step, and twenty epochs make twenty windows of steps.
+_TRAIN = ("--hidden", "1024,1024", "--global-batch-size", "256", "--epochs", "20")
+_BUSY = (
+    "for i in 1 2 3 4 5 6; do setsid -f timeout 300 sh -c 'yes >/dev/null' >/dev/null 2>&1 </dev/null; done"
+)
+FAIR_RUNS = 20
+
+
+def verdict(cluster: Cluster) -> str:
+    """What the report of one more run says in words."""
+    job = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *_TRAIN)
+    report = cluster.json("report", cluster.run_of(job["job_id"]))["report"]
+    assert report["missing"] == []
+    return "\n".join(report["verdict"])
+
+
+def test_a_fair_set_is_not_accused(cluster: Cluster) -> None:
+    said = [verdict(cluster) for _ in range(FAIR_RUNS)]
+    assert [text for text in said if "no node is a straggler" not in text] == []
+
+
+def test_a_slowed_node_is_named(cluster: Cluster) -> None:
+    slow = f"{cluster.name}-train-2"
+    cores = int(cluster("ssh", slow, "--admin", "nproc").stdout)
+    for _ in range(cores):
+        cluster("ssh", slow, "--admin", _BUSY)
+    assert f"{slow} is a straggler" in verdict(cluster)
