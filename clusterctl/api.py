@@ -387,6 +387,8 @@ def list_runs(
 ) -> list[Row]:
     """Collected runs, newest first, as `runs list` has them; of a ``sweep`` its tasks, the best first."""
     if sweep is not None:
+        if where or since or tags or tasks or folders or everywhere or cluster or reverse:
+            raise UsageError("sweep= names one sweep", fix="leave out what chooses among runs, and reverse=")
         return ranked(named_run(sweep), sort)[0]
     screen = _Silent(report)
     return cli_runs.selected(

@@ -151,7 +151,7 @@ class _Replaying:
                 for key, value in self.changes.items()
             ),
         ]
-        return [one for one in known if str(one[1]) != str(one[2])]
+        return [one for one in known if one[1] != "" and str(one[1]) != str(one[2])]  # "": not known
 
     def after(self, session: Session, job_id: str) -> tuple[dict[str, Any], list[str]]:
         from clusterctl.runs.collect import collect

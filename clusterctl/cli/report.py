@@ -15,7 +15,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.runs.find import named_run
 from clusterctl.runs.page import REPORT_FILE, write_report
-from clusterctl.runs.report import report_of
+from clusterctl.runs.report import report_of, report_path
 
 
 class Form(StrEnum):
@@ -63,6 +63,12 @@ def report(
     The verdict comes first; then metrics, time per step, ranks, nodes, the scheduler, configuration and
     environment. Of several runs, what differs. The file needs no network.
     """
+    shows = options.markdown or screen.json
+    if (shows and (out or open_ or serve)) or (serve and (out or open_)) or (port and not serve):
+        raise UsageError(
+            "-o json, -o md and --serve write no file, and --port is about --serve",
+            fix="leave out one of them",
+        )
     rows = list({row.folder: row for row in map(named_run, run)}.values())
     found = report_of(rows)
     if options.markdown:
@@ -74,9 +80,12 @@ def report(
     if serve:
         _serve(screen, found.as_html().encode(), port)
         return
-    path = out or (rows[0].folder if len(rows) == 1 else Path()) / REPORT_FILE
+    path = out or (report_path(rows[0]) if len(rows) == 1 else Path(REPORT_FILE))
     write_report(found, path)
-    screen.result({}, *found.as_dict()["verdict"], "", f"report: {path}")
+    facts = found.as_dict()
+    screen.result(
+        {}, *facts["verdict"], *(f"missing: {one}" for one in facts["missing"]), "", f"report: {path}"
+    )
     if open_ and not webbrowser.open(path.absolute().as_uri()):
         raise UsageError("there is no browser here", fix="say --serve, and open the address elsewhere")
 

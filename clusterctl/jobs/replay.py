@@ -91,8 +91,8 @@ def replayed(run: Path, again: Again) -> Iterator[Replay]:
             source,
             lock if isinstance(lock, str) else "",
             known,
-            printable(str(client.get("clusterctl"))),
-            printable(str(client.get("payload"))),
+            printable(str(client.get("clusterctl") or "")),
+            printable(str(client.get("payload") or "")),
             (note,) if gone else (),
         )
 

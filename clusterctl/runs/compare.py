@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from clusterctl.runs.find import FIELDS, Row
 from clusterctl.runs.series import records
 from clusterctl.runs.summary import config_of, flat
 from clusterctl.state.ledger import ENVIRONMENT_FILE, SOURCE_FILE, Value
+from clusterctl.transport.remote_open import read_json
 
 # Of what was submitted: not what it computes, or told elsewhere in full.
 _NOT_THE_JOB: Final = frozenset(
@@ -144,11 +146,10 @@ def _read(path: Path) -> Any:
         CollectError: it can't be read, or is no JSON.
     """
     try:
-        with path.open("rb") as file:
-            return json.loads(file.read(_MAX_BYTES))
+        return read_json(os.fsencode(path.parent), os.fsencode(path.name), _MAX_BYTES)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as exc:
+    except (OSError, ValueError) as exc:
         raise CollectError(
             f"{path.name} of a run can't be read",
             where=str(path),

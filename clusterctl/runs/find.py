@@ -114,7 +114,7 @@ def _exit(row: Row) -> Value:
 
 def _elapsed(row: Row) -> int | None:
     start, end = row.record.start_time, row.record.end_time
-    return end - start if start is not None and end is not None else None
+    return end - start if start is not None and end is not None and end >= start else None
 
 
 def _job(row: Row) -> Value:

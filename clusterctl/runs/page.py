@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import os
 import re
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError, printable
+from clusterctl.transport.remote_open import open_file
 from clusterctl.util.assets import asset
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 REPORT_FILE: Final = "report.html"
 _OURS: Final = b'<meta name="generator" content="clusterctl">'
 _HEAD: Final = 1000  # bytes in which it stands
+_MODE: Final = 0o666
 _MAX_TEXT: Final = 1000  # characters of one text of a run
 _POINTS: Final = 400  # of one line of a chart
 _SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>|#~])")
@@ -168,7 +172,7 @@ def _clean(value: Any) -> Any:
 
 
 def _as_table(chart: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a chart comes to, where there is no drawing."""
+    """The numbers of a chart as a table: of lines the first, last, lowest and highest."""
     if chart["kind"] == Kind.BARS:
         labels = list(dict.fromkeys(x for one in chart["series"] for x, _ in one["points"]))
         values = [dict(map(tuple, one["points"])) for one in chart["series"]]
@@ -200,15 +204,40 @@ def write_report(report: Report, path: Path) -> None:
     Raises:
         UsageError: a file of this name is there that is no report of ours, or it can't be written.
     """
-    part = path.with_name(f".{path.name}.incomplete")
     try:
-        if path.exists() and _OURS not in path.read_bytes()[:_HEAD]:
+        if os.path.lexists(path) and not _is_ours(path):
             raise UsageError(
                 f"{path} is there, and is no report of clusterctl", fix="name another file: --out FILE"
             )
-        part.write_text(report.as_html(), encoding="utf-8")
-        part.replace(path)
+        descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(report.as_html())
+            Path(part).chmod(_MODE & ~_umask())
+            Path(part).replace(path)
+        except BaseException:
+            Path(part).unlink()
+            raise
     except OSError as exc:
         raise UsageError(
-            "the report can't be written", where=str(path), why=exc.strerror or str(exc), fix="say --out FILE"
+            "the report can't be written",
+            where=str(path),
+            why=exc.strerror or str(exc),
+            fix="name a file in a folder that is there, and yours to write: --out FILE",
         ) from exc
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is a regular file that begins as our reports do."""
+    try:
+        descriptor = open_file(os.fsencode(path.parent), os.fsencode(path.name), any_owner=True)
+    except OSError:
+        return False
+    with os.fdopen(descriptor, "rb") as file:
+        return _OURS in file.read(_HEAD)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

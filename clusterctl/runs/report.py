@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.errors import CollectError
-from clusterctl.runs.compare import compare, hardware_of, software_of
-from clusterctl.runs.find import USUAL_METRICS, Row, metric_names, ranked
+from clusterctl.errors import CollectError, UsageError
+from clusterctl.runs.compare import compare, compare_losses, hardware_of, software_of
+from clusterctl.runs.find import USUAL_METRICS, Row, latest_tasks, metric_names, ranked
+from clusterctl.runs.folder import files_of
 from clusterctl.runs.page import (
     REPORT_FILE,
     Chart,
@@ -33,11 +34,12 @@ from clusterctl.runs.page import (
     write_report,
 )
 from clusterctl.runs.series import Record, is_number, records
+from clusterctl.runs.straggler import compare_ranks
 from clusterctl.runs.telemetry import node_charts
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.spec.base import format_duration
 from clusterctl.spec.sweep import Goal, goal_of
-from clusterctl.state.ledger import ENVIRONMENT_FILE, RunRecord, Value, node_hours
+from clusterctl.state.ledger import ENVIRONMENT_FILE, RUN_FILE, RunRecord, Value, node_hours
 from clusterctl.transport.remote_open import read_json
 
 _MOST_CHARTS: Final = 16  # of metrics
@@ -52,10 +54,6 @@ _OWN_CHARTS: Final = frozenset(
     "seconds data_ms comm_total_ms comm_exposed_ms skipped eval_windows stall_s write_s bytes".split()
 )
 _PARTS: Final = ("compute", "exposed communication", "data")  # of a step's time
-# A straggler takes this much longer than the others at the median, and is the slowest so often that a fair
-# node would be with less than this probability.
-_SLOWER: Final = 1.2
-_BY_CHANCE: Final = 1e-4
 
 
 @dataclass
@@ -70,12 +68,17 @@ class _Facts:
     began: float | None = None
     ended: float | None = None
     pipelined: bool = False
+    is_ours: bool = False  # whether the bundled `train` wrote it
 
     @classmethod
-    def of(cls, folder: Path) -> _Facts:
+    def of(cls, row: Row) -> _Facts:
         facts = cls()
-        for number, record in enumerate(records(folder)):
+        for number, record in enumerate(records(row.folder)):
             facts._add(number, record)
+        start, end = row.record.start_time or 0, row.record.end_time or math.inf
+        for moment in (facts.began, facts.ended):
+            if moment is not None and not start - _CLOCK_S <= moment <= end + _CLOCK_S:
+                facts.began = facts.ended = None  # another clock, such as the seconds since its start
         return facts
 
     def _add(self, number: int, record: Record) -> None:
@@ -87,6 +90,7 @@ class _Facts:
             self.ended = max(self.ended or record.time, record.time)
         match record.kind:
             case "run":
+                self.is_ours = True
                 listed, config = line.get("ranks"), line.get("config")
                 ranks = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
                 self.hosts = {place: str(one.get("host", "")) for place, one in enumerate(ranks)}
@@ -130,18 +134,32 @@ def report_of(rows: Sequence[Row]) -> Report:
 
 
 def write_beside(run: RunRecord) -> None:
-    """Write the report into the folder of a run that has come home, unless a file of its name is there.
+    """Write the report into the folder of a run that has come home, unless it has one that is as new.
 
     A report that can't be made is no reason for `collect` or `down` to stop; `clusterctl report` says why.
     """
-    path = run.directory / REPORT_FILE
     with suppress(Exception):
-        if not path.exists():
+        path = report_path(Row(run))
+        if not path.exists() or path.stat().st_mtime_ns < (run.directory / RUN_FILE).stat().st_mtime_ns:
             write_report(report_of([Row(run)]), path)
 
 
+def report_path(row: Row) -> Path:
+    """Where the report of a run, or of a task, is written.
+
+    Raises:
+        UsageError: the job wrote a file of this name.
+    """
+    path = row.folder / REPORT_FILE
+    if os.fsencode(path.relative_to(row.run.directory)) in files_of(row.run.directory):
+        raise UsageError(
+            f"the job wrote a {REPORT_FILE} of its own", where=str(path), fix="name another file: --out FILE"
+        )
+    return path
+
+
 def _of_one(row: Row) -> Report:
-    facts, missing = _Facts.of(row.folder), list(_missing(row))
+    facts, missing = _Facts.of(row), list(_missing(row))
     software = _software(row, missing)
     nodes, unknown = node_charts(row.folder, row.record.nodes)
     missing += unknown
@@ -150,7 +168,7 @@ def _of_one(row: Row) -> Report:
     ranks = _ranks(facts)
     speed = list(_speed(facts))
     sections = [
-        Section("Metrics", charts=list(_metric_charts({"": facts}))),
+        _metrics({"": facts}, missing),
         Section("Time of a step", speed, list(_step_charts(facts))),
         ranks,
         Section("Nodes", charts=nodes),
@@ -193,14 +211,16 @@ def _ended(row: Row) -> Iterator[str]:
 
 
 def _learned(row: Row, facts: _Facts) -> Iterator[str]:
-    """What the metrics that say most came to."""
+    """How the main metrics changed."""
     for name in list(metric_names([row]))[:2]:
         metric, points = row.metrics[name], facts.series.get(name, ())
         if metric.last is None or len(points) <= 1:
             continue
-        best = metric.max if goal_of(name) == Goal.MAX else metric.min
-        extreme = f", at best {_shown(best)}" if best != metric.last else ""
-        values = f"{_shown(points[0][1])} to {_shown(metric.last)}{extreme}"
+        between = f", between {_shown(metric.min)} and {_shown(metric.max)}"
+        if name in USUAL_METRICS:
+            best = metric.max if goal_of(name) == Goal.MAX else metric.min
+            between = f", at best {_shown(best)}" if best != metric.last else ""
+        values = f"{_shown(points[0][1])} to {_shown(metric.last)}{between}"
         yield f"{name} went from {values}, in {metric.count} values"
     for name, metric in row.metrics.items():
         if metric.nonfinite:
@@ -226,7 +246,7 @@ def _step_charts(facts: _Facts) -> Iterator[Chart]:
         size = math.ceil(len(facts.steps) / 100)
         stretches = [facts.steps[at : at + size] for at in range(0, len(facts.steps), size)]
         areas = [
-            Series(name, [(some[-1][0], statistics.fmean(one[at] for _, one in some)) for some in stretches])
+            Series(name, [(some[-1][0], sum(one[at] for _, one in some) / len(some)) for some in stretches])
             for at, name in enumerate(_PARTS)
         ]
         yield Chart("Time of a step", areas, y="ms", kind=Kind.AREAS)
@@ -245,50 +265,21 @@ def _ranks(facts: _Facts) -> Section:
     means = [sum(one[0][rank] * one[2] for one in known) / windows for rank in range(count)]
     slowest = [sum(one[1][rank] for one in known) for rank in range(count)]
     hosts = [facts.hosts.get(rank) or "" for rank in range(count)]
-    text = "" if facts.pipelined else straggler(means, slowest, windows, hosts)
-    if not text:
-        spread = f"{_shown(min(means))} to {_shown(max(means))} ms per step"
-        text = f"ranks computed {spread}; no node is a straggler"
+    if facts.pipelined:
+        text = "stages of a pipeline are not compared"
+    else:
+        text = compare_ranks(means, slowest, windows, hosts)
     bars = [(f"{rank} {hosts[rank]}".strip(), mean) for rank, mean in enumerate(means)]
     chart = Chart("Computing per step", [Series("compute", bars)], "rank", "ms", Kind.BARS)
     return Section("Ranks", [text], [chart])
 
 
-def straggler(means: Sequence[float], slowest: Sequence[float], windows: int, hosts: Sequence[str]) -> str:
-    """The node, or the rank where all are on one node, that kept the others waiting; "" if there is none.
-
-    ``means`` are milliseconds of computing per step, ``slowest`` the windows of steps in which no rank took
-    longer, ``hosts`` the nodes, all by rank; ``windows`` is how many there were. How likely a fair node is
-    the slowest in so many is bounded as Chernoff and Hoeffding do: exp(-n KL(share || fair)).
-    """
-    names = hosts if len({*hosts}) > 1 else [f"rank {rank}" for rank in range(len(means))]
-    ranks: dict[str, list[int]] = defaultdict(list)
-    for rank, name in enumerate(names):
-        ranks[name].append(rank)
-    worst = max(ranks, key=lambda name: sum(slowest[rank] for rank in ranks[name]))
-    share = sum(slowest[rank] for rank in ranks[worst]) / windows
-    own = statistics.fmean(means[rank] for rank in ranks[worst])
-    others = statistics.median(means[rank] for name in ranks if name != worst for rank in ranks[name])
-    fair = len(ranks[worst]) / len(means)
-    if own < _SLOWER * others or windows * _divergence(share, fair) < -math.log(_BY_CHANCE):
-        return ""
-    return (
-        f"{worst} is a straggler: it computed {_shown(own)} ms per step, the others {_shown(others)} ms, "
-        f"and it was the slowest in {100 * share:.0f} % of {windows} windows of ten steps"
-    )
-
-
-def _divergence(share: float, fair: float) -> float:
-    """The Kullback-Leibler divergence of two probabilities of one event; 0 where it is no more than fair."""
-    parts = ((share, fair), (1 - share, 1 - fair))
-    return sum(a * math.log(a / b) for a, b in parts if a > 0) if share > fair else 0.0
-
-
-def _metric_charts(runs: Mapping[str, _Facts], only: Sequence[str] = ()) -> Iterator[Chart]:
+def _metrics(runs: Mapping[str, _Facts], missing: list[str], only: Sequence[str] = ()) -> Section:
     """A chart for each metric, with those of training and evaluation in one; of several runs a line each."""
     groups: dict[str, list[str]] = defaultdict(list)
+    ours = any(facts.is_ours for facts in runs.values())
     for name in dict.fromkeys(name for facts in runs.values() for name in facts.series):
-        if name not in _OWN_CHARTS and (not only or name in only):
+        if not (name in _OWN_CHARTS and ours) and (not only or name in only):
             groups[_SPLIT.sub("", name)].append(name)
 
     def order(group: str) -> tuple[bool, int, str]:
@@ -298,6 +289,9 @@ def _metric_charts(runs: Mapping[str, _Facts], only: Sequence[str] = ()) -> Iter
         place = next((place for place, one in enumerate(words) if one in group), len(words))
         return len({y for points in found for _, y in points}) == 1, place, group
 
+    if len(groups) > _MOST_CHARTS:
+        missing.append(f"charts of {len(groups) - _MOST_CHARTS} more metrics")
+    charts = []
     for group in sorted(groups, key=order)[:_MOST_CHARTS]:
         names, series = groups[group], []
         for title, facts in runs.items():
@@ -305,7 +299,8 @@ def _metric_charts(runs: Mapping[str, _Facts], only: Sequence[str] = ()) -> Iter
                 if points := facts.series.get(name):
                     words = [title, name] if len(names) > 1 else [title or name]
                     series.append(Series(" ".join(filter(None, words)), thinned(points)))
-        yield Chart(group if len(names) > 1 else names[0], series)
+        charts.append(Chart(group if len(names) > 1 else names[0], series))
+    return Section("Metrics", charts=charts)
 
 
 def _scheduler(row: Row, facts: _Facts) -> Section:
@@ -324,13 +319,18 @@ def _scheduler(row: Row, facts: _Facts) -> Section:
     lines = [
         *((key, _shown(row.value(key), key)) for key in keys),
         ("account", run.account),
-        ("on", ", ".join(record.nodes[:64])),
+        ("on", _listed(record.nodes)),
         *((name, f"{span:.1f} s") for name, span in spans),
-        ("left on the cluster", ", ".join(one.path for one in run.skipped[:10])),
+        ("left on the cluster", _listed([one.path for one in run.skipped])),
     ]
     table = Table(("", ""), [line for line in lines if line[1] not in {"", "-"}])
     charts = [Chart("Time of the job", bars, x="", y="s", kind=Kind.BARS)] if bars else []
     return Section("Scheduler", charts=charts, tables=[table])
+
+
+def _listed(words: Sequence[str]) -> str:
+    more = f" and {len(words) - _MOST_LINES} more" if len(words) > _MOST_LINES else ""
+    return ", ".join(words[:_MOST_LINES]) + more
 
 
 def _asked(row: Row) -> Section:
@@ -368,10 +368,10 @@ def _missing(row: Row) -> Iterator[str]:
 
 
 def _of_several(rows: Sequence[Row]) -> Report:
-    """Runs in comparison: first what differs."""
-    first, names = rows[0], [row.shown for row in rows]
-    found: dict[tuple[str, str], list[Value]] = {}
+    """Runs in comparison: first what differs. Of a sweep, its best task is shown."""
     missing: list[str] = []
+    first, shown = rows[0], {_title(row, rows): _best(row) for row in rows}
+    found: dict[tuple[str, str], list[str]] = {}
     for place, other in enumerate(rows[1:], 1):
         try:
             differences = compare(first, other)
@@ -379,58 +379,86 @@ def _of_several(rows: Sequence[Row]) -> Report:
             missing.append(f"what differs between {first.shown} and {other.shown}: {exc.cause}")
             continue
         for one in (one for one in differences if one.section != "result"):  # which has its own table
-            found.setdefault((one.section, one.key), [one.a] * len(rows))[place] = one.b
+            values = found.setdefault((one.section, one.key), ["", *["="] * (len(rows) - 1)])
+            values[0], values[place] = _shown(one.a), _shown(one.b)
     differs = []
     for section in dict.fromkeys(section for section, _ in found):
-        lines = [(key, *map(_shown, values)) for (at, key), values in found.items() if at == section]
-        differs.append(Section(f"Differs: {section}", tables=[Table(("", *names), lines)]))
+        lines = [(key, *values) for (at, key), values in found.items() if at == section]
+        differs.append(Section(f"Differs: {section}", tables=[Table(("", *shown), lines)]))
     if len(rows) > _MOST_LINES:
         missing.append(f"lines of {len(rows) - _MOST_LINES} more runs in the charts")
-    changed = [key for _, key in found]
-    differing = f"they differ in {', '.join(changed[:12])}" if changed else "nothing differs"
-    verdict = [
-        f"{len(rows)} runs: {differing}",
-        *(f"{row.shown}: {next(_ended(row))}" for row in rows[:_MOST_LINES]),
-    ]
-    keys = [name for name in metric_names(rows) if name in USUAL_METRICS][:_MORE_METRICS]
-    results = Section("Results", tables=[_table("run", rows, [*keys, "state", "elapsed"])])
-    facts = {row.shown: _Facts.of(row.folder) for row in rows[:_MOST_LINES]}
-    charts = Section("Metrics", charts=list(_metric_charts(facts)))
+    verdict = [f"{len(rows)} runs: {_differing(found, missing)}"]
+    if len(rows) == 2 and (losses := compare_losses(*rows)):  # noqa: PLR2004 - a pair
+        verdict.append(f"losses: {losses}")
+    verdict += [f"{row.shown}: {next(_ended(row))}" for row in rows[:_MOST_LINES]]
+    best = list(shown.values())
+    keys = [name for name in metric_names(best) if name in USUAL_METRICS][:_MORE_METRICS]
+    results = Section("Results", tables=[_table("run", shown, [*keys, "state", "elapsed"])])
+    charts = _metrics({title: _Facts.of(shown[title]) for title in list(shown)[:_MOST_LINES]}, missing)
     return Report(f"{len(rows)} runs compared", verdict, None, missing, _filled([results, *differs, charts]))
+
+
+def _title(row: Row, rows: Sequence[Row]) -> str:
+    """The run's name; its whole path where another has the same."""
+    return row.shown if [one.shown for one in rows].count(row.shown) == 1 else str(row.folder)
+
+
+def _best(row: Row) -> Row:
+    """The best task of a sweep; another run itself."""
+    with suppress(UsageError):
+        return ranked(row)[0][0]
+    return row
+
+
+def _differing(found: Mapping[tuple[str, str], object], missing: Sequence[str]) -> str:
+    if found:
+        return f"they differ in {', '.join([key for _, key in found][:12])}"
+    if missing:
+        return "what differs can't be read"
+    return "job, code, configuration, data, environment and hardware are the same"
 
 
 def _of_array(run: Row) -> Report:
     """A sweep, or another array: its ranking, and each parameter against the metric."""
-    missing, tasks, metric = list(_missing(run)), run.tasks, ""
-    if any(task.metrics for task in tasks):
-        tasks, metric = ranked(run)
+    missing, tasks, metric = list(_missing(run)), latest_tasks(run), ""
+    if usual := next(metric_names(tasks), None):
+        try:
+            tasks, metric = ranked(run)
+        except UsageError as exc:
+            missing.append(f"the sweep's own ranking: {exc.what}")
+            tasks, metric = ranked(run, usual)
     else:
         missing.append("metrics: no task wrote any")
-    keys = list((run.run.sweep or {}).get("keys") or ())
-    done = sum(_is_ok(task) is True for task in tasks)
-    verdict = [*_ended(run), f"{done} of {len(tasks)} tasks completed"]
+    keys = (run.run.sweep or {}).get("keys") or []
+    outcomes = [_is_ok(task) for task in tasks]
+    ok = True if all(outcomes) else False if False in outcomes else None
+    ended, *why = _ended(run)
+    verdict = [ended, *(() if ok else why), f"{outcomes.count(True)} of {len(tasks)} tasks completed"]
     if metric and (best := tasks[0].value(metric)) is not None:
         values = "".join(f" {key}={_shown(tasks[0].value(key))}" for key in keys)
         verdict.insert(1, f"best: task {tasks[0].number},{values}: {metric} {_shown(best)}")
-    facts = {task.number: _Facts.of(task.folder) for task in tasks[:_MOST_LINES] if metric}
+    for other in dict.fromkeys(task.run.job_id for task in tasks if task.run.token != run.run.token):
+        again = sorted(task.number for task in tasks if task.run.job_id == other)
+        verdict.append(f"tasks {_listed(again)} ran again in job {other}")
     if metric and len(tasks) > _MOST_LINES:
         missing.append(f"in the charts of metrics, the tasks but for the best {_MOST_LINES}")
+    facts = {task.number: _Facts.of(task) for task in tasks[:_MOST_LINES] if metric}
     others = [name for name in metric_names(tasks) if name in USUAL_METRICS and name != metric]
     columns = [*keys, *filter(None, [metric]), *others[:_MORE_METRICS], "state", "elapsed"]
     sections = [
-        Section("Ranking", tables=[_table("task", tasks, columns)]),
+        Section("Ranking", tables=[_table("task", {task.number: task for task in tasks}, columns)]),
         Section("Parameters", charts=[_against(key, metric, tasks) for key in keys if metric]),
-        Section("Metrics", charts=list(_metric_charts(facts, [metric, "loss", "train_loss"]))),
+        _metrics(facts, missing, [metric, "loss", "train_loss"]),
         _scheduler(run, _Facts()),
         _asked(run),
         _software(run, missing),
     ]
-    return Report(run.shown, verdict, _is_ok(run), missing, _filled(sections))
+    return Report(run.shown, verdict, ok, missing, _filled(sections))
 
 
-def _table(title: str, rows: Sequence[Row], keys: Sequence[str]) -> Table:
-    cells = [[row.number or row.shown, *(_shown(row.value(key), key) for key in keys)] for row in rows]
-    return Table((title, *keys), cells)
+def _table(head: str, rows: Mapping[str, Row], keys: Sequence[str]) -> Table:
+    cells = [[title, *(_shown(row.value(key), key) for key in keys)] for title, row in rows.items()]
+    return Table((head, *keys), cells)
 
 
 def _against(key: str, metric: str, tasks: Sequence[Row]) -> Chart:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -93,6 +92,4 @@ def _figures(line: Mapping[str, Any]) -> dict[str, float]:
             add("GPU memory", gpu.get("mem_used_mib"), 1024)
             add("Power of GPUs", gpu.get("power_w"))
     means = {"CPU", "GPU"}
-    return {
-        title: statistics.fmean(found) if title in means else sum(found) for title, found in values.items()
-    }
+    return {title: sum(found) / (len(found) if title in means else 1) for title, found in values.items()}

@@ -19,9 +19,11 @@ from clusterctl.spec.base import UNKNOWN, Model, shown
 MAX_TASKS: Final = 1000  # Slurm's MaxArraySize is 1001, if nobody changed it
 _KEY: Final = re.compile(r"[A-Za-z][\w.-]{0,63}")
 _RANGE: Final = re.compile(r"(log\s+)?(\S+?)\.\.(\S+)")
-# Metrics of which more is better; of others, less is.
+# Metrics of which more is better, by the words of their names; of others, less is.
 _MORE: Final = re.compile(
-    r"acc|accuracy|f1|auc|bleu|rouge|precision|recall|reward|score|map|iou|psnr|per_s", re.I
+    r"(?:^|[/_. -])(?:acc|accuracy|f1|auc|bleu|rouge\w*|precision|recall|reward|score|map|m?iou|psnr|r2|ndcg|"
+    r"throughput|per_s)(?=$|[/_. @-]|\d)",
+    re.IGNORECASE,
 )
 
 Values = Mapping[str, str]  # key -> value, of one task
@@ -226,4 +228,4 @@ def arguments(values: Values) -> list[str]:
 
 def goal_of(metric: str) -> Goal:
     """Whether less or more of a metric is better, by its name."""
-    return Goal.MAX if _MORE.search(metric) else Goal.MIN
+    return Goal.MAX if _MORE.search(metric) and "loss" not in metric.lower() else Goal.MIN

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12 on
 
 from clusterctl.errors import CollectError, DiskError, MachineError
 from clusterctl.state.workspace import Workspace, state_home
@@ -175,6 +176,18 @@ class Metric:
 Value = str | int | Annotated[float, Field(allow_inf_nan=False)] | bool | None
 
 
+Time = Annotated[int, Field(ge=0, le=1 << 40)]  # Unix seconds
+
+
+class SweepRecord(TypedDict, total=False):
+    """What a sweep varies, and the metric and the goal (min, max) that rank its tasks."""
+
+    version: int
+    keys: list[str]
+    metric: str | None
+    goal: str | None
+
+
 class TaskRecord(_Stored):
     """How a job, or one task of an array, ended. Times are Unix seconds."""
 
@@ -184,8 +197,8 @@ class TaskRecord(_Stored):
     exit_code: int | None = None
     signal: int | None = None
     nodes: tuple[str, ...] = ()
-    start_time: int | None = None
-    end_time: int | None = None
+    start_time: Time | None = None
+    end_time: Time | None = None
     config: dict[str, Value] = {}
     metrics: dict[str, Metric] = {}
 
@@ -251,9 +264,9 @@ class RunRecord(_Stored):
     final: bool
     tasks: tuple[TaskRecord, ...]
     nodes: tuple[str, ...]
-    submit_time: int | None
-    start_time: int | None
-    end_time: int | None
+    submit_time: Time | None
+    start_time: Time | None
+    end_time: Time | None
     elapsed_s: int | None
     price_per_hour: float | None = None
     cost_usd: float | None = None
@@ -268,7 +281,7 @@ class RunRecord(_Stored):
     metrics: dict[str, Metric] = {}
     tags: tuple[str, ...] = ()
     note: str | None = None
-    sweep: dict[str, Any] | None = None
+    sweep: SweepRecord | None = None
     replay_of: str | None = None
     of_failed: bool = False
     skipped: tuple[Skipped, ...] = ()

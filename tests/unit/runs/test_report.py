@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import CollectError, UsageError
 from clusterctl.runs.find import Row
+from clusterctl.runs.folder import write_sums
 from clusterctl.runs.page import REPORT_FILE, Report, thinned, write_report
-from clusterctl.runs.report import report_of, straggler, write_beside
+from clusterctl.runs.report import report_of, report_path, write_beside
+from clusterctl.runs.straggler import compare_ranks
 from clusterctl.state.ledger import RunRecord
 from tests.unit.runs.made import TIME, made_run
 
@@ -111,14 +114,18 @@ def test_a_fair_set_has_no_straggler(ranks: int) -> None:
         means = [sum(column) / len(windows) for column in zip(*windows, strict=True)]
         slowest = [sum(max(one) == one[rank] for one in windows) for rank in range(ranks)]
         hosts = [f"n{rank * 2 // ranks}" for rank in range(ranks)]
-        assert straggler(means, slowest, len(windows), hosts) == ""
+        assert "is a straggler:" not in compare_ranks(means, slowest, len(windows), hosts)
 
 
 def test_stages_of_a_pipeline_are_no_stragglers(tmp_path: Path) -> None:
     row = trained(tmp_path, slow=3)
     path = row.folder / "metrics.jsonl"
     path.write_text(path.read_text().replace('"pp": 1', '"pp": 2'))
-    assert "straggler:" not in "\n".join(report_of([row]).verdict)
+    assert report_of([row]).verdict[-1] == "stages of a pipeline are not compared"
+
+
+def test_few_steps_do_not_tell() -> None:
+    assert compare_ranks([1, 3], [0, 5], 5, NODES).endswith("; too few steps to tell a straggler")
 
 
 @pytest.mark.parametrize(
@@ -192,6 +199,28 @@ def test_a_hostile_run_is_inert(tmp_path: Path) -> None:
     assert len(page) < 1 << 20
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"sweep": {"keys": 3}}, {"sweep": {"keys": [["a"]]}}, {"sweep": {"metric": 3}}, {"end_time": 10**400}],
+)
+def test_a_damaged_record_is_refused_as_such(tmp_path: Path, fields: dict[str, Any]) -> None:
+    run = made_run(tmp_path)
+    record = json.loads((run.directory / "run.json").read_text())
+    (run.directory / "run.json").write_text(json.dumps({**record, **fields}))
+    with pytest.raises(CollectError, match="is not a collected run"):
+        RunRecord.load(run.directory)
+
+
+def test_numbers_near_the_largest(tmp_path: Path) -> None:
+    row = trained(tmp_path)
+    path = row.folder / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"data_ms": 5.0', '"data_ms": 1e308'))
+    node = row.folder / "telemetry" / "demo-train-1.jsonl"
+    gpus = json.dumps({"kind": "sample", "time": TIME, "gpus": [{"util": 1e308, "power_w": 1e308}] * 3})
+    node.write_text(f"{gpus}\n")
+    assert report_of([row]).as_html()
+
+
 def test_runs_in_comparison(tmp_path: Path) -> None:
     first, second = trained(tmp_path), trained(tmp_path, 2, lr=0.2)
     report = report_of([first, second])
@@ -230,6 +259,59 @@ def test_a_sweep_of_200(tmp_path: Path) -> None:
     assert len(report.as_html()) < 5 << 20
 
 
+def test_comparisons_say_what_could_not_be_compared(tmp_path: Path) -> None:
+    rows = [trained(tmp_path, number, lr=lr) for number, lr in ((1, 0.1), (2, 0.2), (3, 0.3))]
+    (rows[2].folder / "environment.json").write_text("{")
+    report = report_of(rows)
+    (differs,) = (one for one in report.sections if one.title == "Differs: configuration")
+    assert differs.tables[0].rows == [("lr", "0.1", "0.2", "=")]
+    assert "what differs between demo-1-train and demo-3-train" in report.missing[0]
+    assert report_of(rows[1:]).verdict[0] == "2 runs: what differs can't be read"
+
+
+def test_the_losses_of_two_runs_are_compared(tmp_path: Path) -> None:
+    twins = [trained(tmp_path, number) for number in (1, 2)]
+    assert report_of(twins).verdict[:2] == [
+        "2 runs: job, code, configuration, data, environment and hardware are the same",
+        "losses: identical over 40 steps",
+    ]
+
+
+def test_runs_of_one_name_are_titled_by_their_folders(tmp_path: Path) -> None:
+    rows = [trained(tmp_path / name) for name in ("a", "b")]
+    assert set(charts(report_of(rows))["eval_accuracy"]) == {str(row.folder) for row in rows}
+
+
+def test_a_sweep_whose_own_metric_is_absent_is_ranked_by_another(tmp_path: Path) -> None:
+    row = swept(tmp_path, 3)
+    run = row.run.model_copy(update={"sweep": {"keys": ["lr"], "metric": "val_auc"}})
+    report = report_of([Row(run)])
+    assert "the sweep's own ranking: no run has 'val_auc'" in report.missing
+    assert "best: task 2, lr=0.25: loss 0.33333" in report.verdict
+
+
+def test_failed_tasks_that_ran_again_count_as_they_ended_then(tmp_path: Path) -> None:
+    row = swept(tmp_path, 3)
+    again = {
+        "id": "8_2",
+        "state": "COMPLETED",
+        "nodes": NODES[:1],
+        "metrics": {"loss": {"last": 0.1, "count": 1}},
+    }
+    made_run(tmp_path, 8, tasks=[again], replay_of=row.run.token, of_failed=True, submit_time=TIME + 500)
+    report = report_of([row])
+    assert report.ok is True
+    assert "3 of 3 tasks completed" in report.verdict
+    assert "tasks 2 ran again in job 8" in report.verdict
+
+
+def test_times_of_another_clock_are_left_out(tmp_path: Path) -> None:
+    row = trained(tmp_path)
+    path = row.folder / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {step}, "loss": 1, "time": {step}}}\n' for step in range(9)))
+    assert charts(report_of([row]))["Time of the job"].keys() == {"queue", "run"}
+
+
 def test_an_array_without_metrics(tmp_path: Path) -> None:
     tasks = [{"id": f"7_{n}", "state": "COMPLETED", "nodes": NODES[:1]} for n in range(3)]
     report = report_of([Row(made_run(tmp_path, 7, tasks=tasks))])
@@ -240,15 +322,51 @@ def test_an_array_without_metrics(tmp_path: Path) -> None:
 def test_a_file_that_is_no_report_is_kept(tmp_path: Path) -> None:
     row = trained(tmp_path)
     own = row.folder / REPORT_FILE
-    own.write_text("the job's own")
+    own.write_text("the user's own")
     write_beside(row.run)
-    assert own.read_text() == "the job's own"
+    with pytest.raises(UsageError, match="no report of clusterctl"):
+        write_report(report_of([row]), own)
+    assert own.read_text() == "the user's own"
+    own.unlink()
+    victim = tmp_path / "victim"
+    victim.write_text("victim")
+    for name in (REPORT_FILE, f".{REPORT_FILE}.incomplete"):
+        (row.folder / name).symlink_to(victim)
     with pytest.raises(UsageError, match="no report of clusterctl"):
         write_report(report_of([row]), own)
     own.unlink()
+    write_report(report_of([row]), own)
+    assert victim.read_text() == "victim"
+    own.unlink()
+    os.mkfifo(own)
+    with pytest.raises(UsageError, match="no report of clusterctl"):  # at once
+        write_report(report_of([row]), own)
+
+
+def test_a_report_that_the_job_wrote_is_the_jobs(tmp_path: Path) -> None:
+    row = trained(tmp_path)
+    planted = '<meta name="generator" content="clusterctl"> planted'
+    (row.folder / REPORT_FILE).write_text(planted)
+    write_sums(row.folder, {})
     write_beside(row.run)
-    write_beside(row.run)  # again
-    assert "demo-1-train" in own.read_text()
+    assert (row.folder / REPORT_FILE).read_text() == planted
+    with pytest.raises(UsageError, match="the job wrote"):
+        report_path(row)
+
+
+def test_the_report_follows_the_record(tmp_path: Path) -> None:
+    """A snapshot's report is replaced when the run has come home whole; that of a run at home stays."""
+    row = trained(tmp_path, state="RUNNING", final=False)
+    path = row.folder / REPORT_FILE
+    write_beside(row.run)
+    assert "RUNNING when it was collected" in path.read_text()
+    os.utime(path, ns=(1, 1))  # it is older than the record
+    ended = row.run.model_copy(update={"state": "COMPLETED", "final": True})
+    write_beside(ended)
+    first = path.stat()
+    assert "RUNNING" not in path.read_text()
+    write_beside(ended)
+    assert path.stat() == first
 
 
 def test_a_report_that_cannot_be_made_holds_nothing_up(
