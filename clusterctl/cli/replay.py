@@ -55,9 +55,9 @@ def replay(
     ] = None,
     **flags: object,
 ) -> None:
-    """Submit a collected run again: the same code, packages, options and arguments.
+    """Submit a collected run again, as it was.
 
-    It goes to the cluster in reach, which may be another one. What differs is said before anything is sent.
+    Code, packages, options and arguments are the same.     It goes to the cluster in reach, which may be another one. What differs is said before anything is sent.
     """
     row = named_run(run)
     changes = _changes(set_ or [])

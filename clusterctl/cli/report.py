@@ -58,9 +58,9 @@ def report(
         int, typer.Option(min=0, max=65535, help="Port of --serve. Default: a free one.", metavar="PORT")
     ] = 0,
 ) -> None:
-    """Report on runs in one HTML file: one, a sweep, or a comparison.
+    """Write the report of a run, a sweep, or several runs.
 
-    The verdict comes first; then metrics, time per step, ranks, nodes, the scheduler, configuration and
+    One HTML file. The verdict comes first; then metrics, time per step, ranks, nodes, the scheduler, configuration and
     environment. Of several runs, what differs. The file needs no network.
     """
     shows = options.markdown or screen.json
