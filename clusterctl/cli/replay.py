@@ -57,7 +57,8 @@ def replay(
 ) -> None:
     """Submit a collected run again, as it was.
 
-    Code, packages, options and arguments are the same.     It goes to the cluster in reach, which may be another one. What differs is said before anything is sent.
+    Code, packages, options and arguments are the same. The job goes to the cluster in reach, which may be
+    another one; what differs is said before anything is sent.
     """
     row = named_run(run)
     changes = _changes(set_ or [])

@@ -60,8 +60,8 @@ def report(
 ) -> None:
     """Write the report of a run, a sweep, or several runs.
 
-    One HTML file. The verdict comes first; then metrics, time per step, ranks, nodes, the scheduler, configuration and
-    environment. Of several runs, what differs. The file needs no network.
+    It is one HTML file that needs no network: the verdict, then metrics, time per step, ranks, nodes, the
+    scheduler, configuration and environment. Of several runs, what differs comes first.
     """
     shows = options.markdown or screen.json
     if (shows and (out or open_ or serve)) or (serve and (out or open_)) or (port and not serve):
