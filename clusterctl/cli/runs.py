@@ -107,6 +107,10 @@ def list_(
     if folder and everywhere:
         raise UsageError("--dir and --everywhere exclude each other", fix="use one of them")
     if sweep is not None:
+        if where or columns or reverse or since or tag or tasks or limit or folder or everywhere:
+            raise UsageError(
+                "--sweep ranks all tasks of one sweep; only --sort goes with it", fix="leave out the others"
+            )
         answer, lines = ranking_of(screen, named_run(sweep), sort)
         screen.result(answer, *lines)
         return

@@ -164,6 +164,7 @@ def test_what_is_no_verb_of_runs_is_told_the_right_one(made: Clusterctl, words: 
         (["--dir", "nowhere"], "can't be read"),
         (["--dir", "runs", "--everywhere"], "exclude each other"),
         (["lst"], "runs list"),
+        (["--sweep", "1", "--where", "lr=1"], "only --sort goes with it"),
         (["--where", "lr"], "is no condition"),
     ],
 )
