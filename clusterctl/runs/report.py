@@ -216,7 +216,9 @@ def _learned(row: Row, facts: _Facts) -> Iterator[str]:
         metric, points = row.metrics[name], facts.series.get(name, ())
         if metric.last is None or len(points) <= 1:
             continue
-        between = f", between {_shown(metric.min)} and {_shown(metric.max)}"
+        between = (
+            f", between {_shown(metric.min)} and {_shown(metric.max)}" if metric.min != metric.max else ""
+        )
         if name in USUAL_METRICS:
             best = metric.max if goal_of(name) == Goal.MAX else metric.min
             between = f", at best {_shown(best)}" if best != metric.last else ""
@@ -236,9 +238,10 @@ def _speed(facts: _Facts) -> Iterator[str]:
     if facts.steps:
         sums = {name: sum(parts[at] for _, parts in facts.steps) for at, name in enumerate(_PARTS)}
         sums |= {"checkpoints": sum(facts.stalls.values())} if facts.stalls else {}
-        whole = sum(sums.values()) or 1.0
-        shares = ", ".join(f"{100 * value / whole:.0f} % {name}" for name, value in sums.items())
-        yield f"{_shown(whole / len(facts.steps))} ms per step: {shares}"
+        whole = sum(sums.values())
+        if 0 < whole < math.inf:
+            shares = ", ".join(f"{100 * value / whole:.0f} % {name}" for name, value in sums.items())
+            yield f"{_shown(whole / len(facts.steps))} ms per step: {shares}"
 
 
 def _step_charts(facts: _Facts) -> Iterator[Chart]:
