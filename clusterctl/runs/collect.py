@@ -126,17 +126,13 @@ def collect(
                     raise  # no answer, which no other job will get
                 failed[entry.job_id or ""] = exc
             else:
-                _write_report(runs[-1])
+                from clusterctl.runs.report import write_beside  # noqa: PLC0415 - only where a run has come home
+
+                write_beside(runs[-1])
                 on_run(runs[-1])
     if failed:
         raise _not_home(failed, len(runs))
     return tuple(runs)
-
-
-def _write_report(run: RunRecord) -> None:
-    from clusterctl.runs.report import write_beside  # noqa: PLC0415 - only where a run has come home
-
-    write_beside(run)
 
 
 def _not_home(failed: Mapping[str, ClusterctlError], others: int) -> CollectError:

@@ -76,7 +76,7 @@ def compare_losses(a: Row, b: Row) -> Losses | None:
     wrong = [
         key for key in both if losses_a[key] != losses_b[key] and not _are_nan(losses_a[key], losses_b[key])
     ]
-    apart = [abs(losses_a[key] - losses_b[key]) for key in wrong]
+    gaps = [abs(losses_a[key] - losses_b[key]) for key in wrong]
     steps, steps_a, steps_b = (
         len({(task, step) for task, _, step in found}) for found in (both, losses_a, losses_b)
     )
@@ -86,7 +86,7 @@ def compare_losses(a: Row, b: Row) -> Losses | None:
         steps_a,
         steps_b,
         first=min((step for _, _, step in wrong), default=None),
-        largest=max(apart) if apart and all(map(math.isfinite, apart)) else None,
+        largest=max(gaps) if gaps and all(map(math.isfinite, gaps)) else None,
     )
 
 

@@ -34,8 +34,7 @@ from clusterctl.runs.page import (
     write_report,
 )
 from clusterctl.runs.series import Record, is_number, records
-from clusterctl.runs.straggler import compare_ranks
-from clusterctl.runs.telemetry import node_charts
+from clusterctl.runs.telemetry import compare_ranks, node_charts
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.spec.base import format_duration
 from clusterctl.spec.sweep import Goal, goal_of
