@@ -158,9 +158,7 @@ class Metrics(Report):
         mine = [sum(part) / len(part) for part in parts]
         self._computed.clear()
         ranks = self._comm.allgather(mine)
-        slowest = Counter(
-            max(range(len(ranks)), key=lambda rank: at[rank]) for at in zip(*ranks, strict=True)
-        )
+        slowest = Counter(at.index(max(at)) for at in zip(*ranks, strict=True))
         return {
             "compute_ms": [round(sum(one) / len(one), 3) for one in ranks if one],
             "slowest": [slowest[rank] for rank in range(len(ranks))],

@@ -167,13 +167,12 @@ def reject_slips(command: Any, words: Sequence[str]) -> None:
     if place is None and after:
         return  # `submit -- JOB`
     missing = place is None
-    taken = [(name, word) for name, word in pairwise(typed) if takes.get(name) and word.endswith(_PROGRAMS)]
-    if missing and taken and _is_file(taken[-1][1]):
-        name, job = taken[-1]
-        raise UsageError(
-            f"{name} takes a value, and {job} stands in its place", fix=f"say {name} VALUE {job}"
-        )
     if place is None:
+        for name, job in reversed([*pairwise(typed)]):
+            if takes.get(name) and job.endswith(_PROGRAMS) and _is_file(job):
+                raise UsageError(
+                    f"{name} takes a value, and {job} stands in its place", fix=f"say {name} VALUE {job}"
+                )
         typed, place = ["train", *typed], 0  # for example
     job = typed[place]
 

@@ -95,7 +95,7 @@ def _are_nan(a: float, b: float) -> bool:
 
 
 def _losses(row: Row) -> dict[tuple[str, str, int], float]:
-    """Task, name and step of each loss; where the program tells no step, the how manieth it is."""
+    """Task, name and step of each loss; where the program tells no step, its place in the order."""
     found: dict[tuple[str, str, int], float] = {}
     counts: Counter[tuple[str, str]] = Counter()
     tasks = row.tasks or [row]
@@ -116,7 +116,7 @@ def compare(a: Row, b: Row) -> tuple[Difference, ...]:
     Raises:
         CollectError: a file of a run is damaged.
     """
-    facts_a, facts_b = _facts(a), _facts(b)
+    facts_a, facts_b = facts_of(a), facts_of(b)
     return (
         *_differences("job", _job(a, facts_a), _job(b, facts_b)),
         *_code(a, b, facts_a, facts_b),
@@ -134,7 +134,12 @@ def _differences(section: str, a: Mapping[str, Value], b: Mapping[str, Value]) -
             yield Difference(section, key, a.get(key), b.get(key))
 
 
-def _facts(row: Row) -> Mapping[str, Any]:
+def facts_of(row: Row) -> Mapping[str, Any]:
+    """environment.json of a run; empty where there is none.
+
+    Raises:
+        CollectError: it can't be read, or is no JSON.
+    """
     found = _read(row.run.directory / ENVIRONMENT_FILE)
     return found if isinstance(found, dict) else {}
 
@@ -158,7 +163,7 @@ def _read(path: Path) -> Any:
         ) from exc
 
 
-def _mapping(value: Any, *keys: str) -> Mapping[str, Any]:
+def mapping(value: Any, *keys: str) -> Mapping[str, Any]:
     """What is below these keys, if it is a mapping; else an empty one."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -179,7 +184,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
 
 def _job(row: Row, facts: Mapping[str, Any]) -> dict[str, Value]:
     """What was asked of the scheduler and the launcher, and where it ran."""
-    said = _mapping(facts, "client", "job")
+    said = mapping(facts, "client", "job")
     # The values of a task of a sweep are its configuration.
     others = {"array", "sweep"} if row.task is not None else set()
     asked = {key: value for key, value in said.items() if key not in _NOT_THE_JOB | others}
@@ -196,10 +201,10 @@ def _code(a: Row, b: Row, facts_a: Mapping[str, Any], facts_b: Mapping[str, Any]
     yield from changed[:_MAX_FILES]
     if (more := len(changed) - _MAX_FILES) > 0:
         yield Difference("code", "more files", None, more)
-    versions = ({"clusterctl": _mapping(one, "client").get("clusterctl")} for one in (facts_a, facts_b))
+    versions = ({"clusterctl": mapping(one, "client").get("clusterctl")} for one in (facts_a, facts_b))
     yield from _differences("code", *versions)
     if changed:
-        commits = [_mapping(one, "client", "git") for one in (facts_a, facts_b)]
+        commits = [mapping(one, "client", "git") for one in (facts_a, facts_b)]
         yield from _differences("code", *({"commit": one.get("commit")} for one in commits))
 
 
@@ -228,7 +233,7 @@ def _data(row: Row) -> dict[str, Value]:
     for one in row.tasks or [row]:
         task = f"task {one.number}: " if row.tasks else ""
         first = next(records(one.folder), None)
-        said = flat(_mapping(first.line, "data")) if first else {}
+        said = flat(mapping(first.line, "data")) if first else {}
         said.pop("name", None)  # where it lies, which the configuration has
         found |= {task + k: v[:12] if isinstance(v, str) and "sha256" in k else v for k, v in said.items()}
     return found
@@ -237,16 +242,16 @@ def _data(row: Row) -> dict[str, Value]:
 def software_of(facts: Mapping[str, Any]) -> dict[str, Value]:
     """Slurm, the versions that the nodes tell, and the packages that the job asked for."""
     found: dict[str, Value] = {"slurm": facts.get("slurm")}
-    for host in _mapping(facts, "hosts").values():
-        found |= _flat(_mapping(host, "versions"))
-    lock = _mapping(facts, "client").get("requirements")
+    for host in mapping(facts, "hosts").values():
+        found |= _flat(mapping(host, "versions"))
+    lock = mapping(facts, "client").get("requirements")
     return found | dict(_PINNED.findall(lock)) if isinstance(lock, str) else found
 
 
 def hardware_of(facts: Mapping[str, Any]) -> dict[str, Value]:
     """Which kinds of nodes, as their telemetry describes them; neither their names nor their number."""
     kinds = set()
-    for host in _mapping(facts, "hosts").values():
+    for host in mapping(facts, "hosts").values():
         if isinstance(host, Mapping):
             cores, memory, gpus = host.get("cpus"), host.get("memory_total_mib"), host.get("gpus")
             parts = [f"{len(cores)} cores" if isinstance(cores, list) else "", host.get("cpu_model")]

@@ -7,15 +7,15 @@ import hashlib
 import math
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from clusterctl.errors import UsageError, printable
+from clusterctl.errors import MachineError, UsageError, printable
+from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.remote_open import open_file
 from clusterctl.util.assets import asset
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 REPORT_FILE: Final = "report.html"
 _OURS: Final = b'<meta name="generator" content="clusterctl">'
 _HEAD: Final = 1000  # bytes in which it stands
-_MODE: Final = 0o666
+_MODE: Final = 0o666  # less what the user's umask takes
 _MAX_TEXT: Final = 1000  # characters of one text of a run
 _POINTS: Final = 400  # of one line of a chart
 _SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>|#~])")
@@ -86,7 +86,7 @@ class Report:
     verdict: Sequence[str]
     ok: bool | None = None
     missing: Sequence[str] = ()
-    sections: Sequence[Section] = field(default_factory=tuple)
+    sections: Sequence[Section] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """As `-o json` shows it: with nothing but text that can be printed, and finite numbers."""
@@ -204,25 +204,17 @@ def write_report(report: Report, path: Path) -> None:
     Raises:
         UsageError: a file of this name is there that is no report of ours, or it can't be written.
     """
+    if os.path.lexists(path) and not _is_ours(path):
+        raise UsageError(
+            f"{path} is there, and is no report of clusterctl", fix="name another file: --out FILE"
+        )
     try:
-        if os.path.lexists(path) and not _is_ours(path):
-            raise UsageError(
-                f"{path} is there, and is no report of clusterctl", fix="name another file: --out FILE"
-            )
-        descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(report.as_html())
-            Path(part).chmod(_MODE & ~_umask())
-            Path(part).replace(path)
-        except BaseException:
-            Path(part).unlink()
-            raise
-    except OSError as exc:
+        write_atomic(path, report.as_html(), mode=_MODE & ~_umask())
+    except MachineError as exc:
         raise UsageError(
             "the report can't be written",
             where=str(path),
-            why=exc.strerror or str(exc),
+            why=exc.why,
             fix="name a file in a folder that is there, and yours to write: --out FILE",
         ) from exc
 

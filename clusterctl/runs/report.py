@@ -19,8 +19,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import CollectError, UsageError
-from clusterctl.runs.compare import compare, compare_losses, hardware_of, software_of
-from clusterctl.runs.find import USUAL_METRICS, Row, latest_tasks, metric_names, ranked
+from clusterctl.runs.compare import (
+    compare,
+    compare_losses,
+    facts_of,
+    hardware_of,
+    mapping,
+    software_of,
+)
+from clusterctl.runs.find import USUAL_METRICS, Row, latest_tasks, metric_names, ranked, ranked_tasks
 from clusterctl.runs.folder import files_of
 from clusterctl.runs.page import (
     REPORT_FILE,
@@ -33,18 +40,16 @@ from clusterctl.runs.page import (
     thinned,
     write_report,
 )
-from clusterctl.runs.series import Record, is_number, records
+from clusterctl.runs.series import Record, finite, is_number, records
 from clusterctl.runs.telemetry import compare_ranks, node_charts
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.spec.base import format_duration
 from clusterctl.spec.sweep import Goal, goal_of
 from clusterctl.state.ledger import ENVIRONMENT_FILE, RUN_FILE, RunRecord, Value, node_hours
-from clusterctl.transport.remote_open import read_json
 
 _MOST_CHARTS: Final = 16  # of metrics
 _MOST_LINES: Final = 16  # in a chart of several runs
 _MOST_POINTS: Final = 50_000  # of a metric
-_MOST_BYTES: Final = 64 << 20
 _MORE_METRICS: Final = 4  # in a ranking
 _CLOCK_S: Final = 2.0  # by which clocks, and Slurm's whole seconds, may differ
 _SPLIT: Final = re.compile(r"^(?:train(?:ing)?|val(?:id(?:ation)?)?|eval(?:uation)?|test|dev)[/_.]")
@@ -90,10 +95,10 @@ class _Facts:
         match record.kind:
             case "run":
                 self.is_ours = True
-                listed, config = line.get("ranks"), line.get("config")
+                listed = line.get("ranks")
                 ranks = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
                 self.hosts = {place: str(one.get("host", "")) for place, one in enumerate(ranks)}
-                self.pipelined = isinstance(config, dict) and config.get("pp", 1) != 1
+                self.pipelined = mapping(line, "config").get("pp", 1) != 1
             case "iteration":
                 numbers = _finite(line.get(key) for key in ("seconds", "comm_exposed_ms", "data_ms"))
                 if len(numbers) == len(_PARTS):
@@ -111,7 +116,7 @@ class _Facts:
 
 def _finite(values: Iterable[Any]) -> list[float]:
     """The values that are finite numbers."""
-    return [float(one) for one in values if is_number(one) and math.isfinite(one)]
+    return [one for one in map(finite, values) if one is not None]
 
 
 def _append(found: list[Any], one: Any) -> None:
@@ -150,7 +155,8 @@ def report_path(row: Row) -> Path:
         UsageError: the job wrote a file of this name.
     """
     path = row.folder / REPORT_FILE
-    if os.fsencode(path.relative_to(row.run.directory)) in files_of(row.run.directory):
+    name = os.fsencode(path.relative_to(row.run.directory))
+    if os.path.lexists(path) and name in files_of(row.run.directory):
         raise UsageError(
             f"the job wrote a {REPORT_FILE} of its own", where=str(path), fix="name another file: --out FILE"
         )
@@ -345,18 +351,16 @@ def _asked(row: Row) -> Section:
 
 def _software(row: Row, missing: list[str]) -> Section:
     """Versions, hardware and code; adds to what is ``missing``."""
-    found: Any = None
-    with suppress(OSError, ValueError, RecursionError):
-        found = read_json(os.fsencode(row.run.directory), ENVIRONMENT_FILE.encode(), _MOST_BYTES)
-    if not isinstance(found, dict):
+    found: Mapping[str, Any] = {}
+    with suppress(CollectError):
+        found = facts_of(row)
+    if not found:
         missing.append(f"the environment: {ENVIRONMENT_FILE} is not there, or is damaged")
         return Section("Environment")
-    client = found.get("client")
-    client = client if isinstance(client, dict) else {}
     rows = [(key, _shown(value)) for key, value in {**software_of(found), **hardware_of(found)}.items()]
-    if isinstance(git := client.get("git"), dict):
+    if git := mapping(found, "client", "git"):
         rows.append(("git", f"{git.get('commit')}{' with uncommitted changes' if git.get('status') else ''}"))
-    rows.append(("clusterctl", str(client.get("clusterctl") or "-")))
+    rows.append(("clusterctl", str(mapping(found, "client").get("clusterctl") or "-")))
     return Section("Environment", tables=[Table(("", ""), [one for one in rows if one[1] != "-"])])
 
 
@@ -425,10 +429,10 @@ def _of_array(run: Row) -> Report:
     missing, tasks, metric = list(_missing(run)), latest_tasks(run), ""
     if usual := next(metric_names(tasks), None):
         try:
-            tasks, metric = ranked(run)
+            tasks, metric = ranked_tasks(run, tasks)
         except UsageError as exc:
             missing.append(f"the sweep's own ranking: {exc.what}")
-            tasks, metric = ranked(run, usual)
+            tasks, metric = ranked_tasks(run, tasks, usual)
     else:
         missing.append("metrics: no task wrote any")
     keys = (run.run.sweep or {}).get("keys") or []

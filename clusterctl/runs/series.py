@@ -85,8 +85,9 @@ def is_number(value: Any) -> bool:
     return isinstance(value, float) or abs(value) < _LARGEST
 
 
-def _finite(time: Any) -> float | None:
-    return float(time) if is_number(time) and math.isfinite(time) else None
+def finite(value: Any) -> float | None:
+    """The value if it is a finite number, else None."""
+    return float(value) if is_number(value) and math.isfinite(value) else None
 
 
 def _named(
@@ -140,7 +141,7 @@ def _of_lines(folder: Path) -> Iterator[Record]:
             numbers = ((key, one) for key, one in line.items() if key not in _AXES and is_number(one))
             values = {prefix + key: float(one) for key, one in numbers}
         steps = (one for key in _STEPS if isinstance(one := line.get(key), int) and is_number(one))
-        time = _finite(line.get("time", line.get("_timestamp")))
+        time = finite(line.get("time", line.get("_timestamp")))
         yield Record(values, next(steps, None), time, kind, line)
 
 
@@ -208,7 +209,7 @@ def _of_events(folder: Path, paths: Sequence[str]) -> Iterator[Record]:
         with suppress(OSError), _opened(folder, path) as file:
             for event in reader.events(file):
                 values = {prefix + tag: one for tag, one in event.scalars.items() if tag not in _AXES}
-                yield Record(values, event.step, _finite(event.time))
+                yield Record(values, event.step, finite(event.time))
 
 
 def _of_csv(folder: Path, paths: Sequence[str]) -> Iterator[Record]:

@@ -41,9 +41,8 @@ def node_charts(folder: Path, nodes: Sequence[str]) -> tuple[list[Chart], list[s
     """The charts, a line for each node, over the minutes since the first sample; and what is missing."""
     shown = nodes[:_MOST_NODES]
     samples = {node: list(_samples(folder, node)) for node in shown}
-    missing = (
-        [f"the telemetry of {', '.join(gone)}"] if (gone := [n for n in shown if not samples[n]]) else []
-    )
+    gone = [node for node in shown if not samples[node]]
+    missing = [f"the telemetry of {', '.join(gone)}"] if gone else []
     if len(nodes) > len(shown):
         missing.append(f"in the charts, {len(nodes) - len(shown)} more nodes")
     first = min((time for found in samples.values() for time, _ in found), default=0.0)
@@ -69,12 +68,9 @@ def _samples(folder: Path, node: str) -> Iterator[tuple[float, Mapping[str, floa
                     return
                 with suppress(ValueError, RecursionError):
                     line = json.loads(raw)
-                    if (
-                        isinstance(line, dict)
-                        and line.get("kind") == "sample"
-                        and is_number(line.get("time"))
-                    ):
-                        yield float(line["time"]), _figures(line)
+                    is_sample = isinstance(line, dict) and line.get("kind") == "sample"
+                    if is_sample and is_number(time := line.get("time")):
+                        yield float(time), _figures(line)
 
 
 def _figures(line: Mapping[str, Any]) -> dict[str, float]:
