@@ -33,6 +33,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _MAX_THREADS: Final = 32
+# A signal that arrives just before a thread blocks does not wake that thread: a wait without end would hide Ctrl-C.
+_INTERRUPTIBLE_S: Final = 0.2
 
 
 def under_subreaper(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
@@ -236,8 +238,11 @@ def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = 
         threading.Thread(target=work, daemon=True).start()
     results: dict[int, R | None] = {}
     try:
-        for _ in items:
-            number, result, error = done.get()
+        while len(results) < len(items):
+            try:
+                number, result, error = done.get(timeout=_INTERRUPTIBLE_S)
+            except queue.Empty:
+                continue
             if error is not None:
                 raise error
             results[number] = result

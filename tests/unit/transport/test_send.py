@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import base64
 import fcntl
 import hashlib
 import json
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -526,13 +526,16 @@ def test_the_remote_half_runs_on_plain_python(home, data):
 
 
 def test_hashing_can_be_interrupted(home, tmp_path):
-    """Reading the files to their end would take hours."""
+    """Reading the files to their end would take hours.
+
+    The interrupt does not wake the waiting thread, like a signal that arrives just before that thread blocks.
+    """
     interrupted = threading.Event()
 
     def interrupt(*_: object) -> None:
         if not interrupted.is_set():
             interrupted.set()
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            _thread.interrupt_main()
 
     with pytest.raises(KeyboardInterrupt):
         hash_items([sparse(tmp_path / name, 4 << 40) for name in ("one", "other")], progress=interrupt)
