@@ -201,7 +201,13 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
             )
         if started := [one for one in machines if one.name not in running]:
             machine.check_started(started)
-    answer = layout.MadeCluster(subnet=state.subnet, nodes=tuple(made), removed=removed, notes=notes)
+    answer = layout.MadeCluster(
+        subnet=state.subnet,
+        distribution=state.distribution,
+        nodes=tuple(made),
+        removed=removed,
+        notes=notes,
+    )
     return answer.model_dump(mode="json")
 
 

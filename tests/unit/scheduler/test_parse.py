@@ -116,6 +116,15 @@ def test_tasks_of_an_array_are_told_apart():
     assert QUEUED["13_0"].exit_code == 1
 
 
+@pytest.mark.parametrize(
+    ("said", "exit_code", "signal"),
+    [("256", 1, 0), ("9", 0, 9), ("3:0", 3, 0), ("0:9", 0, 9), ("0:0", 0, 0)],  # 22.05; 24.11
+)
+def test_how_squeue_says_it_in_each_version(said, exit_code, signal):
+    job = squeue(with_field("squeue", "exit_code", said))[0]
+    assert (job.exit_code, job.signal, job.reason) == (exit_code, signal, "")
+
+
 def test_an_exit_code():
     assert (ACCOUNTED["1"].exit_code, ACCOUNTED["1"].signal) == (3, 0)
     assert (ACCOUNTED["1"].state, ACCOUNTED["1"].outcome) == (JobState.FAILED, Outcome.FAILED)
