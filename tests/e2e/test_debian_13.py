@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.cluster import Cluster, raised, records
 
+pytestmark = pytest.mark.platform("real", "debian-13")
 SPEC = """\
 version: 1
 name: {name}
