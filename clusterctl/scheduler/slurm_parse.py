@@ -26,7 +26,7 @@ ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 _SACCT_ID = re.compile(r"(?P<job>\d+)(?:_(?:(?P<task>\d+)|\[(?P<tasks>[^\]]*)\]))?", re.ASCII)
 _NUMBER = re.compile(r"\d+", re.ASCII)
-_YEAR_S = 365 * 86_400  # what slurmctld tells the accounting of a job without a limit (YEAR_MINUTES)
+_YEAR_S = 365 * 86_400  # what the accounting has of a job without a limit, and in 24.11 squeue at times
 _T = TypeVar("_T", JobInfo, NodeInfo, StepInfo)
 
 
@@ -108,10 +108,10 @@ class _Record:
         return int(self[name]) if _NUMBER.fullmatch(self[name]) else None
 
     def limit_s(self, name: str) -> int | None:
-        """A time limit; None for UNLIMITED, Partition_Limit, NOT_SET, and what stands for them in sacct."""
+        """A time limit; None for UNLIMITED, Partition_Limit, NOT_SET, and a year, which stands for them."""
         with suppress(ValueError):
             seconds = parse_slurm_time_s(self[name])
-            return None if name == "Timelimit" and seconds == _YEAR_S else seconds
+            return None if seconds == _YEAR_S else seconds
         return None
 
     def exit(self, name: str) -> tuple[int, int]:

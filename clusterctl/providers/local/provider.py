@@ -119,11 +119,11 @@ class LocalProvider(Provider):
             raise UsageError(
                 f"the nodes of cluster {state.name!r} run {runs}, and the spec asks for {asked}",
                 where="provider.distribution",
-                why="nodes keep the image that they were made from: neither Slurm takes over the other's jobs "
-                "and accounting (24.11 reads what 23.02 and newer left, and none reads a newer one's)",
+                why="nodes keep their image: neither Slurm takes over the other's jobs and accounting (24.11 "
+                "reads what 23.02 and newer left, and none what a newer one left)",
                 fix=f"write distribution: {has}; or `clusterctl down`, then `clusterctl up`: what `collect` "
-                "brought home stays, and with `storage: {keep: true}` the shared folder; users and accounts are "
-                "made from the spec; submit waiting jobs again; the accounting's history is lost",
+                "brought home stays, and with `storage: {keep: true}` the shared folder; accounts come from "
+                "the spec; submit waiting jobs again; the accounting's history is lost",
             )
         return state.kept(self._settings.subnet, image_keys(self._settings, has)[1])
 
