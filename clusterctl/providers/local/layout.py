@@ -131,12 +131,12 @@ class ClusterState(BaseModel):
     keep_storage: bool = False
     numbers: dict[HostName, int] = Field(default_factory=dict)
 
-    def kept(self, subnet: IPv4Network | None, image: str) -> tuple[str, ...]:
+    def kept(self, subnet: IPv4Network | None, image: str, distribution: str) -> tuple[str, ...]:
         """What of a wish a cluster that is up does not get, in words for the user."""
         notes = []
         if subnet not in (None, self.subnet):
             notes.append(f"the nodes stay in {self.subnet}; `down` and `up` moves them to {subnet}")
-        if image != self.image:
+        if image != self.image and self.distribution in (None, distribution):
             notes.append(
                 "the nodes keep the older image they were made from; `down` and `up` gives them the new one"
             )

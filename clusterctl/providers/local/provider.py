@@ -125,7 +125,7 @@ class LocalProvider(Provider):
                 "brought home stays, and with `storage: {keep: true}` the shared folder; accounts come from "
                 "the spec; submit waiting jobs again; the accounting's history is lost",
             )
-        return state.kept(self._settings.subnet, image_keys(self._settings, has)[1])
+        return state.kept(self._settings.subnet, image_keys(self._settings)[1], self._settings.release)
 
     def _storage_notes(self, spec: ClusterSpec, found: layout.Existing) -> tuple[str, ...]:
         if not spec.storage.keep:
@@ -236,12 +236,9 @@ def is_orphan(cluster: layout.ClusterState) -> bool:
         return True
 
 
-def image_keys(settings: LocalSettings, release: str | None = None) -> tuple[str, str]:
-    """What the cache calls the base and the image over it: hashes of what goes in.
-
-    ``release``: the distribution of nodes that there are, whatever the settings ask for.
-    """
-    base_key = digest(settings.mirror, *base_inputs(release or settings.release))
+def image_keys(settings: LocalSettings) -> tuple[str, str]:
+    """What the cache calls the base and the image over it: hashes of what goes in."""
+    base_key = digest(settings.mirror, *base_inputs(settings.release))
     return base_key, digest(base_key, *install_inputs())
 
 
