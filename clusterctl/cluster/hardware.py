@@ -85,7 +85,9 @@ def hardware(spec: ClusterSpec, inventory: Inventory, reports: Reports) -> dict[
     counted = spec.software.nvidia.installs
     return {
         host.name: Hardware(
-            replace(seen.facts, mpi=()) if seen.facts and needs_facts(inventory, host) else None,
+            replace(seen.facts, mpi=(), cgroups=True)
+            if seen.facts and needs_facts(inventory, host)
+            else None,
             replace(seen.driver, fault=""),
             seen.cards if counted else 0,
         )
@@ -161,7 +163,7 @@ def as_recorded(reports: Reports, recorded: Mapping[str, Hardware], hosts: Colle
     for host in hosts:
         had, facts = recorded[host], reports[host].facts
         if had.facts:
-            facts = replace(had.facts, mpi=facts.mpi) if facts else had.facts
+            facts = replace(had.facts, mpi=facts.mpi, cgroups=facts.cgroups) if facts else had.facts
         elif facts:
             facts = replace(facts, gpus=had.driver.gpus)
         found[host] = replace(reports[host], facts=facts, driver=had.driver, cards=had.cards)

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, TransportError
 from clusterctl.hosts.firewall import Chain, firewall_of
-from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, ProbeRequest, parse_report
+from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, ProbeRequest, parse_report, taken_numbers
 from clusterctl.hosts.roles import role_files, role_packages, role_ports, role_units
 from clusterctl.spec.base import format_duration, format_size
 from clusterctl.spec.distributions import distribution_of, releases
@@ -27,9 +27,16 @@ NOTABLE_SKEW_S: Final = 2
 LEAST_INODES: Final = 50_000
 _SLURM: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
 CLAIM: Final = "/etc/clusterctl/cluster.json"  # the cluster that the host belongs to; JSON
+_RUNS: Final = {"/var": "the scripts of Slurm's jobs", "/opt": "the Python of jobs"}
 _LOOPBACK: Final = "127."
 FABRIC_MANAGER: Final = "nvidia-fabricmanager"
 SECURE_BOOT: Final = "Secure Boot is on: the kernel loads no module that no enrolled key has signed"
+_NUMBERS: Final = {
+    "uid-differs": "an account differs",
+    "uid-taken": "a uid is taken",
+    "gid-differs": "a group differs",
+    "gid-taken": "a gid is taken",
+}
 _SIGNED: Final = "see Secure Boot in docs/gpus.md"
 
 
@@ -124,6 +131,14 @@ def _space(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]
         elif one.inodes is not None and one.inodes < LEAST_INODES:
             why = f"{path} has {one.inodes} inodes free, and needs {LEAST_INODES}"
             yield Finding(host, "error", "disk-full", "too few inodes", why, "remove small files there")
+        if one.noexec and (running := [place for place in one.paths if place != "/tmp"]):  # noqa: S108
+            why = f"{running[0]} is mounted noexec, and {_RUNS.get(running[0], 'programs')} run from there"
+            fix = "`mount -o remount,exec` there, and the same in its line of /etc/fstab"
+            yield Finding(host, "error", "noexec", "programs can't run", why, fix)
+        elif one.noexec:
+            why = f"{path} is mounted noexec: what PyTorch and CUDA compile there for jobs can't run"
+            fix = "set TMPDIR for such jobs (--env TMPDIR=...), or remount it"
+            yield Finding(host, "warning", "noexec", "programs can't run", why, fix)
     for path in sorted(expected.free_mib.keys() - {path for one in facts.space for path in one.paths}):
         why, fix = f"{path} can't be looked at", "see `mount` and `dmesg` there"
         yield Finding(host, "error", "disk", "a file system does not answer", why, fix)
@@ -196,16 +211,8 @@ def _boot(host: str, expected: Expected) -> str:
 
 
 def _accounts(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
-    names = {uid: name for name, uid in facts.accounts.items()}
-    for name, uid in expected.accounts.items():
-        there = facts.accounts.get(name)
-        if there is not None and there != uid:
-            why = f"{name} has uid {there} there, and {uid} in the spec"
-            yield Finding(host, "error", "uid-differs", "an account differs", why, f"write uid: {there}")
-        elif there is None and uid in names:
-            why = f"uid {uid} is that of {names[uid]}"
-            fix = f"give {name} another uid in the spec"
-            yield Finding(host, "error", "uid-taken", "a uid is taken", why, fix)
+    for code, why, fix in taken_numbers(expected.accounts, facts.accounts, facts.groups):
+        yield Finding(host, "error", code, _NUMBERS[code], why, fix)
 
 
 def _in_use(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:

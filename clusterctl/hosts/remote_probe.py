@@ -148,6 +148,7 @@ def space(paths: Sequence[str]) -> List[Dict[str, Any]]:
             "size": room.f_blocks * room.f_frsize,
             "inodes": inodes,
             "read_only": bool(room.f_flag & os.ST_RDONLY),
+            "noexec": bool(room.f_flag & os.ST_NOEXEC),
             "largest": largest(str(place), device) if free < LEAST_FREE or inodes == 0 else None,
         }
     return list(found.values())
@@ -254,12 +255,12 @@ def databases() -> List[str]:
     return sorted(name for name in names if not name.startswith(("#", ".")))
 
 
-def accounts(names: Sequence[str], uids: Set[int]) -> Dict[str, int]:
-    """Account -> its number, of those that have one of the names or one of the numbers."""
-    rows = (line.split(":") for line in (run(["getent", "passwd"]) or read("/etc/passwd")).splitlines())
+def accounts(names: Sequence[str], uids: Set[int], table: str = "passwd") -> Dict[str, int]:
+    """Account -> its number, or group, of those that have one of the names or one of the numbers."""
+    rows = (line.split(":") for line in (run(["getent", table]) or read("/etc/" + table)).splitlines())
     known = {row[0]: int(row[2]) for row in rows if len(row) >= ROW and row[2].isdigit()}
     for key in [*names, *map(str, sorted(uids))]:  # a directory service may know more than it lists
-        said = (run(["getent", "passwd", key]) or "").split(":")
+        said = (run(["getent", table, key]) or "").split(":")
         if len(said) >= ROW:
             known[said[0]] = int(said[2])
     return {name: uid for name, uid in known.items() if name in names or uid in uids}
@@ -431,6 +432,7 @@ def host_facts(asked: Dict[str, Any]) -> Dict[str, Any]:
         "packages": packages(asked["packages"]) if asked["packages"] else [],
         "texts": {path: read(path)[:TEXT] for path in asked["texts"]},
         "accounts": accounts(asked["accounts"], set(asked["uids"])),
+        "groups": accounts(asked["accounts"], set(asked["uids"]), "group"),
     }
 
 
@@ -450,6 +452,8 @@ def main() -> None:
                 "said": run(asked["node_argv"], 3 * ASK_S) or "",
                 "checksums": checksums(asked),
                 "space": space(asked["space"]),
+                "accounts": accounts([*asked["numbers"]], set(asked["numbers"].values())),
+                "groups": accounts([*asked["numbers"]], set(asked["numbers"].values()), "group"),
             }
     json.dump(answer, sys.stdout)
 

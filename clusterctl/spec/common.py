@@ -344,6 +344,7 @@ class ProviderSettings(Model):
     shares_kernel: ClassVar[bool] = False  # hosts are parts of this machine: no reboot, no firewall
     is_cloud: ClassVar[bool] = False  # hosts are rented, by machine type
     keeps_from_start: ClassVar[bool] = False  # storage.keep can't be changed while the cluster is up
+    default_uid: ClassVar[int | None] = None  # of the job user that no spec names; None: the caller's own
 
     @property
     def machines(self) -> Mapping[str, OnpremHost]:
@@ -405,7 +406,7 @@ class Cluster(Model):
     partitions: tuple[Partition, ...] = Field(min_length=1, description="the nodes, by Slurm partition")
     users: tuple[User, ...] = Field(
         (),
-        description="accounts on all nodes; default: the current user, or hpc (uid 10000) for root",
+        description="accounts on all nodes; default: the current user (with uid 10000 on gcp), hpc for root",
     )
     software: Software = Field(Software(), description="software on the nodes beyond the defaults")
     storage: Storage = Field(Storage(), description="whether the shared folder outlives the cluster")

@@ -141,7 +141,9 @@ def test_an_edited_configuration_and_nodes_without_power_come_back_in_one_up(one
     see_that_root_was_led_nowhere(one)
     assert one.ssh(leader, shown) == was
     for number in (1, 2, 3):
-        assert "77" not in one.ssh(node(one, number), "sudo grep -r ^SlurmdTimeout /run/slurmd/conf-cache")
+        assert "77" not in one.ssh(
+            node(one, number), "sudo grep -r ^SlurmdTimeout /var/spool/clusterctl-slurmd/conf-cache"
+        )
 
 
 def test_what_a_person_drained_stays_and_what_slurm_drained_is_resumed(one: Cluster) -> None:

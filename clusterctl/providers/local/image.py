@@ -39,7 +39,12 @@ class Base(BaseModel):
     packages: tuple[str, ...]
     masked: tuple[str, ...]
     enabled: tuple[str, ...]
+    mounts: dict[str, str]
     units: dict[str, str] = {}
+
+    @property
+    def fstab(self) -> str:
+        return "".join(f"tmpfs {path} tmpfs {options} 0 0\n" for path, options in self.mounts.items())
 
 
 _FURNISH = Path(__file__).with_name("data") / "furnish.sh"
@@ -60,8 +65,8 @@ _OWN_PROCESSES = (
 def base_inputs() -> tuple[str, ...]:
     """What decides how the base looks, besides the mirror: hashed into its key."""
     if release := distributions.redhat_release():
-        return ("base v1", release, platform.machine(), *REDHAT.packages, *REDHAT.masked)
-    return ("base v2", SUITE, platform.machine(), *DEBIAN.packages, *DEBIAN.masked)
+        return ("base v1", release, platform.machine(), *REDHAT.packages, *REDHAT.masked, REDHAT.fstab)
+    return ("base v2", SUITE, platform.machine(), *DEBIAN.packages, *DEBIAN.masked, DEBIAN.fstab)
 
 
 def image_dir(key: str) -> Path:
@@ -127,6 +132,7 @@ def build_base(request: layout.BakeRequest, report: Callable[[str], None]) -> Pa
         words = (str(layout.ADMIN_ID), " ".join(base.masked), *base.enabled)
         argv = ["chroot", str(root), "sh", "-s", "--", *words]
         run(argv, stdin=_FURNISH.read_text(), what="furnishing the base image")
+        (root / "etc/fstab").write_text(base.fstab)
         building.rename(final)
     finally:
         if building.exists():

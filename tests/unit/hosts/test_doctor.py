@@ -27,10 +27,10 @@ NOTHING: dict[str, Sequence[str | int]] = dict.fromkeys(KEYS, ())
 PORTS = {6817: "slurmctld", 6818: "slurmd"}
 
 
-def room(free_mib: int, *paths: str, inodes: int | None = None, read_only: bool = False) -> dict[str, Any]:
+def room(free_mib: int, *paths: str, inodes: int | None = None, **mounted: bool) -> dict[str, Any]:
     """A file system with all of `/` and `/var`, or with these."""
     size = free_mib << 20
-    more = {"inodes": inodes, "read_only": read_only, "largest": None}
+    more = {"inodes": inodes, "read_only": False, "largest": None, **mounted}
     return {"paths": paths or ("/", "/var"), "free": size, "size": size, **more}
 
 
@@ -58,6 +58,7 @@ WELL: dict[str, Any] = {
     "units": [],
     "gpus": {"cards": 0, "shown": [], "driver": None, "nouveau": False, "secure_boot": False},
     "accounts": {"hpc": 10000},
+    "groups": {"hpc": 10000, "lab": 10001},
 }
 
 
@@ -138,6 +139,12 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
             "read-only",
             "mounted so",
         ),
+        (
+            {"space": [room(99999, "/"), room(99999, "/var", noexec=True)]},
+            "error",
+            "noexec",
+            "scripts of Slurm's jobs",
+        ),
         ({"listeners": {"6818": "nc"}}, "error", "port-taken", "nc listens on port 6818, which slurmd needs"),
         (
             {"lock_holders": [{"pid": 7, "command": "dnf upgrade"}]},
@@ -147,6 +154,8 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
         ),
         ({"accounts": {"hpc": 1001}}, "error", "uid-differs", "uid 1001 there, and 10000"),
         ({"accounts": {"anna": 10000}}, "error", "uid-taken", "that of anna"),
+        ({"accounts": {}, "groups": {"lab": 10000}}, "error", "gid-taken", "that of the group lab"),
+        ({"accounts": {}, "groups": {"hpc": 77}}, "error", "gid-differs", "group hpc has gid 77"),
         ({"gpus.cards": 2, "gpus.nouveau": True}, "warning", "no-driver", "nouveau"),
         ({"gpus.cards": 2, "gpus.secure_boot": True}, "warning", "no-driver", "Secure Boot is on"),
         (
