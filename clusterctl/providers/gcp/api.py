@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import google.auth
@@ -215,7 +216,19 @@ def _first_line(exc: BaseException) -> str:
     return str(exc).partition("\n")[0]
 
 
+def is_enforced(api: Api, constraint: str) -> bool:
+    """Whether a boolean policy of the organization, such as `compute.requireOsLogin`, holds in the project.
+
+    Raises:
+        CloudError: it can't be told; the login may lack `orgpolicy.policy.get`.
+    """
+    path = f"projects/{api.project}:getEffectiveOrgPolicy"
+    policy = api.post("cloudresourcemanager", path, {"constraint": f"constraints/{constraint}"})
+    return policy.get("booleanPolicy", {}).get("enforced") is True
+
+
 KIND = "ssh-ed25519"
+_HIDES_KEYS: Final = "compute.disableGuestAttributesAccess"
 WAIT_S = 300.0
 _LOOK_EVERY_S = 3.0
 _KEY = re.compile(r"AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/=]+")
@@ -227,10 +240,13 @@ def host_keys(
     """Host -> its public key, as `ssh-ed25519 AAAA...`; waits for instances that have just started.
 
     Raises:
-        ProvisionError: some did not publish theirs in time; ``failures`` names each.
+        ProvisionError: some did not publish theirs in time, or nobody may read them; ``failures`` names each.
     """
     missing = list(dict.fromkeys(names))
     found: dict[str, str] = {}
+    with suppress(CloudError):  # then they are waited for
+        if missing and is_enforced(api, _HIDES_KEYS):
+            raise _forbidden(api.project, missing)
     for _ in api.clock.polls(timeout_s, first_s=_LOOK_EVERY_S, longest_s=_LOOK_EVERY_S):
         for name in missing:
             if key := _published(api, zone, name):
@@ -240,6 +256,16 @@ def host_keys(
             return found
         report(f"waiting for the host keys of {len(missing)} of {len(missing) + len(found)} hosts")
     raise _silent(api, zone, missing, timeout_s)
+
+
+def _forbidden(project: str, names: Iterable[str]) -> ProvisionError:
+    what = f"a policy of your organization forbids it to read host keys ({_HIDES_KEYS})"
+    fix = (
+        f"ask who administers it for an exception for project {project}, then run `clusterctl up` again; see it "
+        f"with `gcloud resource-manager org-policies describe {_HIDES_KEYS} --project {project} --effective`"
+    )
+    failures = (Failure(ProvisionError.code, what, name, "provision", fix) for name in names)
+    return ProvisionError(what, where=f"project {project}", fix=fix, failures=tuple(failures))
 
 
 def _published(api: Api, zone: str, name: str) -> str | None:
@@ -267,7 +293,8 @@ def _silent(api: Api, zone: str, names: list[str], timeout_s: float) -> Provisio
         f"{', '.join(names)}: no host key after {timeout_s:.0f} s",
         where=zone,
         why=failures[0].cause,
-        fix=f"look at what it said while it started, {failures[0].fix}, then run `clusterctl up` again",
+        fix=f"look at what it said while it started, {failures[0].fix}, then run `clusterctl up` again; "
+        f"or a policy of your organization hides the keys ({_HIDES_KEYS})",
         failures=tuple(failures),
     )
 

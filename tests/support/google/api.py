@@ -6,6 +6,7 @@
         google.fail("compute.instances.delete", 403, reason="SERVICE_DISABLED")
         google.operation_fails("RESOURCE_IN_USE_BY_ANOTHER_RESOURCE")  # the next operation ends badly
     google.off.add("file")                                         # the project has not enabled this API
+    google.enforced.add("compute.disableGuestAttributesAccess")    # a policy of the organization
         google.called("compute.instances.delete")                      # paths, in order
     assert not google.violations                 # what of any request or answer was not as Google documents
 
@@ -77,6 +78,7 @@ class Google:
     operations: dict[str, answers.Operation] = field(default_factory=dict)
     failing: list[str] = field(default_factory=list)
     off: set[str] = field(default_factory=set)  # services
+    enforced: set[str] = field(default_factory=set)  # policies of the organization
 
     def __enter__(self) -> Self:
         self._lock = threading.Lock()
@@ -138,7 +140,7 @@ class Google:
             self.violations += [f"{method.id}: {problem}" for problem in wrong]
             if wrong:
                 return refusal(400, "; ".join(wrong))
-            return self._refused(method, headers) or self._answer(method, values, query)
+            return self._refused(method, headers) or self._answer(method, values, query | (body or {}))
 
     def _refused(self, method: discovery.Method, headers: Mapping[str, str]) -> Answer | None:
         """What is refused whatever is asked for."""

@@ -154,6 +154,8 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             stops = any(world.needs_a_stop(kind, trail) for trail in schema.differences(prior, planned))
             if stops and not planned["allow_stopping_for_update"]:
                 raise RefusedError(faults.SAID["not_stopped"])
+            if stops and prior.get("scratch_disk"):  # its stop has no discardLocalSsd: issue 26173
+                raise RefusedError(faults.SAID["local_ssd"])
             _refuse_attached(cloud, kind, planned, prior["id"])
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
             cloud["resources"].setdefault(kind, {})[prior["id"]] = made
