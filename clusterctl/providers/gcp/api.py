@@ -262,7 +262,8 @@ def _forbidden(project: str, names: Iterable[str]) -> ProvisionError:
     what = f"a policy of your organization forbids it to read host keys ({_HIDES_KEYS})"
     fix = (
         f"ask who administers it for an exception for project {project}, then run `clusterctl up` again; "
-        f"see it with `gcloud resource-manager org-policies describe {_HIDES_KEYS} --project {project} --effective`"
+        f"`gcloud resource-manager org-policies describe {_HIDES_KEYS} --project {project} --effective` "
+        "shows it"
     )
     failures = (Failure(ProvisionError.code, what, name, "provision", fix) for name in names)
     return ProvisionError(what, where=f"project {project}", fix=fix, failures=tuple(failures))
