@@ -12,6 +12,8 @@ from clusterctl.providers.local.image import DEBIAN, REDHAT
 from clusterctl.spec.distributions import redhat_release
 from tests.support.cluster import Cluster
 
+pytestmark = pytest.mark.platform("real", "debian-12")
+
 
 def script(cluster: Cluster, name: str, text: str) -> Path:
     path = cluster.runner.cwd / name
