@@ -15,6 +15,7 @@ import subprocess
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import google.auth
@@ -32,6 +33,8 @@ from clusterctl.errors import (
     PermissionDeniedError,
     ProvisionError,
 )
+from clusterctl.util import assets
+from clusterctl.util.assets import first_rule, table
 from clusterctl.util.process import run
 from clusterctl.util.progress import Clock
 
@@ -52,7 +55,20 @@ _NOT_FOUND = 404
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _TOO_FAST = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})  # with status 403
 _API_OFF = frozenset({"SERVICE_DISABLED", "accessNotConfigured"})
+_NO_RIGHT: Final = "permission"
+_ZONE = re.compile(r"/zones/([^/]+)")
 _PERMISSION = re.compile(r"'([a-z]+\.[A-Za-z.]+)'|\b(serviceusage\.services\.use)\b")
+
+
+class Rule(assets.Rule):
+    """One entry of diagnoses.yaml. ``transient``: it goes away by itself, and is waited for."""
+
+    transient: bool = False
+
+
+def rules() -> tuple[Rule, ...]:
+    """What the refusals of Google's APIs mean, whoever was refused: we or Terraform."""
+    return table(Path(__file__).with_name("data") / "diagnoses.yaml", tuple[Rule, ...])
 
 
 class Api:
@@ -159,12 +175,20 @@ class Api:
             error = ApiOffError(f"the API {name} is off in {off_in}", fix=fix, **said)
             error.service, error.consumer = name, consumer
             return error
-        if status == requests.codes.forbidden:
+        known = first_rule(rules(), " ".join([f"Error {status}:", *message.split(), *sorted(reasons)]))
+        if status == requests.codes.forbidden and (known is None or known[0].code == _NO_RIGHT):
             found = _PERMISSION.search(why)
             right = found[1] or found[2] if found else "a right"
             fix = f"ask an owner of {self.project} for a role with it; docs/gcp.md lists them"
             return PermissionDeniedError(f"the login lacks {right}", fix=fix, **said)
-        return CloudError(f"Google refused to {_VERBS[verb]} something", **said)
+        if known is None:
+            return CloudError(f"Google refused to {_VERBS[verb]} something", **said)
+        place = _ZONE.search(path)
+        words = {"project": self.project, "zone": place[1] if place else "ZONE", **known[1]}
+        failure = known[0].failure(
+            {"region": words["zone"].rsplit("-", 1)[0], **words}, host=None, phase="provision"
+        )
+        return CloudError(failure.cause, fix=failure.fix, failures=(failure,), **said)
 
 
 _VERBS = {"GET": "show", "POST": "do", "DELETE": "delete"}
@@ -260,11 +284,8 @@ def host_keys(
 
 def _forbidden(project: str, names: Iterable[str]) -> ProvisionError:
     what = f"a policy of your organization forbids it to read host keys ({_HIDES_KEYS})"
-    fix = (
-        f"ask who administers it for an exception for project {project}, then run `clusterctl up` again; "
-        f"`gcloud resource-manager org-policies describe {_HIDES_KEYS} --project {project} --effective` "
-        "shows it"
-    )
+    see = f"`gcloud resource-manager org-policies describe {_HIDES_KEYS} --project {project} --effective`"
+    fix = f"ask who administers it to except project {project}: {see}; then run `clusterctl up` again"
     failures = (Failure(ProvisionError.code, what, name, "provision", fix) for name in names)
     return ProvisionError(what, where=f"project {project}", fix=fix, failures=tuple(failures))
 

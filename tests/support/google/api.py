@@ -26,11 +26,18 @@ from urllib.parse import parse_qsl, urlsplit
 
 from tests.support.google import answers, discovery
 from tests.support.google.provider.faults import NUMBER
+from tests.support.google.refusals import REFUSALS
 from tests.support.google.world import World
 
 Answer = tuple[int, Any, Mapping[str, str]]  # status, JSON, headers
 TOKEN = "double-token"  # noqa: S105
 PROJECT = "demo-project"
+_FACTS = {
+    "region": "us-central1",
+    "id": "projects/demo-project/zones/us-central1-a/instances/x",
+    "name": "x",
+    "email": "x@example.com",
+}
 EMAIL = f"controller@{PROJECT}.iam.gserviceaccount.com"
 GCLOUD = "764086051850"  # of gcloud's own project, whose OAuth client a person's login is of
 # Calls of these need a project to count on (terraform-provider-google, issues 20644, 24500).
@@ -64,6 +71,7 @@ class Fault:
     message: str
     times: int
     headers: Mapping[str, str]
+    body: Any = None
 
 
 @dataclass
@@ -116,6 +124,12 @@ class Google:
         """Refuse the next calls of a method."""
         self.faults.append(Fault(method, status, reason, message or f"played {status}", times, headers))
 
+    def refuse(self, method: str, name: str, *, times: int = 99) -> None:
+        """Refuse the next calls of a method by the rule book, or let what they begin end so."""
+        refusal = REFUSALS[name]
+        body = refusal.body({"project": PROJECT, "number": NUMBER, "zone": "us-central1-a", **_FACTS})
+        self.faults.append(Fault(method, refusal.status or 200, "", "", times, {}, body))
+
     def operation_fails(self, code: str) -> None:
         """Let the next operation end with this error, and nothing done."""
         self.failing.append(code)
@@ -156,7 +170,8 @@ class Google:
         for fault in self.faults:
             if fault.method == method.id and fault.times > 0:
                 fault.times -= 1
-                return refusal(fault.status, fault.message, fault.reason, fault.headers)
+                said = refusal(fault.status, fault.message, fault.reason, fault.headers)
+                return said if fault.body is None else (fault.status, fault.body, {})
         return None
 
     def _answer(

@@ -72,7 +72,7 @@ class TestCalls:
 
     def test_patience_ends(self, google: Google, api: Api, slept: Slept) -> None:
         google.fail("compute.networks.list", 503, times=99)
-        with pytest.raises(CloudError, match="refused") as caught:
+        with pytest.raises(CloudError, match="Google's API failed by itself") as caught:
             list(api.pages("compute", NETWORKS))
         assert "503" in caught.value.why
         assert len(slept.naps) == 5
@@ -199,7 +199,7 @@ class TestHostKeys:
         google.enforced.add("compute.disableGuestAttributesAccess")
         with pytest.raises(ProvisionError, match=r"compute\.disableGuestAttributesAccess") as caught:
             host_keys(api, ZONE, ["demo-ctl"], report=lambda _: None)
-        assert f"exception for project {PROJECT}" in caught.value.fix
+        assert f"to except project {PROJECT}" in caught.value.fix
         assert [failure.host for failure in caught.value.failures] == ["demo-ctl"]
         assert slept.naps == []
 
