@@ -6,19 +6,33 @@ For Python programs it has the verbs of the command line as functions: see docs/
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Cluster", "ClusterctlError", "Job", "Row", "Status", "compare", "frame", "list_runs", "named_run"]
+__all__ = [
+    "Cluster",
+    "ClusterctlError",
+    "Job",
+    "Report",
+    "Row",
+    "Status",
+    "compare",
+    "frame",
+    "list_runs",
+    "named_run",
+    "report",
+]
 
 if TYPE_CHECKING:
     from clusterctl.api import (
         Cluster,
         ClusterctlError,
         Job,
+        Report,
         Row,
         Status,
         compare,
         frame,
         list_runs,
         named_run,
+        report,
     )
 else:
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, Unpack
 
 from clusterctl.cli import access, job, jobs, status, up
 from clusterctl.cli import collect as cli_collect
+from clusterctl.cli import replay as cli_replay
 from clusterctl.cli import runs as cli_runs
 from clusterctl.cli import submit as cli_submit
 from clusterctl.cli.options import SOON_S, Options, open_session, spec_of, workspace_of
@@ -33,6 +34,8 @@ from clusterctl.providers.base import Prompts
 from clusterctl.runs.compare import compare
 from clusterctl.runs.find import Row, named_run, ranked
 from clusterctl.runs.frame import frame
+from clusterctl.runs.page import Report
+from clusterctl.runs.report import report_of
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.diagnosis import Diagnosis
 from clusterctl.scheduler.session import PATIENCE_S, Session
@@ -43,7 +46,19 @@ from clusterctl.state.ledger import RunRecord
 from clusterctl.state.workspace import WAIT_S
 from clusterctl.util.progress import LineReporter
 
-__all__ = ["Cluster", "ClusterctlError", "Job", "Row", "Status", "compare", "frame", "list_runs", "named_run"]
+__all__ = [
+    "Cluster",
+    "ClusterctlError",
+    "Job",
+    "Report",
+    "Row",
+    "Status",
+    "compare",
+    "frame",
+    "list_runs",
+    "named_run",
+    "report",
+]
 
 
 _Names = str | Sequence[str]
@@ -260,6 +275,25 @@ class Cluster:
             raise UsageError("--help starts no job", fix=f"`clusterctl submit {target} -- --help` shows it")
         return list(screen.answer["jobs"])
 
+    def replay(
+        self,
+        run: Row | str | Path,
+        changes: Mapping[str, object] | None = None,
+        *,
+        failed: bool = False,
+        **flags: Any,
+    ) -> Job | None:
+        """Submit a collected run again, with changes of the program's options; None if no task had failed.
+
+        ``flags`` are those of the command line's `replay`, such as ``partition`` and ``time``.
+        """
+        reject_unknown(flags, cli_replay.FLAGS["replay"], "replay has no option")
+        screen, name = self._screen, str(run.folder if isinstance(run, Row) else run)
+        said = [f"{key}={_as_texts(value)}" for key, value in (changes or {}).items()]
+        cli_replay.replay(screen, self._options, name, said, failed=failed, **flags)
+        jobs = [Job(self, row["job_id"], row["name"], row["dir"]) for row in screen.answer["jobs"]]
+        return jobs[0] if jobs else None
+
     def job(self, job_id: str) -> Job:
         """A job that was submitted before, also from elsewhere."""
         with self._session() as session:
@@ -402,3 +436,14 @@ def list_runs(
         tasks=tasks,
         cluster=cluster,
     )[0]
+
+
+def report(runs: Row | Sequence[Row]) -> Report:
+    """The report of a run, a sweep, or several runs in comparison.
+
+    It has ``as_html()``, ``as_markdown()`` and ``as_dict()``.
+
+    Raises:
+        UsageError: the tasks of a sweep have no metric that ranks them.
+    """
+    return report_of([runs] if isinstance(runs, Row) else runs)

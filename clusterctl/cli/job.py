@@ -15,7 +15,7 @@ from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 from clusterctl.jobs import watch
 from clusterctl.jobs.watch import LogChunk, OnOutput
-from clusterctl.scheduler.base import JobInfo, worst
+from clusterctl.scheduler.base import JobInfo, Outcome, state_counts, worst
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.base import parse_slurm_time_s
 
@@ -144,10 +144,21 @@ class _Changes:
         self._session = session
         self._explained = False
 
-    def __call__(self, job: JobInfo) -> None:
+    def __call__(self, changed: Sequence[JobInfo], jobs: Sequence[JobInfo]) -> None:
+        for whole_id in dict.fromkeys(job.whole_id for job in changed):
+            one = [job for job in jobs if job.whole_id == whole_id]
+            if len(one) > 1:
+                self._screen.note(f"job {whole_id}: {state_counts(one)}")
+            for job in changed:
+                if job.whole_id == whole_id:
+                    self._tell(job, array=len(one) > 1)
+
+    def _tell(self, job: JobInfo, *, array: bool) -> None:
+        """A line of a job; of a task of an array only if it did not complete."""
         where = f" on {','.join(job.nodes)}" if job.nodes else ""
         why = f" ({job.reason})" if job.reason not in {"", "None"} else ""
-        self._screen.note(f"job {job.id} {job.state.value}{where}{why}")
+        if not array or job.outcome in {Outcome.FAILED, Outcome.CANCELLED}:
+            self._screen.note(f"job {job.id} {job.state.value}{where}{why}")
         if job.failed_to_launch:
             self._screen.note(
                 f"job {job.id} is held, since a node could not start it; `clusterctl up` releases it"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -16,7 +15,7 @@ import typer
 from clusterctl.cli.options import SOON_S, Options, job_ids, open_session
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import TransportError, UsageError
-from clusterctl.scheduler.base import JobInfo, JobState, worst
+from clusterctl.scheduler.base import JobInfo, JobState, state_counts, worst
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
@@ -93,12 +92,11 @@ def _job_row(jobs: Sequence[JobInfo]) -> list[str]:
     """A job, or the tasks of an array: how many are in which state, and the rest of the worst of them."""
     from clusterctl.scheduler.slurm_parse import fold_nodes
 
-    head, states = worst(jobs), Counter(job.state.value for job in jobs)
-    array = len(jobs) > 1
+    head, array = worst(jobs), len(jobs) > 1
     return [
         f"{head.whole_id} ({len(jobs)} tasks)" if array else head.id,
         head.name,
-        ", ".join(f"{count} {state}" for state, count in states.items()) if array else head.state.value,
+        state_counts(jobs) if array else head.state.value,
         fold_nodes(list(dict.fromkeys(node for job in jobs for node in job.nodes))),
         shown_time(head.submit_time),
         shown_elapsed(max((job.elapsed_s for job in jobs if job.elapsed_s is not None), default=None)),

@@ -33,7 +33,7 @@ from clusterctl.util.progress import backoff
 if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
 
-OnChange = Callable[[JobInfo], None]
+OnChange = Callable[[Sequence[JobInfo], Sequence[JobInfo]], None]  # those that changed, and all
 
 _APPEAR_S = 30.0  # how long a job may be unknown: sbatch has answered, the accounting has not heard of it yet
 _RECONNECT_S = 60.0
@@ -59,11 +59,10 @@ class _Watched:
     def look(self) -> tuple[JobInfo, ...] | None:
         """Ask Slurm; the jobs if all have ended, else None. Tells ``on_change`` what is new."""
         jobs = self._session.scheduler.jobs(self._ids)
-        for job in jobs:
-            before = self.seen.get(job.id)
-            if before is None or reported(before) != reported(job):
-                self._on_change(job)
-            self.seen[job.id] = job
+        before = {job_id: reported(job) for job_id, job in self.seen.items()}
+        self.seen |= {job.id: job for job in jobs}
+        if changed := [job for job in jobs if before.get(job.id) != reported(job)]:
+            self._on_change(changed, jobs)
         missing = [i for i in self._ids if not any(i in (job.id, job.whole_id) for job in jobs)]
         if missing:
             if self._clock.now() > self._unknown_until:
@@ -109,7 +108,7 @@ def wait(
     ids: Sequence[str],
     *,
     timeout_s: float | None = None,
-    on_change: OnChange = lambda _job: None,
+    on_change: OnChange = lambda *_: None,
 ) -> tuple[JobInfo, ...]:
     """Wait until all jobs have ended; an array's id stands for all its tasks.
 
@@ -133,7 +132,7 @@ def follow(
     on_output: OnOutput,
     rank: str = "",
     timeout_s: float | None = None,
-    on_change: OnChange = lambda _job: None,
+    on_change: OnChange = lambda *_: None,
 ) -> tuple[JobInfo, ...]:
     """Pass on what a job writes until it has ended, then return it: one JobInfo, or one a task of an array.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -289,6 +290,11 @@ def worst(jobs: Sequence[JobInfo]) -> JobInfo:
     """The job that stands for all: one that failed, else one that was cancelled, else one that goes on."""
     order = (Outcome.FAILED, Outcome.CANCELLED, Outcome.GOES_ON, Outcome.COMPLETED)
     return min(jobs, key=lambda job: order.index(job.outcome))
+
+
+def state_counts(tasks: Sequence[JobInfo]) -> str:
+    """How many tasks of an array are in which state: ``3 COMPLETED, 1 RUNNING``."""
+    return ", ".join(f"{count} {state}" for state, count in Counter(job.state.value for job in tasks).items())
 
 
 def patiently(clock: Clock, patience_s: float, ask: Callable[[], _T]) -> _T:

@@ -33,7 +33,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _MAX_THREADS: Final = 32
-# A signal that arrives just before a thread blocks does not wake that thread: a wait without end would hide Ctrl-C.
+# A signal that arrives just before a thread blocks does not wake that thread: waits end, or Ctrl-C is lost.
 _INTERRUPTIBLE_S: Final = 0.2
 
 

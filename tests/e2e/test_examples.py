@@ -19,6 +19,8 @@ from tests.support.cluster import Cluster, raised
 from tests.support.verbs import SCRIPT
 from tests.support.wheels import a_wheel
 
+pytestmark = pytest.mark.platform("real", "pytorch", "libraries")
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 SPEC = """\

@@ -34,6 +34,8 @@ from tests.support.nvidia import machines as nvidia
 from tests.support.nvidia.furnish import furnish
 from tests.support.verbs import Clusterctl
 
+pytestmark = pytest.mark.platform("stand-in", "google-machines", "google-api", "google-terraform")
+
 ZONE = "us-central1-a"
 MOST_NODES = 3
 SPEC = """\

@@ -16,6 +16,8 @@ from tests.support.cluster import Cluster, raised
 from tests.support.nvidia import machines
 from tests.support.nvidia.furnish import becomes, furnish, put
 
+pytestmark = pytest.mark.platform("stand-in", "nvidia-smi")
+
 _SPEC = """\
 version: 1
 name: {name}

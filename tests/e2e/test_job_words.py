@@ -11,6 +11,8 @@ import pytest
 from tests.support.cluster import Cluster
 from tests.support.sweeps import in_sweep
 
+pytestmark = pytest.mark.platform("stand-in", "apptainer")
+
 APPTAINER = Path(__file__).parents[1] / "support" / "played" / "apptainer"
 RANKS = """\
 #!/usr/bin/env python3

@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.cluster import Cluster
 
+pytestmark = pytest.mark.platform("real", "debian-12")
+
 
 def script(cluster: Cluster, name: str, text: str) -> Path:
     path = cluster.runner.cwd / name

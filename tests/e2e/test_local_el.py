@@ -20,7 +20,8 @@ from tests.support.install import lock_of_wheels
 from tests.support.lab import lab
 from tests.support.nested import CLUSTERCTL, PLACE, ROOT, UV, Host, wheel_of_checkout
 
-pytestmark = [pytest.mark.sweep, pytest.mark.alone]  # minutes; it boots machines in a machine
+# minutes; it boots machines in a machine
+pytestmark = [pytest.mark.sweep, pytest.mark.alone, pytest.mark.platform("stand-in", "rocky-9")]
 
 SPEC = "{version: 1, name: inner, provider: {type: local}, partitions: [{name: train, nodes: 2}]}"
 LENT = "/srv/lent"

@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.cluster import Cluster, records
 
+pytestmark = pytest.mark.platform("real", "debian-12")
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.cluster import raised
 
+pytestmark = pytest.mark.platform("real", "debian-12")
+
 LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 SPEC = """\
 version: 1

@@ -16,6 +16,8 @@ from tests.support.cluster import Cluster, raised, records
 from tests.support.nvidia import machines
 from tests.support.nvidia.furnish import becomes
 
+pytestmark = pytest.mark.platform("real", "no-scheduler")
+
 SPEC = """\
 version: 1
 name: {name}

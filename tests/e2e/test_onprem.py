@@ -18,6 +18,8 @@ from tests.support.lab import PASSWORD, Box, Lab, lab
 from tests.support.own import FINGERPRINT, raised
 from tests.support.verbs import Clusterctl
 
+pytestmark = pytest.mark.platform("real", "debian-12", "offline")
+
 OUTSIDE = "192.0.2.1"  # of nobody, by RFC 5737
 HOSTS = ("node1", "node2")
 APT = "sudo ls -R /etc/apt /var/lib/apt/lists"

@@ -15,7 +15,7 @@ from tests.support.lab import Lab, lab
 from tests.support.own import up
 from tests.support.verbs import Clusterctl
 
-pytestmark = pytest.mark.sweep  # minutes
+pytestmark = [pytest.mark.sweep, pytest.mark.platform("real", "debian-12")]  # minutes
 
 # The controller, which computes, too: on its way to a Slurm of its own, with a clock of its own.
 PLANT_LEAD = r"""

@@ -24,6 +24,11 @@ from tests.support.nested import Host
 from tests.support.nvidia.machines import PROGRAM, rtx_4070
 from tests.support.verbs import Clusterctl
 
+pytestmark = [
+    pytest.mark.platform("stand-in", "rocky-9", "nvidia-packages"),
+    pytest.mark.platform("real", "firewalld"),
+]
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 NODES = ["node1", "node2"]  # the first is the controller, too; the second has the cards

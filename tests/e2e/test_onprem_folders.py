@@ -15,7 +15,7 @@ from tests.support.cluster import Cluster
 from tests.support.lab import Lab, lab
 from tests.support.verbs import Clusterctl
 
-pytestmark = pytest.mark.sweep  # minutes
+pytestmark = [pytest.mark.sweep, pytest.mark.platform("stand-in", "nfs")]  # minutes
 
 FOLDER = "/srv/cluster"
 USER, UID = "hpc", 10000

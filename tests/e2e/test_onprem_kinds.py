@@ -113,6 +113,7 @@ def leads_clocks_that_follow_nobody(cluster: Cluster, machines: Lab) -> None:
     changes_nothing(cluster)
 
 
+@pytest.mark.platform("real", "no-scheduler")
 def test_debian_without_a_scheduler(
     no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
 ) -> None:
@@ -145,6 +146,7 @@ def test_debian_without_a_scheduler(
         assert [mode.partition(":")[0] for mode in modes.split()] == ["755", "644"]
 
 
+@pytest.mark.platform("stand-in", "openhpc", "no-scheduler", "rocky-9")
 def test_el_without_a_scheduler_and_with_openhpc(
     no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
 ) -> None:
@@ -170,6 +172,7 @@ def test_el_without_a_scheduler_and_with_openhpc(
             changes_nothing(cluster)
 
 
+@pytest.mark.platform("stand-in", "ubuntu-22.04", "ubuntu-24.04", "rocky-10")
 @pytest.mark.parametrize("kind", ["ubuntu-22.04", "ubuntu-24.04", "el-10"])
 def test_what_calls_itself_another_distribution(
     no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path, kind: Kind

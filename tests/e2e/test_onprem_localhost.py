@@ -19,7 +19,8 @@ from tests.support.lab import PASSWORD, Box, lab
 from tests.support.nested import PLACE, Host, tree, wheel_of_checkout
 from tests.support.picture import picture
 
-pytestmark = pytest.mark.sweep  # minutes: all is installed from the distribution's repositories
+# minutes: all is installed from the distribution's repositories
+pytestmark = [pytest.mark.sweep, pytest.mark.platform("real", "localhost")]
 USER = "ada"
 SPEC = """\
 version: 1

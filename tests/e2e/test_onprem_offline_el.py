@@ -18,7 +18,7 @@ from tests.support.lab import Lab, lab
 from tests.support.trees import debian
 from tests.support.verbs import Clusterctl
 
-pytestmark = pytest.mark.sweep
+pytestmark = [pytest.mark.sweep, pytest.mark.platform("stand-in", "offline", "rocky-9")]
 
 HOSTS = ("node1", "node2")
 ROCKY = "dl.rockylinux.org/pub/rocky"

@@ -22,7 +22,8 @@ from clusterctl.state.inventory import HEALTH_PROGRAM
 from clusterctl.util.assets import asset
 from tests.support.lab import Lab, lab
 
-pytestmark = pytest.mark.sweep  # minutes: each change of a policy builds it anew
+# minutes: each change of a policy builds it anew
+pytestmark = [pytest.mark.sweep, pytest.mark.platform("stand-in", "selinux")]
 
 ANSIBLE = asset("ansible")
 HOMES = "/shared/home"

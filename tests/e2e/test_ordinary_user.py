@@ -34,6 +34,8 @@ from tests.support.remains import marked
 from tests.support.residue import nothing_left
 from tests.support.verbs import Clusterctl
 
+pytestmark = pytest.mark.platform("real", "ordinary-user")
+
 SUDOERS = Path("/etc/sudoers.d")
 INSTALL_PAGE = ROOT / "docs" / "install.md"
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"

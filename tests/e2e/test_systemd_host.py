@@ -16,6 +16,8 @@ import pytest
 
 from tests.support.nested import CLUSTERCTL, Host, booted, lent_image
 
+pytestmark = pytest.mark.platform("real", "systemd-host")
+
 USER = "ada"
 NODES = ("nested-ctl", "nested-train-1", "nested-train-2")
 SPEC = "version: 1\nname: nested\nprovider: {type: local}\npartitions:\n  - {name: train, nodes: 2}\n"

@@ -106,6 +106,21 @@ def test_a_job_is_cancelled(here: Session, cluster: PlayedCluster) -> None:
     assert [one.state for one in job.info()] == ["CANCELLED"]
 
 
+def test_a_run_is_replayed_with_changes(here: Session, cluster: PlayedCluster) -> None:
+    demo = clusterctl.Cluster()
+    first = demo.submit(script('echo "{\\"loss\\": 1, \\"step\\": 1}" >metrics.jsonl'), ["--lr", 1])
+    first.wait()
+    run = first.collect()
+    again = demo.replay(run, {"lr": 0.5}, tag=["again"])
+    assert again is not None
+    again.wait()
+    replayed = again.collect()
+    assert (replayed.config, replayed.run.tags) == ({"lr": 0.5}, ("again",))
+    assert replayed.run.replay_of == run.run.token
+    with pytest.raises(UsageError, match="replay has no option 'nodes'"):
+        demo.replay(run, nodes=2)
+
+
 def test_a_sweep_and_a_job_file(here: Session, cluster: PlayedCluster) -> None:
     demo = clusterctl.Cluster()
     (text,) = demo.render(
@@ -191,6 +206,14 @@ def test_runs_are_chosen_and_compared(runs: Path) -> None:
     assert (first.config, first.value("loss")) == ({"lr": 0.01}, 1 / 3)
     assert clusterctl.list_runs(["lr>0.05", "loss<1"], tags=["base"]) == [second]
     assert next((one.key, one.a, one.b) for one in clusterctl.compare(second, first)) == ("lr", 0.1, 0.01)
+
+
+def test_runs_are_reported(runs: Path) -> None:
+    first, second = clusterctl.list_runs()
+    assert clusterctl.report(first).title == "demo-2-train"
+    page = clusterctl.report([first, second])
+    assert "lr" in " ".join(page.verdict)
+    assert page.as_html().startswith("<!doctype html>")
 
 
 def test_runs_are_a_data_frame(runs: Path) -> None:

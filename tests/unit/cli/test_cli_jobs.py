@@ -12,7 +12,9 @@ from clusterctl.cli.jobs import shown_elapsed
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen, Terminated
 from clusterctl.errors import UsageError
+from clusterctl.jobs.watch import wait
 from clusterctl.scheduler import slurm
+from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.util.progress import Clock
 from tests.support.played.cluster import PlayedCluster, submitted
@@ -139,3 +141,27 @@ def test_detaching_from_logs_is_no_error(here, cluster, capfd, monkeypatch, endi
 )
 def test_a_time_span_is_written_as_slurm_does(seconds: int | None, shown: str) -> None:
     assert shown_elapsed(seconds) == shown
+
+
+def test_of_an_array_that_is_waited_for_counts_are_told_and_what_failed(here, capsys, monkeypatch) -> None:
+    """Three lines a task would be 600 of a sweep of 200."""
+    looks = iter(["PPP", "CRP", "CFR", "CFR", "CFC"])
+    states = {
+        one.value[0]: one for one in (JobState.PENDING, JobState.RUNNING, JobState.COMPLETED, JobState.FAILED)
+    }
+
+    def look(_ids: object) -> tuple[JobInfo, ...]:
+        tasks = enumerate(next(looks))
+        known = {"number": 7, "name": "grid", "user": "ada", "reason": "", "nodes": ()}
+        return tuple(JobInfo(**known, task=task, state=states[state]) for task, state in tasks)
+
+    monkeypatch.setattr(here.scheduler, "jobs", look)
+    monkeypatch.setattr(here.scheduler, "clock", Clock(sleep=lambda _: None))
+    wait(here, ["7"], on_change=job._Changes(TEXT, here))
+    assert capsys.readouterr().err.splitlines() == [
+        "job 7: 3 PENDING",
+        "job 7: 1 COMPLETED, 1 RUNNING, 1 PENDING",
+        "job 7: 1 COMPLETED, 1 FAILED, 1 RUNNING",
+        "job 7_1 FAILED",
+        "job 7: 2 COMPLETED, 1 FAILED",
+    ]

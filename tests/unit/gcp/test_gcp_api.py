@@ -17,6 +17,8 @@ from clusterctl.util.progress import Clock
 from tests.support.google.answers import HOST_KEY
 from tests.support.google.api import PROJECT, TOKEN, Google
 
+pytestmark = pytest.mark.platform("stand-in", "google-api")
+
 NETWORKS = f"projects/{PROJECT}/global/networks"
 ZONE = "us-central1-a"
 INSTANCE = f"projects/{PROJECT}/zones/{ZONE}/instances"

@@ -12,6 +12,8 @@ from clusterctl.providers.gcp.terraform_program import Program
 from tests.support.google.terraformed import Terraformed
 from tests.support.terraform import in_state, program
 
+pytestmark = pytest.mark.platform("stand-in", "google-api", "google-terraform")
+
 INSTANCE = "google_compute_instance"
 ALL = {"demo-ctl", "demo-train-1", "demo-train-2", "demo-train-3", "demo-train-4"}
 

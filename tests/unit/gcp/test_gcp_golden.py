@@ -8,11 +8,15 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.spec import gcp
 from tests.support.google.module import CLUSTER_ID, NAMES, PUBLIC_KEY, spec_of
 from tests.unit.gcp.many import copies, planned
 from tests.unit.gcp.policy import findings
+
+pytestmark = pytest.mark.platform("rendered", "google-terraform")
 
 GOLDEN = Path(__file__).with_name("golden")
 # Said once for all: they follow from others, or say the same of every resource.

@@ -14,6 +14,8 @@ from clusterctl.hosts.gpus import fault_of, faults
 from tests.support.nvidia import machines
 from tests.unit.hosts.test_doctor import found
 
+pytestmark = pytest.mark.platform("stand-in", "nvidia-smi")
+
 
 def seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: machines.Machine, **more: Any

@@ -55,7 +55,7 @@ def held(cluster: PlayedCluster, session: Session, folder: Path) -> str:
 def test_wait(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, "sleep 0.3")
     states: list[JobState] = []
-    (job,) = wait(session, [job_id], on_change=lambda job: states.append(job.state))
+    (job,) = wait(session, [job_id], on_change=lambda changed, _: states.extend(job.state for job in changed))
     assert (job.state, job.exit_code) == (JobState.COMPLETED, 0)
     assert states[-1] is JobState.COMPLETED
     assert len(states) == len(set(states))
@@ -82,7 +82,8 @@ def test_only_nodes_that_are_out_of_service_make_a_reason_to_wait_worth_a_word(c
     session = cluster.session(clock=Clock(sleep=sleep))
     job_id = held(cluster, session, tmp_path)
     told: list[tuple[bool, str]] = []
-    wait(session, [job_id], on_change=lambda job: told.append((job.lacks_nodes, job.reason[:15])))
+    note = lambda changed, _: told.extend((job.lacks_nodes, job.reason[:15]) for job in changed)  # noqa: E731
+    wait(session, [job_id], on_change=note)
     assert [reason for lacks, reason in told if lacks] == ["ReqNodeNotAvail", "Nodes_required_"]
     assert len(told) == 6  # first, then whenever it begins or ends to lack them, and its end
 

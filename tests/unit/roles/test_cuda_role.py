@@ -25,6 +25,8 @@ from clusterctl.util.assets import asset
 from tests.support.forks import ansible
 from tests.support.plays import program, run_tasks
 
+pytestmark = pytest.mark.platform("rendered", "nvidia-packages")
+
 RELEASES = {
     "rocky-9": {"os_family": "RedHat", "distribution": "Rocky", "distribution_major_version": "9"},
     "rocky-10": {"os_family": "RedHat", "distribution": "Rocky", "distribution_major_version": "10"},

@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.plays import load_module, program, run_tasks
 
+pytestmark = pytest.mark.platform("stand-in", "infiniband")
+
 CAPTURES = Path(__file__).parent / "captures"
 
 

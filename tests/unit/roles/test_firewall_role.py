@@ -12,6 +12,8 @@ import pytest
 from clusterctl.state.inventory import SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT, SRUN_PORTS
 from tests.support.plays import load_module, role_data
 
+pytestmark = pytest.mark.platform("stand-in", "firewalld")
+
 CAPTURES = Path(__file__).parent / "captures"
 
 

@@ -20,6 +20,8 @@ from tests.support.nvidia import machines
 from tests.unit.roles.described import RENAMED
 from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
 
+pytestmark = pytest.mark.platform("stand-in", "nvidia-smi")
+
 FIELDS_ASKED = (
     "pcie.link.gen.current",
     "clocks_throttle_reasons.active",
@@ -28,6 +30,7 @@ FIELDS_ASKED = (
     "fabric.state",
     "fabric.status",
 )
+
 _PROGRAM = asset("ansible") / "roles" / "health" / "files" / "health.py"
 
 # It keeps the node's state and reason in files, and notes what it was told.

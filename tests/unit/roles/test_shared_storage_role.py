@@ -13,6 +13,8 @@ from clusterctl.util.assets import asset
 from tests.support.nested import as_root
 from tests.support.plays import program, run_tasks
 
+pytestmark = pytest.mark.platform("rendered", "nfs")
+
 # An entry of a table of partitions: Linux, from block 2048 on, 4096 blocks; then the table's end.
 PARTITION = bytes([0, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 16, 0, 0]) + bytes(48) + b"\x55\xaa"
 ROLE = asset("ansible") / "roles/shared_storage"

@@ -16,6 +16,8 @@ from clusterctl.runs.report import report_of
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.test_report import HOSTILE, charts, hostile, swept, trained
 
+pytestmark = pytest.mark.platform("real", "browser")
+
 CHROMIUM = "/usr/bin/chromium"
 # How many pixels of each canvas are not as empty ones are.
 DRAWN = """() => [...document.querySelectorAll("canvas")].map((canvas) => {
