@@ -131,7 +131,9 @@ class LockHolder(_Answer):
 class GpuFacts(_Answer):
     """NVIDIA's cards on the PCI bus, and those that the driver shows, by name.
 
-    ``driver`` is the version of the one that answers, ``installed`` that of the kernel module on disk.
+    ``driver`` is the version of the one that answers, ``installed`` that of the kernel module on disk,
+    ``fault`` what nvidia-smi says in place of an answer, ``fabric`` the state and the status of each card's
+    NVLinks. ``oldest`` is the lowest number of a card's model.
     """
 
     cards: int
@@ -141,6 +143,9 @@ class GpuFacts(_Answer):
     secure_boot: bool
     switches: int = 0
     installed: str = ""
+    fault: str = ""
+    fabric: tuple[str, ...] = ()
+    oldest: int | None = None
 
 
 class FirewallOutput(_Answer):
