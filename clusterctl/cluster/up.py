@@ -19,7 +19,13 @@ from clusterctl.cluster.session import ClusterSession, Drift, Phase, write_inven
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import ansible, inventory_file
 from clusterctl.errors import UsageError
-from clusterctl.hosts.probe import HostReport, probe_hosts, reject_full_disks, with_distributions
+from clusterctl.hosts.probe import (
+    HostReport,
+    probe_hosts,
+    reject_full_disks,
+    reject_taken_numbers,
+    with_distributions,
+)
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.jobs.environment import build, environment_of
 from clusterctl.packages.bundle import Bundle
@@ -213,6 +219,7 @@ def probe(
     asked = probe_requests(session.spec, inventory, session.workspace)
     reports = probe_hosts(asked, session.connections.to, revive=revive, report=session.report)
     reject_full_disks(reports)
+    reject_taken_numbers(reports, {user.name: user.uid for user in session.spec.users})
     session.note = f"{len(reports)} hosts answer"
     return reports
 

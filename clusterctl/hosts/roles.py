@@ -124,6 +124,7 @@ def _probe_request(host: Host, spec: ClusterSpec, inventory: Inventory, workspac
         blocks={path: tuple(edges) for one in drift for path, edges in one.get("blocks", {}).items()},
         paths=tuple(path for one in drift for path in one.get("paths", ())),
         users=users,
+        numbers={user.name: user.uid for user in spec.users},
         homes=homes if has_homes else {},
         far_homes={} if has_homes else homes,
         keys=dict.fromkeys(users, workspace.public_key.read_text().strip()),

@@ -90,6 +90,7 @@ class GcpSettings(ProviderSettings):
 
     is_cloud: ClassVar[bool] = True
     keeps_from_start: ClassVar[bool] = True
+    default_uid: ClassVar[int | None] = 10_000
 
     type: Literal["gcp"] = Field(description="the provider's type")
     project: Project = Field(description="the project's id")
@@ -151,6 +152,7 @@ class GcpSettings(ProviderSettings):
         yield from _network(self.network, 1 + spec.node_count)
         yield from _storage(self)
         yield from _kept_storage(self, spec)
+        yield from _users(spec)
         yield from _rest(self)
         yield from spec.refused((*_OF_LOCAL_NODES, *OF_OWN_MACHINES))
 
@@ -227,6 +229,9 @@ def _images(spec: Cluster) -> Iterator[tuple[str, Image]]:
 MAX_HOSTS: Final = 1000
 OWN_LABELS: Final = "clusterctl-"
 _LEAST_AUTO_DOWN_S: Final = 600
+# Google's guest agent runs `groupadd google-sudoers` and `useradd -m -s /bin/bash -p * NAME` (cfg/cfg.go and
+# non_windows_accounts.go, 2026-07), which count from 1000; some images have an account of their own before.
+_GIVEN_OUT: Final = range(1000, 1010)
 _LARGEST_PREFIX: Final = 29
 _TAKEN_ADDRESSES: Final = 4  # of every subnetwork: the network, the gateway, one of Google's, the broadcast
 _REGION: Final = re.compile(r"[a-z]+-[a-z]+[0-9]+")
@@ -261,7 +266,14 @@ def _nodes(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
             if one and one.gpu and not said.image:
                 driver_for = driver_for or name
     controller = provider.controller
-    yield from check(Nodes("the controller", at, controller))[1]
+    nodes = Nodes("the controller", at, controller)
+    machine, faults = check(nodes)
+    yield from faults
+    if controller.local_ssds or (machine and machine.bundled_ssds):
+        message = "the controller can't have local disks: Terraform could not stop it to change it"
+        place = (*at, "local_ssds") if controller.local_ssds else nodes.machine_at
+        hint = "remove local_ssds" if controller.local_ssds else "take a machine type without local disks"
+        yield Fault(place, message, f"{hint}; nodes can have them")
     if controller.spot:
         message = "the controller can't be a spot node: the cluster would be gone with it"
         yield Fault((*at, "spot"), message, "remove spot")
@@ -272,6 +284,16 @@ def _nodes(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
         message = f"secure_boot keeps NVIDIA's driver of the default image from loading on {driver_for}"
         hint = f"remove it, or give {driver_for} an image whose driver is signed"
         yield Fault(("provider", "secure_boot"), message, hint)
+
+
+def _users(spec: Cluster) -> Iterator[Fault]:
+    """Numbers that a new host gives out by itself, before `up` comes: to Google's group, and accounts."""
+    for index, user in enumerate(spec.users):
+        if user.uid in _GIVEN_OUT:
+            own = "Google's images give out those from 1000 on"
+            message = f"uid {user.uid} may be taken on the hosts: {own}"
+            hint = f"take one from {_GIVEN_OUT.stop} on, such as {GcpSettings.default_uid}"
+            yield Fault(("users", index, "uid"), message, hint)
 
 
 def _place(provider: GcpSettings) -> Iterator[Fault]:
@@ -324,7 +346,9 @@ def _storage(provider: GcpSettings) -> Iterator[Fault]:
     if not filestore or not filestore.tier or not filestore.capacity:
         return
     limits, size_mib = data()["filestore"][filestore.tier], filestore.capacity
-    least, most, step = (limits[key] * GIB_MIB for key in ("least", "most", "step"))
+    is_large = size_mib >= limits.get("large_from", limits["most"] + 1) * GIB_MIB
+    steps = "large_step" if is_large else "step"
+    least, most, step = (limits[key] * GIB_MIB for key in ("least", "most", steps))
     if not least <= size_mib <= most or size_mib % step:
         range_ = f"{format_size(least)} to {format_size(most)}"
         hint = (

@@ -248,6 +248,11 @@ def _notes(spec: ClusterSpec) -> tuple[str, ...]:
     notes = [*map(network_note, (gcp.controller_machine(spec), *partitions))]
     if gcp.settings_of(spec).shared_disk and not gcp.shared_disk(spec):
         notes.append("provider.shared_disk is not used: it is for storage.keep, without filestore")
+    if gcp.settings_of(spec).bucket and spec.provider.expected_release(spec) == "rocky-10":
+        notes.append(
+            "/bucket may fail on Rocky Linux 10, which refuses the key that gcsfuse was signed with in 2025 "
+            "(github.com/GoogleCloudPlatform/gcsfuse/issues/3874): take images of Rocky Linux 9 if it does"
+        )
     return tuple(dict.fromkeys(filter(None, notes)))
 
 
@@ -340,6 +345,7 @@ def _host(nodes: GcpNodes, machine: Machine) -> Variables:
         "extra_disks": [_disk(disk, machine.extra_disks) for disk in nodes.extra_disks],
         "guest_accelerator": {"type": machine.accelerator, "count": added.count} if added else None,
         "has_gpu": machine.gpu is not None,
+        "reservation_bound": machine.reservation_bound and nodes.reservation is not None,
         "nic_type": "GVNIC" if nodes.gvnic or machine.gvnic_only else "VIRTIO_NET",
     }
 

@@ -37,8 +37,13 @@ class Base(BaseModel):
     packages: tuple[str, ...]
     masked: tuple[str, ...]
     enabled: tuple[str, ...]
+    mounts: dict[str, str]
     units: dict[str, str] = {}
     suites: dict[str, str] = {}
+
+    @property
+    def fstab(self) -> str:
+        return "".join(f"tmpfs {path} tmpfs {options} 0 0\n" for path, options in self.mounts.items())
 
 
 _FURNISH = Path(__file__).with_name("data") / "furnish.sh"
@@ -59,8 +64,8 @@ _OWN_PROCESSES = (
 def base_inputs(release: str) -> tuple[str, ...]:
     """What decides how the base of that distribution looks, besides the mirror: hashed into its key."""
     if suite := DEBIAN.suites.get(release):
-        return ("base v2", suite, platform.machine(), *DEBIAN.packages, *DEBIAN.masked)
-    return ("base v1", release, platform.machine(), *REDHAT.packages, *REDHAT.masked)
+        return ("base v2", suite, platform.machine(), *DEBIAN.packages, *DEBIAN.masked, DEBIAN.fstab)
+    return ("base v1", release, platform.machine(), *REDHAT.packages, *REDHAT.masked, REDHAT.fstab)
 
 
 def image_dir(key: str) -> Path:
@@ -125,6 +130,7 @@ def build_base(request: layout.BakeRequest, report: Callable[[str], None]) -> Pa
         words = (str(layout.ADMIN_ID), " ".join(base.masked), *base.enabled)
         argv = ["chroot", str(root), "sh", "-s", "--", *words]
         run(argv, stdin=_FURNISH.read_text(), what="furnishing the base image")
+        (root / "etc/fstab").write_text(base.fstab)
         building.rename(final)
     finally:
         if building.exists():

@@ -100,7 +100,7 @@ def asked() -> dict[str, Any]:
     hosts = {name: {**host, "spot": host["has_gpu"]} for name, host in values["hosts"].items()}
     del hosts["big-train-2"]
     bucket = {"name": "my-results", "create": True}
-    storage = {"name": "big-shared", "labels": {**OF_STORAGE, "clusterctl-uid": "1001"}, "disk": DISK}
+    storage = {"name": "big-shared", "labels": {**OF_STORAGE, "clusterctl-uid": "10000"}, "disk": DISK}
     services = ["compute.googleapis.com"]
     return {
         **values,

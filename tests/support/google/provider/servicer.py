@@ -36,6 +36,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         self.store = store
         self.stopping = threading.Event()
         self.settings: Mapping[str, Any] = {}
+        self.counted: str | None = None  # the project of X-Goog-User-Project, if that is sent
 
     # ------------------------------------------------------------------------------------------ what there is
 
@@ -53,6 +54,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
 
     def ConfigureProvider(self, request: Any, context: Any) -> Any:
         self.settings = read_dynamic_value(request.config)
+        self.counted = _counted(self.settings)
         self.stopping.clear()  # the Terraform of before was interrupted
         with self.store.change() as cloud:
             if faults.due(cloud, "configure", "provider", "google"):
@@ -115,6 +117,10 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         errors = []
         try:
             after = None
+            where = (planned or prior).get("project")
+            if where and self.counted not in {None, where}:
+                said = faults.text_of("api_off", kind, planned or prior, number=str(self.counted))
+                raise RefusedError(said)
             if planned is None:
                 self._delete(kind, prior)
             elif prior is None:
@@ -143,11 +149,15 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         return made
 
     def _update(self, kind: str, prior: Mapping[str, Any], planned: Mapping[str, Any]) -> Mapping[str, Any]:
-        self._fault("update", kind, planned)
+        fault = self._fault("update", kind, planned)
         with _Logged(self.store, "update", kind, world.name_of(kind, planned), prior["id"]) as cloud:
+            if fault and fault["kind"] not in faults.DEEDS:
+                raise RefusedError(faults.text_of(fault["kind"], kind, planned, id=prior["id"]))
             stops = any(world.needs_a_stop(kind, trail) for trail in schema.differences(prior, planned))
             if stops and not planned["allow_stopping_for_update"]:
                 raise RefusedError(faults.SAID["not_stopped"])
+            if stops and prior.get("scratch_disk"):  # its stop has no discardLocalSsd: issue 26173
+                raise RefusedError(faults.SAID["local_ssd"])
             _refuse_attached(cloud, kind, planned, prior["id"])
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
             cloud["resources"].setdefault(kind, {})[prior["id"]] = made
@@ -219,6 +229,14 @@ class _Logged:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self._cloud["log"].append(self._entry | {"error": str(error) if error else None})
         self._change.__exit__(kind, error, trace)
+
+
+def _counted(settings: Mapping[str, Any]) -> str | None:
+    """The project of X-Goog-User-Project, as LoadAndValidate of the provider's transport/config.go has it."""
+    override, project = settings.get("user_project_override"), settings.get("billing_project")
+    override = os.environ.get("USER_PROJECT_OVERRIDE") == "true" if override is None else override
+    project = project or os.environ.get("GOOGLE_BILLING_PROJECT")
+    return project if override and project else None
 
 
 def _size(disk: Mapping[str, Any]) -> int:
