@@ -83,7 +83,8 @@ def test_its_exit_status_is_the_jobs(tmp_path: Path) -> None:
 
 
 def test_an_mpirun_of_the_scripts_own_takes_the_jobs_nodes(tmp_path: Path) -> None:
-    job = own(tmp_path, "own.sh", 'cat "$OMPI_MCA_orte_default_hostfile"; cmp $PRTE_MCA_prte_default_hostfile hostfile', nodes=2)
+    both = 'cat "$OMPI_MCA_orte_default_hostfile"; cmp "$PRTE_MCA_prte_default_hostfile" hostfile'
+    job = own(tmp_path, "own.sh", both, nodes=2)
     assert run(tmp_path, job).stdout == "d-train-1 slots=1\nd-train-2 slots=1\n"
 
 
