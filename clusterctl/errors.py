@@ -201,9 +201,11 @@ class PermissionDeniedError(CloudError):
 
 
 class ApiOffError(CloudError):
-    """The project has not enabled the API that was called."""
+    """A project has not enabled the API ``service``: ``consumer``, on which the call was counted."""
 
     code = "api-off"
+    service = ""
+    consumer = ""
 
 
 class TerraformError(ProvisionError):

@@ -1,7 +1,9 @@
 """Google's REST APIs: the few calls that clusterctl makes itself, as the user who is logged in.
 
-Who calls is found by google-auth (Application Default Credentials). Refusals become typed errors here, and
-only here. ``CLUSTERCTL_GCP_ENDPOINT`` replaces `https://{service}.googleapis.com`, for private access.
+Who calls is found by google-auth (Application Default Credentials). All calls count on the cluster's project,
+whichever quota project the login names: another one may lack the APIs, or the right to use them. Refusals
+become typed errors here, and only here. ``CLUSTERCTL_GCP_ENDPOINT`` replaces
+`https://{service}.googleapis.com`, for private access.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from typing import Any, Final
 
 import google.auth
 import requests
+from google.auth.credentials import CredentialsWithQuotaProject
 from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, RefreshError, TransportError
 from google.auth.transport.requests import AuthorizedSession
-from google.oauth2.credentials import Credentials
 
 from clusterctl.errors import (
     ApiOffError,
@@ -37,7 +39,10 @@ LOG_IN: Final = "log in: `gcloud auth application-default login`"
 Json = dict[str, Any]
 
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-_PATHS: Final = {"compute": "compute/v1", "file": "v1", "iam": "v1", "storage": "storage/v1"}
+_PATHS: Final = {
+    **{"compute": "compute/v1", "storage": "storage/v1"},
+    **dict.fromkeys(("cloudresourcemanager", "file", "iam", "serviceusage"), "v1"),
+}
 _TRIES = 6
 _DELAY_S = 0.5
 _LONGEST_DELAY_S = 20.0
@@ -46,7 +51,7 @@ _NOT_FOUND = 404
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _TOO_FAST = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})  # with status 403
 _API_OFF = frozenset({"SERVICE_DISABLED", "accessNotConfigured"})
-_PERMISSION = re.compile(r"'([a-z]+\.[A-Za-z.]+)'")
+_PERMISSION = re.compile(r"'([a-z]+\.[A-Za-z.]+)'|\b(serviceusage\.services\.use)\b")
 
 
 class Api:
@@ -78,9 +83,9 @@ class Api:
                 return
             token = {"pageToken": str(page["nextPageToken"])}
 
-    def post(self, service: str, path: str) -> Json:
-        """A method without a body; errors as of ``get``."""
-        return self._call("POST", service, path, {})
+    def post(self, service: str, path: str, body: Json | None = None) -> Json:
+        """A method, with the body that it takes, if any; errors as of ``get``."""
+        return self._call("POST", service, path, {}, body)
 
     def delete(self, service: str, path: str) -> Json | None:
         """Delete a resource: the operation that does it, or None where it was not there any more."""
@@ -91,7 +96,26 @@ class Api:
                 return None
             raise
 
-    def _call(self, verb: str, service: str, path: str, query: Mapping[str, str]) -> Json:
+    def is_off(self, error: ApiOffError) -> bool:
+        """Whether the API that refused is off in this very project, which then has nothing of it.
+
+        Only Service Usage can say so: the refusal may be about a project on which the call was counted.
+
+        Raises:
+            CloudError: Service Usage does not say it.
+        """
+        path = f"projects/{self.project}/services/{error.service}"
+        try:
+            found = self.get("serviceusage", path)
+        except CloudError as exc:
+            what, why = f"it can't be told whether {error.service} is off in {self.project}", exc.cause
+            raise CloudError(what, where=path, why=why, fix=exc.fix, status=exc.status) from error
+        ours = {f"projects/{self.project}", found.get("parent"), ""}
+        return error.consumer in ours and found.get("state") == "DISABLED"
+
+    def _call(
+        self, verb: str, service: str, path: str, query: Mapping[str, str], body: Json | None = None
+    ) -> Json:
         """Ask, and again with growing patience while Google is busy."""
         endpoint = os.environ.get(ENDPOINT) or "https://{service}.googleapis.com"
         url = f"{endpoint.replace('{service}', service).rstrip('/')}/{_PATHS[service]}/{path}"
@@ -99,7 +123,7 @@ class Api:
             last = attempt == _TRIES - 1
             try:
                 session = self._session = self._session or _session(self.project)
-                response = session.request(verb, url, params=dict(query), timeout=_TIMEOUT_S)
+                response = session.request(verb, url, params=dict(query), json=body, timeout=_TIMEOUT_S)
             except RefreshError as exc:
                 raise CredentialsError("the login has expired", why=_first_line(exc), fix=LOG_IN) from exc
             except (requests.ConnectionError, requests.Timeout, TransportError) as exc:
@@ -128,12 +152,15 @@ class Api:
         if status == requests.codes.unauthorized:
             return CredentialsError("Google does not take the login", fix=LOG_IN, **said)
         if reasons & _API_OFF:
-            name = f"{service}.googleapis.com"
+            name, consumer = f"{service}.googleapis.com", _consumer(_json(response))
+            off_in = consumer.removeprefix("projects/") or self.project
             fix = f"`gcloud services enable {name} --project {self.project}`, and wait a minute"
-            return ApiOffError(f"the API {name} is off in {self.project}", fix=fix, **said)
+            error = ApiOffError(f"the API {name} is off in {off_in}", fix=fix, **said)
+            error.service, error.consumer = name, consumer
+            return error
         if status == requests.codes.forbidden:
             found = _PERMISSION.search(why)
-            right = found[1] if found else "a right"
+            right = found[1] or found[2] if found else "a right"
             fix = f"ask an owner of {self.project} for a role with it; docs/gcp.md lists them"
             return PermissionDeniedError(f"the login lacks {right}", fix=fix, **said)
         return CloudError(f"Google refused to {_VERBS[verb]} something", **said)
@@ -143,15 +170,15 @@ _VERBS = {"GET": "show", "POST": "do", "DELETE": "delete"}
 
 
 def _session(project: str) -> requests.Session:
-    """Who calls. A person's calls of some APIs are counted on a project: this one, if none is named."""
+    """Who calls, with this project as the one that calls are counted on."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a login without a quota project: it gets one below
             credentials, _ = google.auth.default(scopes=[_SCOPE])
     except DefaultCredentialsError as exc:
         raise CredentialsError("no login to Google Cloud", why=_first_line(exc), fix=LOG_IN) from exc
-    if isinstance(credentials, Credentials) and not credentials.quota_project_id:
-        credentials = credentials.with_quota_project(project)
+    if isinstance(credentials, CredentialsWithQuotaProject):
+        credentials = credentials.with_quota_project(project)  # type: ignore[no-untyped-call]  # google-auth's
     return AuthorizedSession(credentials)  # type: ignore[no-untyped-call]  # google-auth's
 
 
@@ -168,6 +195,12 @@ def _refused(answer: Json) -> tuple[set[str], str]:
     rows = [*error.get("errors", ()), *error.get("details", ())]
     reasons = {str(row["reason"]) for row in rows if isinstance(row, dict) and "reason" in row}
     return reasons, str(error.get("message") or "")
+
+
+def _consumer(answer: Json) -> str:
+    """The project that the refused call was counted on, as `projects/ID` or `projects/NUMBER`."""
+    details = (row for row in answer.get("error", {}).get("details", ()) if isinstance(row, dict))
+    return next((str(row["metadata"].get("consumer", "")) for row in details if "metadata" in row), "")
 
 
 def _json(response: requests.Response) -> Json:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tests.support.google.provider.faults import NUMBER
+
 if TYPE_CHECKING:
     from tests.support.google.api import Google
 
@@ -28,7 +30,7 @@ COMPUTE = {
 }
 # The parameter that names one resource, where it is not the collection's name without its s.
 _PARAMETER = {"addresses": "address", "resourcePolicies": "resourcePolicy"}
-_FILTER = re.compile(r"labels\.([a-z0-9_-]+)\s*=\s*\"?([a-z0-9_-]+)\"?|name eq (\S+)")
+_FILTER = re.compile(r"labels\.([a-z0-9_-]+)\s*=\s*(\"?[a-z0-9_-]+\"?)|name eq (\S+)")
 
 
 class RefusedError(Exception):
@@ -216,6 +218,12 @@ def _delete_plain(kind: str, parameter: str) -> Callable[[Google, Mapping[str, s
     return delete
 
 
+def _service(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
+    name = values["servicesId"]
+    state = "DISABLED" if name.partition(".")[0] in google.off else "ENABLED"
+    return {"name": f"projects/{NUMBER}/services/{name}", "parent": f"projects/{NUMBER}", "state": state}
+
+
 _OTHERS: dict[str, Callable[[Google, Mapping[str, str], Mapping[str, str]], Any]] = {
     "file.projects.locations.instances.list": _filestores,
     "file.projects.locations.instances.delete": _delete_plain("google_filestore_instance", "instancesId"),
@@ -224,6 +232,7 @@ _OTHERS: dict[str, Callable[[Google, Mapping[str, str], Mapping[str, str]], Any]
     "storage.buckets.list": _buckets,
     "storage.buckets.delete": _delete_plain("google_storage_bucket", "bucket"),
     "storage.objects.list": _objects,
+    "serviceusage.services.get": _service,
 }
 
 
@@ -308,4 +317,8 @@ def _tests(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _fits(row: Row, label: str, value: str, name: str) -> bool:
+    """Whether it passes; a word of digits without quotes is a number, which no label's text is."""
+    if value.isdigit():
+        return False
+    value = value.strip('"')
     return row.get("labels", {}).get(label) == value if label else re.fullmatch(name, row["name"]) is not None

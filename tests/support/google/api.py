@@ -5,9 +5,11 @@
         google.fail("compute.instances.delete", 503, times=2)          # refuse the next calls of a method
         google.fail("compute.instances.delete", 403, reason="SERVICE_DISABLED")
         google.operation_fails("RESOURCE_IN_USE_BY_ANOTHER_RESOURCE")  # the next operation ends badly
+    google.off.add("file")                                         # the project has not enabled this API
         google.called("compute.instances.delete")                      # paths, in order
     assert not google.violations                 # what of any request or answer was not as Google documents
 
+Calls count on the project of X-Goog-User-Project, which has the APIs if it is this one.
 A page has two items. An operation is done when it was asked for twice, or waited for.
 """
 
@@ -22,13 +24,26 @@ from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from tests.support.google import answers, discovery
+from tests.support.google.provider.faults import NUMBER
 from tests.support.google.world import World
 
 Answer = tuple[int, Any, Mapping[str, str]]  # status, JSON, headers
 TOKEN = "double-token"  # noqa: S105
 PROJECT = "demo-project"
 EMAIL = f"controller@{PROJECT}.iam.gserviceaccount.com"
-_COUNTED = {"file", "iam", "serviceusage"}  # a person's calls of these need a project to count them on
+GCLOUD = "764086051850"  # of gcloud's own project, whose OAuth client a person's login is of
+# Calls of these need a project to count on (terraform-provider-google, issues 20644, 24500).
+_COUNTED = {"cloudresourcemanager", "file", "iam", "serviceusage"}
+_NO_QUOTA_PROJECT = (
+    "Your application is authenticating by using local Application Default Credentials. The {service} API "
+    "requires a quota project, which is not set by default. To learn how to set your quota project, see "
+    "https://cloud.google.com/docs/authentication/adc-troubleshooting/user-creds ."
+)
+_OFF = (
+    "{service} has not been used in project {consumer} before or it is disabled. Enable it by visiting "
+    "https://console.developers.google.com/apis/api/{service}/overview?project={consumer} then retry. If you "
+    "enabled this API recently, wait a few minutes for the action to propagate to our systems and retry."
+)
 _STATUS = {
     400: "INVALID_ARGUMENT",
     403: "PERMISSION_DENIED",
@@ -61,6 +76,7 @@ class Google:
     violations: list[str] = field(default_factory=list)
     operations: dict[str, answers.Operation] = field(default_factory=dict)
     failing: list[str] = field(default_factory=list)
+    off: set[str] = field(default_factory=set)  # services
 
     def __enter__(self) -> Self:
         self._lock = threading.Lock()
@@ -130,8 +146,11 @@ class Google:
             return refusal(411, "POST requests require a Content-length header")
         if headers.get("authorization") != f"Bearer {TOKEN}":
             return refusal(401, "no valid token")
-        if method.service in _COUNTED and "x-goog-user-project" not in headers:
-            return refusal(403, f"The {method.service} API requires a quota project", "SERVICE_DISABLED")
+        counted = headers.get("x-goog-user-project", "")
+        if method.service in _COUNTED and not counted:
+            return _disabled(_NO_QUOTA_PROJECT, method.service, GCLOUD)
+        if counted not in {"", PROJECT} or method.service in self.off:
+            return _disabled(_OFF, method.service, NUMBER if counted == PROJECT else counted)
         for fault in self.faults:
             if fault.method == method.id and fault.times > 0:
                 fault.times -= 1
@@ -150,6 +169,14 @@ class Google:
                 f"answer of {method.id}: {w}" for w in discovery.differs(method.service, response, said)
             ]
         return 200, said, {}
+
+
+def _disabled(message: str, service: str, consumer: str) -> Answer:
+    """The refusal of an API that the project, on which the call is counted, has not enabled."""
+    name = f"{service}.googleapis.com"
+    answer = refusal(403, message.format(service=name, consumer=consumer), "SERVICE_DISABLED")
+    answer[1]["error"]["details"][0]["metadata"] = {"service": name, "consumer": f"projects/{consumer}"}
+    return answer
 
 
 def refusal(status: int, message: str, reason: str = "", headers: Mapping[str, str] | None = None) -> Answer:

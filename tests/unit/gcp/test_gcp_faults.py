@@ -171,6 +171,16 @@ def test_without_credentials_nothing_is_begun(cluster: Terraformed) -> None:
     )
 
 
+def test_calls_count_on_the_clusters_project_whichever_the_environment_names(
+    cluster: Terraformed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("USER_PROJECT_OVERRIDE", "true")
+    monkeypatch.setenv("GOOGLE_BILLING_PROJECT", "elsewhere")
+    cluster.nodes(1)
+    cluster.up()
+    assert set(cluster.cloud.instances) == {"demo-ctl", "demo-train-1"}
+
+
 def test_progress_is_in_the_names_of_hosts(cluster: Terraformed) -> None:
     cluster.nodes(1)
     cluster.cloud.fail("slow", name="demo-train-1", seconds=11, times=1)

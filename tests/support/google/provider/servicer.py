@@ -36,6 +36,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         self.store = store
         self.stopping = threading.Event()
         self.settings: Mapping[str, Any] = {}
+        self.counted: str | None = None  # the project of X-Goog-User-Project, if that is sent
 
     # ------------------------------------------------------------------------------------------ what there is
 
@@ -53,6 +54,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
 
     def ConfigureProvider(self, request: Any, context: Any) -> Any:
         self.settings = read_dynamic_value(request.config)
+        self.counted = _counted(self.settings)
         self.stopping.clear()  # the Terraform of before was interrupted
         with self.store.change() as cloud:
             if faults.due(cloud, "configure", "provider", "google"):
@@ -115,6 +117,10 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         errors = []
         try:
             after = None
+            where = (planned or prior).get("project")
+            if where and self.counted not in {None, where}:
+                said = faults.text_of("api_off", kind, planned or prior, number=str(self.counted))
+                raise RefusedError(said)
             if planned is None:
                 self._delete(kind, prior)
             elif prior is None:
@@ -219,6 +225,14 @@ class _Logged:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self._cloud["log"].append(self._entry | {"error": str(error) if error else None})
         self._change.__exit__(kind, error, trace)
+
+
+def _counted(settings: Mapping[str, Any]) -> str | None:
+    """The project of X-Goog-User-Project, as LoadAndValidate of the provider's transport/config.go has it."""
+    override, project = settings.get("user_project_override"), settings.get("billing_project")
+    override = os.environ.get("USER_PROJECT_OVERRIDE") == "true" if override is None else override
+    project = project or os.environ.get("GOOGLE_BILLING_PROJECT")
+    return project if override and project else None
 
 
 def _size(disk: Mapping[str, Any]) -> int:
