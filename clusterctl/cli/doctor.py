@@ -91,8 +91,8 @@ def report_lines(screen: Screen, report: DoctorReport) -> list[str]:
     ]
     head = ["HOST", "STATE", "SYSTEM", "CPUS", "MEMORY", "GPUS", "SELINUX", "FIREWALL"]
     rows += [[host, "error", *"-" * (len(head) - 2)] for host in sorted(bad - set(report.facts))]
-    lines = screen.table(head, rows)
-    lines += [""] * bool(report.findings)
+    lines = screen.table(head, rows) if report.facts else []
+    lines += [""] * bool(report.findings and lines)
     for f in report.findings:
         lines += [
             f"{f.host}: {f.level}: {f.what}",

@@ -85,7 +85,7 @@ def check_hosts(
     """Everything that is wrong, host by host; clocks are compared with that of ``leader``, the controller."""
     found = [*_clocks(seen, leader), *_twins(seen), *_names(seen, expected)]
     for host, one in seen.items():
-        for check in (_system, _space, _ports, _locks, _gpus, _accounts, _in_use, _firewall):
+        for check in (_system, _kernel, _space, _ports, _locks, _gpus, _accounts, _in_use, _firewall):
             found += check(host, one.facts, expected[host])
     order = {host: i for i, host in enumerate(expected)}
     return tuple(sorted(found, key=lambda f: (order[f.host], f.level)))
@@ -108,6 +108,22 @@ def _system(host: str, facts: HostFacts, _: Expected) -> Iterator[Finding]:
     if not system.systemd:
         why = "its first process is another"
         yield Finding(host, "error", "systemd", "no systemd", why, "Slurm's daemons run as its units")
+
+
+def _kernel(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
+    """Whether a driver that is to be installed finds its kernel's headers."""
+    if not (expected.driver and expected.gpus and facts.gpus.cards) or facts.gpus.driver:
+        return
+    kernel, newest = facts.kernel, facts.newest_kernel
+    if newest not in ("", kernel):
+        why = f"it runs {kernel}, and has {newest}: the driver is built for the newest, and can't be loaded"
+        yield Finding(host, "warning", "kernel", "a newer kernel waits for a boot", why, "reboot it first")
+    elif not facts.headers:
+        why = f"neither here nor in a repository are headers of {kernel}: no module can be built for it"
+        fix = (
+            "install the newest kernel (`dnf upgrade kernel`, `apt-get install linux-image-amd64`), reboot it"
+        )
+        yield Finding(host, "error", "kernel-headers", "the kernel's headers are missing", why, fix)
 
 
 def _space(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
@@ -198,6 +214,11 @@ def _boot(host: str, expected: Expected) -> str:
 def _accounts(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     names = {uid: name for name, uid in facts.accounts.items()}
     for name, uid in expected.accounts.items():
+        twins = sorted(one for one, its in facts.accounts.items() if its == uid and one != name)
+        if facts.accounts.get(name) == uid and twins:
+            why = f"uid {uid} of {name} is that of {', '.join(twins)}, too: their files are each other's"
+            fix = f"give one of them another: `usermod -u UID {twins[0]}`"
+            yield Finding(host, "error", "uid-shared", "two accounts have one uid", why, fix)
         there = facts.accounts.get(name)
         if there is not None and there != uid:
             why = f"{name} has uid {there} there, and {uid} in the spec"
@@ -313,7 +334,8 @@ def _names(seen: Mapping[str, Examined], expected: Mapping[str, Expected]) -> It
         for name, found in one.facts.resolved.items():
             # A host's own name may be a loopback address: Debian has it so.
             own = name == host and all(address.startswith(_LOOPBACK) for address in found)
-            if found and expected[name].address not in found and not own:
+            known = name in expected  # one that can't be logged in to is not looked at
+            if known and found and expected[name].address not in found and not own:
                 why = f"{name} is {', '.join(found)} there, and {expected[name].address} in the spec"
                 fix = "correct /etc/hosts there, the name server, or the spec"
                 yield Finding(host, "warning", "name", "a name resolves to another address", why, fix)

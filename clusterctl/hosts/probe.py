@@ -34,7 +34,7 @@ from clusterctl.util.progress import HostStep, Reporter
 
 PROGRAM: Final = remote_program("clusterctl.hosts.remote_probe").encode()
 # Rocky 8's own Python is nowhere on the PATH. What prints it also says so where there is none.
-_START: Final = (
+START: Final = (
     "for python in /usr/bin/python3 /usr/libexec/platform-python; do "
     '[ -x "$python" ] && exec "$python" -I -S - "$1"; done; echo "no Python 3 is installed" >&2; exit 127'
 )
@@ -68,7 +68,7 @@ class ProbeRequest:
 
     def argv(self) -> tuple[str, ...]:
         request = json.dumps({"node_argv": NODE_ARGV, **asdict(self)})
-        return ("sh", "-c", _START, "sh", request)
+        return ("sh", "-c", START, "sh", request)
 
 
 class _Answer(BaseModel):
@@ -172,6 +172,10 @@ class HostFacts(_Answer):
     clock_alone: bool = False  # no time service that runs there follows anybody
     firewall: FirewallOutput = FirewallOutput()
     interfaces: Mapping[str, tuple[str, ...]] = {}  # -> its addresses
+    mtus: Mapping[str, int] = {}  # of the interfaces
+    kernel: str = ""
+    newest_kernel: str = ""  # of those that are installed
+    headers: bool = True  # of the kernel that runs: a driver's modules can be built, or they can be installed
     cgroups: bool = True  # root can make control groups there
     databases: tuple[str, ...] = ()  # of MariaDB or MySQL, but for its own
     slurm_state: tuple[str, ...] = ()  # what a slurmctld keeps for its next start

@@ -122,6 +122,8 @@ def _shape(collection: str, row: Row) -> Row:
             said[scope] = f"{base}/{scope}s/{row[scope].rpartition('/')[2]}"
     if collection in {"instances", "disks", "addresses", "snapshots"}:
         said["labels"] = row.get("effective_labels") or row.get("terraform_labels") or row.get("labels") or {}
+    if row.get("network"):
+        said["network"] = f"{base}/global/networks/{row['network'].rpartition('/')[2]}"
     if row.get("ip_cidr_range"):
         said["ipCidrRange"] = row["ip_cidr_range"]
     if collection == "instances":

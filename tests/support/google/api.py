@@ -24,6 +24,7 @@ from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from tests.support.google import answers, discovery
+from tests.support.google.project import Project
 from tests.support.google.provider.faults import NUMBER
 from tests.support.google.world import World
 
@@ -71,6 +72,7 @@ class Google:
 
     world: World
     instance: str = ""  # whose metadata the metadata server has
+    project: Project = field(default_factory=Project)
     faults: list[Fault] = field(default_factory=list)
     calls: list[tuple[str, str]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -138,7 +140,7 @@ class Google:
             self.violations += [f"{method.id}: {problem}" for problem in wrong]
             if wrong:
                 return refusal(400, "; ".join(wrong))
-            return self._refused(method, headers) or self._answer(method, values, query)
+            return self._refused(method, headers) or self._answer(method, f"/{rest}", values, query, body)
 
     def _refused(self, method: discovery.Method, headers: Mapping[str, str]) -> Answer | None:
         """What is refused whatever is asked for."""
@@ -158,10 +160,20 @@ class Google:
         return None
 
     def _answer(
-        self, method: discovery.Method, values: Mapping[str, str], query: Mapping[str, str]
+        self,
+        method: discovery.Method,
+        path: str,
+        values: Mapping[str, str],
+        query: Mapping[str, str],
+        body: Any,
     ) -> Answer:
         try:
-            said = answers.answer(self, method.id, values, query)
+            if self.project.knows(method.id):
+                said = self.project.answer(method.id, path, body)
+                if said is None:
+                    raise answers.RefusedError(404, f"The resource '{path}' was not found", "notFound")
+            else:
+                said = answers.answer(self, method.id, values, query)
         except answers.RefusedError as exc:
             return refusal(exc.status, str(exc), exc.reason)
         if response := method.document.get("response"):
@@ -194,6 +206,7 @@ def refusal(status: int, message: str, reason: str = "", headers: Mapping[str, s
 
 class _Server(ThreadingHTTPServer):
     double: Google
+    request_queue_size = 64  # calls that come at once
 
 
 class _Handler(BaseHTTPRequestHandler):
