@@ -183,8 +183,17 @@ class CloudError(ProvisionError):
 
     code = "cloud"
 
-    def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "", status: int = 0) -> None:
-        super().__init__(what, where=where, why=why, fix=fix)
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        why: str = "",
+        fix: str = "",
+        status: int = 0,
+        failures: tuple[Failure, ...] = (),
+    ) -> None:
+        super().__init__(what, where=where, why=why, fix=fix, failures=failures)
         self.status = status
 
 

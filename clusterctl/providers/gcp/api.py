@@ -14,6 +14,8 @@ import shutil
 import subprocess
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import google.auth
@@ -31,6 +33,8 @@ from clusterctl.errors import (
     PermissionDeniedError,
     ProvisionError,
 )
+from clusterctl.util import assets
+from clusterctl.util.assets import first_rule, table
 from clusterctl.util.process import run
 from clusterctl.util.progress import Clock
 
@@ -52,7 +56,20 @@ _NOT_FOUND = 404
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _TOO_FAST = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})  # with status 403
 _API_OFF = frozenset({"SERVICE_DISABLED", "accessNotConfigured"})
+_NO_RIGHT: Final = "permission"
+_ZONE = re.compile(r"/zones/([^/]+)")
 _PERMISSION = re.compile(r"'([a-z]+\.[A-Za-z.]+)'|\b(serviceusage\.services\.use)\b")
+
+
+class Rule(assets.Rule):
+    """One entry of diagnoses.yaml. ``transient``: it goes away by itself, and is waited for."""
+
+    transient: bool = False
+
+
+def rules() -> tuple[Rule, ...]:
+    """What the refusals of Google's APIs mean, whoever was refused: we or Terraform."""
+    return table(Path(__file__).with_name("data") / "diagnoses.yaml", tuple[Rule, ...])
 
 
 class Api:
@@ -163,12 +180,20 @@ class Api:
             error = ApiOffError(f"the API {name} is off in {off_in}", fix=fix, **said)
             error.service, error.consumer = name, consumer
             return error
-        if status == requests.codes.forbidden:
+        known = first_rule(rules(), " ".join([f"Error {status}:", *message.split(), *sorted(reasons)]))
+        if status == requests.codes.forbidden and (known is None or known[0].code == _NO_RIGHT):
             found = _PERMISSION.search(why)
             right = found[1] or found[2] if found else "a right"
             fix = f"ask an owner of {self.project} for a role with it; docs/gcp.md lists them"
             return PermissionDeniedError(f"the login lacks {right}", fix=fix, **said)
-        return CloudError(f"Google refused to {_VERBS[verb]} something", **said)
+        if known is None:
+            return CloudError(f"Google refused to {_VERBS[verb]} something", **said)
+        place = _ZONE.search(path)
+        words = {"project": self.project, "zone": place[1] if place else "ZONE", **known[1]}
+        failure = known[0].failure(
+            {"region": words["zone"].rsplit("-", 1)[0], **words}, host=None, phase="provision"
+        )
+        return CloudError(failure.cause, fix=failure.fix, failures=(failure,), **said)
 
 
 _VERBS = {"GET": "show", "POST": "do", "DELETE": "delete"}
@@ -220,7 +245,19 @@ def _first_line(exc: BaseException) -> str:
     return str(exc).partition("\n")[0]
 
 
+def is_enforced(api: Api, constraint: str) -> bool:
+    """Whether a boolean policy of the organization, such as `compute.requireOsLogin`, holds in the project.
+
+    Raises:
+        CloudError: it can't be told; the login may lack `orgpolicy.policy.get`.
+    """
+    path = f"projects/{api.project}:getEffectiveOrgPolicy"
+    policy = api.post("cloudresourcemanager", path, {"constraint": f"constraints/{constraint}"})
+    return policy.get("booleanPolicy", {}).get("enforced") is True
+
+
 KIND = "ssh-ed25519"
+_HIDES_KEYS: Final = "compute.disableGuestAttributesAccess"
 WAIT_S = 300.0
 _LOOK_EVERY_S = 3.0
 _KEY = re.compile(r"AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/=]+")
@@ -232,10 +269,13 @@ def host_keys(
     """Host -> its public key, as `ssh-ed25519 AAAA...`; waits for instances that have just started.
 
     Raises:
-        ProvisionError: some did not publish theirs in time; ``failures`` names each.
+        ProvisionError: some did not publish theirs in time, or nobody may read them; ``failures`` names each.
     """
     missing = list(dict.fromkeys(names))
     found: dict[str, str] = {}
+    with suppress(CloudError):  # then they are waited for
+        if missing and is_enforced(api, _HIDES_KEYS):
+            raise _forbidden(api.project, missing)
     for _ in api.clock.polls(timeout_s, first_s=_LOOK_EVERY_S, longest_s=_LOOK_EVERY_S):
         for name in missing:
             if key := _published(api, zone, name):
@@ -245,6 +285,14 @@ def host_keys(
             return found
         report(f"waiting for the host keys of {len(missing)} of {len(missing) + len(found)} hosts")
     raise _silent(api, zone, missing, timeout_s)
+
+
+def _forbidden(project: str, names: Iterable[str]) -> ProvisionError:
+    what = f"a policy of your organization forbids it to read host keys ({_HIDES_KEYS})"
+    see = f"`gcloud resource-manager org-policies describe {_HIDES_KEYS} --project {project} --effective`"
+    fix = f"ask who administers it to except project {project}: {see}; then run `clusterctl up` again"
+    failures = (Failure(ProvisionError.code, what, name, "provision", fix) for name in names)
+    return ProvisionError(what, where=f"project {project}", fix=fix, failures=tuple(failures))
 
 
 def _published(api: Api, zone: str, name: str) -> str | None:
@@ -272,7 +320,8 @@ def _silent(api: Api, zone: str, names: list[str], timeout_s: float) -> Provisio
         f"{', '.join(names)}: no host key after {timeout_s:.0f} s",
         where=zone,
         why=failures[0].cause,
-        fix=f"look at what it said while it started, {failures[0].fix}, then run `clusterctl up` again",
+        fix=f"look at what it said while it started, {failures[0].fix}, then run `clusterctl up` again; "
+        f"or a policy of your organization hides the keys ({_HIDES_KEYS})",
         failures=tuple(failures),
     )
 

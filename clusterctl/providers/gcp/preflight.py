@@ -33,8 +33,7 @@ from clusterctl.util.assets import filled, table
 from clusterctl.util.process import parallel_map
 from clusterctl.util.progress import Clock
 
-DEADLINE_S: Final = 25.0
-_ANSWER_S: Final = 10.0
+PATIENCE_S: Final = 20.0
 _MOST: Final = 12  # calls at once
 _NOT_FOUND: Final = 404
 _SSH: Final = 22
@@ -59,13 +58,16 @@ class _Data(Model):
     constraints: Mapping[str, _Constraint]
 
 
-def preflight(spec: ClusterSpec, cluster_id: str | None, services: Collection[str]) -> tuple[Finding, ...]:
+def preflight(
+    spec: ClusterSpec, cluster_id: str | None, services: Collection[str], *, patience_s: float = PATIENCE_S
+) -> tuple[Finding, ...]:
     """Everything that keeps the hosts from being made that are not there yet, each with what to do.
 
-    ``cluster_id`` is that of a cluster that is there in part; ``services`` are the APIs that it needs.
+    ``cluster_id`` is that of a cluster that is there in part; ``services`` are the APIs that it needs. A busy
+    Google is asked again for ``patience_s``.
     """
     settings = gcp.settings_of(spec)
-    look = _Look(spec, settings, Api(settings.project, clock=_bounded(), answer_s=_ANSWER_S))
+    look = _Look(spec, settings, Api(settings.project, clock=_bounded(patience_s), answer_s=patience_s))
     try:
         check_gcloud()
         begun: list[Finding] = []
@@ -95,15 +97,15 @@ def _joined(found: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(replace(one, host=", ".join(dict.fromkeys(hosts))) for one, hosts in places.items())
 
 
-def _bounded() -> Clock:
+def _bounded(patience_s: float) -> Clock:
     """A clock by which a busy Google is asked again only while there is time."""
     clock = Clock()
-    until = clock.now() + DEADLINE_S
+    until = clock.now() + patience_s
 
     def sleep(seconds: float) -> None:
         if clock.now() + seconds > until:
             raise CloudError(
-                "Google does not answer", why=f"not within {DEADLINE_S:.0f} s", fix="try again later"
+                "Google does not answer", why=f"not within {patience_s:.0f} s", fix="try again later"
             )
         clock.sleep(seconds)
 

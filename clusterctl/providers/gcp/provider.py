@@ -345,6 +345,7 @@ def _host(nodes: GcpNodes, machine: Machine) -> Variables:
         "extra_disks": [_disk(disk, machine.extra_disks) for disk in nodes.extra_disks],
         "guest_accelerator": {"type": machine.accelerator, "count": added.count} if added else None,
         "has_gpu": machine.gpu is not None,
+        "reservation_bound": machine.reservation_bound and nodes.reservation is not None,
         "nic_type": "GVNIC" if nodes.gvnic or machine.gvnic_only else "VIRTIO_NET",
     }
 

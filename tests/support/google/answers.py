@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tests.support.google.provider.faults import NUMBER
+from tests.support.google.provider.faults import NUMBER, TEXTS
 
 if TYPE_CHECKING:
     from tests.support.google.api import Google
@@ -93,6 +93,8 @@ def _compute(
                 raise RefusedError(400, said, "resourceInUseByAnotherResource")
             return _begin(google, lambda: _remove(google, kind, row["id"]), row)
         case "stop":
+            if row.get("scratch_disk") and "discardLocalSsd" not in query:
+                raise RefusedError(400, TEXTS["rules"]["local_ssd"].partition("Error 400: ")[2], "badRequest")
             return _begin(google, lambda: _set(google, kind, row["id"], "desired_status", "TERMINATED"), row)
     raise RefusedError(501, f"the double has no {verb}")
 
@@ -152,6 +154,10 @@ def _instance(row: Row, zone: str) -> Row:
 
 def _guest_attributes(google: Google, row: Row, query: Mapping[str, str]) -> Row:
     """The host keys that an instance has published."""
+    if "compute.disableGuestAttributesAccess" in google.enforced:
+        raise RefusedError(
+            404, "The resource 'hostkeys/' of type 'Guest Attribute' was not found.", "notFound"
+        )
     keys = google.world.read().get("guest_attributes", {}).get(row["name"], {"ssh-ed25519": HOST_KEY})
     path = query.get("queryPath", "")
     entries = [{"namespace": "hostkeys", "key": kind, "value": key} for kind, key in keys.items()]

@@ -6,6 +6,7 @@
         google.fail("compute.instances.delete", 403, reason="SERVICE_DISABLED")
         google.operation_fails("RESOURCE_IN_USE_BY_ANOTHER_RESOURCE")  # the next operation ends badly
     google.off.add("file")                                         # the project has not enabled this API
+    google.enforced.add("compute.disableGuestAttributesAccess")    # a policy of the organization
         google.called("compute.instances.delete")                      # paths, in order
     assert not google.violations                 # what of any request or answer was not as Google documents
 
@@ -26,11 +27,18 @@ from urllib.parse import parse_qsl, urlsplit
 from tests.support.google import answers, discovery
 from tests.support.google.project import Project
 from tests.support.google.provider.faults import NUMBER
+from tests.support.google.refusals import REFUSALS
 from tests.support.google.world import World
 
 Answer = tuple[int, Any, Mapping[str, str]]  # status, JSON, headers
 TOKEN = "double-token"  # noqa: S105
 PROJECT = "demo-project"
+_FACTS = {
+    "region": "us-central1",
+    "id": "projects/demo-project/zones/us-central1-a/instances/x",
+    "name": "x",
+    "email": "x@example.com",
+}
 EMAIL = f"controller@{PROJECT}.iam.gserviceaccount.com"
 GCLOUD = "764086051850"  # of gcloud's own project, whose OAuth client a person's login is of
 # Calls of these need a project to count on (terraform-provider-google, issues 20644, 24500).
@@ -64,6 +72,7 @@ class Fault:
     message: str
     times: int
     headers: Mapping[str, str]
+    body: Any = None
 
 
 @dataclass
@@ -93,6 +102,11 @@ class Google:
         self._server.server_close()
 
     @property
+    def enforced(self) -> set[str]:
+        """Policies of the organization."""
+        return self.project.enforced
+
+    @property
     def address(self) -> str:
         return f"127.0.0.1:{self._server.server_address[1]}"
 
@@ -115,6 +129,12 @@ class Google:
     ) -> None:
         """Refuse the next calls of a method."""
         self.faults.append(Fault(method, status, reason, message or f"played {status}", times, headers))
+
+    def refuse(self, method: str, name: str, *, times: int = 99) -> None:
+        """Refuse the next calls of a method by the rule book, or let what they begin end so."""
+        refusal = REFUSALS[name]
+        body = refusal.body({"project": PROJECT, "number": NUMBER, "zone": "us-central1-a", **_FACTS})
+        self.faults.append(Fault(method, refusal.status or 200, "", "", times, {}, body))
 
     def operation_fails(self, code: str) -> None:
         """Let the next operation end with this error, and nothing done."""
@@ -156,7 +176,8 @@ class Google:
         for fault in self.faults:
             if fault.method == method.id and fault.times > 0:
                 fault.times -= 1
-                return refusal(fault.status, fault.message, fault.reason, fault.headers)
+                said = refusal(fault.status, fault.message, fault.reason, fault.headers)
+                return said if fault.body is None else (fault.status, fault.body, {})
         return None
 
     def _answer(

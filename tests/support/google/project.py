@@ -2,7 +2,8 @@
 
     google.project.quotas["NVIDIA_L4_GPUS"] = (0, 0)            # its limit, and what is used
     google.project.denied.add("iap.tunnelInstances.accessViaIAP")
-    google.project.policies["compute.requireOsLogin"] = {"booleanPolicy": {"enforced": True}}
+    google.project.enforced.add("compute.requireOsLogin")
+    google.project.allowed["compute.trustedImageProjects"] = ["projects/debian-cloud"]
     google.project.has["zones/us-central1-a/machineTypes/g2-standard-4"] = None  # it is missing
 
 All else is as in a project where nothing stands in the way.
@@ -47,7 +48,8 @@ class Project:
 
     quotas: dict[str, tuple[float, float]] = field(default_factory=dict)
     denied: set[str] = field(default_factory=set)
-    policies: dict[str, dict[str, Any]] = field(default_factory=dict)
+    enforced: set[str] = field(default_factory=set)
+    allowed: dict[str, list[str]] = field(default_factory=dict)
     has: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     state: str = "ACTIVE"
 
@@ -65,7 +67,13 @@ class Project:
                 return {"permissions": [one for one in body["permissions"] if one not in self.denied]}
             case "policy":
                 constraint = body["constraint"].removeprefix("constraints/")
-                return {"constraint": body["constraint"]} | self.policies.get(constraint, {})
+                said = {"booleanPolicy": {"enforced": True}} if constraint in self.enforced else {}
+                listed = {"allowedValues": self.allowed[constraint]} if constraint in self.allowed else {}
+                return {
+                    "constraint": body["constraint"],
+                    **said,
+                    **({"listPolicy": listed} if listed else {}),
+                }
             case "quotas":
                 known = _EVERYWHERE if method == "compute.projects.get" else _REGIONAL
                 return {"name": name, "quotas": [*map(self._quota, known)]}

@@ -49,7 +49,7 @@ def test_quota_ends_it_with_the_host_named_and_once_lifted_only_what_is_missing_
     assert len(missing) == 2  # the third, and the fourth
     assert {host for _, host in failures(caught.value)} == missing
     assert {code for code, _ in failures(caught.value)} == {"quota"}
-    assert "the quota NVIDIA_L4_GPUS of project my-project is used up" in caught.value.why
+    assert "the quota NVIDIA_L4_GPUS of project my-project is used up" in str(caught.value).splitlines()[0]
     assert cluster.waited == []  # nobody waits for a quota
     cluster.cloud.heal()
     cluster.cloud.forget_log()
@@ -123,7 +123,7 @@ def test_down_removes_what_is_not_in_the_state_where_it_is_in_the_way(cluster: T
     with pytest.raises(TerraformError, match="not all could be removed") as caught:
         cluster.down()
     assert {code for code, _ in failures(caught.value)} == {"in-use"}
-    assert "instances/demo-train-1" in caught.value.why
+    assert "instances/demo-train-1" in caught.value.what
     cluster.down(lambda: cluster.cloud.lose("demo-train-1"))
     assert cluster.cloud.resources() == {}
 

@@ -115,6 +115,33 @@ def test_further_disks_come_and_go_while_the_host_stays(tmp_path: Path) -> None:
     assert module.plan() == {}
 
 
+def test_a_filestore_instance_may_call_back_for_locks_and_goes_with_its_rule(tmp_path: Path) -> None:
+    module = Module(tmp_path)
+    module.set(variables(spec_of("filestore"), CLUSTER_ID, PUBLIC_KEY))
+    module.apply()
+    (share,) = module.cloud.resources("google_filestore_instance").values()
+    rules = module.cloud.resources("google_compute_firewall").values()
+    (lets_in,) = (
+        each for each in rules if each["source_ranges"] == [share["networks"][0]["reserved_ip_range"]]
+    )
+    assert {each["protocol"] for each in lets_in["allow"]} == {"tcp", "udp"}
+    assert lets_in["priority"] < next(each["priority"] for each in rules if each["deny"])
+    accounts = {each["email"] for each in module.cloud.resources("google_service_account").values()}
+    assert set(lets_in["target_service_accounts"]) == accounts
+    assert module.plan() == {}
+    module.destroy()
+    assert module.cloud.resources() == {}
+
+
+def test_a_reservation_of_newer_gpus_binds_its_instances(tmp_path: Path) -> None:
+    module = Module(tmp_path)
+    module.ask(spec_of("reservation"), train=1)
+    module.apply()
+    scheduling = {name: each["scheduling"][0] for name, each in module.cloud.instances.items()}
+    models = {name: each["provisioning_model"] for name, each in scheduling.items()}
+    assert models == {"booked-ctl": "STANDARD", "booked-train-1": "RESERVATION_BOUND"}
+
+
 def test_a_bucket_that_holds_something_is_left_and_all_else_is_gone(tmp_path: Path) -> None:
     module = Module(tmp_path)
     module.set({**_asked(), "bucket": {"name": "my-results", "create": True}})

@@ -13,11 +13,11 @@ from clusterctl.providers.gcp.preflight import preflight
 from clusterctl.providers.gcp.provider import services
 from clusterctl.spec.gcp import settings_of
 from clusterctl.spec.load import parse_spec
-from tests.support.google import gcloud
+from tests.support.google import discovery, gcloud
 from tests.support.google.api import PROJECT, Google
 
 ZONE = "us-central1-a"
-CUDA = "images/family/rocky-linux-9-optimized-gcp-nvidia-latest"
+CUDA = "images/family/rocky-linux-9-optimized-gcp-nvidia-580"
 
 
 SPEC = f"""\
@@ -50,7 +50,7 @@ partitions: [{{name: train, nodes: 2, gpus: {{type: l4}}}}]
 
 def found(text: str, cluster_id: str | None = None) -> tuple[Finding, ...]:
     spec = parse_spec(text, "cluster.yaml")
-    return preflight(spec, cluster_id, services(settings_of(spec)))
+    return preflight(spec, cluster_id, services(settings_of(spec)), patience_s=300)
 
 
 LAN, SUB = (
@@ -62,6 +62,7 @@ LAN, SUB = (
 @pytest.fixture(autouse=True)
 def logged_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, google: Google) -> Path:
     """The folder of `gcloud`; somebody is logged in."""
+    discovery.methods("compute")  # which takes seconds to read
     folder = gcloud.install(tmp_path, google.world.path)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     google.world.put("google_compute_network", LAN)
@@ -82,11 +83,11 @@ def deny(google: Google, *rights: str) -> None:
 
 
 def enforce(google: Google, constraint: str) -> None:
-    google.project.policies[constraint] = {"booleanPolicy": {"enforced": True}}
+    google.project.enforced.add(constraint)
 
 
 def only(google: Google, constraint: str, *allowed: str) -> None:
-    google.project.policies[constraint] = {"listPolicy": {"allowedValues": [*allowed]}}
+    google.project.allowed[constraint] = [*allowed]
 
 
 def quota(google: Google, metric: str, limit: float, used: float = 0.0) -> None:
@@ -94,7 +95,7 @@ def quota(google: Google, metric: str, limit: float, used: float = 0.0) -> None:
 
 
 RULE = {"name": "no-ssh", "priority": 10, "sourceRanges": ["0.0.0.0/0"], "denied": [{"IPProtocol": "tcp"}]}
-GPU_IMAGE = "family/rocky-linux-9-optimized-gcp-nvidia-latest"
+GPU_IMAGE = "family/rocky-linux-9-optimized-gcp-nvidia-580"
 # What is planted: the code of what is found of it, a word of that, and a word of the command that removes it.
 OBSTACLES: dict[str, tuple[Plant, str, str, str]] = {
     "tunnels": (lambda g: g.off.add("iap"), "api-off", "iap.googleapis.com", "services enable iap.goo"),

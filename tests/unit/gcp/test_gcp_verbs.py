@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.state.workspace import cache_home
-from tests.support.google import gcloud
+from tests.support.google import discovery, gcloud
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.google.module import CLUSTER_ID, Module, spec_of
@@ -30,6 +30,7 @@ partitions: [{{name: train, nodes: 2, gpus: {{type: l4}}}}]
 
 def runner(cloud: GoogleCloud, google: Google, folder: Path) -> Clusterctl:
     """clusterctl with that cloud, and a `gcloud` that is logged in."""
+    discovery.methods("compute")  # which takes seconds to read, in which the double answers nobody
     cwd = folder / "cwd"
     cwd.mkdir()
     (cwd / "cluster.yaml").write_text(SPEC)

@@ -149,11 +149,15 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         return made
 
     def _update(self, kind: str, prior: Mapping[str, Any], planned: Mapping[str, Any]) -> Mapping[str, Any]:
-        self._fault("update", kind, planned)
+        fault = self._fault("update", kind, planned)
         with _Logged(self.store, "update", kind, world.name_of(kind, planned), prior["id"]) as cloud:
+            if fault and fault["kind"] not in faults.DEEDS:
+                raise RefusedError(faults.text_of(fault["kind"], kind, planned, id=prior["id"]))
             stops = any(world.needs_a_stop(kind, trail) for trail in schema.differences(prior, planned))
             if stops and not planned["allow_stopping_for_update"]:
                 raise RefusedError(faults.SAID["not_stopped"])
+            if stops and prior.get("scratch_disk"):  # its stop has no discardLocalSsd: issue 26173
+                raise RefusedError(faults.SAID["local_ssd"])
             _refuse_attached(cloud, kind, planned, prior["id"])
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
             cloud["resources"].setdefault(kind, {})[prior["id"]] = made

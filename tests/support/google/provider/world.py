@@ -117,7 +117,9 @@ def _known(world: Mapping[str, Any], kind: str, value: Mapping[str, Any], number
                 "boot_disk.device_name": "persistent-disk-0",
             }
         case "google_filestore_instance":
-            return known | {"networks.ip_addresses": [world["addresses"].get(name) or "10.81.0.2"]}
+            address = world["addresses"].get(name) or "10.81.0.2"
+            reserved = str(ip_network(f"{address}/29", strict=False))
+            return known | {"networks.ip_addresses": [address], "networks.reserved_ip_range": reserved}
         case "google_service_account":
             email = f"{value['account_id']}@{value['project']}.iam.gserviceaccount.com"
             return known | {"email": email, "member": f"serviceAccount:{email}", "name": identifier}
