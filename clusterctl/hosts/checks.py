@@ -31,7 +31,7 @@ _SLURM: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
 CLAIM: Final = "/etc/clusterctl/cluster.json"  # the cluster that the host belongs to; JSON
 _LOOPBACK: Final = "127."
 FABRIC_MANAGER: Final = "nvidia-fabricmanager"
-_READY: Final = ("Completed, Success", "[N/A], [N/A]", "N/A, N/A", "Not Supported, N/A")  # a fabric, or none
+_READY: Final = ("Completed, Success", "[", "N/A", "Not Supported")  # how a card's state begins that is fine
 _ON_10: Final = frozenset({"rocky-10", "almalinux-10", "rhel-10"})
 _EPEL_MINOR: Final = 3  # the first of 10 for which EPEL has Slurm
 _TURING: Final = 0x1E00  # numbers of models begin here with what NVIDIA's open modules know
@@ -176,7 +176,7 @@ def _gpus(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
 
 def _fabric(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     """Cards that programs can't use (CUDA error 802) until the fabric manager has linked them."""
-    gpus, waiting = facts.gpus, [state for state in facts.gpus.fabric if state not in _READY]
+    gpus, waiting = facts.gpus, [state for state in facts.gpus.fabric if not state.startswith(_READY)]
     if gpus.switches and FABRIC_MANAGER not in facts.units:
         why = f"{FABRIC_MANAGER} does not run, without which no program can use cards behind NVSwitches"
         fix = f"install it in version {gpus.driver}, the driver's; software.nvidia does: see docs/gpus.md"
