@@ -224,7 +224,8 @@ def gpus() -> Dict[str, Any]:
     kinds = [kind for kind, _ in devices]
     lines = (nvidia_smi("name,driver_version") or "").splitlines()
     shown = [line.rsplit(", ", 1) for line in lines if SHOWN.search(line)]
-    fabric = [line for line in (nvidia_smi("fabric.state,fabric.status") or "").splitlines() if ", " in line]
+    linked = nvidia_smi("fabric.state,fabric.status") if shown else ""
+    fabric = [line for line in (linked or "").splitlines() if ", " in line]
     secure = Path(EFI_VARIABLES).glob("SecureBoot-*")
     return {
         "cards": kinds.count(PCI_DISPLAY),
@@ -242,7 +243,7 @@ def gpus() -> Dict[str, Any]:
 
 def nvidia_smi(fields: str) -> Optional[str]:
     """What it says of these fields of each card, or in their place."""
-    asked = "nvidia-smi --query-gpu={} --format=csv,noheader 2>&1".format(fields)
+    asked = "exec nvidia-smi --query-gpu={} --format=csv,noheader 2>&1".format(fields)
     return run(["sh", "-c", "command -v nvidia-smi >/dev/null && " + asked], any_exit=True)
 
 
