@@ -23,15 +23,18 @@ from clusterctl.cluster.session import ClusterSession, Drift
 from clusterctl.errors import (
     CommandError,
     Failure,
+    MachineError,
     NotUpError,
     SchedulerError,
     SlurmError,
     TransportError,
     UnreachableError,
+    UsageError,
     VerifyError,
 )
 from clusterctl.hosts import checks
-from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request
+from clusterctl.hosts.checks import DoctorReport, Finding
+from clusterctl.hosts.expected import expected, host_facts_request
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.base import Provider, pending_releases
 from clusterctl.scheduler.base import NodeInfo, Scheduler
@@ -405,6 +408,19 @@ def checkup(
         if not hosts or one.host.name in hosts
     )
     return replace(report, facts=facts, findings=(*report.findings, *found))
+
+
+def preflight(spec: ClusterSpec, workspace: Workspace, provider: Provider) -> DoctorReport:
+    """Everything that stands in the way of `up`, found by looking alone."""
+    refused: list[Finding] = []
+    try:
+        provider.check(spec)
+    except (MachineError, UsageError) as exc:
+        refused = [Finding("this machine", "error", exc.code, exc.what, exc.why or exc.where, exc.fix)]
+    report = provider.preflight(spec, workspace) or DoctorReport((), {})
+    seen = {one.what for one in report.findings}
+    refused = [one for one in refused if one.what not in seen]  # which a provider looks at in both
+    return replace(report, findings=(*refused, *report.findings))
 
 
 def _as_jobs_have(facts: HostFacts, host: Host | None) -> HostFacts:

@@ -109,16 +109,15 @@ def system() -> Dict[str, Any]:
     }
 
 
-def interfaces() -> Dict[str, List[str]]:
-    """The IPv4 addresses of this host with their prefix lengths, by interface."""
+def links() -> List[Dict[str, Any]]:
+    """The interfaces that have IPv4 addresses, as `ip` shows them."""
     said = run(["ip", "-json", "-4", "address", "show"])
-    return {
-        link["ifname"]: [
-            f"{one['local']}/{one['prefixlen']}" for one in link["addr_info"] if one.get("local")
-        ]
-        for link in (json.loads(said) if said else [])
-        if link.get("addr_info")
-    }
+    return [link for link in (json.loads(said) if said else []) if link.get("addr_info")]
+
+
+def addresses(link: Dict[str, Any]) -> List[str]:
+    """Its addresses with their prefix lengths."""
+    return [f"{one['local']}/{one['prefixlen']}" for one in link["addr_info"] if one.get("local")]
 
 
 def resolved(name: str) -> List[str]:
@@ -225,7 +224,8 @@ def gpus() -> Dict[str, Any]:
     kinds = [kind for kind, _ in devices]
     lines = (nvidia_smi("name,driver_version") or "").splitlines()
     shown = [line.rsplit(", ", 1) for line in lines if SHOWN.search(line)]
-    fabric = [line for line in (nvidia_smi("fabric.state,fabric.status") or "").splitlines() if ", " in line]
+    linked = nvidia_smi("fabric.state,fabric.status") if shown else ""
+    fabric = [line for line in (linked or "").splitlines() if ", " in line]
     secure = Path(EFI_VARIABLES).glob("SecureBoot-*")
     return {
         "cards": kinds.count(PCI_DISPLAY),
@@ -243,7 +243,7 @@ def gpus() -> Dict[str, Any]:
 
 def nvidia_smi(fields: str) -> Optional[str]:
     """What it says of these fields of each card, or in their place."""
-    asked = "nvidia-smi --query-gpu={} --format=csv,noheader 2>&1".format(fields)
+    asked = "exec nvidia-smi --query-gpu={} --format=csv,noheader 2>&1".format(fields)
     return run(["sh", "-c", "command -v nvidia-smi >/dev/null && " + asked], any_exit=True)
 
 
@@ -252,6 +252,23 @@ def driver_on_disk() -> str:
     kernels = [platform.release(), *sorted(path.name for path in Path("/lib/modules").glob("*"))]
     said = (run(["modinfo", "-F", "version", "-k", kernel, "nvidia"]) for kernel in kernels)
     return next((text.strip() for text in said if text and text.strip()), "")
+
+
+def newest_kernel() -> str:
+    """The newest of the installed kernels that a boot could start."""
+    names = [path.parent.name for path in Path("/lib/modules").glob("*/modules.dep")]
+    return max(names, key=lambda name: [int(part) for part in re.findall(r"\d+", name)], default="")
+
+
+def headers() -> bool:
+    """Whether modules can be built for the kernel that runs: its headers are here, or known to be had."""
+    kernel = platform.release()
+    if Path(f"/lib/modules/{kernel}/build").exists():
+        return True
+    asked = (["apt-cache", "show", f"linux-headers-{kernel}"],
+             ["dnf", "-C", "-q", "repoquery", f"kernel-devel-{kernel}"])  # fmt: skip
+    said = [run(argv, any_exit=True) for argv in asked]
+    return any(said) or said == [None, None]
 
 
 def packages(names: Sequence[str]) -> List[str]:
@@ -422,13 +439,19 @@ def checksums(asked: Dict[str, Any]) -> Dict[str, str]:
 
 def host_facts(asked: Dict[str, Any]) -> Dict[str, Any]:
     """What decides whether the host can be part of a cluster."""
-    found, units = interfaces(), {name: [] for name in asked["units"]}  # type: Any, Dict[str, List[str]]
+    units = {name: [] for name in asked["units"]}  # type: Dict[str, List[str]]
+    shown = links()
+    found = {link["ifname"]: addresses(link) for link in shown}
     return {
         "time": time.time(),
         "uid": os.geteuid(),
         "system": system(),
         "addresses": [address for some in found.values() for address in some],
         "interfaces": found,
+        "mtus": {link["ifname"]: link.get("mtu", 0) for link in shown},
+        "kernel": platform.release(),
+        "newest_kernel": newest_kernel(),
+        "headers": headers(),
         "resolved": {name: resolved(name) for name in asked["names"]},
         "space": space(asked["paths"]),
         "listeners": listeners(set(asked["ports"])),

@@ -139,10 +139,9 @@ def gcp(
             host.name: {kind: key} for host, (kind, key) in zip(inventory.hosts, keys, strict=True)
         }
     path = f"{gcloud.install(folder, cloud.store.path)}:{os.environ['PATH']}"
-    first = str(IPv4Network(inventory.network)[1])  # this machine's address there
-    with Google(world) as google, guest.metadata(world, first) as url:
+    with Google(world) as google, guest.metadata(world, inventory):
         for host in inventory.hosts:
-            guest.start_agent(url, partial(shell, beneath, host.name))
+            guest.start_agent(partial(shell, beneath, host.name))
         environ = {
             **cloud.env,
             **google.environment,

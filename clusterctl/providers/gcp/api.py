@@ -50,7 +50,8 @@ _PATHS: Final = {
 _TRIES = 6
 _DELAY_S = 0.5
 _LONGEST_DELAY_S = 20.0
-_TIMEOUT_S = (10.0, 150.0)  # to connect, and to answer: an operation is waited for by up to two minutes
+_CONNECT_S = 10.0
+_LONGEST_ANSWER_S = 150.0  # an operation is waited for by up to two minutes
 _NOT_FOUND = 404
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _TOO_FAST = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})  # with status 403
@@ -74,9 +75,13 @@ def rules() -> tuple[Rule, ...]:
 class Api:
     """The APIs of one project. Paths lack the service's own prefix: `projects/p/global/networks`."""
 
-    def __init__(self, project: str, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, project: str, *, clock: Clock | None = None, answer_s: float = _LONGEST_ANSWER_S
+    ) -> None:
+        """``answer_s``: how long an answer may take, for one call."""
         self.project = project
         self.clock = clock or Clock()
+        self._timeout_s = (_CONNECT_S, answer_s)
         self._session: requests.Session | None = None
 
     def get(self, service: str, path: str, **query: str) -> Json:
@@ -140,7 +145,7 @@ class Api:
             last = attempt == _TRIES - 1
             try:
                 session = self._session = self._session or _session(self.project)
-                response = session.request(verb, url, params=dict(query), json=body, timeout=_TIMEOUT_S)
+                response = session.request(verb, url, params=dict(query), json=body, timeout=self._timeout_s)
             except RefreshError as exc:
                 raise CredentialsError("the login has expired", why=_first_line(exc), fix=LOG_IN) from exc
             except (requests.ConnectionError, requests.Timeout, TransportError) as exc:

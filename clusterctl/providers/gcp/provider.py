@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError, UsageError
+from clusterctl.hosts.checks import DoctorReport
 from clusterctl.providers.base import (
     NO_PROMPTS,
     HostPlan,
@@ -21,6 +22,7 @@ from clusterctl.providers.base import (
 )
 from clusterctl.providers.gcp import apply, costs, orphans, storage
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
+from clusterctl.providers.gcp.preflight import preflight
 from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
@@ -50,6 +52,9 @@ class GcpProvider(Provider):
         if refused := gcp.refusal(spec):
             raise refused
         check_gcloud()
+
+    def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
+        return DoctorReport(preflight(spec, workspace.known_id(), services(self._settings)), {})
 
     def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> HostPlan:  # noqa: ARG002
         kept = self._to_take_up(spec)

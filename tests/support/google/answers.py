@@ -124,6 +124,8 @@ def _shape(collection: str, row: Row) -> Row:
             said[scope] = f"{base}/{scope}s/{row[scope].rpartition('/')[2]}"
     if collection in {"instances", "disks", "addresses", "snapshots"}:
         said["labels"] = row.get("effective_labels") or row.get("terraform_labels") or row.get("labels") or {}
+    if row.get("network"):
+        said["network"] = f"{base}/global/networks/{row['network'].rpartition('/')[2]}"
     if row.get("ip_cidr_range"):
         said["ipCidrRange"] = row["ip_cidr_range"]
     if collection == "instances":
@@ -144,7 +146,10 @@ def _instance(row: Row, zone: str) -> Row:
         "machineType": f"{zone}/machineTypes/{row.get('machine_type', 'e2-standard-4')}",
         "scheduling": {"provisioningModel": scheduling.get("provisioning_model") or "STANDARD"},
         "guestAccelerators": [
-            {"acceleratorType": f"{zone}/acceleratorTypes/{a['type']}", "acceleratorCount": a["count"]}
+            {
+                "acceleratorType": f"{zone}/acceleratorTypes/{a['type'].rpartition('/')[2]}",
+                "acceleratorCount": a["count"],
+            }
             for a in accelerators
         ],
     }
@@ -230,11 +235,6 @@ def _service(google: Google, values: Mapping[str, str], query: Mapping[str, str]
     return {"name": f"projects/{NUMBER}/services/{name}", "parent": f"projects/{NUMBER}", "state": state}
 
 
-def _org_policy(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
-    enforced = query["constraint"].removeprefix("constraints/") in google.enforced
-    return {"constraint": query["constraint"], "booleanPolicy": {"enforced": True} if enforced else {}}
-
-
 _OTHERS: dict[str, Callable[[Google, Mapping[str, str], Mapping[str, str]], Any]] = {
     "file.projects.locations.instances.list": _filestores,
     "file.projects.locations.instances.delete": _delete_plain("google_filestore_instance", "instancesId"),
@@ -243,7 +243,6 @@ _OTHERS: dict[str, Callable[[Google, Mapping[str, str], Mapping[str, str]], Any]
     "storage.buckets.list": _buckets,
     "storage.buckets.delete": _delete_plain("google_storage_bucket", "bucket"),
     "storage.objects.list": _objects,
-    "cloudresourcemanager.projects.getEffectiveOrgPolicy": _org_policy,
     "serviceusage.services.get": _service,
 }
 

@@ -25,6 +25,7 @@ from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from tests.support.google import answers, discovery
+from tests.support.google.project import Project
 from tests.support.google.provider.faults import NUMBER
 from tests.support.google.refusals import REFUSALS
 from tests.support.google.world import World
@@ -80,13 +81,13 @@ class Google:
 
     world: World
     instance: str = ""  # whose metadata the metadata server has
+    project: Project = field(default_factory=Project)
     faults: list[Fault] = field(default_factory=list)
     calls: list[tuple[str, str]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     operations: dict[str, answers.Operation] = field(default_factory=dict)
     failing: list[str] = field(default_factory=list)
     off: set[str] = field(default_factory=set)  # services
-    enforced: set[str] = field(default_factory=set)  # policies of the organization
 
     def __enter__(self) -> Self:
         self._lock = threading.Lock()
@@ -99,6 +100,11 @@ class Google:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+    @property
+    def enforced(self) -> set[str]:
+        """Policies of the organization."""
+        return self.project.enforced
 
     @property
     def address(self) -> str:
@@ -154,7 +160,7 @@ class Google:
             self.violations += [f"{method.id}: {problem}" for problem in wrong]
             if wrong:
                 return refusal(400, "; ".join(wrong))
-            return self._refused(method, headers) or self._answer(method, values, query | (body or {}))
+            return self._refused(method, headers) or self._answer(method, f"/{rest}", values, query, body)
 
     def _refused(self, method: discovery.Method, headers: Mapping[str, str]) -> Answer | None:
         """What is refused whatever is asked for."""
@@ -175,10 +181,20 @@ class Google:
         return None
 
     def _answer(
-        self, method: discovery.Method, values: Mapping[str, str], query: Mapping[str, str]
+        self,
+        method: discovery.Method,
+        path: str,
+        values: Mapping[str, str],
+        query: Mapping[str, str],
+        body: Any,
     ) -> Answer:
         try:
-            said = answers.answer(self, method.id, values, query)
+            if self.project.knows(method.id):
+                said = self.project.answer(method.id, path, body)
+                if said is None:
+                    raise answers.RefusedError(404, f"The resource '{path}' was not found", "notFound")
+            else:
+                said = answers.answer(self, method.id, values, query)
         except answers.RefusedError as exc:
             return refusal(exc.status, str(exc), exc.reason)
         if response := method.document.get("response"):
@@ -211,6 +227,7 @@ def refusal(status: int, message: str, reason: str = "", headers: Mapping[str, s
 
 class _Server(ThreadingHTTPServer):
     double: Google
+    request_queue_size = 64  # calls that come at once
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,15 +1,15 @@
 #!/bin/bash
 # What Google's guest agent does with accounts, on a machine that is taken for a Compute Engine instance: as
 # google_guest_agent/non_windows_accounts.go and cfg/cfg.go of GoogleCloudPlatform/guest-agent (2026-07) have it.
-# usage: guest-agent.sh METADATA_URL
 set -u
+ip route replace 169.254.169.254 dev host0 # Google's routers know it; here it is on the bridge
 
 # The machine is one of ours below: a fresh image has none of our accounts.
 until ! id clusterctl 2>/dev/null || userdel --force --remove clusterctl; do sleep 0.2; done >/dev/null
 rm -f /etc/sudoers.d/clusterctl
 
 attribute() {
-    python3 - "$1/instance/attributes/$2" <<'PY'
+    python3 - "http://169.254.169.254/computeMetadata/v1/instance/attributes/$1" <<'PY'
 import sys, urllib.request
 asked = urllib.request.Request(sys.argv[1], headers={"Metadata-Flavor": "Google"})
 with urllib.request.urlopen(asked, timeout=10) as answer:
@@ -17,9 +17,9 @@ with urllib.request.urlopen(asked, timeout=10) as answer:
 PY
 }
 
-until oslogin=$(attribute "$1" enable-oslogin); do sleep 0.2; done 2>/dev/null # until the instance is made
+until oslogin=$(attribute enable-oslogin); do sleep 0.2; done 2>/dev/null # until the instance is made
 [[ ${oslogin,,} != true ]] || exit 0                                            # accounts are OS Login's affair
-keys=$(attribute "$1" ssh-keys) || exit
+keys=$(attribute ssh-keys) || exit
 
 # The host keys are published by now, and sshd runs: whoever comes first is refused.
 until journalctl --quiet --identifier=sshd | grep --quiet "Invalid user"; do sleep 0.2; done
