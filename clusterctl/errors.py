@@ -183,8 +183,17 @@ class CloudError(ProvisionError):
 
     code = "cloud"
 
-    def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "", status: int = 0) -> None:
-        super().__init__(what, where=where, why=why, fix=fix)
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        why: str = "",
+        fix: str = "",
+        status: int = 0,
+        failures: tuple[Failure, ...] = (),
+    ) -> None:
+        super().__init__(what, where=where, why=why, fix=fix, failures=failures)
         self.status = status
 
 
@@ -201,9 +210,11 @@ class PermissionDeniedError(CloudError):
 
 
 class ApiOffError(CloudError):
-    """The project has not enabled the API that was called."""
+    """A project has not enabled the API ``service``: ``consumer``, on which the call was counted."""
 
     code = "api-off"
+    service = ""
+    consumer = ""
 
 
 class TerraformError(ProvisionError):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 
-from clusterctl.cli.options import Options, spec_of_existing
+from clusterctl.cli.options import Options, spec_file, spec_of_existing
 from clusterctl.cli.output import Screen
 from clusterctl.cli.prompts import AskBecomePass, read_only_prompts
 from clusterctl.cluster.session import provider_of
+from clusterctl.errors import UsageError
 from clusterctl.hosts.checks import DoctorReport, failures
 from clusterctl.hosts.firewall import firewall_of
 from clusterctl.hosts.probe import GpuFacts
@@ -18,25 +22,67 @@ from clusterctl.spec.base import shown_memory
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 
+_SUFFIX: Final = ".tar.gz"
+
 
 def doctor(
     screen: Screen,
     options: Options,
     hosts: Annotated[
-        list[str] | None, typer.Argument(metavar="[HOST]...", help="Only these hosts.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="[HOST]...", help="Only these hosts; with --bundle also the file.", show_default=False
+        ),
     ] = None,
+    bundle: Annotated[
+        bool,
+        typer.Option("--bundle", help="Write facts and logs into FILE.tar.gz for a report."),
+    ] = False,
     ask_become_pass: AskBecomePass = False,
 ) -> int:
     """Check the hosts and report problems.
 
     Checks SSH access, sudo, operating system, clock, names, disks, ports, firewall, locks, accounts and
     GPUs. Changes nothing. On-prem hosts can be checked before the first `up`. Exits 1 if a host cannot be
-    part of the cluster.
+    part of the cluster. --bundle collects what is found, the logs and records of the cluster and what its
+    hosts say in one archive without secrets, also where hosts do not answer.
     """
     spec = spec_of_existing(screen, options)
+    if bundle:
+        return write_bundle(screen, options, spec, hosts or (), ask_become_pass=ask_become_pass)
     report = examined(screen, spec, hosts or (), ask_become_pass=ask_become_pass)
     screen.result(report_dict(spec, report), *report_lines(screen, report))
     return 1 if report.errors else 0
+
+
+def write_bundle(
+    screen: Screen, options: Options, spec: ClusterSpec, words: Sequence[str], *, ask_become_pass: bool
+) -> int:
+    """Make the archive, of which a word that ends like one is the name, and say what is in it."""
+    from clusterctl.cluster.doctor_bundle import create
+
+    files = [word for word in words if word.endswith(_SUFFIX)]
+    if len(files) > 1:
+        raise UsageError("--bundle writes one file", fix=f"keep one of {', '.join(files)}")
+    default = f"{spec.name}-doctor-{time.strftime('%Y%m%dT%H%M%S')}{_SUFFIX}"
+    hosts = [word for word in words if word not in files]
+
+    def answer() -> dict[str, Any]:
+        return report_dict(spec, examined(screen, spec, hosts, ask_become_pass=ask_become_pass))
+
+    with screen.working("collecting"):
+        made = create(
+            spec, Workspace.of(spec.name), answer, Path(*(files or [default])), source=spec_file(options)
+        )
+    about = {"bundle": str(made.file.absolute()), "files": made.files, "missing": made.missing}
+    screen.result(
+        {"ok": True, "failures": [], "cluster": spec.name, **about},
+        f"wrote {made.file}: {len(made.files)} files, {made.file.stat().st_size >> 10} KiB",
+        *(f"not to be had: {one}" for one in made.missing),
+        "passwords, tokens and keys are redacted; names, addresses and paths are in it: see its README.txt",
+        f"look through it (`tar -xzf {made.file}`), then attach it to your report",
+    )
+    return 0
 
 
 def examined(
@@ -91,8 +137,8 @@ def report_lines(screen: Screen, report: DoctorReport) -> list[str]:
     ]
     head = ["HOST", "STATE", "SYSTEM", "CPUS", "MEMORY", "GPUS", "SELINUX", "FIREWALL"]
     rows += [[host, "error", *"-" * (len(head) - 2)] for host in sorted(bad - set(report.facts))]
-    lines = screen.table(head, rows)
-    lines += [""] * bool(report.findings)
+    lines = screen.table(head, rows) if report.facts else []
+    lines += [""] * bool(report.findings and lines)
     for f in report.findings:
         lines += [
             f"{f.host}: {f.level}: {f.what}",

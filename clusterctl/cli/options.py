@@ -305,7 +305,7 @@ def spec_of(screen: Screen, options: Options) -> ClusterSpec:
         if not workspace.spec.exists():
             raise _unknown(options.cluster)
         return load_spec(workspace.spec)
-    path = _file(options)
+    path = spec_file(options)
     if path is None:
         screen.note(_BUILT_IN)
     return load_spec(path)
@@ -330,7 +330,7 @@ def workspace_of(screen: Screen, options: Options, *, named: bool = False) -> Wo
 
     if options.cluster is not None:
         return _named(options)
-    path = _file(options)
+    path = spec_file(options)
     if path is None:
         if only := _only_cluster(screen, options, named=named):
             return Workspace.of(only)
@@ -396,7 +396,7 @@ def open_session(screen: Screen, options: Options, *, patience_s: float | None =
             screen.note(f"note: {refusal.what} ({refusal.why}): what became of jobs is asked anew next time")
 
 
-def _file(options: Options) -> Path | None:
+def spec_file(options: Options) -> Path | None:
     from clusterctl.spec.load import find_spec
 
     return options.file or find_spec(Path.cwd())
@@ -411,7 +411,7 @@ def _only_cluster(screen: Screen, options: Options, *, named: bool = False) -> s
     from clusterctl.spec.load import default_spec
 
     up = clusters("")
-    if options.cluster is not None or _file(options) or not up or default_spec().name in up:
+    if options.cluster is not None or spec_file(options) or not up or default_spec().name in up:
         return None
     if named or len(up) > 1:
         raise UsageError(

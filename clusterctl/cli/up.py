@@ -185,6 +185,10 @@ def plan(
     diff: Annotated[
         bool, typer.Option("--diff", help="Show the lines that would change in files of on-prem hosts.")
     ] = False,
+    preflight: Annotated[
+        bool,
+        typer.Option("--preflight", help="Name all that would keep `up` from its end. Exits 1 if anything."),
+    ] = False,
     ask_become_pass: AskBecomePass = False,
 ) -> int:
     """Show what `up` would change, and what it costs.
@@ -192,6 +196,10 @@ def plan(
     Also names the jobs that would end. Changes nothing. Compares the spec with the applied spec and with the
     live hosts.
     """
+    if preflight:
+        if check or diff:
+            raise UsageError("--preflight excludes --check and --diff", fix="run the one, then the other")
+        return show_preflight(screen, spec_of(screen, options), ask_become_pass=ask_become_pass)
     return show_plan(
         screen, spec_of(screen, options), check=check, diff=diff, ask_become_pass=ask_become_pass
     )
@@ -214,6 +222,21 @@ def show_plan(
             lines += ["", str(task), *task.diff.splitlines()]
     screen.result(as_dict(spec, found), *lines)
     return CHANGES if check and not found.is_empty else 0
+
+
+def show_preflight(screen: Screen, spec: ClusterSpec, *, ask_become_pass: bool = False) -> int:
+    """Look for what stands in the way of `up`, and show it; the exit code."""
+    from clusterctl.cli.doctor import report_dict, report_lines
+    from clusterctl.cluster.verify import preflight
+
+    provider = provider_of(spec.provider, read_only_prompts(ask_password=ask_become_pass))
+    with screen.working("looking"):
+        report = preflight(spec, Workspace.of(spec.name), provider)
+    lines = report_lines(screen, report)
+    if not report.findings:
+        lines += [*([""] if lines else []), "nothing stands in the way of `clusterctl up`"]
+    screen.result({**report_dict(spec, report), "provider": spec.provider.type}, *lines)
+    return 1 if report.errors else 0
 
 
 def plan_of(spec: ClusterSpec, prompts: Prompts) -> Plan:

@@ -18,7 +18,8 @@ from clusterctl.cluster.plan import Plan, plan_changes, reject, review
 from clusterctl.cluster.session import ClusterSession, Drift, Phase, write_inventory
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import ansible, inventory_file
-from clusterctl.errors import UsageError
+from clusterctl.errors import ProvisionError, UsageError
+from clusterctl.hosts.checks import failures
 from clusterctl.hosts.probe import (
     HostReport,
     probe_hosts,
@@ -93,6 +94,8 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
         packages = session.phase(open_bundle, file) if file else None
         expected = distribution_ahead(session.spec, session.workspace)  # what can't be had is said first
         environment = environment_for(session, expected) if expected else None
+        if session.spec.provider.is_cloud:  # machines of the user's own are looked at as they are planned
+            session.phase(preflight)
         session.workspace.create_secrets()
 
         plan = session.phase(plan_changes)
@@ -118,6 +121,19 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
             session.phase(build_environment, environment, inventory)
         verification = session.phase(verify, converged, options.limit)
     return UpResult(inventory, verification, tuple(session.phases), tuple(session.notes))
+
+
+def preflight(session: ClusterSession) -> None:
+    """Refuse to begin where something stands in the way: all of it at once, before anything is billed."""
+    report = session.provider.preflight(session.spec, session.workspace)
+    findings = report.findings if report else ()
+    errors = [one for one in findings if one.level == "error"]
+    if errors:
+        then = "nothing was made; `clusterctl plan --preflight` looks again"
+        what = "this stands in the way: {hosts}"
+        raise ProvisionError.of_hosts(what, failures(errors, phase="preflight"), then=then)
+    session.notes += map(str, findings)
+    session.note = "nothing stands in the way"
 
 
 def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:

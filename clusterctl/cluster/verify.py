@@ -18,20 +18,23 @@ from functools import partial
 from typing import Final
 
 from clusterctl.cluster.converge import Converged
-from clusterctl.cluster.hardware import REASON, reject_missing_gpus
+from clusterctl.cluster.hardware import NOT_LINKED, REASON, reject_missing_gpus
 from clusterctl.cluster.session import ClusterSession, Drift
 from clusterctl.errors import (
     CommandError,
     Failure,
+    MachineError,
     NotUpError,
     SchedulerError,
     SlurmError,
     TransportError,
     UnreachableError,
+    UsageError,
     VerifyError,
 )
 from clusterctl.hosts import checks
-from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request
+from clusterctl.hosts.checks import DoctorReport, Finding
+from clusterctl.hosts.expected import expected, host_facts_request
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.base import Provider, pending_releases
 from clusterctl.scheduler.base import NodeInfo, Scheduler
@@ -72,7 +75,7 @@ _LISTEN_S = 6.0
 _LISTEN_PER_NODE_S = 0.1
 _SHOWN = 3  # pairs in the failure of one host
 _TIMEOUT_S = 60.0
-_OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "fabric-manager"})
+_OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "gpu-lost", "no-devices", *NOT_LINKED})
 
 RunJob = Callable[[tuple[str, ...]], Result]  # runs the verification job, one rank on each of these hosts
 
@@ -407,6 +410,19 @@ def checkup(
     return replace(report, facts=facts, findings=(*report.findings, *found))
 
 
+def preflight(spec: ClusterSpec, workspace: Workspace, provider: Provider) -> DoctorReport:
+    """Everything that stands in the way of `up`, found by looking alone."""
+    refused: list[Finding] = []
+    try:
+        provider.check(spec)
+    except (MachineError, UsageError) as exc:
+        refused = [Finding("this machine", "error", exc.code, exc.what, exc.why or exc.where, exc.fix)]
+    report = provider.preflight(spec, workspace) or DoctorReport((), {})
+    seen = {one.what for one in report.findings}
+    refused = [one for one in refused if one.what not in seen]  # which a provider looks at in both
+    return replace(report, findings=(*refused, *report.findings))
+
+
 def _as_jobs_have(facts: HostFacts, host: Host | None) -> HostFacts:
     """The facts with the cores and the memory that jobs can have, where known: as `status` shows them."""
     if host is None or host.cpus is None or host.memory_mib is None:
@@ -416,8 +432,8 @@ def _as_jobs_have(facts: HostFacts, host: Host | None) -> HostFacts:
 
 
 def driver_findings(spec: ClusterSpec, inventory: Inventory, connections: Connections) -> tuple[Finding, ...]:
-    """What a driver of NVIDIA that the spec asks for still needs on some nodes, such as a reboot."""
-    if not spec.software.nvidia.has_driver:
+    """What NVIDIA's driver still needs on nodes with GPUs, such as a reboot or a fabric manager."""
+    if not spec.software.nvidia.has_driver and not any(partition.gpus for partition in spec.partitions):
         return ()
     report = _of_cluster(spec, inventory, connections, [host.name for host in inventory.compute])
     return tuple(finding for finding in report.findings if finding.code in _OF_DRIVER)

@@ -35,7 +35,7 @@ from clusterctl.util.progress import HostStep, Reporter
 
 PROGRAM: Final = remote_program("clusterctl.hosts.remote_probe").encode()
 # Rocky 8's own Python is nowhere on the PATH. What prints it also says so where there is none.
-_START: Final = (
+START: Final = (
     "for python in /usr/bin/python3 /usr/libexec/platform-python; do "
     '[ -x "$python" ] && exec "$python" -I -S - "$1"; done; echo "no Python 3 is installed" >&2; exit 127'
 )
@@ -49,7 +49,7 @@ Checksums = Mapping[str, str]
 class ProbeRequest:
     """What the probe is to tell of a host. Kinds and names become the keys of its checksums.
 
-    ``host``: also what decides whether it can be part of a cluster (``checks.host_facts_request``). ``node``:
+    ``host``: also what decides whether it can be part of a cluster (``host_facts_request``). ``node``:
     what it is as a node, with its checksums, once it has booted; before a host is part of a cluster nobody
     needs them.
     """
@@ -70,7 +70,7 @@ class ProbeRequest:
 
     def argv(self) -> tuple[str, ...]:
         request = json.dumps({"node_argv": NODE_ARGV, **asdict(self)})
-        return ("sh", "-c", _START, "sh", request)
+        return ("sh", "-c", START, "sh", request)
 
 
 class _Answer(BaseModel):
@@ -131,7 +131,9 @@ class LockHolder(_Answer):
 class GpuFacts(_Answer):
     """NVIDIA's cards on the PCI bus, and those that the driver shows, by name.
 
-    ``driver`` is the version of the one that answers, ``installed`` that of the kernel module on disk.
+    ``driver`` is the version of the one that answers, ``installed`` that of the kernel module on disk,
+    ``fault`` what nvidia-smi says in place of an answer, ``fabric`` the state and the status of each card's
+    NVLinks. ``oldest`` is the lowest number of a card's model.
     """
 
     cards: int
@@ -141,6 +143,9 @@ class GpuFacts(_Answer):
     secure_boot: bool
     switches: int = 0
     installed: str = ""
+    fault: str = ""
+    fabric: tuple[str, ...] = ()
+    oldest: int | None = None
 
 
 class FirewallOutput(_Answer):
@@ -176,6 +181,10 @@ class HostFacts(_Answer):
     clock_alone: bool = False  # no time service that runs there follows anybody
     firewall: FirewallOutput = FirewallOutput()
     interfaces: Mapping[str, tuple[str, ...]] = {}  # -> its addresses
+    mtus: Mapping[str, int] = {}  # of the interfaces
+    kernel: str = ""
+    newest_kernel: str = ""  # of those that are installed
+    headers: bool = True  # of the kernel that runs: a driver's modules can be built, or they can be installed
     cgroups: bool = True  # root can make control groups there
     databases: tuple[str, ...] = ()  # of MariaDB or MySQL, but for its own
     slurm_state: tuple[str, ...] = ()  # what a slurmctld keeps for its next start
@@ -395,6 +404,9 @@ def taken_numbers(
             if there != number:
                 why = f"{name} has uid {there} there, and {number} in the spec"
                 yield "uid-differs", why, f"write uid: {there}"
+            elif twins := sorted(one for one, its in accounts.items() if its == number and one != name):
+                why = f"uid {number} of {name} is that of {', '.join(twins)}, too: they share files"
+                yield "uid-shared", why, f"give one of them another: `usermod -u UID {twins[0]}`"
         elif number in holders:
             yield "uid-taken", f"uid {number} is that of {holders[number]}", other
         elif groups.get(name, number) != number:
@@ -414,7 +426,7 @@ def reject_taken_numbers(reports: Mapping[str, HostReport], wanted: Mapping[str,
         Failure(code, why, host, "reach", fix)
         for host, one in reports.items()
         for code, why, fix in taken_numbers(wanted, one.accounts, one.groups)
-        if code != "uid-differs"
+        if code not in {"uid-differs", "uid-shared"}
     )
     if failures:
         fix = f"{failures[0].fix}, then run `clusterctl up` again"

@@ -37,7 +37,9 @@ LOCKS = (
 )
 LOCK_NOTES = ("var/cache/dnf/*_lock.pid", "var/lib/dnf/*_lock.pid", "run/dnf*.pid", "run/yum.pid")  # below /
 FLOCK = "hhqqi"  # struct flock of 64-bit Linux
+PCI_DEVICES = "/sys/bus/pci/devices"
 PCI_DISPLAY, PCI_BRIDGE, PCI_NVIDIA = 0x03, 0x06, "0x10de"  # a bridge of NVIDIA's is an NVSwitch
+SHOWN = re.compile(r", \d{3}\.\d+[\d.]*$")  # a card's name and its driver's version
 FIREWALLD_POLICY = "/etc/firewalld/policies/clusterctl.xml"  # of the role firewall
 CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")  # of versions 2 and 1
 EFI_VARIABLES = "/sys/firmware/efi/efivars"
@@ -107,16 +109,15 @@ def system() -> Dict[str, Any]:
     }
 
 
-def interfaces() -> Dict[str, List[str]]:
-    """The IPv4 addresses of this host with their prefix lengths, by interface."""
+def links() -> List[Dict[str, Any]]:
+    """The interfaces that have IPv4 addresses, as `ip` shows them."""
     said = run(["ip", "-json", "-4", "address", "show"])
-    return {
-        link["ifname"]: [
-            f"{one['local']}/{one['prefixlen']}" for one in link["addr_info"] if one.get("local")
-        ]
-        for link in (json.loads(said) if said else [])
-        if link.get("addr_info")
-    }
+    return [link for link in (json.loads(said) if said else []) if link.get("addr_info")]
+
+
+def addresses(link: Dict[str, Any]) -> List[str]:
+    """Its addresses with their prefix lengths."""
+    return [f"{one['local']}/{one['prefixlen']}" for one in link["addr_info"] if one.get("local")]
 
 
 def resolved(name: str) -> List[str]:
@@ -208,30 +209,42 @@ def firewall() -> Dict[str, Any]:
     }
 
 
-def nvidia_devices() -> List[int]:
-    """The PCI classes of NVIDIA's devices, whether a driver knows them or not."""
-    kinds = []
-    for path in Path("/sys/bus/pci/devices").glob("*"):
+def nvidia_devices() -> List[Tuple[int, int]]:
+    """The PCI classes of NVIDIA's devices and their numbers, whether a driver knows them or not."""
+    found = []
+    for path in Path(PCI_DEVICES).glob("*"):
         kind = read(f"{path}/class").strip()
         if read(f"{path}/vendor").strip() == PCI_NVIDIA and kind:
-            kinds.append(int(kind, 16) >> 16)
-    return kinds
+            found.append((int(kind, 16) >> 16, int(read(f"{path}/device").strip() or "0", 16)))
+    return found
 
 
 def gpus() -> Dict[str, Any]:
-    kinds = nvidia_devices()
-    said = run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
-    shown = [line.split(", ") for line in (said or "").splitlines() if ", " in line]
+    devices = nvidia_devices()
+    kinds = [kind for kind, _ in devices]
+    lines = (nvidia_smi("name,driver_version") or "").splitlines()
+    shown = [line.rsplit(", ", 1) for line in lines if SHOWN.search(line)]
+    linked = nvidia_smi("fabric.state,fabric.status") if shown else ""
+    fabric = [line for line in (linked or "").splitlines() if ", " in line]
     secure = Path(EFI_VARIABLES).glob("SecureBoot-*")
     return {
         "cards": kinds.count(PCI_DISPLAY),
         "switches": kinds.count(PCI_BRIDGE),
         "shown": [name for name, _ in shown],
         "driver": shown[0][1] if shown else None,
+        "fault": next((line for line in lines if line.strip() and not SHOWN.search(line)), ""),
+        "fabric": fabric,
+        "oldest": min((number for kind, number in devices if kind == PCI_DISPLAY), default=None),
         "installed": driver_on_disk(),
         "nouveau": Path("/sys/module/nouveau").is_dir(),
         "secure_boot": any(path.read_bytes()[-1:] == b"\1" for path in secure),
     }
+
+
+def nvidia_smi(fields: str) -> Optional[str]:
+    """What it says of these fields of each card, or in their place."""
+    asked = "exec nvidia-smi --query-gpu={} --format=csv,noheader 2>&1".format(fields)
+    return run(["sh", "-c", "command -v nvidia-smi >/dev/null && " + asked], any_exit=True)
 
 
 def driver_on_disk() -> str:
@@ -239,6 +252,23 @@ def driver_on_disk() -> str:
     kernels = [platform.release(), *sorted(path.name for path in Path("/lib/modules").glob("*"))]
     said = (run(["modinfo", "-F", "version", "-k", kernel, "nvidia"]) for kernel in kernels)
     return next((text.strip() for text in said if text and text.strip()), "")
+
+
+def newest_kernel() -> str:
+    """The newest of the installed kernels that a boot could start."""
+    names = [path.parent.name for path in Path("/lib/modules").glob("*/modules.dep")]
+    return max(names, key=lambda name: [int(part) for part in re.findall(r"\d+", name)], default="")
+
+
+def headers() -> bool:
+    """Whether modules can be built for the kernel that runs: its headers are here, or known to be had."""
+    kernel = platform.release()
+    if Path(f"/lib/modules/{kernel}/build").exists():
+        return True
+    asked = (["apt-cache", "show", f"linux-headers-{kernel}"],
+             ["dnf", "-C", "-q", "repoquery", f"kernel-devel-{kernel}"])  # fmt: skip
+    said = [run(argv, any_exit=True) for argv in asked]
+    return any(said) or said == [None, None]
 
 
 def packages(names: Sequence[str]) -> List[str]:
@@ -409,13 +439,19 @@ def checksums(asked: Dict[str, Any]) -> Dict[str, str]:
 
 def host_facts(asked: Dict[str, Any]) -> Dict[str, Any]:
     """What decides whether the host can be part of a cluster."""
-    found, units = interfaces(), {name: [] for name in asked["units"]}  # type: Any, Dict[str, List[str]]
+    units = {name: [] for name in asked["units"]}  # type: Dict[str, List[str]]
+    shown = links()
+    found = {link["ifname"]: addresses(link) for link in shown}
     return {
         "time": time.time(),
         "uid": os.geteuid(),
         "system": system(),
         "addresses": [address for some in found.values() for address in some],
         "interfaces": found,
+        "mtus": {link["ifname"]: link.get("mtu", 0) for link in shown},
+        "kernel": platform.release(),
+        "newest_kernel": newest_kernel(),
+        "headers": headers(),
         "resolved": {name: resolved(name) for name in asked["names"]},
         "space": space(asked["paths"]),
         "listeners": listeners(set(asked["ports"])),
@@ -448,7 +484,7 @@ def main() -> None:
         if asked["node"]:
             answer["node"] = {
                 "system": system(),
-                "cards": nvidia_devices().count(PCI_DISPLAY),
+                "cards": [kind for kind, _ in nvidia_devices()].count(PCI_DISPLAY),
                 "said": run(asked["node_argv"], 3 * ASK_S) or "",
                 "checksums": checksums(asked),
                 "space": space(asked["space"]),

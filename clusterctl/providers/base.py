@@ -216,6 +216,14 @@ class Provider(Protocol):
         """
         return None
 
+    def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
+        """Everything that keeps ``apply`` from making the hosts, found by looking alone; None: see ``check``.
+
+        Raises:
+            ClusterctlError: it can't be looked at.
+        """
+        return None
+
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:
         """Check that it can be done here, and bake the image unless it is cached.
 

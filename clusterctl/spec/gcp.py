@@ -266,7 +266,14 @@ def _nodes(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
             if one and one.gpu and not said.image:
                 driver_for = driver_for or name
     controller = provider.controller
-    yield from check(Nodes("the controller", at, controller))[1]
+    nodes = Nodes("the controller", at, controller)
+    machine, faults = check(nodes)
+    yield from faults
+    if controller.local_ssds or (machine and machine.bundled_ssds):
+        message = "the controller can't have local disks: Terraform could not stop it to change it"
+        place = (*at, "local_ssds") if controller.local_ssds else nodes.machine_at
+        hint = "remove local_ssds" if controller.local_ssds else "take a machine type without local disks"
+        yield Fault(place, message, f"{hint}; nodes can have them")
     if controller.spot:
         message = "the controller can't be a spot node: the cluster would be gone with it"
         yield Fault((*at, "spot"), message, "remove spot")
@@ -339,7 +346,9 @@ def _storage(provider: GcpSettings) -> Iterator[Fault]:
     if not filestore or not filestore.tier or not filestore.capacity:
         return
     limits, size_mib = data()["filestore"][filestore.tier], filestore.capacity
-    least, most, step = (limits[key] * GIB_MIB for key in ("least", "most", "step"))
+    is_large = size_mib >= limits.get("large_from", limits["most"] + 1) * GIB_MIB
+    steps = "large_step" if is_large else "step"
+    least, most, step = (limits[key] * GIB_MIB for key in ("least", "most", steps))
     if not least <= size_mib <= most or size_mib % step:
         range_ = f"{format_size(least)} to {format_size(most)}"
         hint = (

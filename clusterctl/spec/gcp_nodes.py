@@ -89,6 +89,7 @@ class Machine:
     ``gpu`` has our short name, ``accelerator`` is what Google calls it; ``guest_accelerator`` where it is
     added to the machine rather than a part of it. ``local_ssds`` are the numbers of disks that may be added,
     ``bundled_ssds`` those that are there already. ``only``: how to get it, where not on demand.
+    ``reservation_bound``: from a reservation it is had by the provisioning model of that name.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Machine:
     boot_disks: tuple[str, ...] = ()
     extra_disks: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
+    reservation_bound: bool = False
 
 
 @cache
@@ -144,6 +146,7 @@ def _machine(name: str, row: Mapping[str, Any]) -> Machine:
         boot_disks=tuple(facts["boot_disks"]),
         extra_disks=tuple(facts.get("extra_disks", facts["boot_disks"])),
         only=tuple(facts.get("only", ())),
+        reservation_bound=facts.get("reservation_bound", False),
     )
 
 
@@ -198,7 +201,7 @@ def _google(gpu: str) -> str:
 
 PLAIN_IMAGE: Final = Image(project="rocky-linux-cloud", family="rocky-linux-9-optimized-gcp")
 GPU_IMAGE: Final = Image(
-    project="rocky-linux-accelerator-cloud", family="rocky-linux-9-optimized-gcp-nvidia-latest"
+    project="rocky-linux-accelerator-cloud", family="rocky-linux-9-optimized-gcp-nvidia-580"
 )
 # Whose images are what they are called: Google's own projects. Anybody else's are looked at once they run.
 _PUBLIC: Final = frozenset(
@@ -349,6 +352,12 @@ def _of_this_machine(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
         yield Fault((*where, "tier_1"), f"{name} has no TIER_1 networking", _tier_1_hint(machine))
     if machine.gvnic_only and said.gvnic is False:
         yield Fault((*where, "gvnic"), f"{name} has only Google's network interface", "remove gvnic: false")
+    if machine.gpu and not said.image and data()["gpus"][machine.gpu.type].get("closed_driver"):
+        message = (
+            f"the default image's driver does not support {machine.gpu.type}: its open modules begin with t4"
+        )
+        hint = f"name an image for {nodes.name} that has NVIDIA's proprietary driver, of branch 580 or older"
+        yield Fault((*nodes.gpus_at, "type") if nodes.gpus_at else nodes.machine_at, message, hint)
     yield from _local_ssds(nodes, machine)
     yield from _disks_of(nodes, machine)
 

@@ -147,9 +147,12 @@ class Workspace:
         return self._id.read_text().strip() if self._id.exists() else None
 
     def cluster_id(self) -> str:
-        """Six hex digits that name this cluster in the kernel; drawn once, before anything is made."""
+        """Six hex digits, the first a letter, that name this cluster; drawn once, before anything is made.
+
+        Nothing that reads it can take it for a number, as Google's filters would.
+        """
         if not self._id.exists():
-            write_atomic(self._id, secrets.token_hex(3) + "\n")
+            write_atomic(self._id, secrets.choice("abcdef") + secrets.token_hex(3)[1:] + "\n")
         return self._id.read_text().strip()
 
     def create(self) -> None:

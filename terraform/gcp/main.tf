@@ -55,6 +55,7 @@ module "network" {
   mark             = local.mark
   network          = var.network
   service_accounts = values(module.iam.emails)
+  filestore_ranges = flatten([module.filestore[*].range, module.storage[*].ranges])
 }
 
 module "controller" {

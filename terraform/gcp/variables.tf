@@ -160,6 +160,7 @@ variable "hosts" {
   description = <<-EOT
     The hosts by their hostname. Exactly one has the role "controller"; the others are "compute", each of a partition.
     guest_accelerator is for N1 machines only: other families come with their GPUs. placement is a name of placements.
+    reservation_bound is for machine types whose reservations want that provisioning model, as A3 Ultra and A4.
   EOT
   type = map(object({
     role         = string
@@ -190,6 +191,7 @@ variable "hosts" {
     nic_type           = optional(string, "GVNIC")
     tier_1             = optional(bool, false)
     reservation        = optional(string)
+    reservation_bound  = optional(bool, false)
   }))
   nullable = false
 

@@ -1,7 +1,9 @@
 """Google's REST APIs: the few calls that clusterctl makes itself, as the user who is logged in.
 
-Who calls is found by google-auth (Application Default Credentials). Refusals become typed errors here, and
-only here. ``CLUSTERCTL_GCP_ENDPOINT`` replaces `https://{service}.googleapis.com`, for private access.
+Who calls is found by google-auth (Application Default Credentials). All calls count on the cluster's project,
+whichever quota project the login names: another one may lack the APIs, or the right to use them. Refusals
+become typed errors here, and only here. ``CLUSTERCTL_GCP_ENDPOINT`` replaces
+`https://{service}.googleapis.com`, for private access.
 """
 
 from __future__ import annotations
@@ -12,13 +14,15 @@ import shutil
 import subprocess
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import google.auth
 import requests
+from google.auth.credentials import CredentialsWithQuotaProject
 from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, RefreshError, TransportError
 from google.auth.transport.requests import AuthorizedSession
-from google.oauth2.credentials import Credentials
 
 from clusterctl.errors import (
     ApiOffError,
@@ -29,6 +33,8 @@ from clusterctl.errors import (
     PermissionDeniedError,
     ProvisionError,
 )
+from clusterctl.util import assets
+from clusterctl.util.assets import first_rule, table
 from clusterctl.util.process import run
 from clusterctl.util.progress import Clock
 
@@ -37,24 +43,45 @@ LOG_IN: Final = "log in: `gcloud auth application-default login`"
 Json = dict[str, Any]
 
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-_PATHS: Final = {"compute": "compute/v1", "file": "v1", "iam": "v1", "storage": "storage/v1"}
+_PATHS: Final = {
+    **{"compute": "compute/v1", "storage": "storage/v1"},
+    **dict.fromkeys(("cloudresourcemanager", "file", "iam", "serviceusage"), "v1"),
+}
 _TRIES = 6
 _DELAY_S = 0.5
 _LONGEST_DELAY_S = 20.0
-_TIMEOUT_S = (10.0, 150.0)  # to connect, and to answer: an operation is waited for by up to two minutes
+_CONNECT_S = 10.0
+_LONGEST_ANSWER_S = 150.0  # an operation is waited for by up to two minutes
 _NOT_FOUND = 404
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _TOO_FAST = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})  # with status 403
 _API_OFF = frozenset({"SERVICE_DISABLED", "accessNotConfigured"})
-_PERMISSION = re.compile(r"'([a-z]+\.[A-Za-z.]+)'")
+_NO_RIGHT: Final = "permission"
+_ZONE = re.compile(r"/zones/([^/]+)")
+_PERMISSION = re.compile(r"'([a-z]+\.[A-Za-z.]+)'|\b(serviceusage\.services\.use)\b")
+
+
+class Rule(assets.Rule):
+    """One entry of diagnoses.yaml. ``transient``: it goes away by itself, and is waited for."""
+
+    transient: bool = False
+
+
+def rules() -> tuple[Rule, ...]:
+    """What the refusals of Google's APIs mean, whoever was refused: we or Terraform."""
+    return table(Path(__file__).with_name("data") / "diagnoses.yaml", tuple[Rule, ...])
 
 
 class Api:
     """The APIs of one project. Paths lack the service's own prefix: `projects/p/global/networks`."""
 
-    def __init__(self, project: str, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, project: str, *, clock: Clock | None = None, answer_s: float = _LONGEST_ANSWER_S
+    ) -> None:
+        """``answer_s``: how long an answer may take, for one call."""
         self.project = project
         self.clock = clock or Clock()
+        self._timeout_s = (_CONNECT_S, answer_s)
         self._session: requests.Session | None = None
 
     def get(self, service: str, path: str, **query: str) -> Json:
@@ -78,9 +105,9 @@ class Api:
                 return
             token = {"pageToken": str(page["nextPageToken"])}
 
-    def post(self, service: str, path: str) -> Json:
-        """A method without a body; errors as of ``get``."""
-        return self._call("POST", service, path, {})
+    def post(self, service: str, path: str, body: Json | None = None) -> Json:
+        """A method, with the body that it takes, if any; errors as of ``get``."""
+        return self._call("POST", service, path, {}, body)
 
     def delete(self, service: str, path: str) -> Json | None:
         """Delete a resource: the operation that does it, or None where it was not there any more."""
@@ -91,7 +118,26 @@ class Api:
                 return None
             raise
 
-    def _call(self, verb: str, service: str, path: str, query: Mapping[str, str]) -> Json:
+    def is_off(self, error: ApiOffError) -> bool:
+        """Whether the API that refused is off in this very project, which then has nothing of it.
+
+        Only Service Usage can say so: the refusal may be about a project on which the call was counted.
+
+        Raises:
+            CloudError: Service Usage does not say it.
+        """
+        path = f"projects/{self.project}/services/{error.service}"
+        try:
+            found = self.get("serviceusage", path)
+        except CloudError as exc:
+            what, why = f"it can't be told whether {error.service} is off in {self.project}", exc.cause
+            raise CloudError(what, where=path, why=why, fix=exc.fix, status=exc.status) from error
+        ours = {f"projects/{self.project}", found.get("parent"), ""}
+        return error.consumer in ours and found.get("state") == "DISABLED"
+
+    def _call(
+        self, verb: str, service: str, path: str, query: Mapping[str, str], body: Json | None = None
+    ) -> Json:
         """Ask, and again with growing patience while Google is busy."""
         endpoint = os.environ.get(ENDPOINT) or "https://{service}.googleapis.com"
         url = f"{endpoint.replace('{service}', service).rstrip('/')}/{_PATHS[service]}/{path}"
@@ -99,7 +145,7 @@ class Api:
             last = attempt == _TRIES - 1
             try:
                 session = self._session = self._session or _session(self.project)
-                response = session.request(verb, url, params=dict(query), timeout=_TIMEOUT_S)
+                response = session.request(verb, url, params=dict(query), json=body, timeout=self._timeout_s)
             except RefreshError as exc:
                 raise CredentialsError("the login has expired", why=_first_line(exc), fix=LOG_IN) from exc
             except (requests.ConnectionError, requests.Timeout, TransportError) as exc:
@@ -128,30 +174,41 @@ class Api:
         if status == requests.codes.unauthorized:
             return CredentialsError("Google does not take the login", fix=LOG_IN, **said)
         if reasons & _API_OFF:
-            name = f"{service}.googleapis.com"
+            name, consumer = f"{service}.googleapis.com", _consumer(_json(response))
+            off_in = consumer.removeprefix("projects/") or self.project
             fix = f"`gcloud services enable {name} --project {self.project}`, and wait a minute"
-            return ApiOffError(f"the API {name} is off in {self.project}", fix=fix, **said)
-        if status == requests.codes.forbidden:
+            error = ApiOffError(f"the API {name} is off in {off_in}", fix=fix, **said)
+            error.service, error.consumer = name, consumer
+            return error
+        known = first_rule(rules(), " ".join([f"Error {status}:", *message.split(), *sorted(reasons)]))
+        if status == requests.codes.forbidden and (known is None or known[0].code == _NO_RIGHT):
             found = _PERMISSION.search(why)
-            right = found[1] if found else "a right"
+            right = found[1] or found[2] if found else "a right"
             fix = f"ask an owner of {self.project} for a role with it; docs/gcp.md lists them"
             return PermissionDeniedError(f"the login lacks {right}", fix=fix, **said)
-        return CloudError(f"Google refused to {_VERBS[verb]} something", **said)
+        if known is None:
+            return CloudError(f"Google refused to {_VERBS[verb]} something", **said)
+        place = _ZONE.search(path)
+        words = {"project": self.project, "zone": place[1] if place else "ZONE", **known[1]}
+        failure = known[0].failure(
+            {"region": words["zone"].rsplit("-", 1)[0], **words}, host=None, phase="provision"
+        )
+        return CloudError(failure.cause, fix=failure.fix, failures=(failure,), **said)
 
 
 _VERBS = {"GET": "show", "POST": "do", "DELETE": "delete"}
 
 
 def _session(project: str) -> requests.Session:
-    """Who calls. A person's calls of some APIs are counted on a project: this one, if none is named."""
+    """Who calls, with this project as the one that calls are counted on."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a login without a quota project: it gets one below
             credentials, _ = google.auth.default(scopes=[_SCOPE])
     except DefaultCredentialsError as exc:
         raise CredentialsError("no login to Google Cloud", why=_first_line(exc), fix=LOG_IN) from exc
-    if isinstance(credentials, Credentials) and not credentials.quota_project_id:
-        credentials = credentials.with_quota_project(project)
+    if isinstance(credentials, CredentialsWithQuotaProject):
+        credentials = credentials.with_quota_project(project)  # type: ignore[no-untyped-call]  # google-auth's
     return AuthorizedSession(credentials)  # type: ignore[no-untyped-call]  # google-auth's
 
 
@@ -170,6 +227,12 @@ def _refused(answer: Json) -> tuple[set[str], str]:
     return reasons, str(error.get("message") or "")
 
 
+def _consumer(answer: Json) -> str:
+    """The project that the refused call was counted on, as `projects/ID` or `projects/NUMBER`."""
+    details = (row for row in answer.get("error", {}).get("details", ()) if isinstance(row, dict))
+    return next((str(row["metadata"].get("consumer", "")) for row in details if "metadata" in row), "")
+
+
 def _json(response: requests.Response) -> Json:
     try:
         answer = response.json() if response.content else {}
@@ -182,7 +245,19 @@ def _first_line(exc: BaseException) -> str:
     return str(exc).partition("\n")[0]
 
 
+def is_enforced(api: Api, constraint: str) -> bool:
+    """Whether a boolean policy of the organization, such as `compute.requireOsLogin`, holds in the project.
+
+    Raises:
+        CloudError: it can't be told; the login may lack `orgpolicy.policy.get`.
+    """
+    path = f"projects/{api.project}:getEffectiveOrgPolicy"
+    policy = api.post("cloudresourcemanager", path, {"constraint": f"constraints/{constraint}"})
+    return policy.get("booleanPolicy", {}).get("enforced") is True
+
+
 KIND = "ssh-ed25519"
+_HIDES_KEYS: Final = "compute.disableGuestAttributesAccess"
 WAIT_S = 600.0  # the largest machines take minutes before their system starts
 _LOOK_EVERY_S = 3.0
 _KEY = re.compile(r"AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/=]+")
@@ -194,10 +269,13 @@ def host_keys(
     """Host -> its public key, as `ssh-ed25519 AAAA...`; waits for instances that have just started.
 
     Raises:
-        ProvisionError: some did not publish theirs in time; ``failures`` names each.
+        ProvisionError: some did not publish theirs in time, or nobody may read them; ``failures`` names each.
     """
     missing = list(dict.fromkeys(names))
     found: dict[str, str] = {}
+    with suppress(CloudError):  # then they are waited for
+        if missing and is_enforced(api, _HIDES_KEYS):
+            raise _forbidden(api.project, missing)
     for _ in api.clock.polls(timeout_s, first_s=_LOOK_EVERY_S, longest_s=_LOOK_EVERY_S):
         for name in missing:
             if key := _published(api, zone, name):
@@ -207,6 +285,14 @@ def host_keys(
             return found
         report(f"waiting for the host keys of {len(missing)} of {len(missing) + len(found)} hosts")
     raise _silent(api, zone, missing, timeout_s)
+
+
+def _forbidden(project: str, names: Iterable[str]) -> ProvisionError:
+    what = f"a policy of your organization forbids it to read host keys ({_HIDES_KEYS})"
+    see = f"`gcloud resource-manager org-policies describe {_HIDES_KEYS} --project {project} --effective`"
+    fix = f"ask who administers it to except project {project}: {see}; then run `clusterctl up` again"
+    failures = (Failure(ProvisionError.code, what, name, "provision", fix) for name in names)
+    return ProvisionError(what, where=f"project {project}", fix=fix, failures=tuple(failures))
 
 
 def _published(api: Api, zone: str, name: str) -> str | None:
@@ -234,7 +320,8 @@ def _silent(api: Api, zone: str, names: list[str], timeout_s: float) -> Provisio
         f"{', '.join(names)}: no host key after {timeout_s:.0f} s",
         where=zone,
         why=failures[0].cause,
-        fix=f"look at what it said while it started, {failures[0].fix}, then run `clusterctl up` again",
+        fix=f"look at what it said while it started, {failures[0].fix}, then run `clusterctl up` again; "
+        f"or a policy of your organization hides the keys ({_HIDES_KEYS})",
         failures=tuple(failures),
     )
 

@@ -21,13 +21,13 @@ from typing import Any, Final
 
 from clusterctl.errors import Failure, ProvisionError, TerraformError, UsageError
 from clusterctl.providers.base import Action, HostChange
+from clusterctl.providers.gcp.api import rules
 from clusterctl.providers.gcp.costs import OFF
 from clusterctl.providers.gcp.orphans import cluster_id_of
 from clusterctl.providers.gcp.terraform import Action as TerraformAction
 from clusterctl.providers.gcp.terraform import Explain, Plan, ResourceChange, Terraform
 from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource, first_of
 from clusterctl.spec import gcp_nodes
-from clusterctl.util import assets
 from clusterctl.util.assets import first_rule, table
 from clusterctl.util.progress import LineReporter
 
@@ -157,12 +157,6 @@ class Place:
         return self.controller if address.startswith(_CONTROLLER) else None
 
 
-class Rule(assets.Rule):
-    """One entry of diagnoses.yaml. ``transient``: it goes away by itself, and is waited for."""
-
-    transient: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What one diagnostic means; ``import_id`` is that of what already exists."""
@@ -172,20 +166,17 @@ class Finding:
     import_id: str = ""
 
 
-def rules() -> tuple[Rule, ...]:
-    return table(_DATA / "diagnoses.yaml", tuple[Rule, ...])
-
-
 def explaining(place: Place) -> Explain:
     """For ``Terraform(explain=…)``: what was being done and its diagnostics -> the error."""
 
     def explain(what: str, diagnostics: tuple[Diagnostic, ...]) -> TerraformError:
         findings = [(diagnostic.address, diagnose(diagnostic, place)) for diagnostic in diagnostics]
         failures = tuple(dict.fromkeys(finding.failure for _, finding in findings))
+        first, *others = _causes(failures) or [""]
         error = TerraformError(
-            what,
+            f"{what}: {first}" if first else what,
             where=f"project {place.project}, {place.zone}",
-            why="; ".join(_causes(failures)),
+            why="; ".join(others),
             fix="; ".join(dict.fromkeys(failure.fix for failure in failures)),
             failures=failures,
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -228,7 +227,7 @@ def _of_kind(api: Api, kind: _Kind, wanted: _Wanted) -> Iterator[Found]:
 def _rows(api: Api, kind: _Kind, wanted: _Wanted) -> Iterator[tuple[str, Json]]:
     """The rows of all pages, and what is before their names in their paths; none where the API is off."""
     project, collection = f"projects/{api.project}", kind.path.rpartition("/")[2]
-    with suppress(ApiOffError):  # then there is nothing
+    try:
         if kind.service == "storage":
             pages = api.pages("storage", kind.path, project=api.project)
             yield from (("b/", row) for page in pages for row in page.get("items", ()))
@@ -236,7 +235,7 @@ def _rows(api: Api, kind: _Kind, wanted: _Wanted) -> Iterator[tuple[str, Json]]:
             pages, key = api.pages(kind.service, f"{project}/{kind.path}"), _ROWS[kind.service]
             yield from (("", row) for page in pages for row in page.get(key, ()))
         else:
-            search = f'name eq "{wanted.search}"' if kind.named else f"labels.{wanted.label}={wanted.value}"
+            search = f'name eq "{wanted.search}"' if kind.named else f'labels.{wanted.label}="{wanted.value}"'
             for page in api.pages("compute", f"{project}/{kind.path}", filter=search):
                 items: Any = page.get("items", ())
                 scopes = items if isinstance(items, dict) else {"global": {collection: items}}
@@ -244,3 +243,6 @@ def _rows(api: Api, kind: _Kind, wanted: _Wanted) -> Iterator[tuple[str, Json]]:
                     yield from (
                         (f"{project}/{scope}/{collection}/", row) for row in found.get(collection, ())
                     )
+    except ApiOffError as error:
+        if not api.is_off(error):  # of another project: what is there could not be looked at
+            raise

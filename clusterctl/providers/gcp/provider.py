@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError, UsageError
+from clusterctl.hosts.checks import DoctorReport
 from clusterctl.providers.base import (
     NO_PROMPTS,
     HostPlan,
@@ -21,6 +22,7 @@ from clusterctl.providers.base import (
 )
 from clusterctl.providers.gcp import apply, costs, orphans, storage
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
+from clusterctl.providers.gcp.preflight import preflight
 from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
@@ -50,6 +52,9 @@ class GcpProvider(Provider):
         if refused := gcp.refusal(spec):
             raise refused
         check_gcloud()
+
+    def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
+        return DoctorReport(preflight(spec, workspace.known_id(), services(self._settings)), {})
 
     def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> HostPlan:  # noqa: ARG002
         kept = self._to_take_up(spec)
@@ -248,6 +253,11 @@ def _notes(spec: ClusterSpec) -> tuple[str, ...]:
     notes = [*map(network_note, (gcp.controller_machine(spec), *partitions))]
     if gcp.settings_of(spec).shared_disk and not gcp.shared_disk(spec):
         notes.append("provider.shared_disk is not used: it is for storage.keep, without filestore")
+    if gcp.settings_of(spec).bucket and spec.provider.expected_release(spec) == "rocky-10":
+        notes.append(
+            "/bucket may fail on Rocky Linux 10, which refuses the key that gcsfuse was signed with in 2025 "
+            "(github.com/GoogleCloudPlatform/gcsfuse/issues/3874): take images of Rocky Linux 9 if it does"
+        )
     return tuple(dict.fromkeys(filter(None, notes)))
 
 
@@ -340,6 +350,7 @@ def _host(nodes: GcpNodes, machine: Machine) -> Variables:
         "extra_disks": [_disk(disk, machine.extra_disks) for disk in nodes.extra_disks],
         "guest_accelerator": {"type": machine.accelerator, "count": added.count} if added else None,
         "has_gpu": machine.gpu is not None,
+        "reservation_bound": machine.reservation_bound and nodes.reservation is not None,
         "nic_type": "GVNIC" if nodes.gvnic or machine.gvnic_only else "VIRTIO_NET",
     }
 

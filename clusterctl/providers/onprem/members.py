@@ -12,16 +12,18 @@ from ipaddress import IPv4Interface, IPv4Network
 from typing import Final
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UnreachableError
-from clusterctl.hosts import checks
-from clusterctl.hosts.checks import CLAIM, DoctorReport, Finding, expected, host_facts_request
+from clusterctl.hosts import checks, reach
+from clusterctl.hosts.checks import DoctorReport, Finding
+from clusterctl.hosts.expected import CLAIM, expected, host_facts_request
 from clusterctl.hosts.probe import HostFacts
+from clusterctl.hosts.reach import Wanted
 from clusterctl.hosts.roles import role_files, role_packages
 from clusterctl.providers.base import address_of
 from clusterctl.providers.onprem.access import NO_LOGIN, SshHost, ssh_host
 from clusterctl.providers.onprem.login import ANSWER_S, Login, check_sudo, connect
 from clusterctl.spec.distributions import common, distribution_of
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.onprem import OnpremSettings, OnpremShared
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect
@@ -205,7 +207,7 @@ def examine(
     only: Collection[str],
     lost: Mapping[str, ClusterctlError],
 ) -> DoctorReport:
-    """The machines of ``only`` as they are, and what is wrong with them.
+    """The machines of ``only`` as they are, what is wrong with them, and what new ones do not reach.
 
     Those that are ``ours`` are asked by our own account, ``lost`` ones are not asked.
     """
@@ -221,12 +223,36 @@ def examine(
             return transport.run(("sudo", "-n", *argv), stdin=stdin, timeout_s=ANSWER_S).stdout
 
         report = checks.examine(host_facts_request(spec, asked), wanted, root, leader=asked[0].name)
+        new = [name for name in wanted if name not in ours]
+        unreached = reach.examine(_wanted(spec, asked, new, login.workspace), report.facts, root)
     unseen = [
         Finding(host, "error", failure.code, NO_LOGIN, failure.cause, failure.fix)
         for host, exc in lost.items()
         for failure in exc.failures
     ]
-    return replace(report, findings=(*unseen, *report.findings))
+    return replace(report, findings=(*unseen, *report.findings, *unreached))
+
+
+def _wanted(spec: ClusterSpec, asked: Sequence[Host], new: Collection[str], workspace: Workspace) -> Wanted:
+    """What these are to reach."""
+    shared = spec.provider.shared if isinstance(spec.provider, OnpremSettings) else OnpremShared()
+    there = shared.path if shared.kind == "existing" else None
+    offline = workspace.bundle.exists()
+    return Wanted(spec, asked, new, spec.provider.known_network, offline, shared.server, there)
+
+
+def trusted(login: Login, hosts: Sequence[str]) -> Mapping[str, ClusterctlError]:
+    """Have the keys of hosts, as ``Login.trust``; those that nobody has confirmed are among the lost ones."""
+    try:
+        return login.trust(hosts)
+    except ProvisionError as exc:
+        unknown = {
+            str(one.host): ProvisionError(one.cause, fix=one.fix, failures=(one,)) for one in exc.failures
+        }
+        left = [name for name in hosts if name not in unknown]
+        if len(left) == len(hosts):  # of one on the way to them
+            return dict.fromkeys(hosts, exc)
+        return {**{name: unknown[name] for name in hosts if name in unknown}, **trusted(login, left)}
 
 
 def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Finding, ...]:

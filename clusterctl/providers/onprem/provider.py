@@ -16,7 +16,7 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.hosts.checks import DoctorReport, failures
+from clusterctl.hosts.checks import DoctorReport, Finding, failures
 from clusterctl.providers.base import (
     REPLACED,
     Action,
@@ -90,6 +90,15 @@ class OnpremProvider(Provider):
             report,
             findings=(*report.findings, *members.claim_findings(report.facts, workspace.known_id() or "")),
         )
+
+    def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
+        asked = members.members(spec, self._settings)
+        with open_login(self._settings.machines, workspace, self._prompts) as login:
+            ours, silent, report = self._examined(spec, workspace, asked, login, all_at_once=True)
+        new = [one.name for one in asked if one.name not in {**ours, **silent}]
+        errors = set(in_the_way(report, asked, new, workspace, silent))
+        found = [one for one in report.findings if one.level != "error" or one in errors]
+        return replace(report, findings=(*found, *(one for one in errors if one not in found)))
 
     def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> HostPlan:  # noqa: ARG002
         found = self._look(spec, workspace, report)
@@ -177,17 +186,13 @@ class OnpremProvider(Provider):
 
     def _look(self, spec: ClusterSpec, workspace: Workspace, report: Reporter) -> _Found:
         """See what the machines are and what they can become."""
-        self._workspace = workspace
         asked = members.members(spec, self._settings)
-        before = hosts_as_raised(workspace)
         report(f"looking at {len(asked)} machines")
-        ours, silent = members.joined_members(asked, before, workspace)
-        new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
         login = Login(self._settings.machines, workspace, self._prompts)
-        login.check_keys(new)
-        there = [one.name for one in asked if one.name not in silent]
-        checked = members.examine(spec, asked, login, ours, only=there, lost=login.trust(new))
-        _refuse(checked, asked, new, workspace, silent)
+        ours, silent, checked = self._examined(spec, workspace, asked, login)
+        new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
+        if found := failures(in_the_way(checked, asked, new, workspace, silent), phase="plan"):
+            raise ProvisionError.of_hosts("these machines can't be used: {hosts}", found, then=_THEN)
         keys = {name: host.host_key for name, host in ours.items()} | {
             name: login.key_of(name) for name in new
         }
@@ -207,6 +212,26 @@ class OnpremProvider(Provider):
         ahead = members.preview(spec, asked, checked.facts, new)
         self._found = _Found(dump_spec(spec), inventory, new, silent, access, notes, ahead)
         return self._found
+
+    def _examined(
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        asked: Sequence[Host],
+        login: Login,
+        *,
+        all_at_once: bool = False,
+    ) -> tuple[Mapping[str, Host], Mapping[str, Host], DoctorReport]:
+        """The machines that are ours, those that are silent, and what was found of all others.
+
+        ``all_at_once``: a host key that is not confirmed is one of the findings, too.
+        """
+        ours, silent = members.joined_members(asked, hosts_as_raised(workspace), workspace)
+        new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
+        login.check_keys(new)
+        lost = members.trusted(login, new) if all_at_once else login.trust(new)
+        there = [one.name for one in asked if one.name not in silent]
+        return ours, silent, members.examine(spec, asked, login, ours, only=there, lost=lost)
 
     def _join(self, found: _Found, joining: Sequence[str], workspace: Workspace, report: Reporter) -> None:
         inventory = found.inventory
@@ -229,29 +254,28 @@ class OnpremProvider(Provider):
         raise_failures(failed, what="no account could be made", then=then)
 
 
-def _refuse(
+def in_the_way(
     report: DoctorReport,
     asked: Sequence[Host],
     new: Collection[str],
     workspace: Workspace,
     silent: Mapping[str, Host],
-) -> None:
-    """That all new machines can be what the spec wants, no host keeps them out, the controller answers."""
+) -> tuple[Finding, ...]:
+    """What keeps new machines from being what the spec wants, a host out, or is wrong with the controller."""
     leader = asked[0].name
     wrong = [
         one
         for one in report.findings
-        if one.host in new or one.host not in report.facts or (new and one.code == "firewall")
+        if one.host in new or one.host not in report.facts or (new and one.code in ("firewall", "network"))
     ]
-    wrong += members.claim_findings(report.facts, workspace.cluster_id())
-    found = list(failures([one for one in wrong if one.level == "error"], phase="plan"))
+    wrong += members.claim_findings(report.facts, workspace.known_id() or "")
+    found = [one for one in wrong if one.level == "error"]
     if leader in silent:
         host = silent[leader]
-        cause = f"no SSH connection to {host.ssh_address or host.address}:{host.port}"
+        why = f"no SSH connection to {host.ssh_address or host.address}:{host.port}"
         fix = "see that it is switched on, and that no firewall is in between"
-        found.append(Failure(ClusterctlError.code, cause, leader, "plan", fix))
-    if found:
-        raise ProvisionError.of_hosts("these machines can't be used: {hosts}", found, then=_THEN)
+        found.append(Finding(leader, "error", ClusterctlError.code, "the controller is silent", why, fix))
+    return tuple(found)
 
 
 def _access_before(workspace: Workspace) -> OnpremSettings | None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tests.support.google.provider.faults import NUMBER, TEXTS
+
 if TYPE_CHECKING:
     from tests.support.google.api import Google
 
@@ -28,7 +30,7 @@ COMPUTE = {
 }
 # The parameter that names one resource, where it is not the collection's name without its s.
 _PARAMETER = {"addresses": "address", "resourcePolicies": "resourcePolicy"}
-_FILTER = re.compile(r"labels\.([a-z0-9_-]+)\s*=\s*\"?([a-z0-9_-]+)\"?|name eq (\S+)")
+_FILTER = re.compile(r"labels\.([a-z0-9_-]+)\s*=\s*(\"?[a-z0-9_-]+\"?)|name eq (\S+)")
 
 
 class RefusedError(Exception):
@@ -91,6 +93,8 @@ def _compute(
                 raise RefusedError(400, said, "resourceInUseByAnotherResource")
             return _begin(google, lambda: _remove(google, kind, row["id"]), row)
         case "stop":
+            if row.get("scratch_disk") and "discardLocalSsd" not in query:
+                raise RefusedError(400, TEXTS["rules"]["local_ssd"].partition("Error 400: ")[2], "badRequest")
             return _begin(google, lambda: _set(google, kind, row["id"], "desired_status", "TERMINATED"), row)
     raise RefusedError(501, f"the double has no {verb}")
 
@@ -120,6 +124,8 @@ def _shape(collection: str, row: Row) -> Row:
             said[scope] = f"{base}/{scope}s/{row[scope].rpartition('/')[2]}"
     if collection in {"instances", "disks", "addresses", "snapshots"}:
         said["labels"] = row.get("effective_labels") or row.get("terraform_labels") or row.get("labels") or {}
+    if row.get("network"):
+        said["network"] = f"{base}/global/networks/{row['network'].rpartition('/')[2]}"
     if row.get("ip_cidr_range"):
         said["ipCidrRange"] = row["ip_cidr_range"]
     if collection == "instances":
@@ -140,7 +146,10 @@ def _instance(row: Row, zone: str) -> Row:
         "machineType": f"{zone}/machineTypes/{row.get('machine_type', 'e2-standard-4')}",
         "scheduling": {"provisioningModel": scheduling.get("provisioning_model") or "STANDARD"},
         "guestAccelerators": [
-            {"acceleratorType": f"{zone}/acceleratorTypes/{a['type']}", "acceleratorCount": a["count"]}
+            {
+                "acceleratorType": f"{zone}/acceleratorTypes/{a['type'].rpartition('/')[2]}",
+                "acceleratorCount": a["count"],
+            }
             for a in accelerators
         ],
     }
@@ -148,6 +157,10 @@ def _instance(row: Row, zone: str) -> Row:
 
 def _guest_attributes(google: Google, row: Row, query: Mapping[str, str]) -> Row:
     """The host keys that an instance has published."""
+    if "compute.disableGuestAttributesAccess" in google.enforced:
+        raise RefusedError(
+            404, "The resource 'hostkeys/' of type 'Guest Attribute' was not found.", "notFound"
+        )
     keys = google.world.read().get("guest_attributes", {}).get(row["name"], {"ssh-ed25519": HOST_KEY})
     path = query.get("queryPath", "")
     entries = [{"namespace": "hostkeys", "key": kind, "value": key} for kind, key in keys.items()]
@@ -216,6 +229,12 @@ def _delete_plain(kind: str, parameter: str) -> Callable[[Google, Mapping[str, s
     return delete
 
 
+def _service(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
+    name = values["servicesId"]
+    state = "DISABLED" if name.partition(".")[0] in google.off else "ENABLED"
+    return {"name": f"projects/{NUMBER}/services/{name}", "parent": f"projects/{NUMBER}", "state": state}
+
+
 _OTHERS: dict[str, Callable[[Google, Mapping[str, str], Mapping[str, str]], Any]] = {
     "file.projects.locations.instances.list": _filestores,
     "file.projects.locations.instances.delete": _delete_plain("google_filestore_instance", "instancesId"),
@@ -224,6 +243,7 @@ _OTHERS: dict[str, Callable[[Google, Mapping[str, str], Mapping[str, str]], Any]
     "storage.buckets.list": _buckets,
     "storage.buckets.delete": _delete_plain("google_storage_bucket", "bucket"),
     "storage.objects.list": _objects,
+    "serviceusage.services.get": _service,
 }
 
 
@@ -308,4 +328,8 @@ def _tests(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _fits(row: Row, label: str, value: str, name: str) -> bool:
+    """Whether it passes; a word of digits without quotes is a number, which no label's text is."""
+    if value.isdigit():
+        return False
+    value = value.strip('"')
     return row.get("labels", {}).get(label) == value if label else re.fullmatch(name, row["name"]) is not None

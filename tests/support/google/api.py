@@ -5,9 +5,12 @@
         google.fail("compute.instances.delete", 503, times=2)          # refuse the next calls of a method
         google.fail("compute.instances.delete", 403, reason="SERVICE_DISABLED")
         google.operation_fails("RESOURCE_IN_USE_BY_ANOTHER_RESOURCE")  # the next operation ends badly
+    google.off.add("file")                                         # the project has not enabled this API
+    google.enforced.add("compute.disableGuestAttributesAccess")    # a policy of the organization
         google.called("compute.instances.delete")                      # paths, in order
     assert not google.violations                 # what of any request or answer was not as Google documents
 
+Calls count on the project of X-Goog-User-Project, which has the APIs if it is this one.
 A page has two items. An operation is done when it was asked for twice, or waited for.
 """
 
@@ -22,13 +25,34 @@ from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from tests.support.google import answers, discovery
+from tests.support.google.project import Project
+from tests.support.google.provider.faults import NUMBER
+from tests.support.google.refusals import REFUSALS
 from tests.support.google.world import World
 
 Answer = tuple[int, Any, Mapping[str, str]]  # status, JSON, headers
 TOKEN = "double-token"  # noqa: S105
 PROJECT = "demo-project"
+_FACTS = {
+    "region": "us-central1",
+    "id": "projects/demo-project/zones/us-central1-a/instances/x",
+    "name": "x",
+    "email": "x@example.com",
+}
 EMAIL = f"controller@{PROJECT}.iam.gserviceaccount.com"
-_COUNTED = {"file", "iam", "serviceusage"}  # a person's calls of these need a project to count them on
+GCLOUD = "764086051850"  # of gcloud's own project, whose OAuth client a person's login is of
+# Calls of these need a project to count on (terraform-provider-google, issues 20644, 24500).
+_COUNTED = {"cloudresourcemanager", "file", "iam", "serviceusage"}
+_NO_QUOTA_PROJECT = (
+    "Your application is authenticating by using local Application Default Credentials. The {service} API "
+    "requires a quota project, which is not set by default. To learn how to set your quota project, see "
+    "https://cloud.google.com/docs/authentication/adc-troubleshooting/user-creds ."
+)
+_OFF = (
+    "{service} has not been used in project {consumer} before or it is disabled. Enable it by visiting "
+    "https://console.developers.google.com/apis/api/{service}/overview?project={consumer} then retry. If you "
+    "enabled this API recently, wait a few minutes for the action to propagate to our systems and retry."
+)
 _STATUS = {
     400: "INVALID_ARGUMENT",
     403: "PERMISSION_DENIED",
@@ -48,6 +72,7 @@ class Fault:
     message: str
     times: int
     headers: Mapping[str, str]
+    body: Any = None
 
 
 @dataclass
@@ -56,11 +81,13 @@ class Google:
 
     world: World
     instance: str = ""  # whose metadata the metadata server has
+    project: Project = field(default_factory=Project)
     faults: list[Fault] = field(default_factory=list)
     calls: list[tuple[str, str]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     operations: dict[str, answers.Operation] = field(default_factory=dict)
     failing: list[str] = field(default_factory=list)
+    off: set[str] = field(default_factory=set)  # services
 
     def __enter__(self) -> Self:
         self._lock = threading.Lock()
@@ -73,6 +100,11 @@ class Google:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+    @property
+    def enforced(self) -> set[str]:
+        """Policies of the organization."""
+        return self.project.enforced
 
     @property
     def address(self) -> str:
@@ -98,6 +130,12 @@ class Google:
         """Refuse the next calls of a method."""
         self.faults.append(Fault(method, status, reason, message or f"played {status}", times, headers))
 
+    def refuse(self, method: str, name: str, *, times: int = 99) -> None:
+        """Refuse the next calls of a method by the rule book, or let what they begin end so."""
+        refusal = REFUSALS[name]
+        body = refusal.body({"project": PROJECT, "number": NUMBER, "zone": "us-central1-a", **_FACTS})
+        self.faults.append(Fault(method, refusal.status or 200, "", "", times, {}, body))
+
     def operation_fails(self, code: str) -> None:
         """Let the next operation end with this error, and nothing done."""
         self.failing.append(code)
@@ -122,7 +160,7 @@ class Google:
             self.violations += [f"{method.id}: {problem}" for problem in wrong]
             if wrong:
                 return refusal(400, "; ".join(wrong))
-            return self._refused(method, headers) or self._answer(method, values, query)
+            return self._refused(method, headers) or self._answer(method, f"/{rest}", values, query, body)
 
     def _refused(self, method: discovery.Method, headers: Mapping[str, str]) -> Answer | None:
         """What is refused whatever is asked for."""
@@ -130,19 +168,33 @@ class Google:
             return refusal(411, "POST requests require a Content-length header")
         if headers.get("authorization") != f"Bearer {TOKEN}":
             return refusal(401, "no valid token")
-        if method.service in _COUNTED and "x-goog-user-project" not in headers:
-            return refusal(403, f"The {method.service} API requires a quota project", "SERVICE_DISABLED")
+        counted = headers.get("x-goog-user-project", "")
+        if method.service in _COUNTED and not counted:
+            return _disabled(_NO_QUOTA_PROJECT, method.service, GCLOUD)
+        if counted not in {"", PROJECT} or method.service in self.off:
+            return _disabled(_OFF, method.service, NUMBER if counted == PROJECT else counted)
         for fault in self.faults:
             if fault.method == method.id and fault.times > 0:
                 fault.times -= 1
-                return refusal(fault.status, fault.message, fault.reason, fault.headers)
+                said = refusal(fault.status, fault.message, fault.reason, fault.headers)
+                return said if fault.body is None else (fault.status, fault.body, {})
         return None
 
     def _answer(
-        self, method: discovery.Method, values: Mapping[str, str], query: Mapping[str, str]
+        self,
+        method: discovery.Method,
+        path: str,
+        values: Mapping[str, str],
+        query: Mapping[str, str],
+        body: Any,
     ) -> Answer:
         try:
-            said = answers.answer(self, method.id, values, query)
+            if self.project.knows(method.id):
+                said = self.project.answer(method.id, path, body)
+                if said is None:
+                    raise answers.RefusedError(404, f"The resource '{path}' was not found", "notFound")
+            else:
+                said = answers.answer(self, method.id, values, query)
         except answers.RefusedError as exc:
             return refusal(exc.status, str(exc), exc.reason)
         if response := method.document.get("response"):
@@ -150,6 +202,14 @@ class Google:
                 f"answer of {method.id}: {w}" for w in discovery.differs(method.service, response, said)
             ]
         return 200, said, {}
+
+
+def _disabled(message: str, service: str, consumer: str) -> Answer:
+    """The refusal of an API that the project, on which the call is counted, has not enabled."""
+    name = f"{service}.googleapis.com"
+    answer = refusal(403, message.format(service=name, consumer=consumer), "SERVICE_DISABLED")
+    answer[1]["error"]["details"][0]["metadata"] = {"service": name, "consumer": f"projects/{consumer}"}
+    return answer
 
 
 def refusal(status: int, message: str, reason: str = "", headers: Mapping[str, str] | None = None) -> Answer:
@@ -167,6 +227,7 @@ def refusal(status: int, message: str, reason: str = "", headers: Mapping[str, s
 
 class _Server(ThreadingHTTPServer):
     double: Google
+    request_queue_size = 64  # calls that come at once
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-VERSIONS = {"compute": "v1", "file": "v1", "iam": "v1", "serviceusage": "v1", "storage": "v1"}
+VERSIONS = dict.fromkeys(("cloudresourcemanager", "compute", "file", "iam", "serviceusage", "storage"), "v1")
 _SCALARS: Mapping[str, type | tuple[type, ...]] = {
     "string": str,
     "boolean": bool,
@@ -121,7 +121,7 @@ def _flat(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    parts = re.split(r"\{\+?([A-Za-z]+)\}", path)
+    parts = re.split(r"\{\+?([A-Za-z0-9]+)\}", path)
     return re.compile(
         "/" + "".join(re.escape(p) if i % 2 == 0 else f"(?P<{p}>[^/]+)" for i, p in enumerate(parts))
     )

@@ -20,6 +20,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
+from tests.support.nvidia import machines
 
 T4 = Driver(1, (Gpu("t4", 0, uuid="GPU-1"),))
 PARTS = Driver(
@@ -148,6 +149,25 @@ def test_a_host_without_the_gpus_of_its_partition_is_named(driver: Driver, why: 
 
 def test_a_card_in_parts_is_one(workspace: Workspace) -> None:
     reject_missing_gpus(spec(), INVENTORY, views(T4, PARTS))
+
+
+def test_what_nvidia_smi_says_is_explained() -> None:
+    fault = machines.STATES["off-the-bus"]["says"]
+    with pytest.raises(VerifyError) as caught:
+        reject_missing_gpus(spec(), INVENTORY, views(T4, Driver(fault=fault)))
+    (failure,) = caught.value.failures
+    assert "a GPU has fallen off the bus" in failure.cause
+    assert "boot the node" in failure.fix
+
+
+@pytest.mark.parametrize("code", ["fabric-manager", "fabric-not-ready"])
+def test_gpus_that_show_and_are_not_linked_are_a_failure(code: str) -> None:
+    needs = [Finding(TWO, "warning", code, "NVSwitches are not set up", "it does not run", "install it")]
+    with pytest.raises(VerifyError, match=f"GPUs can not be used on {TWO}") as caught:
+        reject_missing_gpus(spec(), INVENTORY, views(T4, T4), needs=needs)
+    (failure,) = caught.value.failures
+    assert (failure.code, failure.host, failure.fix) == (code, TWO, "install it")
+    reject_missing_gpus(spec(), INVENTORY, views(T4, T4), limit=(ONE,), needs=needs)
 
 
 def test_a_driver_that_waits_for_a_reboot_is_told_of_instead() -> None:

@@ -96,6 +96,8 @@ def _of_instance(values: Values) -> Iterator[str]:
 
 def _of_firewall(values: Values) -> Iterator[str]:
     ranges, tcp_22 = values["source_ranges"] or [], [{"ports": ["22"], "protocol": "tcp"}]
+    if ranges == [None]:  # Filestore's, which is known once it is there
+        return
     if ranges and (ranges != [IAP] or values["allow"] != tcp_22):
         yield f"lets {', '.join(ranges)} in to {values['allow']}"
 

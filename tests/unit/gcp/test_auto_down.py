@@ -214,6 +214,19 @@ def test_a_refusal_is_tried_again_and_the_controller_stays_until_then(
     assert "stopping demo-ctl" in controller.ticks()
 
 
+def test_a_controller_with_local_ssds_is_stopped_too(controller: Controller) -> None:
+    idle(controller)
+    controller.settings["hosts"] = []
+    path = f"projects/{PROJECT}/zones/{ZONE}/instances/demo-ctl"
+    ssds = [{"interface": "NVME", "size": 375}]
+    controller.google.world.put(
+        "google_compute_instance", path, zone=ZONE, labels=labels("demo", "aaaaaa"), scratch_disk=ssds
+    )
+    assert "stopping demo-ctl" in controller.ticks()
+    controller.settle()
+    assert controller.status("demo-ctl") == "TERMINATED"
+
+
 def test_a_stop_that_is_refused_is_tried_again(controller: Controller) -> None:
     idle(controller)
     controller.settings["hosts"] = []

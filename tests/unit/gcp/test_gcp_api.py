@@ -72,7 +72,7 @@ class TestCalls:
 
     def test_patience_ends(self, google: Google, api: Api, slept: Slept) -> None:
         google.fail("compute.networks.list", 503, times=99)
-        with pytest.raises(CloudError, match="refused") as caught:
+        with pytest.raises(CloudError, match="Google's API failed by itself") as caught:
             list(api.pages("compute", NETWORKS))
         assert "503" in caught.value.why
         assert len(slept.naps) == 5
@@ -193,6 +193,25 @@ class TestHostKeys:
         assert failure.host == "demo-train-1"
         assert "is RUNNING" in failure.cause
         assert "get-serial-port-output demo-train-1 --zone us-central1-a" in caught.value.fix
+
+    def test_a_policy_that_hides_them_is_named_at_once(self, google: Google, api: Api, slept: Slept) -> None:
+        instance(google, "demo-ctl")
+        google.enforced.add("compute.disableGuestAttributesAccess")
+        with pytest.raises(ProvisionError, match=r"compute\.disableGuestAttributesAccess") as caught:
+            host_keys(api, ZONE, ["demo-ctl"], report=lambda _: None)
+        assert f"to except project {PROJECT}" in caught.value.fix
+        assert [failure.host for failure in caught.value.failures] == ["demo-ctl"]
+        assert slept.naps == []
+
+    def test_where_policies_can_not_be_read_the_keys_are_waited_for(self, google: Google, api: Api) -> None:
+        instance(google, "demo-ctl")
+        google.off.add("cloudresourcemanager")
+        assert host_keys(api, ZONE, ["demo-ctl"], report=lambda _: None)
+        with google.world.change() as state:
+            state["guest_attributes"] = {"demo-ctl": {}}
+        with pytest.raises(ProvisionError) as caught:
+            host_keys(api, ZONE, ["demo-ctl"], report=lambda _: None, timeout_s=30)
+        assert "compute.disableGuestAttributesAccess" in caught.value.fix
 
     def test_what_is_no_key_is_not_believed(self, google: Google, api: Api) -> None:
         instance(google, "demo-ctl")

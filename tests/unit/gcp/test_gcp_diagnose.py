@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.providers.gcp.apply import Place, diagnose, explaining, rules
+from clusterctl.providers.gcp.api import rules
+from clusterctl.providers.gcp.apply import Place, diagnose, explaining
 from clusterctl.providers.gcp.terraform_run import Diagnostic
 from tests.support.google.provider.faults import TEXTS
+from tests.support.google.refusals import REFUSALS
 
 PLACE = Place("my-project", "us-central1-a", "demo-ctl")
 SAID = tomllib.loads((Path(__file__).parent / "diagnoses.toml").read_text())["said"]
@@ -45,8 +47,16 @@ def test_what_is_said_is_understood(said: Mapping[str, Any]) -> None:
 
 
 def test_every_rule_has_a_text_that_it_is_for() -> None:
-    rare = {"lock-file", "state-unwritable", "preempted", "interrupted", "unsupported", "network-missing"}
-    assert {rule.code for rule in rules()} - {said["code"] for said in SAID} == rare | {"bucket-not-empty"}
+    rare = {
+        "lock-file",
+        "state-unwritable",
+        "preempted",
+        "interrupted",
+        "network-missing",
+        "service-perimeter",
+    }
+    known = {said["code"] for said in SAID} | {refusal.code for refusal in REFUSALS.values()}
+    assert {rule.code for rule in rules()} - known == rare
     assert len(SAID) >= 25
 
 
@@ -63,7 +73,8 @@ def test_hosts_with_one_cause_are_told_in_one_breath() -> None:
     quota = "Error waiting for instance to create: Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 2.0 in region x."
     found = tuple(Diagnostic("error", quota, "", at(f"demo-train-{n}")) for n in range(3, 10))
     error = explaining(PLACE)("not all could be made", found)
-    assert error.why == (
+    assert error.what == (
+        "not all could be made: "
         "demo-train-3, demo-train-4, demo-train-5, demo-train-6, demo-train-7 and 2 more: "
         "the quota NVIDIA_L4_GPUS of project my-project is used up (limit: 2)"
     )

@@ -49,7 +49,7 @@ def test_quota_ends_it_with_the_host_named_and_once_lifted_only_what_is_missing_
     assert len(missing) == 2  # the third, and the fourth
     assert {host for _, host in failures(caught.value)} == missing
     assert {code for code, _ in failures(caught.value)} == {"quota"}
-    assert "the quota NVIDIA_L4_GPUS of project my-project is used up" in caught.value.why
+    assert "the quota NVIDIA_L4_GPUS of project my-project is used up" in str(caught.value).splitlines()[0]
     assert cluster.waited == []  # nobody waits for a quota
     cluster.cloud.heal()
     cluster.cloud.forget_log()
@@ -123,7 +123,7 @@ def test_down_removes_what_is_not_in_the_state_where_it_is_in_the_way(cluster: T
     with pytest.raises(TerraformError, match="not all could be removed") as caught:
         cluster.down()
     assert {code for code, _ in failures(caught.value)} == {"in-use"}
-    assert "instances/demo-train-1" in caught.value.why
+    assert "instances/demo-train-1" in caught.value.what
     cluster.down(lambda: cluster.cloud.lose("demo-train-1"))
     assert cluster.cloud.resources() == {}
 
@@ -169,6 +169,16 @@ def test_without_credentials_nothing_is_begun(cluster: Terraformed) -> None:
         "provision",
         "run `gcloud auth application-default login`, or point GOOGLE_APPLICATION_CREDENTIALS at a key file",
     )
+
+
+def test_calls_count_on_the_clusters_project_whichever_the_environment_names(
+    cluster: Terraformed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("USER_PROJECT_OVERRIDE", "true")
+    monkeypatch.setenv("GOOGLE_BILLING_PROJECT", "elsewhere")
+    cluster.nodes(1)
+    cluster.up()
+    assert set(cluster.cloud.instances) == {"demo-ctl", "demo-train-1"}
 
 
 def test_progress_is_in_the_names_of_hosts(cluster: Terraformed) -> None:

@@ -11,6 +11,7 @@ import pytest
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.spec.models import ClusterSpec
 from tests.support.google.module import CLUSTER_ID, PUBLIC_KEY, Module, spec_of
+from tests.unit.gcp.many import copies
 
 INSTANCE = "google_compute_instance"
 NODE = 'module.nodes.module.node["{}"].google_compute_instance.host'
@@ -107,12 +108,55 @@ def test_further_disks_come_and_go_while_the_host_stays(tmp_path: Path) -> None:
     disks = module.cloud.resources("google_compute_disk").values()
     assert {each["type"] for each in disks} == {"pd-standard"}
     attached = [each["attached_disk"] for each in module.cloud.instances.values()]
-    assert sorted(one["source"] for (one,) in attached) == sorted(each["id"] for each in disks)
+    assert sorted(one["source"] for (one,) in attached) == sorted(each["self_link"] for each in disks)
 
     key = "projects/p/locations/l/keyRings/r/cryptoKeys/k"
     module.set({**_asked(all_hosts={"extra_disks": [slow]}), "kms_key": key})
     module.apply()
     assert module.plan() == {}
+
+
+def test_a_filestore_instance_may_call_back_for_locks_and_goes_with_its_rule(tmp_path: Path) -> None:
+    module = Module(tmp_path)
+    module.set(variables(spec_of("filestore"), CLUSTER_ID, PUBLIC_KEY))
+    module.apply()
+    (share,) = module.cloud.resources("google_filestore_instance").values()
+    rules = module.cloud.resources("google_compute_firewall").values()
+    (lets_in,) = (
+        each for each in rules if each["source_ranges"] == [share["networks"][0]["reserved_ip_range"]]
+    )
+    assert {each["protocol"] for each in lets_in["allow"]} == {"tcp", "udp"}
+    assert lets_in["priority"] < next(each["priority"] for each in rules if each["deny"])
+    accounts = {each["email"] for each in module.cloud.resources("google_service_account").values()}
+    assert set(lets_in["target_service_accounts"]) == accounts
+    assert module.plan() == {}
+    module.destroy()
+    assert module.cloud.resources() == {}
+
+
+def test_what_google_shows_otherwise_than_it_was_sent_is_no_change(tmp_path: Path) -> None:
+    """Links in full, images of families, GPUs and disks that a machine type brings, names in capitals."""
+    asked = {name: variables(spec_of(name), CLUSTER_ID, PUBLIC_KEY) for name in ("a100", "h100", "spot")}
+    asked["spot"]["bucket"] = {"name": "my-results", "create": True}
+    module = copies(tmp_path, {name: {**values, "services": []} for name, values in asked.items()})
+    module.apply()
+    shown = module.cloud.instances["big-train-1"]
+    assert shown["network_interface"][0]["subnetwork"].startswith("https://")
+    assert shown["guest_accelerator"][0]["type"].endswith("/acceleratorTypes/nvidia-tesla-a100")
+    assert shown["boot_disk"][0]["initialize_params"][0]["image"].endswith("-v20261101")
+    assert module.plan() == {}
+    instance = module.path / "h100/modules/instance/main.tf"
+    instance.write_text(instance.read_text().replace("      scratch_disk,\n", ""))
+    assert set(map(tuple, module.plan().values())) == {("delete", "create")}, "it brings its local SSDs"
+
+
+def test_a_reservation_of_newer_gpus_binds_its_instances(tmp_path: Path) -> None:
+    module = Module(tmp_path)
+    module.ask(spec_of("reservation"), train=1)
+    module.apply()
+    scheduling = {name: each["scheduling"][0] for name, each in module.cloud.instances.items()}
+    models = {name: each["provisioning_model"] for name, each in scheduling.items()}
+    assert models == {"booked-ctl": "STANDARD", "booked-train-1": "RESERVATION_BOUND"}
 
 
 def test_a_bucket_that_holds_something_is_left_and_all_else_is_gone(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 
-from clusterctl.errors import CloudError, ProvisionError
+from clusterctl.errors import ApiOffError, CloudError, ProvisionError
 from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_resources
 from clusterctl.util.progress import Clock
@@ -96,8 +97,35 @@ class TestFinding:
 
     def test_an_api_that_is_off_has_nothing(self, google: Google, api: Api) -> None:
         make(google)
-        google.fail("file.projects.locations.instances.list", 403, reason="SERVICE_DISABLED")
-        assert "shared folder demo-aaaaaa-shared" not in whats(api)
+        google.off.add("file")
+        assert whats(api) == [what for what in EVERYTHING if not what.startswith("shared folder")]
+
+    def test_a_login_whose_calls_count_on_another_project_finds_all(self, google: Google, api: Api) -> None:
+        make(google)
+        path = google.world.path.with_name("login.json")
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"quota_project_id": "elsewhere"}))
+        assert whats(api) == EVERYTHING
+        assert orphan_ids(api, "demo") == (OURS,)
+
+    @pytest.mark.parametrize("method", ["compute.instances.aggregatedList", "storage.buckets.list"])
+    def test_an_api_that_is_off_elsewhere_is_not_taken_for_nothing(
+        self, google: Google, api: Api, method: str
+    ) -> None:
+        make(google)
+        google.fail(method, 403, reason="SERVICE_DISABLED", times=9)
+        with pytest.raises(ApiOffError):
+            find_resources(api, OURS)
+        with pytest.raises(ApiOffError):
+            orphan_ids(api, "demo")
+
+    def test_where_nobody_says_which_apis_are_off_nothing_is_taken_for_nothing(
+        self, google: Google, api: Api
+    ) -> None:
+        make(google)
+        google.off.update({"file", "serviceusage"})
+        with pytest.raises(CloudError, match=r"whether file\.googleapis\.com is off") as caught:
+            find_resources(api, OURS)
+        assert "gcloud services enable serviceusage.googleapis.com" in caught.value.fix
 
     def test_what_may_not_be_looked_at_is_not_taken_for_nothing(self, google: Google, api: Api) -> None:
         google.fail("iam.projects.serviceAccounts.list", 403, message="no")
@@ -116,6 +144,10 @@ class TestFinding:
         assert find_resources(api, "202611") == ()
         assert find_resources(api, OURS) == ()
         assert orphan_ids(api, name) == ((THEIRS,) if name == "train-202611" else ())
+
+    def test_an_id_of_digits_is_no_number(self, google: Google, api: Api) -> None:
+        make(google, "demo", "202611")
+        assert [what.replace("202611", OURS) for what in whats(api, "202611")] == EVERYTHING
 
     def test_a_description_that_was_copied_is_not_enough(self, google: Google, api: Api) -> None:
         said = description("demo", OURS)

@@ -130,7 +130,7 @@ def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, 
     assert only(cloud, kind)["id"] == made["id"]
     if kind == DISK:
         (disk,) = cloud.instances["demo-ctl"]["attached_disk"]
-        assert (disk["source"], disk["device_name"]) == (made["id"], "shared")
+        assert (disk["source"], disk["device_name"]) == (made["self_link"], "shared")
 
     down(spec, second)
     provider_of(spec).remove_storage(kept(spec)[0], report=silent)

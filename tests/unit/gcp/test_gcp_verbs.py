@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.state.workspace import cache_home
+from tests.support.google import discovery, gcloud
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.google.module import CLUSTER_ID, Module, spec_of
@@ -28,10 +29,13 @@ partitions: [{{name: train, nodes: 2, gpus: {{type: l4}}}}]
 
 
 def runner(cloud: GoogleCloud, google: Google, folder: Path) -> Clusterctl:
+    """clusterctl with that cloud, and a `gcloud` that is logged in."""
+    discovery.methods("compute")  # which takes seconds to read, in which the double answers nobody
     cwd = folder / "cwd"
     cwd.mkdir()
     (cwd / "cluster.yaml").write_text(SPEC)
-    environ = {**cloud.env, **google.environment, "XDG_CACHE_HOME": str(cache_home().parent)}
+    path = f"{gcloud.install(folder, cloud.store.path)}:{cloud.env['PATH']}"
+    environ = {**cloud.env, "PATH": path, **google.environment, "XDG_CACHE_HOME": str(cache_home().parent)}
     return Clusterctl(folder / "home", cwd, environ, forked=True)
 
 
@@ -65,6 +69,25 @@ def test_a_plan_of_a_new_cluster_says_what_it_costs_and_makes_nothing(tmp_path: 
     assert cost["priced_on"].startswith("20")
     assert not cloud.resources()
     assert not cli.home.exists()
+
+
+def test_what_stands_in_the_way_is_named_at_once_and_up_makes_nothing(tmp_path: Path) -> None:
+    cloud = GoogleCloud(tmp_path)
+    with Google(World(cloud.store.path)) as google:
+        cli = runner(cloud, google, tmp_path)
+        assert cli("plan", "--preflight").stdout == "nothing stands in the way of `clusterctl up`\n"
+        google.project.quotas["NVIDIA_L4_GPUS"] = (0, 0)
+        google.project.denied.add("iap.tunnelInstances.accessViaIAP")
+        looked = cli("-o", "json", "plan", "--preflight", rc=1).json
+        assert [one["code"] for one in looked["failures"]] == ["permission", "quota"]
+        shown = cli("plan", "--preflight", rc=1).stdout
+        assert "us-central1: error: too little quota NVIDIA_L4_GPUS" in shown
+        assert "fix: ask for more: `gcloud beta quotas preferences create" in shown
+        refused = cli("-o", "json", "up", "--yes", rc=1).json
+        assert [one["code"] for one in refused["failures"]] == ["permission", "quota"]
+        assert cli("plan", "--preflight", "--check", rc=2).stderr
+    assert not cloud.resources()
+    assert not google.violations
 
 
 def test_a_lost_cluster_is_shown_with_its_cost_and_removed(

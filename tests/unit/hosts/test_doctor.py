@@ -19,7 +19,8 @@ import pytest
 
 from clusterctl.errors import HostKeyError, TransportError, UnreachableError
 from clusterctl.hosts import remote_probe as remote
-from clusterctl.hosts.checks import CLAIM, Expected, Finding, examine, failures
+from clusterctl.hosts.checks import Finding, examine, failures
+from clusterctl.hosts.expected import CLAIM, Expected
 from clusterctl.hosts.probe import PROGRAM, HostFacts, ProbeRequest, parse_report
 
 KEYS = ("names", "ports", "paths", "units", "accounts", "uids", "files", "texts", "packages")
@@ -77,6 +78,9 @@ def found(
     skew_s: float = 0.0,
     brings: frozenset[str] = frozenset(),
     here: bool = False,
+    driver: str = "",
+    branch: str | None = None,
+    epel: bool = False,
 ) -> list[Finding]:
     """What is found of two hosts, of which the second is as ``changed`` says; dots lead inwards."""
     two = json.loads(json.dumps(WELL | {"addresses": ["10.0.0.2/24"]}))
@@ -93,6 +97,7 @@ def found(
         return answer(**facts | {"time": time.time() + (skew_s if host == "two" else 0.0)})
 
     two_expected = replace(expected("10.0.0.2", gpus=gpus, brings=brings), here=here)
+    two_expected = replace(two_expected, driver=driver, branch=branch, epel=epel)
     hosts = {"one": expected("10.0.0.1"), "two": two_expected}
     return list(examine(ProbeRequest(), hosts, root, leader="one").findings)
 
@@ -228,6 +233,25 @@ def test_databases_of_somebody_are_told_from_the_servers_own(
     assert remote.databases() == ["payroll"]
     monkeypatch.setattr(remote, "DATABASES", str(tmp_path / "none"))
     assert remote.databases() == []
+
+
+@pytest.mark.parametrize(
+    ("release", "epel", "codes"),
+    [
+        ("rocky-10.1", True, ["no-slurm"]),
+        ("almalinux-10.2", True, ["no-slurm"]),
+        ("rocky-10.3", True, []),
+        ("rocky-10", True, []),
+        ("rocky-10.1", False, []),
+        ("rocky-9.1", True, []),
+    ],
+)
+def test_a_release_without_slurm_is_told_of_before_anything_is_installed(
+    release: str, epel: bool, codes: list[str]
+) -> None:
+    name, _, version = release.partition("-")
+    findings = found({"system.id": name, "system.version": version}, epel=epel)
+    assert [one.code for one in findings] == codes
 
 
 def test_gpus_that_the_spec_says_must_be_there() -> None:

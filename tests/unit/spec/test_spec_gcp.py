@@ -59,6 +59,19 @@ def test_defaults_that_are_written_out_change_nothing() -> None:
     assert parse_spec(dump_spec(spec), "dump.yaml") == spec
 
 
+@pytest.mark.parametrize("gpu", ["p4", "p100", "v100"])
+def test_gpus_that_the_default_images_driver_lacks_want_an_image(gpu: str) -> None:
+    text = (SPECS / "t4.yaml").read_text().replace("t4", gpu)
+    with pytest.raises(SpecError) as caught:
+        parse_spec(text, "cluster.yaml")
+    (problem,) = caught.value.problems
+    assert f"the default image's driver does not support {gpu}" in problem.message
+    assert "branch 580 or older" in problem.hint
+    image = "image: {project: my-images, family: rocky-9-driver-535}"
+    named = text.replace("  zone: ", f"  partitions: {{train: {{{image}}}}}\n  zone: ")
+    assert parse_spec(named, "cluster.yaml").name
+
+
 def test_an_empty_region_is_a_wrong_one() -> None:
     text = BASE.read_text().replace("  zone: us-central1-a\n", "  zone: us-central1-a\n  region: ''\n")
     with pytest.raises(SpecError, match="zone us-central1-a is in region us-central1, not ''"):

@@ -32,6 +32,13 @@ def workspace(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path / "demo")
 
 
+def test_an_id_is_never_a_number(tmp_path: Path) -> None:
+    for number in range(40):
+        workspace = Workspace(tmp_path / str(number))
+        workspace.create()
+        assert workspace.cluster_id()[0] in "abcdef"
+
+
 def test_folders_and_files_are_for_this_user_only(workspace: Workspace) -> None:
     workspace.create()
     workspace.create_secrets()

@@ -168,8 +168,8 @@ def take_down(settings, log, dry):
         log(
             f"{'would stop' if dry else 'stopping'} {settings['controller']}; `clusterctl up` starts it again"
         )
-        if not dry:
-            google.call("POST", f"{settings['controller']}/stop")
+        if not dry:  # Google stops no instance with local SSDs without being told what becomes of their data
+            google.call("POST", f"{settings['controller']}/stop?discardLocalSsd=true")
 
 
 def settle(google, settings, log, dry):

@@ -11,6 +11,8 @@ locals {
   fixed      = var.host.has_gpu || var.host.spot || var.host.placement != null
   restarting = !var.host.spot && var.host.placement == null
 
+  provisioning_model = var.host.spot ? "SPOT" : var.host.reservation_bound ? "RESERVATION_BOUND" : "STANDARD"
+
   # What makes a disk another one is in its name, in few letters: 63 are allowed.
   extra_disks = {
     for index, disk in var.host.extra_disks : tostring(index) => merge(disk, {
@@ -145,8 +147,8 @@ resource "google_compute_instance" "host" {
     on_host_maintenance         = local.fixed ? "TERMINATE" : "MIGRATE"
     automatic_restart           = local.restarting
     preemptible                 = var.host.spot
-    provisioning_model          = var.host.spot ? "SPOT" : "STANDARD"
-    instance_termination_action = var.host.spot ? var.host.termination_action : null
+    provisioning_model          = local.provisioning_model
+    instance_termination_action = local.provisioning_model == "STANDARD" ? null : var.host.termination_action
   }
 
   dynamic "reservation_affinity" {

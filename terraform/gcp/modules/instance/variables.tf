@@ -34,6 +34,7 @@ variable "host" {
     nic_type           = string
     tier_1             = bool
     reservation        = optional(string)
+    reservation_bound  = bool
   })
 }
 

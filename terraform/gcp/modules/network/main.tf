@@ -107,6 +107,29 @@ resource "google_compute_firewall" "internal" {
   }
 }
 
+# NFSv3's locks are called back: by portmapper, statd and lockd of the host, whose ports differ. Filestore has NFS 4.1 in
+# its higher tiers only, and with Kerberos.
+resource "google_compute_firewall" "filestore" {
+  count = length(var.filestore_ranges)
+
+  project                 = var.project
+  name                    = "${var.prefix}-filestore"
+  description             = "The Filestore instance calls back for locks of NFSv3. ${var.mark}"
+  network                 = local.network
+  direction               = "INGRESS"
+  priority                = 1000
+  source_ranges           = [var.filestore_ranges[count.index]]
+  target_service_accounts = var.service_accounts
+
+  allow {
+    protocol = "tcp"
+  }
+
+  allow {
+    protocol = "udp"
+  }
+}
+
 # A network that is there already may let in more than a new one; not to these hosts.
 resource "google_compute_firewall" "deny" {
   project                 = var.project

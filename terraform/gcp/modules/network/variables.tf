@@ -27,6 +27,12 @@ variable "network" {
   })
 }
 
+variable "filestore_ranges" {
+  description = "Addresses of the Filestore instance: one range, or none."
+  type        = list(string)
+  default     = []
+}
+
 variable "service_accounts" {
   description = "Emails of the accounts that the cluster's hosts act as: the firewall knows hosts by them."
   type        = list(string)

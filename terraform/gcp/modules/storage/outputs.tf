@@ -3,6 +3,11 @@ output "disks" {
   value       = google_compute_disk.shared[*].id
 }
 
+output "ranges" {
+  description = "Addresses that a Filestore instance calls the hosts from: one range, or none."
+  value       = [for each in google_filestore_instance.shared : each.networks[0].reserved_ip_range]
+}
+
 output "filestore" {
   description = "Where it is mounted from, and what; null where it is a disk."
   value = one([for each in google_filestore_instance.shared : {

@@ -2,8 +2,9 @@
 
 A fault is ``{"kind", "type", "name", "on", "nth", "times", "seconds", "seen", "played"}`` in the file:
 it plays from the ``nth`` operation ``on`` a resource of ``type`` whose name matches, ``times`` times (null:
-for ever). Beside those with texts, ``slow`` waits; ``crash`` ends the provider after the thing was made and
-before Terraform heard of it, ``crash_before`` before it; ``no_credentials`` is told when it is configured.
+for ever). Its kind may be a refusal of the rule book, ``../refusals.toml``. Beside those with texts, ``slow``
+waits; ``crash`` ends the provider after the thing was made and before Terraform heard of it, ``crash_before``
+before it; ``no_credentials`` is told when it is configured.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from tests.support.google.refusals import REFUSALS
+
 NUMBER = "123456789012"  # of every project
 TEXTS: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("faults.toml").read_text())
 SAID: Mapping[str, str] = {**TEXTS["refusals"], **TEXTS["failures"], **TEXTS["rules"]}
 DEEDS = frozenset({"slow", "crash", "crash_before", "no_credentials"})
-KINDS = frozenset({*TEXTS["refusals"], *TEXTS["failures"], *DEEDS})
+KINDS = frozenset({*TEXTS["refusals"], *TEXTS["failures"], *DEEDS, *REFUSALS})
 
 
 def due(world: dict[str, Any], op: str, kind: str, name: str) -> Mapping[str, Any] | None:
@@ -52,6 +55,10 @@ def text_of(fault: str, kind: str, value: Mapping[str, Any], **more: str) -> str
         "key": boot.get("kms_key_self_link"),
         "metric": metric(value),
     }
+    if fault in REFUSALS:
+        account = (value.get("service_account") or [{}])[0]
+        facts |= {"name": value.get("name"), "email": account.get("email")} | more
+        return REFUSALS[fault].said({name: str(fact) for name, fact in facts.items()})
     return SAID[fault].format_map(facts | more)
 
 

@@ -36,6 +36,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         self.store = store
         self.stopping = threading.Event()
         self.settings: Mapping[str, Any] = {}
+        self.counted: str | None = None  # the project of X-Goog-User-Project, if that is sent
 
     # ------------------------------------------------------------------------------------------ what there is
 
@@ -46,13 +47,15 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         return pb.ValidateProviderConfig.Response()
 
     def ValidateResourceConfig(self, request: Any, context: Any) -> Any:
-        return pb.ValidateResourceConfig.Response()
+        wrong = world.refused_by_validate(request.type_name, read_dynamic_value(request.config))
+        return pb.ValidateResourceConfig.Response(diagnostics=[_error(said) for said in wrong])
 
     def ValidateDataResourceConfig(self, request: Any, context: Any) -> Any:
         return pb.ValidateDataResourceConfig.Response()
 
     def ConfigureProvider(self, request: Any, context: Any) -> Any:
         self.settings = read_dynamic_value(request.config)
+        self.counted = _counted(self.settings)
         self.stopping.clear()  # the Terraform of before was interrupted
         with self.store.change() as cloud:
             if faults.due(cloud, "configure", "provider", "google"):
@@ -78,6 +81,8 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         for default in ("project", "region", "zone"):
             if default in proposed and proposed[default] is None:
                 proposed[default] = self.settings.get(default)
+        if prior:
+            proposed = world.kept(kind, proposed, prior)
         planned = self._with_labels(schema.with_unknowns(self._block(kind), proposed, prior))
         if prior and planned.get("desired_status") not in {None, prior.get("current_status")}:
             planned |= {"current_status": Unknown}  # it is started, or stopped
@@ -115,6 +120,10 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         errors = []
         try:
             after = None
+            where = (planned or prior).get("project")
+            if where and self.counted not in {None, where}:
+                said = faults.text_of("api_off", kind, planned or prior, number=str(self.counted))
+                raise RefusedError(said)
             if planned is None:
                 self._delete(kind, prior)
             elif prior is None:
@@ -138,19 +147,23 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
                 raise RefusedError(faults.text_of(fault["kind"], kind, planned, id=identifier, name=name))
             _refuse_attached(cloud, kind, planned, identifier)
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
-            there[identifier] = made
+            made = there[identifier] = world.shown(kind, made)
         _crash_if(fault)
         return made
 
     def _update(self, kind: str, prior: Mapping[str, Any], planned: Mapping[str, Any]) -> Mapping[str, Any]:
-        self._fault("update", kind, planned)
+        fault = self._fault("update", kind, planned)
         with _Logged(self.store, "update", kind, world.name_of(kind, planned), prior["id"]) as cloud:
+            if fault and fault["kind"] not in faults.DEEDS:
+                raise RefusedError(faults.text_of(fault["kind"], kind, planned, id=prior["id"]))
             stops = any(world.needs_a_stop(kind, trail) for trail in schema.differences(prior, planned))
             if stops and not planned["allow_stopping_for_update"]:
                 raise RefusedError(faults.SAID["not_stopped"])
+            if stops and prior.get("scratch_disk"):  # its stop has no discardLocalSsd: issue 26173
+                raise RefusedError(faults.SAID["local_ssd"])
             _refuse_attached(cloud, kind, planned, prior["id"])
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
-            cloud["resources"].setdefault(kind, {})[prior["id"]] = made
+            made = cloud["resources"].setdefault(kind, {})[prior["id"]] = world.shown(kind, made)
         return made
 
     def _delete(self, kind: str, prior: Mapping[str, Any]) -> None:
@@ -221,6 +234,14 @@ class _Logged:
         self._change.__exit__(kind, error, trace)
 
 
+def _counted(settings: Mapping[str, Any]) -> str | None:
+    """The project of X-Goog-User-Project, as LoadAndValidate of the provider's transport/config.go has it."""
+    override, project = settings.get("user_project_override"), settings.get("billing_project")
+    override = os.environ.get("USER_PROJECT_OVERRIDE") == "true" if override is None else override
+    project = project or os.environ.get("GOOGLE_BILLING_PROJECT")
+    return project if override and project else None
+
+
 def _size(disk: Mapping[str, Any]) -> int:
     """A disk grows in place; where it shrinks, Google's provider forces a new one (IsDiskShrinkage)."""
     return int(disk["size"]) if isinstance(disk.get("size"), int | float | str) else 0
@@ -232,14 +253,18 @@ def _refuse_attached(
     """A disk that an instance writes to is attached to no other: resourceInUseByAnotherResource."""
     if kind != INSTANCE:
         return
-    wanted = {
-        disk["source"] for disk in planned.get("attached_disk") or () if isinstance(disk["source"], str)
-    }
+    wanted = _sources(planned)
     for other, each in cloud["resources"].get(INSTANCE, {}).items():
-        taken = wanted & {disk["source"] for disk in each.get("attached_disk") or ()}
+        taken = wanted & _sources(each)
         if taken and other != identifier:
             said = faults.SAID["attached"].format(id=taken.pop(), user=other, name=planned["name"])
             raise RefusedError(said)
+
+
+def _sources(instance: Mapping[str, Any]) -> set[str]:
+    """The ids of the disks that are attached to an instance."""
+    sources = (disk["source"] for disk in instance.get("attached_disk") or ())
+    return {each.removeprefix(world.COMPUTE) for each in sources if isinstance(each, str)}
 
 
 def _crash_if(fault: Mapping[str, Any] | None) -> None:

@@ -1,0 +1,160 @@
+"""What hosts reach of their network before they are a cluster: each other, repositories, an NFS server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Interface, IPv4Network
+from typing import Any, Final
+
+from clusterctl.hosts.checks import Finding, RunAsRoot
+from clusterctl.hosts.firewall import firewall_of
+from clusterctl.hosts.probe import START, HostFacts
+from clusterctl.hosts.roles import role_packages, role_ports
+from clusterctl.spec.distributions import distribution_of
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import Host
+from clusterctl.transport.base import remote_program
+from clusterctl.util.process import on_each
+
+_PROGRAM: Final = remote_program("clusterctl.hosts.remote_reach").encode()
+_OF_JOBS: Final = 61000  # the first port of srun, and near those that MPI gets from the kernel
+_NFS: Final = 2049
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What hosts are to reach. ``new`` ones are no part of the cluster yet; ``offline``: from a bundle."""
+
+    spec: ClusterSpec
+    asked: Sequence[Host]
+    new: Collection[str]
+    network: IPv4Network | None
+    offline: bool
+    nfs: str | None = None  # the server that has the shared folder
+    folder: str | None = None  # that has to be there already
+
+
+def examine(wanted: Wanted, facts: Mapping[str, HostFacts], root: RunAsRoot) -> tuple[Finding, ...]:
+    """Have every host that answered try; what it does not reach, and what is wrong between them."""
+    hosts = {one.name: one for one in wanted.asked if one.name in facts}
+    if not set(hosts) & set(wanted.new):
+        return ()
+    places = {name: _place(one, facts[name], wanted.network) for name, one in hosts.items()}
+
+    def ask(name: str) -> tuple[Finding, ...]:
+        request = _request(wanted, name, hosts, places, facts)
+        said = json.loads(root(name, ("sh", "-c", START, "sh", json.dumps(request)), _PROGRAM))
+        return tuple(_findings(wanted, name, said, places))
+
+    found, _ = on_each(hosts, ask)  # how a host failed, the other checks say
+    return (*_mtus(wanted, places), *(one for some in found.values() for one in some))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a host is on the cluster's network."""
+
+    address: str
+    interface: str
+    mtu: int
+
+
+def _place(host: Host, facts: HostFacts, network: IPv4Network | None) -> _Place | None:
+    """None where it can't be told yet, or is the machine itself."""
+    for name, addresses in facts.interfaces.items():
+        for one in map(IPv4Interface, addresses):
+            here = one.ip in network if network else str(one.ip) == host.address
+            if here and not one.ip.is_loopback:
+                return _Place(str(one.ip), name, facts.mtus.get(name, 0))
+    return None
+
+
+def _request(
+    wanted: Wanted,
+    name: str,
+    hosts: Mapping[str, Host],
+    places: Mapping[str, _Place | None],
+    facts: Mapping[str, HostFacts],
+) -> Mapping[str, object]:
+    leader = wanted.asked[0].name
+    peers = {
+        other: [place.address, [*role_ports(wanted.spec, hosts[other].roles), _OF_JOBS]]
+        for other, place in places.items()
+        if other != name and place is not None and _says(facts[other])
+    }
+    target, own = places.get(leader), places[name]
+    pings = target is not None and own is not None and name != leader
+    packages = role_packages(wanted.spec, hosts[name].roles, distribution_of(facts[name].system.release))
+    lacks = name in wanted.new and not set(packages) <= facts[name].packages
+    new = name in wanted.new
+    return {
+        "peers": peers,
+        "ping": target.address if target and pings else "",
+        "mtu": own.mtu if own else 0,
+        "nfs": wanted.nfs if new else None,
+        "nfs_port": _NFS,
+        "folders": [wanted.folder] if wanted.folder and new else [],
+        "repositories": lacks and not wanted.offline,
+    }
+
+
+def _says(facts: HostFacts) -> bool:
+    """Whether a packet that gets no answer there was dropped on its way, and not by the host itself."""
+    return facts.firewall.firewalld != "running" and not firewall_of(facts).closed
+
+
+def _findings(
+    wanted: Wanted,
+    name: str,
+    said: Mapping[str, Any],
+    places: Mapping[str, _Place | None],
+) -> Iterator[Finding]:
+    unreached: dict[str, list[str]] = {}
+    for other, port, why in said["peers"]:
+        unreached.setdefault(f"{other}: {why}", []).append(str(port))
+    for key, ports in unreached.items():
+        other, _, why = key.partition(": ")
+        place = places[other]
+        address = place.address if place else other
+        what, why = f"{other} is out of reach", f"{address}, port {', '.join(ports)}: {why}"
+        fix = f"`traceroute -T -p {ports[0]} {address}` on {name} shows what drops it on the way: open that"
+        yield Finding(name, "error", "network", what, why, fix)
+    own, leader = places[name], wanted.asked[0].name
+    if said["narrow"] and own is not None:
+        why = f"{own.interface} sends {own.mtu} bytes, and what is so large does not get to {leader} and back"
+        fix = (
+            f"`ip link set dev {own.interface} mtu 1500` on {name}, or let the switches pass {own.mtu} bytes"
+        )
+        yield Finding(name, "error", "mtu", "large packets are lost", why, fix)
+    for url, why in said["repositories"].items():
+        fix = (
+            f"`curl -sSI {url}` there must answer: open the firewall, or set the package manager's proxy; "
+            "or install from a file: `clusterctl bundle create`, `clusterctl up --bundle`"
+        )
+        yield Finding(name, "error", "repository", "a package repository is out of reach", str(why), fix)
+    if said["nfs"]:
+        why = f"{wanted.nfs}, port {_NFS}: {said['nfs']}"
+        fix = (
+            f"`showmount -e {wanted.nfs}` there must list the export: start the server, or open its firewall"
+        )
+        yield Finding(name, "error", "nfs", "the NFS server is out of reach", why, fix)
+    for path in said["missing"]:
+        why, fix = f"there is no {path}, and shared.kind is existing", f"mount it there: `mount {path}`"
+        yield Finding(name, "error", "shared-folder", "the shared folder is missing", why, fix)
+
+
+def _mtus(wanted: Wanted, places: Mapping[str, _Place | None]) -> Iterator[Finding]:
+    leader = places.get(wanted.asked[0].name)
+    for name, place in places.items():
+        if (
+            leader
+            and place
+            and name in wanted.new
+            and place.mtu != leader.mtu
+            and 0 not in (place.mtu, leader.mtu)
+        ):
+            why = f"{place.interface} has {place.mtu}, the controller's {leader.interface} {leader.mtu}"
+            fix = f"`ip link set dev {place.interface} mtu {leader.mtu}`, and the same in its configuration"
+            yield Finding(name, "warning", "mtu", "the hosts have different MTUs", why, fix)

@@ -1,0 +1,82 @@
+"""The rule book of what Google's APIs refuse, ``refusals.toml``: as JSON and as the provider prints it."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from string import Template
+from typing import Any
+
+_STATUS = {
+    400: "INVALID_ARGUMENT",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ABORTED",
+    412: "FAILED_PRECONDITION",
+    429: "RESOURCE_EXHAUSTED",
+}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One entry of the book; its head says what the fields are."""
+
+    name: str
+    source: str
+    date: date
+    message: str
+    code: str
+    cause: str
+    fix: str
+    status: int = 0
+    reason: str = ""
+    details: str = "[]"
+    operation: str | None = None
+    type: str = "google_compute_instance"
+    on: str = "create"
+    before: str | None = None
+    transient: bool = False
+    later: bool = False
+
+    def body(self, facts: Mapping[str, str]) -> dict[str, Any]:
+        """The JSON of the answer: an error, or an operation that ended with one."""
+        message = _filled(self.message, facts)
+        if self.operation is not None:
+            errors = [{"code": self.operation, "message": message}]
+            return {"kind": "compute#operation", "name": "x", "status": "DONE", "error": {"errors": errors}}
+        error: dict[str, Any] = {"code": self.status, "message": message, "status": _STATUS[self.status]}
+        if self.reason:
+            error["errors"] = [{"message": message, "domain": "global", "reason": self.reason}]
+        if details := json.loads(_filled(self.details, facts)):
+            error["details"] = details
+        return {"error": error}
+
+    def said(self, facts: Mapping[str, str]) -> str:
+        """What Google's provider prints: Error() of google-api-go-client, or an operation's."""
+        word = self.type.removeprefix("google_compute_")
+        thing = word if word == "instance" else word.title()
+        waits = self.operation is not None
+        before = f"Error waiting for {thing} to create: " if waits else f"Error creating {thing}: "
+        before = before if self.before is None else _filled(self.before, facts)
+        if waits:
+            return f"{before}{_filled(self.message, facts)}"
+        error = self.body(facts)["error"]
+        details = f"\nDetails:\n{json.dumps(error['details'], indent=2)}\n" if "details" in error else ""
+        reason = f", {self.reason}" if self.reason else ""
+        return f"{before}googleapi: Error {self.status}: {error['message']}{details}{reason}"
+
+
+def _filled(text: str, facts: Mapping[str, str]) -> str:
+    return Template(text).safe_substitute(facts)
+
+
+def _book() -> dict[str, Refusal]:
+    read = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text())
+    return {name: Refusal(name, **entry) for name, entry in read.items()}
+
+
+REFUSALS: Mapping[str, Refusal] = _book()

@@ -1,0 +1,176 @@
+"""`doctor --bundle`: what helps is in it, and no secret, however it is written and wherever it stands."""
+
+from __future__ import annotations
+
+import base64
+import json
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.cluster.doctor_bundle import DoctorBundle, create
+from clusterctl.errors import TransportError, UsageError
+from clusterctl.spec.load import parse_spec
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.workspace import Workspace
+from clusterctl.util.redact import HIDDEN, redactor
+from tests.support.verbs import Clusterctl
+
+SPEC = """\
+version: 1
+name: demo
+provider: {type: onprem, controller: head, hosts: {head: 127.0.0.1}}
+partitions: [{name: train, hosts: head}]
+slurm: {extra: ["AccountingStoragePass=hunter2-of-slurm"]}
+"""
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n-----END OPENSSH PRIVATE KEY-----\n"
+MUNGE = bytes(range(1, 256)) * 4
+# Secret -> a text of a log, a spec or a record that it stands in.
+PLANTED = {
+    "hunter2-of-slurm": "AccountingStoragePass=hunter2-of-slurm",
+    "s3cr3t-of-the-index": "--extra-index-url https://ada:s3cr3t-of-the-index@pypi.example.org/simple",
+    "correct horse battery": 'ansible_become_password: "correct horse battery"',
+    "ghp_0123456789abcdefghij0123456789ab": "cloned with ghp_0123456789abcdefghij0123456789ab",
+    "hf_abcdefghijklmnopqrstuvwx": "HF_TOKEN=hf_abcdefghijklmnopqrstuvwx srun train",
+    "AKIAIOSFODNN7EXAMPLE": "aws_access_key_id = AKIAIOSFODNN7EXAMPLE",
+    "wJalrXUtnFEMIK7MDENG": "aws_secret_access_key: wJalrXUtnFEMIK7MDENG",
+    "ya29.a0AfH6SMBxxxxxxxxxxxx": '{"access_token": "ya29.a0AfH6SMBxxxxxxxxxxxx"}',
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIx.c2ln": "jwt eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIx.c2ln here",
+    "dXNlcjpwYXNzd29yZA==": "Authorization: Basic dXNlcjpwYXNzd29yZA==",
+    "wandb-0123456789": "submit --env WANDB_API_KEY=wandb-0123456789 -- train",
+    "my-passphrase-1": "gpg --passphrase my-passphrase-1 --sign",
+    "$6$saltsalt$abcdefghijklmnopqrstuvwxyz": "root:$6$saltsalt$abcdefghijklmnopqrstuvwxyz:19000:0:",
+    "b64keyb64keyb64keyb64key": KEY.format("b64keyb64keyb64keyb64key"),
+    "b64inJSONb64inJSON": json.dumps({"stdout": KEY.format("b64inJSONb64inJSON")}),
+    "sqlpass99": "mysql://slurm:sqlpass99@localhost/slurm_acct_db",
+    "sk-proj-abcdef0123456789": "OPENAI: sk-proj-abcdef0123456789",
+}
+# What a reader needs is not taken for a secret.
+HARMLESS = (
+    "fatal: [demo-train-1]: FAILED! => {'msg': 'No package matching slurm-slurmd found'}",
+    "sha256 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08 /etc/munge/munge.key",
+    "host_key: ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKeyOfTheDoubleKeyOfTheDoubleKeyOfThe",
+    "slurmd: error: Unable to register: Zero Bytes were transmitted or received",
+    "/var/log/slurm/slurmctld.log: Invalid authentication credential",
+    "curl https://mirrors.rockylinux.org/mirrorlist?arch=x86_64&repo=BaseOS-9",
+)
+FROM_ENVIRONMENT = "value-of-my-variable"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """The records of a cluster, with secrets wherever one could stand."""
+    found = Workspace(tmp_path / "demo")
+    found.create()
+    found.create_secrets()
+    found.munge_key.write_bytes(MUNGE)
+    found.spec.write_text(SPEC)
+    host = Host(name="head", address="127.0.0.1", port=9, roles=("controller", "compute"),
+                host_key="ssh-ed25519 AAAA", distribution="debian-12")  # fmt: skip
+    one = Inventory(cluster="demo", cluster_id="abc123", provider="onprem", hosts=(host,),
+                    network="127.0.0.0/8", shared="/shared", baked=False)  # fmt: skip
+    found.inventory.write_text(one.model_dump_json())
+    found.ssh_config.write_text(one.ssh_config(key=found.key, known_hosts=found.known_hosts))
+    text = "\n".join([*PLANTED.values(), *HARMLESS, FROM_ENVIRONMENT, MUNGE.hex()])
+    text += "\n" + base64.b64encode(MUNGE).decode() + "\n" + found.key.read_text()
+    for path in (found.logs / "ansible-1.log", found.journal, found.root / "rendered" / "slurm.conf"):
+        path.write_text(text)
+    found.terraform.mkdir()
+    (found.terraform / "terraform.tfstate").write_text('{"state": "all in the clear"}')
+    return found
+
+
+def made(workspace: Workspace, folder: Path, doctor: Any = lambda: {"ok": True}) -> DoctorBundle:
+    source = folder / "cluster.yaml"
+    source.write_text(f"{SPEC}# {PLANTED['s3cr3t-of-the-index']}\n")
+    spec = parse_spec(SPEC, "cluster.yaml")
+    return create(spec, workspace, doctor, folder / "out.tar.gz", source=source)
+
+
+def files(bundle: Path) -> Mapping[str, bytes]:
+    with tarfile.open(bundle) as tar:
+        return {one.name: tar.extractfile(one).read() for one in tar if one.isfile()}  # type: ignore[union-attr]
+
+
+def test_no_secret_is_in_any_file(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_REGISTRY_PASSWORD", FROM_ENVIRONMENT)
+    monkeypatch.setenv("CLUSTERCTL_TOKEN", "tok-in-env-1")
+    monkeypatch.setenv("HTTPS_PROXY", "http://ada:proxy-secret@proxy.lan:3128")
+    body = workspace.key.read_text().splitlines()[2]
+    found = files(made(workspace, tmp_path).file)
+    secrets = [*PLANTED, FROM_ENVIRONMENT, "tok-in-env-1", "proxy-secret", body, MUNGE.hex()[:80]]
+    secrets += [base64.b64encode(MUNGE).decode()[:80], "all in the clear"]
+    for name, raw in found.items():
+        assert not [one for one in secrets if one.encode() in raw], name
+        assert MUNGE[:40] not in raw
+    log = found["demo-doctor/workspace/logs/ansible-1.log"].decode()
+    assert not [line for line in HARMLESS if line not in log]
+    assert "proxy.lan:3128" in found["demo-doctor/environment.txt"].decode()
+    assert not [name for name in found if name.endswith(("id_ed25519", "munge.key", ".tfstate"))]
+
+
+def test_it_is_made_where_nothing_answers(workspace: Workspace, tmp_path: Path) -> None:
+    def doctor() -> Mapping[str, Any]:
+        raise TransportError("no connection", why="nobody is there")
+
+    bundle = made(workspace, tmp_path, doctor)
+    found = files(bundle.file)
+    assert [one.partition(":")[0] for one in bundle.missing] == ["doctor", "head"]
+    readme = found["demo-doctor/README.txt"].decode()
+    assert "nobody is there" in readme
+    assert "attach the file" in readme
+    for name in (
+        "doctor.json",
+        "versions.json",
+        "spec.yaml",
+        "workspace/journal.jsonl",
+        "workspace/hosts.json",
+    ):
+        assert f"demo-doctor/{name}" in found
+    assert json.loads(found["demo-doctor/versions.json"])["libraries"]["paramiko"]
+    assert bundle.file.stat().st_mode & 0o777 == 0o600
+
+
+def test_it_is_made_of_a_cluster_that_never_was(tmp_path: Path) -> None:
+    cwd = tmp_path / "cwd"
+    cwd.mkdir()
+    (cwd / "cluster.yaml").write_text(
+        "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: train, nodes: 1}]\n"
+    )
+    cli = Clusterctl(tmp_path / "home", cwd, forked=True)
+    said = cli("doctor", "--bundle", "mine.tar.gz").stdout
+    assert "wrote mine.tar.gz" in said
+    assert "not to be had: the records of the cluster" in said
+    assert "demo-doctor/spec.yaml" in files(cwd / "mine.tar.gz")
+    assert "exists" in cli("doctor", "--bundle", "mine.tar.gz", rc=2).stderr
+    answer = cli("-o", "json", "doctor", "--bundle").json
+    assert Path(answer["bundle"]).parent == cwd
+    assert not (tmp_path / "home" / "demo").exists()
+
+
+def test_what_hosts_say_is_in_it_and_redacted(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Answer:
+        stdout = "@@ journalctl -u slurmd\nslurmd started\nGITHUB_TOKEN=abcdefgh123\n"
+
+    monkeypatch.setattr("clusterctl.transport.ssh.SSHTransport.run", lambda *_, **__: Answer)
+    text = files(made(workspace, tmp_path).file)["demo-doctor/hosts/head.txt"].decode()
+    assert "slurmd started" in text
+    assert f"GITHUB_TOKEN={HIDDEN}" in text
+
+
+def test_no_file_is_overwritten(workspace: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "out.tar.gz").write_text("mine")
+    with pytest.raises(UsageError, match="exists"):
+        made(workspace, tmp_path)
+
+
+def test_short_words_are_no_secrets() -> None:
+    redact = redactor(["ab", b"longer-secret"])
+    assert redact("about longer%2Dsecret longer-secret") == f"about longer%2Dsecret {HIDDEN}"

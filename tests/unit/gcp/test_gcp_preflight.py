@@ -1,0 +1,202 @@
+"""`plan --preflight` on Google Cloud: all obstacles in one look, each with its command; else nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.hosts.checks import Finding
+from clusterctl.providers.gcp.preflight import preflight
+from clusterctl.providers.gcp.provider import services
+from clusterctl.spec.gcp import settings_of
+from clusterctl.spec.load import parse_spec
+from tests.support.google import discovery, gcloud
+from tests.support.google.api import PROJECT, Google
+
+ZONE = "us-central1-a"
+CUDA = "images/family/rocky-linux-9-optimized-gcp-nvidia-580"
+
+
+SPEC = f"""\
+version: 1
+name: demo
+provider:
+  type: gcp
+  project: {PROJECT}
+  zone: {ZONE}
+  enable_apis: false
+  network: {{network: lan, subnetwork: sub}}
+  bucket: {{name: my-data}}
+  filestore: {{}}
+  partitions:
+    held: {{reservation: mine}}
+    own: {{image: {{project: debian-cloud, family: debian-12}}}}
+partitions:
+  - {{name: train, nodes: 2, gpus: {{type: l4}}}}
+  - {{name: held, nodes: 3, gpus: {{type: a100}}}}
+  - {{name: own, nodes: 1, gpus: {{type: t4}}}}
+software: {{nvidia: {{driver: open}}}}
+"""
+PLAIN = f"""\
+version: 1
+name: demo
+provider: {{type: gcp, project: {PROJECT}, zone: {ZONE}}}
+partitions: [{{name: train, nodes: 2, gpus: {{type: l4}}}}]
+"""
+
+
+def found(text: str, cluster_id: str | None = None) -> tuple[Finding, ...]:
+    spec = parse_spec(text, "cluster.yaml")
+    return preflight(spec, cluster_id, services(settings_of(spec)), patience_s=300)
+
+
+LAN, SUB = (
+    f"projects/{PROJECT}/global/networks/lan",
+    f"projects/{PROJECT}/regions/us-central1/subnetworks/sub",
+)
+
+
+@pytest.fixture(autouse=True)
+def logged_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, google: Google) -> Path:
+    """The folder of `gcloud`; somebody is logged in."""
+    discovery.methods("compute")  # which takes seconds to read
+    folder = gcloud.install(tmp_path, google.world.path)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    google.world.put("google_compute_network", LAN)
+    google.world.put("google_compute_subnetwork", SUB, region="us-central1")
+    return folder
+
+
+Plant = Callable[[Google], object]
+
+
+def has(google: Google, path: str, **special: Any) -> None:
+    """Something is there, and special; or not there."""
+    google.project.has[path] = special or None
+
+
+def deny(google: Google, *rights: str) -> None:
+    google.project.denied |= set(rights)
+
+
+def enforce(google: Google, constraint: str) -> None:
+    google.project.enforced.add(constraint)
+
+
+def only(google: Google, constraint: str, *allowed: str) -> None:
+    google.project.allowed[constraint] = [*allowed]
+
+
+def quota(google: Google, metric: str, limit: float, used: float = 0.0) -> None:
+    google.project.quotas[metric] = (limit, used)
+
+
+RULE = {"name": "no-ssh", "priority": 10, "sourceRanges": ["0.0.0.0/0"], "denied": [{"IPProtocol": "tcp"}]}
+GPU_IMAGE = "family/rocky-linux-9-optimized-gcp-nvidia-580"
+# What is planted: the code of what is found of it, a word of that, and a word of the command that removes it.
+OBSTACLES: dict[str, tuple[Plant, str, str, str]] = {
+    "tunnels": (lambda g: g.off.add("iap"), "api-off", "iap.googleapis.com", "services enable iap.goo"),
+    "Filestore": (lambda g: g.off.add("file"), "api-off", "file.googleapis.com", "services enable file.goo"),
+    "right to tunnels": (
+        lambda g: deny(g, "iap.tunnelInstances.accessViaIAP"),
+        *("permission", "roles/iap.tunnelResourceAccessor", "--role roles/iap.tunnelResourceAccessor"),
+    ),
+    "right to act as": (
+        lambda g: deny(g, "iam.serviceAccounts.actAs"),
+        *("permission", "iam.serviceAccounts.actAs", "--role roles/iam.serviceAccountUser"),
+    ),
+    "right to count calls": (
+        lambda g: deny(g, "serviceusage.services.use"),
+        *("permission", "serviceusage.services.use", "--role roles/serviceusage.serviceUsageConsumer"),
+    ),
+    "GPUs of a region": (
+        lambda g: quota(g, "NVIDIA_L4_GPUS", 1),
+        *("quota", "2 are needed, 1 of 1 are left", "--quota-id=NVIDIA-L4-GPUS-per-project-region"),
+    ),
+    "GPUs everywhere": (
+        lambda g: quota(g, "GPUS_ALL_REGIONS", 0),
+        *("quota", "3 are needed, 0 of 0 are left", "--quota-id=GPUS-ALL-REGIONS-per-project "),
+    ),
+    "processors": (lambda g: quota(g, "CPUS", 24, 20), "quota", "4 of 24 are left", "--preferred-value=28"),
+    "disks": (
+        lambda g: quota(g, "SSD_TOTAL_GB", 500, 300),
+        *("quota", "SSD_TOTAL_GB", "--dimensions=region=us-central1"),
+    ),
+    "zone": (lambda g: has(g, f"zones/{ZONE}", status="DOWN"), "stockout", "DOWN", "provider.zone"),
+    "machine type": (
+        lambda g: has(g, "machineTypes/g2-standard-4"),
+        *("machine-type-unavailable", "g2-standard-4", "machine-types list"),
+    ),
+    "GPU type": (
+        lambda g: has(g, "acceleratorTypes/nvidia-tesla-t4"),
+        *("machine-type-unavailable", "nvidia-tesla-t4", "accelerator-types list"),
+    ),
+    "obsolete image": (
+        lambda g: has(g, GPU_IMAGE, deprecated={"state": "OBSOLETE"}),
+        *("image-missing", "OBSOLETE", "images list"),
+    ),
+    "large image": (
+        lambda g: has(g, "family/debian-12", diskSizeGb="80"),
+        *("boot-disk", "needs 80 GiB", "size: 80GiB"),
+    ),
+    "image for ARM": (
+        lambda g: has(g, "family/rocky-linux-9-optimized-gcp", architecture="ARM64"),
+        *("image-architecture", "ARM64", "name an image for x86_64"),
+    ),
+    "reservation": (
+        lambda g: has(g, "reservations/mine", specificReservation={"count": "4", "inUseCount": "2"}),
+        *("reservation", "3 are asked for, and 2 of 4 are free", "reservations describe mine"),
+    ),
+    "host keys": (
+        lambda g: enforce(g, "compute.disableGuestAttributesAccess"),
+        *("org-policy", "SSH host keys", "describe compute.disableGuestAttributesAccess"),
+    ),
+    "OS Login": (
+        lambda g: enforce(g, "compute.requireOsLogin"),
+        *("org-policy", "compute.requireOsLogin", "delete compute.requireOsLogin"),
+    ),
+    "Shielded VMs": (
+        lambda g: enforce(g, "compute.requireShieldedVm"),
+        *("org-policy", "Secure Boot", "describe compute.requireShieldedVm"),
+    ),
+    "images of others": (
+        lambda g: only(
+            g, "compute.trustedImageProjects", "is:projects/rocky-linux-cloud", "projects/debian-cloud"
+        ),
+        *("org-policy", "images of rocky-linux-accelerator-cloud", "describe compute.trustedImageProjects"),
+    ),
+    "places": (
+        lambda g: only(g, "gcp.resourceLocations", "in:eu-locations"),
+        *("org-policy", f"does not allow {ZONE}", "describe gcp.resourceLocations"),
+    ),
+    "subnetwork": (
+        lambda g: g.world.put("google_compute_subnetwork", SUB, network="other", region="us-central1"),
+        *("network-missing", "in the network other", "networks subnets list"),
+    ),
+    "firewall": (
+        lambda g: has(g, "lan/getEffectiveFirewalls", firewalls=[RULE]),
+        *("iap-firewall", "no-ssh drops", "firewall-rules update no-ssh"),
+    ),
+    "bucket": (lambda g: has(g, "b/my-data"), "bucket-missing", "my-data", "buckets create gs://my-data"),
+}
+
+
+def test_in_a_project_where_nothing_stands_in_the_way_nothing_is_found() -> None:
+    assert found(PLAIN) == ()
+    assert found(SPEC) == ()
+
+
+def test_all_obstacles_are_named_at_once_and_nothing_is_made(google: Google, logged_in: Path) -> None:
+    (logged_in / "account").write_text("")
+    for plant, *_ in OBSTACLES.values():
+        plant(google)
+    before = google.world.read()
+    findings = found(SPEC)
+    assert len(findings) == len(OBSTACLES) + 1
+    for _, code, why, fix in (*OBSTACLES.values(), (None, "gcloud", "not logged in", "gcloud auth login")):
+        hits = [f for f in findings if f.code == code and why in str(f) and fix in f.fix]
+        assert len(hits) == 1, (code, why, [*map(str, findings)])
+    assert google.world.read() == before

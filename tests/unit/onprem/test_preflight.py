@@ -1,0 +1,227 @@
+"""What stands in the way on machines of one's own: all of it in one look, and nothing where all is well."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import ClusterctlError, ProvisionError
+from clusterctl.hosts import remote_reach
+from clusterctl.hosts.checks import Finding
+from clusterctl.hosts.roles import role_packages
+from clusterctl.providers.base import OfferedKey
+from clusterctl.providers.onprem.access import AccessError
+from clusterctl.providers.onprem.members import examine, members, trusted
+from clusterctl.spec.distributions import distribution_of
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.state.workspace import Workspace
+
+UFW = "Status: active\nDefault: deny (incoming), allow (outgoing), disabled (routed)\n"
+
+
+def spec_of(**more: Any) -> ClusterSpec:
+    given = {"type": "onprem", "controller": "n1", "hosts": {"n[1-4]": "10.0.0.[1-4]"}}
+    given["shared"] = {"server": "nas", "export": "/vol"}
+    partitions = [{"name": "t", "hosts": "n[1-4]", "gpus": {"type": "a100", "count": 1}}]
+    users = [{"name": "ada", "uid": 2001}, {"name": "bob", "uid": 2002}]
+    software = {"nvidia": {"driver": "open"}}
+    whole = {"version": 1, "name": "d", "provider": given, "partitions": partitions, "users": users}
+    return ClusterSpec.model_validate({**whole, "software": software, **more})
+
+
+class Machines:
+    """Machines that answer as they are told: by default nothing is wrong with any of them."""
+
+    def __init__(self, folder: Path, spec: ClusterSpec) -> None:
+        assert isinstance(spec.provider, OnpremSettings)
+        self.spec, self.asked = spec, members(spec, spec.provider)
+        self.workspace = Workspace(folder / "d")
+        self.facts = {one.name: _well(one.name) for one in self.asked}
+        self.reach = {one.name: dict(_REACHES) for one in self.asked}
+        self.skew_s: dict[str, float] = {}
+        self.lost: dict[str, ClusterctlError] = {}
+        self.requests: dict[str, Mapping[str, Any]] = {}
+
+    def root(self, host: str, argv: Sequence[str], _: bytes) -> str:
+        request = json.loads(argv[-1])
+        if "peers" in request:
+            self.requests[host] = request
+            return json.dumps(self.reach[host])
+        facts = self.facts[host] | {"time": time.time() + self.skew_s.get(host, 0.0)}
+        return json.dumps({"state": "", "host": facts})
+
+    def found(self) -> tuple[Finding, ...]:
+        names = [one.name for one in self.asked]
+        login: Any = SimpleNamespace(root=self.root, workspace=self.workspace)
+        return examine(self.spec, self.asked, login, (), only=names, lost=self.lost).findings
+
+
+_REACHES: Mapping[str, Any] = {"peers": [], "narrow": False, "nfs": "", "repositories": {}, "missing": []}
+
+
+def _well(name: str) -> dict[str, Any]:
+    number = int(name[1:])
+    system = {"id": "rocky", "version": "9.6", "name": "Rocky", "machine": "x86_64", "python": (3, 9)}
+    system |= {"systemd": True, "cpus": 8, "memory_mib": 16000, "hostname": name, "machine_id": name}
+    room = {"paths": ["/", "/usr", "/var", "/opt", "/tmp"], "free": 1 << 40, "size": 1 << 40}
+    return {
+        "uid": 0,
+        "system": system,
+        "addresses": ["127.0.0.1/8", f"10.0.0.{number}/24"],
+        "interfaces": {"lo": ["127.0.0.1/8"], "eth0": [f"10.0.0.{number}/24"]},
+        "mtus": {"lo": 65536, "eth0": 9000},
+        "resolved": {f"n{one}": [f"10.0.0.{one}"] for one in range(1, 5)},
+        "space": [{**room, "inodes": None, "read_only": False, "largest": None}],
+        "listeners": {},
+        "lock_holders": [],
+        "selinux": "enforcing",
+        "units": [],
+        "gpus": {"cards": 1, "shown": ["A100"], "driver": "580.1", "nouveau": False, "secure_boot": False},
+        "accounts": {"ada": 2001},
+        "kernel": "5.14.0-570.el9.x86_64",
+        "newest_kernel": "5.14.0-570.el9.x86_64",
+    }
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Machines:
+    return Machines(tmp_path, spec_of())
+
+
+def test_nothing_is_found_on_machines_that_are_well(machines: Machines) -> None:
+    assert machines.found() == ()
+    assert machines.requests["n2"]["peers"]["n1"][0] == "10.0.0.1"
+    assert {6817, 6818, 6819} <= set(machines.requests["n2"]["peers"]["n1"][1])
+    assert machines.requests["n2"]["ping"] == "10.0.0.1"
+    assert machines.requests["n2"]["nfs"] == "nas"
+    assert machines.requests["n2"]["repositories"]
+
+
+def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
+    """Obstacles of many kinds: the host, the code, a word of the cause, and one of the command."""
+    one, two, three = (machines.facts[name] for name in ("n1", "n2", "n3"))
+    refusal = "may not run sudo as rocky"
+    machines.lost["n4"] = AccessError.of("n4", "no-sudo", refusal, "add it: `usermod -aG wheel rocky`")
+    yield "n4", "no-sudo", refusal, "usermod -aG wheel"
+    machines.skew_s["n3"] = 600.0
+    yield "n3", "clock", "10m ahead", "chronyc makestep"
+    two["resolved"]["n1"] = ["192.168.9.9"]
+    yield "n2", "name", "n1 is 192.168.9.9", "/etc/hosts"
+    one["space"][0]["free"] = 1 << 20
+    yield "n1", "disk-full", "1MiB free", "remove what is not needed"
+    two["listeners"] = {"6818": "nginx"}
+    yield "n2", "port-taken", "nginx listens on port 6818", "ss -lptn"
+    three["gpus"] = {"cards": 1, "shown": [], "driver": None, "nouveau": False, "secure_boot": False}
+    three["headers"] = False
+    yield "n3", "kernel-headers", "no module can be built", "dnf upgrade kernel"
+    one["gpus"] = three["gpus"]
+    one["newest_kernel"] = "5.14.0-580.el9.x86_64"
+    yield "n1", "kernel", "5.14.0-580", "reboot"
+    two["accounts"] = {"ada": 1500}
+    yield "n2", "uid-differs", "1500", "uid: 1500"
+    three["accounts"] = {"ada": 2001, "eve": 2001}
+    yield "n3", "uid-shared", "uid 2001 of ada is that of eve", "usermod -u UID eve"
+    one["accounts"] = {"ada": 2001, "carl": 2002}
+    yield "n1", "uid-taken", "uid 2002 is that of carl", "another uid"
+    two["firewall"] = {"ufw": UFW}
+    yield "n2", "firewall", "ufw", "ufw allow from"
+    two["system"] |= {"machine_id": "n1"}
+    yield "n2", "machine-id", "n1 has the same", "systemd-machine-id-setup"
+    machines.reach["n3"]["peers"] = [
+        ["n1", 6817, "no answer within 3 s"],
+        ["n1", 6819, "no answer within 3 s"],
+    ]
+    yield "n3", "network", "10.0.0.1, port 6817, 6819: no answer", "traceroute -T -p 6817 10.0.0.1"
+    machines.reach["n2"]["narrow"] = True
+    yield "n2", "mtu", "eth0 sends 9000 bytes", "ip link set dev eth0 mtu 1500"
+    three["mtus"] = {"eth0": 1500}
+    yield "n3", "mtu", "eth0 has 1500", "ip link set dev eth0 mtu 9000"
+    repository = "https://mirrors.rockylinux.org/mirrorlist?arch=x86_64"
+    machines.reach["n1"]["repositories"] = {repository: "mirrors.rockylinux.org:443: no answer within 3 s"}
+    yield "n1", "repository", "mirrors.rockylinux.org:443", "curl -sSI"
+    machines.reach["n2"]["nfs"] = "the connection is refused"
+    yield "n2", "nfs", "nas, port 2049", "showmount -e nas"
+
+
+def test_all_that_stands_in_the_way_is_named_at_once(machines: Machines) -> None:
+    planted = [*plant(machines)]
+    findings = machines.found()
+    for host, code, why, fix in planted:
+        hits = [f for f in findings if (f.host, f.code) == (host, code) and why in str(f) and fix in f.fix]
+        assert len(hits) == 1, (host, code, [*map(str, findings)])
+    # Drivers that are not there yet are said beside what keeps them from being built.
+    assert len([f for f in findings if f.code != "no-driver"]) == len(planted), [*map(str, findings)]
+
+
+def test_what_a_firewall_of_the_host_itself_drops_is_not_said_twice(machines: Machines) -> None:
+    machines.facts["n1"]["firewall"] = {"firewalld": "running"}
+    machines.facts["n2"]["firewall"] = {"ufw": UFW}
+    machines.found()
+    assert set(machines.requests["n3"]["peers"]) == {"n4"}
+
+
+def test_repositories_are_for_those_who_lack_packages_and_have_no_bundle(machines: Machines) -> None:
+    n2 = next(one for one in machines.asked if one.name == "n2")
+    wanted = role_packages(machines.spec, n2.roles, distribution_of("rocky-9.6"))
+    machines.facts["n2"]["packages"] = [*wanted]
+    machines.found()
+    assert [machines.requests[name]["repositories"] for name in ("n1", "n2")] == [True, False]
+    machines.workspace.create()
+    machines.workspace.bundle.write_text("{}")
+    machines.found()
+    assert not machines.requests["n1"]["repositories"]
+
+
+def test_a_key_that_nobody_confirmed_keeps_none_of_the_others_from_being_looked_at() -> None:
+    key = OfferedKey("n2", "10.0.0.2", "ssh-ed25519 AAAA", "SHA256:x")
+
+    def trust(hosts: Sequence[str]) -> Mapping[str, ClusterctlError]:
+        if "n2" in hosts:
+            raise ProvisionError.of_hosts("unknown host keys: {hosts}", [key.failure])
+        return {}
+
+    login: Any = SimpleNamespace(trust=trust)
+    lost = trusted(login, ["n1", "n2", "n3"])
+    assert [*lost] == ["n2"]
+    assert "SHA256:x" in lost["n2"].failures[0].cause
+
+
+def test_a_port_where_nobody_listens_yet_is_within_reach() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        assert remote_reach.blocked("127.0.0.1", taken) == ""
+    assert remote_reach.blocked("127.0.0.1", taken) == ""
+    assert "refused" in remote_reach.refused("127.0.0.1", taken)
+    assert "not known" in remote_reach.blocked("nowhere.invalid", 6817)
+
+
+def test_the_program_runs_as_it_is_sent(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    request = {"peers": {"me": ["127.0.0.1", [1]]}, "ping": "", "mtu": 0, "nfs": "127.0.0.1", "nfs_port": 1,
+               "folders": ["/nowhere"], "repositories": False}  # fmt: skip
+    monkeypatch.setattr("sys.argv", ["-", json.dumps(request)])
+    remote_reach.main()
+    said = json.loads(capsys.readouterr().out)
+    assert (said["peers"], said["missing"]) == ([], ["/nowhere"])
+    assert "refused" in said["nfs"]
+
+
+def test_repositories_are_the_package_managers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {
+        "apt-get": "'https://deb.example.org/debian/dists/trixie/InRelease' deb.example.org_x 0 \n",
+        "apt-config": 'Acquire::http::Proxy "http://proxy.lan:3128";\n',
+    }
+    monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: said.get(argv[0]))
+    assert remote_reach.repositories() == [
+        ("https://deb.example.org/debian/dists/trixie/InRelease", "http://proxy.lan:3128")
+    ]
+    monkeypatch.setattr(remote_reach, "refused", lambda host, port: f"no way to {host} {port}")
+    (why,) = remote_reach.unreached_repositories().values()
+    assert why == "proxy.lan:3128: no way to proxy.lan 3128"
