@@ -21,7 +21,7 @@ from clusterctl.errors import ApiOffError, CloudError, CredentialsError, Machine
 from clusterctl.hosts.checks import Finding
 from clusterctl.providers.gcp import apply
 from clusterctl.providers.gcp.allowance import HostGroup, demand, forbidden
-from clusterctl.providers.gcp.api import Api, Json, check_gcloud
+from clusterctl.providers.gcp.api import Api, Json, check_gcloud, rules
 from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.providers.gcp.terraform_run import Diagnostic
 from clusterctl.spec import gcp, gcp_nodes
@@ -164,7 +164,7 @@ class _Look:
 
     def _found(self, code: str, where: str, what: str, why: str = "", /, **words: str) -> Finding:
         """A finding with the fix, and without a ``why`` the cause, of that code in the table of diagnoses."""
-        rule = next(rule for rule in apply.rules() if rule.code == code)
+        rule = next(rule for rule in rules() if rule.code == code)
         place = {"project": self.settings.project, "zone": self.settings.zone}
         failure = rule.failure(
             {**place, "region": self.settings.region_name, **words}, host=None, phase="plan"
