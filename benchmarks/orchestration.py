@@ -22,6 +22,7 @@ from support.clusters import BIN, Cluster, raised
 from support.rounds import Measured, machine, measure
 
 from clusterctl.providers.local.provider import image_keys
+from clusterctl.spec.models import LocalSettings
 
 MIB = 1 << 20
 LARGE, SMALL = "1 GB in one file", "10,000 files of 1 to 16 KB"
@@ -187,7 +188,7 @@ def cold(rounds: int) -> None:
     mirror = "http://deb.debian.org/debian/"  # one slash more than the default: an image of its own
 
     def side() -> float:
-        for kind, key in zip(("base", "image"), image_keys(mirror), strict=True):
+        for kind, key in zip(("base", "image"), image_keys(LocalSettings(mirror=mirror)), strict=True):
             shutil.rmtree(Path(f"/var/cache/clusterctl/{kind}-{key}"), ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as folder:
             cluster = Cluster.new(

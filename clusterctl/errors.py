@@ -272,6 +272,12 @@ class AnswerLostError(TransportError):
     had_side_effects = True
 
 
+class KeyRefusedError(TransportError):
+    """The host lets nobody in with our key, or has no such account."""
+
+    code = "key-refused"
+
+
 class HostKeyError(TransportError):
     """The host's key is unknown or not the one we know. Never trusted on first use."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -19,15 +20,15 @@ class Gpus:
 
     def describe(self) -> list[Reading]:
         """What each is."""
-        return [self._facts(index, handle) for index, handle in enumerate(self._handles)]
+        return [self._facts(index, handle) for index, handle in self._handles]
 
     def read(self) -> Reading:
         """How each does."""
-        return {"gpus": [self._state(index, handle) for index, handle in enumerate(self._handles)]}
+        return {"gpus": [self._state(index, handle) for index, handle in self._handles]}
 
     def energy_j(self, uuid: str | None) -> float | None:
         """What one of them has taken since the driver was loaded; None where it does not say."""
-        for handle in self._handles:
+        for _, handle in self._handles:
             if self._ask("nvmlDeviceGetUUID", handle) == uuid:
                 millijoules: int | None = self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
                 return None if millijoules is None else millijoules / 1000
@@ -65,14 +66,19 @@ class Gpus:
             return None
 
 
-def _open() -> tuple[ModuleType | None, list[Any]]:
+def _open() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
+    """The library, and the GPUs that answer with their numbers."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
         return None, []
     try:
         nvml.nvmlInit()
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError:
         return None, []
+    handles = []
+    for index in range(count):
+        with suppress(nvml.NVMLError):  # it fell off the bus, and the others go on
+            handles.append((index, nvml.nvmlDeviceGetHandleByIndex(index)))
     return nvml, handles

@@ -16,6 +16,9 @@ from signal import SIGINT
 from types import ModuleType, TracebackType
 
 GRACE_S = 5  # all ranks may call sys.exit, or be interrupted, some later than others
+# As Open MPI 4 says it. Open MPI 5 leaves it to PMIx, and Slurm's plugin of that drops it.
+_LINE = b"-" * 74 + b"\n"
+ABORTED = b"MPI_ABORT was invoked on rank %d in communicator MPI_COMM_WORLD\nwith errorcode %d.\n"
 SAVED = 75  # EX_TEMPFAIL: other ranks may still save their work, however long that takes
 
 
@@ -87,6 +90,9 @@ class Rank:
             from mpi4py.run import set_abort_status
 
             set_abort_status(self.status)
+            mpi = sys.modules["mpi4py.MPI"]
+            if self.status and mpi.Is_initialized() and "Open MPI v4" not in mpi.Get_library_version():
+                os.write(2, _LINE + ABORTED % (mpi.COMM_WORLD.rank, self.status) + _LINE)
 
 
 def _below(exc: BaseException) -> "TracebackType | None":

@@ -26,6 +26,12 @@ from clusterctl.util.process import under_subreaper
 
 ROOT = Path(__file__).resolve().parent.parent
 UNIT, E2E = "tests/unit", "tests/e2e"
+# The sweep runs these again, on local nodes of Debian 13: Slurm's and Open MPI's words, and Python's.
+ON_DEBIAN_13 = tuple(
+    f"{E2E}/test_{name}.py"
+    for name in "main_job payload data own_folder jobs job_words shell submit_survival nodes no_scheduler "
+    "convergence examples".split()
+)
 # The tests of a group share a cluster, so they stay together: tests/support/groups.py.
 SPREAD = ("-n3", "--dist=loadscope", "--no-loadscope-reorder")
 LIMIT_S = 3 * 3600  # of one part; of all its tests, each of which has its own
@@ -63,12 +69,13 @@ def linting() -> Iterator[Callable[[], Outcome]]:
         yield outcome
 
 
-def pytest(part: str, folder: str, *options: str) -> Outcome:
-    """One run of pytest; each of its workers collects all of the folder."""
+def pytest(part: str, *options: str, nodes: str = "") -> Outcome:
+    """One run of pytest; each of its workers collects all. ``nodes``: what local nodes run in it."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as reports:
         report = Path(reports) / "report.xml"
-        argv = [sys.executable, "-m", "pytest", folder, f"--junitxml={report}", *options]
+        argv = ["env", f"TEST_DISTRIBUTION={nodes}", sys.executable, "-m", "pytest", f"--junitxml={report}"]
+        argv += options
         code = run(argv)
         passed, failed, skipped = count(report)
     if code != 0 and failed == 0:
@@ -146,7 +153,9 @@ def count(report: Path) -> tuple[int, int, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="the sweeps too")
-    sweeps = "" if parser.parse_args().all else " and not sweep"
+    has_sweeps = parser.parse_args().all
+    sweeps = "" if has_sweeps else " and not sweep"
+    words = ("-v", *SPREAD, "-m", "e2e and not alone and not sweep")
     parts: tuple[Callable[[], Outcome | None], ...] = (
         remove_remains,
         # A worker begins with a third of the tests in their order: they share what their module sets up.
@@ -156,6 +165,8 @@ def main() -> int:
         lambda: pytest(
             "end to end", E2E, "-v", *SPREAD, "--durations=10", "-m", f"e2e and not alone{sweeps}"
         ),
+        remove_remains,
+        lambda: pytest("Debian 13", *ON_DEBIAN_13, *words, nodes="debian-13") if has_sweeps else None,
         remove_remains,
         # In a worker, which is replaced if a test can't be ended but with its process.
         lambda: pytest("alone", E2E, "-v", "-n1", "-m", f"e2e and alone{sweeps}"),

@@ -246,6 +246,7 @@ def _inputs(
 
     The payload's hash stands in the inventory.
     """
+    inventory = _with_plugins(inventory, reports)
     facts = {host: seen.facts for host, seen in reports.items() if seen.facts}
     slurm = render_files(spec, inventory, facts)
     files = {
@@ -271,8 +272,18 @@ def render(
     inputs, files = _inputs(spec, inventory, workspace, reports)
     for name, content in files.items():
         write_atomic(workspace.rendered / name, content)
-    inventory_file.write_ansible_inventory(spec, inventory, workspace)
+    inventory_file.write_ansible_inventory(spec, _with_plugins(inventory, reports), workspace)
     return inputs
+
+
+def _with_plugins(inventory: Inventory, reports: Mapping[str, HostReport]) -> Inventory:
+    """The inventory, without control groups on nodes whose Slurm lacks the plugin for them."""
+    lacking = {host for host, seen in reports.items() if seen.facts and not seen.facts.cgroups}
+    hosts = (
+        host.model_copy(update={"cgroups": False}) if host.name in lacking else host
+        for host in inventory.hosts
+    )
+    return inventory.model_copy(update={"hosts": tuple(hosts)})
 
 
 def _read(workspace: Workspace, without: Collection[str] = ()) -> Configured:

@@ -17,7 +17,7 @@ from typing import Final
 from clusterctl.cluster.nodes import drain_usable
 from clusterctl.errors import Failure, SchedulerError, TransportError, VerifyError
 from clusterctl.hosts.checks import Finding
-from clusterctl.hosts.gpus import Driver
+from clusterctl.hosts.gpus import Driver, fault_of
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
 from clusterctl.scheduler.base import NodeInfo, Scheduler
@@ -33,6 +33,9 @@ from clusterctl.util.progress import Reporter
 
 _SAME_MEMORY: Final = 0.01  # the kernel's figure moves by some MiB from boot to boot
 REASON: Final = "clusterctl: its hardware changes"
+NOT_LINKED: Final = frozenset(
+    {"fabric-manager", "fabric-not-ready"}
+)  # findings of cards that show, and don't work
 _NEAR: Final = re.compile(r"\([^)]*\)")
 
 Reports = Mapping[str, HostReport]
@@ -85,7 +88,9 @@ def hardware(spec: ClusterSpec, inventory: Inventory, reports: Reports) -> dict[
     counted = spec.software.nvidia.installs
     return {
         host.name: Hardware(
-            replace(seen.facts, mpi=()) if seen.facts and needs_facts(inventory, host) else None,
+            replace(seen.facts, mpi=(), cgroups=True)
+            if seen.facts and needs_facts(inventory, host)
+            else None,
             replace(seen.driver, fault=""),
             seen.cards if counted else 0,
         )
@@ -161,7 +166,7 @@ def as_recorded(reports: Reports, recorded: Mapping[str, Hardware], hosts: Colle
     for host in hosts:
         had, facts = recorded[host], reports[host].facts
         if had.facts:
-            facts = replace(had.facts, mpi=facts.mpi) if facts else had.facts
+            facts = replace(had.facts, mpi=facts.mpi, cgroups=facts.cgroups) if facts else had.facts
         elif facts:
             facts = replace(facts, gpus=had.driver.gpus)
         found[host] = replace(reports[host], facts=facts, driver=had.driver, cards=had.cards)
@@ -255,7 +260,7 @@ def reject_missing_gpus(
     *,
     needs: Iterable[Finding] = (),
 ) -> None:
-    """The last word of `up`: nodes whose partition has GPUs must show them.
+    """The last word of `up`: nodes whose partition has GPUs must show them, and have them linked.
 
     ``needs``: what drivers are known to lack, such as a reboot; said in place of what nvidia-smi says.
 
@@ -272,13 +277,19 @@ def reject_missing_gpus(
         driver = reports[host.name].driver
         if driver.cards < gpus.count:
             why, fix = _why_missing(driver)
-            if found := known.get(host.name):
+            if (found := known.get(host.name)) and found.code not in NOT_LINKED:
                 why, fix = found.why, found.fix
-            cause = f"partition {host.partition} has gpus: {gpus.count} x {gpus.type}, and {why}"
-            failures.append(Failure("gpus-missing", cause, host.name, "verify", fix))
+            code = "gpus-missing"
+        elif (found := known.get(host.name)) and found.code in NOT_LINKED:
+            code, why, fix = found.code, found.why, found.fix
+        else:
+            continue
+        cause = f"partition {host.partition} has gpus: {gpus.count} x {gpus.type}, and {why}"
+        failures.append(Failure(code, cause, host.name, "verify", fix))
     if failures:
-        then = "the other nodes are at work"
-        raise VerifyError.of_hosts("GPUs are missing on {hosts}", failures, then=then)
+        missing = any(one.code == "gpus-missing" for one in failures)
+        what = f"GPUs {'are missing' if missing else 'can not be used'} on {{hosts}}"
+        raise VerifyError.of_hosts(what, failures, then="the other nodes are at work")
 
 
 def _why_missing(driver: Driver) -> tuple[str, str]:
@@ -291,6 +302,8 @@ def _why_missing(driver: Driver) -> tuple[str, str]:
         fix = f"look for a lost card (`{lost}`) or correct gpus in the spec"
     if driver.fault:
         why = f"nvidia-smi says: {driver.fault}"
+        if known := fault_of(driver.fault):
+            why, fix = f"{why}: {known.means}", known.fix
     return why, f"{fix}, then run `clusterctl up` again"
 
 

@@ -20,7 +20,13 @@ from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import ansible, inventory_file
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.hosts.checks import failures
-from clusterctl.hosts.probe import HostReport, probe_hosts, reject_full_disks, with_distributions
+from clusterctl.hosts.probe import (
+    HostReport,
+    probe_hosts,
+    reject_full_disks,
+    reject_taken_numbers,
+    with_distributions,
+)
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.jobs.environment import build, environment_of
 from clusterctl.packages.bundle import Bundle
@@ -229,6 +235,7 @@ def probe(
     asked = probe_requests(session.spec, inventory, session.workspace)
     reports = probe_hosts(asked, session.connections.to, revive=revive, report=session.report)
     reject_full_disks(reports)
+    reject_taken_numbers(reports, {user.name: user.uid for user in session.spec.users})
     session.note = f"{len(reports)} hosts answer"
     return reports
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final
 
 from clusterctl.cluster.converge import Converged
-from clusterctl.cluster.hardware import REASON, reject_missing_gpus
+from clusterctl.cluster.hardware import NOT_LINKED, REASON, reject_missing_gpus
 from clusterctl.cluster.session import ClusterSession, Drift
 from clusterctl.errors import (
     CommandError,
@@ -33,7 +33,8 @@ from clusterctl.errors import (
     VerifyError,
 )
 from clusterctl.hosts import checks
-from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request
+from clusterctl.hosts.checks import DoctorReport, Finding
+from clusterctl.hosts.expected import expected, host_facts_request
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.base import Provider, pending_releases
 from clusterctl.scheduler.base import NodeInfo, Scheduler
@@ -74,7 +75,7 @@ _LISTEN_S = 6.0
 _LISTEN_PER_NODE_S = 0.1
 _SHOWN = 3  # pairs in the failure of one host
 _TIMEOUT_S = 60.0
-_OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "fabric-manager"})
+_OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "gpu-lost", "no-devices", *NOT_LINKED})
 
 RunJob = Callable[[tuple[str, ...]], Result]  # runs the verification job, one rank on each of these hosts
 
@@ -431,8 +432,8 @@ def _as_jobs_have(facts: HostFacts, host: Host | None) -> HostFacts:
 
 
 def driver_findings(spec: ClusterSpec, inventory: Inventory, connections: Connections) -> tuple[Finding, ...]:
-    """What a driver of NVIDIA that the spec asks for still needs on some nodes, such as a reboot."""
-    if not spec.software.nvidia.has_driver:
+    """What NVIDIA's driver still needs on nodes with GPUs, such as a reboot or a fabric manager."""
+    if not spec.software.nvidia.has_driver and not any(partition.gpus for partition in spec.partitions):
         return ()
     report = _of_cluster(spec, inventory, connections, [host.name for host in inventory.compute])
     return tuple(finding for finding in report.findings if finding.code in _OF_DRIVER)

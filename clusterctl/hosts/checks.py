@@ -1,4 +1,4 @@
-"""The checks of a host: what a spec expects of it, and what is wrong or will be once it has joined."""
+"""The checks of a host: what is wrong, or will be once it has joined."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from ipaddress import IPv4Network
 from typing import Final, Literal
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, TransportError
+from clusterctl.hosts.expected import CLAIM, FABRIC_MANAGER, Expected
 from clusterctl.hosts.firewall import Chain, firewall_of
-from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, ProbeRequest, parse_report
-from clusterctl.hosts.roles import role_files, role_packages, role_ports, role_units
+from clusterctl.hosts.gpus import fault_of
+from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, ProbeRequest, parse_report, taken_numbers
 from clusterctl.spec.base import format_duration, format_size
-from clusterctl.spec.distributions import distribution_of, releases
-from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import ARCHITECTURE, Host
+from clusterctl.spec.common import LAST_FOR_VOLTA
+from clusterctl.spec.distributions import distribution_of
+from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util.process import on_each
 
 Level = Literal["error", "warning"]
@@ -26,10 +27,20 @@ MOST_SKEW_S: Final = 150
 NOTABLE_SKEW_S: Final = 2
 LEAST_INODES: Final = 50_000
 _SLURM: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
-CLAIM: Final = "/etc/clusterctl/cluster.json"  # the cluster that the host belongs to; JSON
+_RUNS: Final = {"/var": "the scripts of Slurm's jobs", "/opt": "the Python of jobs"}
 _LOOPBACK: Final = "127."
-FABRIC_MANAGER: Final = "nvidia-fabricmanager"
+_READY: Final = ("Completed, Success", "[", "N/A", "Not Supported")  # how a card's state begins that is fine
+_ON_10: Final = frozenset({"rocky-10", "almalinux-10", "rhel-10"})
+_EPEL_MINOR: Final = 3  # the first of 10 for which EPEL has Slurm
+_TURING: Final = 0x1E00  # numbers of models begin here with what NVIDIA's open modules know
 SECURE_BOOT: Final = "Secure Boot is on: the kernel loads no module that no enrolled key has signed"
+_NUMBERS: Final = {
+    "uid-differs": "an account differs",
+    "uid-taken": "a uid is taken",
+    "gid-differs": "a group differs",
+    "gid-taken": "a gid is taken",
+    "uid-shared": "two accounts have one uid",
+}
 _SIGNED: Final = "see Secure Boot in docs/gpus.md"
 
 
@@ -46,29 +57,6 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.host}: {self.what}: {self.why}; {self.fix}"
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What the cluster needs of a host.
-
-    ``ports`` -> the daemon of ours that will listen there. ``accounts``: name -> number. ``gpus``: how many,
-    None where whatever is there is taken. ``address``: where the other hosts reach it. ``free_mib``: path ->
-    room that is needed there. ``brings``: the units that the roles will start on a host that is not the
-    cluster's yet; what somebody already runs of these would be taken over. ``driver``: `up` installs one.
-    ``here``: it is the machine that one is on. ``others``: where the traffic of the cluster's other hosts
-    comes from.
-    """
-
-    address: str
-    ports: Mapping[int, str]
-    accounts: Mapping[str, int]
-    free_mib: Mapping[str, int]
-    gpus: int | None = None
-    brings: frozenset[str] = frozenset()
-    driver: bool = False
-    here: bool = False
-    others: tuple[IPv4Network, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +79,7 @@ def check_hosts(
     return tuple(sorted(found, key=lambda f: (order[f.host], f.level)))
 
 
-def _system(host: str, facts: HostFacts, _: Expected) -> Iterator[Finding]:
+def _system(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     system = facts.system
     if facts.uid != 0:
         why = f"commands run as uid {facts.uid}"
@@ -101,6 +89,11 @@ def _system(host: str, facts: HostFacts, _: Expected) -> Iterator[Finding]:
     except ProvisionError as exc:
         fix = "see docs/onprem.md for what can be configured"
         yield Finding(host, "error", "distribution", system.name or "an unknown system", exc.why, fix)
+    release, _, minor = system.release.partition(".")
+    if expected.epel and release in _ON_10 and minor.isdecimal() and int(minor) < _EPEL_MINOR:
+        why = f"EPEL has none for {system.name or system.release}, but from 10.{_EPEL_MINOR} on"
+        fix = f"write software: {{slurm: openhpc}}, or update the host to 10.{_EPEL_MINOR}"
+        yield Finding(host, "warning", "no-slurm", "no package of Slurm", why, fix)
     if system.machine != ARCHITECTURE:
         why = f"this is {system.machine}"
         fix = f"use {ARCHITECTURE} machines"
@@ -140,6 +133,14 @@ def _space(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]
         elif one.inodes is not None and one.inodes < LEAST_INODES:
             why = f"{path} has {one.inodes} inodes free, and needs {LEAST_INODES}"
             yield Finding(host, "error", "disk-full", "too few inodes", why, "remove small files there")
+        if one.noexec and (running := [place for place in one.paths if place != "/tmp"]):  # noqa: S108
+            why = f"{running[0]} is mounted noexec, and {_RUNS.get(running[0], 'programs')} run from there"
+            fix = "`mount -o remount,exec` there, and the same in its line of /etc/fstab"
+            yield Finding(host, "error", "noexec", "programs can't run", why, fix)
+        elif one.noexec:
+            why = f"{path} is mounted noexec: what PyTorch and CUDA compile there for jobs can't run"
+            fix = "set TMPDIR for such jobs (--env TMPDIR=...), or remount it"
+            yield Finding(host, "warning", "noexec", "programs can't run", why, fix)
     for path in sorted(expected.free_mib.keys() - {path for one in facts.space for path in one.paths}):
         why, fix = f"{path} can't be looked at", "see `mount` and `dmesg` there"
         yield Finding(host, "error", "disk", "a file system does not answer", why, fix)
@@ -172,15 +173,47 @@ def _gpus(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
         why = f"nvidia-smi shows {len(gpus.shown)} of {gpus.cards} cards"
         yield Finding(host, "warning", "gpu-lost", "a GPU does not answer", why, "see `dmesg | grep -i xid`")
     elif gpus.cards and not gpus.driver:
-        yield _no_driver(host, gpus, expected)
-    if gpus.driver and gpus.switches and FABRIC_MANAGER not in facts.units:
+        yield from _unfit(host, gpus, expected) or [_no_driver(host, gpus, expected)]
+    if gpus.driver:
+        yield from _fabric(host, facts, expected)
+
+
+def _fabric(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
+    """Cards that programs can't use (CUDA error 802) until the fabric manager has linked them."""
+    gpus, waiting = facts.gpus, [state for state in facts.gpus.fabric if not state.startswith(_READY)]
+    if gpus.switches and FABRIC_MANAGER not in facts.units:
         why = f"{FABRIC_MANAGER} does not run, without which no program can use cards behind NVSwitches"
         fix = f"install it in version {gpus.driver}, the driver's; software.nvidia does: see docs/gpus.md"
-        yield Finding(host, "warning", "fabric-manager", "NVSwitches are not set up", why, fix)
+        level: Level = "error" if expected.gpus and not expected.driver else "warning"
+        yield Finding(host, level, "fabric-manager", "NVSwitches are not set up", why, fix)
+    elif waiting:
+        why = f"{len(waiting)} of {len(gpus.fabric)} GPUs say {waiting[0]}; programs end with CUDA error 802"
+        fix = (
+            f"wait a minute after a boot; then see `systemctl status {FABRIC_MANAGER}` there: it must run, "
+            f"in version {gpus.driver}, the driver's. In a virtual machine its host must link them"
+        )
+        yield Finding(host, "warning", "fabric-not-ready", "NVLinks are not set up", why, fix)
+
+
+def _unfit(host: str, gpus: GpuFacts, expected: Expected) -> list[Finding]:
+    """A card that is older than Turing, for which no driver that `up` would install is made."""
+    wanted, branch = expected.driver, int(expected.branch or LAST_FOR_VOLTA)
+    fits = wanted != "open" and branch <= LAST_FOR_VOLTA
+    if not wanted or gpus.installed or gpus.oldest is None or gpus.oldest >= _TURING or fits:
+        return []
+    needs = f"NVIDIA's proprietary driver of branch {LAST_FOR_VOLTA}"
+    why = f"its card 10de:{gpus.oldest:04x} is older than Turing, and needs {needs} or older"
+    fix = "write software: {nvidia: {driver: proprietary}}, without a branch or with an older one"
+    return [Finding(host, "error", "driver-unfit", "the driver does not know the card", why, fix)]
 
 
 def _no_driver(host: str, gpus: GpuFacts, expected: Expected) -> Finding:
     """Cards that nobody can use: why, and whether a reboot is all that it takes."""
+    fault = fault_of(gpus.fault)
+    if fault and (fault.code != "reboot-needed" or "mismatch" in fault.says):
+        fix = _boot(host, expected) if fault.code == "reboot-needed" else fault.fix
+        why = f"nvidia-smi says: {gpus.fault}: {fault.means}"
+        return Finding(host, "warning", fault.code, fault.what, why, fix)
     holder = (
         "nouveau has the cards until then" if gpus.nouveau else "it is not loaded, or older parts of it are"
     )
@@ -212,21 +245,8 @@ def _boot(host: str, expected: Expected) -> str:
 
 
 def _accounts(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
-    names = {uid: name for name, uid in facts.accounts.items()}
-    for name, uid in expected.accounts.items():
-        twins = sorted(one for one, its in facts.accounts.items() if its == uid and one != name)
-        if facts.accounts.get(name) == uid and twins:
-            why = f"uid {uid} of {name} is that of {', '.join(twins)}, too: their files are each other's"
-            fix = f"give one of them another: `usermod -u UID {twins[0]}`"
-            yield Finding(host, "error", "uid-shared", "two accounts have one uid", why, fix)
-        there = facts.accounts.get(name)
-        if there is not None and there != uid:
-            why = f"{name} has uid {there} there, and {uid} in the spec"
-            yield Finding(host, "error", "uid-differs", "an account differs", why, f"write uid: {there}")
-        elif there is None and uid in names:
-            why = f"uid {uid} is that of {names[uid]}"
-            fix = f"give {name} another uid in the spec"
-            yield Finding(host, "error", "uid-taken", "a uid is taken", why, fix)
+    for code, why, fix in taken_numbers(expected.accounts, facts.accounts, facts.groups):
+        yield Finding(host, "error", code, _NUMBERS[code], why, fix)
 
 
 def _in_use(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
@@ -396,73 +416,3 @@ def _look(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined:
 def _unreached(host: str, error: ClusterctlError) -> Finding:
     (failure, *_) = error.failures  # of one host, which may say more than the error's own code
     return Finding(host, "error", failure.code, error.what, error.why or "it gave no reason", error.fix)
-
-
-# MiB: Slurm, MariaDB, Open MPI and the Python of jobs, with what unpacks them; and once they are there.
-_BEFORE: Final = {"/": 512, "/usr": 3072, "/var": 2048, "/opt": 1024, "/tmp": 256}  # noqa: S108
-_AFTER: Final = {"/": 128, "/var": 256, "/tmp": 64}  # noqa: S108
-_CUPY: Final = {"/opt": 7168}  # with CUDA's libraries, and their wheels until they are unpacked
-
-
-def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeRequest:
-    """What to ask of every host before it is part of the cluster, and for `doctor`."""
-    roles = sorted({one.roles for one in members})
-    ports = {port for group in roles for port in role_ports(spec, group)}
-    packages = {name for one in releases() for group in roles for name in role_packages(spec, group, one)}
-    request: dict[str, Sequence[str | int]] = {
-        "names": [member.name for member in members],  # to resolve
-        "ports": sorted(ports),
-        "paths": [*_BEFORE],  # whose room counts
-        "units": sorted({FABRIC_MANAGER}.union(*(role_units(spec, group) for group in roles))),
-        "accounts": [user.name for user in spec.users],
-        "uids": [user.uid for user in spec.users],
-        "files": sorted({file for group in roles for file in role_files(spec, group)}),  # are they there
-        "texts": [CLAIM],  # whose first bytes are read
-        "packages": sorted(packages),
-    }
-    return ProbeRequest(host=request, node=False)
-
-
-def expected(
-    spec: ClusterSpec, members: Sequence[Host], *, installed: Collection[str]
-) -> Mapping[str, Expected]:
-    """Host -> what the spec needs of it; where all is ``installed`` already that takes less room."""
-    room = {True: dict.fromkeys(_BEFORE, 0) | _AFTER, False: dict(_BEFORE)}
-    gpus = {
-        host: partition.gpus.count
-        for partition in spec.partitions
-        if partition.gpus
-        for host in spec.node_names(partition)
-    }
-    cupy = set(gpus) - set(installed) if spec.software.cupy else ()
-    here = [name for name, machine in spec.provider.machines.items() if machine.is_here]
-    return {
-        member.name: Expected(
-            address=member.address,
-            ports=role_ports(spec, member.roles),
-            accounts={user.name: user.uid for user in spec.users},
-            free_mib=room[member.name in installed] | (_CUPY if member.name in cupy else {}),
-            gpus=gpus.get(member.name),
-            brings=frozenset() if member.name in installed else role_units(spec, member.roles),
-            driver=spec.software.nvidia.has_driver,
-            here=member.name in here,
-            others=_others(spec, member, members),
-        )
-        for member in members
-    }
-
-
-def _others(spec: ClusterSpec, member: Host, members: Sequence[Host]) -> tuple[IPv4Network, ...]:
-    """Where the traffic of the other hosts comes from."""
-    network = spec.provider.known_network
-    sources = (_source(one.address, network) for one in members if one.name != member.name)
-    return tuple(dict.fromkeys(source for source in sources if source is not None))
-
-
-def _source(address: str, network: IPv4Network | None) -> IPv4Network | None:
-    """A host's address, or the cluster's network where the host is reached under another; None: not known."""
-    try:
-        source = IPv4Network(address)
-    except ValueError:  # a name that only a jump host knows
-        return network
-    return source if network is None or source.subnet_of(network) else network

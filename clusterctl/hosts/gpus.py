@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from xml.etree.ElementTree import Element, ParseError, fromstring
 
 from ClusterShell.RangeSet import RangeSet, RangeSetException
+
+from clusterctl.util.assets import table
 
 _VENDOR_WORDS = frozenset({"nvidia", "tesla", "geforce", "quadro"})
 _FAILED = re.compile(r"^failed: (.*)$", re.MULTILINE)
@@ -75,6 +78,27 @@ class Driver:
         counted = by_type(self.gpus)
         alike = [gpu.index for gpu in counted] == list(range(self.cards))
         return () if alike and not any(gpu.caps for gpu in counted) else tuple(gpu.uuid for gpu in counted)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What nvidia-smi says in place of an answer: words that tell it, a code, what it means, what to do."""
+
+    says: str
+    code: str
+    what: str
+    means: str
+    fix: str
+
+
+def faults() -> tuple[Fault, ...]:
+    """Those that are known."""
+    return table(Path(__file__).with_name("data") / "nvidia.toml", dict[str, tuple[Fault, ...]])["faults"]
+
+
+def fault_of(said: str) -> Fault | None:
+    """The fault that these words of nvidia-smi's are of, if it is known."""
+    return next((one for one in faults() if one.says in said), None)
 
 
 def gpu_type(name: str) -> str:

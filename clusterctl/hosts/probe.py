@@ -7,7 +7,7 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from clusterctl.errors import (
     ClusterctlError,
     ConfigureError,
     Failure,
+    KeyRefusedError,
     SlurmError,
     TransportError,
     UnreachableError,
@@ -48,7 +49,7 @@ Checksums = Mapping[str, str]
 class ProbeRequest:
     """What the probe is to tell of a host. Kinds and names become the keys of its checksums.
 
-    ``host``: also what decides whether it can be part of a cluster (``checks.host_facts_request``). ``node``:
+    ``host``: also what decides whether it can be part of a cluster (``host_facts_request``). ``node``:
     what it is as a node, with its checksums, once it has booted; before a host is part of a cluster nobody
     needs them.
     """
@@ -57,6 +58,7 @@ class ProbeRequest:
     blocks: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> first and last line
     paths: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
+    numbers: Mapping[str, int] = field(default_factory=dict)  # user -> uid and gid: has another one these?
     homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder
     far_homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder that another host checks
     keys: Mapping[str, str] = field(default_factory=dict)  # user -> public key; unless the home is far
@@ -106,6 +108,7 @@ class Space(_Answer):
     size: int
     inodes: int | None
     read_only: bool
+    noexec: bool = False
     largest: tuple[tuple[int, str], ...] | None
 
     def __str__(self) -> str:
@@ -128,7 +131,9 @@ class LockHolder(_Answer):
 class GpuFacts(_Answer):
     """NVIDIA's cards on the PCI bus, and those that the driver shows, by name.
 
-    ``driver`` is the version of the one that answers, ``installed`` that of the kernel module on disk.
+    ``driver`` is the version of the one that answers, ``installed`` that of the kernel module on disk,
+    ``fault`` what nvidia-smi says in place of an answer, ``fabric`` the state and the status of each card's
+    NVLinks. ``oldest`` is the lowest number of a card's model.
     """
 
     cards: int
@@ -138,6 +143,9 @@ class GpuFacts(_Answer):
     secure_boot: bool
     switches: int = 0
     installed: str = ""
+    fault: str = ""
+    fabric: tuple[str, ...] = ()
+    oldest: int | None = None
 
 
 class FirewallOutput(_Answer):
@@ -169,6 +177,7 @@ class HostFacts(_Answer):
     units: frozenset[str]
     gpus: GpuFacts
     accounts: Mapping[str, int]
+    groups: Mapping[str, int] = {}
     clock_alone: bool = False  # no time service that runs there follows anybody
     firewall: FirewallOutput = FirewallOutput()
     interfaces: Mapping[str, tuple[str, ...]] = {}  # -> its addresses
@@ -192,6 +201,8 @@ class NodeAnswer(_Answer):
     checksums: Checksums
     space: tuple[Space, ...]
     cards: int
+    accounts: Mapping[str, int] = {}
+    groups: Mapping[str, int] = {}
 
 
 class _ProbeAnswer(_Answer):
@@ -209,6 +220,8 @@ class HostReport:
     driver: Driver = field(default_factory=Driver)  # NVIDIA's
     cards: int = 0  # NVIDIA's, on the PCI bus
     host: HostFacts | None = None  # where that was requested
+    accounts: Mapping[str, int] = field(default_factory=dict)
+    groups: Mapping[str, int] = field(default_factory=dict)
 
 
 class StoppingError(TransportError):
@@ -243,7 +256,8 @@ def parse_report(text: str) -> HostReport:
         )
     facts, driver = read_node(node.said)
     full = tuple(one for one in node.space if one.largest is not None)
-    return HostReport(facts, node.checksums, full, node.system.release, driver, node.cards, host)
+    release, numbers = node.system.release, (node.accounts, node.groups)
+    return HostReport(facts, node.checksums, full, release, driver, node.cards, host, *numbers)
 
 
 NODE_ARGV = ("sh", "-c", Path(__file__).with_name("data").joinpath("node.sh").read_text())
@@ -254,7 +268,10 @@ _PAIR = re.compile(r"(\w+)=(\S+)")
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Hardware of one node; ``cpus`` counts threads, ``memory_mib`` is what the kernel sees."""
+    """Hardware of one node; ``cpus`` counts threads, ``memory_mib`` is what the kernel sees.
+
+    ``cgroups``: its Slurm has the plugin for this kernel's control groups.
+    """
 
     cpus: int
     boards: int
@@ -264,6 +281,7 @@ class NodeFacts:
     memory_mib: int
     gpus: tuple[Gpu, ...] = ()
     mpi: tuple[str, ...] = ()
+    cgroups: bool = True
 
 
 def read_node(text: str) -> tuple[NodeFacts | None, Driver]:
@@ -288,6 +306,7 @@ def read_node(text: str) -> tuple[NodeFacts | None, Driver]:
             memory_mib=int(pairs["RealMemory"]),
             gpus=driver.gpus,
             mpi=tuple(sorted(line.removeprefix("mpi_") for line in sections.get("mpi", "").split())),
+            cgroups=sections.get("cgroup", "").strip() != "absent",
         )
     except (KeyError, ValueError) as exc:
         raise SlurmError(
@@ -299,10 +318,12 @@ def read_node(text: str) -> tuple[NodeFacts | None, Driver]:
 
 
 TIMEOUT_S = 90.0
+NEW_TIMEOUT_S = 600.0  # of a machine with 8 GPUs and 2 TB of memory, which boots for the first time
 REVIVE_AFTER_S = 5.0  # so long a host may take to boot, or to say good-bye
 _MAX_PARALLEL = 32
 _ANSWER_S = 60.0
 _PAUSE_S = 0.1
+_REFUSED_PAUSE_S = 5.0  # a refusal costs whoever asks too often: sshd's PerSourcePenalties, from 9.8 on
 
 
 def probe_hosts(
@@ -312,21 +333,24 @@ def probe_hosts(
     timeout_s: float = TIMEOUT_S,
     revive: Callable[[], None] = lambda: None,
     revive_after_s: float = REVIVE_AFTER_S,
+    new: bool = False,
     report: Reporter = lambda _: None,
 ) -> Mapping[str, HostReport]:
     """Host name -> its report, once every host answers.
 
     ``to`` connects to a host. ``revive`` is called every few seconds while some give no answer: it starts
-    hosts that have been powered off. ``report`` is told, from threads, of each host's answer.
+    hosts that have been powered off. ``new`` hosts may refuse our key until they have made our account.
+    ``report`` is told, from threads, of each host's answer.
 
     Raises:
         TransportError: some hosts did not answer in time; one failure a host.
     """
     deadline = time.monotonic() + timeout_s
     given_up = threading.Event()
+    again = (UnreachableError, StoppingError, *((KeyRefusedError,) if new else ()))
 
     def ask(name: str) -> HostReport | ClusterctlError:
-        answer = _ask(to(name), requests[name], deadline, given_up)
+        answer = _ask(to(name), requests[name], deadline, given_up, patient=again)
         report(HostStep(name, "answers", len(requests), failed=isinstance(answer, ClusterctlError)))
         return answer
 
@@ -369,15 +393,61 @@ def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
         raise ConfigureError.of_hosts("no room left on {hosts}", failures, fix=fix)
 
 
+def taken_numbers(
+    wanted: Mapping[str, int], accounts: Mapping[str, int], groups: Mapping[str, int]
+) -> Iterator[tuple[str, str, str]]:
+    """Code, cause and fix of each account that can't be made beside what is there, with its uid and gid."""
+    holders, owners = ({number: name for name, number in table.items()} for table in (accounts, groups))
+    for name, number in wanted.items():
+        other = f"give {name} another uid in the spec"
+        if (there := accounts.get(name)) is not None:
+            if there != number:
+                why = f"{name} has uid {there} there, and {number} in the spec"
+                yield "uid-differs", why, f"write uid: {there}"
+            elif twins := sorted(one for one, its in accounts.items() if its == number and one != name):
+                why = f"uid {number} of {name} is that of {', '.join(twins)}, too: they share files"
+                yield "uid-shared", why, f"give one of them another: `usermod -u UID {twins[0]}`"
+        elif number in holders:
+            yield "uid-taken", f"uid {number} is that of {holders[number]}", other
+        elif groups.get(name, number) != number:
+            why = f"the group {name} has gid {groups[name]} there, and {number} in the spec"
+            yield "gid-differs", why, f"write uid: {groups[name]}, or give the account another name"
+        elif owners.get(number, name) != name:
+            yield "gid-taken", f"gid {number} is that of the group {owners[number]}", other
+
+
+def reject_taken_numbers(reports: Mapping[str, HostReport], wanted: Mapping[str, int]) -> None:
+    """Every host is looked at before any is changed. An account of another number of ours is set right later.
+
+    Raises:
+        ConfigureError: accounts can't be made on some host; one failure each.
+    """
+    failures = tuple(
+        Failure(code, why, host, "reach", fix)
+        for host, one in reports.items()
+        for code, why, fix in taken_numbers(wanted, one.accounts, one.groups)
+        if code not in {"uid-differs", "uid-shared"}
+    )
+    if failures:
+        fix = f"{failures[0].fix}, then run `clusterctl up` again"
+        raise ConfigureError.of_hosts("accounts can't be made on {hosts}", failures, fix=fix)
+
+
 def _ask(
-    transport: Transport, request: ProbeRequest, deadline: float, given_up: threading.Event
+    transport: Transport,
+    request: ProbeRequest,
+    deadline: float,
+    given_up: threading.Event,
+    *,
+    patient: tuple[type[ClusterctlError], ...],
 ) -> HostReport | ClusterctlError:
     while True:
         try:
             answer = transport.run(("sudo", "-n", *request.argv()), stdin=PROGRAM, timeout_s=_ANSWER_S)
             return parse_report(answer.stdout)
-        except (UnreachableError, StoppingError) as exc:  # still booting, perhaps, or about to
-            if time.monotonic() > deadline or given_up.wait(_PAUSE_S):
+        except patient as exc:  # still booting, perhaps, or about to
+            pause_s = _REFUSED_PAUSE_S if isinstance(exc, KeyRefusedError) else _PAUSE_S
+            if time.monotonic() > deadline or given_up.wait(pause_s):
                 return exc
         except ClusterctlError as exc:
             return exc
@@ -391,18 +461,29 @@ def with_distributions(
     workspace: Workspace,
     to: Connect,
     *,
+    timeout_s: float = NEW_TIMEOUT_S,
     report: Reporter = lambda _: None,
 ) -> Inventory:
-    """The inventory, with the distribution of every host in it: those without one are probed."""
+    """The inventory, with the distribution of every host in it: those without one are probed.
+
+    Rented ones may not have our account yet: Google's publish their host keys before they make it.
+    """
     unseen = [host.name for host in inventory.hosts if host.distribution == distributions.UNSEEN]
     if not unseen:
         return inventory
     write_ssh_files(inventory, workspace)
     try:
-        reports = probe_hosts(dict.fromkeys(unseen, _DISTRIBUTION), to, report=report)
+        asked = dict.fromkeys(unseen, _DISTRIBUTION)
+        is_new = inventory.traits.is_cloud
+        limit_s = timeout_s if is_new else TIMEOUT_S
+        reports = probe_hosts(asked, to, timeout_s=limit_s, new=is_new, report=report)
     except TransportError as exc:
         by_hand = f"ssh -F {shlex.quote(str(workspace.ssh_config))} HOST"
         fix = f"see what `{by_hand}` says, then run `clusterctl up` again"
+        if is_new and any(failure.code == KeyRefusedError.code for failure in exc.failures):
+            fix = (
+                "see what the host said while it started: it makes the account itself (docs/gcp.md, OS Login)"
+            )
         raise TransportError(exc.what, why=exc.why, fix=fix, failures=exc.failures) from exc
     found = {host.name: host.distribution for host in inventory.hosts}
     found |= {name: one.distribution for name, one in reports.items()}

@@ -37,7 +37,9 @@ LOCKS = (
 )
 LOCK_NOTES = ("var/cache/dnf/*_lock.pid", "var/lib/dnf/*_lock.pid", "run/dnf*.pid", "run/yum.pid")  # below /
 FLOCK = "hhqqi"  # struct flock of 64-bit Linux
+PCI_DEVICES = "/sys/bus/pci/devices"
 PCI_DISPLAY, PCI_BRIDGE, PCI_NVIDIA = 0x03, 0x06, "0x10de"  # a bridge of NVIDIA's is an NVSwitch
+SHOWN = re.compile(r", \d{3}\.\d+[\d.]*$")  # a card's name and its driver's version
 FIREWALLD_POLICY = "/etc/firewalld/policies/clusterctl.xml"  # of the role firewall
 CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")  # of versions 2 and 1
 EFI_VARIABLES = "/sys/firmware/efi/efivars"
@@ -147,6 +149,7 @@ def space(paths: Sequence[str]) -> List[Dict[str, Any]]:
             "size": room.f_blocks * room.f_frsize,
             "inodes": inodes,
             "read_only": bool(room.f_flag & os.ST_RDONLY),
+            "noexec": bool(room.f_flag & os.ST_NOEXEC),
             "largest": largest(str(place), device) if free < LEAST_FREE or inodes == 0 else None,
         }
     return list(found.values())
@@ -206,30 +209,42 @@ def firewall() -> Dict[str, Any]:
     }
 
 
-def nvidia_devices() -> List[int]:
-    """The PCI classes of NVIDIA's devices, whether a driver knows them or not."""
-    kinds = []
-    for path in Path("/sys/bus/pci/devices").glob("*"):
+def nvidia_devices() -> List[Tuple[int, int]]:
+    """The PCI classes of NVIDIA's devices and their numbers, whether a driver knows them or not."""
+    found = []
+    for path in Path(PCI_DEVICES).glob("*"):
         kind = read(f"{path}/class").strip()
         if read(f"{path}/vendor").strip() == PCI_NVIDIA and kind:
-            kinds.append(int(kind, 16) >> 16)
-    return kinds
+            found.append((int(kind, 16) >> 16, int(read(f"{path}/device").strip() or "0", 16)))
+    return found
 
 
 def gpus() -> Dict[str, Any]:
-    kinds = nvidia_devices()
-    said = run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
-    shown = [line.split(", ") for line in (said or "").splitlines() if ", " in line]
+    devices = nvidia_devices()
+    kinds = [kind for kind, _ in devices]
+    lines = (nvidia_smi("name,driver_version") or "").splitlines()
+    shown = [line.rsplit(", ", 1) for line in lines if SHOWN.search(line)]
+    linked = nvidia_smi("fabric.state,fabric.status") if shown else ""
+    fabric = [line for line in (linked or "").splitlines() if ", " in line]
     secure = Path(EFI_VARIABLES).glob("SecureBoot-*")
     return {
         "cards": kinds.count(PCI_DISPLAY),
         "switches": kinds.count(PCI_BRIDGE),
         "shown": [name for name, _ in shown],
         "driver": shown[0][1] if shown else None,
+        "fault": next((line for line in lines if line.strip() and not SHOWN.search(line)), ""),
+        "fabric": fabric,
+        "oldest": min((number for kind, number in devices if kind == PCI_DISPLAY), default=None),
         "installed": driver_on_disk(),
         "nouveau": Path("/sys/module/nouveau").is_dir(),
         "secure_boot": any(path.read_bytes()[-1:] == b"\1" for path in secure),
     }
+
+
+def nvidia_smi(fields: str) -> Optional[str]:
+    """What it says of these fields of each card, or in their place."""
+    asked = "exec nvidia-smi --query-gpu={} --format=csv,noheader 2>&1".format(fields)
+    return run(["sh", "-c", "command -v nvidia-smi >/dev/null && " + asked], any_exit=True)
 
 
 def driver_on_disk() -> str:
@@ -270,12 +285,12 @@ def databases() -> List[str]:
     return sorted(name for name in names if not name.startswith(("#", ".")))
 
 
-def accounts(names: Sequence[str], uids: Set[int]) -> Dict[str, int]:
-    """Account -> its number, of those that have one of the names or one of the numbers."""
-    rows = (line.split(":") for line in (run(["getent", "passwd"]) or read("/etc/passwd")).splitlines())
+def accounts(names: Sequence[str], uids: Set[int], table: str = "passwd") -> Dict[str, int]:
+    """Account -> its number, or group, of those that have one of the names or one of the numbers."""
+    rows = (line.split(":") for line in (run(["getent", table]) or read("/etc/" + table)).splitlines())
     known = {row[0]: int(row[2]) for row in rows if len(row) >= ROW and row[2].isdigit()}
     for key in [*names, *map(str, sorted(uids))]:  # a directory service may know more than it lists
-        said = (run(["getent", "passwd", key]) or "").split(":")
+        said = (run(["getent", table, key]) or "").split(":")
         if len(said) >= ROW:
             known[said[0]] = int(said[2])
     return {name: uid for name, uid in known.items() if name in names or uid in uids}
@@ -453,6 +468,7 @@ def host_facts(asked: Dict[str, Any]) -> Dict[str, Any]:
         "packages": packages(asked["packages"]) if asked["packages"] else [],
         "texts": {path: read(path)[:TEXT] for path in asked["texts"]},
         "accounts": accounts(asked["accounts"], set(asked["uids"])),
+        "groups": accounts(asked["accounts"], set(asked["uids"]), "group"),
     }
 
 
@@ -468,10 +484,12 @@ def main() -> None:
         if asked["node"]:
             answer["node"] = {
                 "system": system(),
-                "cards": nvidia_devices().count(PCI_DISPLAY),
+                "cards": [kind for kind, _ in nvidia_devices()].count(PCI_DISPLAY),
                 "said": run(asked["node_argv"], 3 * ASK_S) or "",
                 "checksums": checksums(asked),
                 "space": space(asked["space"]),
+                "accounts": accounts([*asked["numbers"]], set(asked["numbers"].values())),
+                "groups": accounts([*asked["numbers"]], set(asked["numbers"].values()), "group"),
             }
     json.dump(answer, sys.stdout)
 

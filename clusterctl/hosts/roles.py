@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic_core import to_jsonable_python
@@ -105,6 +106,7 @@ def _probe_request(host: Host, spec: ClusterSpec, inventory: Inventory, workspac
         "shared": inventory.shared,
         "payload_hash": payload_hash(),
         "openmpi_conf": inventory.distribution.openmpi_conf,
+        "prte_conf": str(Path(inventory.distribution.openmpi_conf).with_name("prte-mca-params.conf")),
         "mariadb_conf": inventory.distribution.mariadb_conf,
     }
     drift = [
@@ -122,6 +124,7 @@ def _probe_request(host: Host, spec: ClusterSpec, inventory: Inventory, workspac
         blocks={path: tuple(edges) for one in drift for path, edges in one.get("blocks", {}).items()},
         paths=tuple(path for one in drift for path in one.get("paths", ())),
         users=users,
+        numbers={user.name: user.uid for user in spec.users},
         homes=homes if has_homes else {},
         far_homes={} if has_homes else homes,
         keys=dict.fromkeys(users, workspace.public_key.read_text().strip()),

@@ -16,6 +16,7 @@ _SUFFIX: Final = "_packages"
 _OPENHPC: Final = "_openhpc"  # what takes their place where Slurm is OpenHPC's
 _APPTAINER: Final = "apptainer"  # the role
 _CUDA_ROLE: Final = "cuda"
+_RENAMED: Final = 580  # the fabric manager's package, with this branch
 _CUDA: Final = "12"  # that of the job environment's CuPy
 _AT_GOOGLE: Final = frozenset({"bucket", "scratch"})  # roles for machines at Google alone
 # What Ansible's modules need on a host, and would fetch themselves.
@@ -69,17 +70,31 @@ def nvidia_stream(distribution: Distribution, software: Software) -> str | None:
     if not kinds or not values["cuda_has_streams"]:
         return None
     stream = values["cuda_streams"][kinds[0]]
-    return f"{nvidia.branch}{stream['branch']}" if nvidia.branch else str(stream["newest"])
+    branch = nvidia.of_branch
+    return f"{branch}{stream['branch']}" if branch else str(stream["newest"])
+
+
+def nvidia_preference(distribution: Distribution, software: Software) -> str:
+    """What keeps apt to the driver's branch; "" where none is asked for, or apt is not used."""
+    branch = software.nvidia.of_branch or ""
+    text: str = _variables(_CUDA_ROLE, distribution).get("cuda_preference", "") if branch else ""
+    return text.replace("%s", branch)
 
 
 def _of_nvidia(nvidia: Nvidia, distribution: Distribution) -> Iterator[str]:
     """What hosts with its cards get, as the role cuda fills in the names; none that only a host can tell."""
     values = _variables(_CUDA_ROLE, distribution)
     toolkit = nvidia.toolkit or ""
-    form = values["cuda_branch_form"].replace("%s", nvidia.branch) if nvidia.branch else ""
+    branch = nvidia.of_branch or ""
+    form = values["cuda_branch_form"].replace("%s", branch) if branch else ""
     cuda = toolkit.partition(".")[0] or _CUDA
     filled = {"@branch@": form, "@toolkit@": toolkit.replace(".", "-"), "@cuda@": cuda}
-    for name in (name for part in nvidia.parts for name in values["cuda_names"][part]):
+    filled |= {"@version@": "", "@driver_branch@": branch}  # the bundle's driver, and what it has of that
+    names = [name for part in nvidia.parts for name in values["cuda_names"][part]]
+    if nvidia.has_driver:
+        manager = "fabric_manager_below_580" if branch and int(branch) < _RENAMED else "fabric_manager"
+        names += [*values["cuda_persistence"], *values["cuda_names"][manager]]
+    for name in names:
         for placeholder, value in filled.items():
             name = name.replace(placeholder, value)  # noqa: PLW2901
         if "@" not in name:

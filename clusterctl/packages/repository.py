@@ -24,7 +24,7 @@ from urllib.parse import unquote
 import requests
 
 from clusterctl.errors import MachineError, UsageError
-from clusterctl.packages.os_packages import PLAIN, Upstream, nvidia_stream
+from clusterctl.packages.os_packages import PLAIN, Upstream, nvidia_preference, nvidia_stream
 from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution
 from clusterctl.state.inventory import ARCHITECTURE
@@ -128,8 +128,11 @@ def _apt_options(packer: RepositoryRequest) -> list[str]:
     (folder / "state/status").write_text("")
     sources = folder / f"archive{packer.archive.suffix if packer.archive else '.list'}"
     sources.write_text(own_sources(packer.archive) if packer.archive else "".join(_apt_lines(packer)))
+    preferences = folder / "preferences"
+    preferences.write_text(nvidia_preference(packer.distribution, packer.software))
     own = {
         "Dir::State": folder / "state",
+        "Dir::Etc::Preferences": preferences,
         "Dir::Cache": folder / "cache",
         "Dir::Etc::SourceList": sources,
         "APT::Architecture": architecture,

@@ -299,7 +299,7 @@ class SlurmClient(Scheduler):
             f"--immediate={_START_TIMEOUT_S}",
             "--chdir=/tmp",
             "--kill-on-bad-exit=1",
-            f"--export=PYTHONPATH={payload},OMP_NUM_THREADS=1",
+            f"--export=HOME,PYTHONPATH={payload},OMP_NUM_THREADS=1",  # Open MPI 5 needs a home
             *("/usr/bin/timeout", "--kill-after=2", str(limit_s)),
             *("bash", "-c", f'[[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; exec "$@"', "probe"),
             *verification_argv(hosts),

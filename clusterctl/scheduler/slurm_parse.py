@@ -26,7 +26,7 @@ ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 _SACCT_ID = re.compile(r"(?P<job>\d+)(?:_(?:(?P<task>\d+)|\[(?P<tasks>[^\]]*)\]))?", re.ASCII)
 _NUMBER = re.compile(r"\d+", re.ASCII)
-_YEAR_S = 365 * 86_400  # what slurmctld tells the accounting of a job without a limit (YEAR_MINUTES)
+_YEAR_S = 365 * 86_400  # what the accounting has of a job without a limit, and in 24.11 squeue at times
 _T = TypeVar("_T", JobInfo, NodeInfo, StepInfo)
 
 
@@ -108,11 +108,19 @@ class _Record:
         return int(self[name]) if _NUMBER.fullmatch(self[name]) else None
 
     def limit_s(self, name: str) -> int | None:
-        """A time limit; None for UNLIMITED, Partition_Limit, NOT_SET, and what stands for them in sacct."""
+        """A time limit; None for UNLIMITED, Partition_Limit, NOT_SET, and a year, which stands for them."""
         with suppress(ValueError):
             seconds = parse_slurm_time_s(self[name])
-            return None if name == "Timelimit" and seconds == _YEAR_S else seconds
+            return None if seconds == _YEAR_S else seconds
         return None
+
+    def exit(self, name: str) -> tuple[int, int]:
+        """Exit code and signal: ``1:0``, or the status of wait(2), as squeue has it before Slurm 23."""
+        code, colon, signal = self[name].partition(":")
+        if colon and _NUMBER.fullmatch(code) and _NUMBER.fullmatch(signal):
+            return int(code), int(signal)
+        status = self.number(name) or 0
+        return status >> 8, status & 0x7F
 
     def state(self) -> JobState:
         word = self["State"].partition(" ")[0]  # "CANCELLED by 10000"
@@ -136,14 +144,14 @@ class _Record:
 
 
 def _queued(record: _Record) -> JobInfo:
-    status = record.number("exit_code") or 0  # as wait(2) gives it
+    code, signal = record.exit("exit_code")
     return _job(
         record,
         "Name UserName SubmitTime StartTime EndTime",
         number=record.number("ArrayJobID") or 0,
         task=None if record["ArrayTaskID"] == "N/A" else record.number("ArrayTaskID"),
-        exit_code=status >> 8,
-        signal=status & 0x7F,
+        exit_code=code,
+        signal=signal,
         time_limit_s=record.limit_s("TimeLimit"),
         tres=record.text("tres-alloc"),  # of a job that waits: what it asks for
         restarts=record.number("RestartCnt"),
@@ -151,15 +159,12 @@ def _queued(record: _Record) -> JobInfo:
 
 
 def _accounted(record: _Record) -> Iterator[JobInfo]:
-    code, _, signal = record["ExitCode"].partition(":")
-    if not (_NUMBER.fullmatch(code) and _NUMBER.fullmatch(signal)):
-        record.doubt("ExitCode")
-        code = signal = "0"
+    code, signal = record.exit("ExitCode")
     number, tasks = _accounted_id(record)
     columns = "JobName User Submit Start End"
     others = {
-        "exit_code": int(code),
-        "signal": int(signal),
+        "exit_code": code,
+        "signal": signal,
         "time_limit_s": record.limit_s("Timelimit"),
         "tres": record.text("AllocTRES") or record.text("ReqTRES"),
     }

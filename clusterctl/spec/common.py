@@ -105,6 +105,11 @@ class Gpus(Model):
         return f"{self.count} x {self.type}"
 
 
+# The last branch for Maxwell, Pascal and Volta, which need proprietary modules; the first without these.
+LAST_FOR_VOLTA: Final = 580
+_OPEN_ALONE: Final = 620
+
+
 class Nvidia(Model):
     """What hosts with NVIDIA's cards get; a driver that is there is left alone. See docs/gpus.md."""
 
@@ -114,7 +119,9 @@ class Nvidia(Model):
         "newer: RTX 20, T4, A100, H100), or its proprietary one; present: install none",
     )
     branch: Annotated[str, PATTERNS["branch"]] | None = Field(
-        None, description="of that driver; by default NVIDIA's newest", examples=["580"]
+        None,
+        description="of that driver; by default NVIDIA's newest, and 580 of the proprietary one",
+        examples=["580"],
     )
     toolkit: Annotated[str, PATTERNS["toolkit"]] | None = Field(
         None,
@@ -128,7 +135,16 @@ class Nvidia(Model):
     def _of_a_driver(self) -> Self:
         if self.branch and self.driver == "present":
             raise ValueError("a branch is of a driver that is to be installed: write driver: open, too")
+        if self.driver == "proprietary" and int(self.branch or 0) >= _OPEN_ALONE:
+            raise ValueError(
+                f"from branch {_OPEN_ALONE} on there is no proprietary driver: write driver: open"
+            )
         return self
+
+    @property
+    def of_branch(self) -> str | None:
+        """The branch of a driver that is installed; None: the newest."""
+        return self.branch or (str(LAST_FOR_VOLTA) if self.driver == "proprietary" else None)
 
     @property
     def has_driver(self) -> bool:
@@ -140,7 +156,6 @@ class Nvidia(Model):
         """The parts of the role cuda whose packages a host may need; which of them, it decides itself."""
         chosen = {
             self.driver: self.has_driver,
-            "fabric_manager": self.has_driver,
             "toolkit": self.toolkit is not None,
             "nccl": self.nccl,
             "dcgm": self.dcgm,
@@ -344,6 +359,7 @@ class ProviderSettings(Model):
     shares_kernel: ClassVar[bool] = False  # hosts are parts of this machine: no reboot, no firewall
     is_cloud: ClassVar[bool] = False  # hosts are rented, by machine type
     keeps_from_start: ClassVar[bool] = False  # storage.keep can't be changed while the cluster is up
+    default_uid: ClassVar[int | None] = None  # of the job user that no spec names; None: the caller's own
 
     @property
     def machines(self) -> Mapping[str, OnpremHost]:
@@ -405,7 +421,7 @@ class Cluster(Model):
     partitions: tuple[Partition, ...] = Field(min_length=1, description="the nodes, by Slurm partition")
     users: tuple[User, ...] = Field(
         (),
-        description="accounts on all nodes; default: the current user, or hpc (uid 10000) for root",
+        description="accounts on all nodes; default: the current user (with uid 10000 on gcp), hpc for root",
     )
     software: Software = Field(Software(), description="software on the nodes beyond the defaults")
     storage: Storage = Field(Storage(), description="whether the shared folder outlives the cluster")

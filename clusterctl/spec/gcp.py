@@ -90,6 +90,7 @@ class GcpSettings(ProviderSettings):
 
     is_cloud: ClassVar[bool] = True
     keeps_from_start: ClassVar[bool] = True
+    default_uid: ClassVar[int | None] = 10_000
 
     type: Literal["gcp"] = Field(description="the provider's type")
     project: Project = Field(description="the project's id")
@@ -151,6 +152,7 @@ class GcpSettings(ProviderSettings):
         yield from _network(self.network, 1 + spec.node_count)
         yield from _storage(self)
         yield from _kept_storage(self, spec)
+        yield from _users(spec)
         yield from _rest(self)
         yield from spec.refused((*_OF_LOCAL_NODES, *OF_OWN_MACHINES))
 
@@ -227,6 +229,9 @@ def _images(spec: Cluster) -> Iterator[tuple[str, Image]]:
 MAX_HOSTS: Final = 1000
 OWN_LABELS: Final = "clusterctl-"
 _LEAST_AUTO_DOWN_S: Final = 600
+# Google's guest agent runs `groupadd google-sudoers` and `useradd -m -s /bin/bash -p * NAME` (cfg/cfg.go and
+# non_windows_accounts.go, 2026-07), which count from 1000; some images have an account of their own before.
+_GIVEN_OUT: Final = range(1000, 1010)
 _LARGEST_PREFIX: Final = 29
 _TAKEN_ADDRESSES: Final = 4  # of every subnetwork: the network, the gateway, one of Google's, the broadcast
 _REGION: Final = re.compile(r"[a-z]+-[a-z]+[0-9]+")
@@ -279,6 +284,16 @@ def _nodes(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
         message = f"secure_boot keeps NVIDIA's driver of the default image from loading on {driver_for}"
         hint = f"remove it, or give {driver_for} an image whose driver is signed"
         yield Fault(("provider", "secure_boot"), message, hint)
+
+
+def _users(spec: Cluster) -> Iterator[Fault]:
+    """Numbers that a new host gives out by itself, before `up` comes: to Google's group, and accounts."""
+    for index, user in enumerate(spec.users):
+        if user.uid in _GIVEN_OUT:
+            own = "Google's images give out those from 1000 on"
+            message = f"uid {user.uid} may be taken on the hosts: {own}"
+            hint = f"take one from {_GIVEN_OUT.stop} on, such as {GcpSettings.default_uid}"
+            yield Fault(("users", index, "uid"), message, hint)
 
 
 def _place(provider: GcpSettings) -> Iterator[Fault]:

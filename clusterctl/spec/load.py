@@ -143,16 +143,17 @@ class CurrentUser:
 def resolve_users(spec: ClusterSpec, current_user: CurrentUser) -> ClusterSpec:
     """The spec with its caller-dependent default filled in: ``users``.
 
-    That is the caller, or `hpc` when the caller is root or can't be an account of the nodes.
+    That is the caller, with the provider's number where it has one, or `hpc` when the caller is root or can't
+    be an account of the nodes.
     """
     if spec.users:
         return spec
-    return spec.model_copy(update={"users": (_as_user(current_user) or FALLBACK_USER,)})
+    return spec.model_copy(update={"users": (_as_user(current_user, spec) or FALLBACK_USER,)})
 
 
 def job_user_notes(spec: ClusterSpec, current_user: CurrentUser) -> tuple[str, ...]:
     """What the user should know about a resolved spec: that jobs don't run under the caller's own name."""
-    if current_user.uid == 0 or _as_user(current_user) or spec.users != (FALLBACK_USER,):
+    if current_user.uid == 0 or _as_user(current_user, spec) or spec.users != (FALLBACK_USER,):
         return ()
     who = (
         f"{current_user.name!r} (uid {current_user.uid})" if current_user.name else f"uid {current_user.uid}"
@@ -163,10 +164,10 @@ def job_user_notes(spec: ClusterSpec, current_user: CurrentUser) -> tuple[str, .
     )
 
 
-def _as_user(current_user: CurrentUser) -> User | None:
+def _as_user(current_user: CurrentUser, spec: ClusterSpec) -> User | None:
     """The caller as an account of the nodes, if that can be: neither root nor any other odd one can."""
     try:
-        return User(name=current_user.name, uid=current_user.uid)
+        return User(name=current_user.name, uid=spec.provider.default_uid or current_user.uid)
     except ValidationError:
         return None
 

@@ -58,6 +58,11 @@ class LocalSettings(ProviderSettings):
         description="private /24 for the nodes; by default a free one is chosen",
         examples=["10.77.0.0/24"],
     )
+    distribution: Literal["debian-12", "debian-13"] | None = Field(
+        None,
+        description="what the nodes run; by default debian-12, and on Rocky Linux and AlmaLinux always the "
+        "machine's own distribution",
+    )
     mirror: Url = Field(
         "http://deb.debian.org/debian", description="Debian mirror that the node image is built from"
     )
@@ -70,8 +75,13 @@ class LocalSettings(ProviderSettings):
             raise ValueError(f"{value} is not a private /24, such as 10.77.0.0/24")
         return value
 
+    @property
+    def release(self) -> str:
+        """The distribution of nodes that are made now."""
+        return self.distribution or distributions.of_local_nodes()
+
     def expected_release(self, spec: Cluster) -> str:  # noqa: ARG002
-        return distributions.of_local_nodes()
+        return self.release
 
     def faults(self, spec: Cluster) -> Iterator[Fault]:
         if 1 + spec.node_count > MAX_LOCAL_HOSTS:

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from clusterctl.errors import TransportError, UnreachableError
+from clusterctl.errors import KeyRefusedError, TransportError, UnreachableError
 from clusterctl.transport.base import (
     ENDED_BY_SIGNAL,
     SILENCE_S,
@@ -249,8 +249,8 @@ class SSHTransport:
             host=self.host,
         )
 
-    def _refused(self, target: Target, exc: Exception) -> TransportError:
-        return TransportError(
+    def _refused(self, target: Target, exc: Exception) -> KeyRefusedError:
+        return KeyRefusedError(
             f"{self.host} does not accept our key for user {target.user}",
             where=target.key,
             why=str(exc),

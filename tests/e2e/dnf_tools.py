@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from clusterctl.providers.local.image import DEFAULT_MIRROR, debootstrap
+from clusterctl.providers.local.image import DEBIAN, DEFAULT_MIRROR, debootstrap
 from clusterctl.state.workspace import cache_home
 from tests.support.nested import ROOT, as_root
 
@@ -61,7 +61,7 @@ def main() -> None:
     tree = Path(sys.argv[1])
     building = tree.with_name(f"{tree.name}.building")
     subprocess.run(["rm", "-rf", "--one-file-system", str(building)], check=True)
-    debootstrap(building, DEFAULT_MIRROR, PACKAGES)
+    debootstrap(building, DEFAULT_MIRROR, PACKAGES, DEBIAN.suites["debian-12"])
     building.rename(tree)
 
 

@@ -127,6 +127,7 @@ def test_an_edited_configuration_and_nodes_without_power_come_back_in_one_up(one
     one.ssh(leader, "scontrol reconfigure")
     assert "77 sec" in one.ssh(leader, shown)
     one.ssh(second, f"sudo usermod -c drifted {one.user}; sudo gpasswd -a {one.user} games")
+    one.ssh(third, "sudo touch /var/spool/clusterctl-slurmd/cred_state.left; sync")  # it outlives no boot
     one.ssh(third, "sudo systemctl poweroff --force --force", rc=None)
     one.ssh(second, "sudo systemctl poweroff", rc=None)  # it is still on its way down when `up` looks
     answer = one.json("up", "--reconfigure")
@@ -141,7 +142,9 @@ def test_an_edited_configuration_and_nodes_without_power_come_back_in_one_up(one
     see_that_root_was_led_nowhere(one)
     assert one.ssh(leader, shown) == was
     for number in (1, 2, 3):
-        assert "77" not in one.ssh(node(one, number), "sudo grep -r ^SlurmdTimeout /run/slurmd/conf-cache")
+        spool = "/var/spool/clusterctl-slurmd"
+        assert "77" not in one.ssh(node(one, number), f"sudo grep -r ^SlurmdTimeout {spool}/conf-cache")
+    assert "cred_state.left" not in one.ssh(third, "sudo ls /var/spool/clusterctl-slurmd")
 
 
 def test_what_a_person_drained_stays_and_what_slurm_drained_is_resumed(one: Cluster) -> None:

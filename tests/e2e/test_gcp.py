@@ -1,7 +1,8 @@
 """A cluster on Google Cloud, whose instances are in truth machines of this one.
 
-Terraform is real, its provider and Google's API are stand-ins, `gcloud` leads to the machines. All that comes
-after the inventory is the same as everywhere: Ansible, Slurm, jobs, runs.
+Terraform is real, its provider and Google's API are stand-ins, `gcloud` leads to the machines, whose accounts
+a guest agent makes (a stand-in, too). All that comes after the inventory is the same as everywhere: Ansible,
+Slurm, jobs, runs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace, cache_home
 from tests.support.cluster import provision, shell
-from tests.support.google import gcloud
+from tests.support.google import gcloud, guest
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.google.world import World
@@ -138,7 +139,9 @@ def gcp(
             host.name: {kind: key} for host, (kind, key) in zip(inventory.hosts, keys, strict=True)
         }
     path = f"{gcloud.install(folder, cloud.store.path)}:{os.environ['PATH']}"
-    with Google(world) as google:
+    with Google(world) as google, guest.metadata(world, inventory):
+        for host in inventory.hosts:
+            guest.start_agent(partial(shell, beneath, host.name))
         environ = {
             **cloud.env,
             **google.environment,
@@ -174,6 +177,19 @@ def test_its_instances_are_made_once(gcp: Gcp) -> None:
     assert sorted(made) == sorted(gcp.cloud.instances)
     nodes = [f"{gcp.name}-train-{number}" for number in range(1, MOST_NODES + 1)]
     assert sorted(gcp.cloud.instances) == [f"{gcp.name}-ctl", *nodes]
+
+
+def test_the_accounts_are_those_that_the_guest_agent_made_once_sshd_answered(gcp: Gcp) -> None:
+    """Its group and its account take the numbers from 1000 on; `up` was refused at first, and asked again."""
+    for host in gcp.cloud.instances:
+        said = gcp.ssh(
+            host, "getent group 1000; id --user; id --group --name; sudo --non-interactive id --user"
+        )
+        assert said.stdout.split() == ["google-sudoers:x:1000:clusterctl", "1000", "clusterctl", "0"], said
+        refused = gcp.ssh(
+            host, "sudo journalctl --quiet --identifier=sshd | grep --count 'Invalid user clusterctl'"
+        )
+        assert int(refused.stdout) >= 1
 
 
 def test_a_node_without_the_gpus_of_its_partition_was_named(gcp: Gcp) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.providers.local.image import DEBIAN, REDHAT
+from clusterctl.spec.distributions import redhat_release
 from tests.support.cluster import Cluster
 
 pytestmark = pytest.mark.platform("real", "debian-12")
@@ -17,6 +19,17 @@ def script(cluster: Cluster, name: str, text: str) -> Path:
     path = cluster.runner.cwd / name
     path.write_text(text)
     return path
+
+
+def test_nodes_are_mounted_as_machines_of_their_distribution_are(cluster: Cluster) -> None:
+    """systemd-nspawn's own /run lets programs run, which hid that jobs could not start on real machines."""
+    base = REDHAT if redhat_release() else DEBIAN
+    for path, options in base.mounts.items():
+        there = cluster.ssh(
+            f"{cluster.name}-train-1", f"findmnt --noheadings --output OPTIONS {path}"
+        ).strip()
+        wanted = {option for option in options.split(",") if "=" not in option}
+        assert wanted <= {*there.split(",")}, (path, there)
 
 
 def test_a_shell_script_runs_in_its_allocation(cluster: Cluster) -> None:

@@ -95,7 +95,7 @@ def furnish_cards(host: Host) -> None:
         "/usr/local/bin/modinfo": MODINFO,
         "/usr/local/bin/nvidia-smi": NVIDIA_SMI,
         "/usr/local/lib/nvidia_smi.py": PROGRAM.read_text(),
-        "/etc/nvidia-stand-in.json": json.dumps(rtx_4070(driver="575.57.08")),
+        "/etc/nvidia-stand-in.json": json.dumps(rtx_4070(driver="580.95.05")),
         "/usr/local/sbin/boot": BOOT,
         "/etc/systemd/system/boot.service": BOOT_UNIT,
     }.items():
@@ -186,9 +186,10 @@ def test_the_firewall_lets_members_through_and_nobody_else(rocky: Cluster, machi
 
 
 def test_a_host_with_cards_has_what_the_spec_asks_for_and_says_what_it_waits_for(rocky: Cluster) -> None:
-    wanted = "nvidia-open cuda-toolkit-12-9 datacenter-gpu-manager-4-cuda12 libnccl nvidia-fabric-manager"
+    wanted = "nvidia-open cuda-toolkit-12-9 datacenter-gpu-manager-4-cuda12 libnccl nvidia-fabricmanager"
     assert rocky.ssh("node2", f"rpm -q --qf '%{{name}} ' {wanted}").split() == wanted.split()
     assert "not installed" in rocky.ssh("node1", "rpm -q nvidia-open || true")
+    assert rocky.ssh("node2", "rpm -q libnccl-devel libnccl-static || true").count("not installed") == 2
     (needed,) = (note for note in rocky.raised["notes"] if "a reboot is needed" in note)
     assert needed.startswith("node2: ")
     assert "`clusterctl node reboot node2`" in needed

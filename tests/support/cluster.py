@@ -101,8 +101,11 @@ def raised(
 ) -> Iterator[Cluster]:
     """Raise a cluster of a spec's text, and take it down again: nothing of it may be left.
 
-    Nodes that are to have ``cards`` are booted and get them before `up` configures anything.
+    Nodes that are to have ``cards`` are booted and get them before `up` configures anything. In the second
+    run of `make test-all` local nodes run another distribution (scripts/run_tests.py).
     """
+    if other := os.environ.get("TEST_DISTRIBUTION"):
+        spec = spec.replace("{type: local", f"{{type: local, distribution: {other}")
     file, runner = cwd / f"{name}.yaml", Clusterctl(home, cwd, forked=True)
     file.write_text(spec)
     with nothing_left(home):
@@ -120,7 +123,8 @@ def provision(spec: ClusterSpec, workspace: Workspace) -> Inventory:
     """Boot the machines of a local cluster, as `up` does before it configures them."""
     workspace.create()
     workspace.create_secrets()
-    provider = LocalProvider(LocalSettings())
+    assert isinstance(spec.provider, LocalSettings)
+    provider = LocalProvider(spec.provider)
     prepare_image(ClusterSession(spec=spec, workspace=workspace, provider=provider))
     inventory = provider.apply(spec, workspace, keep={}, report=lambda _: None).inventory
     workspace.known_hosts.write_text(inventory.known_hosts())

@@ -37,7 +37,8 @@ GATE = "gate"
 _BUILD_TIMEOUT_S = 600
 _REBOOT_TIMEOUT_S = 60
 
-Kind = Literal["debian", "ubuntu-22.04", "ubuntu-24.04", "el", "el-10"]  # see tests/support/shapes.py
+# See tests/support/shapes.py.
+Kind = Literal["debian", "debian-13", "ubuntu-22.04", "ubuntu-24.04", "el", "el-10"]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.providers.local import image, machine
 from clusterctl.providers.local.layout import CACHE
 from clusterctl.providers.local.provider import cached_images, image_keys
+from clusterctl.spec.models import LocalSettings
 from clusterctl.state.workspace import cache_home
 from tests.support.cluster import raised
 from tests.support.install import lock_of_wheels
@@ -108,7 +109,7 @@ class Host:
 
 def lent_image(folder: Path) -> tuple[Path, ...]:
     """The node image's folders in this machine's cache; a cluster is raised here if it was never baked."""
-    base, key = image_keys(image.DEFAULT_MIRROR)
+    base, key = image_keys(LocalSettings())
     if key not in {kept.key for kept in cached_images(report=print)}:
         with raised(
             "bake", "version: 1\nname: bake\npartitions: [{name: train, nodes: 1}]\n", folder, folder
@@ -219,7 +220,7 @@ def _build(tree: Path, locked: str) -> None:
 
 def make(folder: Path, wheels: Path, lock: Path) -> None:
     """A Debian with what clusterctl needs of a host, and what it needs of Python, but not itself."""
-    image.debootstrap(folder, image.DEFAULT_MIRROR, PACKAGES)
+    image.debootstrap(folder, image.DEFAULT_MIRROR, PACKAGES, image.DEBIAN.suites["debian-12"])
     (folder / "etc/machine-id").write_text("")
     lent = {UV: "/run/lent/uv", wheels: "/run/lent/wheels", lock: "/run/lent/wheels.lock"}
     argv = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--as-pid2", "--private-network"]

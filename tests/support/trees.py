@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from clusterctl.providers.local import image, system
 from clusterctl.providers.local.layout import CACHE, BakeRequest
 from clusterctl.providers.local.provider import image_keys
+from clusterctl.spec.models import LocalSettings
 from clusterctl.util.assets import digest
 from tests.support.el import repository
 from tests.support.el.build import build, inputs
@@ -32,14 +34,17 @@ class Tree:
     web_hosts: tuple[str, ...] = ()
 
 
-def debian() -> Path:
+def debian(distribution: Literal["debian-12", "debian-13"] = "debian-12") -> Path:
     """The bare Debian of the local image, made if it is not in the cache."""
-    base, key = image_keys(image.DEFAULT_MIRROR)
+    settings = LocalSettings(distribution=distribution)
+    base, key = image_keys(settings)
     root = CACHE / f"base-{base}" / "root"
     if root.is_dir():
         return root
     nobody = "ssh-ed25519 AAAA"  # an image that is baked has a key; its base has none
-    request = BakeRequest(key=key, base_key=base, mirror=image.DEFAULT_MIRROR, admin_key=nobody)
+    request = BakeRequest(
+        key=key, base_key=base, distribution=settings.release, mirror=settings.mirror, admin_key=nobody
+    )
     with image.cache_lock("up", _silent):
         return image.build_base(request, _silent)
 
@@ -80,7 +85,7 @@ def _forget_older(cache: Path) -> None:
 @contextmanager
 def tree(kind: str, cache: Path) -> Iterator[Tree]:
     """What machines of that kind are made from; it stays while the body runs."""
-    base = debian()
+    base = debian("debian-13" if kind == "debian-13" else "debian-12")
     if not kind.startswith("el"):
         yield Tree((base,), _apt_hosts(base))
         return

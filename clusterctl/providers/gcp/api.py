@@ -258,7 +258,7 @@ def is_enforced(api: Api, constraint: str) -> bool:
 
 KIND = "ssh-ed25519"
 _HIDES_KEYS: Final = "compute.disableGuestAttributesAccess"
-WAIT_S = 300.0
+WAIT_S = 600.0  # the largest machines take minutes before their system starts
 _LOOK_EVERY_S = 3.0
 _KEY = re.compile(r"AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/=]+")
 

@@ -253,6 +253,11 @@ def _notes(spec: ClusterSpec) -> tuple[str, ...]:
     notes = [*map(network_note, (gcp.controller_machine(spec), *partitions))]
     if gcp.settings_of(spec).shared_disk and not gcp.shared_disk(spec):
         notes.append("provider.shared_disk is not used: it is for storage.keep, without filestore")
+    if gcp.settings_of(spec).bucket and spec.provider.expected_release(spec) == "rocky-10":
+        notes.append(
+            "/bucket may fail on Rocky Linux 10, which refuses the key that gcsfuse was signed with in 2025 "
+            "(github.com/GoogleCloudPlatform/gcsfuse/issues/3874): take images of Rocky Linux 9 if it does"
+        )
     return tuple(dict.fromkeys(filter(None, notes)))
 
 

@@ -173,7 +173,7 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         notes += system.raise_kernel_limits(others + len(wanted.nodes))
         if not machine.booted_with_systemd():
             notes += system.disable_autogroup()
-        notes += state.kept(wanted.subnet, wanted.image)
+        notes += state.kept(wanted.subnet, wanted.image, wanted.distribution)
         resized, removed = _remove_nodes(wanted, state)
         notes += (f"made anew, with another disk: {', '.join(resized)}",) if resized else ()
         state = _number(state, wanted)
@@ -201,7 +201,13 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
             )
         if started := [one for one in machines if one.name not in running]:
             machine.check_started(started)
-    answer = layout.MadeCluster(subnet=state.subnet, nodes=tuple(made), removed=removed, notes=notes)
+    answer = layout.MadeCluster(
+        subnet=state.subnet,
+        distribution=state.distribution,
+        nodes=tuple(made),
+        removed=removed,
+        notes=notes,
+    )
     return answer.model_dump(mode="json")
 
 

@@ -24,12 +24,10 @@ from pydantic import BaseModel
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.local import layout, machine, system
 from clusterctl.providers.local.system import TOOL_ENV, run
-from clusterctl.spec import distributions
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.workspace import hold
 from clusterctl.util.assets import table
 
-SUITE = "bookworm"
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
 
 
@@ -39,7 +37,13 @@ class Base(BaseModel):
     packages: tuple[str, ...]
     masked: tuple[str, ...]
     enabled: tuple[str, ...]
+    mounts: dict[str, str]
     units: dict[str, str] = {}
+    suites: dict[str, str] = {}
+
+    @property
+    def fstab(self) -> str:
+        return "".join(f"tmpfs {path} tmpfs {options} 0 0\n" for path, options in self.mounts.items())
 
 
 _FURNISH = Path(__file__).with_name("data") / "furnish.sh"
@@ -57,11 +61,11 @@ _OWN_PROCESSES = (
 )
 
 
-def base_inputs() -> tuple[str, ...]:
-    """What decides how the base looks, besides the mirror: hashed into its key."""
-    if release := distributions.redhat_release():
-        return ("base v1", release, platform.machine(), *REDHAT.packages, *REDHAT.masked)
-    return ("base v2", SUITE, platform.machine(), *DEBIAN.packages, *DEBIAN.masked)
+def base_inputs(release: str) -> tuple[str, ...]:
+    """What decides how the base of that distribution looks, besides the mirror: hashed into its key."""
+    if suite := DEBIAN.suites.get(release):
+        return ("base v2", suite, platform.machine(), *DEBIAN.packages, *DEBIAN.masked, DEBIAN.fstab)
+    return ("base v1", release, platform.machine(), *REDHAT.packages, *REDHAT.masked, REDHAT.fstab)
 
 
 def image_dir(key: str) -> Path:
@@ -113,20 +117,20 @@ def build_base(request: layout.BakeRequest, report: Callable[[str], None]) -> Pa
     building = layout.CACHE / f".building-base-{request.base_key}"
     root = building / "root"
     building.mkdir(parents=True)
-    own = distributions.redhat_release()
-    title = distribution_of(distributions.of_local_nodes()).title
-    report(f"building the {title} base ({'dnf' if own else 'mmdebstrap'})")
+    suite = DEBIAN.suites.get(request.distribution)
+    base, tool = (DEBIAN, "mmdebstrap") if suite else (REDHAT, "dnf")
+    report(f"building the {distribution_of(request.distribution).title} base ({tool})")
     try:
-        if own:
-            dnf_install(root, own, through=_OWN_PROCESSES)
-        else:
-            debootstrap(root, request.mirror, DEBIAN.packages)
+        if suite:
+            debootstrap(root, request.mirror, base.packages, suite)
             lists = root / "var/lib/apt/lists"
             os.utime(lists, (0, 0))  # emptied by mmdebstrap, so not as fresh as they look
-        base = REDHAT if own else DEBIAN
+        else:
+            dnf_install(root, request.distribution, through=_OWN_PROCESSES)
         words = (str(layout.ADMIN_ID), " ".join(base.masked), *base.enabled)
         argv = ["chroot", str(root), "sh", "-s", "--", *words]
         run(argv, stdin=_FURNISH.read_text(), what="furnishing the base image")
+        (root / "etc/fstab").write_text(base.fstab)
         building.rename(final)
     finally:
         if building.exists():
@@ -134,7 +138,7 @@ def build_base(request: layout.BakeRequest, report: Callable[[str], None]) -> Pa
     return final / "root"
 
 
-def debootstrap(root: Path, mirror: str, packages: Sequence[str]) -> None:
+def debootstrap(root: Path, mirror: str, packages: Sequence[str], suite: str) -> None:
     argv = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}"]
     argv += [f"--aptopt={_RETRIES}", "--dpkgopt=force-unsafe-io"]
     argv += [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("man", "doc", "locale")]
@@ -145,12 +149,12 @@ def debootstrap(root: Path, mirror: str, packages: Sequence[str]) -> None:
         fix = f"apt-get install {_KEYRING.stem}, which Debian's signatures are checked with; or {fix}"
     sources = None
     if mirror != DEFAULT_MIRROR:
-        sources = "".join(f"deb {mirror} {suite} main\n" for suite in (SUITE, f"{SUITE}-updates"))
+        sources = "".join(f"deb {mirror} {part} main\n" for part in (suite, f"{suite}-updates"))
     # All accounts see command lines: no proxy and no mirror stands there, whose address may hold a password.
     with tempfile.NamedTemporaryFile("w", prefix="clusterctl-") as settings:
         settings.write(f"{apt_proxy()}\n")
         settings.flush()
-        argv += [f"--aptopt={settings.name}", SUITE, str(root), *(["-"] if sources else [])]
+        argv += [f"--aptopt={settings.name}", suite, str(root), *(["-"] if sources else [])]
         what = "building the base image"
         run([*_OWN_PROCESSES, *argv], what=what, where=mirror, fix=fix, stdin=sources)
     (root / "etc/apt/apt.conf.d/99mmdebstrap").write_text(f"{_RETRIES};\n")  # the proxy is not for nodes

@@ -25,6 +25,7 @@ RUN = Path("/run/clusterctl")  # lock files
 ClusterId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{6}$")]
 HostName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
 ImageKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
+Release = Annotated[str, StringConstraints(pattern=r"^[a-z]{1,20}-[0-9]{1,3}$")]
 AdminKey = Annotated[str, StringConstraints(pattern=r"^ssh-ed25519 [A-Za-z0-9+/=]+( [\w@.-]+)?$")]
 
 ADMIN_ID = 64100  # uid and gid of the admin user on every node; outside Debian's and EL's ranges for people
@@ -94,6 +95,7 @@ class ClusterRequest(_Message):
     owner: int = Field(description="uid of the caller, who may see and remove it")
     workspace: str
     image: ImageKey
+    distribution: Release
     admin_key: AdminKey
     subnet: IPv4Network | None = None
     keep_storage: bool = Field(False, description="whether `down` leaves the shared folder")
@@ -124,16 +126,17 @@ class ClusterState(BaseModel):
     owner: int
     workspace: str
     image: ImageKey
+    distribution: Release | None = None  # older versions did not write it down
     subnet: IPv4Network
     keep_storage: bool = False
     numbers: dict[HostName, int] = Field(default_factory=dict)
 
-    def kept(self, subnet: IPv4Network | None, image: str) -> tuple[str, ...]:
+    def kept(self, subnet: IPv4Network | None, image: str, distribution: str) -> tuple[str, ...]:
         """What of a wish a cluster that is up does not get, in words for the user."""
         notes = []
         if subnet not in (None, self.subnet):
             notes.append(f"the nodes stay in {self.subnet}; `down` and `up` moves them to {subnet}")
-        if image != self.image:
+        if image != self.image and self.distribution in (None, distribution):
             notes.append(
                 "the nodes keep the older image they were made from; `down` and `up` gives them the new one"
             )
@@ -196,6 +199,7 @@ class MadeCluster(_Message):
     """The answer to a ClusterRequest."""
 
     subnet: IPv4Network
+    distribution: Release | None
     nodes: tuple[MadeNode, ...]
     removed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -209,6 +213,7 @@ class BakeRequest(_Message):
 
     key: ImageKey
     base_key: ImageKey
+    distribution: Release
     mirror: Url
     admin_key: AdminKey
 

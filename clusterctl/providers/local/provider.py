@@ -61,6 +61,13 @@ class LocalProvider(Provider):
                 why=f"this machine is {release}: dnf makes it, from the machine's own repositories",
                 fix="remove provider.mirror; a mirror of your own belongs into /etc/yum.repos.d",
             )
+        if release and self._settings.distribution:
+            raise UsageError(
+                "local nodes have the distribution of this machine here",
+                where="provider.distribution",
+                why=f"this machine is {release}: dnf makes the node image, from its own repositories",
+                fix="remove provider.distribution",
+            )
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:  # noqa: ARG002
         if call("check", {"id": workspace.cluster_id()}, report=report)["exists"]:
@@ -73,7 +80,7 @@ class LocalProvider(Provider):
                 port=answer["port"],
                 roles=(CONTROLLER, COMPUTE),
                 host_key=answer["host_key"],
-                distribution=distributions.of_local_nodes(),
+                distribution=self._settings.release,
             )
             bake(image)
 
@@ -96,9 +103,29 @@ class LocalProvider(Provider):
                 found = layout.Existing(nodes=disks, running=frozenset(disks))
                 notes += (f"the nodes are taken to be as `up` left them: {exc.cause}",)
         if found.state is not None:
-            notes += found.state.kept(self._settings.subnet, image_keys(self._settings.mirror)[1])
+            notes += self._notes_on(found.state, hosts)
         notes += self._storage_notes(spec, found)
         return HostPlan(compare(spec, shares, found, hosts), notes=notes)
+
+    def _notes_on(self, state: layout.ClusterState, hosts: Mapping[str, Host]) -> tuple[str, ...]:
+        """The settings that a cluster that is up does not take over.
+
+        Raises:
+            UsageError: its nodes have another distribution than the spec names.
+        """
+        has, wanted = _release(state.distribution, hosts), self._settings.distribution
+        if has and wanted and has != wanted:
+            runs, asked = (distributions.distribution_of(name).title for name in (has, wanted))
+            raise UsageError(
+                f"the nodes of cluster {state.name!r} run {runs}, and the spec asks for {asked}",
+                where="provider.distribution",
+                why="nodes keep their image: neither Slurm takes over the other's jobs and accounting (24.11 "
+                "reads what 23.02 and newer left, and none what a newer one left)",
+                fix=f"write distribution: {has}; or `clusterctl down`, then `clusterctl up`: what `collect` "
+                "brought home stays, and with `storage: {keep: true}` the shared folder; accounts come from "
+                "the spec; submit waiting jobs again; the accounting's history is lost",
+            )
+        return state.kept(self._settings.subnet, image_keys(self._settings)[1], self._settings.release)
 
     def _storage_notes(self, spec: ClusterSpec, found: layout.Existing) -> tuple[str, ...]:
         if not spec.storage.keep:
@@ -126,6 +153,7 @@ class LocalProvider(Provider):
             owner=os.getuid(),
             workspace=str(workspace.root),
             image=image.key,
+            distribution=image.distribution,
             admin_key=image.admin_key,
             subnet=self._settings.subnet,
             keep_storage=spec.storage.keep,
@@ -137,7 +165,8 @@ class LocalProvider(Provider):
         )
         report(f"starting {len(request.nodes)} machines")
         made = layout.MadeCluster.model_validate(call("up", request.model_dump(mode="json"), report=report))
-        inventory = _inventory(spec, request.id, shares, made)
+        release = _release(made.distribution, hosts_as_raised(workspace)) or request.distribution
+        inventory = _inventory(spec, request.id, shares, made, release)
         new = tuple(node.name for node in made.nodes if node.made)
         started = tuple(node.name for node in made.nodes if node.started and not node.made)
         removed = (f"removed {', '.join(made.removed)}",) if made.removed else ()
@@ -207,17 +236,26 @@ def is_orphan(cluster: layout.ClusterState) -> bool:
         return True
 
 
-def image_keys(mirror: str) -> tuple[str, str]:
-    """What the cache calls the base from this mirror, and the image over it: hashes of what goes in."""
-    base_key = digest(mirror, *base_inputs())
+def image_keys(settings: LocalSettings) -> tuple[str, str]:
+    """What the cache calls the base and the image over it: hashes of what goes in."""
+    base_key = digest(settings.mirror, *base_inputs(settings.release))
     return base_key, digest(base_key, *install_inputs())
 
 
 def _image(settings: LocalSettings, workspace: Workspace) -> layout.BakeRequest:
-    base_key, key = image_keys(settings.mirror)
+    base_key, key = image_keys(settings)
     return layout.BakeRequest(
-        key=key, base_key=base_key, mirror=settings.mirror, admin_key=workspace.public_key.read_text().strip()
+        key=key,
+        base_key=base_key,
+        distribution=settings.release,
+        mirror=settings.mirror,
+        admin_key=workspace.public_key.read_text().strip(),
     )
+
+
+def _release(recorded: str | None, hosts: Mapping[str, Host]) -> str | None:
+    """What the nodes of a cluster run, as the helper recorded it, or `up` before it did."""
+    return recorded or next((host.distribution for host in hosts.values()), None)
 
 
 def clusters() -> tuple[layout.ClusterState, ...]:
@@ -250,14 +288,14 @@ def cached_images(*, prune: bool = False, report: Reporter) -> tuple[layout.Cach
 
 
 def _inventory(
-    spec: ClusterSpec, cluster_id: str, sizes: tuple[Share, ...], made: layout.MadeCluster
+    spec: ClusterSpec, cluster_id: str, sizes: tuple[Share, ...], made: layout.MadeCluster, release: str
 ) -> Inventory:
     share_of = {share.host: share for share in sizes}
     return Inventory(
         cluster=spec.name,
         cluster_id=cluster_id,
         provider=spec.provider.type,
-        hosts=tuple(_host(node, share_of.get(node.name)) for node in made.nodes),
+        hosts=tuple(_host(node, share_of.get(node.name), release) for node in made.nodes),
         network=str(made.subnet),
         shared=_SHARED,
         oversubscribed=is_oversubscribed(sizes),
@@ -265,7 +303,7 @@ def _inventory(
     )
 
 
-def _host(node: layout.MadeNode, share: Share | None) -> Host:
+def _host(node: layout.MadeNode, share: Share | None, release: str) -> Host:
     """A compute node, or the controller, which has no share."""
     return Host(
         name=node.name,
@@ -273,7 +311,7 @@ def _host(node: layout.MadeNode, share: Share | None) -> Host:
         roles=(COMPUTE if share else CONTROLLER,),
         partition=share.partition if share else None,
         host_key=node.host_key,
-        distribution=distributions.of_local_nodes(),
+        distribution=release,
         **(asdict(share.size) if share else {}),
     )
 

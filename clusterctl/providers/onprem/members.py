@@ -13,7 +13,8 @@ from typing import Final
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UnreachableError
 from clusterctl.hosts import checks, reach
-from clusterctl.hosts.checks import CLAIM, DoctorReport, Finding, expected, host_facts_request
+from clusterctl.hosts.checks import DoctorReport, Finding
+from clusterctl.hosts.expected import CLAIM, expected, host_facts_request
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.hosts.reach import Wanted
 from clusterctl.hosts.roles import role_files, role_packages

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import ClusterctlError, CommandError, ConfigureError, ProvisionError, UnreachableError
-from clusterctl.hosts.checks import CLAIM
+from clusterctl.hosts.expected import CLAIM
 from clusterctl.providers.base import (
     FOLDER,
     REPLACED,

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 from clusterctl.providers.local import machine, system
-from clusterctl.providers.local.image import apt_proxy
+from clusterctl.providers.local.image import REDHAT, apt_proxy
 from clusterctl.providers.local.system import run
 from tests.support.el import certificate, repository, rpms
 from tests.support.el.packages import DATA, base_names, packages
@@ -48,6 +48,7 @@ def build(base: Path, folder: Path) -> None:
         names = base_names() | _SERVER
         first = [next(web.rglob(package.file)) for package in every if package.name in names]
         _script(root, "identity.sh", *(f"/{path.relative_to(root)}" for path in first))
+        (root / "etc/fstab").write_text(REDHAT.fstab)
     finally:
         machine.end_rooted(folder)  # gpg's agent
         for point in system.mounted_under(root):

@@ -146,7 +146,10 @@ def _instance(row: Row, zone: str) -> Row:
         "machineType": f"{zone}/machineTypes/{row.get('machine_type', 'e2-standard-4')}",
         "scheduling": {"provisioningModel": scheduling.get("provisioning_model") or "STANDARD"},
         "guestAccelerators": [
-            {"acceleratorType": f"{zone}/acceleratorTypes/{a['type']}", "acceleratorCount": a["count"]}
+            {
+                "acceleratorType": f"{zone}/acceleratorTypes/{a['type'].rpartition('/')[2]}",
+                "acceleratorCount": a["count"],
+            }
             for a in accelerators
         ],
     }

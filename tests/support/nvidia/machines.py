@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,11 @@ _WELL: Machine = {
     "cpus": "0-15",
     "numa": 0,
     "nvlinks": 0,
+    "retired_pending": None,
+    "remap_pending": "No",
+    "remap_failure": "No",
+    "fabric_state": None,
+    "fabric_status": None,
 }
 
 
@@ -82,16 +88,31 @@ def hot() -> Machine:
     return awake(temperature=96)
 
 
+STATES: dict[str, Machine] = tomllib.loads(Path(__file__).with_name("states.toml").read_text())
+"""What is recorded of machines that are not well."""
+
+
+def unwell(name: str) -> Machine:
+    """A workstation in one of these states."""
+    said = STATES[name]
+    fault = {"fault": said["says"].lstrip()} if "says" in said else {}
+    return {**rtx_4070(**said.get("cells", {})), **fault, "exit": said.get("exit", 0)}
+
+
+def kernel_log(name: str) -> tuple[str, ...]:
+    """What the kernel's log has of it: a line that begins with spaces goes on with the one before."""
+    lines = STATES[name]["kernel"]
+    stamped = (f"[{1843 + i:12.6f}] {line}" for i, line in enumerate(lines))
+    return tuple(line if line[0] == " " else own for line, own in zip(lines, stamped, strict=True))
+
+
 def lost() -> Machine:
     """A card that has fallen off the bus."""
-    return rtx_4070(lost="Unknown Error")
+    return unwell("off-the-bus")
 
 
 def no_driver() -> Machine:
-    fault = (
-        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the "
-    )
-    return {"fault": fault + "latest NVIDIA driver is installed and running.\n"}
+    return unwell("no-module")
 
 
 def xid(number: int, seconds: float = 1234.5) -> str:

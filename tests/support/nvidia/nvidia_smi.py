@@ -36,6 +36,11 @@ FIELDS = {
     "pcie.link.width.max": "pcie_width_max",
     "clocks_throttle_reasons.active": "throttle",
     "clocks_event_reasons.active": "throttle",
+    "retired_pages.pending": "retired_pending",
+    "remapped_rows.pending": "remap_pending",
+    "remapped_rows.failure": "remap_failure",
+    "fabric.state": "fabric_state",
+    "fabric.status": "fabric_status",
 }
 UNITS = {"memory.total": "MiB"}
 LEGEND = """
@@ -56,8 +61,8 @@ def main() -> int:
     machine: Machine = json.loads(file.read_text(encoding="utf-8"))
     time.sleep(machine.get("hangs_s", 0))
     if "fault" in machine:
-        say(machine["fault"])
-        return 9
+        sys.stdout.write(machine["fault"])
+        return int(machine["exit"])
     gpus = machine["gpus"]
     asked = sys.argv[1:]
     if asked in (["-L"], ["--list-gpus"]):
@@ -89,16 +94,13 @@ def queried(machine: Machine, fields: list[str], form: list[str]) -> int:
     if "noheader" not in form:
         say(", ".join(field + (f" [{UNITS[field]}]" if field in UNITS else "") for field in fields))
     for gpu in machine["gpus"]:
-        if "lost" in gpu:
-            say("Unable to determine the device handle for GPU{}: {}".format(gpu["bus_id"], gpu["lost"]))
-            return 255
         cells = []
         for field in fields:
-            value = gpu[FIELDS[field]]
+            value = gpu.get("lost", gpu[FIELDS[field]]) if field != "index" else gpu["index"]
             unit = f" {UNITS[field]}" if field in UNITS and "nounits" not in form else ""
             cells.append("[N/A]" if value is None else f"{value}{unit}")
         say(", ".join(cells))
-    return 0
+    return int(machine.get("exit", 0))
 
 
 def as_xml(gpus: list[Machine]) -> None:

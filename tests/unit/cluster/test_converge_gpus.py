@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clusterctl.cluster.converge import render
 from clusterctl.cluster.hardware import fetch_gpu_wheels, gpus_file, reject_missing_gpus
 from clusterctl.errors import VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver, Gpu
-from clusterctl.hosts.probe import HostReport
+from clusterctl.hosts.probe import NODE_ARGV, HostReport, read_node
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
+from tests.support.nvidia import machines
 
 T4 = Driver(1, (Gpu("t4", 0, uuid="GPU-1"),))
 PARTS = Driver(
@@ -39,6 +42,45 @@ def views(one: Driver, two: Driver) -> dict[str, HostReport]:
         ONE: HostReport(None, {}, driver=one),
         TWO: HostReport(None, {}, driver=two),
     }
+
+
+@pytest.mark.parametrize(("said", "tracks"), [("present", "cgroup"), ("absent", "linuxproc")])
+def test_a_slurm_without_the_plugin_for_the_kernels_control_groups_does_without(
+    workspace: Workspace, said: str, tracks: str
+) -> None:
+    """slurmd would not start on any node: the plugin is a file that not every build has."""
+    workspace.create_secrets()
+    node = (
+        "@node\nCPUs=4 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=64000\n@gpus\n@cgroup\n"
+    )
+    reports = views(Driver(), Driver())
+    for host, found in ((ONE, "present"), (TWO, said)):
+        reports[host] = HostReport(read_node(f"{node}{found}\n@mpi\n")[0], {})
+    render(spec(), INVENTORY, workspace, reports)
+    conf = (workspace.rendered / "slurm.conf").read_text().splitlines()
+    assert f"ProctrackType=proctrack/{tracks}" in conf
+    variables = workspace.ansible_inventory.read_text()
+    assert ("job_env_constrains_gpus: true" in variables) is (said == "present")
+
+
+@pytest.mark.parametrize(("kernel", "file"), [("v2", "cgroup_v2.so"), ("v1", "cgroup_v1.so")])
+def test_a_node_says_whether_it_has_that_plugin(tmp_path: Path, kernel: str, file: str) -> None:
+    program = NODE_ARGV[-1]
+    for place in ("/usr/lib64", "/usr/lib/", "/sys/fs/cgroup"):
+        program = program.replace(place, f"{tmp_path}{place}")
+    (tmp_path / "usr/lib64/slurm").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    if kernel == "v2":
+        (tmp_path / "sys/fs/cgroup/cgroup.controllers").touch()
+
+    def section() -> str:
+        said = subprocess.run(["sh", "-c", program], capture_output=True, text=True, check=True).stdout
+        return said.partition("@cgroup\n")[2].splitlines()[0]
+
+    (tmp_path / "usr/lib64/slurm/cgroup_v9.so").touch()
+    assert section() == "absent"
+    (tmp_path / "usr/lib64/slurm" / file).touch()
+    assert section() == "present"
 
 
 @pytest.fixture
@@ -107,6 +149,25 @@ def test_a_host_without_the_gpus_of_its_partition_is_named(driver: Driver, why: 
 
 def test_a_card_in_parts_is_one(workspace: Workspace) -> None:
     reject_missing_gpus(spec(), INVENTORY, views(T4, PARTS))
+
+
+def test_what_nvidia_smi_says_is_explained() -> None:
+    fault = machines.STATES["off-the-bus"]["says"]
+    with pytest.raises(VerifyError) as caught:
+        reject_missing_gpus(spec(), INVENTORY, views(T4, Driver(fault=fault)))
+    (failure,) = caught.value.failures
+    assert "a GPU has fallen off the bus" in failure.cause
+    assert "boot the node" in failure.fix
+
+
+@pytest.mark.parametrize("code", ["fabric-manager", "fabric-not-ready"])
+def test_gpus_that_show_and_are_not_linked_are_a_failure(code: str) -> None:
+    needs = [Finding(TWO, "warning", code, "NVSwitches are not set up", "it does not run", "install it")]
+    with pytest.raises(VerifyError, match=f"GPUs can not be used on {TWO}") as caught:
+        reject_missing_gpus(spec(), INVENTORY, views(T4, T4), needs=needs)
+    (failure,) = caught.value.failures
+    assert (failure.code, failure.host, failure.fix) == (code, TWO, "install it")
+    reject_missing_gpus(spec(), INVENTORY, views(T4, T4), limit=(ONE,), needs=needs)
 
 
 def test_a_driver_that_waits_for_a_reboot_is_told_of_instead() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from clusterctl.packages.os_packages import package_names
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.util.assets import asset, install_inputs
 from tests.support.forks import ansible
+from tests.support.plays import run_play
 
 ROLES = asset("ansible") / "roles"
 
@@ -88,6 +90,24 @@ def test_on_rocky_linux_gcsfuse_comes_from_googles_repository(tmp_path: Path) ->
     said = check(tmp_path, "bucket", facts, bucket_name="my-data", bucket_repositories_folder=str(folder))
     assert "TASK [bucket : Add the repository]" in said
     assert all(name in said.partition("would install ")[2] for name in ("fuse", "gcsfuse"))
+
+
+@pytest.mark.parametrize(
+    ("major", "keys"), [("9", ["yum-key.gpg", "rpm-package-key.gpg"]), ("10", ["rpm-package-key-v10.gpg"])]
+)
+def test_gcsfuse_has_a_key_that_the_release_takes(tmp_path: Path, major: str, keys: list[str]) -> None:
+    folder = tmp_path / "repos"
+    folder.mkdir()
+    names = str(ROLES / "bucket" / "vars" / "RedHat.yml")
+    tasks = [
+        {"ansible.builtin.set_fact": {"ansible_facts": ROCKY | {"distribution_major_version": major}}},
+        {"ansible.builtin.include_vars": {"file": names}},
+        {"ansible.builtin.include_role": {"name": "bucket", "tasks_from": "RedHat"}},
+    ]
+    play = {"hosts": "compute", "gather_facts": False, "tasks": tasks}
+    done = run_play(tmp_path, play, ("ctl", "node"), known={"bucket_repositories_folder": str(folder)})
+    assert done.returncode == 0, done.stdout
+    assert re.findall(r"/yum/doc/(\S+)", (folder / "gcsfuse.repo").read_text()) == keys
 
 
 def test_with_a_bundle_no_repository_is_added(tmp_path: Path) -> None:

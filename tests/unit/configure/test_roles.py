@@ -23,10 +23,11 @@ def stand_ins(tmp_path: Path) -> Path:
     """Programs that note in `calls` how they were called, and end with what `NAME.status` says."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("mount", "mdadm", "mkfs.ext4", "blkid", "mountpoint", "chmod"):
+    for name in ("mount", "mdadm", "mkfs.ext4", "blkid", "mountpoint", "chmod", "lsblk"):
         program = folder / name
         program.write_text(
             f'#!/bin/sh\necho {name} "$@" >>{shlex.quote(str(tmp_path / "calls"))}\n'
+            f"cat {shlex.quote(str(tmp_path))}/{name}.said 2>/dev/null\n"
             f"exit $(cat {shlex.quote(str(tmp_path))}/{name}.status 2>/dev/null || echo 0)\n"
         )
         program.chmod(0o755)
@@ -179,9 +180,22 @@ def test_local_disks_become_one_striped_file_system(tmp_path: Path, disks: Path)
     assert scratch(tmp_path, 2).returncode != 0
     assembled, created = [call for call in calls(tmp_path) if call.startswith("mdadm")]
     both = f"{disks}/google-local-nvme-ssd-0 {disks}/google-local-nvme-ssd-1"
-    assert assembled == f"mdadm --assemble /dev/md/scratch {both}"
-    assert created == f"mdadm --create /dev/md/scratch --run --force --level=0 --raid-devices=2 {both}"
+    assert assembled == f"mdadm --assemble --homehost=any /dev/md/scratch {both}"
+    assert created == (
+        f"mdadm --create /dev/md/scratch --homehost=any --run --force --level=0 --raid-devices=2 {both}"
+    )
     assert not [call for call in calls(tmp_path) if call.startswith("mkfs")]
+
+
+@pytest.mark.parametrize("name", ["/dev/md127", "/dev/md/elsewhere:scratch"])
+def test_an_array_that_udev_has_assembled_first_is_taken(tmp_path: Path, disks: Path, name: str) -> None:
+    """Its members are busy then: neither assembling nor creating it would do."""
+    (tmp_path / "mdadm.status").write_text("1")
+    (tmp_path / "lsblk.said").write_text(f"{disks}/google-local-nvme-ssd-0 disk\n{name} raid0\n")
+    (tmp_path / "blkid.status").write_text("0")
+    done = scratch(tmp_path, 2)
+    assert done.returncode == 0, done.stderr
+    assert f"mount -o noatime,discard {name} {tmp_path}/scratch" in calls(tmp_path)
 
 
 def test_a_single_local_disk_is_formatted_once_and_open_to_all(tmp_path: Path, disks: Path) -> None:
@@ -209,3 +223,16 @@ def test_a_missing_local_disk_is_said_and_no_other_is_touched(tmp_path: Path, di
     assert done.returncode == 1
     assert "should have 4 local disks, and has 2" in done.stderr
     assert [call.split()[0] for call in calls(tmp_path)] == ["mountpoint"]
+
+
+def test_another_dnf_is_waited_for_and_named_where_it_stays(tmp_path: Path) -> None:
+    """dnf-automatic, say, which Google's images of Rocky Linux start after a boot."""
+    note = tmp_path / "metadata_lock.pid"
+    with subprocess.Popen(["sleep", "60"]) as holder:
+        note.write_text(str(holder.pid))
+        waiting = {"packages_lock_notes": [f"{tmp_path}/*_lock.pid"]}
+        done = run_tasks(tmp_path, "packages", "wait", **waiting, packages_lock_timeout_s=0)
+        holder.terminate()
+    assert done.returncode != 0
+    assert f"process {holder.pid} (sleep 60 ) still installs packages" in " ".join(done.stdout.split())
+    play(tmp_path, "packages", "wait", **waiting, packages_lock_timeout_s=0)  # a note that its holder left

@@ -32,6 +32,10 @@ AGAINST_THE_SCHEMA = {
     "nested": (Edit(HOST, "enable_vtpm ", "enable_tpm "), "Unsupported argument"),
     "type": (Edit(NETWORK, "= 8896", '= "jumbo"'), "a number is required"),
     "missing": (Edit(IAM, "  role    = each.value.grant\n", ""), "Missing required argument"),
+    "value": (
+        Edit(HOST, '      interface = "NVME"\n', '      interface = "NVM"\n'),
+        'of ["SCSI" "NVME"], got NVM',
+    ),
     "inner": (Edit(HOST, '      interface = "NVME"\n', ""), "Missing required argument"),
     "read": (
         Edit("modules/instance/outputs.tf", "network_interface[0].network_ip", "network_interface[0].ip"),
@@ -100,7 +104,7 @@ def asked() -> dict[str, Any]:
     hosts = {name: {**host, "spot": host["has_gpu"]} for name, host in values["hosts"].items()}
     del hosts["big-train-2"]
     bucket = {"name": "my-results", "create": True}
-    storage = {"name": "big-shared", "labels": {**OF_STORAGE, "clusterctl-uid": "1001"}, "disk": DISK}
+    storage = {"name": "big-shared", "labels": {**OF_STORAGE, "clusterctl-uid": "10000"}, "disk": DISK}
     services = ["compute.googleapis.com"]
     return {
         **values,

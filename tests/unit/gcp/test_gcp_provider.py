@@ -194,6 +194,16 @@ def test_gcloud_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert caught.value.fix == "log in: gcloud auth login"
 
 
+@pytest.mark.parametrize(("release", "is_said"), [("10", True), ("9", False)])
+def test_a_bucket_on_a_release_that_refuses_its_key_is_told_of(release: str, is_said: bool) -> None:
+    """Before anything is made: the note of `plan`, and of `up`."""
+    image = {"family": f"rocky-linux-{release}-optimized-gcp", "project": "rocky-linux-cloud"}
+    images = {"controller": {"image": image}, "partitions": {"train": {"image": image}}}
+    said = " ".join(provider._notes(spec_of(bucket={"name": "my-data"}, **images)))
+    assert ("/bucket may fail on Rocky Linux 10" in said) is is_said
+    assert "/bucket" not in " ".join(provider._notes(spec_of(**images)))
+
+
 def test_jobs_get_what_their_machine_has() -> None:
     l4, plain = gcp_nodes.machines()["g2-standard-4"], gcp_nodes.machines()["e2-standard-4"]
     assert job_environment(l4, gvnic=True) == {

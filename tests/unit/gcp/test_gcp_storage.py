@@ -29,10 +29,10 @@ OWN_NETWORK = {"network": "research", "subnetwork": "research-a"}
 ON_FILESTORE = {"filestore": {"tier": "BASIC_HDD", "capacity": "1TiB"}, "network": OWN_NETWORK}
 
 
-def spec_of(*, keep: bool = True, user: str = "ada", uid: int = 1001, **provider: Any) -> ClusterSpec:
+def spec_of(*, keep: bool = True, user: str = "ada", uid: int = 3001, **provider: Any) -> ClusterSpec:
     settings = {"type": "gcp", "project": PROJECT, "zone": "us-central1-a"}
     said: dict[str, Any] = {"version": 1, "name": "demo", "provider": settings | provider}
-    users = [{"name": user, "uid": uid}, {"name": "bob", "uid": 1002}]
+    users = [{"name": user, "uid": uid}, {"name": "bob", "uid": 3002}]
     parts = {"partitions": [{"name": "train", "nodes": 1}], "storage": {"keep": keep}, "users": users}
     return ClusterSpec.model_validate(said | parts)
 
@@ -71,7 +71,7 @@ def kept(spec: ClusterSpec) -> tuple[KeptStorage, ...]:
 def left_disk(google: Google, *, user: str = "ada") -> str:
     """The disk that an earlier cluster left: its path."""
     path = f"projects/{PROJECT}/zones/us-central1-a/disks/demo-a1b2c3-shared"
-    labels = {"clusterctl-storage": "demo", "clusterctl-user": user, "clusterctl-uid": "1001"}
+    labels = {"clusterctl-storage": "demo", "clusterctl-user": user, "clusterctl-uid": "3001"}
     disk = {"zone": "us-central1-a", "project": PROJECT, "size": 100, "type": "pd-balanced"}
     google.world.put(DISK, path, labels=labels, **disk)
     return path
@@ -79,7 +79,7 @@ def left_disk(google: Google, *, user: str = "ada") -> str:
 
 def left_filestore(google: Google) -> str:
     path = f"projects/{PROJECT}/locations/us-central1-a/instances/demo-a1b2c3-shared"
-    labels = {"clusterctl-storage": "demo", "clusterctl-user": "ada", "clusterctl-uid": "1001"}
+    labels = {"clusterctl-storage": "demo", "clusterctl-user": "ada", "clusterctl-uid": "3001"}
     share = {"location": "us-central1-a", "tier": "BASIC_HDD", "file_shares": [{"capacity_gb": 1024}]}
     google.world.put(FILESTORE, path, labels=labels, **share)
     return path
@@ -102,7 +102,7 @@ def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, 
         "clusterctl-cluster": "demo",
         "clusterctl-storage": "demo",
         "clusterctl-user": "ada",
-        "clusterctl-uid": "1001",
+        "clusterctl-uid": "3001",
     }
     again = provider_of(spec).plan(spec, first, keep={}, report=silent)
     assert not again.changes
@@ -114,7 +114,7 @@ def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, 
     assert {each for each in cloud.resources().values() if "instance" in each} <= {FILESTORE}
     (storage,) = kept(spec)
     assert storage.what.split()[-3:] == [name, "in", "us-central1-a"]
-    assert storage.homes == {"ada": 1001}
+    assert storage.homes == {"ada": 3001}
     assert storage.size_mib == (100 if kind == DISK else 1024) * 1024
     assert storage.usd_per_month == pytest.approx({DISK: 10.0, FILESTORE: 163.84}[kind], rel=0.05)
 
@@ -130,7 +130,7 @@ def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, 
     assert only(cloud, kind)["id"] == made["id"]
     if kind == DISK:
         (disk,) = cloud.instances["demo-ctl"]["attached_disk"]
-        assert (disk["source"], disk["device_name"]) == (made["id"], "shared")
+        assert (disk["source"], disk["device_name"]) == (made["self_link"], "shared")
 
     down(spec, second)
     provider_of(spec).remove_storage(kept(spec)[0], report=silent)
@@ -179,7 +179,7 @@ def test_an_up_that_failed_half_way_goes_on_with_it(cloud: GoogleCloud, tmp_path
         ({"shared_disk": {"size": "100GiB", "type": "pd-ssd"}}, "of the type pd-balanced, not pd-ssd"),
         ({"zone": "us-central1-b"}, "it is in us-central1-a, not in us-central1-b"),
         (ON_FILESTORE, "it is a disk, and provider says filestore"),
-        ({"uid": 2001}, "ada has uid 2001 in the spec, and files there belong to uid 1001"),
+        ({"uid": 2001}, "ada has uid 2001 in the spec, and files there belong to uid 3001"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_made(

@@ -19,7 +19,8 @@ import pytest
 
 from clusterctl.errors import HostKeyError, TransportError, UnreachableError
 from clusterctl.hosts import remote_probe as remote
-from clusterctl.hosts.checks import CLAIM, Expected, Finding, examine, failures
+from clusterctl.hosts.checks import Finding, examine, failures
+from clusterctl.hosts.expected import CLAIM, Expected
 from clusterctl.hosts.probe import PROGRAM, HostFacts, ProbeRequest, parse_report
 
 KEYS = ("names", "ports", "paths", "units", "accounts", "uids", "files", "texts", "packages")
@@ -27,10 +28,10 @@ NOTHING: dict[str, Sequence[str | int]] = dict.fromkeys(KEYS, ())
 PORTS = {6817: "slurmctld", 6818: "slurmd"}
 
 
-def room(free_mib: int, *paths: str, inodes: int | None = None, read_only: bool = False) -> dict[str, Any]:
+def room(free_mib: int, *paths: str, inodes: int | None = None, **mounted: bool) -> dict[str, Any]:
     """A file system with all of `/` and `/var`, or with these."""
     size = free_mib << 20
-    more = {"inodes": inodes, "read_only": read_only, "largest": None}
+    more = {"inodes": inodes, "read_only": False, "largest": None, **mounted}
     return {"paths": paths or ("/", "/var"), "free": size, "size": size, **more}
 
 
@@ -58,6 +59,7 @@ WELL: dict[str, Any] = {
     "units": [],
     "gpus": {"cards": 0, "shown": [], "driver": None, "nouveau": False, "secure_boot": False},
     "accounts": {"hpc": 10000},
+    "groups": {"hpc": 10000, "lab": 10001},
 }
 
 
@@ -76,6 +78,9 @@ def found(
     skew_s: float = 0.0,
     brings: frozenset[str] = frozenset(),
     here: bool = False,
+    driver: str = "",
+    branch: str | None = None,
+    epel: bool = False,
 ) -> list[Finding]:
     """What is found of two hosts, of which the second is as ``changed`` says; dots lead inwards."""
     two = json.loads(json.dumps(WELL | {"addresses": ["10.0.0.2/24"]}))
@@ -92,6 +97,7 @@ def found(
         return answer(**facts | {"time": time.time() + (skew_s if host == "two" else 0.0)})
 
     two_expected = replace(expected("10.0.0.2", gpus=gpus, brings=brings), here=here)
+    two_expected = replace(two_expected, driver=driver, branch=branch, epel=epel)
     hosts = {"one": expected("10.0.0.1"), "two": two_expected}
     return list(examine(ProbeRequest(), hosts, root, leader="one").findings)
 
@@ -138,6 +144,12 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
             "read-only",
             "mounted so",
         ),
+        (
+            {"space": [room(99999, "/"), room(99999, "/var", noexec=True)]},
+            "error",
+            "noexec",
+            "scripts of Slurm's jobs",
+        ),
         ({"listeners": {"6818": "nc"}}, "error", "port-taken", "nc listens on port 6818, which slurmd needs"),
         (
             {"lock_holders": [{"pid": 7, "command": "dnf upgrade"}]},
@@ -147,6 +159,8 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
         ),
         ({"accounts": {"hpc": 1001}}, "error", "uid-differs", "uid 1001 there, and 10000"),
         ({"accounts": {"anna": 10000}}, "error", "uid-taken", "that of anna"),
+        ({"accounts": {}, "groups": {"lab": 10000}}, "error", "gid-taken", "that of the group lab"),
+        ({"accounts": {}, "groups": {"hpc": 77}}, "error", "gid-differs", "group hpc has gid 77"),
         ({"gpus.cards": 2, "gpus.nouveau": True}, "warning", "no-driver", "nouveau"),
         ({"gpus.cards": 2, "gpus.secure_boot": True}, "warning", "no-driver", "Secure Boot is on"),
         (
@@ -219,6 +233,25 @@ def test_databases_of_somebody_are_told_from_the_servers_own(
     assert remote.databases() == ["payroll"]
     monkeypatch.setattr(remote, "DATABASES", str(tmp_path / "none"))
     assert remote.databases() == []
+
+
+@pytest.mark.parametrize(
+    ("release", "epel", "codes"),
+    [
+        ("rocky-10.1", True, ["no-slurm"]),
+        ("almalinux-10.2", True, ["no-slurm"]),
+        ("rocky-10.3", True, []),
+        ("rocky-10", True, []),
+        ("rocky-10.1", False, []),
+        ("rocky-9.1", True, []),
+    ],
+)
+def test_a_release_without_slurm_is_told_of_before_anything_is_installed(
+    release: str, epel: bool, codes: list[str]
+) -> None:
+    name, _, version = release.partition("-")
+    findings = found({"system.id": name, "system.version": version}, epel=epel)
+    assert [one.code for one in findings] == codes
 
 
 def test_gpus_that_the_spec_says_must_be_there() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.hosts.checks import expected, host_facts_request
+from clusterctl.hosts.expected import expected, host_facts_request
 from clusterctl.hosts.roles import role_files
 from clusterctl.providers.onprem.members import members
 from clusterctl.spec.load import parse_spec

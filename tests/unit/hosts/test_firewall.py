@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.hosts.checks import Examined, Expected, Finding, check_hosts
+from clusterctl.hosts.checks import Examined, Finding, check_hosts
+from clusterctl.hosts.expected import Expected
 from clusterctl.hosts.firewall import Firewall, firewall_of
 from clusterctl.hosts.probe import PROGRAM, HostFacts, ProbeRequest, parse_report
 from tests.support.plays import program

@@ -22,6 +22,7 @@ from clusterctl.hosts.probe import (
     StoppingError,
     parse_report,
     reject_full_disks,
+    reject_taken_numbers,
 )
 from tests.support.hostile import deep_folder, nest
 
@@ -194,6 +195,30 @@ def test_an_answer_is_read() -> None:
     (failure,) = caught.value.failures
     assert (failure.host, failure.code) == ("d-train-1", "disk-full")
     assert failure.cause == "/ is full (0 bytes of 512MiB free); the largest files are /big (490MiB)"
+
+
+def test_numbers_that_others_have_are_found_on_all_hosts_before_any_is_changed() -> None:
+    """As a new instance at Google has them: its guest agent's group and our account come before the users."""
+    root = looked(ProbeRequest(numbers={"nobody-yet": 0}))
+    assert (root["accounts"], root["groups"]) == ({"root": 0}, {"root": 0})
+    agent = {"accounts": {"clusterctl": 1001}, "groups": {"google-sudoers": 1000, "clusterctl": 1001}}
+    reports = {
+        "ctl": parse_report(answer(**agent)),
+        "train-1": parse_report(answer(**agent)),
+        "new": parse_report(answer()),
+    }
+    with pytest.raises(ConfigureError, match="accounts can't be made on ctl, train-1") as caught:
+        reject_taken_numbers(reports, {"ada": 1000, "bob": 1001})
+    said = {(failure.host, failure.code, failure.cause) for failure in caught.value.failures}
+    assert said == {
+        (host, code, cause)
+        for host in ("ctl", "train-1")
+        for code, cause in (
+            ("gid-taken", "gid 1000 is that of the group google-sudoers"),
+            ("uid-taken", "uid 1001 is that of clusterctl"),
+        )
+    }
+    reject_taken_numbers(reports, {"ada": 10000, "clusterctl": 7})  # an account of ours is set right later
 
 
 def test_a_disk_without_inodes_is_told_so() -> None:

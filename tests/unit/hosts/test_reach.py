@@ -7,7 +7,14 @@ import threading
 
 import pytest
 
-from clusterctl.errors import ClusterctlError, ProvisionError, TransportError, UnreachableError
+from clusterctl.errors import (
+    ClusterctlError,
+    KeyRefusedError,
+    ProvisionError,
+    TransportError,
+    UnreachableError,
+)
+from clusterctl.hosts import probe
 from clusterctl.hosts.probe import ProbeRequest, probe_hosts
 from clusterctl.transport.base import Transport
 from tests.support.scripted import Call, ScriptedTransport, Step
@@ -58,11 +65,23 @@ def test_a_host_that_stays_away_is_named_with_the_cause() -> None:
     assert (failure.host, failure.phase, failure.cause) == ("b", "reach", "No route to host")
 
 
-def test_what_asking_again_does_not_help_ends_at_once() -> None:
-    host = ScriptedTransport([fails(TransportError("the key is refused"))])
+@pytest.mark.parametrize("error", [TransportError, KeyRefusedError])
+def test_what_asking_again_does_not_help_ends_at_once(error: type[TransportError]) -> None:
+    host = ScriptedTransport([fails(error("the key is refused"))])
     with pytest.raises(TransportError) as caught:
         probe_hosts({"a": ProbeRequest()}, lambda _: host)
     assert caught.value.why == "a: the key is refused"
+
+
+def test_a_new_host_may_refuse_the_key_until_it_has_made_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_REFUSED_PAUSE_S", 0.0)
+    host = ScriptedTransport([fails(KeyRefusedError("the key is refused")), STOPPING, FINE])
+    assert list(probe_hosts({"a": ProbeRequest()}, lambda _: host, new=True)) == ["a"]
+    assert host.left == ()
+    refusing = ScriptedTransport([fails(KeyRefusedError("the key is refused"))] * 2)
+    with pytest.raises(TransportError) as caught:
+        probe_hosts({"a": ProbeRequest()}, lambda _: refusing, new=True, timeout_s=-1)
+    assert caught.value.failures[0].code == "key-refused"
 
 
 class Frozen(ScriptedTransport):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import ProvisionError, TransportError
+from clusterctl.errors import KeyRefusedError, ProvisionError, TransportError
+from clusterctl.hosts import probe
 from clusterctl.hosts.probe import with_distributions
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.state.inventory import Host, Inventory
@@ -77,6 +78,21 @@ def test_what_can_be_no_part_of_it_is_named(workspace: Workspace, ctl: str, node
     with pytest.raises(ProvisionError, match="train-1 can't be part of this cluster") as refused:
         with_distributions(hosts(UNSEEN, UNSEEN), workspace, asked.__getitem__)
     assert why in refused.value.why
+
+
+def test_rented_ones_are_asked_until_they_have_made_the_account(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Google's publish their host keys, and their sshd answers, before the guest agent makes it."""
+    monkeypatch.setattr(probe, "_REFUSED_PAUSE_S", 0.0)
+    early = Step(ASKED, error=KeyRefusedError("it does not accept our key"))
+    late = ScriptedTransport([early, *says("debian-12").left])
+    found = with_distributions(hosts(UNSEEN), workspace, lambda _: late)
+    assert found.hosts[0].distribution == "debian-12"
+    refusing = ScriptedTransport([early])
+    with pytest.raises(TransportError) as failed:
+        with_distributions(hosts(UNSEEN), workspace, lambda _: refusing, timeout_s=-1)
+    assert "OS Login" in failed.value.fix
 
 
 def test_one_that_does_not_answer_is_looked_at_by_hand(workspace: Workspace) -> None:

@@ -6,7 +6,13 @@ from pydantic import ValidationError
 from clusterctl.providers.local.layout import BakeRequest, ClusterState, numbered
 
 KEY = "ssh-ed25519 AAAAC3Nz clusterctl"
-BAKE = {"key": "0" * 16, "base_key": "1" * 16, "mirror": "http://deb.debian.org/debian", "admin_key": KEY}
+BAKE = {
+    "key": "0" * 16,
+    "base_key": "1" * 16,
+    "distribution": "debian-13",
+    "mirror": "http://deb.debian.org/debian",
+    "admin_key": KEY,
+}
 STATE = {"id": "a1b2c3", "name": "demo", "owner": 1000, "workspace": "/w", "image": "0" * 16}
 
 
@@ -33,6 +39,7 @@ def test_a_number_is_free_again_when_its_node_is_gone() -> None:
         ("base_key", "0" * 15),
         ("mirror", "file:///etc"),
         ("mirror", "http://x/ bookworm main\ndeb http://y/"),
+        ("distribution", "rocky-9 --repofrompath=x,file:///"),
         ("admin_key", 'command="id" ssh-ed25519 AAAA'),
         ("admin_key", f"{KEY}\n{KEY}"),
     ],

@@ -70,7 +70,7 @@ def test_no_password_stands_on_a_command_line(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(image, "apt_proxy", lambda: 'Acquire::http::Proxy "http://me:secret@proxy";')
     left = tmp_path / "etc/apt/apt.conf.d/99mmdebstrap"
     left.parent.mkdir(parents=True)
-    image.debootstrap(tmp_path, "http://me:secret@mirror", ["sudo"])
+    image.debootstrap(tmp_path, "http://me:secret@mirror", ["sudo"], "trixie")
     ((argv, told),) = ran
     assert "secret" not in " ".join(argv)
     assert "secret@mirror" in told

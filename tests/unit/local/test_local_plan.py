@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, HostPlan, hosts_as_raised
-from clusterctl.providers.local import helper, layout, machine
+from clusterctl.providers.local import helper, layout, machine, provider
 from clusterctl.providers.local.layout import ClusterState, Existing
-from clusterctl.providers.local.provider import Hardware, compare, divide, same_uids
+from clusterctl.providers.local.provider import Hardware, LocalProvider, compare, divide, same_uids
 from clusterctl.spec.common import User
-from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 
@@ -170,3 +171,28 @@ def test_costs_are_summed_now_and_then() -> None:
     assert cost is not None
     assert (cost.now, cost.then, cost.unpriced) == (1 + 4 + 16 + 0.5, 1 + 2 + 8 + 0.25, ("e",))
     assert HostPlan(hosts[-1:]).cost is None
+
+
+@pytest.mark.parametrize("by", ["the helper", "an older `up`"])
+@pytest.mark.parametrize(("asked", "refused"), [("debian-12", True), ("debian-13", False), (None, False)])
+def test_nodes_keep_the_distribution_that_they_were_made_with(
+    by: str, asked: Any, *, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = Workspace(tmp_path)
+    workspace.create()
+    workspace.cluster_id()
+    recorded = "debian-13" if by == "the helper" else None
+    state = STATE.model_copy(update={"distribution": recorded})
+    monkeypatch.setattr(provider, "_existing", lambda _: there(ONE, TWO).model_copy(update={"state": state}))
+    hosts = {CTL: node(CTL).model_copy(update={"distribution": "debian-13"})}
+    monkeypatch.setattr(provider, "hosts_as_raised", lambda _: hosts)
+    one = LocalProvider(LocalSettings(distribution=asked))
+    if not refused:
+        notes = str(one.plan(spec(), workspace, keep={}, report=print).notes)
+        assert ("older image" in notes) == (asked is not None or recorded is None), (
+            "that of Debian 12 is no newer"
+        )
+        return
+    with pytest.raises(UsageError, match="run Debian 13, and the spec asks for Debian 12") as error:
+        one.plan(spec(), workspace, keep={}, report=print)
+    assert error.value.where == "provider.distribution"

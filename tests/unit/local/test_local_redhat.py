@@ -45,8 +45,11 @@ def test_each_release_has_images_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     for release, distribution in ((None, "debian-12"), ("rocky-9", "rocky-9"), ("rocky-10", "rocky-10")):
         monkeypatch.setattr(distributions, "redhat_release", lambda release=release: release)
         assert distributions.of_local_nodes() == distribution
-        keys |= set(image_keys(image.DEFAULT_MIRROR))
-    assert len(keys) == 6
+        keys |= set(image_keys(LocalSettings()))
+    monkeypatch.setattr(distributions, "redhat_release", lambda: None)
+    assert set(image_keys(LocalSettings(distribution="debian-12"))) < keys
+    keys |= set(image_keys(LocalSettings(distribution="debian-13")))
+    assert len(keys) == 8
 
 
 def test_dnf_fills_a_tree_from_the_machines_own_repositories(
@@ -93,12 +96,19 @@ def test_what_is_missing_is_named_as_dnf_calls_it(
     assert missing.value.why.endswith("made by dnf")
 
 
-def test_a_debian_mirror_is_refused_there(on_rocky: None) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "cause"),
+    [
+        ("mirror", "http://mirror.example.org/debian", "not made from a Debian mirror"),
+        ("distribution", "debian-13", "have the distribution of this machine"),
+    ],
+)
+def test_settings_of_debian_are_refused_there(on_rocky: None, key: str, value: str, cause: str) -> None:
     LocalProvider(LocalSettings(type="local")).check(SPEC)
-    mirror = LocalSettings.model_validate({"type": "local", "mirror": "http://mirror.example.org/debian"})
-    with pytest.raises(UsageError, match="not made from a Debian mirror") as refused:
-        LocalProvider(mirror).check(SPEC)
+    with pytest.raises(UsageError, match=cause) as refused:
+        LocalProvider(LocalSettings.model_validate({"type": "local", key: value})).check(SPEC)
     assert "rocky-9" in refused.value.why
+    assert refused.value.where == f"provider.{key}"
 
 
 def test_red_hats_own_is_refused_for_no_image_has_its_subscription(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,7 @@ def request(storage: str | None, owner: int | None = None) -> ClusterRequest:
         owner=os.getuid() if owner is None else owner,
         workspace="/w",
         image="0" * 16,
+        distribution="debian-12",
         admin_key="ssh-ed25519 AAAA",
         storage=storage,
         nodes=(),

@@ -124,6 +124,15 @@ def test_a_rank_that_leaves_with_a_status_ends_the_others(folder):
     assert ran(folder, text, *MPIRUN, sys.executable, RANK).returncode == 3
 
 
+@pytest.mark.parametrize(("version", "times"), [("v4.1.4", 1), ("v5.0.7", 2)])
+def test_a_rank_says_that_it_aborts_where_open_mpi_does_not(folder, version, times):
+    """Open MPI here is 4 and says so itself; under srun 5 does not: test_jobs.py on Debian 13."""
+    text = f"{RANKS}MPI.Get_library_version = lambda: 'Open MPI {version}'\n{FAILS}world.Barrier()\n"
+    done = ran(folder, text, *MPIRUN, sys.executable, RANK)
+    told = "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n"
+    assert done.stderr.count(told) == times
+
+
 @pytest.mark.parametrize("status", [7, *in_sweep(75)])
 def test_ranks_that_all_leave_with_a_status_wait_for_each_other(folder, status):
     text = f"{RANKS}time.sleep(1 - world.rank)\nprint('rank', world.rank)\nsys.exit({status})\n"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
+import os
 import platform
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +15,9 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from clusterctl.packages.os_packages import nvidia_stream, package_names
+from clusterctl.errors import SpecError
+from clusterctl.hosts.roles import spec_variables
+from clusterctl.packages.os_packages import nvidia_preference, nvidia_stream, package_names
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
@@ -33,8 +38,10 @@ RELEASES = {
         "distribution_release": "bookworm",
     },
     "ubuntu-22.04": {"os_family": "Debian", "distribution": "Ubuntu", "distribution_version": "22.04"},
+    "ubuntu-24.04": {"os_family": "Debian", "distribution": "Ubuntu", "distribution_version": "24.04"},
 }
 KERNEL = "6.1.0-test"
+NEW = "580.95.05"  # the version of the driver once it is installed
 HEADERS = ["kernel-devel-matched", "kernel-headers"]
 
 
@@ -56,14 +63,15 @@ CASES = {
         "rocky-10",
         {},
         {"cuda_driver": "proprietary", "cuda_branch": "580"},
-        [*HEADERS, "cuda-drivers-580.*", "nvidia-persistenced"],
+        [*HEADERS, "cuda-drivers-580.*", "nvidia-persistenced-580.*"],
     ),
     "a branch on Debian": Case(
         "debian-12",
         {},
         {"cuda_driver": "open", "cuda_branch": "580"},
-        ["nvidia-open-580", "nvidia-persistenced"],
+        ["nvidia-open", "nvidia-persistenced"],
     ),
+    "a new one on Ubuntu": Case("ubuntu-24.04", {}, {"cuda_driver": "open"}, ["nvidia-open"]),
     "one that is there stays": Case("rocky-9", {"installed": "575.57.08"}, {"cuda_driver": "open"}, []),
     "the fabric manager of one that is there": Case(
         "rocky-9",
@@ -77,11 +85,29 @@ CASES = {
         {"cuda_driver": "open"},
         ["nvidia-fabricmanager-575=575.57.08*"],
     ),
+    "its new name": Case(
+        "rocky-9",
+        {"installed": "580.95.05", "switches": 4},
+        {"cuda_driver": "open"},
+        ["nvidia-fabricmanager-580.95.05"],
+    ),
+    "its new name on Debian": Case(
+        "debian-12",
+        {"installed": "590.48.01", "switches": 4},
+        {"cuda_driver": "open"},
+        ["nvidia-fabricmanager=590.48.01*"],
+    ),
     "the fabric manager of a new one": Case(
         "rocky-9",
         {"switches": 4},
         {"cuda_driver": "open"},
-        [*HEADERS, "nvidia-open", "nvidia-persistenced", "nvidia-fabric-manager"],
+        [*HEADERS, "nvidia-open", "nvidia-persistenced", f"nvidia-fabricmanager-{NEW}"],
+    ),
+    "the same on Ubuntu": Case(
+        "ubuntu-22.04",
+        {"switches": 4},
+        {"cuda_driver": "open", "cuda_branch": "580"},
+        ["nvidia-open", f"nvidia-fabricmanager={NEW}*"],
     ),
     "no fabric manager without a driver": Case(
         "rocky-9", {"switches": 4}, {"cuda_dcgm": True}, ["datacenter-gpu-manager-4-cuda12"]
@@ -90,7 +116,7 @@ CASES = {
         "rocky-9",
         {"installed": "580.95.05"},
         {"cuda_toolkit": "13.0", "cuda_nccl": True},
-        ["cuda-toolkit-13-0", "libnccl-*+cuda13.*"],
+        ["cuda-toolkit-13-0", "libnccl-[0-9]*+cuda13.*"],
     ),
     "that of CuPy": Case(
         "debian-12", {"installed": "580.95.05"}, {"cuda_nccl": True}, ["libnccl2=*+cuda12.*"]
@@ -100,7 +126,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def would_install(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What each host's package manager is asked for, in check mode; no repository is."""
+    """What each host's package manager is asked for one after the other, in check mode; no repository is."""
     folder = tmp_path_factory.mktemp("cuda")
     play = {
         "hosts": "all",
@@ -113,12 +139,19 @@ def would_install(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[st
     (folder / "play.yml").write_text(yaml.safe_dump([play]))
     hosts = {name.replace(" ", "_"): variables(case) for name, case in CASES.items()}
     (folder / "inventory.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    program(folder, "modinfo", f"echo {NEW}")
     argv = ["--check", "-v", "-i", "inventory.yml", "play.yml"]
-    done = ansible("ansible-playbook", argv, cwd=folder)
+    done = ansible(
+        "ansible-playbook", argv, cwd=folder, environ={"PATH": f"{folder}/bin:{os.environ['PATH']}"}
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     would = r'^changed: \[(\w+)\] => \{\n(?: .*\n)*? +"msg": "would install ([^"]+)"'
-    said = dict(re.findall(would, done.stdout, re.MULTILINE))
-    return {name: said.get(name.replace(" ", "_"), "").split() for name in CASES}
+    said = re.findall(would, done.stdout, re.MULTILINE)
+    hosts = {name.replace(" ", "_"): name for name in CASES}
+    return {
+        name: [word for host, words in said if hosts[host] == name for word in words.split()]
+        for name in CASES
+    }
 
 
 def variables(case: Case) -> dict[str, Any]:
@@ -137,6 +170,24 @@ def variables(case: Case) -> dict[str, Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_a_host_gets_what_it_lacks(would_install: dict[str, list[str]], name: str) -> None:
     assert sorted(would_install[name]) == sorted(CASES[name].names)
+
+
+def test_the_fabric_manager_comes_after_the_driver_whose_version_it_must_have(
+    would_install: dict[str, list[str]],
+) -> None:
+    assert would_install["the fabric manager of a new one"][-1] == f"nvidia-fabricmanager-{NEW}"
+
+
+@pytest.mark.parametrize("name", ["another CUDA", "that of CuPy"])
+def test_nccl_is_no_other_package_that_begins_so(would_install: dict[str, list[str]], name: str) -> None:
+    """dnf and apt match a pattern against names and versions, as a shell would."""
+    (pattern,) = (one for one in would_install[name] if one.startswith("libnccl"))
+    named, equals, version = pattern.partition("=")
+    cuda = "cuda13.0" if name == "another CUDA" else "cuda12.9"
+    built = {f"libnccl{more}" for more in ("", "-devel", "-static", "2", "-dev")}
+    found = {one for one in built if fnmatch.fnmatchcase(f"{one}{equals or '-'}2.28.9-1+{cuda}", pattern)}
+    assert found == {named if equals else "libnccl"}
+    assert not equals or version
 
 
 REPOSITORIES = {
@@ -248,15 +299,23 @@ def a_spec(nvidia: str) -> ClusterSpec:
                 *HEADERS,
                 "nvidia-open",
                 "nvidia-persistenced",
-                "nvidia-fabric-manager",
+                "nvidia-fabricmanager",
                 "cuda-toolkit-12-9",
                 "datacenter-gpu-manager-4-cuda12",
             },
             "open-dkms",
         ),
         ("rocky-9", '{driver: proprietary, branch: "580"}', {"cuda-drivers"}, "580-dkms"),
-        ("rocky-10", '{driver: open, branch: "580"}', {"nvidia-open-580.*"}, None),
+        ("rocky-9", "{driver: proprietary}", {"cuda-drivers"}, "580-dkms"),
+        ("rocky-9", '{driver: open, branch: "570"}', {"nvidia-fabric-manager"}, "570-open"),
+        (
+            "rocky-10",
+            '{driver: open, branch: "580"}',
+            {"nvidia-open-580.*", "nvidia-persistenced-580.*"},
+            None,
+        ),
         ("debian-12", "{driver: open, nccl: true}", {"nvidia-open", "libnccl2=*+cuda12.*"}, None),
+        ("debian-12", '{driver: open, branch: "570"}', {"nvidia-fabricmanager-570"}, None),
     ],
 )
 def test_a_bundle_has_what_hosts_may_ask_for(
@@ -268,3 +327,55 @@ def test_a_bundle_has_what_hosts_may_ask_for(
     assert bool(names) == bool(more)
     assert not [name for name in more if "@" in name]
     assert nvidia_stream(distribution, asked) == stream
+
+
+def test_the_proprietary_driver_is_of_the_last_branch_that_has_volta(tmp_path: Path) -> None:
+    """From 590 on none of its drivers knows Maxwell, Pascal or Volta, and from 620 on there is none."""
+    assert spec_variables(a_spec("{driver: proprietary}"), ["cuda"])["cuda_branch"] == "580"
+    assert spec_variables(a_spec('{driver: proprietary, branch: "590"}'), ["cuda"])["cuda_branch"] == "590"
+    assert "cuda_branch" not in spec_variables(a_spec("{driver: open}"), ["cuda"])
+    with pytest.raises(
+        SpecError, match="from branch 620 on there is no proprietary driver: write driver: open"
+    ):
+        a_spec('{driver: proprietary, branch: "620"}')
+
+
+def test_apt_keeps_to_the_branch_of_the_driver(tmp_path: Path) -> None:
+    """Asked of apt itself: all that the driver is made of has this branch, and all else is the newest."""
+    text = nvidia_preference(distribution_of("debian-12"), a_spec('{driver: open, branch: "580"}').software)
+    (tmp_path / "preferences").write_text(text)
+    (tmp_path / "status").touch()
+    (tmp_path / "lists" / "partial").mkdir(parents=True)
+    driver = (
+        "nvidia-open",
+        "cuda-drivers",
+        "libcuda1",
+        "nvidia-kernel-open-dkms",
+        "libnvidia-cfg1",
+        "libnvoptix1",
+    )
+    packages = {(name, version) for name in driver for version in ("580.95.05-1", "590.48.01-1", "610.10-1")}
+    packages |= {("cuda-toolkit-12-9", "12.9.0-1"), ("cuda-toolkit-12-9", "12.9.1-1"), ("slurmd", "24.11-1")}
+    records = (
+        f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: x\nDescription: x\n"
+        f"Filename: ./{name}_{version}.deb\nSize: 1\nSHA256: {'0' * 64}\n"
+        for name, version in sorted(packages)
+    )
+    (tmp_path / "Packages").write_text("\n".join(records))
+    (tmp_path / "sources.list").write_text(f"deb [trusted=yes] file:{tmp_path} ./\n")
+    places = {"Etc::SourceList": "sources.list", "Etc::Preferences": "preferences", "State::status": "status"}
+    places |= {
+        "State::lists": "lists",
+        "Cache": "cache",
+        "Etc::SourceParts": "no",
+        "Etc::PreferencesParts": "no",
+    }
+    options = [f"--option=Dir::{key}={tmp_path / place}" for key, place in places.items()]
+    subprocess.run(["apt-get", "--quiet=2", *options, "update"], check=True)
+    names = sorted({name for name, _ in packages})
+    said = subprocess.run(
+        ["apt-cache", *options, "policy", *names], check=True, capture_output=True, text=True
+    )
+    chosen = dict(re.findall(r"^(\S+):\n.*\n  Candidate: (\S+)$", said.stdout, re.MULTILINE))
+    others = {"cuda-toolkit-12-9": "12.9.1-1", "slurmd": "24.11-1"}
+    assert chosen == dict.fromkeys(driver, "580.95.05-1") | others

@@ -22,6 +22,15 @@ from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
 
 pytestmark = pytest.mark.platform("stand-in", "nvidia-smi")
 
+FIELDS_ASKED = (
+    "pcie.link.gen.current",
+    "clocks_throttle_reasons.active",
+    "remapped_rows.pending",
+    "remapped_rows.failure",
+    "fabric.state",
+    "fabric.status",
+)
+
 _PROGRAM = asset("ansible") / "roles" / "health" / "files" / "health.py"
 
 # It keeps the node's state and reason in files, and notes what it was told.
@@ -166,6 +175,25 @@ _PROBLEMS: Mapping[str, Problem] = {
     "forbidden": Problem(
         "GPU 0: its compute mode forbids all work", machines.rtx_4070(compute_mode="Prohibited")
     ),
+    **{
+        name: Problem(
+            state["health"],
+            machines.unwell(name) if "says" in state or "cells" in state else machines.rtx_4070(),
+            lasting="fabric" in name,
+        )
+        for name, state in machines.STATES.items()
+        if "says" in state or "cells" in state
+    },
+    "off the bus, without an XID": Problem(
+        machines.STATES["off-the-bus-without-an-xid"]["health"],
+        kernel=machines.kernel_log("off-the-bus-without-an-xid"),
+    ),
+    "an XID as drivers of 575 write it": Problem(
+        "XID 154 at PCI:0000:10:00 in the kernel's log", kernel=machines.kernel_log("off-the-bus")
+    ),
+    "an XID as drivers of 535 write it": Problem(
+        "XID 79 at PCI:0000:10:00 in the kernel's log", kernel=machines.kernel_log("off-the-bus-535")
+    ),
     "grave XID": Problem("XID 79 at PCI:0000:10:00 in the kernel's log", kernel=(machines.xid(79),)),
     "full disk": Problem("/ has ", disk_free_mib=1 << 40),
     "clock": Problem("the clock is off by 61.5 s", clock_offset_s=-61.5),
@@ -185,6 +213,35 @@ def test_an_unhealthy_node_is_drained_with_the_reason_and_comes_back(host: Host,
     assert sum("State=DRAIN" in call for call in host.calls) == 1
     host.has(Problem("nothing", machines.awake()))
     assert (host.look(), host.reason) == ([], "")
+
+
+def test_what_is_to_be_done_is_said(host: Host) -> None:
+    host.becomes(machines.unwell("driver-and-library-differ"))
+    assert host.look()[0].endswith(": the driver was updated while the old one is loaded: boot the node")
+    host.becomes(machines.unwell("off-the-bus-while-asked"))
+    assert host.look() == ["GPU 0: GPU is lost: a GPU has fallen off the bus: boot the node"]
+
+
+def test_fields_that_an_older_driver_does_not_know_are_asked_for_once(host: Host) -> None:
+    gone = ["remapped_rows.pending", "remapped_rows.failure", "fabric.state", "fabric.status", *RENAMED]
+    host.becomes({**machines.hot(), "gone": gone})
+    assert host.look() == ["GPU 0: 96 C, and 90 are allowed"]
+    assert json.loads((host.folder / "state.json").read_text())["gone"] == [
+        name for name in FIELDS_ASKED if name in gone
+    ]
+    assert host.look() == ["GPU 0: 96 C, and 90 are allowed"]
+
+
+def test_a_card_that_is_lost_hides_no_other(tmp_path: Path) -> None:
+    host = _host(
+        tmp_path / "node", machines.h100_node(fabric_state="Completed", fabric_status="Success"), cards=8
+    )
+    host.set(gpus={"cards": 8})
+    assert host.look() == []
+    node = machines.h100_node(fabric_state="Completed", fabric_status="Success")
+    node["gpus"][3]["lost"], node["gpus"][5]["temperature"] = "[GPU is lost]", 97
+    host.becomes({**node, "exit": 15})
+    assert [said[:16] for said in host.look()] == ["GPU 3: GPU is lo", "GPU 5: 97 C, and"]
 
 
 @pytest.mark.parametrize("link", [{"pcie_gen": 1}, {"pcie_width": 4}])

@@ -81,6 +81,7 @@ def said(log: str, **job: object) -> Diagnosis:
         ),
         ("not-executable", "job.sh: line 2: ./run: Permission denied\n"),
         ("not-executable", "slurmstepd-n1: error: execve(): /jobs/x/run: Permission denied\n"),
+        ("noexec", "slurmstepd-n1: error: execve(): /run/slurmd/job00002/slurm_script: Permission denied\n"),
         ("wrong-architecture", "job.sh: line 2: ./a.out: cannot execute binary file: Exec format error\n"),
         ("wrong-architecture", TRACEBACK + "OSError: [Errno 8] Exec format error: './a.out'\n"),
         (

@@ -75,9 +75,10 @@ def test_a_time_limit(limit, seconds):
         assert (job.time_limit_s, job.reason) == (seconds, "")
 
 
-def test_what_the_accounting_has_where_there_is_no_limit():
+def test_what_slurm_has_where_there_is_no_limit():
+    """The accounting always; squeue of 24.11 for some jobs, for others UNLIMITED."""
     assert sacct(with_field("sacct", "Timelimit", "365-00:00:00"))[0].time_limit_s is None
-    assert squeue(with_field("squeue", "TimeLimit", "365-00:00:00"))[0].time_limit_s == 365 * 86_400
+    assert squeue(with_field("squeue", "TimeLimit", "365-00:00:00"))[0].time_limit_s is None
 
 
 def test_what_a_job_has_or_else_what_it_asked_for():
@@ -114,6 +115,15 @@ def test_tasks_of_an_array_are_told_apart():
     tasks = [job for job in QUEUED.values() if job.number == 13]
     assert sorted(job.task for job in tasks if job.task is not None) == [0, 2, 4, 6, 8]
     assert QUEUED["13_0"].exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "exit_code", "signal"),
+    [("256", 1, 0), ("9", 0, 9), ("3:0", 3, 0), ("0:9", 0, 9), ("0:0", 0, 0)],  # 22.05; 24.11
+)
+def test_how_squeue_says_it_in_each_version(said, exit_code, signal):
+    job = squeue(with_field("squeue", "exit_code", said))[0]
+    assert (job.exit_code, job.signal, job.reason) == (exit_code, signal, "")
 
 
 def test_an_exit_code():

@@ -12,6 +12,7 @@ from clusterctl.spec.distributions import common, distribution_of, supported
     ("name", "release", "python"),
     [
         ("debian-12", "debian-12", "3.11"),
+        ("debian-13", "debian-13", "3.13"),
         ("ubuntu-22.04", "ubuntu-22.04", "3.11"),
         ("ubuntu-24.04", "ubuntu-24.04", "3.12"),
         ("rocky-9.6", "rocky-9", "3.11"),
@@ -32,7 +33,7 @@ def test_what_differs_follows_from_the_family() -> None:
     assert rocky.mariadb_socket == "/var/lib/mysql/mysql.sock"
 
 
-@pytest.mark.parametrize("name", ["rocky-8.10", "ubuntu-20.04", "fedora-41", "debian-13", "arch", ""])
+@pytest.mark.parametrize("name", ["rocky-8.10", "ubuntu-20.04", "fedora-41", "debian-14", "arch", ""])
 def test_what_is_not_known_is_refused_with_what_is(name: str) -> None:
     with pytest.raises(ProvisionError) as refused:
         distribution_of(name)

@@ -239,6 +239,17 @@ class TestResolved:
         assert str(caller.uid) in note
         assert "jobs run as hpc" in note
 
+    @pytest.mark.parametrize("uid", [999, 1000, 1001, 1_200_000_001])
+    def test_on_google_cloud_callers_keep_their_name_alone(self, uid: int) -> None:
+        """A host gives out the numbers from 1000 on before `up` comes: a workstation's is taken there."""
+        provider = {"type": "gcp", "project": "my-project", "zone": "us-central1-a"}
+        partitions = [{"name": "train", "nodes": 1}]
+        asked = {"version": 1, "name": "demo", "provider": provider, "partitions": partitions}
+        caller = CurrentUser("ada", uid)
+        spec = resolve_users(ClusterSpec.model_validate(asked), caller)
+        assert spec.users == (User(name="ada", uid=10_000),)
+        assert job_user_notes(spec, caller) == ()
+
     def test_a_caller_who_fits_gets_no_note(self) -> None:
         assert job_user_notes(resolve_users(self.SPEC, ADA), ADA) == ()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from clusterctl.errors import CommandError, HostKeyError, TransportError, UnreachableError
+from clusterctl.errors import CommandError, HostKeyError, KeyRefusedError, TransportError, UnreachableError
 from clusterctl.transport.ssh import SSHTransport
 from tests.support.processes import gone
 
@@ -252,7 +252,7 @@ def test_closing_ends_what_another_thread_waits_for(node, tmp_path):
 
 def test_the_file_names_the_user_unless_overridden(sshd):
     transport = SSHTransport("node", sshd.config())
-    with pytest.raises(TransportError, match="does not accept our key for user nobody-at-all"):
+    with pytest.raises(KeyRefusedError, match="does not accept our key for user nobody-at-all"):
         transport.run(["true"])
 
 

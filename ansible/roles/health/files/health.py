@@ -32,13 +32,30 @@ COOLED_C = 5  # so much cooler than its limit a drained GPU must be, or it would
 
 FIELDS = (
     "index temperature.gpu ecc.errors.uncorrected.volatile.total pcie.link.width.current pcie.link.width.max "
-    "pcie.link.gen.current pcie.link.gen.max pstate compute_mode clocks_throttle_reasons.active"
+    "pcie.link.gen.current pcie.link.gen.max pstate compute_mode clocks_throttle_reasons.active "
+    "retired_pages.pending remapped_rows.pending remapped_rows.failure fabric.state fabric.status"
 ).split()
 NEW_NAMES = {  # since driver 535, or earlier
     "clocks_throttle_reasons.active": "clocks_event_reasons.active",
     "pcie.link.gen.current": "pcie.link.gen.gpucurrent",
 }
+UNTOLD = "[N/A]"
+UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
+LOST = re.compile(r"\[(GPU [\w ]+)\]")  # what a card's cells say that does not answer
+WAITING = {
+    "retired_pages.pending": "memory pages wait to be retired: boot the node",
+    "remapped_rows.pending": "memory rows wait to be remapped: boot the node",
+    "remapped_rows.failure": "a memory row could not be remapped: replace the card",
+}
+LINKED = {"Completed": "Success"}  # the state of a fabric that is ready, and its status
+NO_FABRIC = {"N/A", "Not Supported"}
 SLOWED = {0x08: "hardware slowdown", 0x40: "too hot, says the hardware", 0x80: "power brake"}
+# Some drivers write no XID of a card that has fallen off the bus, but these three lines.
+FALLEN = re.compile(
+    r"^\[\s*(?P<at>\d+\.\d+)\] NVRM: The NVIDIA GPU (?P<where>\S+)\n.*NVRM: .*\n.*NVRM: fallen off the bus",
+    re.MULTILINE,
+)
+FALLEN_XID = 79
 XID = re.compile(r"^\[\s*(?P<at>\d+\.\d+)\] .*NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)")
 CHRONY_OFFSET, CHRONY_LEAP = 4, 13  # fields of `chronyc -c tracking`
 
@@ -58,7 +75,8 @@ class State:
 
     ``drained`` by us, or None where that is not known. Times of the kernel's log: ``xid`` of the newest
     fault, ``drained_xid`` when the node was drained, ``known_xid`` of the newest that a person knows.
-    ``links``: what counts against those of cards. ``stuck``: a process that hangs in the driver.
+    ``links``: what counts against those of cards. ``stuck``: a process that hangs in the driver. ``gone``:
+    fields that the driver does not know.
     """
 
     drained: bool | None = None
@@ -68,6 +86,7 @@ class State:
     known_xid: float = -1.0
     links: list[str] = field(default_factory=list)
     stuck: int = 0
+    gone: list[str] = field(default_factory=list)
 
     @classmethod
     def read(cls) -> State:
@@ -116,16 +135,19 @@ def gpus(config: dict[str, Any], state: State) -> Iterator[Problem]:
     if state.stuck and Path(f"/proc/{state.stuck}").exists():
         yield Problem("nvidia-smi still hangs: the driver does not answer")
         return
-    answer = query(FIELDS)
+    answer, asked = query(state)
     state.stuck = answer.pid if answer.rc is None else 0
     if answer.rc is None:
         yield Problem(f"nvidia-smi did not end within {DRIVER_S} s")
         return
-    if answer.rc:
-        yield Problem(f"nvidia-smi: {(answer.text.splitlines() or ['no answer'])[0][:120]}")
-        return
     rows = [[cell.strip() for cell in line.split(",")] for line in answer.text.splitlines() if line]
-    cards = [dict(zip(FIELDS, row)) for row in rows if len(row) == len(FIELDS)]  # noqa: B905 - 3.9 has no strict
+    told = [dict(zip(asked, row)) for row in rows if len(row) == len(asked)]  # noqa: B905 - 3.9 has no strict
+    cards = [{**dict.fromkeys(FIELDS, UNTOLD), **card} for card in told]
+    if answer.rc and not any(LOST.search(str(card)) for card in cards):
+        said = (answer.text.splitlines() or ["no answer"])[0][:120]
+        known = [text for words, text in config["faults"].items() if words in said]
+        yield Problem(": ".join(["nvidia-smi", said, *known[:1]]))
+        return
     if len(cards) != wanted["cards"]:
         yield Problem(f"{len(cards)} GPUs answer, and not {wanted['cards']}")
     for card in cards:
@@ -134,20 +156,32 @@ def gpus(config: dict[str, Any], state: State) -> Iterator[Problem]:
         yield from parts(wanted["parts"])
 
 
-def query(fields: list[str]) -> Answer:
-    """The fields of every card; under their new names where the driver has no longer the old ones."""
-    form = "--format=csv,noheader,nounits"
-    answer = ask("nvidia-smi", f"--query-gpu={','.join(fields)}", form, seconds=DRIVER_S)
-    if answer.rc and "not a valid field" in answer.text:
-        renamed = [NEW_NAMES.get(name, name) for name in fields]
-        answer = ask("nvidia-smi", f"--query-gpu={','.join(renamed)}", form, seconds=DRIVER_S)
-    return answer
+def query(state: State) -> tuple[Answer, list[str]]:
+    """The fields of every card that the driver knows, under these names or new ones, and which these are."""
+    while True:
+        names = {name: NEW_NAMES.get(name, "") if name in state.gone else name for name in FIELDS}
+        asked = {name: own for name, own in names.items() if own and (own == name or own not in state.gone)}
+        argv = (f"--query-gpu={','.join(asked.values())}", "--format=csv,noheader,nounits")
+        answer = ask("nvidia-smi", *argv, seconds=DRIVER_S)
+        unknown = UNKNOWN_FIELD.search(answer.text)
+        if not answer.rc or not unknown or unknown[1] not in asked.values():
+            return answer, list(asked)
+        state.gone.append(unknown[1])
 
 
 def one_gpu(card: dict[str, str], config: dict[str, Any], state: State) -> Iterator[Problem]:
     """What a card does not tell (``[N/A]``) is not judged."""
     value = {name: number(text) for name, text in card.items()}
     name = f"GPU {card['index']}"
+    if lost := LOST.search(" ".join(card.values())):
+        means = [text for words, text in config["faults"].items() if words in lost[1]]
+        yield Problem(": ".join([name, lost[1], *means[:1]]))
+        return
+    yield from (Problem(f"{name}: {text}") for key, text in WAITING.items() if card[key] == "Yes")
+    fabric = card["fabric.state"].strip("[]")
+    if fabric not in NO_FABRIC and card["fabric.status"] != LINKED.get(fabric):
+        why = card["fabric.status"] if fabric in LINKED else fabric
+        yield Problem(f"{name}: its NVLink fabric is {why}: see nvidia-fabricmanager", lasting=True)
     limit = config["gpu_temperature_c"] - (COOLED_C if state.drained else 0)
     heat = value["temperature.gpu"]
     if heat is not None and heat > limit:
@@ -208,12 +242,15 @@ def kernel(config: dict[str, Any], state: State) -> Iterator[Problem]:
     if not config.get("gpus", {}).get("cards"):
         return
     grave = set(config["xids"])
-    lines = [match for match in map(XID.match, ask("dmesg").text.splitlines()) if match]
-    told = [match for match in lines if int(match["number"]) in grave]
-    state.xid = max((float(match["at"]) for match in told), default=-1.0)
+    said = ask("dmesg").text
+    lines = [match for match in map(XID.match, said.splitlines()) if match]
+    told = [
+        (float(one["at"]), int(one["number"]), one["where"]) for one in lines if int(one["number"]) in grave
+    ]
+    told += [(float(one["at"]), FALLEN_XID, one["where"]) for one in FALLEN.finditer(said)]
+    state.xid, number, where = max(told, default=(-1.0, 0, ""))
     if state.xid > state.known_xid:
-        newest = next(match for match in told if float(match["at"]) == state.xid)
-        yield Problem(f"XID {newest['number']} at {newest['where']} in the kernel's log")
+        yield Problem(f"XID {number} at {where} in the kernel's log")
 
 
 def disks(config: dict[str, Any], _: State) -> Iterator[Problem]:

@@ -47,7 +47,8 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         return pb.ValidateProviderConfig.Response()
 
     def ValidateResourceConfig(self, request: Any, context: Any) -> Any:
-        return pb.ValidateResourceConfig.Response()
+        wrong = world.refused_by_validate(request.type_name, read_dynamic_value(request.config))
+        return pb.ValidateResourceConfig.Response(diagnostics=[_error(said) for said in wrong])
 
     def ValidateDataResourceConfig(self, request: Any, context: Any) -> Any:
         return pb.ValidateDataResourceConfig.Response()
@@ -80,6 +81,8 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         for default in ("project", "region", "zone"):
             if default in proposed and proposed[default] is None:
                 proposed[default] = self.settings.get(default)
+        if prior:
+            proposed = world.kept(kind, proposed, prior)
         planned = self._with_labels(schema.with_unknowns(self._block(kind), proposed, prior))
         if prior and planned.get("desired_status") not in {None, prior.get("current_status")}:
             planned |= {"current_status": Unknown}  # it is started, or stopped
@@ -144,7 +147,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
                 raise RefusedError(faults.text_of(fault["kind"], kind, planned, id=identifier, name=name))
             _refuse_attached(cloud, kind, planned, identifier)
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
-            there[identifier] = made
+            made = there[identifier] = world.shown(kind, made)
         _crash_if(fault)
         return made
 
@@ -160,7 +163,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
                 raise RefusedError(faults.SAID["local_ssd"])
             _refuse_attached(cloud, kind, planned, prior["id"])
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
-            cloud["resources"].setdefault(kind, {})[prior["id"]] = made
+            made = cloud["resources"].setdefault(kind, {})[prior["id"]] = world.shown(kind, made)
         return made
 
     def _delete(self, kind: str, prior: Mapping[str, Any]) -> None:
@@ -250,14 +253,18 @@ def _refuse_attached(
     """A disk that an instance writes to is attached to no other: resourceInUseByAnotherResource."""
     if kind != INSTANCE:
         return
-    wanted = {
-        disk["source"] for disk in planned.get("attached_disk") or () if isinstance(disk["source"], str)
-    }
+    wanted = _sources(planned)
     for other, each in cloud["resources"].get(INSTANCE, {}).items():
-        taken = wanted & {disk["source"] for disk in each.get("attached_disk") or ()}
+        taken = wanted & _sources(each)
         if taken and other != identifier:
             said = faults.SAID["attached"].format(id=taken.pop(), user=other, name=planned["name"])
             raise RefusedError(said)
+
+
+def _sources(instance: Mapping[str, Any]) -> set[str]:
+    """The ids of the disks that are attached to an instance."""
+    sources = (disk["source"] for disk in instance.get("attached_disk") or ())
+    return {each.removeprefix(world.COMPUTE) for each in sources if isinstance(each, str)}
 
 
 def _crash_if(fault: Mapping[str, Any] | None) -> None:

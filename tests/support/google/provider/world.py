@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -62,7 +64,9 @@ def delete(world: Mapping[str, Any], kind: str, identifier: str) -> None:
     if kind == "google_compute_disk":
         for each in world["resources"].get("google_compute_instance", {}).values():
             disks = each.get("attached_disk") or ()
-            each["attached_disk"] = [disk for disk in disks if disk["source"] != identifier]
+            each["attached_disk"] = [
+                disk for disk in disks if disk["source"] not in {identifier, COMPUTE + identifier}
+            ]
     for other in KNOWN["takes_along"].get(kind, []):
         for each in [key for key in world["resources"].get(other, {}) if key.startswith(f"{identifier}/")]:
             del world["resources"][other][each]
@@ -99,6 +103,78 @@ def computer(world: dict[str, Any], kind: str, value: Mapping[str, Any]) -> Call
         return {} if of_type[0] == "map" else []
 
     return compute
+
+
+def shown(kind: str, made: dict[str, Any]) -> dict[str, Any]:
+    """What Google shows of what was made so: links in full, and what it filled in."""
+    if brings := KNOWN["brings"].get(made.get("machine_type", "")):
+        gpu = {"type": brings["gpu"], "count": brings["count"]}
+        made["guest_accelerator"] = made["guest_accelerator"] or [gpu]
+        disk = {"device_name": "", "interface": "NVME", "size": 375}
+        made["scratch_disk"] = made["scratch_disk"] or [disk] * brings.get("ssds", 0)
+    if kind == "google_compute_instance" and not made["reservation_affinity"]:
+        made["reservation_affinity"] = [{"type": "ANY_RESERVATION", "specific_reservation": []}]
+    link = partial(_link, f"projects/{made.get('project')}/zones/{made.get('zone')}")
+    for words, how in KNOWN["shown"].get(kind, {}).items():
+        made = at(made, words.split("."), str.upper if how == "upper" else link)
+    return made
+
+
+def at(value: Any, words: Sequence[str], change: Callable[[str], str]) -> Any:
+    """The value with the texts below these names changed."""
+    if isinstance(value, list):
+        return [at(each, words, change) for each in value]
+    if isinstance(value, dict) and words:
+        return value | {words[0]: at(value.get(words[0]), words[1:], change)}
+    return change(value) if isinstance(value, str) and not words else value
+
+
+def _link(zone: str, text: str) -> str:
+    path = text if "/" in text else f"{zone}/acceleratorTypes/{text}"
+    return COMPUTE + re.sub(r"/images/family/(.*)", r"/images/\1-v20261101", path.removeprefix(COMPUTE))
+
+
+def kept(kind: str, planned: dict[str, Any], prior: Mapping[str, Any]) -> dict[str, Any]:
+    """What is planned, with what Google's provider takes for the same as it is left as it is."""
+    for name in KNOWN["filled_in"].get(kind, ()):
+        planned[name] = planned[name] or prior[name]
+    for words in KNOWN["same"].get(kind, ()):
+        planned = _same(planned, prior, words.split("."))
+    return planned
+
+
+def _same(new: Any, old: Any, words: Sequence[str]) -> Any:
+    if isinstance(new, list) and isinstance(old, list) and len(new) == len(old):
+        return [_same(*pair, words) for pair in zip(new, old, strict=True)]
+    if isinstance(new, dict) and isinstance(old, Mapping) and words:
+        return new | {words[0]: _same(new.get(words[0]), old.get(words[0]), words[1:])}
+    both = isinstance(new, str) and isinstance(old, str) and not words
+    return old if both and _plain(new) == _plain(old) else new
+
+
+def _plain(text: str) -> str:
+    """The image of a family is the newest one of it: DiskImageDiffSuppress."""
+    name = text.rpartition("/")[2].lower()
+    return re.sub(r"-v\d{8}$", "", name)
+
+
+def refused_by_validate(kind: str, config: Mapping[str, Any]) -> Iterator[str]:
+    """What the provider's Validate says of a configuration, as far as it is known."""
+    for words, values in KNOWN["one_of"].get(kind, {}).items():
+        for text in _texts_at(config, words.split(".")):
+            if text not in values:
+                allowed = " ".join(f'"{value}"' for value in values)
+                yield f"expected {words} to be one of [{allowed}], got {text}"
+    for words, pattern in KNOWN["pattern"].get(kind, {}).items():
+        for text in _texts_at(config, words.split(".")):
+            if not re.fullmatch(pattern, text):
+                yield f'"{words}" ("{text}") doesn\'t match regexp "^{pattern}$"'
+
+
+def _texts_at(value: Any, words: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    at(value, words, lambda text: found.append(text) or text)  # type: ignore[func-returns-value]
+    return found
 
 
 def _known(world: Mapping[str, Any], kind: str, value: Mapping[str, Any], number: int) -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""Machines of this one, taken for Compute Engine instances: their metadata, and the guest agent's part.
+
+    with metadata(world, inventory):           # at the real address, in the network of these machines
+        start_agent(run)                       # ``run`` has a machine's shell run a command
+
+Until Terraform has made the instance with a machine's address, that has no metadata. The agent
+(guest-agent.sh) removes clusterctl's account, and makes it anew from them once sshd has refused somebody.
+As root, in that network: `python -m tests.support.google.guest WORLD_FILE BRIDGE SUBNET`.
+"""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from clusterctl.providers.local.layout import bridge_name, netns_name
+from clusterctl.providers.local.system import NETNS_DIR
+from clusterctl.state.inventory import Inventory
+from tests.support.google.world import World
+from tests.support.nested import ROOT, as_root
+
+_ADDRESS = "169.254.169.254"
+_AGENT = Path(__file__).with_name("guest-agent.sh")
+_PATH = "/computeMetadata/v1/instance/attributes/"
+_PLACE = "/usr/local/bin/google_guest_agent"
+
+
+@contextmanager
+def metadata(world: World, inventory: Inventory) -> Iterator[None]:
+    """Serve each instance, known by its address, the attributes of its metadata."""
+    own = inventory.cluster_id
+    inside = [*as_root(), "nsenter", f"--net={NETNS_DIR / netns_name(own)}"]
+    program = [sys.executable, "-m", "tests.support.google.guest"]
+    argv = [*inside, *program, str(world.path), bridge_name(own), inventory.network]
+    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin
+        assert server.stdout
+        try:
+            assert server.stdout.readline() == "ready\n"
+            yield
+        finally:
+            server.stdin.close()  # which ends it
+
+
+class _Handler(BaseHTTPRequestHandler):
+    world: World
+
+    def do_GET(self) -> None:
+        there = self.world.read()["resources"].get("google_compute_instance", {}).values()
+        said: str | None = None
+        for one in there:
+            if one["network_interface"][0]["network_ip"] == self.client_address[0]:
+                said = one["metadata"].get(self.path.removeprefix(_PATH))
+        # The real one refuses whoever does not say that it is asked for on purpose.
+        meant = self.headers.get("Metadata-Flavor") == "Google"
+        self.send_response(403 if not meant else 404 if said is None else 200)
+        self.send_header("Metadata-Flavor", "Google")
+        self.end_headers()
+        self.wfile.write((said or "").encode() if meant else b"")
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Nothing."""
+
+
+def start_agent(run: Callable[[str], None]) -> None:
+    """Have the agent of a machine begin; it goes on by itself."""
+    program = base64.b64encode(_AGENT.read_bytes()).decode()
+    run(f"echo {program} | base64 -d | sudo install -m 0755 /dev/stdin {_PLACE}")
+    run(f"sudo systemd-run --quiet --unit=google-guest-agent {_PLACE}")
+
+
+def main(world: str, bridge: str, subnet: str) -> None:
+    """Serve until stdin's end. The address goes with the network, which the machines' provider removes."""
+    for words in (f"address replace {_ADDRESS}/32 dev {bridge}", f"route replace {subnet} dev {bridge}"):
+        subprocess.run(["ip", *words.split()], check=True)
+    _Handler.world = World(Path(world))
+    server = ThreadingHTTPServer((_ADDRESS, 80), _Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print("ready", flush=True)  # noqa: T201  (the protocol)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,152 @@
+"""Every package that a role asks for is in a repository: facts/ says in which, and who says so.
+
+A name that is asked for and not recorded fails. Look it up, and record where it was found; never take it from
+a role.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clusterctl.packages.os_packages import package_names, packages_of
+from clusterctl.spec.common import Software
+from clusterctl.spec.distributions import Distribution, releases
+from clusterctl.util.assets import asset
+from tests.support.el.packages import base_names, packages
+
+FACTS = Path(__file__).with_name("facts")
+KNOWN = {one.release: one for one in releases()}
+NEWEST = 999  # a branch of NVIDIA's driver
+LEAST_ON_10 = 580  # which older ones the repository for EL 10 has is not recorded
+REPOSITORIES = {"baseos": "BaseOS", "appstream": "AppStream", "extras": "Extras", "epel": "EPEL"}
+REPOSITORIES |= {"cuda": "NVIDIA", "openhpc": "OpenHPC"}  # of the EL-shaped machines of the tests
+# Whatever the spec may ask for, and each branch of the driver after which names differ.
+SOFTWARE = [
+    (Software.model_validate({"slurm": slurm, "apptainer": True, "nvidia": nvidia}), int(branch or NEWEST))
+    for slurm in ("distribution", "openhpc")
+    for kind in ("open", "proprietary")
+    for branch in (None, "570", "580")
+    for nvidia in ({"driver": kind, "branch": branch, "toolkit": "12.9", "nccl": True, "dcgm": True},)
+]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Packages of a repository: name -> version, or "" where none is known."""
+
+    of: tuple[str, ...]
+    names: dict[str, str]
+    repository: str
+    branches: range
+
+    @classmethod
+    def read(cls, said: dict[str, Any]) -> Recorded:
+        pairs = (word.partition("=") for word in said["names"].split())
+        branches = range(said.get("from", 0), said.get("below", NEWEST + 1))
+        names = {name: version for name, _, version in pairs}
+        return cls(tuple(said["of"]), names, said.get("repository", "NVIDIA"), branches)
+
+    def has(self, asked: str) -> bool:
+        """Whether apt or dnf would find it: a name, with or without a pattern of its version."""
+        name, equals, pattern = asked.partition("=")
+        if equals:
+            return fnmatch.fnmatchcase(self.names.get(name, ""), pattern)
+        return any(
+            asked == name or fnmatch.fnmatchcase(f"{name}-{version}", asked)
+            for name, version in self.names.items()
+        )
+
+
+def recorded(*kinds: str) -> list[Recorded]:
+    files = [tomllib.loads(path.read_text()) for path in sorted(FACTS.glob("*.toml"))]
+    return [Recorded.read(one) for kind in kinds for file in files for one in file.get(kind, ())]
+
+
+def unknown(asked: set[str], release: str, branch: int) -> set[str]:
+    """Those that nothing is known of."""
+    known = [one for one in recorded("fact", "unconfirmed") if release in one.of and branch in one.branches]
+    return {name for name in asked if not any(one.has(name) for one in known)}
+
+
+def asked(distribution: Distribution, software: Software) -> set[str]:
+    """What all roles ask for: by their variables, and in their tasks."""
+    found = {
+        *package_names(distribution, software),
+        *packages_of(("bucket", "scratch"), distribution, software),
+    }
+    other = {"Debian", "RedHat"} - {distribution.family}
+    roles = asset("ansible") / "roles"
+    ours = [path for path in roles.glob("*/tasks/*.yml") if path.stem not in other]
+    if distribution.family != "RedHat":
+        ours = [path for path in ours if path.parts[-3] != "repositories"]
+    for task in (task for path in ours for task in walk(yaml.safe_load(path.read_text()) or [])):
+        names = task.get("vars", {}).get("packages_names")
+        if isinstance(names, list) and "packages_bundle" not in str(task.get("when", "")):
+            found.update(name for name in names if "{{" not in name)
+    return found
+
+
+def walk(tasks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for task in tasks:
+        yield task
+        yield from walk(task.get("block", []))
+
+
+@pytest.mark.parametrize("release", KNOWN)
+def test_what_roles_ask_for_is_in_a_repository(release: str) -> None:
+    missing = set[str]()
+    for software, branch in SOFTWARE:
+        if release == "rocky-10" and branch < LEAST_ON_10:
+            continue
+        names = asked(KNOWN[release], software)
+        assert {"chrony", "gcsfuse"} < names
+        missing |= unknown(names, release, branch)
+    assert missing == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "branch"),
+    [
+        ("nvidia-fabric-manager", "rocky-9", 580),
+        ("nvidia-fabricmanager", "rocky-9", 570),
+        ("nvidia-fabricmanager-580", "debian-12", 580),
+        ("nvidia-open-580", "ubuntu-24.04", NEWEST),
+        ("nvidia-persistenced", "ubuntu-24.04", NEWEST),
+        ("libopenmpi3", "debian-13", NEWEST),
+        ("libopenmpi3", "ubuntu-24.04", NEWEST),
+        ("slurm-pmi", "rocky-10", NEWEST),
+    ],
+)
+def test_a_name_that_is_not_there_is_found_out(name: str, release: str, branch: int) -> None:
+    assert unknown({name}, release, branch) == {name}
+
+
+def test_each_fact_says_who_says_so_and_when() -> None:
+    for path in FACTS.glob("*.toml"):
+        said = tomllib.loads(path.read_text())
+        assert all(len(one["source"]) > 10 and one["date"].year >= 2025 for one in said["fact"])
+        assert all(len(one["why"]) > 10 for one in said.get("unconfirmed", ()))
+
+
+def test_machines_of_the_tests_have_what_the_facts_say_and_nothing_else_that_is_asked_for() -> None:
+    """Else a name that a role has wrong could be wrong there, too."""
+    facts = [one for one in recorded("fact") if "rocky-9" in one.of and 580 in one.branches]
+    known = {(one.repository, name) for one in facts for name in one.names}
+    guessed = {name for one in recorded("unconfirmed") if "rocky-9" in one.of for name in one.names}
+    wanted = [software for software, branch in SOFTWARE if branch >= LEAST_ON_10]
+    names = {name for software in wanted for name in asked(KNOWN["rocky-9"], software)}
+    played = [one for one in packages() if one.name in names]
+    assert len(played) > 30
+    wrong = {(one.repo, one.name) for one in played if (REPOSITORIES[one.repo], one.name) not in known}
+    assert {name for _, name in wrong} <= guessed
+    patterns = {name for name in names if "*" in name}
+    elsewhere = {"apptainer", "gcsfuse"}  # no test installs them there
+    assert names - patterns - elsewhere - base_names() <= {one.name for one in packages()}

@@ -1,0 +1,59 @@
+# ruff: noqa: N802 - the names are those of pynvml
+"""Telemetry of GPUs, where NVML answers as it does on nodes whose driver or cards are not well."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from payload.nvml import Gpus
+
+GPU_IS_LOST, LIB_RM_VERSION_MISMATCH = 15, 18  # nvmlReturn_t
+
+
+class Nvml(ModuleType):
+    """pynvml on a node with three cards, of which one may have fallen off the bus."""
+
+    class NVMLError(Exception):
+        """What pynvml raises."""
+
+    def __init__(self, *, fault: int = 0, lost: int | None = None) -> None:
+        super().__init__("pynvml")
+        self.fault, self.lost = fault, lost
+
+    def nvmlInit(self) -> None:
+        if self.fault:
+            raise self.NVMLError(self.fault)
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 3
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        if index == self.lost:
+            raise self.NVMLError(GPU_IS_LOST)
+        return f"GPU-{index}"
+
+    def nvmlDeviceGetUUID(self, handle: str) -> str:
+        return handle
+
+    def nvmlDeviceGetName(self, _: str) -> str:
+        return "NVIDIA H100 80GB HBM3"
+
+    def nvmlDeviceGetMemoryInfo(self, _: str) -> SimpleNamespace:
+        return SimpleNamespace(total=80 << 30, used=0)
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, nvml: Nvml) -> list[tuple[object, object]]:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    return [(one["index"], one["uuid"]) for one in Gpus().describe()]
+
+
+def test_a_card_that_fell_off_the_bus_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpus(monkeypatch, Nvml(lost=1)) == [(0, "GPU-0"), (2, "GPU-2")]
+    assert gpus(monkeypatch, Nvml()) == [(0, "GPU-0"), (1, "GPU-1"), (2, "GPU-2")]
+
+
+def test_a_driver_and_a_library_of_two_versions_show_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpus(monkeypatch, Nvml(fault=LIB_RM_VERSION_MISMATCH)) == []
