@@ -14,7 +14,7 @@ from clusterctl.cli.options import Options, spec_file, spec_of_existing
 from clusterctl.cli.output import Screen
 from clusterctl.cli.prompts import AskBecomePass, read_only_prompts
 from clusterctl.cluster.session import provider_of
-from clusterctl.errors import UsageError
+from clusterctl.errors import NotUpError, UsageError
 from clusterctl.hosts.checks import DoctorReport, failures
 from clusterctl.hosts.firewall import firewall_of
 from clusterctl.hosts.probe import GpuFacts
@@ -60,6 +60,7 @@ def write_bundle(
 ) -> int:
     """Make the archive, of which a word that ends like one is the name, and say what is in it."""
     from clusterctl.cluster.doctor_bundle import create
+    from clusterctl.cluster.verify import preflight
 
     files = [word for word in words if word.endswith(_SUFFIX)]
     if len(files) > 1:
@@ -68,7 +69,11 @@ def write_bundle(
     hosts = [word for word in words if word not in files]
 
     def answer() -> dict[str, Any]:
-        return report_dict(spec, examined(screen, spec, hosts, ask_become_pass=ask_become_pass))
+        try:
+            return report_dict(spec, examined(screen, spec, hosts, ask_become_pass=ask_become_pass))
+        except NotUpError:  # then what stands in the way of `up`
+            provider = provider_of(spec.provider, read_only_prompts(ask_password=ask_become_pass))
+            return report_dict(spec, preflight(spec, Workspace.of(spec.name), provider))
 
     with screen.working("collecting"):
         made = create(

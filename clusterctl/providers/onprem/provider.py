@@ -94,7 +94,7 @@ class OnpremProvider(Provider):
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
         asked = members.members(spec, self._settings)
         with open_login(self._settings.machines, workspace, self._prompts) as login:
-            ours, silent, report = self._examined(spec, workspace, asked, login, all_at_once=True)
+            ours, silent, report = self._examined(spec, workspace, asked, login, find_all=True)
         new = [one.name for one in asked if one.name not in {**ours, **silent}]
         errors = set(in_the_way(report, asked, new, workspace, silent))
         found = [one for one in report.findings if one.level != "error" or one in errors]
@@ -220,16 +220,16 @@ class OnpremProvider(Provider):
         asked: Sequence[Host],
         login: Login,
         *,
-        all_at_once: bool = False,
+        find_all: bool = False,
     ) -> tuple[Mapping[str, Host], Mapping[str, Host], DoctorReport]:
         """The machines that are ours, those that are silent, and what was found of all others.
 
-        ``all_at_once``: a host key that is not confirmed is one of the findings, too.
+        ``find_all``: a host key that is not confirmed is one of the findings, too.
         """
         ours, silent = members.joined_members(asked, hosts_as_raised(workspace), workspace)
         new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
         login.check_keys(new)
-        lost = members.trusted(login, new) if all_at_once else login.trust(new)
+        lost = members.trusted(login, new) if find_all else login.trust(new)
         there = [one.name for one in asked if one.name not in silent]
         return ours, silent, members.examine(spec, asked, login, ours, only=there, lost=lost)
 
