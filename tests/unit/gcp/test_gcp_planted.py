@@ -32,10 +32,7 @@ AGAINST_THE_SCHEMA = {
     "nested": (Edit(HOST, "enable_vtpm ", "enable_tpm "), "Unsupported argument"),
     "type": (Edit(NETWORK, "= 8896", '= "jumbo"'), "a number is required"),
     "missing": (Edit(IAM, "  role    = each.value.grant\n", ""), "Missing required argument"),
-    "value": (
-        Edit(HOST, '      interface = "NVME"\n', '      interface = "NVM"\n'),
-        'of ["SCSI" "NVME"], got NVM',
-    ),
+    "value": (Edit(NETWORK, '"REGIONAL"', '"REGION"'), 'of ["REGIONAL" "GLOBAL"], got REGION'),
     "inner": (Edit(HOST, '      interface = "NVME"\n', ""), "Missing required argument"),
     "read": (
         Edit("modules/instance/outputs.tf", "network_interface[0].network_ip", "network_interface[0].ip"),
