@@ -172,7 +172,6 @@ def test_el_without_a_scheduler_and_with_openhpc(
             changes_nothing(cluster)
 
 
-@pytest.mark.platform("real", "debian-13")
 @pytest.mark.platform("stand-in", "ubuntu-22.04", "ubuntu-24.04", "rocky-10")
 @pytest.mark.parametrize("kind", ["debian-13", "ubuntu-22.04", "ubuntu-24.04", "el-10"])
 def test_another_distribution(
