@@ -113,7 +113,7 @@ def _kernel(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding
         yield Finding(host, "warning", "kernel", "a newer kernel waits for a boot", why, "reboot it first")
     elif not facts.headers:
         why = f"headers of {kernel} are not here, and apt knows none: without them no module can be built"
-        fix = "`apt-get update`, or install the newest kernel (`apt-get install linux-image-amd64`) and reboot it"
+        fix = "`apt-get update`, or install the newest kernel (`apt-get install linux-image-amd64`), reboot"
         yield Finding(host, "warning", "kernel-headers", "the kernel's headers are missing", why, fix)
 
 
