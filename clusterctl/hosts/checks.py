@@ -112,11 +112,9 @@ def _kernel(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding
         why = f"it runs {kernel}, and has {newest}: the driver is built for the newest, and can't be loaded"
         yield Finding(host, "warning", "kernel", "a newer kernel waits for a boot", why, "reboot it first")
     elif not facts.headers:
-        why = f"neither here nor in a repository are headers of {kernel}: no module can be built for it"
-        fix = (
-            "install the newest kernel (`dnf upgrade kernel`, `apt-get install linux-image-amd64`), reboot it"
-        )
-        yield Finding(host, "error", "kernel-headers", "the kernel's headers are missing", why, fix)
+        why = f"headers of {kernel} are not here, and apt knows none: without them no module can be built"
+        fix = "`apt-get update`, or install the newest kernel (`apt-get install linux-image-amd64`), reboot"
+        yield Finding(host, "warning", "kernel-headers", "the kernel's headers are missing", why, fix)
 
 
 def _space(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:

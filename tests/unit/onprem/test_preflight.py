@@ -121,7 +121,7 @@ def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
     yield "n2", "port-taken", "nginx listens on port 6818", "ss -lptn"
     three["gpus"] = {"cards": 1, "shown": [], "driver": None, "nouveau": False, "secure_boot": False}
     three["headers"] = False
-    yield "n3", "kernel-headers", "no module can be built", "dnf upgrade kernel"
+    yield "n3", "kernel-headers", "no module can be built", "apt-get install linux-image"
     one["gpus"] = three["gpus"]
     one["newest_kernel"] = "5.14.0-580.el9.x86_64"
     yield "n1", "kernel", "5.14.0-580", "reboot"
