@@ -234,7 +234,7 @@ def gpus() -> Dict[str, Any]:
         "driver": shown[0][1] if shown else None,
         "fault": next((line for line in lines if line.strip() and not SHOWN.search(line)), ""),
         "fabric": fabric,
-        "oldest": min((number for kind, number in devices if kind == PCI_DISPLAY), default=None),
+        "oldest": min((number for kind, number in devices if kind == PCI_DISPLAY and number), default=None),
         "installed": driver_on_disk(),
         "nouveau": Path("/sys/module/nouveau").is_dir(),
         "secure_boot": any(path.read_bytes()[-1:] == b"\1" for path in secure),

@@ -90,8 +90,10 @@ def furnish_cards(host: Host) -> None:
     for path, text in {
         "/opt/pci/0000:01:00.0/vendor": "0x10de\n",
         "/opt/pci/0000:01:00.0/class": "0x030000\n",
+        "/opt/pci/0000:01:00.0/device": "0x2786\n",
         "/opt/pci/0000:02:00.0/vendor": "0x10de\n",
         "/opt/pci/0000:02:00.0/class": "0x068000\n",
+        "/opt/pci/0000:02:00.0/device": "0x22a3\n",
         "/usr/local/bin/modinfo": MODINFO,
         "/usr/local/bin/nvidia-smi": NVIDIA_SMI,
         "/usr/local/lib/nvidia_smi.py": PROGRAM.read_text(),
