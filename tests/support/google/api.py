@@ -80,6 +80,7 @@ class Google:
     """The server; its state is the world's, its faults and operations are its own."""
 
     world: World
+    id: str = PROJECT
     instance: str = ""  # whose metadata the metadata server has
     project: Project = field(default_factory=Project)
     faults: list[Fault] = field(default_factory=list)
@@ -171,8 +172,8 @@ class Google:
         counted = headers.get("x-goog-user-project", "")
         if method.service in _COUNTED and not counted:
             return _disabled(_NO_QUOTA_PROJECT, method.service, GCLOUD)
-        if counted not in {"", PROJECT} or method.service in self.off:
-            return _disabled(_OFF, method.service, NUMBER if counted == PROJECT else counted)
+        if counted not in {"", self.id} or method.service in self.off:
+            return _disabled(_OFF, method.service, NUMBER if counted == self.id else counted)
         for fault in self.faults:
             if fault.method == method.id and fault.times > 0:
                 fault.times -= 1

@@ -26,10 +26,10 @@ def test_a_cluster_whose_state_was_lost_is_removed_whole(
     module.apply()
     (module.path / "terraform.tfstate").unlink()
     made = {kind for kind in module.cloud.resources().values() if "iam_member" not in kind}
-    with Google(World(module.cloud.store.path)) as google:
+    assert spec.provider.type == "gcp"
+    with Google(World(module.cloud.store.path), spec.provider.project) as google:
         for key, value in google.environment.items():
             monkeypatch.setenv(key, value)
-        assert spec.provider.type == "gcp"
         api = Api(spec.provider.project, clock=Clock(sleep=lambda _: None))
         assert orphan_ids(api, spec.name) == (CLUSTER_ID,)
         found = find_resources(api, CLUSTER_ID)
