@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, Final
@@ -119,6 +120,7 @@ class GcpProvider(Provider):
             terraform = self._terraform(workspace, controller_of(workspace.terraform), report)
             owner = apply.Owner(cluster_id, lambda: self._remove_found(cluster_id, report))
             try:
+                _count_on(self._settings.project, workspace.terraform)
                 terraform.init()
                 storage.write_imports(workspace.terraform, None)
                 if storage.storage_of(workspace.terraform):
@@ -374,6 +376,13 @@ def controller_of(folder: Path) -> str:
     except (OSError, ValueError, KeyError):
         return ""
     return next((name for name, host in hosts if host["role"] == CONTROLLER), "")
+
+
+def _count_on(project: str, folder: Path) -> None:
+    """Name the cluster's project, on which calls count, again: a refused plan may have named another one."""
+    with suppress(OSError, ValueError):
+        asked = json.loads((folder / VARIABLES).read_bytes())
+        _write(folder / VARIABLES, (json.dumps(asked | {"project": project}, indent=2) + "\n").encode())
 
 
 def write_module(folder: Path, variables: Mapping[str, Any], state: GcsState | None, *, cluster: str) -> None:
