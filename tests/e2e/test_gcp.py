@@ -39,6 +39,7 @@ pytestmark = pytest.mark.platform("stand-in", "google-machines", "google-api", "
 
 ZONE = "us-central1-a"
 MOST_NODES = 3
+WITH_DRIVER = "{project: deeplearning-platform-release, family: common-cu128-debian-12}"
 SPEC = """\
 version: 1
 name: {name}
@@ -48,7 +49,7 @@ provider:
   zone: {zone}
   network: {{cidr: {subnet}}}
   controller: {{image: {{project: debian-cloud, family: debian-12}}}}
-  partitions: {{train: {{machine_type: g2-standard-4, image: {{project: debian-cloud, family: debian-12}}}}}}
+  partitions: {{train: {{machine_type: g2-standard-4, image: {image}}}}}
 partitions:
   - {{name: train, nodes: {nodes}, gpus: {{type: nvidia-l4, count: 1}}}}
 software: {{cupy: false}}
@@ -88,7 +89,8 @@ class Gcp:
 
     def ask_for(self, nodes: int) -> None:
         """Write the spec."""
-        text = SPEC.format(name=self.name, project=PROJECT, zone=ZONE, subnet=self.subnet, nodes=nodes)
+        words = {"project": PROJECT, "zone": ZONE, "subnet": self.subnet, "image": WITH_DRIVER}
+        text = SPEC.format(name=self.name, nodes=nodes, **words)
         self.spec.write_text(text)
 
     def json(self, *argv: str | Path, rc: int = 0) -> dict[str, Any]:
