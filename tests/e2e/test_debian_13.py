@@ -13,7 +13,8 @@ import pytest
 
 from tests.support.cluster import Cluster, raised, records
 
-pytestmark = pytest.mark.platform("real", "debian-13")
+# Alone, for it makes an image of its own, whose processes other tests would take for what theirs left.
+pytestmark = [pytest.mark.alone, pytest.mark.platform("real", "debian-13")]
 SPEC = """\
 version: 1
 name: {name}
