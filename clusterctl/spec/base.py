@@ -292,6 +292,7 @@ Network = Annotated[
 Usd = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 
 
+RECORDED: Final = "recorded"  # in the validation context: of hosts that are there, by the rules of its day
 HERE: Final = "folder"  # in the validation context: the folder that paths are relative to
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from clusterctl.errors import SpecError, UsageError
-from clusterctl.spec.base import HERE, PATTERNS, SCHEMA_DIALECT, did_you_mean, shown
+from clusterctl.spec.base import HERE, PATTERNS, RECORDED, SCHEMA_DIALECT, did_you_mean, shown
 from clusterctl.spec.common import Partition, User
 from clusterctl.spec.models import PROVIDERS, ClusterSpec, faults
 from clusterctl.spec.parse import Document, Filetype, read_text
@@ -37,8 +37,13 @@ _NAME_LINE: Final = re.compile(
 )
 
 
-def load_spec(path: Path | None, *, current_user: CurrentUser | None = None) -> ClusterSpec:
+def load_spec(
+    path: Path | None, *, current_user: CurrentUser | None = None, recorded: bool = False
+) -> ClusterSpec:
     """The resolved spec of a file, or the built-in default: `local`, with partition `train` of 2 nodes.
+
+    One that was ``recorded`` is that of hosts that are there: newer rules do not hold for it,
+    or nothing could take the hosts down.
 
     Raises:
         UsageError: the file can't be read.
@@ -48,7 +53,7 @@ def load_spec(path: Path | None, *, current_user: CurrentUser | None = None) -> 
         spec = default_spec()
     else:
         document = Document(read_text(path, SPEC), str(path), SPEC)
-        spec = document.model({HERE: path.parent.absolute()})
+        spec = document.model({HERE: path.parent.absolute(), RECORDED: recorded})
     return resolve_users(spec, current_user or CurrentUser.current())
 
 

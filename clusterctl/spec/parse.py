@@ -17,6 +17,7 @@ from ruamel.yaml.reader import ReaderError
 from clusterctl.errors import Problem, SpecError, UsageError
 from clusterctl.spec.base import (
     INCONSISTENT,
+    RECORDED,
     Fault,
     Loc,
     M,
@@ -170,7 +171,8 @@ class Document(Generic[M]):
         except ValidationError as exc:
             errors = exc.errors(include_url=False, include_input=False)
             model = partial_model(kind, self.values, context or {})
-        found = {*self.problems, *_Errors(self, errors).problems(self.filetype.faults(model))}
+        faults = () if (context or {}).get(RECORDED) else self.filetype.faults(model)
+        found = {*self.problems, *_Errors(self, errors).problems(faults)}
         if found:
             in_order = sorted(found, key=lambda p: (p.line, p.column, p.key, p.message))
             raise SpecError(self.file, tuple(in_order), kind=self.filetype.name)

@@ -199,7 +199,7 @@ def inventory_of(workspace: Workspace) -> Inventory:
 
 def applied_spec(workspace: Workspace) -> ClusterSpec:
     """The spec that `up` was last given, which may differ from what the user's file says by now."""
-    return load_spec(workspace.spec)
+    return load_spec(workspace.spec, recorded=True)
 
 
 def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:

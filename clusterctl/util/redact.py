@@ -16,16 +16,16 @@ HIDDEN: Final = "[redacted]"
 LEAST: Final = 6  # letters of a secret that is taken out wherever it stands: shorter ones are words, too
 # The part of a name that says that its value is secret.
 SECRET_NAME: Final = re.compile(
-    r"passw(?:or)?d|passwd|passphrase|storagepass|secret|token|(?:api|access|private|auth)[-_]?key|credential"
+    r"passw(?:or)?d|passwd|passphrase|storagepass|sshpass|mysql_pwd|secret|token|(?:api|access|private|auth|munge|encryption)[-_]?key|credential"
     r"|cookie|webhook|_pass$|_pat$|_psk$",
     re.IGNORECASE,
 )
 _NAME: Final = (
-    r"(?<![\w.-])[\w.-]{0,60}?(?:passw(?:or)?d|passwd|passphrase|storagepass|secret|token|(?:api|access|private|auth)[-_]?key"
+    r"(?<![\w.-])[\w.-]{0,60}?(?:passw(?:or)?d|passwd|passphrase|storagepass|sshpass|mysql_pwd|secret|token|(?:api|access|private|auth|munge|encryption)[-_]?key"
     r"|credentials?|cookie|webhook|_pass|_pat|_psk)[\w.-]{0,60}"
 )
 _OPTION: Final = _NAME.partition(")")[2]  # the same, behind dashes
-_BARE: Final = r"[^\s,;}\])'\"]+(?: +[^\s,;:=}\])'\"-][^\s,;:=}\])'\"]*)*"
+_BARE: Final = r"(?:[^\s,;}\])'\"]|,(?=[^\s'\"}\]]))+(?: +[^\s,;:=}\])'\"-][^\s,;:=}\])'\"]*)*"
 _VALUE: Final = rf"(?:(\\?[\"'])(?:(?!\3)[^\\\n]|\\.)*?\3|{_BARE})"  # quoted, or not
 _PATTERNS: Final = tuple(
     (re.compile(pattern, flags), into)
@@ -33,7 +33,13 @@ _PATTERNS: Final = tuple(
         # A block is one whether its lines are its own, or written as \n in JSON.
         (r"-----BEGIN [A-Z ]*(?:PRIVATE|PGP)[A-Z ]*-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL, HIDDEN),
         (r"(?<![\w+/-])(?!AAAA[BCE]3Nz)[A-Za-z0-9+/_-]{100,}={0,2}", 0, HIDDEN),
-        (r"\b([a-z][a-z0-9+.-]{0,20}://)[^\s/@'\"<>]+@", re.IGNORECASE, rf"\1{HIDDEN}@"),
+        (r"\b([a-z][a-z0-9+.-]{0,20}://)[^\s?#'\"<>]{0,500}@", re.IGNORECASE, rf"\1{HIDDEN}@"),
+        (r"(proxy\s*[:=]\s*\\?[\"']?)[^\s:/@'\"]+:[^\s'\"]{1,200}@", re.IGNORECASE, rf"\1{HIDDEN}@"),
+        (r"(\bsshpass\s+-p\s*|\bIDENTIFIED BY )\S+", re.IGNORECASE, rf"\1{HIDDEN}"),
+        (r"(\bcurl\b[^\n]{0,200}? (?:-u|--user)[ =]?)\S+", re.IGNORECASE, rf"\1{HIDDEN}"),
+        (r"(\bmachine\s+\S+\s+login\s+\S+\s+password\s+)\S+", re.IGNORECASE, rf"\1{HIDDEN}"),
+        (r"(hooks\.slack\.com/services/)\S+", 0, rf"\1{HIDDEN}"),
+        (r"([?&](?:sig|X-Amz-Signature|X-Goog-Signature)=)[^\s&'\"]+", re.IGNORECASE, rf"\1{HIDDEN}"),
         (r"\b((?:proxy-)?authorization)(\\?[\"']?\s*[:=]\s*)[^\n\"']+", re.IGNORECASE, rf"\1\2{HIDDEN}"),
         (r"\b(bearer|basic)\s+[A-Za-z0-9+/=._~-]{8,}", re.IGNORECASE, rf"\1 {HIDDEN}"),
         (rf"(--{_OPTION})([ =]+){_VALUE}", re.IGNORECASE, rf"\1\2\3{HIDDEN}\3"),

@@ -37,6 +37,7 @@ PATIENCE_S: Final = 20.0
 _MOST: Final = 12  # calls at once
 _NOT_FOUND: Final = 404
 _SSH: Final = 22
+_FOR_SOME: Final = ("targetResources", "targetSecureTags", "targetServiceAccounts")
 _OURS_PRIORITY: Final = 1000  # of the module's rules that let SSH in
 _IAP: Final = IPv4Network("35.235.240.0/20")
 _DRIVER_IN: Final = re.compile(r"nvidia|-cu\d|accelerator|deeplearning")
@@ -284,8 +285,12 @@ class _Look:
                 continue
             try:
                 there = self._there(f"b/{name}", "storage") is not None
-            except PermissionDeniedError:  # somebody else's
-                yield self._found("bucket-name-taken", key, f"the bucket {name} is not yours")
+            except PermissionDeniedError as exc:  # somebody else's, or of which only the objects may be seen
+                if make:
+                    yield self._found("bucket-name-taken", key, f"the bucket {name} is not yours")
+                else:
+                    what = f"the bucket {name} can't be looked at"
+                    yield Finding(key, "warning", "bucket-unseen", what, exc.what, exc.fix)
                 continue
             if not there and not make:
                 why = f"there is no bucket {name}"
@@ -418,7 +423,10 @@ class _Look:
             return
         blocking = [one["name"] for one in rules.get("firewalls", ()) if _blocks(one)]
         for policy in rules.get("firewallPolicys", ()):
-            if policy.get("type") != "SYSTEM" and _denied_first(policy.get("rules", ())):
+            # Policies of the network itself come after its rules, unless somebody has changed that.
+            if not policy.get("type", "").startswith(("SYSTEM", "NETWORK")) and _denied_first(
+                policy.get("rules", ())
+            ):
                 blocking.append(policy.get("shortName") or policy.get("name", "a policy"))
         for one in blocking:
             why = f"{one} drops what comes from {_IAP} to port {_SSH} before the cluster's rule lets it in"
@@ -452,7 +460,8 @@ def _blocks(rule: Mapping[str, Any]) -> bool:
     first = int(rule.get("priority", _OURS_PRIORITY)) <= _OURS_PRIORITY
     here = rule.get("direction", "INGRESS") == "INGRESS" and not rule.get("disabled")
     every = not rule.get("targetTags") and not rule.get("targetServiceAccounts")
-    sources = rule.get("sourceRanges", ["0.0.0.0/0"])
+    narrow = rule.get("sourceTags") or rule.get("sourceServiceAccounts")
+    sources = rule.get("sourceRanges", [] if narrow else ["0.0.0.0/0"])
     return first and here and every and _of_ssh(rule.get("denied", ()), "IPProtocol") and _covers(sources)
 
 
@@ -461,6 +470,8 @@ def _denied_first(rules: Iterable[Mapping[str, Any]]) -> bool:
     for rule in sorted(rules, key=lambda one: int(one.get("priority", 0))):
         match = rule.get("match", {})
         if rule.get("direction", "INGRESS") != "INGRESS" or rule.get("disabled"):
+            continue
+        if any(rule.get(key) for key in _FOR_SOME) or match.get("destIpRanges"):
             continue
         if _of_ssh(match.get("layer4Configs", ()), "ipProtocol") and _covers(match.get("srcIpRanges", ())):
             return bool(rule.get("action") == "deny")

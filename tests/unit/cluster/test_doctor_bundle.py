@@ -47,6 +47,15 @@ PLANTED = {
     "b64inJSONb64inJSON": json.dumps({"stdout": KEY.format("b64inJSONb64inJSON")}),
     "sqlpass99": "mysql://slurm:sqlpass99@localhost/slurm_acct_db",
     "sk-proj-abcdef0123456789": "OPENAI: sk-proj-abcdef0123456789",
+    "in@the/middle": "https://ada:in@the/middle@index.example.org/simple",
+    "of-the-proxy": "http_proxy=ada:of-the-proxy@proxy.example.org:3128",
+    "after-a,comma": "password: after-a,comma",
+    "of-sshpass": "sshpass -p of-sshpass ssh head",
+    "of-netrc": "machine pypi.example.org login ada password of-netrc",
+    "of-curl": "curl -sS -u ada:of-curl https://example.org",
+    "of-mysql": "GRANT ALL ON *.* TO slurm IDENTIFIED BY 'of-mysql'",
+    "T0/B0/of-slack": "posted to https://hooks.slack.com/services/T0/B0/of-slack",
+    "of-a-signed-url": "https://example.org/a?X-Goog-Signature=of-a-signed-url&x=1",
 }
 # What a reader needs is not taken for a secret.
 HARMLESS = (

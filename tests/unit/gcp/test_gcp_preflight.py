@@ -189,6 +189,33 @@ def test_in_a_project_where_nothing_stands_in_the_way_nothing_is_found() -> None
     assert found(SPEC) == ()
 
 
+def test_rules_that_keep_no_ssh_out_are_no_obstacle(google: Google) -> None:
+    """Of some senders, for some hosts, or of a policy that comes after the rules."""
+    deny_all = {"direction": "INGRESS", "action": "deny", "priority": 1}
+    everything = {"srcIpRanges": ["0.0.0.0/0"], "layer4Configs": [{"ipProtocol": "all"}]}
+    policies = [
+        {"type": "NETWORK", "shortName": "after", "rules": [{**deny_all, "match": everything}]},
+        *(
+            {"type": "HIERARCHY", "rules": [{**deny_all, "match": everything, key: [one]}]}
+            for key, one in (
+                ("targetResources", "x"),
+                ("targetSecureTags", {"name": "tagValues/1"}),
+                ("targetServiceAccounts", "x"),
+            )
+        ),
+        {
+            "type": "HIERARCHY",
+            "rules": [{**deny_all, "match": {**everything, "destIpRanges": ["10.0.0.0/8"]}}],
+        },
+    ]
+    some = {key: value for key, value in RULE.items() if key != "sourceRanges"}
+    rules = [{**some, "sourceTags": ["x"]}, {**some, "sourceServiceAccounts": ["x"]}]
+    has(google, "lan/getEffectiveFirewalls", firewalls=rules, firewallPolicys=policies)
+    assert found(SPEC) == ()
+    has(google, "lan/getEffectiveFirewalls", firewallPolicys=[{**policies[0], "type": "HIERARCHY"}])
+    assert [one.code for one in found(SPEC)] == ["iap-firewall"]
+
+
 def test_all_obstacles_are_named_at_once_and_nothing_is_made(google: Google, logged_in: Path) -> None:
     (logged_in / "account").write_text("")
     for plant, *_ in OBSTACLES.values():

@@ -124,13 +124,12 @@ def test_a_rank_that_leaves_with_a_status_ends_the_others(folder):
     assert ran(folder, text, *MPIRUN, sys.executable, RANK).returncode == 3
 
 
-@pytest.mark.parametrize(("version", "times"), [("v4.1.4", 1), ("v5.0.7", 2)])
+@pytest.mark.parametrize(("version", "times"), [("v4.1.4", 0), ("v5.0.7", 1)])
 def test_a_rank_says_that_it_aborts_where_open_mpi_does_not(folder, version, times):
-    """Open MPI here is 4 and says so itself; under srun 5 does not: test_jobs.py on Debian 13."""
+    """Open MPI 4 says so itself, though not always; under srun 5 does not: test_jobs.py on Debian 13."""
     text = f"{RANKS}MPI.Get_library_version = lambda: 'Open MPI {version}'\n{FAILS}world.Barrier()\n"
-    done = ran(folder, text, *MPIRUN, sys.executable, RANK)
-    told = "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n"
-    assert done.stderr.count(told) == times
+    done = ran(folder, text, *MPIRUN, "--tag-output", sys.executable, RANK)
+    assert done.stderr.count("<stderr>:MPI_ABORT was invoked on rank 1 in") == times, done.stderr
 
 
 @pytest.mark.parametrize("status", [7, *in_sweep(75)])

@@ -318,3 +318,18 @@ def test_a_file_that_the_spec_names_is_relative_to_the_spec(tmp_path: Path) -> N
     elsewhere.parent.mkdir()
     elsewhere.write_text(dump_spec(spec))
     assert load_spec(elsewhere, current_user=ADA) == spec
+
+
+def test_newer_rules_do_not_hold_for_the_recorded_spec_of_hosts_that_are_there(tmp_path: Path) -> None:
+    """Else nothing could take hosts down that an older version made, and they would bill."""
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        "version: 1\nname: demo\nprovider: {type: gcp, project: my-project, zone: us-central1-a}\n"
+        "partitions: [{name: train, nodes: 1, gpus: {type: v100}}]\nusers: [{name: ada, uid: 1000}]\n"
+    )
+    with pytest.raises(SpecError, match="uid 1000 may be taken"):
+        load_spec(path)
+    assert load_spec(path, recorded=True).job_user == User(name="ada", uid=1000)
+    path.write_text(path.read_text().replace("partitions", "partitons"))
+    with pytest.raises(SpecError, match="partitons"):
+        load_spec(path, recorded=True)
