@@ -36,10 +36,10 @@ from clusterctl.providers.onprem.access import raise_failures
 from clusterctl.providers.onprem.login import Login, create_account, open_login
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
 from clusterctl.spec.base import reject_unknown
-from clusterctl.spec.load import dump_spec, load_spec
+from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
-from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.inventory import Host, Inventory, applied_spec
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.process import on_each
@@ -281,7 +281,7 @@ def in_the_way(
 def _access_before(workspace: Workspace) -> OnpremSettings | None:
     """What the spec of the last `up` said of its machines."""
     try:
-        provider = load_spec(workspace.spec).provider
+        provider = applied_spec(workspace).provider
     except UsageError:
         return None
     return provider if isinstance(provider, OnpremSettings) else None
