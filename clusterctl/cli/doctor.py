@@ -60,7 +60,6 @@ def write_bundle(
 ) -> int:
     """Make the archive, of which a word that ends like one is the name, and say what is in it."""
     from clusterctl.cluster.doctor_bundle import create
-    from clusterctl.cluster.verify import preflight
 
     files = [word for word in words if word.endswith(_SUFFIX)]
     if len(files) > 1:
@@ -72,8 +71,7 @@ def write_bundle(
         try:
             return report_dict(spec, examined(screen, spec, hosts, ask_become_pass=ask_become_pass))
         except NotUpError:  # then what stands in the way of `up`
-            provider = provider_of(spec.provider, read_only_prompts(ask_password=ask_become_pass))
-            return report_dict(spec, preflight(spec, Workspace.of(spec.name), provider))
+            return report_dict(spec, preflight_of(spec, ask_become_pass=ask_become_pass))
 
     with screen.working("collecting"):
         made = create(
@@ -88,6 +86,14 @@ def write_bundle(
         f"look through it (`tar -xzf {made.file}`), then attach it to your report",
     )
     return 0
+
+
+def preflight_of(spec: ClusterSpec, *, ask_become_pass: bool = False) -> DoctorReport:
+    """What stands in the way of `up`."""
+    from clusterctl.cluster.verify import preflight
+
+    provider = provider_of(spec.provider, read_only_prompts(ask_password=ask_become_pass))
+    return preflight(spec, Workspace.of(spec.name), provider)
 
 
 def examined(

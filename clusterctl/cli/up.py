@@ -226,12 +226,10 @@ def show_plan(
 
 def show_preflight(screen: Screen, spec: ClusterSpec, *, ask_become_pass: bool = False) -> int:
     """Look for what stands in the way of `up`, and show it; the exit code."""
-    from clusterctl.cli.doctor import report_dict, report_lines
-    from clusterctl.cluster.verify import preflight
+    from clusterctl.cli.doctor import preflight_of, report_dict, report_lines
 
-    provider = provider_of(spec.provider, read_only_prompts(ask_password=ask_become_pass))
     with screen.working("looking"):
-        report = preflight(spec, Workspace.of(spec.name), provider)
+        report = preflight_of(spec, ask_become_pass=ask_become_pass)
     lines = report_lines(screen, report)
     if not report.findings:
         lines += [*([""] if lines else []), "nothing stands in the way of `clusterctl up`"]

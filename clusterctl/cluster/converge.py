@@ -198,7 +198,8 @@ def stale(
     recorded = _read(workspace)
     if not recorded.inputs:
         return "the last `clusterctl up` did not end"
-    inputs, _ = _inputs(spec, inventory, workspace, without_jitter(reports, recorded.hardware))
+    same = without_jitter(reports, recorded.hardware)
+    inputs, _ = _inputs(spec, _with_plugins(inventory, same), workspace, same)
     if inputs == recorded.inputs:
         return ""
     return "the spec, clusterctl itself or the hardware is not what the hosts were configured for"
@@ -246,7 +247,6 @@ def _inputs(
 
     The payload's hash stands in the inventory.
     """
-    inventory = _with_plugins(inventory, reports)
     facts = {host: seen.facts for host, seen in reports.items() if seen.facts}
     slurm = render_files(spec, inventory, facts)
     files = {
@@ -269,10 +269,11 @@ def render(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
 ) -> str:
     """Write what Ansible ships; the digest of ``_inputs``."""
+    inventory = _with_plugins(inventory, reports)
     inputs, files = _inputs(spec, inventory, workspace, reports)
     for name, content in files.items():
         write_atomic(workspace.rendered / name, content)
-    inventory_file.write_ansible_inventory(spec, _with_plugins(inventory, reports), workspace)
+    inventory_file.write_ansible_inventory(spec, inventory, workspace)
     return inputs
 
 

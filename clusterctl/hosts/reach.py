@@ -87,8 +87,8 @@ def _request(
     target, own = places.get(leader), places[name]
     pings = target is not None and own is not None and name != leader
     packages = role_packages(wanted.spec, hosts[name].roles, distribution_of(facts[name].system.release))
-    lacks = name in wanted.new and not set(packages) <= facts[name].packages
     new = name in wanted.new
+    lacks = new and not set(packages) <= facts[name].packages
     return {
         "peers": peers,
         "ping": target.address if target and pings else "",
@@ -111,16 +111,15 @@ def _findings(
     said: Mapping[str, Any],
     places: Mapping[str, _Place | None],
 ) -> Iterator[Finding]:
-    unreached: dict[str, list[str]] = {}
+    unreached: dict[tuple[str, str], list[str]] = {}
     for other, port, why in said["peers"]:
-        unreached.setdefault(f"{other}: {why}", []).append(str(port))
-    for key, ports in unreached.items():
-        other, _, why = key.partition(": ")
+        unreached.setdefault((other, why), []).append(str(port))
+    for (other, why), ports in unreached.items():
         place = places[other]
         address = place.address if place else other
-        what, why = f"{other} is out of reach", f"{address}, port {', '.join(ports)}: {why}"
+        what, cause = f"{other} is out of reach", f"{address}, port {', '.join(ports)}: {why}"
         fix = f"`traceroute -T -p {ports[0]} {address}` on {name} shows what drops it on the way: open that"
-        yield Finding(name, "error", "network", what, why, fix)
+        yield Finding(name, "error", "network", what, cause, fix)
     own, leader = places[name], wanted.asked[0].name
     if said["narrow"] and own is not None:
         why = f"{own.interface} sends {own.mtu} bytes, and what is so large does not get to {leader} and back"

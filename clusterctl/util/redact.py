@@ -14,17 +14,14 @@ from urllib.parse import quote
 
 HIDDEN: Final = "[redacted]"
 LEAST: Final = 6  # letters of a secret that is taken out wherever it stands: shorter ones are words, too
-# The part of a name that says that its value is secret.
-SECRET_NAME: Final = re.compile(
-    r"passw(?:or)?d|passwd|passphrase|storagepass|sshpass|mysql_pwd|secret|token|(?:api|access|private|auth|munge|encryption)[-_]?key|credential"
-    r"|cookie|webhook|_pass$|_pat$|_psk$",
-    re.IGNORECASE,
+# Parts of a name that say that its value is secret.
+_WORDS: Final = (
+    r"passw(?:or)?d|passwd|passphrase|storagepass|sshpass|mysql_pwd|secret|token"
+    r"|(?:api|access|private|auth|munge|encryption)[-_]?key|credentials?|cookie|webhook"
 )
-_NAME: Final = (
-    r"(?<![\w.-])[\w.-]{0,60}?(?:passw(?:or)?d|passwd|passphrase|storagepass|sshpass|mysql_pwd|secret|token|(?:api|access|private|auth|munge|encryption)[-_]?key"
-    r"|credentials?|cookie|webhook|_pass|_pat|_psk)[\w.-]{0,60}"
-)
-_OPTION: Final = _NAME.partition(")")[2]  # the same, behind dashes
+SECRET_NAME: Final = re.compile(rf"{_WORDS}|_pass$|_pat$|_psk$", re.IGNORECASE)
+_OPTION: Final = rf"[\w.-]{{0,60}}?(?:{_WORDS}|_pass|_pat|_psk)[\w.-]{{0,60}}"  # behind dashes
+_NAME: Final = rf"(?<![\w.-]){_OPTION}"
 _BARE: Final = r"(?:[^\s,;}\])'\"]|,(?=[^\s'\"}\]]))+(?: +[^\s,;:=}\])'\"-][^\s,;:=}\])'\"]*)*"
 _VALUE: Final = rf"(?:(\\?[\"'])(?:(?!\3)[^\\\n]|\\.)*?\3|{_BARE})"  # quoted, or not
 _PATTERNS: Final = tuple(

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from clusterctl.providers.gcp.api import enforces
 from clusterctl.spec.base import GIB_MIB
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.gcp_nodes import GcpNodes, Image, Machine, disk_type
@@ -86,7 +87,7 @@ def forbidden(
 ) -> str | None:
     """What of ours it forbids; None if nothing."""
     if needs is None:
-        return "it" if policy.get("booleanPolicy", {}).get("enforced") else None
+        return "it" if enforces(policy) else None
     listed = policy.get("listPolicy", {})
     allowed = {_bare(one) for one in listed.get("allowedValues", ())}
     denied = {_bare(one) for one in listed.get("deniedValues", ())}

@@ -92,6 +92,15 @@ class Api:
         """
         return self._call("GET", service, path, query)
 
+    def find(self, service: str, path: str, **query: str) -> Json | None:
+        """What is at a path, or None where there is nothing; other errors as of ``get``."""
+        try:
+            return self.get(service, path, **query)
+        except CloudError as exc:
+            if exc.status == _NOT_FOUND:
+                return None
+            raise
+
     def pages(self, service: str, path: str, **query: str) -> Iterator[Json]:
         """Every page of a list; a CloudError also when a part of the cloud could not be asked."""
         token: dict[str, str] = {}
@@ -245,14 +254,18 @@ def _first_line(exc: BaseException) -> str:
     return str(exc).partition("\n")[0]
 
 
-def is_enforced(api: Api, constraint: str) -> bool:
-    """Whether a boolean policy of the organization, such as `compute.requireOsLogin`, holds in the project.
+def org_policy(api: Api, constraint: str) -> Json:
+    """The policy of the organization, such as `compute.requireOsLogin`, that holds in the project.
 
     Raises:
         CloudError: it can't be told; the login may lack `orgpolicy.policy.get`.
     """
     path = f"projects/{api.project}:getEffectiveOrgPolicy"
-    policy = api.post("cloudresourcemanager", path, {"constraint": f"constraints/{constraint}"})
+    return api.post("cloudresourcemanager", path, {"constraint": f"constraints/{constraint}"})
+
+
+def enforces(policy: Mapping[str, Any]) -> bool:
+    """Whether it is a boolean policy that is on."""
     return policy.get("booleanPolicy", {}).get("enforced") is True
 
 
@@ -274,7 +287,7 @@ def host_keys(
     missing = list(dict.fromkeys(names))
     found: dict[str, str] = {}
     with suppress(CloudError):  # then they are waited for
-        if missing and is_enforced(api, _HIDES_KEYS):
+        if missing and enforces(org_policy(api, _HIDES_KEYS)):
             raise _forbidden(api.project, missing)
     for _ in api.clock.polls(timeout_s, first_s=_LOOK_EVERY_S, longest_s=_LOOK_EVERY_S):
         for name in missing:
@@ -297,12 +310,7 @@ def _forbidden(project: str, names: Iterable[str]) -> ProvisionError:
 
 def _published(api: Api, zone: str, name: str) -> str | None:
     path = f"projects/{api.project}/zones/{zone}/instances/{name}/getGuestAttributes"
-    try:
-        answer = api.get("compute", path, queryPath="hostkeys/")
-    except CloudError as exc:
-        if exc.status == _NOT_FOUND:  # it has published nothing yet
-            return None
-        raise
+    answer = api.find("compute", path, queryPath="hostkeys/") or {}  # it may have published nothing yet
     items = answer.get("queryValue", {}).get("items", [])
     key = next((str(item["value"]) for item in items if item.get("key") == KIND), "")
     return key if _KEY.fullmatch(key) else None

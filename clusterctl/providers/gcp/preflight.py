@@ -21,7 +21,7 @@ from clusterctl.errors import ApiOffError, CloudError, CredentialsError, Machine
 from clusterctl.hosts.checks import Finding
 from clusterctl.providers.gcp import apply
 from clusterctl.providers.gcp.allowance import HostGroup, demand, forbidden
-from clusterctl.providers.gcp.api import Api, Json, check_gcloud, rules
+from clusterctl.providers.gcp.api import Api, Json, check_gcloud, org_policy, rules
 from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.providers.gcp.terraform_run import Diagnostic
 from clusterctl.spec import gcp, gcp_nodes
@@ -35,7 +35,6 @@ from clusterctl.util.progress import Clock
 
 PATIENCE_S: Final = 20.0
 _MOST: Final = 12  # calls at once
-_NOT_FOUND: Final = 404
 _SSH: Final = 22
 _FOR_SOME: Final = ("targetResources", "targetSecureTags", "targetServiceAccounts")
 _OURS_PRIORITY: Final = 1000  # of the module's rules that let SSH in
@@ -174,12 +173,7 @@ class _Look:
 
     def _there(self, path: str, service: str = "compute") -> Json | None:
         """A resource; None where there is none."""
-        try:
-            return self.api.get(service, path)
-        except CloudError as exc:
-            if exc.status == _NOT_FOUND:
-                return None
-            raise
+        return self.api.find(service, path)
 
     @property
     def _project(self) -> str:
@@ -262,10 +256,8 @@ class _Look:
     def policy(self, name: str, rule: _Constraint, groups: Collection[HostGroup]) -> Iterator[Finding]:
         if rule.unless and getattr(self.settings, rule.unless):
             return
-        body = {"constraint": f"constraints/{name}"}
-        path = f"{self._project}:getEffectiveOrgPolicy"
         try:
-            policy = self.api.post("cloudresourcemanager", path, body)
+            policy = org_policy(self.api, name)
         except PermissionDeniedError as exc:
             what, fix = "the organization's policies can't be looked at", "ask who administers them"
             yield Finding(self.settings.project, "warning", "org-policy", what, exc.what, fix)
@@ -419,10 +411,10 @@ class _Look:
         """Rules that come before the cluster's own and keep Identity-Aware Proxy from SSH."""
         name = self.settings.network.network
         path = f"{self._project}/global/networks/{name}/getEffectiveFirewalls"
-        if (rules := self._there(path)) is None:
+        if (effective := self._there(path)) is None:
             return
-        blocking = [one["name"] for one in rules.get("firewalls", ()) if _blocks(one)]
-        for policy in rules.get("firewallPolicys", ()):
+        blocking = [one["name"] for one in effective.get("firewalls", ()) if _blocks(one)]
+        for policy in effective.get("firewallPolicys", ()):
             # Policies of the network itself come after its rules, unless somebody has changed that.
             if not policy.get("type", "").startswith(("SYSTEM", "NETWORK")) and _denied_first(
                 policy.get("rules", ())
