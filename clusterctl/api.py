@@ -13,6 +13,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, Literal, Unpack
 
+from clusterctl import __all__ as __all__  # noqa: PLC0414  # the public names, also those imported here
 from clusterctl.cli import access, job, jobs, status, up
 from clusterctl.cli import collect as cli_collect
 from clusterctl.cli import replay as cli_replay
@@ -26,14 +27,14 @@ from clusterctl.cluster.nodes import names_of
 from clusterctl.cluster.plan import Plan
 from clusterctl.cluster.session import PhaseRunner
 from clusterctl.cluster.up import UpOptions, UpResult
-from clusterctl.errors import ClusterctlError, UsageError, printable
+from clusterctl.errors import ClusterctlError, UsageError, printable  # noqa: F401
 from clusterctl.jobs import watch
 from clusterctl.jobs.trained import Weights
 from clusterctl.jobs.watch import LogChunk
 from clusterctl.providers.base import Prompts
-from clusterctl.runs.compare import compare
+from clusterctl.runs.compare import compare  # noqa: F401
 from clusterctl.runs.find import Row, named_run, ranked
-from clusterctl.runs.frame import frame
+from clusterctl.runs.frame import frame  # noqa: F401
 from clusterctl.runs.page import Report
 from clusterctl.runs.report import report_of
 from clusterctl.scheduler.base import JobInfo
@@ -45,21 +46,6 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.workspace import WAIT_S
 from clusterctl.util.progress import LineReporter
-
-__all__ = [
-    "Cluster",
-    "ClusterctlError",
-    "Job",
-    "Report",
-    "Row",
-    "Status",
-    "compare",
-    "frame",
-    "list_runs",
-    "named_run",
-    "report",
-]
-
 
 _Names = str | Sequence[str]
 _Paths = str | Path | Sequence[str | Path]

@@ -182,19 +182,7 @@ class CloudError(ProvisionError):
     """A cloud's API refused a request, or did not answer; ``status`` is the HTTP status or 0."""
 
     code = "cloud"
-
-    def __init__(
-        self,
-        what: str,
-        *,
-        where: str = "",
-        why: str = "",
-        fix: str = "",
-        status: int = 0,
-        failures: tuple[Failure, ...] = (),
-    ) -> None:
-        super().__init__(what, where=where, why=why, fix=fix, failures=failures)
-        self.status = status
+    status = 0
 
 
 class CredentialsError(CloudError):

@@ -27,7 +27,7 @@ from clusterctl.util.process import under_subreaper
 ROOT = Path(__file__).resolve().parent.parent
 UNIT, E2E = "tests/unit", "tests/e2e"
 # The sweep runs these again, on local nodes of Debian 13: Slurm's and Open MPI's words, and Python's.
-ON_DEBIAN_13 = tuple(
+ON_DEBIAN_12 = tuple(
     f"{E2E}/test_{name}.py"
     for name in "main_job payload data own_folder jobs job_words shell submit_survival nodes no_scheduler "
     "convergence examples".split()
@@ -166,7 +166,7 @@ def main() -> int:
             "end to end", E2E, "-v", *SPREAD, "--durations=10", "-m", f"e2e and not alone{sweeps}"
         ),
         remove_remains,
-        lambda: pytest("Debian 13", *ON_DEBIAN_13, *words, nodes="debian-13") if has_sweeps else None,
+        lambda: pytest("Debian 12", *ON_DEBIAN_12, *words, nodes="debian-12") if has_sweeps else None,
         remove_remains,
         # In a worker, which is replaced if a test can't be ended but with its process.
         lambda: pytest("alone", E2E, "-v", "-n1", "-m", f"e2e and alone{sweeps}"),

@@ -18,7 +18,7 @@ module: service_current
 short_description: A systemd unit runs with its current configuration
 description:
   - Unmasks, enables and starts a unit, and restarts it if a file of its configuration changed after it was
-    started.
+    started. In an image, where no systemd runs, it is only enabled.
   - Waits until the unit listens on its port; when it does not, fails with the end of its journal, and with
     the errors in its log.
 options:
@@ -36,6 +36,11 @@ options:
     type: int
   log:
     description: File that the unit logs its errors to, where it tells its journal less.
+    type: path
+  waits_for:
+    description:
+      - A program of the unit whose end a restart waits for, for 30 s at most. slurmctld forgets to start a
+        job in whose prologue it is restarted, and takes it for running for minutes.
     type: path
   wait:
     description: Whether to wait until the unit is ready.
@@ -74,6 +79,8 @@ PROPERTIES = (
     "InactiveExitTimestampMonotonic",
 )
 MAX_ERRORS = 5
+BOOTED = "/run/systemd/system"  # sd_booted(3)
+PAUSE_S = 30
 LISTEN = "0A"  # the state's number in /proc/net/tcp
 
 
@@ -88,6 +95,18 @@ def is_stale(unit: dict[str, str], config: list[str], *, now: float, monotonic: 
     """Whether a file changed after the unit was started, or is to come. Times in seconds."""
     started = now - (monotonic - int(unit["InactiveExitTimestampMonotonic"]) / 1e6)
     return any(not Path(path).exists() or os.stat(path).st_ctime > started for path in config)  # noqa: PTH116
+
+
+def is_run(program: str) -> bool:
+    """Whether a process runs this program, or is its interpreter."""
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = process.read_bytes().split(b"\0")
+        except OSError:  # it has ended
+            continue
+        if os.fsencode(program) in words[:2]:
+            return True
+    return False
 
 
 def listens(port: int, tables: tuple[str, ...] = ("/proc/net/tcp", "/proc/net/tcp6")) -> bool:
@@ -149,12 +168,15 @@ def main() -> None:
             "config": {"type": "list", "elements": "path", "default": []},
             "port": {"type": "int"},
             "log": {"type": "path"},
+            "waits_for": {"type": "path"},
             "wait": {"type": "bool", "default": True},
             "timeout_s": {"type": "int", "default": 30},
         },
         supports_check_mode=True,
     )
     name = module.params["name"]
+    if not Path(BOOTED).is_dir():
+        module.exit_json(changed=enable_offline(module, name), action="none")
     unit = read_unit(module, name)
     masked = unit["LoadState"] == "masked"
     if masked and not module.check_mode:
@@ -176,6 +198,15 @@ def main() -> None:
     module.exit_json(changed=masked or enable or action != "none", action=action)
 
 
+def enable_offline(module: AnsibleModule, name: str) -> bool:
+    """Enable a unit where no systemd runs; whether it was not."""
+    environ = {"SYSTEMD_OFFLINE": "1", "SYSTEMCTL_SKIP_SYSV": "1"}
+    rc, _, _ = module.run_command(["systemctl", "is-enabled", name], environ_update=environ)
+    if rc != 0 and not module.check_mode:
+        module.run_command(["systemctl", "enable", name], check_rc=True, environ_update=environ)
+    return bool(rc)
+
+
 def apply(module: AnsibleModule, name: str, unit: dict[str, str], *, action: str, enable: bool) -> None:
     """Do what was decided, then wait until the unit is ready."""
     if enable:
@@ -186,6 +217,9 @@ def apply(module: AnsibleModule, name: str, unit: dict[str, str], *, action: str
         module.run_command(["systemctl", "daemon-reload"], check_rc=True)
     wait = module.params["wait"]
     start = size(module.params["log"])
+    program, deadline = module.params["waits_for"], time.monotonic() + PAUSE_S
+    while action == "restart" and program and is_run(program) and time.monotonic() < deadline:
+        time.sleep(0.1)
     if action != "none":
         rc, _, _ = module.run_command(["systemctl", action, name, *([] if wait else ["--no-block"])])
         if rc != 0:

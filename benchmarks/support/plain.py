@@ -1,4 +1,4 @@
-"""clusterctl with Ansible's own linear strategy, without mitogen, and nothing else changed."""
+"""clusterctl with Ansible's own linear strategy, without mitogen, on each node; nothing else is changed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from clusterctl.cli.run import run
 from clusterctl.configure import ansible
+from clusterctl.providers.local.provider import LocalProvider
 
 if __name__ == "__main__":
     environment = ansible._environment
@@ -16,4 +17,5 @@ if __name__ == "__main__":
         return {key: value for key, value in kept if not key.startswith("ANSIBLE_STRATEGY")}
 
     ansible._environment = linear
+    LocalProvider.known_shared = None
     sys.exit(run())

@@ -44,16 +44,26 @@ class Measured:
 
 
 def measure(title: str, rounds: int, *, aim: str = "", **sides: Side) -> Measured:
-    """Run all sides in turn, so many times; a side's name has underscores for blanks."""
+    """Run all sides in turn, so many times; a side's name has underscores for blanks.
+
+    Processor time is that of the programs which a side started here, and has waited for.
+    """
     taken: dict[str, list[float]] = {name.replace("_", " "): [] for name in sides}
+    used: dict[str, list[float]] = {name: [] for name in taken}
     load = []
     for _ in range(rounds):
         load.append(f"{os.getloadavg()[0]:.1f}")
         for name, side in sides.items():
-            start = time.perf_counter()
+            start, before = time.perf_counter(), os.times()
             seconds = side()
             taken[name.replace("_", " ")].append(time.perf_counter() - start if seconds is None else seconds)
-    return Measured(title, taken, aim, [f"load average before each round: {' '.join(load)}"])
+            after = os.times()
+            used[name.replace("_", " ")].append(
+                after.children_user - before.children_user + after.children_system - before.children_system
+            )
+    shown = "; ".join(f"{name} {statistics.median(each):.2f} s" for name, each in used.items())
+    notes = [f"processor time, medians: {shown}", f"load average before each round: {' '.join(load)}"]
+    return Measured(title, taken, aim, notes)
 
 
 def machine() -> str:

@@ -13,8 +13,8 @@ from clusterctl.errors import NotUpError, ProvisionError, UsageError
 from clusterctl.packages.bundle import Bundle, damages, open_bundle
 from clusterctl.packages.bundle_checks import mismatches, reject_defects
 from clusterctl.spec.distributions import Distribution, distribution_of
-from clusterctl.spec.load import find_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import find_spec
 from clusterctl.state.inventory import inventory_of
 from clusterctl.transport.tree import shown_size
 

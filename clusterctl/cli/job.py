@@ -17,7 +17,7 @@ from clusterctl.jobs import watch
 from clusterctl.jobs.watch import LogChunk, OnOutput
 from clusterctl.scheduler.base import JobInfo, Outcome, state_counts, worst
 from clusterctl.scheduler.session import Session
-from clusterctl.spec.base import parse_slurm_time_s
+from clusterctl.spec.units import parse_slurm_time_s
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis

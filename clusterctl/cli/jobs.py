@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -189,7 +190,12 @@ def waiting(jobs: Iterable[JobInfo]) -> list[Diagnosis]:
     """What those of the jobs that wait are waiting for."""
     from clusterctl.scheduler.diagnosis import Evidence, diagnose
 
-    return [diagnose(Evidence(job=job)) for job in jobs if job.state is JobState.PENDING]
+    found: dict[tuple[str, int | None], Diagnosis] = {}
+    waits = [job for job in jobs if job.state is JobState.PENDING]
+    for job in waits:
+        if (key := (job.reason, job.expected_start)) not in found:
+            found[key] = diagnose(Evidence(job=job))
+    return [replace(found[job.reason, job.expected_start], job_id=job.id, name=job.name) for job in waits]
 
 
 def _rows(job: JobInfo) -> list[tuple[str, str | None]]:

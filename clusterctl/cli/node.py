@@ -23,7 +23,7 @@ from clusterctl.spec.hosts import is_this_machine
 from clusterctl.spec.onprem import own_machines
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace
-from clusterctl.transport.ssh import Connections
+from clusterctl.transport.connections import Connections
 
 Names = Annotated[
     list[str], typer.Argument(metavar="NODE...", help="Node names, or host lists such as gpu[01-04].")

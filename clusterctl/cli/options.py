@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import json
 import os
@@ -20,10 +21,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from clusterctl import __version__
 from clusterctl.cli.output import Screen
 from clusterctl.errors import (
     ClusterctlError,
     LockedError,
+    MachineError,
     NotUpError,
     SchedulerError,
     SpecError,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 # is not offered: zsh evaluates even what is said of one.
 _NAME = re.compile(r"^name:\s*['\"]?([a-z][a-z0-9-]*)", re.MULTILINE)
 _PROGRAMS = (".py", ".sh", ".bash", ".yaml", ".yml")
+_NOTED = 8  # spec files of one cluster that were read
 _PLAIN = re.compile(r"[\w.+][\w.+-]*")  # a shell takes it as it is
 _NOT_PLAIN = re.compile(r"[^\w.+-]")
 
@@ -124,7 +128,6 @@ def _hosts(ctx: typer.Context) -> list[dict[str, Any]]:
 
 
 def _state_home() -> Path:
-    from clusterctl.errors import MachineError
     from clusterctl.state.workspace import state_home
 
     try:
@@ -185,8 +188,6 @@ class Options:
 
 def _version(value: bool) -> None:
     if value:
-        from clusterctl import __version__
-
         typer.echo(f"clusterctl {__version__}")
         raise typer.Exit
 
@@ -296,19 +297,26 @@ def _unexpected(options: Options) -> ClusterctlError:
 def spec_of(screen: Screen, options: Options) -> ClusterSpec:
     """The spec that ``-f`` names, or ./cluster.yaml, or the built-in default, which is said.
 
-    With ``--cluster`` it is that cluster's spec as it was raised.
+    With ``--cluster`` it is that cluster's spec as it was raised, by the rules of its day: what is up can
+    be repaired. What a newer rule would refuse is noted.
     """
     from clusterctl.spec.load import load_spec
+    from clusterctl.spec.models import faults
+    from clusterctl.state.inventory import applied_if_known, applied_spec
+    from clusterctl.state.workspace import Workspace
 
     if options.cluster is not None:
         workspace = _named(options)
         if not workspace.spec.exists():
             raise _unknown(options.cluster)
-        return load_spec(workspace.spec)
+        spec = applied_spec(workspace)
+        for fault in faults(spec):
+            screen.note(f"note: {fault.key}: {fault.message} (a rule newer than the cluster)")
+        return spec
     path = spec_file(options)
     if path is None:
         screen.note(_BUILT_IN)
-    return load_spec(path)
+    return load_spec(path, raised=lambda name: applied_if_known(Workspace.of(name)))
 
 
 def spec_of_existing(screen: Screen, options: Options) -> ClusterSpec:
@@ -325,7 +333,7 @@ def workspace_of(screen: Screen, options: Options, *, named: bool = False) -> Wo
         UsageError: the file can't be read, or not even its name can; or several clusters are up.
         NotUpError: the file is wrong, and there is no such cluster.
     """
-    from clusterctl.spec.load import default_spec, read_name
+    from clusterctl.spec.names import DEFAULT_CLUSTER
     from clusterctl.state.workspace import Workspace
 
     if options.cluster is not None:
@@ -335,7 +343,11 @@ def workspace_of(screen: Screen, options: Options, *, named: bool = False) -> Wo
         if only := _only_cluster(screen, options, named=named):
             return Workspace.of(only)
         screen.note(_BUILT_IN)
-        return Workspace.of(default_spec().name)
+        return Workspace.of(DEFAULT_CLUSTER)
+    if known := _known_workspace(path):
+        return known
+    from clusterctl.spec.load import read_name
+
     try:
         name, wrong = read_name(path)
     except UsageError as exc:
@@ -348,6 +360,7 @@ def workspace_of(screen: Screen, options: Options, *, named: bool = False) -> Wo
         ) from exc
     workspace = Workspace.of(name)
     if wrong is None:
+        _note_right(path, workspace)
         return workspace
     if not workspace.root.is_dir():
         raise NotUpError(
@@ -359,6 +372,32 @@ def workspace_of(screen: Screen, options: Options, *, named: bool = False) -> Wo
         )
     screen.note(f"note: {wrong.what} (see `clusterctl validate`); cluster {name!r} is taken as it was raised")
     return workspace
+
+
+def _known_workspace(path: Path) -> Workspace | None:
+    """The workspace of a spec file that this version has read before, and found right; else None."""
+    from clusterctl.state.workspace import Workspace
+
+    with suppress(OSError, UnicodeDecodeError):
+        if match := _NAME.search(path.read_text()):
+            workspace = Workspace.of(match[1])
+            return workspace if _digest(path) in workspace.read_specs.read_text().split() else None
+    return None
+
+
+def _note_right(path: Path, workspace: Workspace) -> None:
+    """So that the file, as long as it is unchanged, need not be read again to tell whose it is."""
+    from clusterctl.state.workspace import write_atomic
+
+    with suppress(OSError, UnicodeDecodeError, MachineError):
+        if workspace.root.is_dir() and not workspace.removing.exists():
+            known = workspace.read_specs
+            noted = known.read_text(errors="replace").split() if known.exists() else []
+            write_atomic(workspace.read_specs, "\n".join([*noted, _digest(path)][-_NOTED:]) + "\n")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(__version__.encode() + b"\0" + path.read_bytes()).hexdigest()
 
 
 @contextmanager
@@ -385,19 +424,17 @@ def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
 def open_session(screen: Screen, options: Options, *, patience_s: float | None = None) -> Iterator[Session]:
     """A connection to the controller as the job user; the scheduler is waited for ``patience_s``."""
     from clusterctl.scheduler.session import PATIENCE_S, session
-    from clusterctl.state.inventory import applied_spec, inventory_of
 
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace):
-        inventory_of(workspace)  # it is up
-        with session(applied_spec(workspace), workspace, patience_s=patience_s or PATIENCE_S) as opened:
+        with session(None, workspace, patience_s=patience_s or PATIENCE_S) as opened:
             yield opened
         if refusal := opened.ledger.refusal:
             screen.note(f"note: {refusal.what} ({refusal.why}): what became of jobs is asked anew next time")
 
 
 def spec_file(options: Options) -> Path | None:
-    from clusterctl.spec.load import find_spec
+    from clusterctl.spec.names import find_spec
 
     return options.file or find_spec(Path.cwd())
 
@@ -408,10 +445,10 @@ def _only_cluster(screen: Screen, options: Options, *, named: bool = False) -> s
     Raises:
         UsageError: several are up, and none of them is the built-in one; or it must be ``named``.
     """
-    from clusterctl.spec.load import default_spec
+    from clusterctl.spec.names import DEFAULT_CLUSTER
 
     up = clusters("")
-    if options.cluster is not None or spec_file(options) or not up or default_spec().name in up:
+    if options.cluster is not None or spec_file(options) or not up or DEFAULT_CLUSTER in up:
         return None
     if named or len(up) > 1:
         raise UsageError(

@@ -1,30 +1,25 @@
-"""status, list, cache: how a cluster is, which there are, and the images of their nodes."""
+"""status: how a cluster is."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.jobs import job_table, waiting
 from clusterctl.cli.options import SOON_S, Options, naming_lock_holder, workspace_of
 from clusterctl.cli.output import Screen
-from clusterctl.errors import ClusterctlError
-from clusterctl.providers.base import pending_releases
-from clusterctl.providers.registry import cached_images, clusters_on_this_machine
-from clusterctl.providers.storage import REMOVE, all_recorded, damaged_records
 from clusterctl.scheduler.base import JobInfo, NodeInfo, active_jobs
 from clusterctl.scheduler.session import scheduler_of
-from clusterctl.spec.base import format_duration, shown_memory
-from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS, ClusterSpec
-from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
-from clusterctl.state.workspace import Workspace, state_home
-from clusterctl.transport.base import Transport
-from clusterctl.transport.ssh import Connections
+from clusterctl.spec.units import format_duration, shown_memory
+from clusterctl.state.brief import brief_of
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.base import Connect, Transport
+from clusterctl.transport.connections import Connections
+
+if TYPE_CHECKING:
+    from clusterctl.providers.base import PendingRelease
+    from clusterctl.spec.models import ClusterSpec
 
 _MOST_WAITING = 10  # jobs of which it is said what they wait for
 
@@ -46,23 +41,39 @@ class Status:
 
 def status_of(workspace: Workspace) -> Status:
     """Ask the cluster how it is."""
-    with naming_lock_holder(workspace):
-        inventory = inventory_of(workspace)
-        with Connections(workspace.ssh_config) as connections:
-            scheduler = scheduler_of(inventory, connections.to, patience_s=SOON_S)
-            nodes, active = scheduler.nodes(), active_jobs(scheduler)
-            is_cloud = inventory.traits.is_cloud
-            controller = connections.to(inventory.controller.name)
-            by_itself = auto_down(applied_spec(workspace), controller) if is_cloud else None
-    ready = {n.name for n in nodes if n.usable} >= {h.name for h in inventory.compute}
-    return Status(inventory.cluster, inventory.provider, ready, tuple(nodes), tuple(active), by_itself)
+    with naming_lock_holder(workspace), ExitStack() as stack:
+        to: Connect
+        if (of := brief_of(workspace)) is not None:
+            cluster, provider, controller, compute = of.cluster, of.provider, of.controller, of.compute
+            to = stack.enter_context(Connections(workspace.ssh_config, stays=controller)).to
+            scheduler = scheduler_of(of, to, patience_s=SOON_S)
+        else:
+            from clusterctl.state.inventory import inventory_of
+
+            known = inventory_of(workspace)
+            cluster, provider, controller = known.cluster, known.provider, known.controller.name
+            compute = tuple(host.name for host in known.compute)
+            to = stack.enter_context(Connections(workspace.ssh_config, stays=controller)).to
+            scheduler = scheduler_of(known, to, patience_s=SOON_S)
+        nodes, active = scheduler.nodes(), active_jobs(scheduler)
+        # Most have none of that, and need not be read with all rules for specs.
+        may_end = b"auto_down" in workspace.spec.read_bytes() if workspace.spec.exists() else False
+        by_itself = auto_down(_applied(workspace), to(controller)) if may_end else None
+    ready = {n.name for n in nodes if n.usable} >= {*compute}
+    return Status(cluster, provider, ready, tuple(nodes), tuple(active), by_itself)
+
+
+def _applied(workspace: Workspace) -> ClusterSpec:
+    from clusterctl.state.inventory import applied_spec
+
+    return applied_spec(workspace)
 
 
 def status(screen: Screen, options: Options) -> None:
     """Show the state of nodes and jobs."""
     workspace = workspace_of(screen, options)
     found = status_of(workspace)
-    left = pending_releases(workspace)
+    left = _pending_releases(workspace)
     keys = ("name", "state", "cpus", "memory_mib", "reason")
     rows = [(n.name, n.shown, n.cpus, n.memory_mib, n.reason) for n in found.nodes]
     answer = {
@@ -91,6 +102,14 @@ def status(screen: Screen, options: Options) -> None:
     screen.result(answer, *lines)
 
 
+def _pending_releases(workspace: Workspace) -> tuple[PendingRelease, ...]:
+    if not workspace.releases.exists():
+        return ()
+    from clusterctl.providers.base import pending_releases
+
+    return pending_releases(workspace)
+
+
 def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:
     """After which time without work the cluster takes itself down, and whether the timer for that runs."""
     if (idle_s := spec.provider.idle_timeout_s) is None:
@@ -99,104 +118,3 @@ def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None
         ["systemctl", "is-active", "clusterctl-auto-down.timer"], check=False
     ).stdout.strip()
     return {"after": format_duration(idle_s), "armed": state == "active"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    """One cluster. ``nodes`` is None where its record can't be read, ``usd_per_hour`` without prices.
-
-    ``fix`` is the command that removes an orphan.
-    """
-
-    cluster: str
-    provider: str
-    state: str
-    workspace: str
-    nodes: int | None = None
-    id: str | None = None
-    usd_per_hour: float | None = None
-    fix: str = ""
-
-
-def list_(screen: Screen, options: Options) -> None:
-    """List your clusters, kept storage, and orphans on this machine.
-
-    States: `up`; `unfinished` and `damaged`, which `clusterctl up` repairs; `elsewhere`, created with another
-    CLUSTERCTL_HOME; `orphaned`, without a workspace, which `clusterctl down --orphans` removes.
-    """
-    del options
-    noted = list(_noted())
-    found = noted + list(_on_this_machine({one.id for one in noted}))
-    kept = list(all_recorded())
-    lines = _table(screen, found) if found else ["no clusters"]
-    for one in kept:
-        remove = f"`{REMOVE.format(name=one.cluster)}` removes it"
-        lines += ["", f"kept storage of {one.cluster!r}: {one}", f"  `clusterctl up` takes it up; {remove}"]
-    for path in damaged_records():
-        screen.note(
-            f"note: the record of kept storage can't be read: {path}; what there is, "
-            "`clusterctl down --storage -f SPEC` finds with the spec of that cluster"
-        )
-    answer = {"clusters": [asdict(one) for one in found], "storage": [one.as_dict() for one in kept]}
-    screen.result(answer, *lines)
-
-
-def _table(screen: Screen, found: Sequence[_Listed]) -> list[str]:
-    head = ["CLUSTER", "PROVIDER", "STATE", "NODES", "WORKSPACE"]
-    rows = [[c.cluster, c.provider, c.state, "-" if c.nodes is None else c.nodes, c.workspace] for c in found]
-    if any(c.usd_per_hour is not None for c in found):
-        head.insert(-1, "USD AN HOUR")
-        for row, one in zip(rows, found, strict=True):
-            row.insert(-1, "-" if one.usd_per_hour is None else f"{one.usd_per_hour:.2f}")
-    fixes = (("", f"cluster {one.cluster!r} is orphaned; remove it: {one.fix}") for one in found if one.fix)
-    return [*screen.table(head, rows), *itertools.chain(*fixes)]
-
-
-def _noted() -> Iterator[_Listed]:
-    """Those of this state folder that `up` has raised."""
-    cloud = next(name for name, traits in PROVIDERS.items() if traits.is_cloud)
-    for folder in sorted(state_home().glob("*/terraform")):
-        if not (folder.parent / "hosts.json").exists():
-            yield _Listed(folder.parent.name, cloud, "unfinished", str(folder.parent))
-    for path in sorted(state_home().glob("*/hosts.json")):
-        where = str(path.parent)
-        try:
-            of = Inventory.model_validate_json(path.read_bytes())
-        except ValidationError:
-            yield _Listed(path.parent.name, "-", "damaged", where)
-            continue
-        yield _Listed(of.cluster, of.provider, "up", where, len(of.compute), of.cluster_id, of.usd_per_hour)
-
-
-def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
-    """Local ones that are not among those: half made, of another state folder, or with none any more."""
-    try:
-        here = clusters_on_this_machine()
-    except ClusterctlError:  # no right to look, or not Linux: then there are none of ours either
-        return
-    for one, is_orphan in here:
-        if one.id in known:
-            continue
-        state = "unfinished" if Path(one.workspace).parent == state_home() else "elsewhere"
-        state = "orphaned" if is_orphan else state
-        fix = f"clusterctl down --orphans --cluster {one.name}" if is_orphan else ""
-        nodes = sum(not name.endswith("-ctl") for name in one.numbers)
-        yield _Listed(one.name, DEFAULT_PROVIDER.type, state, one.workspace, nodes, one.id, fix=fix)
-
-
-def cache_prune(screen: Screen, options: Options) -> None:
-    """Remove node images that no cluster uses."""
-    _cache(screen, prune=True)
-
-
-def cache_list(screen: Screen, options: Options) -> None:
-    """List the cached node images."""
-    _cache(screen, prune=False)
-
-
-def _cache(screen: Screen, *, prune: bool) -> None:
-    images = cached_images(prune=prune, report=lambda what: screen.note(str(what)))
-    rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
-    empty = ["nothing to remove" if prune else "the image cache is empty"]
-    lines = screen.table(["REMOVED" if prune else "IMAGE", "MIB", "USED BY"], rows) if rows else empty
-    screen.result({"images": [i.model_dump() for i in images]}, *lines)

@@ -43,14 +43,14 @@ from clusterctl.jobs.trained import (
 )
 from clusterctl.jobs.watch import LogChunk, raise_unless_completed
 from clusterctl.scheduler.base import worst
-from clusterctl.scheduler.script import Environment, with_gpus
+from clusterctl.scheduler.script import Environment, with_gpus, with_launcher
 from clusterctl.scheduler.session import Session, script_of
 from clusterctl.spec import distributions
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.job import JobOptions, JobSpec, is_job_file, job_spec
 from clusterctl.spec.job_file import jobs_of_file
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import distribution_ahead
+from clusterctl.state.inventory import distribution_ahead, inventory_if_known
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.tree import shown_size
@@ -300,12 +300,16 @@ def _dry_run(screen: Screen, options: Options, wanted: Wanted) -> None:
     spec = spec_of_existing(screen, options)
     workspace = Workspace.of(spec.name)
     known = distribution_ahead(spec, workspace)
+    hosts = inventory_if_known(workspace)
+    has_pmix = hosts is None or hosts.pmix
     distribution = known or distributions.distribution_of(distributions.DEFAULT)
     rows: list[_Row] = []
     text = ""
     jobs, sent = with_model(wanted.jobs, wanted.chosen, Ledger(workspace.jobs).entries())
     replaying = wanted.replay
-    for job, source, environment in _prepared(screen, options, spec, jobs, distribution, sent, replaying):
+    for job, source, environment in _prepared(
+        screen, options, spec, jobs, distribution, sent, replaying, has_pmix=has_pmix
+    ):
         script = script_of(spec, job, environment)
         if source:
             size = shown_size(source.bytes)
@@ -325,12 +329,17 @@ def _prepared(
     distribution: Distribution,
     model: Source | None,
     replaying: Replaying | None = None,
+    *,
+    has_pmix: bool = True,
 ) -> list[tuple[JobSpec, Source | None, Environment]]:
     """The jobs with what is sent of their scripts' folders, and the environments that they ask for.
 
     ``model`` is sent with a job that uses one. Of a replay, all that is as it was.
     """
-    wanted = [with_gpus(spec, job) for job in wanted]
+    for job in wanted if not has_pmix else ():
+        if "launcher" in job.model_fields_set and job.launcher == "srun":
+            screen.note(f"note: {job.name}: mpirun starts the ranks, for Slurm has no plugin for PMIx here")
+    wanted = [with_launcher(with_gpus(spec, job), has_pmix=has_pmix) for job in wanted]
     for job in wanted:
         script_of(spec, job)  # none is sent, nor are its packages looked for, while another can't be
     replay = replaying.replay if replaying is not None else None
@@ -374,7 +383,16 @@ def _submitted(
     reject_files_of_here(session, wanted.jobs, report=screen.note)
     jobs, sent = with_model(wanted.jobs, wanted.chosen, session.ledger.entries(), session)
     replaying = wanted.replay
-    prepared = _prepared(screen, options, session.spec, jobs, session.distribution, sent, replaying)
+    prepared = _prepared(
+        screen,
+        options,
+        session.spec,
+        jobs,
+        session.distribution,
+        sent,
+        replaying,
+        has_pmix=session.has_pmix,
+    )
     more = replaying.before(session.spec, prepared[0][0], session) if replaying is not None else {}
     rows: list[_Row] = []
     with showing_progress(screen) as progress:

@@ -25,22 +25,36 @@ from clusterctl.cluster.hardware import (
     nodes_with_jobs,
     without_jitter,
 )
+from clusterctl.cluster.node_class import (
+    can_renew,
+    expected_marks,
+    node_files,
+    own_marks,
+    renew,
+    shared_inputs,
+)
 from clusterctl.cluster.session import ClusterSession, Drift
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import SchedulerError, TransportError
 from clusterctl.hosts.probe import Checksums, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import Provisioned
+from clusterctl.providers.node_class import NodeFiles
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, scheduler_of
 from clusterctl.scheduler.slurm_conf import health_file, needs_facts, render_files, slurmd_file
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import SLURMD_PORT, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import asset, digest, tree_hash
+from clusterctl.util.process import parallel_map
 
 _SOME = "some hosts"  # were configured last: the next `up` of the whole cluster looks at all of them
 
+_START_SLURMD = (
+    *("sudo", "-n", "sh", "-c"),
+    f'ss -Hltn "sport = :{SLURMD_PORT}" | grep -q . || systemctl restart slurmd',
+)
 _MISSING = "missing"
 _OUTDATED = "outdated"
 _UNKNOWN = "no answer"  # what it was asked of was away
@@ -57,11 +71,15 @@ class Converged:
 
 
 class Configured(BaseModel):
-    """What the last configuring left. ``inputs`` is empty while another one replaces it, for ``tried``."""
+    """What the last configuring left. ``inputs`` is empty while another one replaces it, for ``tried``.
+
+    ``shared`` is a digest of that part of them which compute nodes have in common.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     inputs: str = ""
+    shared: str = ""
     marks: Mapping[str, Checksums] = {}
     hardware: Mapping[str, Hardware] = {}
     tried: Mapping[str, Hardware] = {}
@@ -86,7 +104,10 @@ def converge(
     nodes = node_config(
         spec, inventory, reports, recorded.hardware, partial(nodes_with_jobs, slurm, drain=True), limit=limit
     )
-    notes = (*nodes.notes, *fetch_gpu_wheels(spec, inventory, workspace, nodes.reports, session.report))
+    without = fetch_gpu_wheels(
+        spec, inventory, workspace, nodes.reports, to=session.connections.to, report=session.report
+    )
+    notes = (*nodes.notes, *without)
     inputs = render(spec, inventory, workspace, nodes.reports)
     before = {host: report.checksums for host, report in reports.items()}
     has = hardware(spec, inventory, nodes.reports)
@@ -97,17 +118,39 @@ def converge(
         return Converged(inventory, reports, notes)
 
     if limit or everything:
-        _write(workspace, recorded.model_copy(update={"inputs": "", "tried": has}))
+        _write(workspace, recorded.model_copy(update={"inputs": "", "shared": "", "tried": has}))
     chosen = [host.name for host in inventory.hosts if host.name in limit or host.is_controller]
+    classed = () if again else _as_their_class(session, provisioned, reports, limit)
     hosts = chosen if limit else () if everything else drifting
+    shared = "" if limit else shared_inputs(session, inventory)
+    files = _own_files(session, inventory) if shared else {}
+    same = everything and not again and shared and shared == recorded.shared
+    renewed = [
+        host
+        for host in _without_cards(session, recorded.marks.keys() & files.keys() if same else ())
+        if not drifted(recorded.marks[host], before[host]) and can_renew(files[host], before[host])
+    ]
+    if left := {*classed, *renewed}:
+        hosts = [h.name for h in inventory.hosts if (not hosts or h.name in hosts) and h.name not in left]
     others = [host for host in recorded.marks if host in before and host not in chosen] if limit else ()
     controller = inventory.controller.name
     slurm_drifted = touches_slurm(drifted(recorded.marks.get(controller, {}), before[controller]))
     # Other nodes' slurmd are not restarted for what concerns one alone.
     reconfigures = bool(limit) or slurm_drifted or (everything and bool(recorded.marks))
-    seen = _configure(session, inventory, hosts, others, reconfigures=reconfigures)
+    seen: Mapping[str, HostReport] = {}
+    if hosts or not left:
+        seen = _configure(session, inventory, hosts, others)
+    to = session.connections.to
+    parallel_map(renewed, lambda host: renew(files[host], before[host], to(host)))
+    if reconfigures:
+        scheduler_of(inventory, to).reconfigure()
+    if left:
+        expected = class_marks_of(session, provisioned, classed)
+        expected |= {host: {**before[host], **own_marks(files[host])} for host in renewed}
+        seen = {**seen, **_take_in(session, inventory, expected)}
     after = before | {host: report.checksums for host, report in seen.items()}
-    _write(workspace, Configured(inputs=_SOME if limit else inputs, marks=after, hardware=has))
+    done = Configured(inputs=_SOME if limit else inputs, shared=shared, marks=after, hardware=has)
+    _write(workspace, done)
     if limit or recorded.inputs:  # else nothing is known of how the hosts were left
         session.repaired(Drift(host, change, "configured") for host, change in nodes.taken_up.items())
         for host in sorted(before.keys() & recorded.marks.keys()) if not limit else ():
@@ -120,16 +163,62 @@ def _configure(
     inventory: Inventory,
     hosts: Collection[str],
     others: Collection[str],
-    *,
-    reconfigures: bool,
 ) -> Mapping[str, HostReport]:
     """Run the configure half of every role on these hosts, none: all; introduce them to ``others``; probe."""
     introduced = ansible.run("introduce", inventory, session.workspace, limit=others) if others else None
     recap = _run("configure", session, inventory, hosts)
     session.note = f"{recap}; {introduced.changed} changed on others" if introduced else str(recap)
-    if reconfigures:
-        scheduler_of(inventory, session.connections.to).reconfigure()
     return _probe(session, inventory, (*hosts, *others))
+
+
+def _as_their_class(
+    session: ClusterSession,
+    provisioned: Provisioned,
+    reports: Mapping[str, HostReport],
+    limit: Collection[str],
+) -> tuple[str, ...]:
+    """The new hosts that came with all that Ansible would do there: none where a card wants more."""
+    new = (host for host in provisioned.classed if host in reports and (not limit or host in limit))
+    return _without_cards(session, new)
+
+
+def _without_cards(session: ClusterSession, hosts: Iterable[str]) -> tuple[str, ...]:
+    gpus = json.loads((session.workspace.rendered / inventory_file.GPUS_FILE).read_bytes())
+    return tuple(host for host in hosts if not (gpus[host]["cupy"] or gpus[host]["uuids"]))
+
+
+def _take_in(
+    session: ClusterSession, inventory: Inventory, expected: Mapping[str, Checksums]
+) -> Mapping[str, HostReport]:
+    """Look at hosts that have what their class has and their own files; those that lack it are configured."""
+    hosts, to = list(expected), session.connections.to
+    # The controller was not there at their boot: newer slurmd ask again after 10 s only.
+    parallel_map(hosts, lambda host: to(host).run(_START_SLURMD))
+    seen = _probe(session, inventory, hosts)
+    unlike = [host for host in hosts if dict(seen[host].checksums) != expected[host]]
+    shared = f"{len(hosts) - len(unlike)} hosts as their class"
+    session.note = f"{session.note}; {shared}" if session.note else shared
+    if unlike:
+        _run("configure", session, inventory, unlike)
+        seen = {**seen, **_probe(session, inventory, unlike)}
+    return seen
+
+
+def _own_files(session: ClusterSession, inventory: Inventory) -> NodeFiles:
+    """Compute host -> the files that it has for itself, by those that were rendered."""
+    names = (inventory_file.HEALTH_FILE, inventory_file.SLURMD_FILE)
+    rendered = {name: (session.workspace.rendered / name).read_text() for name in names}
+    return node_files(session.spec, inventory, session.workspace, rendered)
+
+
+def class_marks_of(
+    session: ClusterSession, provisioned: Provisioned, hosts: Collection[str]
+) -> dict[str, Checksums]:
+    """Host -> what it has to show that came with what its class has."""
+    spec, inventory = session.spec, provisioned.inventory
+    asked, files = probe_requests(spec, inventory, session.workspace), _own_files(session, inventory)
+    marks, shared = provisioned.class_marks, inventory.shared
+    return {host: expected_marks(asked[host], files[host], marks, spec, shared) for host in hosts}
 
 
 def _run(
@@ -199,7 +288,7 @@ def stale(
     if not recorded.inputs:
         return "the last `clusterctl up` did not end"
     same = without_jitter(reports, recorded.hardware)
-    inputs, _ = _inputs(spec, _with_plugins(inventory, same), workspace, same)
+    inputs, _ = inputs_of(spec, _with_plugins(inventory, same), workspace, same)
     if inputs == recorded.inputs:
         return ""
     return "the spec, clusterctl itself or the hardware is not what the hosts were configured for"
@@ -239,7 +328,7 @@ def drift_of(workspace: Workspace, reports: Mapping[str, HostReport]) -> Iterato
             yield Drift(host, _words(key, seen.checksums[key])[0])
 
 
-def _inputs(
+def inputs_of(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
 ) -> tuple[str, Mapping[str, str]]:
     """A digest of all that decides what configuring leaves on a host, and of it the files that are made
@@ -268,9 +357,9 @@ def _inputs(
 def render(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
 ) -> str:
-    """Write what Ansible ships; the digest of ``_inputs``."""
+    """Write what Ansible ships; the digest of ``inputs_of``."""
     inventory = _with_plugins(inventory, reports)
-    inputs, files = _inputs(spec, inventory, workspace, reports)
+    inputs, files = inputs_of(spec, inventory, workspace, reports)
     for name, content in files.items():
         write_atomic(workspace.rendered / name, content)
     inventory_file.write_ansible_inventory(spec, inventory, workspace)

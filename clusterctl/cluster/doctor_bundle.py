@@ -27,12 +27,14 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import inventory_of
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.ssh import Connections
+from clusterctl.transport.connections import Connections
 from clusterctl.util.process import on_each, run
 from clusterctl.util.redact import HIDDEN, SECRET_NAME, redactor
 
 _FACTS: Final = Path(__file__).with_name("data").joinpath("facts.sh").read_text()
 _ANSWER_S: Final = 60.0
+COMMAND_S: Final = 10  # of one that facts.sh runs
+_HANGING: Final = re.compile(r"^@@ (.*)\n(?:(?!@@ ).*\n)*?@! (.*)$", re.MULTILINE)  # as facts.sh tells it
 _VERSION_S: Final = 10.0
 _MOST: Final = 1 << 20  # bytes of one file; of a longer one the end
 _LOGS: Final = 12  # the newest ones
@@ -228,10 +230,11 @@ def _of_hosts(workspace: Workspace, made: _Files) -> None:
     with Connections(workspace.ssh_config) as connections:
 
         def ask(name: str) -> str:
-            argv = ("sudo", "-n", "sh", "-s")
+            argv = ("sudo", "-n", "sh", "-s", str(COMMAND_S))
             return connections.to(name).run(argv, stdin=_FACTS.encode(), timeout_s=_ANSWER_S).stdout
 
         found, failed = on_each(hosts, ask)
     for name, text in found.items():
         made.add(f"hosts/{name}.txt", text)
+        made.missing += [f"{name}: {command}: {why}" for command, why in _HANGING.findall(text)]
     made.missing += [f"{name}: {exc.cause}" for name, exc in failed.items()]

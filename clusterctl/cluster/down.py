@@ -43,6 +43,7 @@ from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.state.inventory import applied_spec, keeps_storage, may_keep_storage
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
+from clusterctl.transport.multiplex import end_all
 from clusterctl.util.process import roomiest, sweep
 from clusterctl.util.progress import Reporter
 
@@ -110,6 +111,7 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
             with suppress(OSError):
                 workspace.copies.unlink(missing_ok=True)
         if there:
+            end_all(workspace.ssh_config)
             workspace.remove()
     if result.refused is not None:
         raise result.refused

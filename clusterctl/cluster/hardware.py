@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from hashlib import sha1
 from pathlib import Path
 from typing import Final
 
@@ -27,8 +28,9 @@ from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
+from clusterctl.transport.base import Connect
 from clusterctl.util.assets import gpu_lock
-from clusterctl.util.process import temporary_folder
+from clusterctl.util.process import parallel_map, temporary_folder
 from clusterctl.util.progress import Reporter
 
 _SAME_MEMORY: Final = 0.01  # the kernel's figure moves by some MiB from boot to boot
@@ -37,6 +39,12 @@ NOT_LINKED: Final = frozenset(
     {"fabric-manager", "fabric-not-ready"}
 )  # findings of cards that show, and don't work
 _NEAR: Final = re.compile(r"\([^)]*\)")
+# Whether a host does without wheels from here.
+_DOES_WITHOUT: Final = """\
+[ -e "$1" ] && exit
+ask() { curl -sS -o /dev/null --max-time 15 "$@"; }
+ask -f https://pypi.org/simple/cuda-pathfinder/ && ask https://files.pythonhosted.org/
+"""
 
 Reports = Mapping[str, HostReport]
 NodesAtWork = Callable[[Collection[str]], Mapping[str, str]]
@@ -221,9 +229,20 @@ def gpus_file(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, rep
 
 
 def fetch_gpu_wheels(
-    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Reports, report: Reporter
+    spec: ClusterSpec,
+    inventory: Inventory,
+    workspace: Workspace,
+    reports: Reports,
+    *,
+    to: Connect,
+    report: Reporter,
 ) -> tuple[str, ...]:
-    """Have CuPy here for the hosts that show GPUs; what is to be said of those that can't get it."""
+    """Have CuPy here for hosts that show GPUs, unless they fetch it; what is to be said of those without it.
+
+    Raises:
+        MachineError: it can't be downloaded.
+        TransportError: a rented host can't be asked whether it reaches the package index.
+    """
     hosts = [
         host.name for host in inventory.compute if host.name in reports and reports[host.name].driver.cards
     ]
@@ -232,9 +251,27 @@ def fetch_gpu_wheels(
     if not _can_bring(inventory, workspace):
         why = "the bundle has no CuPy: say `gpus` in the partition, and make it anew"
         return (f"without CuPy, though they have GPUs: {', '.join(hosts)}; {why}",)
+    if spec.provider.is_cloud and not workspace.bundle.exists():
+        if not (lacking := _in_need_of_wheels(hosts, to)):
+            workspace.gpu_wheels.unlink(missing_ok=True)  # without it, the role job_env lets hosts fetch them
+            return ()
+        where = f"{', '.join(lacking)} can't fetch them from pypi.org"
+        report(f"CuPy and CUDA's libraries, 2.1 GB a node, are sent by SSH, which is slow: {where}")
     report("downloading CuPy and CUDA's libraries")
     link_wheels(gpu_lock(), workspace.gpu_wheels, inventory.distribution)
     return ()
+
+
+def _in_need_of_wheels(hosts: Sequence[str], to: Connect) -> tuple[str, ...]:
+    """Those that neither have CuPy nor reach the package index, as rented hosts do through NAT."""
+    argv = ["sh", "-c", _DOES_WITHOUT, "sh", f"/opt/clusterctl/env/{mark_of_wheels(gpu_lock())}"]
+    lacks = parallel_map(hosts, lambda host: to(host).run(argv, check=False).rc != 0)
+    return tuple(host for host, needs in zip(hosts, lacks, strict=True) if needs)
+
+
+def mark_of_wheels(lock: Path) -> str:
+    """The file beside the environment of jobs that tells that the wheels of this lock are in it."""
+    return f"installed-{sha1(lock.read_bytes().rstrip(), usedforsecurity=False).hexdigest()}"
 
 
 def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:

@@ -21,8 +21,8 @@ from clusterctl.state.inventory import Inventory, applied_spec, inventory_of, ke
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace, hold, write_atomic
 from clusterctl.transport.base import Connect
+from clusterctl.transport.connections import Connections
 from clusterctl.transport.copies import read_copies
-from clusterctl.transport.ssh import Connections
 from clusterctl.util.disk import read_rows
 from clusterctl.util.process import on_each
 

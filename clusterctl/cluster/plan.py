@@ -9,16 +9,16 @@ size that it has where the spec leaves that to us; where the spec itself says an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
 
 from clusterctl.cluster import converge, verify
 from clusterctl.cluster.look import look_at_leaving
 from clusterctl.cluster.nodes import drain_usable
 from clusterctl.cluster.session import ClusterSession, Drift, workspace_copy
+from clusterctl.cluster.slurm_upgrade import Upgrade, planned_upgrade
 from clusterctl.configure import ansible
 from clusterctl.configure.events import TaskProgress
 from clusterctl.errors import (
@@ -40,7 +40,7 @@ from clusterctl.spec.base import shown_memory
 from clusterctl.spec.common import Partition
 from clusterctl.spec.load import Difference, differences
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
+from clusterctl.state.inventory import Inventory, applied_if_known, distribution_ahead, inventory_if_known
 from clusterctl.state.workspace import Workspace
 
 _WORDS = {"make": "made", "change": "changed", "replace": "made anew", "remove": "removed"}
@@ -48,8 +48,6 @@ _NOT_COPIED = ("logs", "rendered", "id_ed25519", "munge.key")
 END_S = 60.0
 REASON = "clusterctl: leaves the cluster"
 _PAUSE_S = 0.2
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +93,18 @@ class Plan:
     drift: tuple[Drift, ...] = ()
     notes: tuple[str, ...] = ()
     tasks: tuple[TaskProgress, ...] = ()
+    upgrade: Upgrade | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether `up` would change nothing; it repairs all drift, or fails on it."""
-        return not (self.hosts.changes or self.hosts.other or self.settings or self.drift)
+        changes = (self.hosts.changes, self.hosts.other, self.settings, self.drift, self.slurm_steps)
+        return not any(changes)
+
+    @property
+    def slurm_steps(self) -> tuple[str, ...]:
+        """Those of an upgrade of Slurm, if that is asked for."""
+        return self.upgrade.steps if self.upgrade else ()
 
     @property
     def staying(self) -> set[str]:
@@ -117,7 +122,7 @@ class Plan:
 
 def preview(session: ClusterSession) -> Plan:
     """What `up` would do with this spec, as far as a short look can tell."""
-    before = _if_known(inventory_of, session.workspace)
+    before = inventory_if_known(session.workspace)
     with workspace_copy(session.workspace, without=_NOT_COPIED) as copy, session.connections:
         planning = replace(session, workspace=copy)  # where the provider writes
         planning.connections = session.connections
@@ -139,8 +144,8 @@ def plan_changes(session: ClusterSession) -> Plan:
         UsageError: the cluster is up under another provider.
     """
     spec, workspace, provider = session.spec, session.workspace, session.provider
-    before = _if_known(inventory_of, workspace)
-    applied = _if_known(applied_spec, workspace)  # hosts may be there, though the last `up` left no inventory
+    before = inventory_if_known(workspace)
+    applied = applied_if_known(workspace)  # hosts may be there, though the last `up` left no inventory
     there = before.provider if before else applied and applied.provider.type
     differs = where = ""
     if there not in (None, spec.provider.type):
@@ -162,14 +167,9 @@ def plan_changes(session: ClusterSession) -> Plan:
         no_spec = (Difference("spec", "the applied spec is not known"),)
         plan = Plan(hosts, affected, differences(applied, spec) if applied else no_spec)
     session.note = plan.summary
-    return plan
-
-
-def _if_known(record: Callable[[Workspace], T], workspace: Workspace) -> T | None:
-    """The applied spec or the inventory; None where the last `up` did not end, or the record is damaged."""
-    with suppress(UsageError):
-        return record(workspace)
-    return None
+    distribution = distribution_ahead(spec, workspace)
+    upgrade = planned_upgrade(spec, before, distribution) if distribution else None
+    return replace(plan, upgrade=upgrade)
 
 
 def _drift(session: ClusterSession, found: Plan, before: Inventory | None) -> Iterator[Drift]:
@@ -269,7 +269,7 @@ def review(
     Under ``discard`` what exists only on them, and on ``replaced`` ones, is lost.
     Returns the nodes that keep their size, since jobs are at work there.
     """
-    before = _if_known(inventory_of, session.workspace)
+    before = inventory_if_known(session.workspace)
     if before is None:
         return {}
     reject_changed_users(session, before)
@@ -422,7 +422,7 @@ class _NodeChanges:
 
 def reject_changed_users(session: ClusterSession, before: Inventory) -> None:
     """``reject_taken_uids``, of changed users and where the controller answers; else their role says it."""
-    applied = _if_known(applied_spec, session.workspace)
+    applied = applied_if_known(session.workspace)
     if applied is None or session.spec.users != applied.users:
         with suppress(TransportError):
             accounts = session.connections.to(before.controller.name).run(["cat", "/etc/passwd"])

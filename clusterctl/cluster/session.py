@@ -19,8 +19,9 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.ledger import Journal
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
+from clusterctl.transport.connections import Connections
+from clusterctl.transport.multiplex import end_all
 from clusterctl.transport.openssh import write_ssh_files
-from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import digest
 from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import WAITING, HostStep, PhaseReporter, Reporter
@@ -138,7 +139,7 @@ def workspace_copy(
         copy = Workspace(folder / workspace.root.name)
         try:
             if workspace.root.is_dir():
-                skip = shutil.ignore_patterns(*without)
+                skip = shutil.ignore_patterns(*without, workspace.connections.name)  # sockets can't be copied
                 shutil.copytree(
                     workspace.root, copy.root, ignore=skip, symlinks=True, copy_function=_copy_file
                 )
@@ -149,7 +150,10 @@ def workspace_copy(
         copy.create()
         if not copy.public_key.exists():
             copy.create_secrets()
-        yield copy
+        try:
+            yield copy
+        finally:
+            end_all(copy.ssh_config)
 
 
 def _copy_file(source: str, target: str) -> str:

@@ -10,16 +10,24 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl.cluster.converge import converge
+from clusterctl.cluster.converge import converge, inputs_of
 from clusterctl.cluster.hardware import link_wheels
 from clusterctl.cluster.look import all_answer, clear_removal
+from clusterctl.cluster.node_class import node_files, prepare_class
 from clusterctl.cluster.nodes import limited, replacing
 from clusterctl.cluster.plan import Plan, plan_changes, reject, review
 from clusterctl.cluster.session import ClusterSession, Drift, Phase, write_inventory
+from clusterctl.cluster.slurm_upgrade import (
+    carried_over,
+    planned_upgrade,
+    prepare_slurm,
+    upgrade_first,
+    upgrade_then,
+)
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import ansible, inventory_file
 from clusterctl.errors import ProvisionError, UsageError
-from clusterctl.hosts.checks import failures
+from clusterctl.hosts.checks import failures, other_numbers
 from clusterctl.hosts.probe import (
     HostReport,
     probe_hosts,
@@ -33,13 +41,21 @@ from clusterctl.packages.bundle import Bundle
 from clusterctl.packages.bundle_checks import cluster_bundle, missing_bundle, use_bundle
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.providers.base import Provisioned, Size
+from clusterctl.providers.node_class import NodeClass, NodeFiles, SharedFiles
 from clusterctl.providers.storage import record as record_storage
 from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Host, Inventory, distribution_ahead
+from clusterctl.state.inventory import (
+    Host,
+    Inventory,
+    applied_if_known,
+    distribution_ahead,
+    inventory_if_known,
+)
 from clusterctl.state.workspace import write_atomic
+from clusterctl.transport.multiplex import end_all
 from clusterctl.util.assets import job_lock
 
 
@@ -99,6 +115,9 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
         session.workspace.create_secrets()
 
         plan = session.phase(plan_changes)
+        before = inventory_if_known(session.workspace)
+        if plan.upgrade and before:
+            session.phase(prepare_slurm, plan.upgrade, before, limit=options.limit, force=options.force)
         if not options.force:
             reject(plan.jobs)
         options.approve(plan)
@@ -106,17 +125,26 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
             session, plan.hosts, force=options.force, discard=options.discard, replaced=options.replaced
         )
         commit_replacement()
+        applied = applied_if_known(session.workspace)
+        if applied is None or applied.users != session.spec.users:
+            end_all(session.workspace.ssh_config)  # an account that is connected can't get another uid
         write_atomic(session.workspace.spec, dump_spec(session.spec))
 
         session.phase(prepare_image)
-        provisioned = session.phase(provision, plan, keep)
+        baked = expected if _makes_class(session, plan) else None
+        shared = session.phase(prepare_class, baked) if baked else None
+        provisioned = session.phase(provision, plan, keep, shared)
         inventory = provisioned.inventory
         if environment is None or inventory.distribution != expected:
             environment = environment_for(session, inventory.distribution)
         reports = session.phase(probe, inventory, keep)
         if session.workspace.bundle.exists() and not inventory.baked:
             session.phase(send_packages, packages, inventory, reports)
+        upgrade = planned_upgrade(session.spec, before, inventory.distribution)
+        inventory = upgrade_first(session, upgrade, inventory, options.limit)
+        provisioned = replace(provisioned, inventory=inventory)
         converged = session.phase(converge, provisioned, reports, options.limit, again=options.reconfigure)
+        inventory = upgrade_then(session, upgrade, inventory, options.limit)
         if environment.lock is not None:
             session.phase(build_environment, environment, inventory)
         verification = session.phase(verify, converged, options.limit)
@@ -195,18 +223,37 @@ def prepare_image(session: ClusterSession) -> None:
     session.provider.prepare(session.spec, session.workspace, bake=bake, report=session.report)
 
 
-def provision(session: ClusterSession, plan: Plan, keep: Mapping[str, Size]) -> Provisioned:
-    """Create, start and remove hosts; nodes in ``keep`` keep their size."""
+def _makes_class(session: ClusterSession, plan: Plan) -> bool:
+    """Whether there are new compute nodes that can share what is configured."""
+    new = {one.name for one in plan.hosts.hosts if one.action in {"make", "replace"}}
+    more = bool(new - {session.spec.controller_host})
+    return more and session.provider.known_shared is not None and inventory_file.has_classes(session.spec)
+
+
+def provision(
+    session: ClusterSession, plan: Plan, keep: Mapping[str, Size], shared: SharedFiles | None
+) -> Provisioned:
+    """Create, start and remove hosts; nodes in ``keep`` keep their size, new ones have what is ``shared``."""
     spec, workspace = session.spec, session.workspace
-    made = session.provider.apply(spec, workspace, keep=keep, report=session.report)
+    recorded = inventory_if_known(workspace)
+
+    def completed(inventory: Inventory) -> Inventory:
+        return carried_over(inventory, recorded).model_copy(
+            update={
+                "usd_per_hour": plan.hosts.usd_per_hour,
+                "scheduler": spec.scheduler,
+                "job_user": spec.job_user.name,
+            }
+        )
+
+    def files(inventory: Inventory) -> NodeFiles:
+        whole = completed(inventory)
+        return node_files(spec, whole, workspace, inputs_of(spec, whole, workspace, {})[1])
+
+    node_class = NodeClass(shared.key, files) if shared else None
+    made = session.provider.apply(spec, workspace, keep=keep, report=session.report, node_class=node_class)
     known = with_distributions(made.inventory, workspace, session.connections.to, report=session.report)
-    inventory = known.model_copy(
-        update={
-            "usd_per_hour": plan.hosts.usd_per_hour,
-            "scheduler": spec.scheduler,
-            "job_user": spec.job_user.name,
-        }
-    )
+    inventory = completed(known)
     if not inventory.baked:  # its hosts need not reach an index
         session.report("downloading the wheels of the job environment")
         link_wheels(job_lock(), workspace.wheels, inventory.distribution)
@@ -216,7 +263,7 @@ def provision(session: ClusterSession, plan: Plan, keep: Mapping[str, Size]) -> 
     session.notes += made.notes
     _report_started(session, made)
     session.note = f"{len(inventory.hosts)} hosts on {inventory.network}"
-    return replace(made, inventory=inventory)
+    return replace(made, inventory=inventory, class_marks=shared.marks if shared else {})
 
 
 def _report_started(session: ClusterSession, made: Provisioned) -> None:
@@ -236,6 +283,8 @@ def probe(
     reports = probe_hosts(asked, session.connections.to, revive=revive, report=session.report)
     reject_full_disks(reports)
     reject_taken_numbers(reports, {user.name: user.uid for user in session.spec.users})
+    accounts = {host: one.accounts for host, one in reports.items()}
+    session.notes += map(str, other_numbers(accounts, inventory.controller.name))
     session.note = f"{len(reports)} hosts answer"
     return reports
 

@@ -45,7 +45,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, remote_argv
-from clusterctl.transport.ssh import Connections
+from clusterctl.transport.connections import Connections
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.process import Result, parallel_map
 

@@ -7,6 +7,7 @@ when a playbook is run: most calls of `up` run none.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import queue
 import signal
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from clusterctl.configure import events, inventory_file
 from clusterctl.configure.events import Event, Recap, Status, TaskProgress
 from clusterctl.errors import ConfigureError, Failure
+from clusterctl.packages.bundle import PAYLOAD, payload_tar
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import asset
@@ -259,8 +261,8 @@ def _dead_eldest(parent: int) -> int | None:
     return eldest if eldest is not None and born[eldest][1] == "Z" else None
 
 
-Verb = Literal["configure", "install_first", "introduce", "restore", "seal"]
-_SEALED: Final = ("configure", "install_first")
+Verb = Literal["configure", "install_first", "introduce", "restore", "seal", "upgrade_slurm"]
+_SEALED: Final = ("configure", "install_first", "upgrade_slurm")
 
 
 def run(
@@ -280,6 +282,7 @@ def run(
     - introduce: which hosts belong to the cluster: names, addresses, the firewall; nothing is restarted.
     - restore: release hosts as they were before they were configured; the notes say what was left, and why.
       One that is released already, or was never configured, is left alone.
+    - upgrade_slurm: exchange Slurm's packages for those in ``workspace.slurm_packages``, restart its daemons.
     - seal: note what was done to hosts of the user's, after a failure; later changes may be theirs.
 
     Raises:
@@ -336,6 +339,43 @@ def install_image(
     Raises:
         ConfigureError: a task failed. The whole output is in ``workspace.logs``.
     """
+
+    def text(alone: Inventory, ssh_config: Path) -> str:
+        return inventory_file.image_inventory_text(alone, ssh_config, wheels, lock)
+
+    return _run_alone("install.yml", image, text, workspace, progress)
+
+
+def configure_class(
+    image: Host,
+    variables: inventory_file.Variables,
+    *,
+    workspace: Workspace,
+    progress: Callable[[TaskProgress], None],
+) -> Recap:
+    """Configure on an image what compute nodes have in common; ``variables``: see ``class_variables``.
+
+    Raises:
+        ConfigureError: a task failed. The whole output is in ``workspace.logs``.
+    """
+    write_atomic(workspace.rendered / PAYLOAD, payload_tar())
+
+    def text(alone: Inventory, ssh_config: Path) -> str:
+        health = ssh_config.with_name(inventory_file.HEALTH_FILE)
+        write_atomic(health, json.dumps({image.name: {}}))
+        return inventory_file.class_inventory_text(alone, ssh_config, variables, workspace, health)
+
+    return _run_alone("class.yml", image, text, workspace, progress)
+
+
+def _run_alone(
+    playbook: str,
+    image: Host,
+    text: Callable[[Inventory, Path], str],
+    workspace: Workspace,
+    progress: Callable[[TaskProgress], None],
+) -> Recap:
+    """Run a playbook on an image; ``text`` is the Ansible inventory with this ssh_config."""
     place = dict.fromkeys(("cluster", "cluster_id", "provider", "network", "shared"), "")
     alone = Inventory(hosts=(image,), baked=False, **place)
     with temporary_folder() as folder:
@@ -343,5 +383,5 @@ def install_image(
         write_atomic(known_hosts, alone.known_hosts())
         write_atomic(ssh_config, alone.ssh_config(key=workspace.key, known_hosts=known_hosts))
         inventory = folder / "inventory.yml"
-        write_atomic(inventory, inventory_file.image_inventory_text(alone, ssh_config, wheels, lock))
-        return run_playbook(PlaybookRun("install.yml", inventory, 1, _log(workspace)), progress)
+        write_atomic(inventory, text(alone, ssh_config))
+        return run_playbook(PlaybookRun(playbook, inventory, 1, _log(workspace)), progress)

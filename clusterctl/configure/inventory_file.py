@@ -5,9 +5,12 @@ The inventory has hosts, groups and every role variable, so that plain `ansible-
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
+from textwrap import indent
 from typing import Any, Final, get_args
 
 from ruamel.yaml.comments import TaggedScalar
@@ -45,7 +48,11 @@ SLURMD_FILE = "slurmd.json"  # likewise: a digest of what its slurmd is started 
 BUNDLE_FOLDER = "/var/lib/clusterctl-bundle"  # on an air-gapped host, while it is installed
 PYTHON = "/usr/bin/python3"  # the platform's: it alone has the package manager's bindings
 
+CLASS_ROLES: Final = ("health", "job_env", "munge", "openmpi", "slurmd", "users")  # that class.yml has
+
 Variables = dict[str, Any]
+_HOST: Final = "HOST"
+_PLAIN: Final = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][a-z0-9-]*")  # text in any YAML
 
 
 def write_ansible_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
@@ -75,6 +82,40 @@ def image_inventory_text(inventory: Inventory, ssh_config: Path, wheels: Path, l
     return _text(inventory, ssh_config, variables)
 
 
+def has_classes(spec: ClusterSpec) -> bool:
+    """Whether compute nodes can be of a class: without Slurm each has the keys of all others."""
+    return spec.scheduler == "slurm"
+
+
+def class_variables(spec: ClusterSpec, distribution: Distribution, shared: str) -> Variables:
+    """The variables that decide what compute nodes have in common, in whichever cluster they are.
+
+    What depends on a cluster, such as names, addresses and secrets, each node has in files of its own.
+    """
+    return {
+        "clusterctl_scheduler": spec.scheduler,
+        "users_home_root": f"{shared}/home",
+        "users_homes_node_local": False,
+        "users_accounts": [{"name": u.name, "uid": u.uid, "ssh_authorized_keys": []} for u in spec.users],
+        "job_env_payload_hash": payload_hash(),
+        "openmpi_network": "",
+        "openmpi_yield_when_idle": False,
+        "slurmd_conf_server": "",
+        "slurmd_config_digest": "",
+        **_distribution(distribution),
+        **spec_variables(spec, CLASS_ROLES),
+    }
+
+
+def class_inventory_text(
+    inventory: Inventory, ssh_config: Path, variables: Variables, workspace: Workspace, health: Path
+) -> str:
+    """The Ansible inventory of what nodes have in common, for `class.yml` alone."""
+    paths = {"job_env_payload_src": workspace.rendered / PAYLOAD, "health_config_src": health}
+    places = {name: _literal(str(path)) for name, path in paths.items()}
+    return _text(inventory, ssh_config, {**variables, **places})
+
+
 def write_restore_inventory(inventory: Inventory, workspace: Workspace) -> None:
     """Write the Ansible inventory of hosts that are released: what `restore.yml` reads, without a spec."""
     cluster = {"shared_storage_cluster_id": inventory.cluster_id}
@@ -100,16 +141,28 @@ def _text(inventory: Inventory, ssh_config: Path, variables: Variables) -> str:
                 "ansible_control_path": f"%(directory)s/{inventory.cluster_id}-%%C",
                 **variables,
             },
-            "children": {
-                group: {"hosts": {name: hosts[name] if group in roles else {} for name in members}}
-                for group, members in (roles | groups).items()
-            },
         }
     }
+    children = (
+        (group, {name: hosts[name] if group in roles else {} for name in members})
+        for group, members in (roles | groups).items()
+    )
     head = (
         f"# Written by clusterctl; use it with: ansible-playbook -i THIS_FILE {asset('ansible')}/site.yml\n"
     )
-    return head + yaml_text(document)
+    return f"{head}{yaml_text(document)}  children:\n{''.join(starmap(_group, children))}"
+
+
+def _group(name: str, members: Mapping[str, Variables]) -> str:
+    """A group in YAML. What hosts have alike is made once: ruamel.yaml takes milliseconds for each."""
+    made: dict[str, str] = {}
+    lines = []
+    for host, variables in members.items():
+        if (kind := repr(variables)) not in made:
+            made[kind] = indent(yaml_text({_HOST: variables}), " " * 8)
+        key = host if _PLAIN.fullmatch(host) else f"'{host}'"
+        lines.append(made[kind].replace(_HOST, key, 1))
+    return f"    {name}:\n      hosts:{'' if lines else ' {}'}\n{''.join(lines)}"
 
 
 def _groups(
@@ -195,6 +248,8 @@ def _slurm(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Var
         "slurmctld_cluster": spec.name,
         "slurmctld_config_src": _literal(str(workspace.rendered)),
         **_accounting(spec),
+        "slurm_upgrade_packages": _literal(str(workspace.slurm_packages)),
+        "slurm_upgrade_way": "old" if spec.slurm.version == inventory.distribution.slurm else "new",
         "slurmd_conf_server": inventory.controller.name,
         "slurmd_digests_src": _literal(str(workspace.rendered / SLURMD_FILE)),
         "login_config_src": _literal(str(workspace.rendered)),

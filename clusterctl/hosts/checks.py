@@ -15,7 +15,7 @@ from clusterctl.hosts.firewall import Chain, firewall_of
 from clusterctl.hosts.gpus import fault_of
 from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, ProbeRequest, parse_report, taken_numbers
 from clusterctl.spec.base import format_duration, format_size
-from clusterctl.spec.common import LAST_FOR_VOLTA
+from clusterctl.spec.common import ADMIN_USER, LAST_FOR_VOLTA
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util.process import on_each
@@ -72,6 +72,7 @@ def check_hosts(
 ) -> tuple[Finding, ...]:
     """Everything that is wrong, host by host; clocks are compared with that of ``leader``, the controller."""
     found = [*_clocks(seen, leader), *_twins(seen), *_names(seen, expected)]
+    found += other_numbers({host: one.facts.accounts for host, one in seen.items()}, leader)
     for host, one in seen.items():
         for check in (_system, _kernel, _space, _ports, _locks, _gpus, _accounts, _in_use, _firewall):
             found += check(host, one.facts, expected[host])
@@ -328,6 +329,17 @@ def _clocks(seen: Mapping[str, Examined], leader: str) -> Iterator[Finding]:
         why = f"it is {by} {'ahead of' if skew > 0 else 'behind'} {whose}"
         fix = "set it: `chronyc makestep`, or `timedatectl set-ntp true`"
         yield Finding(host, level, "clock", "the clock is off", why, fix)
+
+
+def other_numbers(accounts: Mapping[str, Mapping[str, int]], leader: str) -> Iterator[Finding]:
+    """Where our own account has another uid than its jobs have: that on ``leader``, the controller."""
+    ours = accounts.get(leader, {}).get(ADMIN_USER)
+    for host, numbers in accounts.items():
+        there = numbers.get(ADMIN_USER, ours)
+        if there != ours and ours is not None:
+            why = f"{ADMIN_USER} has uid {there} there, and {ours} on {leader}, as the proof job of `up` has"
+            fix = "take images of one kind for all hosts; of your own machines `clusterctl down`, then `up`"
+            yield Finding(host, "warning", "admin-differs", "our own account differs", why, fix)
 
 
 def _twins(seen: Mapping[str, Examined]) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from typing import Final
 
 from clusterctl.hosts.probe import ProbeRequest
 from clusterctl.hosts.roles import role_files, role_packages, role_ports, role_units
+from clusterctl.spec.common import ADMIN_USER
 from clusterctl.spec.distributions import releases
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host
@@ -58,7 +59,10 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeReque
         "ports": sorted(ports),
         "paths": [*_BEFORE],  # whose room counts
         "units": sorted({FABRIC_MANAGER}.union(*(role_units(spec, group) for group in roles))),
-        "accounts": [user.name for user in spec.users],
+        "accounts": [
+            *(user.name for user in spec.users),
+            *([ADMIN_USER] if spec.scheduler == "slurm" else ()),
+        ],
         "uids": [user.uid for user in spec.users],
         "files": sorted({file for group in roles for file in role_files(spec, group)}),  # are they there
         "texts": [CLAIM],  # whose first bytes are read

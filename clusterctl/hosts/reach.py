@@ -129,8 +129,9 @@ def _findings(
         yield Finding(name, "error", "mtu", "large packets are lost", why, fix)
     for url, why in said["repositories"].items():
         fix = (
-            f"`curl -sSI {url}` there must answer: open the firewall, or set the package manager's proxy; "
-            "or install from a file: `clusterctl bundle create`, `clusterctl up --bundle`"
+            f"`sudo curl -sSI {url}` there must answer: open the firewall, or write the proxy into the "
+            "package manager's configuration (sudo may drop one of the environment); or install from a file: "
+            "`clusterctl bundle create`, `clusterctl up --bundle`"
         )
         yield Finding(name, "error", "repository", "a package repository is out of reach", str(why), fix)
     if said["nfs"]:

@@ -16,13 +16,14 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
 CONNECT_S = 3.0
 CONCURRENT = 64
+DETECT = ("proxy-auto-detect", "proxyautodetect")
 PING = ("ping", "-n", "-q", "-c", "2", "-i", "0.2", "-W", "2")
 IP_AND_ICMP = 28  # bytes of headers before what ping sends
 PORTS = {"http": 80, "https": 443, "ftp": 21}
@@ -39,7 +40,7 @@ for one in base.repos.iter_enabled():
         url = one.metalink or one.mirrorlist or (one.baseurl or [""])[0]
         print(url, one.proxy or base.conf.proxy or "-")
 """
-_PROXY = re.compile(r'^Acquire::(https?)::Proxy "([^"]+)";', re.MULTILINE | re.IGNORECASE)
+_SETTING = re.compile(r'^Acquire::(https?::Proxy\S*) "([^"]+)";', re.MULTILINE | re.IGNORECASE)
 
 
 def run(argv: Sequence[str], timeout_s: float = 10.0) -> str | None:
@@ -59,18 +60,44 @@ def repositories() -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     said = run(["apt-get", "--print-uris", "update"])
     if said is not None:
-        proxies = run(["apt-config", "dump", "Acquire::http::Proxy", "Acquire::https::Proxy"]) or ""
-        proxy = {name.lower(): url for name, url in re.findall(_PROXY, proxies)}
-        for url in re.findall(r"^'(https?://[^']+)'", said, re.MULTILINE):
-            scheme = urlsplit(url).scheme
-            found.append((url, proxy.get(scheme) or proxy.get("http") or ""))
+        settings = re.findall(_SETTING, run(["apt-config", "dump"]) or "")
+        known = {name.lower(): value for name, value in settings}
+        urls = re.findall(r"^'(https?://[^']+)'", said, re.MULTILINE)
+        found += [(url, unless_bypassed(url, apt_proxy(url, known))) for url in urls]
     for python in ("/usr/libexec/platform-python", "/usr/bin/python3") if said is None else ():
         listed = run([python, "-c", DNF], 20.0)
         if listed is not None:
             rows = [line.split() for line in listed.splitlines()]
-            found += [(row[0], row[1].strip("-")) for row in rows if len(row) > 1]
+            for url, proxy in (row for row in rows if len(row) > 1):
+                chosen = from_environment(urlsplit(url).scheme, "all") if proxy == "-" else proxy
+                found.append((url, unless_bypassed(url, chosen)))
             break
     return found
+
+
+def apt_proxy(url: str, settings: Mapping[str, str]) -> str:
+    """The proxy that apt takes for a URL: of its host, detected, of all hosts, or of the environment."""
+    parts = urlsplit(url)
+    schemes = (parts.scheme, "http")
+    detect = next(filter(None, (settings.get(f"{parts.scheme}::{name}") for name in DETECT)), "")
+    detected = (run(["runuser", "-u", "_apt", "--", detect, url]) or "").strip() if detect else ""
+    of_host = settings.get(f"{parts.scheme}::proxy::{parts.hostname}") or detected
+    said = [of_host, *(settings.get(f"{one}::proxy::{parts.hostname}") for one in schemes)]
+    said += [settings.get(f"{one}::proxy") for one in schemes]
+    chosen = next(filter(None, said), "") or from_environment(*schemes)
+    return "" if chosen == "DIRECT" else chosen
+
+
+def from_environment(*names: str) -> str:
+    """The proxy of the first of these; Ansible's tasks have our environment: that of sudo or of the login."""
+    return next(filter(None, (os.environ.get(f"{name}_proxy") for name in names)), "")
+
+
+def unless_bypassed(url: str, proxy: str) -> str:
+    host = urlsplit(url).hostname or ""
+    without = [one.strip().lstrip(".") for one in os.environ.get("no_proxy", "").split(",")]
+    bypassed = any(one == "*" or (one and f".{host}".endswith(f".{one}")) for one in without)
+    return "" if bypassed else proxy
 
 
 def place(url: str) -> tuple[str, int] | None:
@@ -116,7 +143,7 @@ def unreached_repositories() -> dict[str, str]:
     """URL -> why it, or the proxy before it, is out of reach; of those at one place the first."""
     places: dict[tuple[str, int], str] = {}
     for url, proxy in repositories():
-        at = place(proxy or url)
+        at = place((proxy if "://" in proxy else f"http://{proxy}") if proxy else url)
         if at is not None:
             places.setdefault(at, url)
     with ThreadPoolExecutor(CONCURRENT) as pool:

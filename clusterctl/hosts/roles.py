@@ -25,6 +25,7 @@ from pydantic_core import to_jsonable_python
 
 from clusterctl.hosts.probe import ProbeRequest
 from clusterctl.packages.os_packages import packages_of
+from clusterctl.spec.common import ADMIN_ID, ADMIN_USER
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import LOGIN, Host, Inventory
@@ -72,11 +73,13 @@ def role_ports(spec: ClusterSpec, roles: Sequence[str]) -> Mapping[int, str]:
 
 
 def cluster_roles(spec: ClusterSpec, inventory: Inventory) -> frozenset[str]:
+    of_cluster = _of_inventory(spec, inventory)
+    kinds = {(host.roles, bool(host.local_ssds)): host for host in inventory.hosts}.values()
+    facts = [(host.roles, _of_host(of_cluster, host)) for host in kinds]
     return frozenset(
         role
         for role, touches in _touches().items()
-        for host in inventory.hosts
-        if _applies(touches, host.roles, spec, _of_host(spec, inventory, host))
+        if any(_applies(touches, roles, spec, of_host) for roles, of_host in facts)
     )
 
 
@@ -95,12 +98,8 @@ def role_hint(role: str) -> str:
 
 def probe_requests(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> dict[str, ProbeRequest]:
     """Host name -> what to probe there, with the checksums by which drift is found."""
-    return {host.name: _probe_request(host, spec, inventory, workspace) for host in inventory.hosts}
-
-
-def _probe_request(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> ProbeRequest:
-    facts = _of_host(spec, inventory, host)
-    values = {
+    of_cluster = _of_inventory(spec, inventory)
+    values = {  # of all hosts alike: the hash of the payload alone takes milliseconds
         "cluster": spec.name,
         "cluster_id": inventory.cluster_id,
         "shared": inventory.shared,
@@ -108,7 +107,21 @@ def _probe_request(host: Host, spec: ClusterSpec, inventory: Inventory, workspac
         "openmpi_conf": inventory.distribution.openmpi_conf,
         "prte_conf": str(Path(inventory.distribution.openmpi_conf).with_name("prte-mca-params.conf")),
         "mariadb_conf": inventory.distribution.mariadb_conf,
+        "public_key": workspace.public_key.read_text().strip(),
     }
+    return {
+        host.name: _probe_request(host, spec, inventory, values, _of_host(of_cluster, host))
+        for host in inventory.hosts
+    }
+
+
+def _probe_request(
+    host: Host,
+    spec: ClusterSpec,
+    inventory: Inventory,
+    values: Mapping[str, str],
+    facts: Mapping[str, object],
+) -> ProbeRequest:
     drift = [
         _filled(one, values)
         for touches in _touches().values()
@@ -118,16 +131,17 @@ def _probe_request(host: Host, spec: ClusterSpec, inventory: Inventory, workspac
     ]
     users = tuple(user.name for user in spec.users)
     homes = {user: f"{inventory.shared}/home/{user}" for user in users}
+    own = {ADMIN_USER: ADMIN_ID} if spec.scheduler == "slurm" else {}
     has_homes = host.is_controller or inventory.shared_folder.kind == "none"
     return ProbeRequest(
         files=tuple(path for one in drift for path in one.get("files", ())),
         blocks={path: tuple(edges) for one in drift for path, edges in one.get("blocks", {}).items()},
         paths=tuple(path for one in drift for path in one.get("paths", ())),
         users=users,
-        numbers={user.name: user.uid for user in spec.users},
+        numbers=own | {user.name: user.uid for user in spec.users},
         homes=homes if has_homes else {},
         far_homes={} if has_homes else homes,
-        keys=dict.fromkeys(users, workspace.public_key.read_text().strip()),
+        keys=dict.fromkeys(users, values["public_key"]),
         units={unit: tuple(files) for one in drift for unit, files in one.get("units", {}).items()},
         accounting=tuple(tuple(words) for one in drift for words in one.get("accounting", ())),
         space=(*_PLACES, inventory.shared),
@@ -139,8 +153,8 @@ def _of_spec(spec: ClusterSpec) -> dict[str, object]:
     return {"scheduler": spec.scheduler, "idle_timeout": bool(spec.provider.idle_timeout_s)}
 
 
-def _of_host(spec: ClusterSpec, inventory: Inventory, host: Host) -> dict[str, object]:
-    """What ``when`` can say of a host of an inventory."""
+def _of_inventory(spec: ClusterSpec, inventory: Inventory) -> dict[str, object]:
+    """What ``when`` can say of all hosts of an inventory alike; it takes a look at each of them."""
     return {
         **_of_spec(spec),
         "scheduler": inventory.scheduler,
@@ -149,8 +163,12 @@ def _of_host(spec: ClusterSpec, inventory: Inventory, host: Host) -> dict[str, o
         "bucket": bool(inventory.bucket),
         "mpi_module": bool(inventory.distribution.mpi_module),
         "job_environment": inventory.has_job_environment,
-        "local_ssds": bool(host.local_ssds),
     }
+
+
+def _of_host(of_cluster: Mapping[str, object], host: Host) -> dict[str, object]:
+    """What ``when`` can say of a host of an inventory."""
+    return {**of_cluster, "local_ssds": bool(host.local_ssds)}
 
 
 def _applied(spec: ClusterSpec, roles: Sequence[str]) -> dict[str, Touches]:

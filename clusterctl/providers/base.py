@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 from pydantic import ValidationError
 
 from clusterctl.errors import Failure, HostKeyError, ProvisionError
+from clusterctl.providers.node_class import NodeClass, SharedFiles
 from clusterctl.spec.base import format_size, shown_memory
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.models import ClusterSpec
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 Bake = Callable[[Host], None]  # runs ``install.yml`` on an image under construction that answers SSH
 
 REPLACED: Final = "another machine takes its place"
-FOLDER: Final = "pending-releases"
 _NOTE: Final = "pending.json"
 _FIX: Final = "have {name} answer; or, if it is gone for good: `clusterctl down --forget {name}`"
 
@@ -72,13 +72,16 @@ Sizes = Mapping[str, Size]  # by host
 class Provisioned:
     """Hosts that exist, and what the user should know about how.
 
-    ``made`` ones are new; ``started`` ones were there, but did not run.
+    ``made`` ones are new; ``started`` ones were there, but did not run. ``classed`` are those of ``made``
+    that came with the files of a class and their own.
     """
 
     inventory: Inventory
     notes: tuple[str, ...] = ()
     made: tuple[str, ...] = ()
     started: tuple[str, ...] = ()
+    classed: tuple[str, ...] = ()
+    class_marks: Mapping[str, str] = field(default_factory=dict)  # of the files of that class
 
 
 Action = Literal["make", "change", "replace", "remove", "keep"]
@@ -194,7 +197,12 @@ class Leftover:
 
 
 class Provider(Protocol):
-    """The hosts of one kind of cluster. ``report`` reports progress in short lines."""
+    """The hosts of one kind of cluster. ``report`` reports progress in short lines.
+
+    ``known_shared`` is where hosts have the shared folder, of a provider whose new nodes can be of a class.
+    """
+
+    known_shared: str | None = None
 
     def check(self, spec: ClusterSpec) -> None:
         """Refuse what can't become a cluster, before anything is asked, ended or made.
@@ -233,6 +241,18 @@ class Provider(Protocol):
         """
         return
 
+    def prepare_class(
+        self, workspace: Workspace, inputs: str, *, bake: Bake, report: Reporter
+    ) -> SharedFiles | None:
+        """Have what new compute nodes share, made of ``inputs`` (a hash) and their image; ``bake`` does it.
+
+        None: each node is configured for itself.
+
+        Raises:
+            ProvisionError: it could not be made.
+        """
+        return None
+
     def sizes(self, spec: ClusterSpec) -> Sizes:
         """Compute host -> its size by this spec; without those whose own hardware decides."""
         return {}
@@ -245,11 +265,19 @@ class Provider(Protocol):
             ProvisionError: it can't be told.
         """
 
-    def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:
+    def apply(
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        *,
+        keep: Sizes,
+        report: Reporter,
+        node_class: NodeClass | None = None,
+    ) -> Provisioned:
         """Make what is missing, remove what is no longer named; doing it again changes nothing.
 
         Hosts in ``keep`` stay as large as they are said to be there. After a ``plan``, nothing is done that
-        it did not show.
+        it did not show. New compute nodes are of the ``node_class``, where there is one.
 
         Raises:
             ProvisionError: it was tried and failed.
@@ -440,7 +468,7 @@ class PendingRelease:
 
 def pending_releases(workspace: Workspace) -> tuple[PendingRelease, ...]:
     found = []
-    for note in sorted((workspace.root / FOLDER).glob(f"*/{_NOTE}")):
+    for note in sorted(workspace.releases.glob(f"*/{_NOTE}")):
         one = Workspace(note.parent)
         with suppress(FileNotFoundError, ValidationError, ValueError, KeyError):
             said = json.loads(note.read_bytes())

@@ -33,11 +33,11 @@ from clusterctl.state.inventory import Inventory, inventory_of, keeps_storage
 from clusterctl.state.ledger import SENT_FILES, UNCHANGED, JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, lines, remote_argv
+from clusterctl.transport.connections import Connections
 from clusterctl.transport.copies import Copies, note, read_copies, request_bytes
 from clusterctl.transport.get import Sender
 from clusterctl.transport.remote_content import Entry
 from clusterctl.transport.remote_copies import digest
-from clusterctl.transport.ssh import Connections
 from clusterctl.transport.tree import Kind, Progress, shown_size, titled
 from clusterctl.util.disk import reason
 from clusterctl.util.process import on_each

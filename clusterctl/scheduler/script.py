@@ -329,6 +329,12 @@ def with_gpus(spec: ClusterSpec, job: JobSpec) -> JobSpec:
     return job.model_copy(update=said)
 
 
+def with_launcher(job: JobSpec, *, has_pmix: bool) -> JobSpec:
+    """The job, by mpirun where srun would start its ranks and has no PMIx for that."""
+    by_srun = job.launcher is Launcher.SRUN and not has_pmix
+    return job.model_copy(update={"launcher": Launcher.MPIRUN}) if by_srun else job
+
+
 def render_script(
     job: JobSpec, *, payload_hash: str, interval_s: float, environment: Environment = PLAIN
 ) -> str:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.base import JobRequest, Scheduler
 from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
-from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Inventory, distribution_ahead, inventory_of
-from clusterctl.state.ledger import JobEntry, Ledger
+from clusterctl.state.brief import Brief, brief_of
+from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
-from clusterctl.transport.ssh import Connections
+from clusterctl.transport.connections import Connections
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.script import Environment
+    from clusterctl.spec.distributions import Distribution
     from clusterctl.spec.job import JobSpec
+    from clusterctl.spec.models import ClusterSpec
+    from clusterctl.state.inventory import Inventory
 
 PATIENCE_S = 60.0  # for the scheduler to answer
 SHORT_PATIENCE_S = 5.0  # of commands that do something without it: it is there soon, or will not be
@@ -38,13 +40,27 @@ class UnsharedNode:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A connection to the controller as the job user; ``unshared_nodes`` where hosts share no folder."""
+    """A connection to the controller as the job user; ``unshared_nodes`` where hosts share no folder.
 
-    spec: ClusterSpec
+    ``given`` is the spec, or how it is read once it is needed; ``hosts`` the same of what the hosts have.
+    """
+
+    given: ClusterSpec | Callable[[], ClusterSpec]
     scheduler: Scheduler
     ledger: Ledger
     unshared_nodes: tuple[UnsharedNode, ...] = ()
-    distribution: Distribution = field(default_factory=lambda: distribution_of(DEFAULT))
+    hosts: Callable[[], Distribution] | None = None
+    has_pmix: bool = True
+
+    @property
+    def spec(self) -> ClusterSpec:
+        return self.given() if callable(self.given) else self.given
+
+    @property
+    def distribution(self) -> Distribution:
+        from clusterctl.spec.distributions import DEFAULT, distribution_of  # noqa: PLC0415 - few verbs ask
+
+        return self.hosts() if self.hosts is not None else distribution_of(DEFAULT)
 
     @property
     def transport(self) -> Transport:
@@ -78,13 +94,28 @@ class Session:
 
 
 @contextmanager
-def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATIENCE_S) -> Iterator[Session]:
-    """Open the connection; it is made at the first use. ``spec`` is a resolved one: it has a job user."""
-    hosts = distribution_ahead(spec, workspace) or distribution_of(DEFAULT)
+def session(
+    spec: ClusterSpec | None, workspace: Workspace, *, patience_s: float = PATIENCE_S
+) -> Iterator[Session]:
+    """Open the connection; it is made at the first use.
+
+    ``spec`` is a resolved one: it has a job user. None: the applied one, which is read when it is needed.
+    """
+    if spec is None and (brief := brief_of(workspace)) is not None:
+        with Connections(workspace.ssh_config, stays=brief.controller) as connections:
+            slurm = SlurmClient(connections.to(brief.controller, brief.job_user), patience_s=patience_s)
+            applied = cache(partial(_applied, workspace))
+            hosts = partial(_distribution, None, workspace)
+            yield Session(applied, slurm, Ledger(workspace.jobs), hosts=hosts, has_pmix=brief.pmix)
+        return
+    from clusterctl.state.inventory import inventory_of  # noqa: PLC0415 - as in Session
+
+    up = inventory_of(workspace) if spec is None else None
+    spec = spec or _applied(workspace)
     user = spec.job_user.name
-    known = inventory_of(workspace) if workspace.inventory.exists() or not spec.has_slurm else None
+    known = up or (inventory_of(workspace) if workspace.inventory.exists() or not spec.has_slurm else None)
     unshared = known.compute if known is not None and known.shared_folder.kind == "none" else ()
-    with Connections(workspace.ssh_config) as connections:
+    with Connections(workspace.ssh_config, stays=spec.controller_host) as connections:
         controller = connections.to(spec.controller_host, user)
         unshared_nodes = tuple(
             UnsharedNode(
@@ -95,25 +126,50 @@ def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATI
             for host in unshared
         )
         scheduler = _client(None if spec.has_slurm else known, user, controller, connections.to, patience_s)
-        yield Session(spec, scheduler, Ledger(workspace.jobs), unshared_nodes, hosts)
+        has_pmix = known is None or known.pmix
+        hosts = partial(_distribution, spec, workspace)
+        yield Session(spec, scheduler, Ledger(workspace.jobs), unshared_nodes, hosts, has_pmix)
+
+
+def _applied(workspace: Workspace) -> ClusterSpec:
+    from clusterctl.state.inventory import applied_spec  # noqa: PLC0415 - as in Session
+
+    return applied_spec(workspace)
+
+
+def _distribution(spec: ClusterSpec | None, workspace: Workspace) -> Distribution:
+    """What the hosts of the cluster have, or will have."""
+    from clusterctl.spec.distributions import DEFAULT, distribution_of  # noqa: PLC0415 - as in Session
+    from clusterctl.state.inventory import distribution_ahead  # noqa: PLC0415 - as above
+
+    return distribution_ahead(spec or _applied(workspace), workspace) or distribution_of(DEFAULT)
 
 
 def _client(
-    inventory: Inventory | None, user: str, controller: Transport, to: Connect, patience_s: float
+    inventory: Inventory | None,
+    user: str,
+    controller: Transport,
+    to: Connect,
+    patience_s: float,
+    *,
+    has_pmix: bool = True,
 ) -> Scheduler:
     """Slurm; or mpirun on the hosts of this inventory, for jobs of ``user``."""
     if inventory is None:
-        return SlurmClient(controller, patience_s=patience_s)
+        return SlurmClient(controller, patience_s=patience_s, has_pmix=has_pmix)
     from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - not with Slurm
 
     return MpirunClient(inventory, user, controller, to, patience_s=patience_s)
 
 
-def scheduler_of(inventory: Inventory, to: Connect, *, patience_s: float = PATIENCE_S) -> Scheduler:
+def scheduler_of(inventory: Inventory | Brief, to: Connect, *, patience_s: float = PATIENCE_S) -> Scheduler:
     """The cluster's scheduler as the admin user, who may do more than a job user."""
+    if isinstance(inventory, Brief):
+        return SlurmClient(to(inventory.controller), patience_s=patience_s, has_pmix=inventory.pmix)
     by_mpirun = not inventory.has_slurm and inventory.job_user is not None
     user, controller = inventory.job_user or "", to(inventory.controller.name)
-    return _client(inventory if by_mpirun else None, user, controller, to, patience_s)
+    one = inventory if by_mpirun else None
+    return _client(one, user, controller, to, patience_s, has_pmix=inventory.pmix)
 
 
 def script_of(spec: ClusterSpec, job: JobSpec, environment: Environment | None = None) -> str:

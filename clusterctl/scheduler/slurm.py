@@ -33,8 +33,7 @@ from clusterctl.scheduler.base import (
     patiently,
     verification_argv,
 )
-from clusterctl.spec.common import ADMIN_USER, PROOF_PARTITION
-from clusterctl.spec.distributions import JOB_PROFILE
+from clusterctl.spec.names import ADMIN_USER, JOB_PROFILE, PROOF_PARTITION
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
@@ -87,13 +86,24 @@ class SlurmAwayError(SlurmError):
 
 
 class SlurmClient(Scheduler):
-    """Slurm as the user of ``transport`` sees it; its absence is waited out for ``patience_s``."""
+    """Slurm as the user of ``transport`` sees it; its absence is waited out for ``patience_s``.
+
+    Without PMIx only mpirun starts ranks of MPI programs.
+    """
 
     script_name = "job.sbatch"
     manages_nodes = True
 
-    def __init__(self, transport: Transport, *, clock: Clock | None = None, patience_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        clock: Clock | None = None,
+        patience_s: float = 60.0,
+        has_pmix: bool = True,
+    ) -> None:
         self.transport = transport
+        self._has_pmix = has_pmix
         self.clock = clock or Clock()
         self._patience_s = patience_s
         self._in_doubt = False  # a command got no answer
@@ -284,9 +294,7 @@ class SlurmClient(Scheduler):
         """In the hidden partition, which never waits behind users' jobs; srun is ended if it hangs."""
         limit_s = _VERIFICATION_S + _VERIFICATION_PER_NODE_S * len(hosts)
         patience_s = _START_TIMEOUT_S + limit_s + _CLEAN_UP_S
-        argv = [
-            *("timeout", "--kill-after=5", str(patience_s)),
-            "srun",
+        allocation = (
             f"--partition={PROOF_PARTITION}",
             f"--account={ADMIN_USER}",
             "--job-name=clusterctl-probe",
@@ -294,16 +302,32 @@ class SlurmClient(Scheduler):
             f"--nodelist={','.join(hosts)}",
             "--ntasks-per-node=1",
             "--mem=64M",
-            "--mpi=pmix",
             f"--time={math.ceil((limit_s + _CLEAN_UP_S) / 60)}",
             f"--immediate={_START_TIMEOUT_S}",
             "--chdir=/tmp",
-            "--kill-on-bad-exit=1",
-            f"--export=HOME,PYTHONPATH={payload},OMP_NUM_THREADS=1",  # Open MPI 5 needs a home
+        )
+        variables = (f"PYTHONPATH={payload}", "OMP_NUM_THREADS=1")
+        program = (
             *("/usr/bin/timeout", "--kill-after=2", str(limit_s)),
             *("bash", "-c", f'[[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; exec "$@"', "probe"),
-            *verification_argv(hosts),
-        ]
+        )
+        launched: tuple[str, ...]
+        if self._has_pmix:  # Open MPI 5 needs a home
+            exports = f"--export={','.join(('HOME', *variables))}"
+            launched = ("srun", *allocation, "--mpi=pmix", "--kill-on-bad-exit=1", exports, *program)
+        else:  # from here mpirun starts the ranks on the nodes of an allocation
+            exported = (word for variable in variables for word in ("-x", variable))
+            launched = (
+                "salloc",
+                "--quiet",
+                *allocation,
+                *program,
+                "mpirun",
+                "--map-by",
+                "ppr:1:node",
+                *exported,
+            )
+        argv = ("timeout", "--kill-after=5", str(patience_s), *launched, *verification_argv(hosts))
         return self.transport.run(argv, timeout_s=patience_s + 30, check=False)
 
     def release_held_jobs(self) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ CONTROLLER_PROLOG = "/opt/clusterctl/prolog-slurmctld"  # of the role slurmctld
 
 # The kernel's figure moves by some MiB from boot to boot, and a node with less than promised is drained.
 _MEMORY_PROMISED = 0.98
+_DISABLES_CGROUPS = "24.11"  # `CgroupPlugin=disabled` is known there; tried with this release and 26.05
 _TREE_WIDTH = 128  # above that slurmd forwards messages in more than one step
 _PROOF_PRIORITY_TIER = 1000
 _PROOF_MAX_MINUTES = 10
@@ -59,6 +60,8 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
     if not inventory.has_slurm:
         return {}
     nodes = tuple(_node(host, facts) for host in inventory.compute)
+    uses_cgroups = inventory.cgroups and all(node.topology for node in nodes)
+    knows_disabled = (inventory.slurm or inventory.distribution.slurm or "") >= _DISABLES_CGROUPS
     gpus = [_line(settings) for node in nodes for settings in _gres_settings(node)]
     switches = [
         f"SwitchName={name} " + (f"Nodes={one.hosts}" if one.hosts else f"Switches={one.switches}")
@@ -67,7 +70,11 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
     return {
         "slurm.conf": _with_extra(_slurm_conf(spec, inventory, nodes), spec.slurm.extra),
         "gres.conf": render("gres.conf.j2", lines=gpus),
-        "cgroup.conf": render("cgroup.conf.j2", constrains_devices=inventory.constrains_devices),
+        "cgroup.conf": render(
+            "cgroup.conf.j2",
+            constrains_devices=inventory.constrains_devices,
+            disabled=knows_disabled and not uses_cgroups,
+        ),
         "topology.conf": render("topology.conf.j2", lines=switches),  # without any, Slurm does not read it
         "slurmdbd.conf": render("slurmdbd.conf.j2", host=inventory.controller.own_name, port=SLURMDBD_PORT),
     }
@@ -144,6 +151,7 @@ def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]
         srun_ports=SRUN_PORTS,
         switches=spec.provider.switches,
         tasks=_line(_tasks(has_shares=has_shares, cgroups=inventory.cgroups), "\n"),
+        mpi="pmix" if inventory.pmix else "none",
         # Tells jobs the variables of their host, and what CUDA calls their GPUs.
         task_prolog=TASK_PROLOG if inventory.has_job_environment or counted_otherwise else None,
         prolog=CONTROLLER_PROLOG,

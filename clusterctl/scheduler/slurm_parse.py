@@ -20,7 +20,7 @@ from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from clusterctl.errors import SlurmError
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, StepInfo
-from clusterctl.spec.base import parse_slurm_time_s
+from clusterctl.spec.units import parse_slurm_time_s
 
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 

@@ -1,8 +1,6 @@
 """What all models of user files share: their base class, values of one line, messages about what is wrong.
 
-Sizes and durations are as people write them: ``50GiB``, ``1h30m``; and as Slurm's own flags take them. Strict
-on purpose: digits are ASCII, numbers without a unit are refused in a spec, and what no machine has (more than
-1024TiB, more than ten years) is a slip of the keyboard.
+What units.py has is handed on.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache, partial
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -35,26 +32,25 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core_schema
 
 from clusterctl.errors import UsageError
+from clusterctl.spec.units import DURATION_PATTERN as DURATION_PATTERN
+from clusterctl.spec.units import GIB_MIB as GIB_MIB
+from clusterctl.spec.units import MAX_DURATION_S as MAX_DURATION_S
+from clusterctl.spec.units import MAX_SIZE_MIB as MAX_SIZE_MIB
+from clusterctl.spec.units import SIZE_PATTERN as SIZE_PATTERN
+from clusterctl.spec.units import format_duration as format_duration
+from clusterctl.spec.units import format_size as format_size
+from clusterctl.spec.units import parse_duration_s as parse_duration_s
+from clusterctl.spec.units import parse_size_mib as parse_size_mib
+from clusterctl.spec.units import parse_slurm_memory_mib as parse_slurm_memory_mib
+from clusterctl.spec.units import parse_slurm_time_s as parse_slurm_time_s
+from clusterctl.spec.units import shown as shown
+from clusterctl.spec.units import shown_memory as shown_memory
 from clusterctl.util.assets import table
 
 Loc = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
 
 INCONSISTENT: Final = "inconsistent"
-
-SIZE_PATTERN: Final = r"^(?=.*[1-9])[0-9]{1,12}(\.[0-9]{1,6})?[KMGTkmgt]i?[Bb]?$"
-DURATION_PATTERN: Final = r"^(?=.*[1-9])([0-9]{1,9}d)?([0-9]{1,9}h)?([0-9]{1,9}m)?([0-9]{1,9}s)?$"
-GIB_MIB: Final = 1024
-MAX_SIZE_MIB: Final = 1024**2 * GIB_MIB
-MAX_DURATION_S: Final = 3650 * 86400
-
-_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([KMGTkmgt])i?[Bb]?")
-_DURATION = re.compile(r"(?:([0-9]{1,9})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
-_BINARY_EXPONENT = {"K": -1, "M": 0, "G": 1, "T": 2}
-
-_SLURM_DAYS = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?")
-_SLURM_CLOCK = re.compile(r"(?:([0-9]{1,9}):)?([0-9]{1,9})(?::([0-9]{1,9}))")
-_DIGITS = re.compile(r"[0-9]{1,12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +81,6 @@ def dotted(loc: Loc) -> str:
     return text.removeprefix(".")
 
 
-_SHOWN_LENGTH: Final = 60
-
 _TEXTS: Final[Mapping[str, str]] = {
     "missing": "{name} is missing",
     "extra_forbidden": "unknown key {name}",
@@ -110,22 +104,6 @@ _TEXTS: Final[Mapping[str, str]] = {
     "ip_v4_network": "{name} must be a network such as 10.77.0.0/24, not {shown}",
     "value_error": "{error}",
 }
-
-
-def shown(value: object) -> str:
-    """A value as a message quotes it: short, on one line, in YAML's words rather than Python's."""
-    if value is None:
-        return "empty"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping):
-        return "a mapping"
-    if isinstance(value, list | tuple):
-        return "a list"
-    text = value if isinstance(value, str) else str(value)
-    if len(text) > _SHOWN_LENGTH:
-        text = text[: _SHOWN_LENGTH - 3] + "..."
-    return repr(text) if isinstance(value, str) else text
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -321,111 +299,6 @@ FileName = Annotated[
 KeyFile = Annotated[
     str, AfterValidator(_expanded), WithJsonSchema({"type": "string", "examples": ["~/.ssh/id_ed25519"]})
 ]
-
-
-def parse_size_mib(value: object) -> int:
-    """MiB of a size such as ``512MiB``, ``50GiB``, ``1.5T``, rounded down.
-
-    ``K``, ``M``, ``G``, ``T`` mean binary units, as they do in Slurm.
-
-    Raises:
-        ValueError: not a size, less than one MiB, or more than ``MAX_SIZE_MIB``.
-    """
-    if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
-        number, unit = match.groups()
-        return _size_in_range(value, int(Fraction(number) * Fraction(1024) ** _BINARY_EXPONENT[unit.upper()]))
-    raise ValueError(f"{shown(value)} is not a size; write a number with a unit, such as 512MiB or 50GiB")
-
-
-def parse_duration_s(value: object) -> int:
-    """Seconds of a duration such as ``45s``, ``1h30m``, ``2d``.
-
-    Raises:
-        ValueError: not a duration, zero, or longer than ``MAX_DURATION_S``.
-    """
-    if isinstance(value, str) and value and (match := _DURATION.fullmatch(value)):
-        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        return _duration_in_range(value, days, hours, minutes, seconds)
-    raise ValueError(f"{shown(value)} is not a duration; write it as 45s, 30m, 1h30m or 2d")
-
-
-def parse_slurm_time_s(value: object) -> int:
-    """Seconds of a job's time limit: a duration such as ``1h30m``, or any of Slurm's forms.
-
-    Those are minutes, ``MM:SS``, ``HH:MM:SS``, ``D-HH``, ``D-HH:MM`` and ``D-HH:MM:SS``.
-
-    Raises:
-        ValueError: neither, zero, or longer than ``MAX_DURATION_S``.
-    """
-    text = _spelled(value)
-    if _DIGITS.fullmatch(text):
-        return _duration_in_range(text, 0, 0, int(text), 0)
-    if match := _SLURM_DAYS.fullmatch(text) or _SLURM_CLOCK.fullmatch(text):
-        parts = [int(part or 0) for part in match.groups()]
-        days, hours, minutes, seconds = parts if len(parts) == 4 else [0, *parts]  # noqa: PLR2004
-        return _duration_in_range(text, days, hours, minutes, seconds)
-    if text and _DURATION.fullmatch(text):
-        return parse_duration_s(text)
-    raise ValueError(f"{shown(value)} is not a time; write it as 30 (minutes), 1h30m, 01:30:00 or 1-12:00")
-
-
-def parse_slurm_memory_mib(value: object) -> int:
-    """MiB of a job's memory: a size such as ``4G`` or ``4GiB``, or Slurm's bare number of MB.
-
-    Raises:
-        ValueError: neither, zero, or more than ``MAX_SIZE_MIB``.
-    """
-    text = _spelled(value)
-    if _DIGITS.fullmatch(text):
-        return _size_in_range(text, int(text))
-    if _SIZE.fullmatch(text):
-        return parse_size_mib(text)
-    raise ValueError(f"{shown(value)} is not an amount of memory; write it as 4G, 4GiB or 4096 (MB)")
-
-
-def format_size(mib: int) -> str:
-    """The shortest exact spelling of a size in MiB: ``51200`` is ``50GiB``."""
-    for unit, factor in (("TiB", 1024**2), ("GiB", 1024)):
-        if mib % factor == 0:
-            return f"{mib // factor}{unit}"
-    return f"{mib}MiB"
-
-
-def shown_memory(mib: int) -> str:
-    """A node's memory for people, in GiB wherever it is shown: ``11540`` is ``11.3GiB``."""
-    return f"{mib / GIB_MIB:.1f}".removesuffix(".0") + "GiB" if mib >= GIB_MIB else f"{mib}MiB"
-
-
-def format_duration(seconds: int) -> str:
-    """The shortest exact spelling of a duration in seconds: ``5400`` is ``1h30m``."""
-    parts = []
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        count, seconds = divmod(seconds, length)
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts) or "0s"
-
-
-def _spelled(value: object) -> str:
-    """A bare number is one in a job file, and text on the command line."""
-    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
-
-
-def _size_in_range(text: str, mib: int) -> int:
-    if mib < 1:
-        raise ValueError(f"{shown(text)} is less than 1MiB")
-    if mib > MAX_SIZE_MIB:
-        raise ValueError(f"{shown(text)} is more than {format_size(MAX_SIZE_MIB)}")
-    return mib
-
-
-def _duration_in_range(text: str, days: int, hours: int, minutes: int, seconds: int) -> int:
-    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    if total < 1:
-        raise ValueError(f"{shown(text)} is no time at all")
-    if total > MAX_DURATION_S:
-        raise ValueError(f"{shown(text)} is longer than {format_duration(MAX_DURATION_S)}")
-    return total
 
 
 _SIZE_TEXT = PlainSerializer(format_size, return_type=str)

@@ -40,6 +40,8 @@ from clusterctl.spec.base import (
     spelled,
 )
 from clusterctl.spec.hosts import HostRange, OnpremHost, Switch, expand
+from clusterctl.spec.names import ADMIN_USER as ADMIN_USER  # noqa: PLC0414 - handed on
+from clusterctl.spec.names import PROOF_PARTITION as PROOF_PARTITION  # noqa: PLC0414 - likewise
 from clusterctl.util.assets import table
 
 ClusterName = Annotated[str, PATTERNS["label"]]
@@ -48,10 +50,11 @@ UnixName = Annotated[str, PATTERNS["unix_name"]]
 AccountName = Annotated[str, PATTERNS["account"]]
 
 MAX_CPUS = 65_533  # Slurm counts a node's CPUs in 16 bits
-PROOF_PARTITION = "clusterctl-proof"
 LEAST_DISK_MIB = 64
 LEAST_MEMORY_MIB = 256  # less, and not even the proof job fits beside the daemons
-ADMIN_USER = "clusterctl"
+ADMIN_ID = (
+    64100  # its uid and gid where we make it; outside the ranges of Debian and EL for people, and of `users`
+)
 _RESERVED: Final = table(DATA / "reserved.toml", dict[str, tuple[str, ...]])
 RESERVED_USERS = frozenset(" ".join(_RESERVED["users"]).split())
 RESERVED_ACCOUNTS = frozenset({"root", ADMIN_USER})  # Slurm's own, and that of the proof partition
@@ -344,6 +347,11 @@ class Qos(Model):
 class SlurmSettings(Model):
     """What Slurm gets beyond the defaults."""
 
+    version: Literal["24.11", "26.05"] | None = Field(
+        None,
+        description="release of Slurm, where nodes can have several: local ones of Debian 13 have 24.11, or "
+        "26.05 of Debian testing; changed later, `up` upgrades in place; by default what runs stays",
+    )
     qos: tuple[Qos, ...] = Field((), description="qualities of service beside Slurm's own `normal`")
     extra: tuple[SlurmLine, ...] = Field((), description="raw slurm.conf lines, except those clusterctl owns")
 
@@ -382,6 +390,11 @@ class ProviderSettings(Model):
         return {}
 
     @property
+    def debian_mirror(self) -> str | None:
+        """Where Debian's packages are fetched from for the hosts; None: from Debian."""
+        return None
+
+    @property
     def idle_timeout_s(self) -> int | None:
         """The seconds without work after which the cluster takes itself down; None: it does not."""
         return None
@@ -393,6 +406,10 @@ class ProviderSettings(Model):
     def controller_of(self, cluster: str) -> str:
         """The name of the controller of a cluster with this name."""
         return f"{cluster}-ctl"
+
+    def with_images(self, spec: Cluster, raised: Cluster | None, *, recorded: bool) -> Self:  # noqa: ARG002
+        """With the images written out that hosts are made of, where there are any; see ``load_spec``."""
+        return self
 
     def expected_release(self, spec: Cluster) -> str | None:  # noqa: ARG002
         """The distribution that all hosts will have; None where they have to be probed for it."""

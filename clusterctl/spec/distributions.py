@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from clusterctl.errors import Failure, ProvisionError
 from clusterctl.spec.base import DATA
+from clusterctl.spec.names import JOB_PROFILE as JOB_PROFILE  # noqa: PLC0414 - handed on
 from clusterctl.util.assets import table
 
-DEFAULT: Final = "debian-12"  # of local nodes
+DEFAULT: Final = "debian-13"  # of local nodes that are made now
+BEFORE: Final = "debian-12"  # of hosts recorded by a clusterctl that did not say it
 _OS_RELEASE: Final = Path("/etc/os-release")
 UNSEEN: Final = ""  # of a host that nobody has looked at yet
-# What jobs source first on a host where Open MPI is an environment module; of the role openmpi.
-JOB_PROFILE: Final = "/opt/clusterctl/job-profile.sh"
 
 Family = Literal["Debian", "RedHat"]
 
@@ -26,7 +26,8 @@ class Distribution:
     """One release of a distribution.
 
     ``python`` is what the job environment is made from; ``mpi_module`` the environment module of Open MPI
-    where there is one, and ``mpi_bin`` where its programs lie. ``glibc_minor``: it has glibc 2.x.
+    where there is one, and ``mpi_bin`` where its programs lie. ``glibc_minor``: it has glibc 2.x. ``slurm``:
+    the release of its packages, where that is known; ``newer_slurm``: others that run there -> their suite.
     """
 
     release: str
@@ -40,6 +41,8 @@ class Distribution:
     mariadb_socket: str
     mpi_module: str | None = None
     cgroup_v2: bool = True  # whether its Slurm knows them
+    slurm: str | None = None
+    newer_slurm: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def python_version(self) -> str:

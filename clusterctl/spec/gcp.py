@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Network
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field
 
@@ -31,7 +31,10 @@ from clusterctl.spec.base import (
 )
 from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, Gpus, Partition, ProviderSettings
 from clusterctl.spec.gcp_nodes import (
+    GPU_IMAGE,
+    GPU_IMAGE_BEFORE,
     PLAIN,
+    PLAIN_IMAGE,
     GcpDisk,
     GcpNodes,
     Image,
@@ -145,6 +148,20 @@ class GcpSettings(ProviderSettings):
         releases = {release_of(image) for _, image in _images(spec)}
         return releases.pop() if len(releases) == 1 else None
 
+    def with_images(self, spec: Cluster, raised: Cluster | None, *, recorded: bool) -> Self:
+        before = _nodes_by_name(raised) if raised else {}
+        images = {}
+        for name, (said, has_gpus) in _nodes_by_name(spec).items():
+            was, had_gpus = before.get(name, (said, has_gpus))
+            kept = was.image if had_gpus == has_gpus else None  # another one's would lack the driver
+            gpu_image = GPU_IMAGE_BEFORE if recorded else GPU_IMAGE
+            images[name] = said.image or kept or (gpu_image if has_gpus else PLAIN_IMAGE)
+        controller = self.controller.model_copy(update={"image": images.pop("")})
+        partitions = {
+            name: self.nodes_of(name).model_copy(update={"image": image}) for name, image in images.items()
+        }
+        return self.model_copy(update={"controller": controller, "partitions": partitions})
+
     def faults(self, spec: Cluster) -> Iterator[Fault]:
         yield from _partitions(self, spec)
         yield from _nodes(self, spec)
@@ -197,6 +214,22 @@ def settings_of(spec: Cluster) -> GcpSettings:
     if not isinstance(spec.provider, GcpSettings):
         raise ValueError("only Google Cloud has machine types")
     return spec.provider
+
+
+def _nodes_by_name(spec: Cluster) -> dict[str, tuple[GcpNodes, bool]]:
+    """What is said of the controller ("") and of each partition, and whether it has GPUs."""
+    if not isinstance(spec.provider, GcpSettings):
+        return {}
+
+    def has_gpus(nodes: GcpNodes) -> bool:
+        machine = machines().get(nodes.machine_type or PLAIN)
+        return machine is not None and machine.gpu is not None
+
+    controller = spec.provider.controller
+    named = ((one, spec.provider.nodes_of(one.name)) for one in spec.partitions)
+    return {"": (controller, has_gpus(controller))} | {
+        one.name: (nodes, one.gpus is not None or has_gpus(nodes)) for one, nodes in named
+    }
 
 
 def refusal(spec: Cluster) -> UsageError | None:

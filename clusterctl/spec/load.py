@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -20,10 +20,10 @@ from clusterctl.errors import SpecError, UsageError
 from clusterctl.spec.base import HERE, PATTERNS, RECORDED, SCHEMA_DIALECT, did_you_mean, shown
 from clusterctl.spec.common import Partition, User
 from clusterctl.spec.models import PROVIDERS, ClusterSpec, faults
+from clusterctl.spec.names import DEFAULT_CLUSTER
 from clusterctl.spec.parse import Document, Filetype, read_text
 from clusterctl.util.assets import yaml_text
 
-SPEC_NAME: Final = "cluster.yaml"
 SPEC: Final = Filetype(
     name="spec",
     model=ClusterSpec,
@@ -38,12 +38,17 @@ _NAME_LINE: Final = re.compile(
 
 
 def load_spec(
-    path: Path | None, *, current_user: CurrentUser | None = None, recorded: bool = False
+    path: Path | None,
+    *,
+    current_user: CurrentUser | None = None,
+    recorded: bool = False,
+    raised: Callable[[str], ClusterSpec | None] = lambda _: None,
 ) -> ClusterSpec:
     """The resolved spec of a file, or the built-in default: `local`, with partition `train` of 2 nodes.
 
-    One that was ``recorded`` is that of hosts that are there: newer rules do not hold for it,
-    or nothing could take the hosts down.
+    One that was ``recorded`` is that of hosts that are there: newer rules and defaults do not hold for it,
+    or nothing could take the hosts down. ``raised`` gives that of the cluster of a name: what the file leaves
+    to a default stays as it is there, so that a new version changes no host.
 
     Raises:
         UsageError: the file can't be read.
@@ -54,18 +59,15 @@ def load_spec(
     else:
         document = Document(read_text(path, SPEC), str(path), SPEC)
         spec = document.model({HERE: path.parent.absolute(), RECORDED: recorded})
-    return resolve_users(spec, current_user or CurrentUser.current())
+    before = raised(spec.name)
+    provider = spec.provider.with_images(spec, before, recorded=recorded)
+    spec = spec.model_copy(update={"provider": provider})
+    return resolve_users(spec, current_user or CurrentUser.current(), before)
 
 
 def default_spec() -> ClusterSpec:
     """What there is without a file, not resolved."""
-    return ClusterSpec(version=1, name="local", partitions=(Partition(name="train", nodes=2),))
-
-
-def find_spec(start: Path) -> Path | None:
-    """The spec file of a folder, if it has one. Whether it can be read is seen on reading."""
-    path = start / SPEC_NAME
-    return path if path.exists() or path.is_symlink() else None
+    return ClusterSpec(version=1, name=DEFAULT_CLUSTER, partitions=(Partition(name="train", nodes=2),))
 
 
 def parse_spec(text: str, file: str) -> ClusterSpec:
@@ -145,15 +147,20 @@ class CurrentUser:
             return cls("", uid)
 
 
-def resolve_users(spec: ClusterSpec, current_user: CurrentUser) -> ClusterSpec:
+def resolve_users(
+    spec: ClusterSpec, current_user: CurrentUser, raised: ClusterSpec | None = None
+) -> ClusterSpec:
     """The spec with its caller-dependent default filled in: ``users``.
 
     That is the caller, with the provider's number where it has one, or `hpc` when the caller is root or can't
-    be an account of the nodes.
+    be an account of the nodes; with the number that this account has in the cluster as it was ``raised``.
     """
     if spec.users:
         return spec
-    return spec.model_copy(update={"users": (_as_user(current_user, spec) or FALLBACK_USER,)})
+    user = _as_user(current_user, spec) or FALLBACK_USER
+    numbers = {one.name: one.uid for one in raised.users} if raised else {}
+    user = user.model_copy(update={"uid": numbers.get(user.name, user.uid)})
+    return spec.model_copy(update={"users": (user,)})
 
 
 def job_user_notes(spec: ClusterSpec, current_user: CurrentUser) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ _OF_OTHER_NODES: Final = (
 )
 _OF_SLURM: Final = {
     "slurm.qos": "qualities of service are Slurm's, and there is no Slurm",
+    "slurm.version": "there is no Slurm",
     "slurm.extra": "there is no slurm.conf without Slurm",
     "software.slurm": "OpenHPC's packages are Slurm's, and there is no Slurm",
     "provider.auto_down": "only Slurm can tell that a cluster is idle",
@@ -61,7 +62,7 @@ class LocalSettings(ProviderSettings):
     )
     distribution: Literal["debian-12", "debian-13"] | None = Field(
         None,
-        description="what the nodes run; by default debian-12, and on Rocky Linux and AlmaLinux always the "
+        description="what the nodes run; by default debian-13, and on Rocky Linux and AlmaLinux always the "
         "machine's own distribution",
     )
     mirror: Url = Field(
@@ -75,6 +76,10 @@ class LocalSettings(ProviderSettings):
         if value is not None and (value.prefixlen != 24 or not is_private):  # noqa: PLR2004
             raise ValueError(f"{value} is not a private /24, such as 10.77.0.0/24")
         return value
+
+    @property
+    def debian_mirror(self) -> str:
+        return self.mirror
 
     @property
     def release(self) -> str:

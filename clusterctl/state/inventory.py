@@ -7,19 +7,22 @@ It is written as `hosts.json`, ours to read back, and for ordinary tools as `inv
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clusterctl.errors import NotUpError, UsageError
 from clusterctl.spec import distributions
-from clusterctl.spec.common import ADMIN_USER, ProviderSettings
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.load import load_spec
-from clusterctl.spec.models import PROVIDERS, ClusterSpec
+from clusterctl.spec.names import ADMIN_USER
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import render
+
+if TYPE_CHECKING:
+    from clusterctl.spec.common import ProviderSettings
+    from clusterctl.spec.models import ClusterSpec
 
 CONTROLLER = "controller"
 ARCHITECTURE = "x86_64"  # of all nodes, as the kernel calls it
@@ -60,7 +63,7 @@ class Host(BaseModel):
     partition: str | None = None
     host_key: str = Field(description="public host key, as `ssh-ed25519 AAAA...`")
     distribution: str = Field(
-        distributions.DEFAULT, description="ID and VERSION_ID of its os-release, or UNSEEN"
+        distributions.BEFORE, description="ID and VERSION_ID of its os-release, or UNSEEN"
     )
     cgroups: bool = Field(True, description="its kernel lets Slurm make control groups there")
     cpus: int | None = None
@@ -118,10 +121,15 @@ class Inventory(BaseModel):
     usd_per_hour: float | None = Field(None, description="its cost, at the prices of its last `up`")
     scheduler: Literal["slurm", "none"] = Field("slurm", description="the scheduler of its jobs")
     job_user: str | None = Field(None, description="the account that jobs run as")
+    slurm: str = Field("", description="Slurm's release, where it is another than the distribution's")
+    pmix: bool = Field(True, description="Slurm starts ranks of MPI programs itself, by PMIx")
     baked: bool = Field(description="the install part of every role is in the hosts' image already")
 
     @property
     def traits(self) -> type[ProviderSettings]:
+        from clusterctl.spec.common import ProviderSettings  # noqa: PLC0415 - 0.1 s of verbs that need none
+        from clusterctl.spec.models import PROVIDERS  # noqa: PLC0415 - as above
+
         return PROVIDERS.get(self.provider, ProviderSettings)
 
     @property
@@ -197,9 +205,25 @@ def inventory_of(workspace: Workspace) -> Inventory:
         ) from exc
 
 
+def inventory_if_known(workspace: Workspace) -> Inventory | None:
+    """The inventory that `up` left; None where the last one did not end, or the record is damaged."""
+    with suppress(UsageError):
+        return inventory_of(workspace)
+    return None
+
+
 def applied_spec(workspace: Workspace) -> ClusterSpec:
     """The spec that `up` was last given, which may differ from what the user's file says by now."""
+    from clusterctl.spec.load import load_spec  # noqa: PLC0415 - as above
+
     return load_spec(workspace.spec, recorded=True)
+
+
+def applied_if_known(workspace: Workspace) -> ClusterSpec | None:
+    """The applied spec; None where there is none that can be read."""
+    with suppress(UsageError):
+        return applied_spec(workspace)
+    return None
 
 
 def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:

@@ -120,6 +120,7 @@ class Workspace:
 
     _id = _Path("id")
     spec = _Path("spec.yaml")
+    read_specs = _Path("read_specs")  # digests of spec files that name this cluster, and were found right
     ansible_inventory = _Path("inventory.yml")
     inventory = _Path("hosts.json")  # the Inventory value itself; ours to read back
     ssh_config = _Path("ssh_config")
@@ -137,9 +138,12 @@ class Workspace:
     terraform = _Path("terraform")  # module, variables and state; plain `terraform` works in it
     wheels = _Path("wheels")  # leads to the wheels of the job environment, for hosts that are not baked
     gpu_wheels = _Path("gpu-wheels")  # leads to those that nodes with GPUs have beside these
+    slurm_packages = _Path("slurm-packages")  # of another release, while hosts are upgraded to that
     bundle = _Path("bundle.json")  # the bundle that air-gapped hosts are installed from
     journal = _Path("journal.jsonl")
     jobs = _Path("jobs.jsonl")  # what was submitted and where its run was collected to
+    connections = _Path("connections")  # sockets of the ssh that keep connections open between verbs
+    releases = _Path("pending-releases")  # of machines that could not be given back yet
     removing = _Path("removing")  # there once `down` has begun to remove the cluster; when it had looked
     logs = _Path("logs")
 

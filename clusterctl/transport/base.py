@@ -11,13 +11,20 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-from clusterctl.errors import CommandError, NoAnswerError, TransportError, printable
+from clusterctl.errors import CommandError, NoAnswerError, TransportError, UnreachableError, printable
 from clusterctl.util.process import Result
 
 BULK = 16 << 20  # bytes that are worth a connection of their own
 LONGEST_LINE = 1 << 20  # bytes of an answer
 ENDED_BY_SIGNAL = -1  # the exit status that stands for it
 SILENCE_S = 120.0  # after which a command that should stream is given up
+
+# sshd leaves a command without a terminal running when its channel goes away. This ends the command, and what
+# it started, when the channel's input is closed. The watcher holds no output open, and the shell becomes the
+# command, whose exit status or signal is thus what sshd says.
+_END_WITH_CHANNEL = (
+    'exec 3<&0; { read -r _ <&3; kill -0 $$ && kill -TERM 0; } >/dev/null 2>&1 & exec "$@" 3<&- </dev/null'
+)
 
 _ROOT = Path(__file__).parents[2]
 _IMPORTS = re.compile(r"^from clusterctl\..*\n", re.MULTILINE)
@@ -141,6 +148,17 @@ def sendable(argv: Sequence[str]) -> Sequence[str]:
     return argv
 
 
+def quoted(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+    """The command line of a command, for a remote shell."""
+    words = ["env", *(f"{key}={value}" for key, value in env.items()), *argv] if env else list(argv)
+    return shlex.join(sendable(words))
+
+
+def watched(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+    """The command line of a command without stdin, which ends with its channel."""
+    return quoted(["sh", "-c", _END_WITH_CHANNEL, "sh", *argv], env)
+
+
 def shown(argv: Sequence[str], limit: int = 120) -> str:
     """The command for a message: one line, printable, not too long."""
     line = printable(shlex.join(argv))
@@ -150,6 +168,17 @@ def shown(argv: Sequence[str], limit: int = 120) -> str:
 def failed(host: str, argv: Sequence[str], rc: int, stderr: str) -> CommandError:
     how = "was ended by a signal" if rc == ENDED_BY_SIGNAL else f"failed with exit status {rc}"
     return CommandError(f"`{shown(argv)}` {how}", rc=rc, stderr=stderr, where=host, host=host)
+
+
+def unreachable(host: str, config: Path, what: str, cause: Exception | str | None = None) -> UnreachableError:
+    """The error for a host that there is no connection to; ``config`` is the `ssh_config` that names it."""
+    return UnreachableError(
+        f"{host}: {what}",
+        where=str(config),
+        why=str(cause or ""),
+        fix="`clusterctl up` starts it again if it is down",
+        host=host,
+    )
 
 
 def no_answer(host: str, argv: Sequence[str], seconds: float) -> NoAnswerError:

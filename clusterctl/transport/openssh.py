@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Protocol
 
 from clusterctl.errors import CommandError, MachineError, UnreachableError
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -49,7 +49,7 @@ def talking(
                 fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
         host, argv = remote or ("localhost", words)
         try:
-            yield _Talk(host, argv, process, stderr, silence_s, is_ssh=remote is not None)
+            yield Talk(host, argv, process, stderr, silence_s, is_ssh=remote is not None)
         finally:
             if process.poll() is None:
                 with suppress(ProcessLookupError):  # with its children
@@ -66,16 +66,36 @@ def _started(argv: Sequence[str], stdin: int, stderr: IO[bytes]) -> subprocess.P
         raise CommandError(f"can't run `{shown(argv)}`", rc=_NOT_FOUND, stderr=str(exc)) from exc
 
 
+class Process(Protocol):
+    """A command with pipes, as `subprocess` has it."""
+
+    @property
+    def stdin(self) -> IO[bytes] | None:
+        """Where it reads from."""
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """What it writes to."""
+
+    def wait(self, timeout: float) -> int:
+        """Its exit status, below 0 where a signal ended it.
+
+        Raises:
+            TimeoutError, TimeoutExpired: it has not ended by then.
+            ConnectionError: the connection to its host broke.
+        """
+
+
 @dataclass(frozen=True, slots=True)
-class _Talk:
-    """See ``Conversation``."""
+class Talk:
+    """See ``Conversation``. ``is_ssh``: the process is the ssh program."""
 
     host: str
     argv: Sequence[str]
-    process: subprocess.Popen[bytes]
+    process: Process
     stderr: IO[bytes]
     silence_s: float
-    is_ssh: bool
+    is_ssh: bool = False
 
     def send(self, data: bytes) -> None:
         assert self.process.stdin is not None  # noqa: S101  # it is a pipe
@@ -101,11 +121,18 @@ class _Talk:
                 self.process.stdin.close()
         while self.receive():
             pass
+        self.ended()
+
+    def ended(self) -> None:
+        """Raises unless the command, whose stdout is at its end, exits with 0."""
         try:
             rc = max(self.process.wait(self.silence_s), ENDED_BY_SIGNAL)
-        except subprocess.TimeoutExpired as exc:
+            broke = self.is_ssh and rc == NO_CONNECTION
+        except (subprocess.TimeoutExpired, TimeoutError) as exc:
             raise no_answer(self.host, self.argv, self.silence_s) from exc
-        if rc == NO_CONNECTION and self.is_ssh:
+        except ConnectionError:
+            rc, broke = NO_CONNECTION, True
+        if broke:
             raise UnreachableError(
                 f"{self.host}: the connection broke during `{shown(self.argv)}`",
                 why=_tail(self.stderr),

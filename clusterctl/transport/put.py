@@ -160,7 +160,7 @@ def _send_content(
         except OSError as exc:
             raise not_readable([exc]) from exc
         try:
-            send_content(cast("BinaryIO", out), fd, have, item.size, _Unhashed())
+            send_content(cast("BinaryIO", out), fd, have, item.size)
         except OSError as exc:
             raise not_readable([OSError(exc.errno, exc.strerror, str(item.origin))]) from exc
         finally:
@@ -188,12 +188,6 @@ class _Outgoing:
         self._talk.send(bytes(self._kept))
         self._kept.clear()
         self._told(self.sent)
-
-
-class _Unhashed:
-    """Stands for a hash that is known already."""
-
-    def update(self, data: bytes) -> None: ...
 
 
 def _next(

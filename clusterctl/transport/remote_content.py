@@ -10,9 +10,9 @@ left, how many files it is. Paths and targets are base64, since they may be any 
 ``send_wanted`` sends what is asked for: stdin brings a JSON array a line, [KEY, HAVE, SIZE, SHA256], and an
 empty line: the files that are wanted, how many bytes of each are there already, how many it had when it was
 listed, and the hash of what is there as a whole. For each in turn come eight bytes with the number of bytes
-that follow, these (see ``send_content``), and a last piece: a byte, 1 if the file held still meanwhile, and
-the 32 bytes of the whole's sha256. In place of the number stands -1 if the file can't be read or is shorter
-by now, or -2 if it has the hash that was named; -3 is a sign of life. ``Incoming`` reads that.
+that follow, these (see ``send_content``), and a last piece: empty if the file held still meanwhile and came
+whole, else the 32 bytes of its sha256, read anew. In place of the number stands -1 if the file can't be read
+or is shorter by now, or -2 if it has the hash that was named; -3 is a sign of life. ``Incoming`` reads that.
 
 KEY is the number of the line, signs of life not counted.
 
@@ -40,12 +40,12 @@ from clusterctl.transport.remote_open import fail, lies_at, open_file, open_own,
 
 CHUNK = 1 << 20
 ZEROS = bytes(CHUNK)
+BUFFER = 1 << 16  # of small pieces; large ones are written from where they are
 HEADER = struct.Struct(">q")
 BLOCK = 512  # bytes of st_blocks
 ALIVE_S = 1.0
 UNREADABLE, SAME, ALIVE = -1, -2, -3
 LEFT = "left"
-STILL, MOVED = b"\1", b"\0"
 SETTLED_S = 2.0
 NOT_THERE = 67
 LONGEST_LINE = 1 << 20
@@ -92,48 +92,39 @@ def data_at(fd: int, at: int, size: int) -> int:
         return size - at
 
 
-def send_content(out: BinaryIO, fd: int, at: int, size: int, sha: Any) -> None:
-    """Send a file from ``at`` to ``size``, and hash it.
+def send_content(out: BinaryIO, fd: int, at: int, size: int) -> None:
+    """Send a file from ``at`` to ``size``.
 
     It goes in pieces: eight bytes with the length of the piece and the piece, or a negative length, of a hole
-    that is not sent. A length of 0 is a sign of life. What became shorter meanwhile is filled with zeros.
+    that is not sent. What became shorter meanwhile is filled with zeros.
     """
-    beat = Beat(lambda: send_alive(out))
     has_holes = os.fstat(fd).st_blocks * BLOCK < size
     while at < size:
         if has_holes and (hole := hole_at(fd, at, size)):
             out.write(HEADER.pack(-hole))
-            for done in range(0, hole, CHUNK):
-                sha.update(ZEROS[: hole - done])
-                beat()
             at += hole
             continue
         length = min(CHUNK, data_at(fd, at, size) if has_holes else size - at)
         data = os.pread(fd, length, at) or ZEROS[: size - at]
         out.write(HEADER.pack(len(data)))
         out.write(data)
-        sha.update(data)
         at += len(data)
 
 
-def send_alive(out: BinaryIO, sign: int = 0) -> None:
-    out.write(HEADER.pack(sign))
+def send_alive(out: BinaryIO) -> None:
+    out.write(HEADER.pack(ALIVE))
     out.flush()
 
 
-def held_still(fd: int, before: os.stat_result, size: int, digest: bytes, beat: Beat) -> bool:
-    """Whether what was read is what the file held at one moment: a log that only grew meanwhile did that.
-
-    A file that was written just before, within the resolution of its times, is read again to be sure.
-    """
+def held_still(fd: int, before: os.stat_result) -> bool:
+    """Whether a file is as it was, and was not written just before, within the resolution of its times."""
     after = os.fstat(fd)
     same = (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
         after.st_size,
         after.st_mtime_ns,
         after.st_ctime_ns,
     )
-    settled = time.time() - max(before.st_mtime, before.st_ctime) > SETTLED_S
-    return (same and settled) or bool(hash_of(fd, size, beat).digest() == digest)
+    return same and time.time() - max(before.st_mtime, before.st_ctime) > SETTLED_S
 
 
 def send_file(out: BinaryIO, fd: int, have: int, size: int, sha256: str) -> None:
@@ -141,16 +132,16 @@ def send_file(out: BinaryIO, fd: int, have: int, size: int, sha256: str) -> None
     if before.st_size < size or size < have:
         out.write(HEADER.pack(UNREADABLE))
         return
-    sha = hash_of(fd, size if sha256 else have, Beat(lambda: send_alive(out, ALIVE)))
-    if sha256 and sha.hexdigest() == sha256:
+    beat = Beat(lambda: send_alive(out))
+    if sha256 and hash_of(fd, size, beat).hexdigest() == sha256:
         out.write(HEADER.pack(SAME))
         return
-    if sha256:
-        sha, have = hashlib.sha256(), 0
+    have = 0 if sha256 else have
     out.write(HEADER.pack(size - have))
-    send_content(out, fd, have, size, sha)
-    still = held_still(fd, before, size, sha.digest(), Beat(lambda: send_alive(out)))
-    last = (STILL if still else MOVED) + sha.digest()
+    send_content(out, fd, have, size)
+    last = b""
+    if have or not held_still(fd, before):  # a log that only grew still begins with what was sent
+        last = hash_of(fd, size, beat).digest()
     out.write(HEADER.pack(len(last)) + last)
 
 
@@ -159,7 +150,7 @@ def send_wanted(open_one: Callable[[Any], int]) -> None:
     wanted = []
     while (line := sys.stdin.buffer.readline()) not in {b"", b"\n"}:
         wanted.append(json.loads(line))
-    with open(1, "wb", buffering=CHUNK, closefd=False) as out:
+    with open(1, "wb", buffering=BUFFER, closefd=False) as out:
         for key, have, size, sha256 in wanted:
             try:
                 fd = open_one(key)
@@ -266,12 +257,12 @@ class Incoming:
         return sha
 
     def arrives_whole(self, sha: Any) -> bool:
-        """Whether a file, whose content has just come, held still meanwhile and has the hash of what came."""
-        while (length := self.number()) == 0:  # a sign of life
+        """Whether a file, whose content has just come, held still meanwhile, or has the hash of what came."""
+        while (length := self.number()) == ALIVE:
             pass
-        if length != len(STILL) + sha.digest_size:
+        if length not in {0, sha.digest_size}:
             raise UnexpectedError
-        return bool(self.exactly(length) == STILL + sha.digest())
+        return not length or bool(self.exactly(length) == sha.digest())
 
     def end(self, *, goes_on: bool = False) -> None:
         """Wait for the end, unless the other side goes on later; nothing may be left."""

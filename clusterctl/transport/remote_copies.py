@@ -62,8 +62,9 @@ OF_THE_SYSTEM = frozenset(
 )
 TEMPORARY = frozenset([b"/tmp", b"/var/tmp"])
 OF_PROGRAMS = re.compile(
-    rb"(ompi\.|pmix[-.]|prte\.|openmpi-sessions|tmux-|pip-|pymp-|torchelastic_|torchinductor_|nvidia-mps|"
-    rb"matplotlib-|systemd-private-|dbus-|snap-private|\.X|\.ICE|hsperfdata_|krb5cc_)[^/]*|ssh-[A-Za-z0-9]{10,12}"
+    rb"(ompi\.|pmix[-.]|prte(run|d)?\.|openmpi-sessions|tmux-|pip-|pymp-|torchelastic_|torchinductor_|"
+    rb"nvidia-mps|matplotlib-|systemd-private-|dbus-|snap-private|\.X|\.ICE|hsperfdata_|krb5cc_)[^/]*|"
+    rb"ssh-[A-Za-z0-9]{10,12}"
 )
 NETWORK = frozenset(b"nfs nfs4 cifs smb3 9p ceph lustre beegfs gpfs autofs".split())
 

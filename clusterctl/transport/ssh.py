@@ -7,25 +7,26 @@ agent, no keys of the user's, no trust on first use.
 from __future__ import annotations
 
 import logging
-import shlex
 import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from clusterctl.errors import KeyRefusedError, TransportError, UnreachableError
+from clusterctl.errors import KeyRefusedError, TransportError
 from clusterctl.transport.base import (
     ENDED_BY_SIGNAL,
     SILENCE_S,
     Conversation,
     failed,
     no_answer,
-    sendable,
+    quoted,
     shown,
+    unreachable,
+    watched,
 )
 from clusterctl.transport.target import ProxySocket, Reject, Target, paramiko, wrong_key
 from clusterctl.util.process import Result, under_subreaper
@@ -41,13 +42,6 @@ _HEARTBEAT_S = 15.0  # between two requests that the host has to answer
 _PATIENCE_S = 60.0  # a node may be busy: many local ones boot on few cores
 Socket = socket.socket | ProxySocket
 _SETTLE_S = 1.0
-
-# sshd leaves a command without a terminal running when its channel goes away. This ends the command, and what
-# it started, when the channel's input is closed. The watcher holds no output open, and the shell becomes the
-# command, whose exit status or signal is thus what sshd says.
-_END_WITH_CHANNEL = (
-    'exec 3<&0; { read -r _ <&3; kill -0 $$ && kill -TERM 0; } >/dev/null 2>&1 & exec "$@" 3<&- </dev/null'
-)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +73,7 @@ class SSHTransport:
         env: Mapping[str, str] | None = None,
     ) -> Result:
         deadline = time.monotonic() + timeout_s
-        channel = self._start(_watched(argv, env) if stdin is None else _quoted(argv, env), timeout_s)
+        channel = self._start(watched(argv, env) if stdin is None else quoted(argv, env), timeout_s)
         stderr = _Reader(channel.recv_stderr, self.max_output)
         writer = threading.Thread(target=_feed, args=(channel, stdin), daemon=True)
         writer.start()
@@ -98,7 +92,7 @@ class SSHTransport:
         return result
 
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
-        with self._talk(argv, _watched(argv), self.silence_s) as talk:
+        with self._talk(argv, watched(argv), self.silence_s) as talk:
             while chunk := talk.receive():
                 yield chunk
             talk.ended()
@@ -108,7 +102,7 @@ class SSHTransport:
     ) -> AbstractContextManager[Conversation]:
         silence_s = silence_s or self.silence_s
         if not (bulk and shutil.which("ssh")):
-            return self._talk(argv, _quoted(argv), silence_s)
+            return self._talk(argv, quoted(argv), silence_s)
         from clusterctl.transport.openssh import OpenSSH, talking  # noqa: PLC0415 - only for much data
 
         self._connected()  # which says better than ssh what is wrong
@@ -139,7 +133,7 @@ class SSHTransport:
             channel.settimeout(timeout_s)
             channel.exec_command(command)
         except (paramiko.SSHException, OSError, EOFError) as exc:
-            raise self._unreachable("the connection broke", exc) from exc
+            raise unreachable(self.host, self.config, "the connection broke", exc) from exc
         return channel
 
     def _read_all(self, channel: paramiko.Channel, argv: Sequence[str], deadline: float) -> bytes:
@@ -160,7 +154,9 @@ class SSHTransport:
             transport = channel.get_transport()
             transport.join(_SETTLE_S)  # it closes its channels just before it says itself that it is dead
             if not transport.is_active():
-                raise self._unreachable(f"the connection broke during `{shown(argv)}`", None)
+                raise unreachable(
+                    self.host, self.config, f"the connection broke during `{shown(argv)}`", None
+                )
         return channel.exit_status
 
     def _connected(self) -> paramiko.Transport:
@@ -198,13 +194,15 @@ class SSHTransport:
             answered = transport is not None and transport.is_active()
             give_up()
             if not answered:  # as sshd does on a host that still boots, whose PAM lets nobody in yet
-                raise self._unreachable("the connection broke during the login", exc) from exc
+                raise unreachable(
+                    self.host, self.config, "the connection broke during the login", exc
+                ) from exc
             raise self._refused(target, exc) from exc
         except (paramiko.SSHException, OSError, EOFError) as exc:
             give_up()
             said = sock.said if isinstance(sock, ProxySocket) else ""
             what = f"no SSH connection to {target.address}:{target.port}"
-            raise self._unreachable(what, said or exc) from exc
+            raise unreachable(self.host, self.config, what, said or exc) from exc
         except BaseException:
             give_up()
             raise
@@ -240,15 +238,6 @@ class SSHTransport:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_AFTER_MS)
         return sock
 
-    def _unreachable(self, what: str, cause: Exception | str | None) -> UnreachableError:
-        return UnreachableError(
-            f"{self.host}: {what}",
-            where=str(self.config),
-            why=str(cause or ""),
-            fix="`clusterctl up` starts it again if it is down",
-            host=self.host,
-        )
-
     def _refused(self, target: Target, exc: Exception) -> KeyRefusedError:
         return KeyRefusedError(
             f"{self.host} does not accept our key for user {target.user}",
@@ -281,7 +270,8 @@ class _Talk:
             raise no_answer(self._transport.host, self._argv, self._channel.gettimeout() or 0) from exc
         except (OSError, EOFError) as exc:  # it has ended, or the connection has
             self.finish()
-            raise self._transport._unreachable(f"`{shown(self._argv)}` ended too soon", exc) from exc
+            what = f"`{shown(self._argv)}` ended too soon"
+            raise unreachable(self._transport.host, self._transport.config, what, exc) from exc
 
     def receive(self) -> bytes:
         try:
@@ -351,16 +341,6 @@ def _feed(channel: paramiko.Channel, data: bytes | None) -> None:
         channel.shutdown_write()
 
 
-def _quoted(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
-    words = ["env", *(f"{key}={value}" for key, value in env.items()), *argv] if env else list(argv)
-    return shlex.join(sendable(words))
-
-
-def _watched(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
-    """The command line of a command without stdin, which ends with its channel."""
-    return _quoted(["sh", "-c", _END_WITH_CHANNEL, "sh", *argv], env)
-
-
 def _beat(transport: paramiko.Transport, every_s: float, patience_s: float) -> None:
     """Close the connection, as if it broke, once a request has gone without an answer for that long.
 
@@ -377,21 +357,3 @@ def _beat(transport: paramiko.Transport, every_s: float, patience_s: float) -> N
             return  # it broke by itself
         finally:
             impatient.cancel()
-
-
-class Connections(ExitStack):
-    """The hosts of an `ssh_config`. As a context manager it closes them all."""
-
-    def __init__(self, ssh_config: Path) -> None:
-        super().__init__()
-        self._ssh_config = ssh_config
-        self._open: dict[tuple[str, str | None], SSHTransport] = {}
-        self._lock = threading.Lock()
-
-    def to(self, host: str, user: str | None = None) -> SSHTransport:
-        """The connection to a host of that name, as this user (default: the admin user)."""
-        with self._lock:
-            if (host, user) not in self._open:
-                self._open[host, user] = SSHTransport(host, self._ssh_config, user=user)
-                self.callback(self._open[host, user].close)
-            return self._open[host, user]

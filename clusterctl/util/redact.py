@@ -24,6 +24,10 @@ _OPTION: Final = rf"[\w.-]{{0,60}}?(?:{_WORDS}|_pass|_pat|_psk)[\w.-]{{0,60}}"  
 _NAME: Final = rf"(?<![\w.-]){_OPTION}"
 _BARE: Final = r"(?:[^\s,;}\])'\"]|,(?=[^\s'\"}\]]))+(?: +[^\s,;:=}\])'\"-][^\s,;:=}\])'\"]*)*"
 _VALUE: Final = rf"(?:(\\?[\"'])(?:(?!\3)[^\\\n]|\\.)*?\3|{_BARE})"  # quoted, or not
+# A list or a mapping in one line of YAML, in JSON or Python; one that is not closed, to the end of its line.
+_PART: Final = r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|\\.|\[[^\[\]]*\]|\{[^{}]*\}|[^\[\]{}\"'\\]"
+_SEVERAL: Final = rf"(?:\[(?:{_PART})*\]|\{{(?:{_PART})*\}}|[\[{{][^\n]*)"
+_BAR: Final = r"[|>][-+0-9]{0,2}[ \t]*"  # what a block of YAML begins with; its lines follow
 _PATTERNS: Final = tuple(
     (re.compile(pattern, flags), into)
     for pattern, flags, into in (
@@ -40,7 +44,24 @@ _PATTERNS: Final = tuple(
         (r"\b((?:proxy-)?authorization)(\\?[\"']?\s*[:=]\s*)[^\n\"']+", re.IGNORECASE, rf"\1\2{HIDDEN}"),
         (r"\b(bearer|basic)\s+[A-Za-z0-9+/=._~-]{8,}", re.IGNORECASE, rf"\1 {HIDDEN}"),
         (rf"(--{_OPTION})([ =]+){_VALUE}", re.IGNORECASE, rf"\1\2\3{HIDDEN}\3"),
-        (rf"({_NAME})(\\?[\"']?\s*[:=]\s*)(?!\s){_VALUE}", re.IGNORECASE, rf"\1\2\3{HIDDEN}\3"),
+        (  # a block of YAML, also of a diff; then one that JSON has in a string
+            rf"^([-+ \t]*)([\"']?{_OPTION}[\"']?[ \t]*:[ \t]+{_BAR}(?:#[^\n]*)?\n(?:[ \t]*\n)*)"
+            r"(?!\1[^ \t])([+-]?[ \t]+)[^\n]*(?:\n\3[^\n]*|\n[ \t]*(?=\n))*",
+            re.IGNORECASE | re.MULTILINE,
+            rf"\1\2\3{HIDDEN}",
+        ),
+        (
+            rf"({_NAME}\\?[\"']?[ \t]*:[ \t]+){_BAR}(?:\\n[ \t]+(?:(?!\\n)(?:\\.|[^\n\"\\]))*|\\n(?=\\n))+",
+            re.IGNORECASE,
+            rf"\1{HIDDEN}",
+        ),
+        (rf"({_NAME}[\"']?[ \t]*:)(?:[ \t]*\n[-+ \t]*- [^\n]*)+", re.IGNORECASE, rf"\1 {HIDDEN}"),
+        (rf"({_NAME})(\\?[\"']?\s*[:=]\s*){_SEVERAL}", re.IGNORECASE, rf"\1\2{HIDDEN}"),
+        (
+            rf"({_NAME})(\\?[\"']?\s*[:=]\s*)(?!\s|{_BAR}\n|{re.escape(HIDDEN)}){_VALUE}",
+            re.IGNORECASE,
+            rf"\1\2\3{HIDDEN}\3",
+        ),
         (r"\b(?:gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[abprs]-|npm_|pypi-)[\w.-]{12,}", 0, HIDDEN),
         (r"\b(?:ya29\.|AIza|AKIA|ASIA)[\w.-]{12,}", 0, HIDDEN),
         (r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*", 0, HIDDEN),

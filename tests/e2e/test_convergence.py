@@ -69,6 +69,16 @@ def test_a_reboot_of_this_machine_is_mended_with_data_and_accounting_kept(one: C
     assert (one.run_of(job) / "stdout.log").is_file()
 
 
+def test_a_node_that_reboots_itself_has_its_files_its_logins_and_an_empty_tmp(one: Cluster) -> None:
+    node, before = f"{one.name}-train-1", boot_of(one)
+    one.ssh(node, "touch kept /tmp/gone && sync && sudo systemctl reboot", rc=None)
+    assert one.json("up")["probed"] == [node]
+    assert boot_of(one) != before
+    one.ssh(node, "test -e kept && ! test -e /tmp/gone")
+    one.ssh(node, f"sudo -iu {one.user} true && systemctl is-system-running")
+    assert one.ssh(node, "echo $HOME", user=one.user).strip() == f"/shared/home/{one.user}"
+
+
 def test_down_that_cannot_bring_runs_home_says_what_to_do(one: Cluster) -> None:
     """Neither without Slurm nor without the machines; and nothing is lost by the attempt."""
     one.json("submit", "probe", "--wait")

@@ -83,7 +83,7 @@ def test_files_accounts_and_units_are_put_back_and_named(one: Cluster) -> None:
     one.ssh(second, "sudo systemctl mask --now slurmd")
     one.ssh(third, "sudo systemctl stop munge; sudo rm /etc/munge/munge.key; sudo systemctl disable slurmd")
     one.ssh(leader, f"sudo rm -rf /etc/slurm; echo '# mine' | sudo tee ~{one.user}/.ssh/authorized_keys")
-    one.ssh(leader, f"sudo userdel {one.user}")
+    one.ssh(leader, f"sudo userdel --force {one.user}")
     one.ssh(leader, "sudo pkill -KILL slurmdbd; sudo pkill -KILL mariadbd")
     answer = one.json("up")
     assert answer["probed"] == [second, third]

@@ -188,9 +188,8 @@ def test_the_accounts_are_those_that_the_guest_agent_made_once_sshd_answered(gcp
             host, "getent group 1000; id --user; id --group --name; sudo --non-interactive id --user"
         )
         assert said.stdout.split() == ["google-sudoers:x:1000:clusterctl", "1000", "clusterctl", "0"], said
-        refused = gcp.ssh(
-            host, "sudo journalctl --quiet --identifier=sshd | grep --count 'Invalid user clusterctl'"
-        )
+        said_by_sshd = "sudo journalctl --quiet --identifier={sshd,sshd-session}"
+        refused = gcp.ssh(host, f"{said_by_sshd} | grep --count 'Invalid user clusterctl'")
         assert int(refused.stdout) >= 1
 
 

@@ -12,7 +12,7 @@ from clusterctl.providers.local.image import DEBIAN, REDHAT
 from clusterctl.spec.distributions import redhat_release
 from tests.support.cluster import Cluster
 
-pytestmark = pytest.mark.platform("real", "debian-12")
+pytestmark = pytest.mark.platform("real", "debian-13")
 
 
 def script(cluster: Cluster, name: str, text: str) -> Path:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.cluster import Cluster, records
 
-pytestmark = pytest.mark.platform("real", "debian-12")
+pytestmark = pytest.mark.platform("real", "debian-13")
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -48,6 +48,7 @@ def test_up_says_what_it_did(cluster: Cluster) -> None:
     assert [phase["phase"] for phase in up["phases"]] == [
         "plan_changes",
         "prepare_image",
+        "prepare_class",
         "provision",
         "probe",
         "converge",
@@ -59,7 +60,7 @@ def test_up_says_what_it_did(cluster: Cluster) -> None:
 
 def test_every_phase_is_journaled(cluster: Cluster) -> None:
     journal = records(cluster.workspace / "journal.jsonl")
-    phases = ["plan_changes", "prepare_image", "provision", "probe", "converge", "verify"]
+    phases = ["plan_changes", "prepare_image", "prepare_class", "provision", "probe", "converge", "verify"]
     assert [entry["phase"] for entry in journal[: len(phases)]] == phases
     assert all(entry["ok"] and entry["verb"] == "up" for entry in journal[: len(phases)])
 

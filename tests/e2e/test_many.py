@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.cluster import raised
 
-pytestmark = pytest.mark.platform("real", "debian-12")
+pytestmark = pytest.mark.platform("real", "debian-13")
 
 LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 SPEC = """\
@@ -19,6 +20,23 @@ name: {name}
 provider: {{type: local}}
 partitions: [{{name: many, nodes: 16}}]
 """
+DRIFTS = (
+    "sudo systemctl stop slurmd",
+    "sudo systemctl disable --now munge",
+    "sudo chmod 644 /etc/munge/munge.key",
+    "echo '# more' | sudo tee -a /opt/clusterctl/health",
+    "sudo rm /opt/clusterctl/health.json",
+    "sudo rm /etc/tmpfiles.d/clusterctl-slurmd.conf",
+    "sudo sed -i '/-ctl$/d' /etc/hosts",
+    "echo 'btl = self' | sudo tee -a /etc/openmpi/openmpi-mca-params.conf",
+    "echo '# more' | sudo tee -a /etc/systemd/system/slurmd.service.d/clusterctl.conf",
+    "sudo rm -r /opt/clusterctl/payload/*",
+)
+
+
+def note_of(up: dict[str, Any]) -> str:
+    """What the table of phases says of `converge`."""
+    return next(str(phase["note"]) for phase in up["phases"] if phase["phase"] == "converge")
 
 
 @pytest.mark.sweep
@@ -35,6 +53,15 @@ def test_sixteen_nodes(tmp_path_factory: pytest.TempPathFactory) -> None:
         answer = json.loads((many.run_of(done["job_id"]) / "stdout.log").read_text())
         assert answer["world_size"] == 16
         assert len(set(answer["hosts"])) == 16
+        again = many.json("up", "--reconfigure")  # as each node is when Ansible configures it for itself
+        assert "on 17 hosts, 0 changed" in note_of(again)
+        seventh = f"{name}-many-7"
+        many.ssh(seventh, "\n".join(("set -e", *DRIFTS)))
+        mended = many.json("up")
+        assert {one["host"] for one in mended["repaired"]} == {seventh}
+        assert len(mended["repaired"]) >= len(DRIFTS), mended["repaired"]
+        assert "on 1 hosts" in note_of(mended)
+        assert many.json("up")["repaired"] == []
     if not list(
         Path("/var/lib/clusterctl").glob("*/cluster.json")
     ):  # a cluster beside ours keeps them raised

@@ -164,6 +164,9 @@ def test_our_own_account_is_enough_from_then_on(cluster: Cluster, machines: Lab)
     assert phases["plan_changes"] == "hosts: all 2 stay"
     assert phases["converge"] == "unchanged: 2 hosts checked"
     assert phases["send_packages"] == "nothing to send"
+    assert {cluster.ssh(node, "id -u clusterctl; id -g clusterctl") for node in ("node1", "node2")} == {
+        "64100\n64100\n"
+    }
 
 
 def test_a_machine_of_one_cluster_is_not_taken_by_another(

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import Cluster, records
-from tests.support.lab import Lab, lab
+from tests.support.lab import Box, Lab, lab
+from tests.support.manual import blocks
 from tests.support.nested import Host
 from tests.support.nvidia.machines import PROGRAM, rtx_4070
 from tests.support.verbs import Clusterctl
@@ -31,6 +32,7 @@ pytestmark = [
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
+FIRST_DAY = ROOT / "docs" / "howto" / "first-day-rocky.md"
 NODES = ["node1", "node2"]  # the first is the controller, too; the second has the cards
 # Doubles of the kernel and the driver, which the machines can't have.
 MODINFO = """\
@@ -66,6 +68,14 @@ until (: </dev/tcp/127.0.0.1/8001) 2>/dev/null; do sleep 0.1; done
 systemd-run --quiet --unit=upgrade dnf --repofrompath=silent,http://127.0.0.1:8001 --repo=silent makecache
 until [ -s /var/cache/dnf/metadata_lock.pid ]; do sleep 0.1; done
 systemctl show --property=MainPID --value upgrade"""
+# A firewall on the way, which answers nothing.
+DROPPED = """\
+table ip lab {
+  chain out {
+    type filter hook output priority 0;
+    ip daddr %s tcp dport { %s } drop
+  }
+}"""
 # What a cluster brings along, by its traces: accounts, programs, units, folders, firewall policies.
 TRACES = """\
 set +e
@@ -155,6 +165,27 @@ def test_a_machine_whose_dnf_is_at_work_is_told_by_pid_and_command(
         "systemctl kill --signal=KILL upgrade; systemctl stop silent; ls /var/cache/dnf/metadata_lock.pid"
     )
     runner("-f", file, "doctor")  # the note of a dead dnf is none
+
+
+@pytest.mark.sweep  # each obstacle: tests/unit/onprem/test_preflight.py
+def test_obstacles_are_told_as_the_page_of_the_first_day_shows(
+    no_residue: None, clusterctl: Clusterctl, tmp_path: Path
+) -> None:
+    every = (one for block in blocks(FIRST_DAY) for one in block.commands)
+    obstacles, well = (one for one in every if one.text == "clusterctl plan --preflight")
+    with lab("el", [Box("head"), Box("gpu01"), Box("gpu02")]) as machines:
+        spec = tmp_path / "cluster.yaml"
+        spec.write_text(machines.spec("lab", partitions={"train": "gpu[01-02]"}))
+        web = machines.enter("gpu01", ["getent", "hosts", "dl.rockylinux.org"]).stdout.split()[0]
+        drops = {"gpu01": (web, "80"), "gpu02": (machines.host("head").address, "6817, 6819")}
+        for name, place in drops.items():
+            machines.host(name).inside.sh(f"nft -f - <<'EOF'\n{DROPPED % place}\nEOF")
+        said = clusterctl("-f", spec, "plan", "--preflight", rc=1)
+        assert not obstacles.differs(said.stdout), str(said)
+        for name in drops:
+            machines.host(name).inside.sh("nft delete table ip lab")
+        said = clusterctl("-f", spec, "plan", "--preflight")
+        assert not well.differs(said.stdout), str(said)
 
 
 def test_up_proves_itself(rocky: Cluster) -> None:

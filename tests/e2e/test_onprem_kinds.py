@@ -172,8 +172,15 @@ def test_el_without_a_scheduler_and_with_openhpc(
             changes_nothing(cluster)
 
 
-@pytest.mark.platform("stand-in", "ubuntu-22.04", "ubuntu-24.04", "rocky-10")
-@pytest.mark.parametrize("kind", ["debian-13", "ubuntu-22.04", "ubuntu-24.04", "el-10"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("debian-13", marks=pytest.mark.platform("real", "debian-13")),
+        pytest.param("ubuntu-22.04", marks=pytest.mark.platform("stand-in", "ubuntu-22.04")),
+        pytest.param("ubuntu-24.04", marks=pytest.mark.platform("stand-in", "ubuntu-24.04")),
+        pytest.param("el-10", marks=pytest.mark.platform("stand-in", "rocky-10")),
+    ],
+)
 def test_another_distribution(
     no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path, kind: Kind
 ) -> None:

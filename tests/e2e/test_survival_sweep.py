@@ -24,7 +24,10 @@ from tests.support.victim import Ended, Victim
 RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID")
 SEED = int(os.environ.get("SWEEP_SEED") or random.Random(RUN).randrange(10_000))  # noqa: S311
 SPEC = "version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n  - {{name: train, nodes: 2}}\n"
-UP, DOWN = ("plan_changes", "prepare_image", "provision", "probe", "converge", "verify"), ("destroy",)
+UP, DOWN = (
+    ("plan_changes", "prepare_image", "prepare_class", "provision", "probe", "converge", "verify"),
+    ("destroy",),
+)
 HOWS = ("kill", "kill-all", "int")
 # -1: it came before a signal could be heard.
 CODES = {"int": {130}, "hup": {129, -1}, "kill": {-9}, "kill-all": {-9}, "reboot": {-9}}

@@ -1,8 +1,20 @@
-# What a host says of itself for `doctor --bundle`. It changes nothing; every part is bounded in time and size.
+# What a host says of itself for `doctor --bundle`: sh -s SECONDS. It changes nothing. All commands run at once, each for
+# so long at most, into a file of its own: one that hangs for ever, as of a driver or NFS, is named and left.
+limit=$1 started=0
+folder=$(mktemp -d) || exit
+trap 'rm -rf "$folder"' EXIT
 say() {
-    printf '@@ %s\n' "$*"
-    timeout 10 "$@" 2>&1 </dev/null | tail -c 120000
-    printf '\n'
+    started=$((started + 1))
+    one=$folder/$((1000 + started))
+    printf '%s\n' "$*" >"$one.name"
+    (
+        timeout -k 1 "$limit" "$@"
+        echo "$?" >"$one.ended"
+    ) </dev/null >"$one.text" 2>&1 &
+}
+have_ended() {
+    set -- "$folder"/*.ended
+    [ "$#" -eq "$started" ]
 }
 say date --utc --iso-8601=seconds
 say uname -a
@@ -16,7 +28,7 @@ say ss -ltn
 say mount
 say systemctl --failed --no-pager
 for unit in munge slurmctld slurmd slurmdbd mariadb sshd ssh chronyd chrony nvidia-fabricmanager firewalld; do
-    systemctl cat "$unit" >/dev/null 2>&1 && say journalctl -u "$unit" -n 300 --no-pager -o short-iso
+    say journalctl -u "$unit" -n 300 --no-pager -o short-iso
 done
 say journalctl -p warning -n 200 --no-pager -o short-iso
 say dmesg --level=err,warn
@@ -31,4 +43,17 @@ if command -v rpm >/dev/null && [ -d /var/lib/rpm ]; then
     say rpm -qa --queryformat '%{NAME} %{VERSION}-%{RELEASE}\n'
 fi
 command -v dpkg-query >/dev/null && say dpkg-query --show
-true
+left=$(((limit + 2) * 10))
+until have_ended || [ "$left" -eq 0 ]; do
+    sleep 0.1
+    left=$((left - 1))
+done
+for name in "$folder"/*.name; do
+    one=${name%.name}
+    printf '@@ %s\n' "$(cat "$name")"
+    tail -c 120000 "$one.text"
+    case $(cat "$one.ended" 2>/dev/null) in
+        '' | 124 | 137) printf '\n@! no answer within %s s' "$limit" ;;
+    esac
+    printf '\n\n'
+done

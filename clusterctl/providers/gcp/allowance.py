@@ -22,7 +22,6 @@ _DISK_METRICS: Final = {
     **dict.fromkeys(("pd-balanced", "pd-ssd"), "SSD_TOTAL_GB"),
     **{"pd-standard": "DISKS_TOTAL_GB", "hyperdisk-balanced": "HDB_TOTAL_GB"},
 }
-_OF_NEW_NETWORK: Final = {"NETWORKS": 1, "SUBNETWORKS": 1, "ROUTERS": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class HostGroup:
         return f"partition {self.name}" if self.name else "controller"
 
 
-def demand(groups: Collection[HostGroup], *, new_network: bool) -> tuple[Counter[str], Counter[str]]:
+def demand(groups: Collection[HostGroup]) -> tuple[Counter[str], Counter[str]]:
     """Metric -> how much of it is needed: in the region, and in the whole project."""
     regional, everywhere = Counter[str](), Counter[str]()
     for group in groups:
@@ -50,8 +49,6 @@ def demand(groups: Collection[HostGroup], *, new_network: bool) -> tuple[Counter
             regional += _used(group)
             everywhere.update(GPUS_ALL_REGIONS=gpus * group.count)
             everywhere.update(CPUS_ALL_REGIONS=group.machine.vcpus * group.count)
-    if new_network:
-        everywhere.update(_OF_NEW_NETWORK)
     return regional, everywhere
 
 

@@ -83,6 +83,7 @@ class Api:
         self.clock = clock or Clock()
         self._timeout_s = (_CONNECT_S, answer_s)
         self._session: requests.Session | None = None
+        self._services: dict[str, Json] = {}  # what Service Usage says of each that was asked about
 
     def get(self, service: str, path: str, **query: str) -> Json:
         """One resource.
@@ -137,10 +138,11 @@ class Api:
         """
         path = f"projects/{self.project}/services/{error.service}"
         try:
-            found = self.get("serviceusage", path)
+            found = self._services.get(path) or self.get("serviceusage", path)
         except CloudError as exc:
             what, why = f"it can't be told whether {error.service} is off in {self.project}", exc.cause
-            raise CloudError(what, where=path, why=why, fix=exc.fix, status=exc.status) from error
+            raise CloudError(what, where=path, why=why, fix=exc.fix) from error
+        self._services[path] = found
         ours = {f"projects/{self.project}", found.get("parent"), ""}
         return error.consumer in ours and found.get("state") == "DISABLED"
 
@@ -168,7 +170,9 @@ class Api:
             if response.ok:
                 return answer
             if last or not (response.status_code in _RETRIED or _refused(answer)[0] & _TOO_FAST):
-                raise self._refusal(service, verb, path, response)
+                refusal = self._refusal(service, verb, path, response)
+                refusal.status = response.status_code
+                raise refusal
             self.clock.sleep(_delay(attempt, response))
         raise AssertionError("the last try returns or raises")
 
@@ -176,7 +180,7 @@ class Api:
         """A refusal as one of our errors."""
         status, (reasons, message) = response.status_code, _refused(_json(response))
         why = f"{(message or response.reason or '').strip()} (HTTP {status})"
-        said: dict[str, Any] = {"where": path, "why": why, "status": status}
+        said: dict[str, Any] = {"where": path, "why": why}
         if "quota project" in why:
             fix = f"name one: `gcloud auth application-default set-quota-project {self.project}`"
             return CredentialsError("the login names no project to count calls on", fix=fix, **said)

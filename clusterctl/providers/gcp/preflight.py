@@ -39,12 +39,20 @@ _SSH: Final = 22
 _FOR_SOME: Final = ("targetResources", "targetSecureTags", "targetServiceAccounts")
 _OURS_PRIORITY: Final = 1000  # of the module's rules that let SSH in
 _IAP: Final = IPv4Network("35.235.240.0/20")
+# Quota -> where the module makes what counts for it, in a project; none of it where a network is named.
+_OF_NEW_NETWORK: Final = {
+    "NETWORKS": "global/networks/{prefix}-network",
+    "SUBNETWORKS": "regions/{region}/subnetworks/{prefix}-subnetwork",
+    "ROUTERS": "regions/{region}/routers/{prefix}-router",
+}
 _DRIVER_IN: Final = re.compile(r"nvidia|-cu\d|accelerator|deeplearning")
 
 
 class _Role(Model):
     permissions: tuple[str, ...]
+    of_new_network: tuple[str, ...] = ()
     key: str | None = Field(None, alias="for")
+    unseen: str | None = None
 
 
 class _Constraint(Model):
@@ -67,14 +75,15 @@ def preflight(
     Google is asked again for ``patience_s``.
     """
     settings = gcp.settings_of(spec)
-    look = _Look(spec, settings, Api(settings.project, clock=_bounded(patience_s), answer_s=patience_s))
+    api = Api(settings.project, clock=_bounded(patience_s), answer_s=patience_s)
+    look = _Look(spec, settings, api, cluster_id)
     try:
         check_gcloud()
         begun: list[Finding] = []
     except MachineError as exc:
         begun = [Finding("this machine", "error", "gcloud", exc.what, exc.why, exc.fix)]
     try:
-        groups = look.groups(cluster_id)
+        groups = look.groups()
     except CredentialsError as exc:  # nothing else can be asked
         return (*begun, look.refused(exc))
     except CloudError:  # an API is off, or the right is missing: the checks below name it
@@ -122,6 +131,7 @@ class _Look:
     spec: ClusterSpec
     settings: GcpSettings
     api: Api
+    cluster_id: str | None
 
     def checks(self, groups: Collection[HostGroup], *, off: Collection[str]) -> Iterator[Check]:
         """Those of APIs that are on."""
@@ -185,11 +195,11 @@ class _Look:
 
     # --- what is asked for ---------------------------------------------------------------------------------
 
-    def groups(self, cluster_id: str | None) -> tuple[HostGroup, ...]:
+    def groups(self) -> tuple[HostGroup, ...]:
         """The hosts that are to be made, by what they are."""
         there: set[str] = set()
-        if cluster_id:
-            search = f'labels.{ID_LABEL}="{cluster_id}"'
+        if self.cluster_id:
+            search = f'labels.{ID_LABEL}="{self.cluster_id}"'
             pages = self.api.pages("compute", f"{self._zone}/instances", filter=search)
             there = {row["name"] for page in pages for row in page.get("items", ())}
         else:  # who calls is known before many calls begin at once
@@ -240,9 +250,10 @@ class _Look:
             yield self._found("api-off", name, "an API is off", service=name)
 
     def permissions(self) -> Iterator[Finding]:
+        roles, is_new = _data().roles, not self.settings.network.network
         wanted = {
-            role: one.permissions
-            for role, one in _data().roles.items()
+            role: (*one.permissions, *(one.of_new_network if is_new else ()))
+            for role, one in roles.items()
             if one.key is None or getattr(self.settings, one.key)
         }
         body = {"permissions": [name for names in wanted.values() for name in names]}
@@ -250,8 +261,10 @@ class _Look:
         held = set(self.api.post("cloudresourcemanager", path, body).get("permissions", ()))
         for role, names in wanted.items():
             if missing := [name for name in names if name not in held]:
-                why = f"the login lacks {', '.join(missing)}"
-                yield self._found("permission", self.settings.project, f"{role} is missing", why, role=role)
+                unseen = roles[role].unseen
+                why = "; ".join(filter(None, (f"the login lacks {', '.join(missing)}", unseen)))
+                one = self._found("permission", self.settings.project, f"{role} is missing", why, role=role)
+                yield replace(one, level="warning") if unseen else one
 
     def policy(self, name: str, rule: _Constraint, groups: Collection[HostGroup]) -> Iterator[Finding]:
         if rule.unless and getattr(self.settings, rule.unless):
@@ -362,12 +375,22 @@ class _Look:
 
     def quotas(self, groups: Collection[HostGroup]) -> Iterator[Finding]:
         region = self.settings.region_name
-        regional, everywhere = demand(groups, new_network=not self.settings.network.network)
+        regional, everywhere = demand(groups)
+        everywhere.update(self._network_to_make())
         places = ((f"{self._project}/regions/{region}", region, regional), (self._project, "", everywhere))
         for path, where, wanted in places:
             known = {one["metric"]: one for one in self.api.get("compute", path).get("quotas", ())}
             for metric, count in wanted.items():
                 yield from self._quota(metric, count, known.get(metric), where)
+
+    def _network_to_make(self) -> Iterator[str]:
+        """The quotas of which one more is needed: what an earlier `up` made counts already."""
+        if self.settings.network.network:
+            return
+        words = {"prefix": f"{self.spec.name}-{self.cluster_id}", "region": self.settings.region_name}
+        for metric, place in _OF_NEW_NETWORK.items():
+            if not self.cluster_id or self._there(f"{self._project}/{place.format_map(words)}") is None:
+                yield metric
 
     def _quota(self, metric: str, count: int, known: Json | None, region: str) -> Iterator[Finding]:
         where = region or self.settings.project

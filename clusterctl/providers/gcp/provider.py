@@ -26,6 +26,7 @@ from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunne
 from clusterctl.providers.gcp.preflight import preflight
 from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
+from clusterctl.providers.node_class import NodeClass
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
 from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.base import GIB_MIB, Model
@@ -84,7 +85,15 @@ class GcpProvider(Provider):
             ),
         )
 
-    def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:  # noqa: ARG002
+    def apply(
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        *,
+        keep: Sizes,  # noqa: ARG002
+        report: Reporter,
+        node_class: NodeClass | None = None,  # noqa: ARG002
+    ) -> Provisioned:
         kept = self._to_take_up(spec)
         asked = self._write_module(spec, workspace, kept)
         terraform = self._terraform(workspace, spec.controller_host, report)

@@ -26,11 +26,12 @@ def call(
     request: dict[str, Any],
     *,
     report: Reporter = lambda _: None,
-    ready: Callable[[dict[str, Any]], None] | None = None,
+    ready: Callable[[dict[str, Any]], object] | None = None,
 ) -> dict[str, Any]:
     """One request to the helper, started with ``sudo -n`` when we are not root, to its result.
 
-    ``ready`` is called while an image that is baked answers SSH.
+    ``ready`` is called while an image that is baked answers SSH, or when new nodes have addresses: what it
+    returns is sent back.
     """
     with _helper(verb) as process:
         return converse(process, request, report, ready=ready)
@@ -95,7 +96,7 @@ def converse(
     request: dict[str, Any],
     report: Reporter,
     *,
-    ready: Callable[[dict[str, Any]], None] | None,
+    ready: Callable[[dict[str, Any]], object] | None,
 ) -> dict[str, Any]:
     """Send the helper a request, tell what it says meanwhile, and return its result or raise its error."""
     _send(process, json.dumps(request))
@@ -107,8 +108,8 @@ def converse(
         elif "waiting" in message:
             report(Waiting(message["waiting"]))
         elif "ready" in message and ready is not None:
-            ready(message["ready"])
-            _send(process, "done")
+            reply = ready(message["ready"])
+            _send(process, "done" if reply is None else json.dumps(reply))
         elif "error" in message:
             error = message["error"]
             raise _ERRORS.get(error.pop("kind"), ProvisionError)(**error)

@@ -16,20 +16,21 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, MachineError, ProvisionError
-from clusterctl.providers.local import image, layout, machine, system
+from clusterctl.providers.local import image, layout, machine, node_class, system
 from clusterctl.providers.local.machine import Machine
-from clusterctl.providers.local.system import TOOL_ENV, end_children, has_dnf
+from clusterctl.providers.local.system import TOOL_ENV, Found, end_children, has_dnf
 from clusterctl.spec import distributions
 from clusterctl.state.workspace import WAIT_S, hold, write_atomic
 from clusterctl.transport import remote_copies
 from clusterctl.transport.remote_content import Beat
 from clusterctl.util.disk import REFUSALS, disk_error
+from clusterctl.util.process import parallel_map
 
 TOOLS = {
     "systemd-nspawn": "systemd-container",
@@ -42,7 +43,7 @@ TOOLS = {
     "ssh-keygen": "openssh-client",
 }
 DNF_NAMES = {"ip": "iproute", "mount": "util-linux", "ssh-keygen": "openssh"}  # where dnf's differ
-_CHECK = ".check"  # a folder to try a mount in
+_PARALLEL = 8  # nodes that are made ready; what each needs is mostly waited for
 _SKELETON = "skel"  # beside a kept shared folder: /etc/skel of the image of its nodes
 
 
@@ -56,17 +57,6 @@ def waiting(message: str) -> None:
 
 def _answer(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)  # noqa: T201 - the protocol
-
-
-def check(request: dict[str, Any]) -> dict[str, Any]:
-    """Whether a cluster exists; if not, that this machine can carry local clusters."""
-    if layout.state_file(layout.ClusterQuery.model_validate(request).id).exists():
-        return {"exists": True}
-    _check_tools()
-    with state_lock("up", waiting):
-        for place in (layout.STATE, layout.CACHE):
-            _check_overlay(place)
-    return {"exists": False}
 
 
 def _check_tools(*, disks: bool = False) -> None:
@@ -84,38 +74,49 @@ def _check_tools(*, disks: bool = False) -> None:
         )
 
 
-def _check_overlay(place: Path) -> None:
-    folder = place / _CHECK
-    lower = folder / "lower"
-    try:
-        lower.mkdir(parents=True, exist_ok=True)
-        system.mount_overlay((lower,), folder)
-    except (OSError, ProvisionError) as exc:
-        raise MachineError(
-            "overlay filesystems can't be mounted here",
-            where=str(place),
-            why=exc.why if isinstance(exc, ProvisionError) else str(exc),
-            fix=f"use a kernel with overlayfs, and a {place.parent} that is not itself an overlay "
-            "(in a container, mount a volume there)",
-        ) from exc
-    finally:
-        system.erase(folder)
-
-
 def bake(request: dict[str, Any]) -> dict[str, Any]:
-    """Make an image unless it is cached; the caller runs install.yml on it between `ready` and its `done`."""
+    """Make an image unless it is cached; the caller runs install.yml on it between `ready` and its `done`.
+
+    Nodes of a cluster that is there stay what they were made from; for another one, this machine is checked.
+    """
     wanted = layout.BakeRequest.model_validate(request)
-    if image.cached(wanted.key):
-        return {"made": False}
+    if wanted.id and layout.state_file(wanted.id).exists():
+        return {}
+    _check_tools()
+    with state_lock("up", waiting):
+        for place in (layout.STATE, layout.CACHE):
+            system.check_overlay(place)
+    _have(lambda: image.cached(wanted.key) or None, lambda: image.baking(wanted, progress))
+    return {}
+
+
+def bake_class(request: dict[str, Any]) -> dict[str, Any]:
+    """Make the layer of a class unless that is there; the caller runs class.yml on it, as in ``bake``."""
+    wanted = layout.ClassRequest.model_validate(request)
+    over = wanted.image
+    with suppress(FileNotFoundError):
+        over = layout.ClusterState.model_validate_json(layout.state_file(wanted.id).read_bytes()).image
+    key = node_class.class_key(over, wanted.inputs)
+    if node_class.is_used(key) and node_class.marks(key) is None:
+        return {"key": key, "marks": None}  # damaged, and under nodes that live
+    marks = _have(lambda: node_class.marks(key), lambda: node_class.baking(key, over, wanted.admin_key))
+    return {"key": key, "marks": marks}
+
+
+def _have(
+    found: Callable[[], Found | None], baking: Callable[[], AbstractContextManager[tuple[int, str]]]
+) -> Found | None:
+    """What is ``found`` in the cache, once it was baked there."""
+    if (there := found()) is not None:
+        return there
     watch = _Caller()
     with image.cache_lock("up", waiting):
-        if image.cached(wanted.key):
-            return {"made": False}
-        watch.check()
-        with image.baking(wanted, progress) as (port, host_key):
-            _answer({"ready": {"port": port, "host_key": host_key}})
-            watch.wait()
-    return {"made": True}
+        if found() is None:
+            watch.check()
+            with baking() as (port, host_key):
+                _answer({"ready": {"port": port, "host_key": host_key}})
+                watch.wait()
+    return found()
 
 
 class _Caller:
@@ -178,37 +179,66 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         notes += (f"made anew, with another disk: {', '.join(resized)}",) if resized else ()
         state = _number(state, wanted)
         shared = _shared(wanted)
-        made = []
         running = machine.alive()
         machines = [Machine(wanted.id, node, state.numbers[node.name]) for node in wanted.nodes]
-        for one in machines:
+        new = frozenset(one.node.name for one in machines if not one.folder.is_dir())
+        classed = [one for one in machines if one.node.name in new and one.node.cores and wanted.node_class]
+        answer = layout.MadeCluster(
+            subnet=state.subnet,
+            distribution=state.distribution,
+            nodes=tuple(_made(one, state, running, new) for one in machines),
+            removed=removed,
+            notes=notes,
+        )
+        files: dict[str, list[layout.PlacedFile]] = {}
+        if classed:
+            node_class.layer(str(wanted.node_class))  # it may have been pruned: then nothing is begun
+            files = _files_of_each(answer)
+
+        def raise_node(one: Machine) -> None:
             _refuse_to_go_on_alone()
-            node = one.node
-            new = not one.folder.is_dir()
             if one.name not in running:
-                machine.prepare(one, lower, state.subnet, wanted.admin_key)
-                machine.start(one, shared)
-            elif node.cores:
+                note = layout.class_note(one.folder)
+                if one in classed:
+                    one.folder.mkdir(parents=True)
+                    write_atomic(note, str(wanted.node_class))
+                layers = (node_class.layer(note.read_text()), *lower) if note.exists() else lower
+                own = files.get(one.node.name, ()) if one in classed else ()
+                machine.prepare(one, layers, state.subnet, wanted.admin_key, own)
+                machine.start(one, shared, image.boot_words(state.distribution))
+            elif one.node.cores:
                 machine.pin(one, running[one.name])
-            made.append(
-                layout.MadeNode(
-                    name=node.name,
-                    address=layout.address(state.subnet, one.number),
-                    host_key=machine.public_key(one.folder / "host_key"),
-                    started=one.name not in running,
-                    made=new,
-                )
-            )
+
+        parallel_map(machines, raise_node, most=_PARALLEL)
         if started := [one for one in machines if one.name not in running]:
             machine.check_started(started)
-    answer = layout.MadeCluster(
-        subnet=state.subnet,
-        distribution=state.distribution,
-        nodes=tuple(made),
-        removed=removed,
-        notes=notes,
+        nodes = tuple(_made(one, state, running, new) for one in machines)
+    return answer.model_copy(update={"nodes": nodes}).model_dump(mode="json")
+
+
+def _made(
+    one: Machine, state: layout.ClusterState, running: Container[str], new: Container[str]
+) -> layout.MadeNode:
+    key = one.folder / "host_key"
+    return layout.MadeNode(
+        name=one.node.name,
+        address=layout.address(state.subnet, one.number),
+        host_key=machine.public_key(key) if key.exists() else "",
+        started=one.name not in running,
+        made=one.node.name in new,
     )
-    return answer.model_dump(mode="json")
+
+
+def _files_of_each(answer: layout.MadeCluster) -> dict[str, list[layout.PlacedFile]]:
+    """Ask the caller for the own files of new nodes, now that all have addresses."""
+    _answer({"ready": answer.model_dump(mode="json")})
+    said = sys.stdin.readline()
+    if not said:
+        raise ProvisionError("the work was not finished", why="clusterctl went away")
+    return {
+        host: [layout.PlacedFile.model_validate(file) for file in files]
+        for host, files in json.loads(said).items()
+    }
 
 
 def _shared(wanted: layout.ClusterRequest) -> Path:
@@ -284,7 +314,7 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
             system.erase(layout.cluster_dir(cluster_id))
         system.erase_doomed(layout.STATE)
         for place in (layout.STATE, layout.CACHE):
-            system.erase(place / _CHECK)  # of a check that was ended midway
+            system.erase(place / system.CHECK)  # of a check that was ended midway
         if not image.states():
             system.restore_kernel_settings()
             system.remove_netns_folder()
@@ -430,7 +460,8 @@ def cache(request: dict[str, Any]) -> dict[str, Any]:
 
 
 VERBS = {
-    verb.__name__: verb for verb in (check, bake, up, down, existing, look, clusters, storage, copies, cache)
+    verb.__name__: verb
+    for verb in (bake, bake_class, up, down, existing, look, clusters, storage, copies, cache)
 }
 _TOLD = ("what", "where", "why", "fix")  # of an error, besides its kind
 

@@ -6,6 +6,7 @@ shares this machine's network and answers SSH on loopback: no masquerade rule is
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -24,6 +25,7 @@ from pydantic import BaseModel
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.local import layout, machine, system
 from clusterctl.providers.local.system import TOOL_ENV, run
+from clusterctl.spec.common import ADMIN_ID
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.workspace import hold
 from clusterctl.util.assets import table
@@ -36,6 +38,7 @@ class Base(BaseModel):
 
     packages: tuple[str, ...]
     masked: tuple[str, ...]
+    unused: tuple[str, ...] = ()
     enabled: tuple[str, ...]
     mounts: dict[str, str]
     units: dict[str, str] = {}
@@ -66,6 +69,12 @@ def base_inputs(release: str) -> tuple[str, ...]:
     if suite := DEBIAN.suites.get(release):
         return ("base v2", suite, platform.machine(), *DEBIAN.packages, *DEBIAN.masked, DEBIAN.fstab)
     return ("base v1", release, platform.machine(), *REDHAT.packages, *REDHAT.masked, REDHAT.fstab)
+
+
+def boot_words(release: str | None) -> tuple[str, ...]:
+    """What is said to the systemd of a node of that distribution at each boot."""
+    base = DEBIAN if release in DEBIAN.suites else REDHAT
+    return tuple(f"systemd.mask={unit}" for unit in base.unused)
 
 
 def image_dir(key: str) -> Path:
@@ -127,7 +136,7 @@ def build_base(request: layout.BakeRequest, report: Callable[[str], None]) -> Pa
             os.utime(lists, (0, 0))  # emptied by mmdebstrap, so not as fresh as they look
         else:
             dnf_install(root, request.distribution, through=_OWN_PROCESSES)
-        words = (str(layout.ADMIN_ID), " ".join(base.masked), *base.enabled)
+        words = (str(ADMIN_ID), " ".join(base.masked), *base.enabled)
         argv = ["chroot", str(root), "sh", "-s", "--", *words]
         run(argv, stdin=_FURNISH.read_text(), what="furnishing the base image")
         (root / "etc/fstab").write_text(base.fstab)
@@ -175,23 +184,40 @@ def baking(request: layout.BakeRequest, report: Callable[[str], None]) -> Iterat
     It enters the cache when the body ends well, and vanishes otherwise.
     """
     base = build_base(request, report)
-    building = layout.CACHE / f".building-image-{request.key}"
+
+    def finish(building: Path) -> None:
+        (building / "image.json").write_text(json.dumps({"base": request.base_key, "made": time.time()}))
+
+    with baked_over((base,), image_dir(request.key), request.admin_key, finish) as answer:
+        yield answer
+
+
+@contextmanager
+def baked_over(
+    lower: tuple[Path, ...], final: Path, admin_key: str, finish: Callable[[Path], None]
+) -> Iterator[tuple[int, str]]:
+    """A new layer that answers SSH on loopback while the body runs; yields (port, host key).
+
+    Then ``finish`` adds to its folder, and it enters the cache as ``final``.
+    """
+    building = layout.CACHE / f".building-{final.name}"
     building.mkdir()
     try:
-        root = system.mount_overlay((base,), building)
-        host_key = _open_for_baking(root, request.admin_key)
-        process, port = _serve_ssh(root, request.key)
+        root = system.mount_overlay(lower, building)
+        host_key = _open_for_baking(root, admin_key)
+        name = f"{_BAKE}{final.name.rpartition('-')[2][:8]}"
+        process, port = _serve_ssh(root, name)
         try:
             yield port, host_key
         finally:
             _end(process)
-            machine.remove_cgroups(f"{_BAKE}{request.key[:8]}")
+            machine.remove_cgroups(name)
         _close_after_baking(root)
         run(["umount", str(root)], what="unmounting the image")
         shutil.rmtree(building / "work")
         root.rmdir()
-        (building / "image.json").write_text(json.dumps({"base": request.base_key, "made": time.time()}))
-        building.rename(image_dir(request.key))
+        finish(building)
+        building.rename(final)
     finally:
         if building.exists():
             system.erase(building)
@@ -207,13 +233,12 @@ def _open_for_baking(root: Path, admin_key: str) -> str:
     return machine.make_host_key(root / "etc/ssh/ssh_host_ed25519_key", "image")
 
 
-def _serve_ssh(root: Path, key: str) -> tuple[subprocess.Popen[bytes], int]:
+def _serve_ssh(root: Path, name: str) -> tuple[subprocess.Popen[bytes], int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     sshd = f"mkdir -p /run/sshd && exec /usr/sbin/sshd -D -p {port} -o ListenAddress=127.0.0.1 -o UseDNS=no"
     sshd += " -o PasswordAuthentication=no -o KbdInteractiveAuthentication=no"
-    name = f"{_BAKE}{key[:8]}"
     inside = [] if machine.booted_with_systemd() else machine.enter_cgroup(name)
     nspawn = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--as-pid2", "--timezone=off"]
     nspawn += [f"--directory={root}", f"--machine={name}", "--resolv-conf=copy-host"]
@@ -253,23 +278,31 @@ def states() -> tuple[layout.ClusterState, ...]:
     return tuple(layout.ClusterState.model_validate_json(path.read_bytes()) for path in paths)
 
 
+def classes_of(cluster_id: str) -> frozenset[str]:
+    """The classes of a cluster's nodes, as their folders in the cache are called."""
+    notes = map(layout.class_note, (layout.cluster_dir(cluster_id) / "nodes").glob("[!.]*"))
+    return frozenset(layout.class_folder(note.read_text()).name for note in notes if note.exists())
+
+
 def cache_list() -> tuple[layout.CachedImage, ...]:
-    """Images in the cache, then the bases that they share, each with its own size."""
+    """Images in the cache, what classes of nodes add to them, then the bases, each with its own size."""
     clusters, images = states(), []
-    for folder in (*sorted(layout.CACHE.glob("image-*")), *sorted(layout.CACHE.glob("base-*"))):
+    classes = {state.id: classes_of(state.id) for state in clusters}
+    kinds = (sorted(layout.CACHE.glob(f"{kind}-*")) for kind in ("image", "class", "base"))
+    for folder in itertools.chain.from_iterable(kinds):
         key = folder.name.removeprefix("image-")
         size_mib = int(run(["du", "-sm", str(folder)], what="measuring the cache").split()[0])
-        used_by = tuple(state.name for state in clusters if state.image == key)
+        used_by = tuple(state.name for state in clusters if key in (state.image, *classes[state.id]))
         images.append(layout.CachedImage(key=key, size_mib=size_mib, used_by=used_by))
     return tuple(images)
 
 
 def prune() -> tuple[layout.CachedImage, ...]:
-    """Remove every image that no cluster uses, then every base that no image uses."""
+    """Remove every image and class that no cluster uses, then every base that no image uses."""
     images = cache_list()
     removed = [i for i in images if not i.used_by and not i.key.startswith("base-")]
     for gone in removed:
-        system.erase(image_dir(gone.key))
+        system.erase(layout.CACHE / gone.key if gone.key.startswith("class-") else image_dir(gone.key))
     bases = {f"base-{json.loads(p.read_text())['base']}" for p in layout.CACHE.glob("image-*/image.json")}
     stale = [i for i in images if i.key.startswith("base-") and i.key not in bases]
     for gone in stale:

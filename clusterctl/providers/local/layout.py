@@ -28,8 +28,6 @@ ImageKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 Release = Annotated[str, StringConstraints(pattern=r"^[a-z]{1,20}-[0-9]{1,3}$")]
 AdminKey = Annotated[str, StringConstraints(pattern=r"^ssh-ed25519 [A-Za-z0-9+/=]+( [\w@.-]+)?$")]
 
-ADMIN_ID = 64100  # uid and gid of the admin user on every node; outside Debian's and EL's ranges for people
-
 
 def make_private(folder: Path) -> None:
     """Make a folder of root's that other accounts reach nothing in; one that they could read is closed.
@@ -52,6 +50,16 @@ def state_file(cluster_id: str) -> Path:
 def shared_folder(cluster_id: str) -> Path:
     """What nodes have as /shared; it stays there when the cluster is down and its storage is kept."""
     return cluster_dir(cluster_id) / "shared"
+
+
+def class_folder(key: str) -> Path:
+    """What nodes of a class have in common, in the cache."""
+    return CACHE / f"class-{key}"
+
+
+def class_note(node: Path) -> Path:
+    """Which class a node is of: a file of its folder, with the key; there is none where it is of none."""
+    return node / "class"
 
 
 def storage_file(cluster_id: str) -> Path:
@@ -100,7 +108,29 @@ class ClusterRequest(_Message):
     subnet: IPv4Network | None = None
     keep_storage: bool = Field(False, description="whether `down` leaves the shared folder")
     storage: ClusterId | None = Field(None, description="the cluster whose kept shared folder is taken up")
+    node_class: ImageKey | None = Field(None, description="the class that new nodes with cores are of")
     nodes: Annotated[tuple[Node, ...], Field(max_length=MAX_LOCAL_HOSTS)]
+
+
+class PlacedFile(_Message):
+    """A file that a new node has for itself; ``data`` is base64. ``owner`` is its uid and gid."""
+
+    path: Annotated[str, StringConstraints(pattern=r"^/(etc|opt)(/[A-Za-z0-9][\w.-]*)+$")]
+    data: str
+    mode: Annotated[int, Field(ge=0, le=0o777)]
+    owner: Annotated[int, Field(ge=0)]
+
+
+class ClassRequest(_Message):
+    """What nodes have in common: a layer over ``image``, or over that of the cluster, if it is there.
+
+    ``inputs`` is the hash of all that the caller configures in it.
+    """
+
+    id: ClusterId
+    image: ImageKey
+    inputs: ImageKey
+    admin_key: AdminKey
 
 
 class ClusterQuery(_Message):
@@ -208,8 +238,10 @@ class MadeCluster(_Message):
 class BakeRequest(_Message):
     """An image: a base of Debian, or of this machine's own distribution, plus what ``install.yml`` adds.
 
-    ``key`` is the hash of all that goes in.
+    ``key`` is the hash of all that goes in, ``id`` the cluster whose nodes are to be made from it.
     """
+
+    id: ClusterId | None = None
 
     key: ImageKey
     base_key: ImageKey

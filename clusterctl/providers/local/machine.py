@@ -16,6 +16,7 @@ import signal
 import stat
 import subprocess
 import time
+from base64 import b64decode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from typing import IO
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.local import layout, system
 from clusterctl.providers.local.system import TOOL_ENV, mount_disk, mount_overlay, rooted_under, run
+from clusterctl.spec.common import ADMIN_ID
 
 STOP_TIMEOUT_S = 45.0  # of a machine with much else to do
 _EARLY_S = 0.1
@@ -80,8 +82,17 @@ def alive() -> Mapping[str, tuple[int, ...]]:
     return {name: tuple(pids) for name, pids in found.items()}
 
 
-def prepare(machine: Machine, lower: tuple[Path, ...], subnet: IPv4Network, admin_key: str) -> None:
-    """Lay out the own files of a node that does not run. What root in the node left there is not followed."""
+def prepare(
+    machine: Machine,
+    lower: tuple[Path, ...],
+    subnet: IPv4Network,
+    admin_key: str,
+    files: Sequence[layout.PlacedFile] = (),
+) -> None:
+    """Lay out the own files of a node that does not run, ``files`` among them.
+
+    What root in the node left there is not followed.
+    """
     size_mib = machine.node.disk_mib
     changes = mount_disk(machine.folder, size_mib) if size_mib else machine.folder
     root = mount_overlay(lower, machine.folder, changes)
@@ -92,10 +103,13 @@ def prepare(machine: Machine, lower: tuple[Path, ...], subnet: IPv4Network, admi
         f"[Match]\nName=host0\n\n[Network]\nAddress={own}/{subnet.prefixlen}\nLinkLocalAddressing=no\n"
     )
     _place(root, "etc/systemd/network/10-host0.network", network_file)
+    for file in files:
+        path = _place(root, file.path.lstrip("/"), b64decode(file.data), mode=file.mode)
+        os.chown(path, file.owner, file.owner)
     if not (changes / "upper/etc/hosts").is_file():
         _place(root, "etc/hosts", f"127.0.0.1 localhost\n{own} {name}\n")
     authorized = _place(root, "home/clusterctl/.ssh/authorized_keys", f"{admin_key}\n", mode=0o600)
-    os.chown(authorized, layout.ADMIN_ID, layout.ADMIN_ID)
+    os.chown(authorized, ADMIN_ID, ADMIN_ID)
     host_key = machine.folder / "host_key"
     if not host_key.exists():
         make_host_key(host_key, name)
@@ -115,17 +129,18 @@ def public_key(file: Path) -> str:
     return " ".join(file.with_suffix(".pub").read_text().split()[:2])
 
 
-def _place(root: Path, name: str, text: str, *, mode: int = 0o644) -> Path:
+def _place(root: Path, name: str, text: str | bytes, *, mode: int = 0o644) -> Path:
     path = root / name
     for folder in reversed(path.relative_to(root).parents):
         if (root / folder).is_symlink():
             raise ProvisionError("a node's folder was replaced by a link", where=str(root / folder))
     path.parent.mkdir(parents=True, exist_ok=True)
-    if _holds(path, text.encode(), mode):
+    data = text.encode() if isinstance(text, str) else text
+    if _holds(path, data, mode):
         return path  # so that a node whose disk is full can be started
     path.unlink(missing_ok=True)  # a link is replaced, not followed
     path.touch(mode=mode)
-    path.write_text(text)
+    path.write_bytes(data)
     return path
 
 
@@ -146,8 +161,8 @@ def pin(machine: Machine, pids: Collection[int]) -> None:
                 os.sched_setaffinity(int(thread.name), machine.node.cores)
 
 
-def start(machine: Machine, shared: Path) -> None:
-    """Boot a node and return at once; it lives on when the helper is gone."""
+def start(machine: Machine, shared: Path, words: Sequence[str] = ()) -> None:
+    """Boot a node and return at once; it lives on when the helper is gone. ``words`` are for its systemd."""
     nspawn = ["systemd-nspawn", "--quiet", "--boot", "--keep-unit", f"--directory={machine.root}"]
     nspawn += [f"--machine={machine.name}", f"--hostname={machine.node.name}", f"--bind={shared}:/shared"]
     nspawn += [f"--network-bridge={layout.bridge_name(machine.cluster_id)}"]
@@ -155,20 +170,25 @@ def start(machine: Machine, shared: Path) -> None:
     inside = ["nsenter", f"--net={system.NETNS_DIR / layout.netns_name(machine.cluster_id)}"]
     if machine.node.cores:
         inside += ["taskset", "--cpu-list", ",".join(map(str, machine.node.cores))]
-    launch(machine.name, inside, nspawn, machine.folder / "console.log")
+    launch(machine.name, inside, nspawn, machine.folder / "console.log", words)
 
 
-def launch(name: str, inside: Sequence[str], nspawn: Sequence[str], console: Path) -> None:
-    """Start systemd-nspawn through ``inside``, in a unit or control group of its own, and return at once."""
+def launch(
+    name: str, inside: Sequence[str], nspawn: Sequence[str], console: Path, words: Sequence[str] = ()
+) -> None:
+    """Start systemd-nspawn through ``inside``, in a unit or control group of its own, and return at once.
+
+    ``words`` are what it starts, or is said to the systemd that it boots.
+    """
     if booted_with_systemd():
         # As systemd's own systemd-nspawn@.service. Exit status 1: `stop` ended it.
         settings = ("KillMode=mixed", "Delegate=yes", "TasksMax=16384", "SuccessExitStatus=1 133")
         unit = ["systemd-run", "--quiet", "--collect", f"--unit=clusterctl-{name}", "--slice=machine.slice"]
         unit += ["--service-type=exec", *(f"--property={setting}" for setting in settings), "--"]
-        run([*unit, *inside, *nspawn], what=f"starting {name}")
+        run([*unit, *inside, *nspawn, *words], what=f"starting {name}")
         return
     with console.open("ab") as output:
-        spawn([*enter_cgroup(name), *inside, *nspawn, "--register=no"], output)
+        spawn([*enter_cgroup(name), *inside, *nspawn, "--register=no", *words], output)
 
 
 def spawn(argv: Sequence[str], output: int | IO[bytes]) -> subprocess.Popen[bytes]:

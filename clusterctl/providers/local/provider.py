@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from clusterctl.providers.base import (
 from clusterctl.providers.local import layout
 from clusterctl.providers.local.client import call, refuse_other_machines
 from clusterctl.providers.local.image import DEFAULT_MIRROR, base_inputs
+from clusterctl.providers.node_class import NodeClass, NodeFile, SharedFiles
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
 from clusterctl.spec import distributions
 from clusterctl.spec.base import format_size, shown_memory
@@ -42,6 +44,8 @@ _SHARED = "/shared"
 
 
 class LocalProvider(Provider):
+    known_shared = _SHARED
+
     def __init__(self, settings: LocalSettings, prompts: Prompts = NO_PROMPTS) -> None:  # noqa: ARG002
         self._settings = settings
 
@@ -70,22 +74,35 @@ class LocalProvider(Provider):
             )
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:  # noqa: ARG002
-        if call("check", {"id": workspace.cluster_id()}, report=report)["exists"]:
-            return  # its nodes stay what they were made from
-
         def ready(answer: dict[str, Any]) -> None:
-            image = Host(
-                name="image",
-                address="127.0.0.1",
-                port=answer["port"],
-                roles=(CONTROLLER, COMPUTE),
-                host_key=answer["host_key"],
-                distribution=self._settings.release,
-            )
-            bake(image)
+            bake(self._image_host(answer, CONTROLLER, COMPUTE))
 
         request = _image(self._settings, workspace).model_dump(mode="json")
         call("bake", request, report=report, ready=ready)
+
+    def _image_host(self, answer: Mapping[str, Any], *roles: str) -> Host:
+        return Host(
+            name="image",
+            address="127.0.0.1",
+            port=answer["port"],
+            roles=roles,
+            host_key=answer["host_key"],
+            distribution=self._settings.release,
+        )
+
+    def prepare_class(
+        self, workspace: Workspace, inputs: str, *, bake: Bake, report: Reporter
+    ) -> SharedFiles | None:
+        image = _image(self._settings, workspace)
+        request = layout.ClassRequest(
+            id=workspace.cluster_id(), image=image.key, inputs=inputs, admin_key=image.admin_key
+        )
+
+        def ready(answer: dict[str, Any]) -> None:
+            bake(self._image_host(answer, COMPUTE))
+
+        made = call("bake_class", request.model_dump(mode="json"), report=report, ready=ready)
+        return SharedFiles(made["key"], made["marks"]) if made["marks"] else None
 
     def sizes(self, spec: ClusterSpec) -> Sizes:
         return {share.host: share.size for share in divide(spec, Hardware.here())[0]}
@@ -143,7 +160,15 @@ class LocalProvider(Provider):
             )
         return (taken_up_note(kept),) if kept else ()
 
-    def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:
+    def apply(
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        *,
+        keep: Sizes,
+        report: Reporter,
+        node_class: NodeClass | None = None,
+    ) -> Provisioned:
         shares, notes = _shares(spec, keep)
         image = _image(self._settings, workspace)
         kept = to_take_up(spec, self.kept_storage(spec.name, ())) if spec.storage.keep else None
@@ -158,20 +183,34 @@ class LocalProvider(Provider):
             subnet=self._settings.subnet,
             keep_storage=spec.storage.keep,
             storage=kept and kept.id,
+            node_class=node_class and node_class.key,
             nodes=(
                 layout.Node(name=spec.controller_host),
                 *(layout.Node(name=one.host, cores=one.cores, disk_mib=one.size.disk_mib) for one in shares),
             ),
         )
+        classed: tuple[str, ...] = ()
+
+        def inventory_of(made: layout.MadeCluster) -> Inventory:
+            release = _release(made.distribution, hosts_as_raised(workspace)) or request.distribution
+            return _inventory(spec, request.id, shares, made, release)
+
+        def ready(answer: dict[str, Any]) -> object:
+            nonlocal classed
+            planned = layout.MadeCluster.model_validate(answer)
+            files = node_class.files(inventory_of(planned)) if node_class else {}
+            classed = tuple(node.name for node in planned.nodes if node.made and node.name in files)
+            return {name: [_placed(path, file) for path, file in files[name].items()] for name in classed}
+
         report(f"starting {len(request.nodes)} machines")
-        made = layout.MadeCluster.model_validate(call("up", request.model_dump(mode="json"), report=report))
-        release = _release(made.distribution, hosts_as_raised(workspace)) or request.distribution
-        inventory = _inventory(spec, request.id, shares, made, release)
+        answer = call("up", request.model_dump(mode="json"), report=report, ready=ready)
+        made = layout.MadeCluster.model_validate(answer)
+        inventory = inventory_of(made)
         new = tuple(node.name for node in made.nodes if node.made)
         started = tuple(node.name for node in made.nodes if node.started and not node.made)
         removed = (f"removed {', '.join(made.removed)}",) if made.removed else ()
         notes += (taken_up_note(kept),) if kept else ()
-        return Provisioned(inventory, notes + made.notes + _unused_gpus() + removed, new, started)
+        return Provisioned(inventory, notes + made.notes + _unused_gpus() + removed, new, started, classed)
 
     def alive(self, cluster_id: str) -> bool:
         return bool(_existing(cluster_id).machines)
@@ -202,6 +241,11 @@ class LocalProvider(Provider):
 
     def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
         call("storage", {"remove": [kept.id]}, report=report)
+
+
+def _placed(path: str, file: NodeFile) -> dict[str, Any]:
+    data = b64encode(file.data).decode()
+    return layout.PlacedFile(path=path, data=data, mode=file.mode, owner=file.owner).model_dump(mode="json")
 
 
 def _existing(cluster_id: str) -> layout.Existing:
@@ -245,6 +289,7 @@ def image_keys(settings: LocalSettings) -> tuple[str, str]:
 def _image(settings: LocalSettings, workspace: Workspace) -> layout.BakeRequest:
     base_key, key = image_keys(settings)
     return layout.BakeRequest(
+        id=workspace.cluster_id(),
         key=key,
         base_key=base_key,
         distribution=settings.release,

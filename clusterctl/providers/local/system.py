@@ -99,6 +99,7 @@ def scan_processes(read: Callable[[Path], Found | None]) -> Iterator[tuple[int, 
 
 
 _DOOMED = ".removed-"
+CHECK = ".check"  # a folder to try a mount in
 
 
 def mounted_under(folder: Path) -> tuple[Path, ...]:
@@ -160,6 +161,25 @@ def mount_overlay(lower: tuple[Path, ...], folder: Path, changes: Path | None = 
     options = f"lowerdir={':'.join(map(str, lower))},upperdir={upper},workdir={work}"
     run(["mount", "-t", "overlay", "clusterctl", "-o", options, str(root)], what="mounting the overlay")
     return root
+
+
+def check_overlay(place: Path) -> None:
+    """Refuse a folder in which no overlay can be mounted."""
+    folder = place / CHECK
+    lower = folder / "lower"
+    try:
+        lower.mkdir(parents=True, exist_ok=True)
+        mount_overlay((lower,), folder)
+    except (OSError, ProvisionError) as exc:
+        raise MachineError(
+            "overlay filesystems can't be mounted here",
+            where=str(place),
+            why=exc.why if isinstance(exc, ProvisionError) else str(exc),
+            fix=f"use a kernel with overlayfs, and a {place.parent} that is not itself an overlay "
+            "(in a container, mount a volume there)",
+        ) from exc
+    finally:
+        erase(folder)
 
 
 def erase(folder: Path) -> None:

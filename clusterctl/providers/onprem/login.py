@@ -32,7 +32,7 @@ from clusterctl.errors import (
 )
 from clusterctl.providers.base import NO_PROMPTS, OfferedKey, Prompts
 from clusterctl.providers.onprem.access import AccessError, HostKeys, access_config, explain, ssh_host
-from clusterctl.spec.common import ADMIN_USER
+from clusterctl.spec.common import ADMIN_ID, ADMIN_USER
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Connect, Transport, remote_program, shown
@@ -104,7 +104,8 @@ class Claim:
 
     def request(self, do: str, host: str) -> str:
         said = {"do": do, "id": self.cluster_id, "name": self.cluster, "host": host, "user": ADMIN_USER}
-        return json.dumps({**said, "key": self.key, **({"owner": self.owner} if self.owner else {})})
+        more = {"owner": self.owner} if self.owner else {}
+        return json.dumps({**said, "number": ADMIN_ID, "key": self.key, **more})
 
 
 def create_account(host: str, root: Root, claim: Claim, login: Connect) -> None:

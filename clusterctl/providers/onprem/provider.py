@@ -31,6 +31,7 @@ from clusterctl.providers.base import (
     inventory_as_raised,
     pending_releases,
 )
+from clusterctl.providers.node_class import NodeClass
 from clusterctl.providers.onprem import members, release
 from clusterctl.providers.onprem.access import raise_failures
 from clusterctl.providers.onprem.login import Login, create_account, open_login
@@ -115,7 +116,15 @@ class OnpremProvider(Provider):
         kept = self._to_take_up(spec) if not before else ()
         return HostPlan(tuple(changes), notes=(*kept, *found.notes, *found.ahead, *map(str, left)))
 
-    def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:  # noqa: ARG002
+    def apply(
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        *,
+        keep: Sizes,  # noqa: ARG002
+        report: Reporter,
+        node_class: NodeClass | None = None,  # noqa: ARG002
+    ) -> Provisioned:
         found = self._found
         if found is None or found.text != dump_spec(spec) or self._workspace != workspace:
             found = self._look(spec, workspace, report)

@@ -11,7 +11,6 @@ from typing import Final
 from clusterctl.errors import ClusterctlError, CommandError, ConfigureError, ProvisionError, UnreachableError
 from clusterctl.hosts.expected import CLAIM
 from clusterctl.providers.base import (
-    FOLDER,
     REPLACED,
     Leftover,
     PendingRelease,
@@ -223,7 +222,7 @@ def record_pending(
     host: Host, inventory: Inventory, settings: OnpremSettings, workspace: Workspace, *, why: str
 ) -> PendingRelease:
     """Record a machine of ``inventory`` as a pending release; ``settings`` say how to log in."""
-    one = Workspace(workspace.root / FOLDER / f"{host.name}-{digest(address_of(host), host.host_key)[:8]}")
+    one = Workspace(workspace.releases / f"{host.name}-{digest(address_of(host), host.host_key)[:8]}")
     one.create()
     for path in (workspace.key, workspace.public_key, workspace.root / "id"):
         write_atomic(one.root / path.name, path.read_bytes())

@@ -143,14 +143,26 @@ def join(asked: Dict[str, Any]) -> Dict[str, Any]:
     CLAIM.parent.mkdir(mode=0o755, exist_ok=True)
     changed = write(CLAIM, json.dumps(claim, indent=1, sort_keys=True) + "\n", 0o644)
     if account(user) is None:
-        home = home_folder()
-        argv = ["useradd", "--system", "--create-home", "--home-dir", str(home), "--shell", "/bin/bash"]
-        # "*" is no password; "!" would be a locked account, into which some sshd let nobody.
-        run(*argv, "--password", "*", "--comment", "clusterctl", "--user-group", user)
+        make_account(user, asked["number"])
         changed = True
     changed = let_in(user, asked["key"]) or changed
     changed = let_become_root(user, asked.get("owner")) or changed
     return {"ok": True, "changed": changed, "allowed": allowed(user)}
+
+
+def make_account(user: str, number: int) -> None:
+    """Make the account, with the same uid and gid on all hosts: a job of it has those of where it comes from.
+
+    A host where they are taken gives it others; `up` and `doctor` say so.
+    """
+    names = ["SYS_{}ID_{}={}".format(kind, end, number) for kind in "UG" for end in ("MIN", "MAX")]
+    pinned = [word for name in names for word in ("-K", name)]
+    argv = ["useradd", "--system", "--create-home", "--home-dir", str(home_folder()), "--shell", "/bin/bash"]
+    # "*" is no password; "!" would be a locked account, into which some sshd let nobody.
+    argv += ["--password", "*", "--comment", "clusterctl", "--user-group"]
+    run(*argv, *pinned, user, check=False)
+    if account(user) is None:
+        run(*argv, user)
 
 
 def let_in(user: str, key: str) -> bool:

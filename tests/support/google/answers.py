@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tests.support.google.provider.faults import NUMBER, TEXTS
+from tests.support.google.provider.faults import NUMBER
+from tests.support.google.refusals import REFUSALS
 
 if TYPE_CHECKING:
     from tests.support.google.api import Google
@@ -94,7 +95,7 @@ def _compute(
             return _begin(google, lambda: _remove(google, kind, row["id"]), row)
         case "stop":
             if row.get("scratch_disk") and "discardLocalSsd" not in query:
-                raise RefusedError(400, TEXTS["rules"]["local_ssd"].partition("Error 400: ")[2], "badRequest")
+                raise RefusedError(400, REFUSALS["local_ssd_stop"].message, "badRequest")
             return _begin(google, lambda: _set(google, kind, row["id"], "desired_status", "TERMINATED"), row)
     raise RefusedError(501, f"the double has no {verb}")
 

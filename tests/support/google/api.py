@@ -38,6 +38,7 @@ _FACTS = {
     "id": "projects/demo-project/zones/us-central1-a/instances/x",
     "name": "x",
     "email": "x@example.com",
+    "metric": "CPUS",
 }
 EMAIL = f"controller@{PROJECT}.iam.gserviceaccount.com"
 GCLOUD = "764086051850"  # of gcloud's own project, whose OAuth client a person's login is of

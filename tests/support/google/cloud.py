@@ -3,7 +3,7 @@
     cloud = GoogleCloud(tmp_path)                     # its provider serves google 8.7.0's real schema
     subprocess.run(["terraform", "init"], env=os.environ | cloud.env, ...)
     cloud.addresses({"demo-ctl": "10.0.3.2"})         # an instance of that name "is" that machine
-    cloud.fail("quota", name="demo-train-*", nth=3)   # from the third such instance on, for ever
+    cloud.fail("quota_of_region", name="demo-train-*", nth=3)   # from the third such instance on, for ever
     cloud.fail("slow", seconds=2, times=1)
     cloud.instances["demo-ctl"]["machine_type"]       # what exists, by name, Terraform's attributes
     cloud.done()                                      # [("create", "google_compute_instance", "demo-ctl")]

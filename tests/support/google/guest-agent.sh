@@ -21,8 +21,8 @@ until oslogin=$(attribute enable-oslogin); do sleep 0.2; done 2>/dev/null # unti
 [[ ${oslogin,,} != true ]] || exit 0                                            # accounts are OS Login's affair
 keys=$(attribute ssh-keys) || exit
 
-# The host keys are published by now, and sshd runs: whoever comes first is refused.
-until journalctl --quiet --identifier=sshd | grep --quiet "Invalid user"; do sleep 0.2; done
+# The host keys are published by now, and sshd runs, from OpenSSH 9.8 on its sshd-session: who comes first is refused.
+until journalctl --quiet --identifier={sshd,sshd-session} | grep --quiet "Invalid user"; do sleep 0.2; done
 
 [[ -e /etc/sudoers.d/google_sudoers ]] ||
     install -m 0440 <(echo '%google-sudoers ALL=(ALL:ALL) NOPASSWD:ALL') /etc/sudoers.d/google_sudoers

@@ -18,6 +18,7 @@ _STATUS = {
     409: "ABORTED",
     412: "FAILED_PRECONDITION",
     429: "RESOURCE_EXHAUSTED",
+    503: "UNAVAILABLE",
 }
 
 
@@ -39,6 +40,7 @@ class Refusal:
     type: str = "google_compute_instance"
     on: str = "create"
     before: str | None = None
+    made: bool = False
     transient: bool = False
     later: bool = False
 

@@ -2,7 +2,7 @@
 
 cluster = Terraformed(tmp_path, monkeypatch.setenv)       # demo-ctl and demo-train-1..N, nothing made yet
 cluster.nodes(4); cluster.up()                            # -> the plan that was carried out
-cluster.cloud.fail("quota", name="demo-train-*", nth=3)   # see cloud.py
+cluster.cloud.fail("quota_of_region", name="demo-train-*", nth=3)   # see cloud.py
 cluster.said                                              # what a user would have read
 
 With ``program``, that Terraform starts the provider itself, as it does Google's.
@@ -31,7 +31,7 @@ PLACE = Place("my-project", "us-central1-a", "demo-ctl")
 SPEC = """
 version: 1
 name: demo
-provider: {{type: gcp, project: my-project, zone: us-central1-a, partitions: {{train: {{{settings}}}}}}}
+provider: {{type: gcp, project: my-project, zone: us-central1-a, partitions: {{train: {{{settings}}}}}{more}}}
 partitions: [{{name: train, nodes: {nodes}, gpus: {{type: nvidia-l4, count: 1}}}}]
 """
 
@@ -55,9 +55,10 @@ class Terraformed:
         self.nodes(2)
         self.terraform.init()
 
-    def nodes(self, count: int, settings: str = "") -> None:
-        """Ask for that many nodes; ``settings`` are those of their partition, as in a spec."""
-        spec = parse_spec(SPEC.format(nodes=count, settings=settings), "cluster.yaml")
+    def nodes(self, count: int, settings: str = "", more: str = "") -> None:
+        """Ask for so many nodes, with ``settings`` of their partition and ``more`` of the provider."""
+        more = more and f", {more}"
+        spec = parse_spec(SPEC.format(nodes=count, settings=settings, more=more), "cluster.yaml")
         chosen = variables(spec, CLUSTER_ID, "ssh-ed25519 AAAA clusterctl")
         (self.folder / "clusterctl.auto.tfvars.json").write_text(json.dumps(chosen))
 

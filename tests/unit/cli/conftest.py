@@ -11,7 +11,7 @@ from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport import ssh
+from clusterctl.transport import connections, ssh
 from tests.support.played.cluster import Nearby, PlayedCluster
 from tests.support.verbs import Clusterctl
 
@@ -53,5 +53,6 @@ def here(cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         shared="/shared", baked=True,
     )  # fmt: skip
     workspace.inventory.write_text(inventory.model_dump_json())
-    monkeypatch.setattr(ssh, "SSHTransport", lambda *_, **__: Nearby(cluster.payload))
+    for module, name in ((ssh, "SSHTransport"), (connections, "PersistentSSH")):
+        monkeypatch.setattr(module, name, lambda *_, **__: Nearby(cluster.payload))
     return Session(cluster.session().spec, SlurmClient(Nearby(cluster.payload)), Ledger(workspace.jobs))

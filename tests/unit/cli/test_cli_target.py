@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
+from clusterctl.cli.options import Options, workspace_of
+from clusterctl.cli.output import Screen
 from clusterctl.errors import SpecError, UsageError
 from clusterctl.spec.load import read_name
+from clusterctl.state.workspace import Workspace
 from tests.support.verbs import Clusterctl
 
 SPEC = "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: train, nodes: 2}]\n"
@@ -63,6 +66,31 @@ def test_a_wrong_spec_file_has_a_name(tmp_path: Path, text: str) -> None:
     name, wrong = read_name(tmp_path / "cluster.yaml")
     assert name == "demo"
     assert isinstance(wrong, SpecError)
+
+
+def test_a_file_is_read_again_only_once_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / "demo").mkdir(parents=True)
+    file, screen = tmp_path / "cluster.yaml", Screen(json=False, color=False)
+    read: list[Path] = []
+    monkeypatch.setattr("clusterctl.spec.load.read_name", lambda path: read.append(path) or read_name(path))
+
+    def times(text: str) -> int:
+        file.write_text(text)
+        read.clear()
+        for _ in range(3):
+            assert workspace_of(screen, Options(file=file)).root.name == "demo"
+        return len(read)
+
+    right = "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: train, nodes: 1}]\n"
+    assert times(right) == 1
+    assert times(right.replace("nodes: 1", "nodes: 2")) == 1
+    assert times(right.replace("nodes", "noodles")) == 3  # its faults are said each time
+    assert times(right) == 0
+    Workspace.of("demo").read_specs.write_bytes(b"\xff damaged")
+    assert times(right) == 1
 
 
 @pytest.mark.parametrize("text", few(WRONG))
@@ -132,6 +160,21 @@ def test_up_by_name_takes_the_spec_as_it_was_raised(cli: Clusterctl) -> None:
     (cli.home / "demo" / "spec.yaml").write_text(SPEC)
     assert cli("--cluster", "demo", "-o", "json", "validate").json["nodes"] == 2
     assert "there is no cluster 'other'" in cli("--cluster", "other", "up", rc=2).stderr
+
+
+def test_a_cluster_that_is_up_is_repaired_by_name_though_its_spec_breaks_a_newer_rule(
+    cli: Clusterctl,
+) -> None:
+    gcp = SPEC.replace("local", "gcp, project: my-project, zone: us-central1-a")
+    gcp += "users: [{name: ada, uid: 1000}]\n"
+    (cli.home / "demo").mkdir(parents=True)
+    (cli.home / "demo" / "spec.yaml").write_text(gcp)
+    ran = cli("--cluster", "demo", "-o", "json", "validate")
+    assert ran.json["nodes"] == 2
+    assert "note: users[0].uid: uid 1000 may be taken" in ran.stderr
+    (cli.cwd / "cluster.yaml").write_text(gcp)
+    said = cli("validate", rc=2).stderr
+    assert "users[0].uid: uid 1000 may be taken" in said, "a file is corrected"
 
 
 def test_a_name_is_enough_to_look_for_a_lost_local_cluster(cli: Clusterctl) -> None:

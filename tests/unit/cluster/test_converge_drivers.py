@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clusterctl.cluster import converge
-from clusterctl.cluster.converge import Configured, _inputs, _installed, _write
+from clusterctl.cluster.converge import Configured, _installed, _write, inputs_of
 from clusterctl.cluster.hardware import gpus_file, hardware
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.probe import HostReport, ProbeRequest
@@ -60,7 +60,7 @@ def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def noted(workspace: Workspace, views: dict[str, HostReport]) -> None:
-    inputs, _ = _inputs(SPEC, INVENTORY, workspace, views)
+    inputs, _ = inputs_of(SPEC, INVENTORY, workspace, views)
     _write(workspace, Configured(inputs=inputs, hardware=hardware(SPEC, INVENTORY, views)))
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterctl.cluster.converge import render
-from clusterctl.cluster.hardware import fetch_gpu_wheels, gpus_file, reject_missing_gpus
+from clusterctl.cluster.hardware import fetch_gpu_wheels, gpus_file, mark_of_wheels, reject_missing_gpus
 from clusterctl.errors import VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver, Gpu
@@ -18,9 +20,13 @@ from clusterctl.hosts.probe import NODE_ARGV, HostReport, read_node
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
+from clusterctl.transport.base import Connect, Transport
 from clusterctl.util.assets import gpu_lock
+from clusterctl.util.process import Result
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
+from tests.support.here import LocalTransport
 from tests.support.nvidia import machines
+from tests.support.plays import program
 
 T4 = Driver(1, (Gpu("t4", 0, uuid="GPU-1"),))
 PARTS = Driver(
@@ -28,10 +34,13 @@ PARTS = Driver(
 )
 
 
-def spec(**software: Any) -> ClusterSpec:
+def spec(*, rented: bool = False, **software: Any) -> ClusterSpec:
     hosts = {CTL: "10.0.0.2", ONE: "10.0.0.3", TWO: "10.0.0.4"}
-    partition = {"name": "train", "hosts": "gpu[01-02]", "gpus": {"type": "t4", "count": 1}}
+    partition = {"name": "train", "gpus": {"type": "t4", "count": 1}}
     provider = {"type": "onprem", "controller": CTL, "hosts": hosts}
+    if rented:
+        provider = {"type": "gcp", "project": "my-project", "zone": "us-central1-a"}
+    partition["nodes" if rented else "hosts"] = 2 if rented else "gpu[01-02]"
     values = {"version": 1, "name": "d", "provider": provider, "partitions": [partition]}
     return ClusterSpec.model_validate({**values, "software": software})
 
@@ -97,8 +106,14 @@ def planted(folder: Path) -> None:
     (folder / "cupy.whl").write_text("a wheel")
 
 
-def fetched(workspace: Workspace, spec: ClusterSpec, views: dict[str, HostReport]) -> tuple[str, ...]:
-    return fetch_gpu_wheels(spec, INVENTORY, workspace, views, lambda _: None)
+def no_host(name: str) -> Transport:
+    raise AssertionError(f"{name} is asked")
+
+
+def fetched(
+    workspace: Workspace, spec: ClusterSpec, views: dict[str, HostReport], to: Connect = no_host
+) -> tuple[str, ...]:
+    return fetch_gpu_wheels(spec, INVENTORY, workspace, views, to=to, report=lambda _: None)
 
 
 def test_hosts_that_show_cards_get_cupy(workspace: Workspace) -> None:
@@ -126,6 +141,44 @@ def test_a_bundle_without_cupy_is_told_of_and_is_no_fault(workspace: Workspace) 
     assert '"cupy": true' not in gpus_file(spec(), INVENTORY, workspace, views(T4, T4))
     wheelhouse(gpu_lock(), NodePlatform.of(INVENTORY.distribution), planted)
     assert fetched(workspace, spec(), views(T4, T4)) == ()
+
+
+class Installs(LocalTransport):
+    """This machine as a node: ``root`` is its /opt/clusterctl."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def run(self, argv: Sequence[str], **options: Any) -> Result:
+        path = {"PATH": f"{self.root}/bin:{os.environ['PATH']}"}
+        return super().run([w.replace("/opt/clusterctl", str(self.root)) for w in argv], env=path, **options)
+
+
+@pytest.mark.parametrize("index", ["exit", "exit 28", 'case "$*" in *files*) exit 7;; esac'])
+def test_a_rented_node_fetches_cupy_by_itself_where_it_reaches_the_package_index(
+    workspace: Workspace, tmp_path: Path, index: str
+) -> None:
+    """Through Identity-Aware Proxy 2.1 GB would take hours, a node, and Google does not want it there."""
+    program(tmp_path, "curl", index)
+    rented, shown = spec(rented=True), views(T4, Driver())
+    if index != "exit":
+        wheelhouse(gpu_lock(), NodePlatform.of(INVENTORY.distribution), planted)
+    asked: list[str] = []
+
+    def to(name: str) -> Transport:
+        asked.append(name)
+        return Installs(tmp_path)
+
+    assert fetched(workspace, rented, shown, to) == ()
+    assert asked == [ONE]  # the one that shows a card
+    assert workspace.gpu_wheels.is_dir() is (index != "exit")
+    # The next `up`: it has them.
+    workspace.gpu_wheels.unlink(missing_ok=True)
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / mark_of_wheels(gpu_lock())).touch()
+    program(tmp_path, "curl", "exit 28")
+    assert fetched(workspace, rented, shown, to) == ()
+    assert not workspace.gpu_wheels.is_symlink()
 
 
 @pytest.mark.parametrize(

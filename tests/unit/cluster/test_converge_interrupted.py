@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cluster import converge
-from clusterctl.cluster.converge import Configured, _inputs, _read, _write
+from clusterctl.cluster.converge import Configured, _read, _write, inputs_of
 from clusterctl.cluster.hardware import hardware
 from clusterctl.errors import ConfigureError
 from clusterctl.hosts.probe import HostReport
@@ -34,7 +34,7 @@ def workspace(tmp_path: Path) -> Workspace:
     workspace.create()
     workspace.create_secrets()
     views = {CTL: HostReport(None, {}), ONE: WAS, TWO: WAS}
-    inputs, _ = _inputs(SPEC, INVENTORY, workspace, views)
+    inputs, _ = inputs_of(SPEC, INVENTORY, workspace, views)
     _write(workspace, Configured(inputs=inputs, hardware=hardware(SPEC, INVENTORY, views)))
     return workspace
 
@@ -50,7 +50,7 @@ def fails(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Fails:
         transport = ScriptedTransport(steps)
         slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
         monkeypatch.setattr(converge, "scheduler_of", lambda *_, **__: slurm)
-        monkeypatch.setattr(converge, "fetch_gpu_wheels", lambda *_: ())
+        monkeypatch.setattr(converge, "fetch_gpu_wheels", lambda *_, **__: ())
         monkeypatch.setattr(converge.ansible, "run", fail)
         views = {CTL: HostReport(None, {}), ONE: now, TWO: WAS}
         session = session_of(SPEC, workspace)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cluster import converge
-from clusterctl.cluster.converge import Configured, _inputs, _write
+from clusterctl.cluster.converge import Configured, _write, inputs_of
 from clusterctl.cluster.session import Drift
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.spec.models import ClusterSpec
@@ -50,7 +50,7 @@ def workspace(tmp_path: Path) -> Workspace:
     workspace = Workspace(tmp_path / "d")
     workspace.create()
     workspace.create_secrets()
-    inputs, _ = _inputs(spec(), INVENTORY, workspace, views())
+    inputs, _ = inputs_of(spec(), INVENTORY, workspace, views())
     _write(workspace, Configured(inputs=inputs, marks={CTL: FINE, ONE: FINE}))
     return workspace
 

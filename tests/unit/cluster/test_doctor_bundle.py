@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
+import subprocess
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from clusterctl.cluster import doctor_bundle
 from clusterctl.cluster.doctor_bundle import DoctorBundle, create
 from clusterctl.errors import TransportError, UsageError
 from clusterctl.spec.load import parse_spec
@@ -55,6 +60,16 @@ PLANTED = {
     "of-curl": "curl -sS -u ada:of-curl https://example.org",
     "of-mysql": "GRANT ALL ON *.* TO slurm IDENTIFIED BY 'of-mysql'",
     "T0/B0/of-slack": "posted to https://hooks.slack.com/services/T0/B0/of-slack",
+    "of-a-block": "ssl:\n  password: |\n    of-a-block\n  port: 6817",
+    "last line of it": "- token: >-  # folded\n\n    first one\n\n    last line of it\n  port: 6818",
+    "of-a-diff": "+passphrase: |2\n+  one\n+  of-a-diff\n+port: 6819",
+    "block-in-JSON": json.dumps({"stdout": 'a:\n  secret: |\n    one "two"\n    block-in-JSON\nport: 6820'}),
+    "list-a1b2c3": '{"tokens": ["first]", "list-a1b2c3"], "port": 6821}',
+    "indented-list": json.dumps({"api_keys": ["one", ["two", "indented-list"]], "port": 6822}, indent=2),
+    "list-in-JSON": json.dumps({"stdout": json.dumps({"tokens": ["one", "list-in-JSON"], "port": 6823})}),
+    "list-of-YAML": "tokens:\n- one\n- list-of-YAML\nport: 6824",
+    "of-a-mapping": '{"credentials": {"one": "two", "three": "of-a-mapping"}, "port": 6825}',
+    "open-ended": "port 6826\ntokens: ['one', 'open-ended",
     "of-a-signed-url": "https://example.org/a?X-Goog-Signature=of-a-signed-url&x=1",
 }
 # What a reader needs is not taken for a secret.
@@ -119,6 +134,7 @@ def test_no_secret_is_in_any_file(
         assert MUNGE[:40] not in raw
     log = found["demo-doctor/workspace/logs/ansible-1.log"].decode()
     assert not [line for line in HARMLESS if line not in log]
+    assert not [port for port in range(6817, 6827) if str(port) not in log], "what stands beside a secret"
     assert "proxy.lan:3128" in found["demo-doctor/environment.txt"].decode()
     assert not [name for name in found if name.endswith(("id_ed25519", "munge.key", ".tfstate"))]
 
@@ -172,6 +188,44 @@ def test_what_hosts_say_is_in_it_and_redacted(
     text = files(made(workspace, tmp_path).file)["demo-doctor/hosts/head.txt"].decode()
     assert "slurmd started" in text
     assert f"GITHUB_TOKEN={HIDDEN}" in text
+
+
+def test_a_command_that_hangs_is_named_and_all_else_comes_home(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that waits for a driver or for NFS can't even be killed: `timeout` does not come back."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    pid = tmp_path / "pid"
+    for name, line in {
+        "nvidia-smi": f'echo half of it; echo $$ >>"{pid}"; exec sleep 600',
+        "scontrol": "exec sleep 600",
+        "dpkg-query": "echo the last one",
+        "timeout": "while :; do case $1 in -*) shift 2 ;; [0-9]*) shift ;; *) break ;; esac; done\n"
+        '[ "$1" = nvidia-smi ] && exec "$@"\nexec /usr/bin/timeout 1 "$@"',
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=":")
+    monkeypatch.setattr(doctor_bundle, "COMMAND_S", 1)
+
+    def on_host(_: object, argv: Sequence[str], *, stdin: bytes, timeout_s: float) -> Any:
+        assert argv[:2] == ("sudo", "-n")
+        done = subprocess.run(argv[2:], input=stdin, stdout=subprocess.PIPE, timeout=timeout_s, check=True)
+        return SimpleNamespace(stdout=done.stdout.decode())
+
+    monkeypatch.setattr("clusterctl.transport.ssh.SSHTransport.run", on_host)
+    bundle = made(workspace, tmp_path)
+    for one in pid.read_text().split():
+        os.kill(int(one), signal.SIGKILL)
+    text = files(bundle.file)["demo-doctor/hosts/head.txt"].decode()
+    assert "@@ uname -a\nLinux" in text
+    assert "half of it" in text
+    assert "the last one" in text
+    assert bundle.missing == tuple(
+        f"head: {command}: no answer within 1 s"
+        for command in ("scontrol show nodes", "nvidia-smi", "nvidia-smi topo -m")
+    )
 
 
 def test_no_file_is_overwritten(workspace: Workspace, tmp_path: Path) -> None:

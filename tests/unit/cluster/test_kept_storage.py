@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from socket import AF_UNIX, socket
 from typing import Any
 
 import pytest
@@ -194,7 +195,7 @@ def test_where_copies_are_is_known_as_long_as_the_storage_is_kept(home: Path, st
     sent = Copies("d-ctl", "/shared/home/ada/set.csv", "/data/set.csv", sent=True)
     note(runner.workspace, [sent])
     entry = JobEntry(token=str(1), name="mine", user="ada", submitted_at=0, job_id="1", remote_dir="/jobs/1")
-    entry = entry.model_copy(update={"run_dir": "/runs/d-1", "run_state": "COMPLETED"})
+    entry = replace(entry, run_dir="/runs/d-1", run_state="COMPLETED")
     Ledger(runner.workspace.jobs).add(entry)
     storage, was_up = how == "down --storage", how in {"not kept", "kept before"}
     if was_up:
@@ -217,6 +218,16 @@ def test_it_is_known_in_a_copy_of_the_workspace_too(home: Path) -> None:
     note(workspace, [sent])
     with workspace_copy(workspace, without=[]) as copy:
         assert list(read_copies(copy)) == [sent]
+
+
+def test_a_socket_in_the_workspace_is_no_part_of_a_copy(home: Path) -> None:
+    """Connections that stay open have some."""
+    workspace = cluster(keep=True).workspace
+    workspace.connections.mkdir(mode=0o700)
+    with socket(AF_UNIX) as listening:
+        listening.bind(str(workspace.connections / "s"))
+        with workspace_copy(workspace, without=[]) as copy:
+            assert copy.spec.read_text() == workspace.spec.read_text()
 
 
 @pytest.mark.parametrize("was_up", [True, False])

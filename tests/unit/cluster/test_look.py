@@ -34,7 +34,7 @@ from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.ledger import JobEntry, Journal, Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.ssh import Connections
+from clusterctl.transport.connections import Connections
 from clusterctl.util.disk import read_rows
 
 MODEL = OnlyCopy("/shared/home/ada/models", "ada", 2, 3 << 30, 7200, top="/shared/home/ada")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +121,21 @@ class TestServiceCurrent:
             server.listen()
             assert listens(port)
         assert not listens(port)
+
+    def test_a_restart_waits_for_the_end_of_a_script_that_the_unit_runs(
+        self, module: Load, tmp_path: Path
+    ) -> None:
+        is_run = module("service_current").is_run
+        script = tmp_path / "prolog"
+        script.write_text("#!/bin/sh\necho begun\nread _\nexit 0\n")
+        script.chmod(0o755)
+        assert not is_run(str(script))
+        with subprocess.Popen([script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            assert is_run(str(script))
+            process.communicate("end\n")
+        assert not is_run(str(script))
 
     def test_the_cause_of_a_failure_is_found_in_what_the_daemon_logged_since(
         self, module: Load, tmp_path: Path

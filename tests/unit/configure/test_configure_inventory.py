@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from clusterctl.configure.inventory_file import (
     install_mark,
@@ -35,6 +36,18 @@ def seen(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path
 def test_groups_are_as_agreed(seen: dict[str, Any]) -> None:
     assert seen["controller"]["hosts"] == ["demo-ctl"]
     assert seen["compute"]["hosts"] == ["demo-train-1", "demo-train-2"]
+
+
+@pytest.mark.parametrize("name", ["on", "null", "007", "1e5", "0x1f", "a-1"])
+def test_a_host_may_have_any_name(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, name: str
+) -> None:
+    """Names are text, whatever YAML reads in them."""
+    hosts = [inventory.hosts[0], inventory.hosts[1].model_copy(update={"name": name})]
+    write_ansible_inventory(spec, inventory.model_copy(update={"hosts": tuple(hosts)}), workspace)
+    text = workspace.ansible_inventory.read_text().replace("!unsafe", "")
+    read = YAML(typ="safe").load(text)["all"]["children"]
+    assert read["compute"]["hosts"] == {name: {"clusterctl_partition": "train"}}
 
 
 def test_hostile_paths_arrive_unchanged(seen: dict[str, Any], workspace: Workspace) -> None:

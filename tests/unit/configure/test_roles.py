@@ -6,13 +6,16 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from clusterctl.cluster.hardware import mark_of_wheels
 from clusterctl.util.assets import asset
 from tests.support.plays import run_tasks
+from tests.support.wheels import a_wheel
 
 SCRATCH = asset("ansible") / "roles" / "scratch" / "files" / "clusterctl-scratch"
 SHARED = {"shared_storage_server": "10.80.0.2", "shared_storage_export": "/shared"}
@@ -154,6 +157,52 @@ def test_jobs_are_told_what_cuda_calls_their_gpus(tmp_path: Path, constrains: bo
     for environ, seen in _BY_UUID[constrains]:
         said = prolog(tmp_path / "task-prolog", **environ)
         assert said == ([f"export CUDA_VISIBLE_DEVICES={seen}"] if seen else [])
+
+
+@pytest.mark.parametrize("sent", [False, True], ids=["fetched", "sent"])
+def test_a_node_with_cards_gets_the_wheels_of_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bool
+) -> None:
+    """By its own settings of pip where none are sent; in either way those that the lock has the hashes of."""
+    index, house, site = (tmp_path / name for name in ("index", "house", "site"))
+    index.mkdir()
+    lock = tmp_path / "requirements-gpu.lock"
+    lock.write_text(a_wheel(index, "cupy"))
+    if sent:
+        index.rename(house)
+    else:
+        monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_TARGET", str(site))
+    (tmp_path / "env" / "bin").mkdir(parents=True)
+    pip = tmp_path / "env" / "bin" / "pip"
+    pip.write_text(f'#!/bin/sh\nexec {sys.executable} -m pip "$@"\n')
+    pip.chmod(0o755)
+    (tmp_path / "payload" / "0").mkdir(parents=True)
+    (tmp_path / "payload" / "0" / ".complete").touch()
+    gpus = tmp_path / "gpus.json"
+    gpus.write_text(json.dumps({"node": {"cupy": True, "uuids": []}}))
+    variables = {
+        "job_env_root": str(tmp_path),
+        "job_env_payload_src": str(tmp_path / "none"),
+        "job_env_payload_hash": "0",
+        "job_env_gpus_src": str(gpus),
+        "job_env_gpu_wheelhouse": str(house),
+        "job_env_gpu_requirements": str(lock),
+    }
+    if not sent:
+        (wheel,) = index.iterdir()
+        locked = wheel.read_bytes()
+        a_wheel(index, "cupy", files={"cupy.py": "another = True\n"})
+        done = run_tasks(tmp_path, "job_env", "configure", **variables)
+        assert done.returncode != 0
+        assert "DO NOT MATCH THE HASHES" in done.stdout
+        assert not site.exists()
+        wheel.write_bytes(locked)
+    play(tmp_path, "job_env", "configure", **variables)
+    assert (site / "cupy.py").read_text() == "version = '1.0'\n"
+    assert (tmp_path / "env" / mark_of_wheels(lock)).exists()
+    assert not (tmp_path / "wheelhouse").exists()
 
 
 def scratch(tmp_path: Path, count: int) -> subprocess.CompletedProcess[str]:

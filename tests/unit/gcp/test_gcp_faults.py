@@ -42,7 +42,7 @@ def test_quota_ends_it_with_the_host_named_and_once_lifted_only_what_is_missing_
     cluster: Terraformed,
 ) -> None:
     cluster.nodes(4)
-    cluster.cloud.fail("quota", name="demo-train-*", nth=3)
+    cluster.cloud.fail("quota_of_region", name="demo-train-*", nth=3)
     with pytest.raises(TerraformError, match="not all could be made") as caught:
         cluster.up()
     missing = ALL - set(cluster.cloud.instances)
@@ -108,7 +108,7 @@ def test_a_state_that_was_lost_is_made_again_of_what_is_there(cluster: Terraform
 
 def test_rules_of_an_account_that_is_taken_over_are_the_ones_that_were_shown(cluster: Terraformed) -> None:
     """Of a set that is shown with one account yet unknown, the order says nothing."""
-    cluster.cloud.fail("quota", of="google_compute_firewall", times=3)
+    cluster.cloud.fail("quota_of_region", of="google_compute_firewall", times=3)
     with pytest.raises(TerraformError):
         cluster.up()
     in_state(cluster.terraform, "rm", 'module.iam.google_service_account.role["controller"]')
@@ -126,35 +126,6 @@ def test_down_removes_what_is_not_in_the_state_where_it_is_in_the_way(cluster: T
     assert "instances/demo-train-1" in caught.value.what
     cluster.down(lambda: cluster.cloud.lose("demo-train-1"))
     assert cluster.cloud.resources() == {}
-
-
-@pytest.mark.parametrize(
-    ("fault", "code"),
-    [
-        pytest.param("stockout_with_details", "stockout", marks=pytest.mark.sweep),
-        pytest.param("stockout", "stockout", marks=pytest.mark.sweep),
-        pytest.param("permission", "permission", marks=pytest.mark.sweep),
-        pytest.param("api_off", "api-off", marks=pytest.mark.sweep),
-        pytest.param("billing_off", "billing-disabled", marks=pytest.mark.sweep),
-        pytest.param("no_reservation", "reservation", marks=pytest.mark.sweep),
-        pytest.param("kms_denied", "kms-permission", marks=pytest.mark.sweep),
-        pytest.param("bad_machine_type", "machine-type-unavailable", marks=pytest.mark.sweep),
-        pytest.param("bad_image", "image-missing", marks=pytest.mark.sweep),
-        pytest.param("quota_at_once", "quota", marks=pytest.mark.sweep),
-    ],
-)
-def test_a_refusal_is_told_at_once_and_mended_by_the_next_run(
-    cluster: Terraformed, fault: str, code: str
-) -> None:
-    cluster.nodes(1)
-    cluster.cloud.fail(fault, name="demo-train-1")
-    with pytest.raises(TerraformError) as caught:
-        cluster.up()
-    assert failures(caught.value) == [(code, "demo-train-1")]
-    assert cluster.waited == []
-    cluster.cloud.heal()
-    cluster.up()
-    assert set(cluster.cloud.instances) == {"demo-ctl", "demo-train-1"}
 
 
 def test_without_credentials_nothing_is_begun(cluster: Terraformed) -> None:

@@ -99,6 +99,13 @@ class TestFinding:
         make(google)
         google.off.add("file")
         assert whats(api) == [what for what in EVERYTHING if not what.startswith("shared folder")]
+        google.off.add("compute")
+        assert not any("instance" in what for what in whats(api))
+        asked = google.called("serviceusage.services.get")
+        assert sorted(path.rpartition("/")[2] for path in asked) == [
+            "compute.googleapis.com",
+            "file.googleapis.com",
+        ]
 
     def test_a_login_whose_calls_count_on_another_project_finds_all(self, google: Google, api: Api) -> None:
         make(google)

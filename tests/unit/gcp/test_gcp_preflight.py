@@ -156,7 +156,7 @@ OBSTACLES: dict[str, tuple[Plant, str, str, str]] = {
     ),
     "OS Login": (
         lambda g: enforce(g, "compute.requireOsLogin"),
-        *("org-policy", "compute.requireOsLogin", "delete compute.requireOsLogin"),
+        *("org-policy", "rejects instances with OS Login off", "delete compute.requireOsLogin"),
     ),
     "Shielded VMs": (
         lambda g: enforce(g, "compute.requireShieldedVm"),
@@ -214,6 +214,40 @@ def test_rules_that_keep_no_ssh_out_are_no_obstacle(google: Google) -> None:
     assert found(SPEC) == ()
     has(google, "lan/getEffectiveFirewalls", firewallPolicys=[{**policies[0], "type": "HIERARCHY"}])
     assert [one.code for one in found(SPEC)] == ["iap-firewall"]
+
+
+def test_a_network_of_the_clusters_own_that_is_there_needs_no_quota(google: Google) -> None:
+    """As after an `up` that failed; what it did not come to is still needed."""
+    for metric in ("NETWORKS", "SUBNETWORKS", "ROUTERS"):
+        quota(google, metric, 5, 5)
+    full = {f"too little quota {metric}" for metric in ("NETWORKS", "SUBNETWORKS", "ROUTERS")}
+    assert {one.what for one in found(PLAIN)} == full
+    region = f"projects/{PROJECT}/regions/us-central1"
+    google.world.put("google_compute_network", f"projects/{PROJECT}/global/networks/demo-a1b2c3-network")
+    subnetwork = f"{region}/subnetworks/demo-a1b2c3-subnetwork"
+    google.world.put("google_compute_subnetwork", subnetwork, region="us-central1")
+    assert {one.what for one in found(PLAIN, "a1b2c3")} == {"too little quota ROUTERS"}
+    google.world.put("google_compute_router", f"{region}/routers/demo-a1b2c3-router", region="us-central1")
+    assert found(PLAIN, "a1b2c3") == ()
+    assert {one.what for one in found(PLAIN)} == full, "another cluster's"
+
+
+def test_on_a_network_that_is_there_nobody_needs_the_right_to_make_one(google: Google) -> None:
+    deny(google, "compute.networks.create", "compute.routers.create", "compute.subnetworks.create")
+    assert found(SPEC) == ()
+    (one,) = found(PLAIN)
+    assert one.why == (
+        "the login lacks compute.networks.create, compute.subnetworks.create, compute.routers.create"
+    )
+
+
+def test_a_right_that_may_be_given_under_a_condition_keeps_nobody_from_up(google: Google) -> None:
+    """testIamPermissions of a project does not show it, nor one on the instances."""
+    deny(google, "iap.tunnelInstances.accessViaIAP")
+    (one,) = found(SPEC)
+    assert one.level == "warning"
+    assert "IAM condition" in one.why
+    assert "roles/iap.tunnelResourceAccessor" in one.fix
 
 
 def test_all_obstacles_are_named_at_once_and_nothing_is_made(google: Google, logged_in: Path) -> None:

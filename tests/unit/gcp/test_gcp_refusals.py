@@ -16,11 +16,13 @@ from tests.support.google.api import PROJECT, Google
 from tests.support.google.refusals import REFUSALS, Refusal
 from tests.support.google.terraformed import PLACE, Terraformed
 from tests.support.google.world import labels
+from tests.unit.gcp.clusters import removed
 
 INSTANCE = "google_compute_instance"
 FACTS = {
     **{"project": PROJECT, "number": "123456789012", "zone": "us-central1-a", "region": "us-central1"},
     **{"id": f"projects/{PROJECT}/zones/us-central1-a/instances/x", "name": "x", "email": "x@example.com"},
+    **{"metric": "CPUS"},
 }
 WHERE = Place(PROJECT, "us-central1-a", "demo-ctl")
 BOOK = [pytest.param(each, id=name) for name, each in REFUSALS.items()]
@@ -117,9 +119,9 @@ def test_each_node_that_is_refused_says_why_and_down_leaves_nothing(cluster: Ter
     }
     assert len(told) >= 20
     assert cluster.waited == []
-    assert set(cluster.cloud.instances) == {"demo-ctl"}
-    cluster.down()
-    assert cluster.cloud.resources() == {}
+    made = {f"demo-train-{n}" for n, name in enumerate(lasting, start=1) if OF_NODES[name].made}
+    assert set(cluster.cloud.instances) == {"demo-ctl"} | made
+    removed(cluster)
 
 
 def test_what_passes_is_waited_for_wherever_it_comes(cluster: Terraformed) -> None:

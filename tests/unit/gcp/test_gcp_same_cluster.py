@@ -8,12 +8,19 @@ from typing import Any
 
 import pytest
 
+from clusterctl.cli.options import Options
+from clusterctl.cli.options import spec_of as read_spec
+from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
 from clusterctl.cluster.session import PhaseRunner
 from clusterctl.cluster.up import UpOptions, up
 from clusterctl.errors import ProvisionError, UsageError
+from clusterctl.providers.gcp.provider import variables
+from clusterctl.spec import gcp
+from clusterctl.spec.gcp_nodes import Image
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.workspace import Workspace
 from tests.support.cluster_session import session_of
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT
@@ -96,3 +103,51 @@ def test_what_was_declined_can_be_taken_down_and_what_was_made_is_not_forgotten(
     (workspace.terraform / "terraform.tfstate").unlink()
     down.down(PhaseRunner(workspace=workspace), down.DownOptions())
     assert not workspace.root.exists()
+
+
+GPUS = f"""\
+version: 1
+name: demo
+provider: {{type: gcp, project: {PROJECT}, zone: us-central1-a}}
+partitions: [{{name: train, nodes: 1, gpus: {{type: l4}}}}]
+"""
+PLAIN, LATEST, TODAY = (f"rocky-linux-9-optimized-gcp{end}" for end in ("", "-nvidia-latest", "-nvidia-580"))
+
+
+def read(folder: Path, text: str) -> ClusterSpec:
+    """What `up` takes of a spec file."""
+    path = folder / "cluster.yaml"
+    path.write_text(text)
+    return read_spec(Screen(json=False, color=False), Options(file=path))
+
+
+def images(spec: ClusterSpec) -> list[str]:
+    """The image families of all hosts, as Terraform gets them; another one makes a host anew."""
+    return [host["image"]["family"] for host in variables(spec, "a1b2c3", "key")["hosts"].values()]
+
+
+def test_new_defaults_do_not_change_a_cluster_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
+    new = read(tmp_path, GPUS)
+    assert (images(new), new.job_user.uid) == ([PLAIN, TODAY], 10_000)
+    workspace = Workspace.of("demo")
+    workspace.create()
+    record = f"{GPUS}users: [{{name: {new.job_user.name}, uid: 1234}}]\n"
+    workspace.spec.write_text(record)  # as a version left it whose default was another one
+    spec = read(tmp_path, GPUS)
+    assert (images(spec), spec.job_user.uid) == ([PLAIN, LATEST], 1234)
+
+    workspace.spec.write_text(dump_spec(spec))  # as `up` leaves it now
+    monkeypatch.setattr(gcp, "GPU_IMAGE", Image(project="any-project", family="of-next-year"))
+    assert read(tmp_path, GPUS) == spec
+    named = GPUS.replace("zone:", "partitions: {train: {image: {project: my-images, family: mine}}}, zone:")
+    assert images(read(tmp_path, named)) == [PLAIN, "mine"], "what the spec names counts"
+    assert images(read(tmp_path, GPUS.replace(", gpus: {type: l4}", ""))) == [PLAIN, PLAIN]
+    more = GPUS.replace("partitions: [", "partitions: [{name: more, nodes: 1, gpus: {type: l4}}, ")
+    assert images(read(tmp_path, more)) == [PLAIN, "of-next-year", LATEST]
+    other = read(tmp_path, f"{GPUS}users: [{{name: grace, uid: 2000}}]\n")
+    assert (other.job_user.name, other.job_user.uid) == ("grace", 2000)
+    workspace.spec.write_text("damaged")
+    assert read(tmp_path, GPUS).job_user.uid == 10_000

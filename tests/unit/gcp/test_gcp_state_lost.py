@@ -12,9 +12,7 @@ from clusterctl.util.progress import Clock
 from tests.support.google.api import Google
 from tests.support.google.module import CLUSTER_ID, Module, spec_of
 from tests.support.google.world import World
-
-# What the project keeps: APIs that others may need, and grants to accounts that are gone.
-KEPT = {"google_project_service", "google_project_iam_member", "google_storage_bucket_iam_member"}
+from tests.unit.gcp.clusters import NOT_BILLED
 
 
 @pytest.mark.parametrize("name", ["filestore", pytest.param("placement", marks=pytest.mark.sweep)])
@@ -33,9 +31,9 @@ def test_a_cluster_whose_state_was_lost_is_removed_whole(
         api = Api(spec.provider.project, clock=Clock(sleep=lambda _: None))
         assert orphan_ids(api, spec.name) == (CLUSTER_ID,)
         found = find_resources(api, CLUSTER_ID)
-        assert len({one.kind for one in found}) >= len(made - KEPT - {"google_compute_router_nat"})
+        assert len({one.kind for one in found}) >= len(made - NOT_BILLED)
         remove_resources(api, found, report=lambda _: None)
         assert find_resources(api, CLUSTER_ID) == ()
         assert not google.violations
     left = set(module.cloud.resources().values())
-    assert left <= KEPT | {"google_compute_router_nat"}  # a part of the router, and gone with it
+    assert left <= NOT_BILLED

@@ -163,7 +163,7 @@ def test_an_up_that_failed_half_way_goes_on_with_it(cloud: GoogleCloud, tmp_path
     before = workspace_in(tmp_path / "1")
     up(spec, before)
     down(spec, before)
-    cloud.fail("quota", name="demo-train-*", times=1)
+    cloud.fail("quota_of_region", name="demo-train-*", times=1)
     workspace = workspace_in(tmp_path / "2")
     with pytest.raises(TerraformError, match="not all could be made"):
         up(spec, workspace)

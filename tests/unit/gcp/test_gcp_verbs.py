@@ -77,7 +77,7 @@ def test_what_stands_in_the_way_is_named_at_once_and_up_makes_nothing(tmp_path: 
         cli = runner(cloud, google, tmp_path)
         assert cli("plan", "--preflight").stdout == "nothing stands in the way of `clusterctl up`\n"
         google.project.quotas["NVIDIA_L4_GPUS"] = (0, 0)
-        google.project.denied.add("iap.tunnelInstances.accessViaIAP")
+        google.project.denied.add("iam.serviceAccounts.actAs")
         looked = cli("-o", "json", "plan", "--preflight", rc=1).json
         assert [one["code"] for one in looked["failures"]] == ["permission", "quota"]
         shown = cli("plan", "--preflight", rc=1).stdout

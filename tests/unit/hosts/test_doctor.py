@@ -58,7 +58,7 @@ WELL: dict[str, Any] = {
     "selinux": "enforcing",
     "units": [],
     "gpus": {"cards": 0, "shown": [], "driver": None, "nouveau": False, "secure_boot": False},
-    "accounts": {"hpc": 10000},
+    "accounts": {"hpc": 10000, "clusterctl": 64100},
     "groups": {"hpc": 10000, "lab": 10001},
 }
 
@@ -159,6 +159,12 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
         ),
         ({"accounts": {"hpc": 1001}}, "error", "uid-differs", "uid 1001 there, and 10000"),
         ({"accounts": {"anna": 10000}}, "error", "uid-taken", "that of anna"),
+        (
+            {"accounts": {"clusterctl": 1000}},
+            "warning",
+            "admin-differs",
+            "has uid 1000 there, and 64100 on one",
+        ),
         ({"accounts": {}, "groups": {"lab": 10000}}, "error", "gid-taken", "that of the group lab"),
         ({"accounts": {}, "groups": {"hpc": 77}}, "error", "gid-differs", "group hpc has gid 77"),
         ({"gpus.cards": 2, "gpus.nouveau": True}, "warning", "no-driver", "nouveau"),

@@ -8,10 +8,12 @@ import pwd
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from clusterctl.cluster import up
 from clusterctl.cluster.converge import drifted
 from clusterctl.errors import ConfigureError, SlurmError, TransportError, UnreachableError
 from clusterctl.hosts import remote_probe
@@ -219,6 +221,22 @@ def test_numbers_that_others_have_are_found_on_all_hosts_before_any_is_changed()
         )
     }
     reject_taken_numbers(reports, {"ada": 10000, "clusterctl": 7})  # an account of ours is set right later
+
+
+def test_up_tells_where_our_own_account_has_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a node's image has an account more than the controller's."""
+    numbers = {"ctl": {"clusterctl": 1000}, "train-1": {"clusterctl": 1001}, "train-2": {"clusterctl": 1000}}
+    reports = {host: parse_report(answer(accounts=its)) for host, its in numbers.items()}
+    monkeypatch.setattr(up, "probe_requests", lambda *_: {})
+    monkeypatch.setattr(up, "probe_hosts", lambda *_, **__: reports)
+    to = SimpleNamespace(to=None)
+    session: Any = SimpleNamespace(
+        spec=SimpleNamespace(users=()), workspace=None, report=None, connections=to, notes=[]
+    )
+    inventory: Any = SimpleNamespace(controller=SimpleNamespace(name="ctl"))
+    assert up.probe(session, inventory, {}) == reports
+    (note,) = session.notes
+    assert note.startswith("train-1: our own account differs: clusterctl has uid 1001 there, and 1000 on ctl")
 
 
 def test_a_disk_without_inodes_is_told_so() -> None:

@@ -174,25 +174,25 @@ def test_costs_are_summed_now_and_then() -> None:
 
 
 @pytest.mark.parametrize("by", ["the helper", "an older `up`"])
-@pytest.mark.parametrize(("asked", "refused"), [("debian-12", True), ("debian-13", False), (None, False)])
+@pytest.mark.parametrize(("asked", "refused"), [("debian-13", True), ("debian-12", False), (None, False)])
 def test_nodes_keep_the_distribution_that_they_were_made_with(
     by: str, asked: Any, *, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = Workspace(tmp_path)
     workspace.create()
     workspace.cluster_id()
-    recorded = "debian-13" if by == "the helper" else None
+    recorded = "debian-12" if by == "the helper" else None
     state = STATE.model_copy(update={"distribution": recorded})
     monkeypatch.setattr(provider, "_existing", lambda _: there(ONE, TWO).model_copy(update={"state": state}))
-    hosts = {CTL: node(CTL).model_copy(update={"distribution": "debian-13"})}
+    hosts = {CTL: node(CTL).model_copy(update={"distribution": "debian-12"})}
     monkeypatch.setattr(provider, "hosts_as_raised", lambda _: hosts)
     one = LocalProvider(LocalSettings(distribution=asked))
     if not refused:
         notes = str(one.plan(spec(), workspace, keep={}, report=print).notes)
         assert ("older image" in notes) == (asked is not None or recorded is None), (
-            "that of Debian 12 is no newer"
+            "that of Debian 13 is no newer one of theirs"
         )
         return
-    with pytest.raises(UsageError, match="run Debian 13, and the spec asks for Debian 12") as error:
+    with pytest.raises(UsageError, match="run Debian 12, and the spec asks for Debian 13") as error:
         one.plan(spec(), workspace, keep={}, report=print)
     assert error.value.where == "provider.distribution"

@@ -42,13 +42,13 @@ def on_rocky(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_release_has_images_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = set()
-    for release, distribution in ((None, "debian-12"), ("rocky-9", "rocky-9"), ("rocky-10", "rocky-10")):
+    for release, distribution in ((None, "debian-13"), ("rocky-9", "rocky-9"), ("rocky-10", "rocky-10")):
         monkeypatch.setattr(distributions, "redhat_release", lambda release=release: release)
         assert distributions.of_local_nodes() == distribution
         keys |= set(image_keys(LocalSettings()))
     monkeypatch.setattr(distributions, "redhat_release", lambda: None)
-    assert set(image_keys(LocalSettings(distribution="debian-12"))) < keys
-    keys |= set(image_keys(LocalSettings(distribution="debian-13")))
+    assert set(image_keys(LocalSettings(distribution="debian-13"))) < keys
+    keys |= set(image_keys(LocalSettings(distribution="debian-12")))
     assert len(keys) == 8
 
 

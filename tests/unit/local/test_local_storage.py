@@ -96,7 +96,7 @@ def kept_here(name: str = "d") -> tuple[KeptStorage, ...]:
 
 def test_all_but_the_shared_folder_goes(state: Path) -> None:
     folder = raised(OLD)
-    tried = [place / helper._CHECK for place in (state, layout.CACHE)]
+    tried = [place / system.CHECK for place in (state, layout.CACHE)]
     for path in tried:  # as a check that was killed leaves them
         (path / "lower").mkdir(parents=True)
     helper.down({"id": OLD})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from clusterctl.hosts import remote_reach
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.roles import role_packages
 from clusterctl.providers.base import OfferedKey
-from clusterctl.providers.onprem.access import AccessError
+from clusterctl.providers.onprem.access import AccessError, explain
 from clusterctl.providers.onprem.members import examine, members, trusted
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
@@ -28,9 +29,9 @@ UFW = "Status: active\nDefault: deny (incoming), allow (outgoing), disabled (rou
 
 
 def spec_of(**more: Any) -> ClusterSpec:
-    given = {"type": "onprem", "controller": "n1", "hosts": {"n[1-4]": "10.0.0.[1-4]"}}
+    given = {"type": "onprem", "controller": "n1", "hosts": {"n[1-5]": "10.0.0.[1-5]"}}
     given["shared"] = {"server": "nas", "export": "/vol"}
-    partitions = [{"name": "t", "hosts": "n[1-4]", "gpus": {"type": "a100", "count": 1}}]
+    partitions = [{"name": "t", "hosts": "n[1-5]", "gpus": {"type": "a100", "count": 1}}]
     users = [{"name": "ada", "uid": 2001}, {"name": "bob", "uid": 2002}]
     software = {"nvidia": {"driver": "open"}}
     whole = {"version": 1, "name": "d", "provider": given, "partitions": partitions, "users": users}
@@ -78,7 +79,7 @@ def _well(name: str) -> dict[str, Any]:
         "addresses": ["127.0.0.1/8", f"10.0.0.{number}/24"],
         "interfaces": {"lo": ["127.0.0.1/8"], "eth0": [f"10.0.0.{number}/24"]},
         "mtus": {"lo": 65536, "eth0": 9000},
-        "resolved": {f"n{one}": [f"10.0.0.{one}"] for one in range(1, 5)},
+        "resolved": {f"n{one}": [f"10.0.0.{one}"] for one in range(1, 6)},
         "space": [{**room, "inodes": None, "read_only": False, "largest": None}],
         "listeners": {},
         "lock_holders": [],
@@ -111,12 +112,36 @@ def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
     refusal = "may not run sudo as rocky"
     machines.lost["n4"] = AccessError.of("n4", "no-sudo", refusal, "add it: `usermod -aG wheel rocky`")
     yield "n4", "no-sudo", refusal, "usermod -aG wheel"
+    stderr = "rocky@10.0.0.5: Permission denied (publickey)."
+    refused = explain(stderr, host="n5", user="rocky", address="10.0.0.5")
+    assert refused
+    machines.lost["n5"] = refused
+    yield "n5", "login-refused", "does not let rocky in", "ssh-copy-id"
+    three["clock_alone"] = True
+    yield "n3", "clock-alone", "no time service", "clusterctl up"
     machines.skew_s["n3"] = 600.0
     yield "n3", "clock", "10m ahead", "chronyc makestep"
     two["resolved"]["n1"] = ["192.168.9.9"]
     yield "n2", "name", "n1 is 192.168.9.9", "/etc/hosts"
     one["space"][0]["free"] = 1 << 20
     yield "n1", "disk-full", "1MiB free", "remove what is not needed"
+    three["space"][0]["inodes"] = 10
+    yield "n3", "disk-full", "10 inodes free", "remove small files"
+    (room,) = two["space"]
+    two["space"] = [
+        {**room, "paths": ["/", "/usr", "/tmp"]},
+        {**room, "paths": ["/var"], "noexec": True},
+        {**room, "paths": ["/opt"], "read_only": True},
+    ]
+    yield "n2", "noexec", "/var is mounted noexec", "remount,exec"
+    yield "n2", "read-only", "/opt is mounted so", "dmesg"
+    three["lock_holders"] = [{"pid": 77, "command": "apt-get upgrade"}]
+    yield "n3", "packages-locked", "process 77 (apt-get upgrade)", "let it end"
+    three["units"] = ["slurmd"]
+    yield "n3", "slurm-in-use", "slurmd of another cluster", "systemctl disable --now slurmd"
+    one["slurm_state"], one["databases"] = ["job_state"], ["wiki"]
+    yield "n1", "slurm-state", "job_state", "move that folder away"
+    yield "n1", "database-in-use", "it holds wiki", "move these databases"
     two["listeners"] = {"6818": "nginx"}
     yield "n2", "port-taken", "nginx listens on port 6818", "ss -lptn"
     three["gpus"] = {"cards": 1, "shown": [], "driver": None, "nouveau": False, "secure_boot": False}
@@ -125,12 +150,19 @@ def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
     one["gpus"] = three["gpus"]
     one["newest_kernel"] = "5.14.0-580.el9.x86_64"
     yield "n1", "kernel", "5.14.0-580", "reboot"
+    two["gpus"] = {"cards": 0, "shown": [], "driver": None, "nouveau": False, "secure_boot": False}
+    yield "n2", "gpus-missing", "the PCI bus has 0", "correct gpus in the spec"
     two["accounts"] = {"ada": 1500}
     yield "n2", "uid-differs", "1500", "uid: 1500"
     three["accounts"] = {"ada": 2001, "eve": 2001}
     yield "n3", "uid-shared", "uid 2001 of ada is that of eve", "usermod -u UID eve"
     one["accounts"] = {"ada": 2001, "carl": 2002}
     yield "n1", "uid-taken", "uid 2002 is that of carl", "another uid"
+    yield from plant_on_the_network(machines)
+
+
+def plant_on_the_network(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
+    two, three = machines.facts["n2"], machines.facts["n3"]
     two["firewall"] = {"ufw": UFW}
     yield "n2", "firewall", "ufw", "ufw allow from"
     two["system"] |= {"machine_id": "n1"}
@@ -165,7 +197,7 @@ def test_what_a_firewall_of_the_host_itself_drops_is_not_said_twice(machines: Ma
     machines.facts["n1"]["firewall"] = {"firewalld": "running"}
     machines.facts["n2"]["firewall"] = {"ufw": UFW}
     machines.found()
-    assert set(machines.requests["n3"]["peers"]) == {"n4"}
+    assert set(machines.requests["n3"]["peers"]) == {"n4", "n5"}
 
 
 def test_repositories_are_for_those_who_lack_packages_and_have_no_bundle(machines: Machines) -> None:
@@ -225,3 +257,72 @@ def test_repositories_are_the_package_managers_own(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(remote_reach, "refused", lambda host, port: f"no way to {host} {port}")
     (why,) = remote_reach.unreached_repositories().values()
     assert why == "proxy.lan:3128: no way to proxy.lan 3128"
+
+
+ENVIRONMENT = {"http_proxy": "http://env.lan:3128", "https_proxy": "env.lan:3129", "no_proxy": "a.org, .lan"}
+PROXY = 'Acquire::http::Proxy "http://apt.lan:1";\n'
+
+
+@pytest.mark.parametrize(
+    ("settings", "variables", "url", "proxy"),
+    [
+        ("", {}, "https://deb.org/x", ""),
+        (PROXY, ENVIRONMENT, "http://deb.org/x", "http://apt.lan:1"),
+        (PROXY, ENVIRONMENT, "https://deb.org/x", "http://apt.lan:1"),
+        (PROXY + 'Acquire::https::Proxy "DIRECT";\n', ENVIRONMENT, "https://deb.org/x", ""),
+        (PROXY + 'Acquire::http::Proxy::deb.org "DIRECT";\n', {}, "https://deb.org/x", ""),
+        (PROXY + 'Acquire::HTTP::Proxy::other.org "DIRECT";\n', {}, "http://deb.org/x", "http://apt.lan:1"),
+        (
+            PROXY + 'Acquire::http::Proxy-Auto-Detect "/found";\n',
+            {},
+            "http://deb.org/x",
+            "http://found.lan:8",
+        ),
+        (PROXY + 'Acquire::http::Proxy-Auto-Detect "/none";\n', {}, "http://deb.org/x", "http://apt.lan:1"),
+        ('Acquire::http::ProxyAutoDetect "/direct";\n', ENVIRONMENT, "http://deb.org/x", ""),
+        ("", ENVIRONMENT, "http://deb.org/x", "http://env.lan:3128"),
+        ("", ENVIRONMENT, "https://deb.org/x", "env.lan:3129"),
+        ("", ENVIRONMENT, "http://mirror.lan/x", ""),
+        ("", ENVIRONMENT, "http://a.org/x", ""),
+        ("", {"http_proxy": "http://env.lan:3128"}, "https://deb.org/x", "http://env.lan:3128"),
+        (PROXY, ENVIRONMENT, "http://a.org/x", ""),
+    ],
+)
+def test_apts_repositories_are_asked_by_the_proxy_that_apt_takes(
+    monkeypatch: pytest.MonkeyPatch, settings: str, variables: Mapping[str, str], url: str, proxy: str
+) -> None:
+    """As apt 2.6 itself does: methods/http.cc (Open), apt-pkg/contrib/proxy.cc (AutoDetectProxy)."""
+    said = {
+        ("apt-get", "--print-uris", "update"): f"'{url}' x 0 \n",
+        ("apt-config", "dump"): settings,
+        ("runuser", "-u", "_apt", "--", "/found", url): "http://found.lan:8\n",
+        ("runuser", "-u", "_apt", "--", "/none", url): "\n",
+        ("runuser", "-u", "_apt", "--", "/direct", url): "DIRECT\n",
+    }
+    monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: said.get(tuple(argv)))
+    monkeypatch.setattr(os, "environ", variables)
+    assert remote_reach.repositories() == [(url, proxy)]
+
+
+def test_dnfs_repositories_are_asked_by_the_proxy_that_dnf_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "https://a.dev/x http://dnf.lan:1\nhttps://b.dev/x -\nhttp://c.lan/x -\n"
+    monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: said if argv[1:2] == ["-c"] else None)
+    monkeypatch.setattr(os, "environ", ENVIRONMENT)
+    assert remote_reach.repositories() == [
+        ("https://a.dev/x", "http://dnf.lan:1"),
+        ("https://b.dev/x", "env.lan:3129"),
+        ("http://c.lan/x", ""),
+    ]
+    monkeypatch.setattr(remote_reach, "refused", lambda *place: str(place))
+    assert {why.partition(": ")[0] for why in remote_reach.unreached_repositories().values()} == {
+        "c.lan:80",
+        "dnf.lan:1",
+        "env.lan:3129",
+    }
+    monkeypatch.setattr(os, "environ", {"all_proxy": "http://all.lan:1", "no_proxy": "c.lan"})
+    assert remote_reach.repositories()[1:] == [
+        ("https://b.dev/x", "http://all.lan:1"),
+        ("http://c.lan/x", ""),
+    ]
+    monkeypatch.setattr(os, "environ", {"all_proxy": "http://all.lan:1", "no_proxy": "*"})
+    assert [proxy for _, proxy in remote_reach.repositories()] == ["", "", ""]

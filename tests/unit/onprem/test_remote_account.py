@@ -68,3 +68,32 @@ def test_its_lock_is_roots_alone_and_tells_of_its_holder(tmp_path: Path) -> None
             pass
     with remote_account.alone(str(lock), wait_s=0):
         pass
+
+
+def test_our_account_has_one_number_on_all_hosts_but_where_it_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the real useradd, on the tables of another system."""
+    run, table = remote_account.run, tmp_path / "etc/passwd"
+
+    def elsewhere(program: str, *argv: str, check: bool = True) -> str:
+        return run(program, "--prefix", str(tmp_path), *argv, check=check)
+
+    def account(name: str) -> list[str] | None:
+        rows = (line.split(":") for line in table.read_text().splitlines())
+        return next((row for row in rows if row[0] == name), None)
+
+    monkeypatch.setattr(remote_account, "run", elsewhere)
+    monkeypatch.setattr(remote_account, "account", account)
+    (tmp_path / "etc").mkdir()
+    shutil.copy("/etc/login.defs", tmp_path / "etc")
+    for name in ("passwd", "group", "shadow", "gshadow"):
+        (tmp_path / "etc" / name).touch()
+    for user in ("clusterctl", "clusterctl2"):
+        remote_account.make_account(user, 64100)
+    first, second = account("clusterctl"), account("clusterctl2")
+    assert first is not None
+    assert first[2:4] == ["64100", "64100"]
+    assert first[5].startswith("/")
+    assert second is not None
+    assert int(second[2]) < 1000

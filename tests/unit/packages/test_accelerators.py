@@ -14,7 +14,7 @@ from clusterctl.packages.wheelhouse import Requirements, resolve
 from clusterctl.spec.models import ClusterSpec
 from tests.support.wheels import a_wheel
 
-LINUX = "cp311-cp311-manylinux_2_28_x86_64"
+LINUX = "cp313-cp313-manylinux_2_28_x86_64"
 Solve = Callable[..., set[str]]
 
 

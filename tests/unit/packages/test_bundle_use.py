@@ -15,8 +15,17 @@ from clusterctl.packages.bundle_checks import (
     missing_bundle,
     use_bundle,
 )
-from clusterctl.packages.wheelhouse import Requirements, Wheel, content_hash, resolve, wheel_path, wheelhouse
+from clusterctl.packages.wheelhouse import (
+    NodePlatform,
+    Requirements,
+    Wheel,
+    content_hash,
+    resolve,
+    wheel_path,
+    wheelhouse,
+)
 from clusterctl.spec.common import Software
+from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
@@ -24,6 +33,7 @@ from clusterctl.util.assets import digest, gpu_lock, job_lock
 from tests.unit.packages.bundles import FILES, RELEASE, a_bundle, system
 
 ATTRS = b"a wheel of attrs"
+NODE = NodePlatform.of(distribution_of(RELEASE))
 WHEEL = Wheel.of("attrs-25.1-py3-none-any.whl", hashlib.sha256(ATTRS).hexdigest())
 
 
@@ -59,10 +69,10 @@ def path(tmp_path: Path, spec: ClusterSpec) -> Path:
 
 def test_wheels_come_out_of_the_bundle(workspace: Workspace, spec: ClusterSpec, path: Path) -> None:
     use_bundle(path, spec, workspace, report=lambda _: None)
-    assert [wheel.name for wheel in wheelhouse(job_lock()).iterdir()] == ["numpy-2.0-py3-none-any.whl"]
+    assert [wheel.name for wheel in wheelhouse(job_lock(), NODE).iterdir()] == ["numpy-2.0-py3-none-any.whl"]
     asked = spec.software.python.requirements
     assert asked is not None
-    lock = resolve(Requirements((asked,), job_lock(), gpus=False), report=lambda _: None)
+    lock = resolve(Requirements((asked,), job_lock(), node=NODE, gpus=False), report=lambda _: None)
     assert lock.wheels == (WHEEL,)
     assert wheel_path(WHEEL).read_bytes() == ATTRS
 
@@ -77,7 +87,7 @@ def test_cupy_comes_out_of_the_bundle(tmp_path: Path, workspace: Workspace, spec
         workspace,
         report=lambda _: None,
     )
-    assert [wheel.name for wheel in wheelhouse(gpu_lock()).iterdir()] == ["cupy-14-py3-none-any.whl"]
+    assert [wheel.name for wheel in wheelhouse(gpu_lock(), NODE).iterdir()] == ["cupy-14-py3-none-any.whl"]
 
 
 def test_what_was_checked_is_checked_again_once_it_is_written_to(

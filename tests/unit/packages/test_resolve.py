@@ -99,13 +99,13 @@ def test_a_failure_that_is_no_conflict_is_not_tried_again(
 
 
 def test_wheels_and_markers_are_those_of_a_node(solve: Resolve, index: Path) -> None:
-    a_wheel(index, "first", "1.0", tag="cp311-cp311-manylinux_2_28_x86_64")
-    a_wheel(index, "first", "2.0", tag="cp312-cp312-manylinux_2_28_x86_64")
-    a_wheel(index, "first", "3.0", tag="cp311-cp311-manylinux_2_39_x86_64")
-    a_wheel(index, "first", "4.0", tag="cp311-cp311-win_amd64")
+    a_wheel(index, "first", "1.0", tag="cp313-cp313-manylinux_2_28_x86_64")
+    a_wheel(index, "first", "2.0", tag="cp314-cp314-manylinux_2_28_x86_64")
+    a_wheel(index, "first", "3.0", tag="cp313-cp313-manylinux_2_42_x86_64")
+    a_wheel(index, "first", "4.0", tag="cp313-cp313-win_amd64")
     a_wheel(index, "early")
-    here = 'early; python_version < "3.12" and sys_platform == "linux" and platform_machine == "x86_64"'
-    elsewhere = 'missing; python_version >= "3.12" or sys_platform == "win32"'
+    here = 'early; python_version < "3.14" and sys_platform == "linux" and platform_machine == "x86_64"'
+    elsewhere = 'missing; python_version >= "3.14" or sys_platform == "win32"'
     assert versions(solve("first", here, elsewhere)) == ["early==1.0", "first==1.0"]
 
 
@@ -191,7 +191,7 @@ def test_what_cannot_be_met_is_said_in_pips_words(solve: Resolve, index: Path, t
             solve(*lines)
         assert why in caught.value.why
         assert caught.value.where == str(tmp_path / "my requirements.txt")
-        assert "Python 3.11" in caught.value.fix
+        assert "Python 3.13" in caught.value.fix
     assert list((tmp_path / "cache/clusterctl/python/locks").iterdir()) == []
 
 

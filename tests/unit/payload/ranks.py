@@ -8,6 +8,7 @@ A rank has the environment, folder, outputs and signals of what mpirun started, 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -31,7 +32,7 @@ def _stand_in(address: str, argv: list[str]) -> None:
         server.sendall(request)
         rank = int(server.recv(10))
         for number in _SIGNALS:
-            signal.signal(number, lambda number, _: os.kill(rank, number))
+            signal.signal(number, lambda number, _: _send(rank, number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         code = int(server.recv(10))
     if code < 0:
@@ -39,6 +40,11 @@ def _stand_in(address: str, argv: list[str]) -> None:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def _send(rank: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # mpirun ends ranks of an aborted job: this had ended
+        os.kill(rank, number)
 
 
 def _serve(address: str) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scripts.run_tests import ON_DEBIAN_13
+from scripts.run_tests import ON_DEBIAN_12
 from tests.support.groups import GROUPS, LONGEST
 
 ROOT = Path(__file__).parents[3]
@@ -37,4 +37,4 @@ def test_the_groups_name_modules_that_exist() -> None:
     modules = {path.name for path in (ROOT / "tests" / "e2e").glob("test_*.py")}
     assert {module for members in GROUPS.values() for module in members} <= modules
     assert set(LONGEST) <= modules | GROUPS.keys()
-    assert {Path(path).name for path in ON_DEBIAN_13} <= modules
+    assert {Path(path).name for path in ON_DEBIAN_12} <= modules

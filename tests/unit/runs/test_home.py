@@ -112,7 +112,7 @@ def test_a_run_tells_its_arguments_and_its_metrics(session, cluster, tmp_path, o
 def priced(session: Session, usd_per_hour: float) -> Session:
     """The same session, with nodes that cost something."""
     partitions = tuple(p.model_copy(update={"price_per_hour": usd_per_hour}) for p in session.spec.partitions)
-    return replace(session, spec=session.spec.model_copy(update={"partitions": partitions}))
+    return replace(session, given=session.spec.model_copy(update={"partitions": partitions}))
 
 
 def test_what_a_run_cost_is_its_nodes_times_their_price(session, cluster, tmp_path, out):

@@ -16,13 +16,13 @@ from clusterctl.spec.common import Monitoring, Partition, Qos, SlurmSettings, Us
 from clusterctl.spec.load import (
     CurrentUser,
     dump_spec,
-    find_spec,
     job_user_notes,
     load_spec,
     parse_spec,
     resolve_users,
 )
 from clusterctl.spec.models import MAX_LOCAL_HOSTS, ClusterSpec, LocalSettings
+from clusterctl.spec.names import find_spec
 
 ADA = CurrentUser("ada", 1001)
 ROOT = CurrentUser("root", 0)

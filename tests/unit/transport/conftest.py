@@ -8,12 +8,17 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from clusterctl.transport.base import Transport
+from clusterctl.transport.connections import PersistentSSH
+from clusterctl.transport.multiplex import end_all
+from clusterctl.transport.ssh import SSHTransport
 from tests.support.hostile import HOSTILE_NAMES
 
 MIB = 1 << 20
@@ -42,10 +47,17 @@ class Sshd:
     host_key: str
     process: subprocess.Popen[bytes]
 
-    def config(self, *, known: str | None = None, port: int | None = None, name: str = "node") -> Path:
+    def config(
+        self,
+        *,
+        known: str | None = None,
+        port: int | None = None,
+        name: str = "node",
+        where: Path | None = None,
+    ) -> Path:
         """Write an ssh_config and its known_hosts; by default the ones that are right for this sshd."""
-        where = Path(self.folder / f"client-{len(list(self.folder.iterdir()))}")
-        where.mkdir()
+        where = where or self.folder / f"client-{len(list(self.folder.iterdir()))}"
+        where.mkdir(exist_ok=True)
         known_hosts = where / "known hosts"
         known_hosts.write_text(f"{name} {self.host_key}\n" if known is None else known)
         config = where / "ssh_config"
@@ -101,6 +113,25 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
         else:
             return
     raise AssertionError("sshd did not start")
+
+
+Reach = Callable[..., Transport]
+
+
+@pytest.fixture(params=["own", "kept"])
+def reach(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reach]:
+    """Makes transports to hosts: over a connection of its own each, or over one that stays open."""
+    made: list[tuple[Transport, Path]] = []
+
+    def make(host: str, config: Path, **settings: Any) -> Transport:
+        kind = SSHTransport if request.param == "own" else PersistentSSH
+        made.append((kind(host, config, **settings), config))
+        return made[-1][0]
+
+    yield make
+    for transport, config in made:
+        transport.close()
+        end_all(config)
 
 
 @pytest.fixture

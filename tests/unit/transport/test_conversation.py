@@ -16,6 +16,8 @@ from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.errors import CommandError, UnreachableError
 from clusterctl.transport.base import Conversation, Transport
+from clusterctl.transport.connections import PersistentSSH
+from clusterctl.transport.multiplex import end_all
 from clusterctl.transport.ssh import SSHTransport
 from tests.support.here import LocalTransport
 from tests.support.processes import gone
@@ -32,15 +34,19 @@ class Bulk(SSHTransport):
         return super().converse(argv, bulk=bulk, silence_s=silence_s)
 
 
-@pytest.fixture(params=["local", "ssh", "bulk"])
+KINDS = {"ssh": SSHTransport, "bulk": Bulk, "kept": PersistentSSH}
+
+
+@pytest.fixture(params=["local", *KINDS])
 def transport(request: pytest.FixtureRequest, me: str) -> Iterator[Transport]:
     if request.param == "local":
         yield LocalTransport()
         return
-    kind = Bulk if request.param == "bulk" else SSHTransport
-    ssh = kind("node", request.getfixturevalue("sshd").config(), user=me)
+    config = request.getfixturevalue("sshd").config()
+    ssh = KINDS[request.param]("node", config, user=me)
     yield ssh
     ssh.close()
+    end_all(config)
 
 
 def test_it_answers_while_it_is_written_to(transport):
@@ -85,7 +91,7 @@ def test_leaving_ends_a_command_that_reads(transport):
     assert gone(pid)
 
 
-@pytest.mark.parametrize("kind", [SSHTransport, Bulk])
+@pytest.mark.parametrize("kind", KINDS.values())
 def test_a_lost_connection(sshd, me, kind):
     transport = kind("node", sshd.config(), user=me)
     children = f"/proc/{sshd.process.pid}/task/{sshd.process.pid}/children"

@@ -13,6 +13,8 @@ import pytest
 
 from clusterctl.errors import NoAnswerError
 from clusterctl.transport.base import BOOT, Transport
+from clusterctl.transport.connections import PersistentSSH
+from clusterctl.transport.multiplex import end_all
 from clusterctl.transport.ssh import SSHTransport
 from tests.support.here import LocalTransport
 from tests.support.processes import gone, noted
@@ -33,14 +35,16 @@ class Impatient(LocalTransport):
     silence_s = 0.2
 
 
-@pytest.fixture(params=["local", "ssh"])
+@pytest.fixture(params=["local", SSHTransport, PersistentSSH])
 def impatient(request: pytest.FixtureRequest, me: str) -> Iterator[Transport]:
     if request.param == "local":
         yield Impatient()
         return
-    ssh = SSHTransport("node", request.getfixturevalue("sshd").config(), user=me, silence_s=0.2)
+    config = request.getfixturevalue("sshd").config()
+    ssh = request.param("node", config, user=me, silence_s=0.2)
     yield ssh
     ssh.close()
+    end_all(config)
 
 
 def test_a_stream_that_says_no_more_is_given_up_and_ended(impatient):
@@ -84,9 +88,9 @@ def test_after_its_time_a_command_is_ended(impatient, tmp_path):
 CLIENT = """
 import json, sys, time
 from pathlib import Path
-from clusterctl.transport.ssh import SSHTransport
-how, config, user, argv = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
-node = SSHTransport("node", Path(config), user=user)
+from clusterctl.transport.connections import Connections
+how, config, user, argv, stays = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4]), sys.argv[5]
+node = Connections(Path(config), stays=stays).to("node", user)
 if how == "run":
     node.run(argv, timeout_s=1000)
 elif how == "stream":
@@ -99,13 +103,14 @@ else:
 """
 
 
-def test_what_runs_on_a_host_ends_when_we_are_killed(sshd, me, tmp_path):
-    clients = {}
+@pytest.mark.parametrize("stays", ["node", "none"])
+def test_what_runs_on_a_host_ends_when_we_are_killed(sshd, me, tmp_path, stays):
+    clients, config = {}, sshd.config()
     for how in ("run", "stream", "talk", "bulk"):
         for program in (PROGRAM, ["cat"] if how in {"talk", "bulk"} else ["sleep", "1000"]):
             noted = tmp_path / f"{how}-{program[0]}"
             argv = ["sh", "-c", f'echo $$ >{noted}.new; mv {noted}.new {noted}; exec "$@"', "sh", *program]
-            words = [sys.executable, "-c", CLIENT, how, str(sshd.config()), me, json.dumps(argv)]
+            words = [sys.executable, "-c", CLIENT, how, str(config), me, json.dumps(argv), stays]
             clients[noted] = subprocess.Popen(words)
     for noted, client in clients.items():
         while not noted.exists():
@@ -115,6 +120,7 @@ def test_what_runs_on_a_host_ends_when_we_are_killed(sshd, me, tmp_path):
         client.kill()
         client.wait()
     assert [noted.name for noted in clients if not gone(int(noted.read_text()))] == []
+    end_all(config)
 
 
 def test_a_program_of_ours_ends_when_nobody_reads_what_it_says():

@@ -1,4 +1,4 @@
-"""SSHTransport against a real sshd."""
+"""A host over SSH, a real sshd: the same over a connection of our own as over one that stays open."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import paramiko
 import pytest
 
 from clusterctl.errors import CommandError, HostKeyError, KeyRefusedError, TransportError, UnreachableError
+from clusterctl.transport.base import Transport
 from clusterctl.transport.ssh import SSHTransport
 from tests.support.processes import gone
 
@@ -48,10 +49,10 @@ SHOW_ARGV = "import sys, json; print(json.dumps(sys.argv[1:]))"
 
 
 @pytest.fixture
-def node(sshd, me) -> Iterator[SSHTransport]:
-    transport = SSHTransport("node", sshd.config(), user=me)
+def node(sshd, me, reach) -> Iterator[Transport]:
+    transport = reach("node", sshd.config(), user=me)
     yield transport
-    transport.close()
+    assert getattr(transport, "_own", None) is None  # what is kept is what was tested
 
 
 def test_output_and_exit_status(node):
@@ -111,8 +112,8 @@ def test_a_command_that_ignores_its_stdin(node):
     assert node.run(["true"], stdin=b"x" * (4 << 20)).rc == 0
 
 
-def test_output_is_bounded(sshd, me):
-    transport = SSHTransport("node", sshd.config(), user=me, max_output=1000)
+def test_output_is_bounded(sshd, me, reach):
+    transport = reach("node", sshd.config(), user=me, max_output=1000)
     with contextlib.closing(transport), pytest.raises(TransportError, match="more than 1000 bytes"):
         transport.run(["yes"])
 
@@ -250,8 +251,8 @@ def test_closing_ends_what_another_thread_waits_for(node, tmp_path):
         assert waiting.result(timeout=60)
 
 
-def test_the_file_names_the_user_unless_overridden(sshd):
-    transport = SSHTransport("node", sshd.config())
+def test_the_file_names_the_user_unless_overridden(sshd, reach):
+    transport = reach("node", sshd.config())
     with pytest.raises(KeyRefusedError, match="does not accept our key for user nobody-at-all"):
         transport.run(["true"])
 
@@ -270,67 +271,72 @@ class Booting(paramiko.ServerInterface):
         return paramiko.AUTH_FAILED
 
 
-def test_a_host_that_hangs_up_during_the_login_may_be_tried_again(sshd, me):
+def test_a_host_that_hangs_up_during_the_login_may_be_tried_again(sshd, me, reach):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
-            with contextlib.closing(paramiko.Transport(server.accept()[0])) as transport:
-                transport.add_server_key(paramiko.Ed25519Key.from_private_key_file(str(sshd.folder / "host")))
-                transport.start_server(server=Booting(transport))
-                transport.join(10)
+            with contextlib.suppress(OSError, EOFError):  # it is shut down
+                while True:
+                    with contextlib.closing(paramiko.Transport(server.accept()[0])) as transport:
+                        key = paramiko.Ed25519Key.from_private_key_file(str(sshd.folder / "host"))
+                        transport.add_server_key(key)
+                        transport.start_server(server=Booting(transport))
+                        transport.join(10)
 
         thread = threading.Thread(target=serve)
         thread.start()
-        node = SSHTransport("node", sshd.config(port=server.getsockname()[1]), user=me)
+        node = reach("node", sshd.config(port=server.getsockname()[1]), user=me)
         with pytest.raises(UnreachableError, match="broke during the login"):
             node.run(["true"])
+        server.shutdown(socket.SHUT_RDWR)
         thread.join()
 
 
-def test_a_wrong_host_key_is_refused(sshd, me):
+def test_a_wrong_host_key_is_refused(sshd, me, reach):
     other = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJWsqlyNZ2zBT7lD+gy7dPtK9eE3kTvPhPFBEIgEbeJK"
     with pytest.raises(HostKeyError, match="not the host it should be") as caught:
-        SSHTransport("node", sshd.config(known=f"node {other}\n"), user=me).run(["true"])
+        reach("node", sshd.config(known=f"node {other}\n"), user=me).run(["true"])
     assert not caught.value.retryable
 
 
-def test_an_unknown_host_key_is_refused_and_not_learnt(sshd, me):
+def test_an_unknown_host_key_is_refused_and_not_learnt(sshd, me, reach):
     config = sshd.config(known="")
     for _ in range(2):
         with pytest.raises(HostKeyError, match="no known host key"):
-            SSHTransport("node", config, user=me).run(["true"])
+            reach("node", config, user=me).run(["true"])
     assert (config.parent / "known hosts").read_text() == ""
 
 
-def test_a_key_of_the_users_own_known_hosts_does_not_count(sshd, me, tmp_path, monkeypatch):
+def test_a_key_of_the_users_own_known_hosts_does_not_count(sshd, me, tmp_path, monkeypatch, reach):
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
     (home / ".ssh" / "known_hosts").write_text(f"node {sshd.host_key}\n")
     monkeypatch.setenv("HOME", str(home))
     with pytest.raises(HostKeyError):
-        SSHTransport("node", sshd.config(known=""), user=me).run(["true"])
+        reach("node", sshd.config(known=""), user=me).run(["true"])
 
 
-def test_a_refused_port(sshd, me):
+def test_a_refused_port(sshd, me, reach):
     from_socket = socket.socket()
     from_socket.bind(("127.0.0.1", 0))
     with from_socket, pytest.raises(UnreachableError, match="no SSH connection") as caught:
-        SSHTransport("node", sshd.config(port=from_socket.getsockname()[1]), user=me).run(["true"])
+        reach("node", sshd.config(port=from_socket.getsockname()[1]), user=me).run(["true"])
     assert caught.value.retryable
 
 
-def test_a_port_that_does_not_speak_ssh(sshd, me, capfd):
+def test_a_port_that_does_not_speak_ssh(sshd, me, capfd, reach):
     with socket.create_server(("127.0.0.1", 0)) as mute:
         config = sshd.config(port=mute.getsockname()[1])
+        config.write_text(config.read_text() + "    ConnectTimeout 1\n")
         with pytest.raises(UnreachableError, match="no SSH connection"):
-            SSHTransport("node", config, user=me, connect_timeout_s=0.3).run(["true"])
+            reach("node", config, user=me, connect_timeout_s=0.3).run(["true"])
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("text", ["Host node\n  User x\n", "???\n", None])
-def test_a_useless_ssh_config(tmp_path: Path, text):
+def test_a_useless_ssh_config(tmp_path: Path, text, reach):
     config = tmp_path / "ssh_config"
     if text is not None:
         config.write_text(text)
     with pytest.raises(TransportError, match="does not say how to reach node"):
-        SSHTransport("node", config).run(["true"])
+        reach("node", config).run(["true"])

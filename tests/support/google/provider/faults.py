@@ -1,9 +1,9 @@
-"""Which fault plays when, and what Google's provider says then: the texts are in ``faults.toml``.
+"""Which fault plays when, and what Google's provider says then.
 
-A fault is ``{"kind", "type", "name", "on", "nth", "times", "seconds", "seen", "played"}`` in the file:
-it plays from the ``nth`` operation ``on`` a resource of ``type`` whose name matches, ``times`` times (null:
-for ever). Its kind may be a refusal of the rule book, ``../refusals.toml``. Beside those with texts, ``slow``
-waits; ``crash`` ends the provider after the thing was made and before Terraform heard of it, ``crash_before``
+A fault is ``{"kind", "type", "name", "on", "nth", "times", "seconds", "seen", "played"}`` in the file: it
+plays from the ``nth`` operation ``on`` a resource of ``type`` whose name matches, ``times`` times (null: for
+ever). Its kind is a refusal of the rule book, ``../refusals.toml``, or another deed: ``slow`` waits;
+``crash`` ends the provider after the thing was made and before Terraform heard of it, ``crash_before``
 before it; ``no_credentials`` is told when it is configured.
 """
 
@@ -19,9 +19,9 @@ from tests.support.google.refusals import REFUSALS
 
 NUMBER = "123456789012"  # of every project
 TEXTS: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("faults.toml").read_text())
-SAID: Mapping[str, str] = {**TEXTS["refusals"], **TEXTS["failures"], **TEXTS["rules"]}
 DEEDS = frozenset({"slow", "crash", "crash_before", "no_credentials"})
-KINDS = frozenset({*TEXTS["refusals"], *TEXTS["failures"], *DEEDS, *REFUSALS})
+MADE = frozenset(name for name, each in REFUSALS.items() if each.made)
+KINDS = DEEDS | {*REFUSALS}
 
 
 def due(world: dict[str, Any], op: str, kind: str, name: str) -> Mapping[str, Any] | None:
@@ -40,26 +40,21 @@ def text_of(fault: str, kind: str, value: Mapping[str, Any], **more: str) -> str
     """The message of a fault about this resource."""
     word = kind.removeprefix("google_compute_")
     zone = value.get("zone") or "us-central1-a"
-    boot = (value.get("boot_disk") or [{}])[0]
-    parameters = (boot.get("initialize_params") or [{}])[0]
     facts = {
         "thing": word if word == "instance" else word.title(),
-        "things": f"{word}s",
         "word": word,
         "number": NUMBER,
         "project": value.get("project"),
         "zone": zone,
         "region": value.get("region") or zone.rsplit("-", 1)[0],
-        "machine_type": value.get("machine_type"),
-        "image": parameters.get("image"),
-        "key": boot.get("kms_key_self_link"),
         "metric": metric(value),
+        "name": value.get("name"),
+        "email": (value.get("service_account") or [{}])[0].get("email"),
+        **more,
     }
     if fault in REFUSALS:
-        account = (value.get("service_account") or [{}])[0]
-        facts |= {"name": value.get("name"), "email": account.get("email")} | more
         return REFUSALS[fault].said({name: str(fact) for name, fact in facts.items()})
-    return SAID[fault].format_map(facts | more)
+    return TEXTS["rules"][fault].format_map(facts)
 
 
 def metric(value: Mapping[str, Any]) -> str:

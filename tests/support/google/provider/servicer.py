@@ -122,7 +122,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             after = None
             where = (planned or prior).get("project")
             if where and self.counted not in {None, where}:
-                said = faults.text_of("api_off", kind, planned or prior, number=str(self.counted))
+                said = faults.text_of("api_off_by_id", kind, planned or prior, project=str(self.counted))
                 raise RefusedError(said)
             if planned is None:
                 self._delete(kind, prior)
@@ -143,11 +143,15 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             there = cloud["resources"].setdefault(kind, {})
             if identifier in there and not kind.endswith(GIVEN_OFTEN):
                 raise RefusedError(faults.text_of("name_taken", kind, planned, id=identifier, name=name))
-            if fault and fault["kind"] not in faults.DEEDS:
-                raise RefusedError(faults.text_of(fault["kind"], kind, planned, id=identifier, name=name))
+            refused = fault["kind"] if fault and fault["kind"] not in faults.DEEDS else None
+            said = refused and faults.text_of(refused, kind, planned, id=identifier, name=name)
+            if said and refused not in faults.MADE:
+                raise RefusedError(said)
             _refuse_attached(cloud, kind, planned, identifier)
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
             made = there[identifier] = world.shown(kind, made)
+            if said:
+                raise RefusedError(said)
         _crash_if(fault)
         return made
 
@@ -158,9 +162,9 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
                 raise RefusedError(faults.text_of(fault["kind"], kind, planned, id=prior["id"]))
             stops = any(world.needs_a_stop(kind, trail) for trail in schema.differences(prior, planned))
             if stops and not planned["allow_stopping_for_update"]:
-                raise RefusedError(faults.SAID["not_stopped"])
+                raise RefusedError(faults.text_of("not_stopped", kind, planned))
             if stops and prior.get("scratch_disk"):  # its stop has no discardLocalSsd: issue 26173
-                raise RefusedError(faults.SAID["local_ssd"])
+                raise RefusedError(faults.text_of("local_ssd_stop", kind, planned))
             _refuse_attached(cloud, kind, planned, prior["id"])
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
             made = cloud["resources"].setdefault(kind, {})[prior["id"]] = world.shown(kind, made)
@@ -257,7 +261,7 @@ def _refuse_attached(
     for other, each in cloud["resources"].get(INSTANCE, {}).items():
         taken = wanted & _sources(each)
         if taken and other != identifier:
-            said = faults.SAID["attached"].format(id=taken.pop(), user=other, name=planned["name"])
+            said = faults.text_of("attached", kind, planned, id=taken.pop(), user=other)
             raise RefusedError(said)
 
 

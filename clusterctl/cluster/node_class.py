@@ -1,0 +1,153 @@
+"""What the compute nodes of a cluster have in common is configured once; what each has for itself is data.
+
+Which nodes are equal, the spec decides. The class is keyed by a hash of all that goes in; files of each node
+have what differs: names, addresses, secrets. A node that was made so is looked at like any other: where it
+does not show what it was given, Ansible configures it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import jinja2
+
+from clusterctl.cluster.session import ClusterSession
+from clusterctl.configure import ansible, inventory_file
+from clusterctl.hosts.probe import Checksums, ProbeRequest
+from clusterctl.providers.node_class import NodeFile, NodeFiles, SharedFiles
+from clusterctl.spec.distributions import Distribution
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.base import Transport, remote_argv
+from clusterctl.util.assets import asset, digest, table, tree_hash
+
+_HOSTS: Final = "/etc/hosts"
+_EDGES: Final = ("# BEGIN hosts of this cluster (clusterctl)\n", "# END hosts of this cluster (clusterctl)\n")
+_MUNGE_KEY: Final = "/etc/munge/munge.key"
+_SLURMD: Final = "/etc/systemd/system/slurmd.service.d/clusterctl.conf"
+_HEALTH: Final = "/opt/clusterctl/health.json"
+
+
+def prepare_class(session: ClusterSession, distribution: Distribution) -> SharedFiles | None:
+    """Have what new compute nodes share, configured once."""
+    spec, workspace = session.spec, session.workspace
+    variables = inventory_file.class_variables(spec, distribution, str(session.provider.known_shared))
+
+    def bake(image: Host) -> None:
+        session.report("configuring what nodes have in common")
+        ansible.configure_class(
+            image, variables, workspace=workspace, progress=lambda task: session.report(task.step(1))
+        )
+        session.note = "made"
+
+    session.note = "cached"
+    return session.provider.prepare_class(
+        workspace, class_inputs(variables), bake=bake, report=session.report
+    )
+
+
+def class_inputs(variables: Mapping[str, Any]) -> str:
+    """A digest of all that decides what a class has, besides the image under it."""
+    return digest(tree_hash(asset("ansible")), json.dumps(variables, sort_keys=True))
+
+
+def node_files(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, rendered: Mapping[str, str]
+) -> NodeFiles:
+    """Compute host -> the files that it has for itself; ``rendered`` are those made for all hosts."""
+    variables = inventory_file.role_variables(spec, inventory, workspace)
+    known = table(asset("ansible") / "roles/users/defaults/main.yml", dict[str, Any])
+    munge = NodeFile(workspace.munge_key.read_bytes(), 0o400, known["users_munge_id"])
+    openmpi = NodeFile(_templated("openmpi/templates/openmpi-mca-params.conf.j2", variables))
+    health = json.loads(rendered[inventory_file.HEALTH_FILE])
+    digests = json.loads(rendered[inventory_file.SLURMD_FILE])
+    slurmd = "slurmd/templates/clusterctl.conf.j2"
+    return {
+        host.name: {
+            _MUNGE_KEY: munge,
+            inventory.distribution.openmpi_conf: openmpi,
+            _SLURMD: NodeFile(_templated(slurmd, {**variables, "slurmd_config_digest": digests[host.name]})),
+            _HEALTH: NodeFile((json.dumps(health[host.name], indent=4, sort_keys=True) + "\n").encode()),
+            _HOSTS: NodeFile(_hosts_file(host, inventory).encode()),
+        }
+        for host in inventory.compute
+    }
+
+
+def _hosts_file(host: Host, inventory: Inventory) -> str:
+    lines = "".join(f"{one.address} {one.name}\n" for one in inventory.hosts)
+    return f"127.0.0.1 localhost\n{host.address} {host.name}\n{_EDGES[0]}{lines}{_EDGES[1]}"
+
+
+def _templated(template: str, variables: Mapping[str, Any]) -> bytes:
+    """The text of a role's template, as Ansible writes it."""
+    environment = jinja2.Environment(  # noqa: S701 - no HTML
+        undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    source = (asset("ansible") / "roles" / template).read_text()
+    return environment.from_string(source).render(ansible_managed="Ansible managed", **variables).encode()
+
+
+def _hosts_block(files: Mapping[str, NodeFile]) -> str:
+    return files[_HOSTS].data.decode().partition(_EDGES[0])[2].partition(_EDGES[1])[0]
+
+
+def own_marks(files: Mapping[str, NodeFile]) -> Checksums:
+    """What the probe of a node shows of the files that it has for itself."""
+    block = NodeFile(_hosts_block(files).encode()).mark.partition(" ")[0]
+    marks = {f"file {path}": file.mark for path, file in files.items() if path != _HOSTS}
+    return {**marks, f"block {_HOSTS}": block}
+
+
+def can_renew(files: Mapping[str, NodeFile], seen: Checksums) -> bool:
+    """Whether a node as it was seen lacks nothing but newer files of its own, none of them secret."""
+    key = f"file {_MUNGE_KEY}"
+    return seen.get(key) == own_marks(files)[key] and f"block {_HOSTS}" in seen
+
+
+def renew(files: Mapping[str, NodeFile], seen: Checksums, transport: Transport) -> None:
+    """Write on a node those of its own files that it shows otherwise, and restart slurmd if it reads one."""
+    marks = own_marks(files)
+    changed = {
+        path: [file.data.decode(), file.mode]
+        for path, file in files.items()
+        if path not in (_HOSTS, _MUNGE_KEY) and seen.get(f"file {path}") != marks[f"file {path}"]
+    }
+    block = f"block {_HOSTS}"
+    blocks = {} if seen[block] == marks[block] else {_HOSTS: [_EDGES[0], _hosts_block(files), _EDGES[1]]}
+    if changed or blocks:
+        asked = {"files": changed, "blocks": blocks, "units": {"slurmd": _SLURMD}}
+        argv = remote_argv("clusterctl.cluster.remote_own_files", json.dumps(asked))
+        transport.run(("sudo", "-n", *argv))
+
+
+def shared_inputs(session: ClusterSession, inventory: Inventory) -> str:
+    """The digest of what compute nodes have in common; "" where they are not of a class."""
+    if session.provider.known_shared is None or not inventory_file.has_classes(session.spec):
+        return ""
+    variables = inventory_file.class_variables(session.spec, inventory.distribution, inventory.shared)
+    return class_inputs(variables)
+
+
+def expected_marks(
+    asked: ProbeRequest,
+    files: Mapping[str, NodeFile],
+    class_marks: Mapping[str, str],
+    spec: ClusterSpec,
+    shared: str,
+) -> Checksums:
+    """What the probe of a node has to show that has the files of a class and these of its own.
+
+    What can't be told from these is left out.
+    """
+    homes = {user.name: f"{shared}/home/{user.name}" for user in spec.users}
+    return {
+        **{f"file {path}": class_marks[path] for path in asked.files if path in class_marks},
+        **own_marks(files),
+        **{f"path {path}": "there" for path in asked.paths},
+        **{f"user {u.name}": f"{u.uid}:{u.uid} {u.name} {homes[u.name]} /bin/bash" for u in spec.users},
+        **{f"unit {name}": "running" for name in asked.units},
+    }

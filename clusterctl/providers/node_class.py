@@ -1,0 +1,48 @@
+"""A class of nodes: what those share that a spec makes equal, and what each of them has for itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from clusterctl.state.inventory import Inventory
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFile:
+    """A file that a node has for itself."""
+
+    data: bytes
+    mode: int = 0o644
+    owner: int = 0  # uid and gid
+
+    @property
+    def mark(self) -> str:
+        """As the probe of a host tells it."""
+        return f"{hashlib.sha256(self.data).hexdigest()[:16]} {self.mode:o} {self.owner}:{self.owner}"
+
+
+NodeFiles = Mapping[str, Mapping[str, NodeFile]]  # host -> path
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFiles:
+    """What nodes have in common, configured once, under the hash of all that went in.
+
+    ``marks``: path -> the mark of each file.
+    """
+
+    key: str
+    marks: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClass:
+    """The key of what new compute nodes share, and the ``files`` that each has besides.
+
+    Which these are is known once all hosts have addresses.
+    """
+
+    key: str
+    files: Callable[[Inventory], NodeFiles]

@@ -1,0 +1,170 @@
+"""The upgrade in place from Debian 13's Slurm 24.11 to 26.05, its failures, and the way back."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.support.cluster import Cluster, raised
+
+pytestmark = [pytest.mark.alone, pytest.mark.platform("real", "slurm-26.05")]
+SPEC = """\
+version: 1
+name: {name}
+provider: {{type: local, distribution: debian-13}}
+partitions:
+  - {{name: train, nodes: 2}}
+monitoring: {{interval: 1s}}
+"""
+
+
+@pytest.fixture(scope="module")
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    name = f"t{secrets.token_hex(3)}"
+    home, cwd = tmp_path_factory.mktemp("newer home"), tmp_path_factory.mktemp("newer cwd")
+    with raised(name, SPEC.format(name=name), home, cwd) as one:
+        yield one
+
+
+WAITS = """\
+#!/bin/bash
+until [[ -e $HOME/go ]]; do sleep 0.2; done
+srun --version
+"""
+UNTIL = "timeout 90 bash -c 'until [[ {} ]]; do sleep 0.3; done'"
+QUICK = "for i in {{1..{count}}}; do sbatch --parsable --output=/dev/null --wrap='srun hostname'; done"
+
+
+def version_of(cluster: Cluster, host: str) -> str:
+    """The release of the daemon that runs on a host, by the program that it was started from."""
+    daemon = "slurmctld" if host == f"{cluster.name}-ctl" else "slurmd"
+    said = cluster.ssh(host, f"sudo /proc/$(systemctl show -P MainPID {daemon})/exe -V")
+    return said.split()[1].rpartition(".")[0]
+
+
+def with_release(cluster: Cluster, release: str) -> None:
+    cluster.spec.write_text(SPEC.format(name=cluster.name) + f'slurm: {{version: "{release}"}}\n')
+
+
+@contextmanager
+def jobs_at_work(cluster: Cluster, *, waiting: int) -> Iterator[list[str]]:
+    """Two jobs that run and others that wait; after the body they go on, and all must complete, once."""
+    controller, script = f"{cluster.name}-ctl", cluster.runner.cwd / "waits.sh"
+    script.write_text(WAITS)
+    cluster.ssh(controller, UNTIL.format("-z $(squeue -h)"))  # after a way back, jobs run again
+    cluster.ssh(controller, "rm -f go", user=cluster.user)
+    running = [cluster.json("submit", script, "--nodes", "1")["job_id"] for _ in range(2)]
+    cluster.ssh(controller, UNTIL.format("$(squeue -h -t running | wc -l) == 2"))
+    queued = cluster.ssh(controller, QUICK.format(count=waiting), user=cluster.user).split()
+    yield running
+    states = {job["job_id"]: job["state"] for job in cluster.json("jobs", *running, *queued)["jobs"]}
+    assert states == dict.fromkeys(running, "RUNNING") | dict.fromkeys(queued, "PENDING")
+    cluster.ssh(controller, "touch go", user=cluster.user)
+    cluster.ssh(controller, UNTIL.format("-z $(squeue -h)"))
+    for job in (*running, *queued):
+        assert cluster.sacct(job, "State,Restarts") == "COMPLETED|0"
+
+
+def test_slurm_is_upgraded_in_place_and_no_job_is_lost(newer: Cluster) -> None:
+    hosts = [f"{newer.name}-{host}" for host in ("ctl", "train-1", "train-2")]
+    before = newer.ssh(hosts[0], "sacct -nXaP -o jobid,state")
+    with_release(newer, "26.05")
+    with jobs_at_work(newer, waiting=20) as running:
+        by_pmix = newer.json("submit", "train", "--nodes", "2")["job_id"]
+        (failure,) = newer.json("up", rc=2)["failures"]
+        assert f"waiting jobs start their ranks by PMIx: {by_pmix} (train)" in failure["cause"]
+        assert {version_of(newer, host) for host in hosts} == {"24.11"}
+        newer("cancel", by_pmix)
+
+        steps = [row["what"] for row in newer.json("plan")["changes"] if row["kind"] == "slurm"]
+        assert steps[0] == "Slurm 24.11 is upgraded to 26.05 in place: waiting and running jobs are kept"
+        newer("up")
+        assert {version_of(newer, host) for host in hosts} == {"26.05"}
+        newer("plan", "--check")
+    assert "slurm-wlm 26.05" in newer("logs", running[0]).stdout  # a step of a job that began before
+    assert before in newer.ssh(hosts[0], "sacct -nXaP -o jobid,state")
+    assert newer.json("up")["probed"] == hosts[1:]  # by mpirun
+    job = newer.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "2")["job_id"]
+    assert json.loads((newer.run_of(job) / "environment.json").read_text())["slurm"].startswith("26.05")
+
+
+def test_an_upgrade_is_taken_back(newer: Cluster) -> None:
+    with_release(newer, "24.11")
+    (failure,) = newer.json("up", rc=2)["failures"]
+    assert "only under --force" in failure["cause"]
+    nodes = [f"{newer.name}-train-{number}" for number in (1, 2)]
+    newer.ssh(f"{newer.name}-ctl", "rm -f go", user=newer.user)
+    newer.json("submit", newer.runner.cwd / "waits.sh", "--nodes", "2")
+    newer.ssh(f"{newer.name}-ctl", UNTIL.format("$(squeue -h -t running | wc -l) == 1"))
+    at_work = {host: newer.ssh(host, "pgrep slurmstepd").split() for host in nodes}
+    newer("up", "--force")
+    assert {version_of(newer, host) for host in (f"{newer.name}-ctl", *nodes)} == {"24.11"}
+    for host, pids in at_work.items():  # Slurm knows nothing of that job any more
+        assert newer.ssh(host, f"ps -o pid= -p {','.join(pids)}", rc=None) == ""
+    newer.ssh(f"{newer.name}-ctl", "touch go", user=newer.user)
+    newer.ssh(f"{newer.name}-ctl", UNTIL.format("-z $(squeue -h)"))  # those of the upgrade's day run again
+    newer("plan", "--check")
+    newer.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "2")
+
+
+NO_DPKG = "echo pre-invoke=/bin/false >/etc/dpkg/dpkg.cfg.d/broken"
+NO_DUMP = "printf '#!/bin/sh\\nexit 1\\n' >/usr/local/bin/mariadb-dump; chmod 755 /usr/local/bin/mariadb-dump"
+NO_START = (
+    "printf '[Service]\\nExecStartPre=/bin/sh -c \"! {0} -V | grep 26.05\"\\n' "
+    ">/run/systemd/system/{0}.service.d/broken.conf; systemctl daemon-reload"
+)
+BREAKS = {
+    "packages": ("ctl", NO_DPKG, "installing the packages failed"),
+    "copy": ("ctl", NO_DUMP, "copying the accounting and the state of slurmctld failed"),
+    "slurmdbd": ("ctl", NO_START.format("slurmdbd"), "starting slurmdbd failed"),
+    "slurmctld": ("ctl", NO_START.format("slurmctld"), "starting slurmctld failed"),
+    "packages of a node": ("train-2", NO_DPKG, "installing the packages failed"),
+    "slurmd": ("train-2", NO_START.format("slurmd"), "starting slurmd failed"),
+}
+REPAIR = (
+    "rm -f /etc/dpkg/dpkg.cfg.d/broken /usr/local/bin/mariadb-dump /run/systemd/system/*/broken.conf; "
+    "systemctl daemon-reload"
+)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("step", BREAKS)
+def test_where_a_step_fails_the_former_slurm_runs_again(newer: Cluster, step: str) -> None:
+    which, breaks, told = BREAKS[step]
+    host = f"{newer.name}-{which}"
+    with_release(newer, "24.11")
+    newer("up", "--force")
+    with_release(newer, "26.05")
+    with jobs_at_work(newer, waiting=3):
+        folders = "mkdir -p /run/systemd/system/slurm{dbd,ctld,d}.service.d; "
+        newer.ssh(host, f"sudo bash -c {shlex.quote(folders + breaks)}")
+        try:
+            (failure,) = newer.json("up", rc=1)["failures"]
+        finally:
+            newer.ssh(host, f"sudo bash -c {shlex.quote(REPAIR)}")
+        assert (failure["host"], told in failure["cause"]) == (host, True), failure
+        assert "the former Slurm runs again" in failure["cause"]
+        assert version_of(newer, host) == "24.11"
+    newer("up")  # nothing stands in its way now
+    assert version_of(newer, host) == "26.05"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("phase", ["upgrade_controller", "upgrade_nodes"])
+def test_an_upgrade_that_was_killed_goes_on(newer: Cluster, phase: str) -> None:
+    with_release(newer, "24.11")
+    newer("up", "--force")
+    with_release(newer, "26.05")
+    with jobs_at_work(newer, waiting=3):
+        with newer.runner.start("-f", newer.spec, "up", "-v") as up:
+            assert up.stderr is not None
+            begun = f"{phase.replace('_', ' ')}: "
+            next(line for line in up.stderr if begun in line and "Place what exchanges them" in line)
+            up.kill()
+        newer("up")
+        assert version_of(newer, f"{newer.name}-ctl") == version_of(newer, f"{newer.name}-train-2") == "26.05"

@@ -1,0 +1,384 @@
+"""What the compute nodes of a class share is keyed by all that goes in, and by nothing of a cluster's own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from ruamel.yaml import YAML
+
+from clusterctl.cluster import converge, node_class
+from clusterctl.cluster.converge import _read, inputs_of
+from clusterctl.cluster.node_class import class_inputs, expected_marks, node_files
+from clusterctl.configure import inventory_file
+from clusterctl.configure.events import Recap
+from clusterctl.configure.inventory_file import class_inventory_text, class_variables
+from clusterctl.errors import ConfigureError
+from clusterctl.hosts.gpus import Driver
+from clusterctl.hosts.probe import HostReport, ProbeRequest
+from clusterctl.hosts.roles import probe_requests
+from clusterctl.providers.base import Provisioned
+from clusterctl.providers.local.node_class import class_key
+from clusterctl.scheduler.base import NodeInfo
+from clusterctl.spec import distributions
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.base import remote_argv
+from clusterctl.transport.connections import Connections
+from clusterctl.util.assets import asset
+from tests.support.cluster_session import session_of
+
+TWELVE, THIRTEEN = (distributions.distribution_of(f"debian-{number}") for number in (12, 13))
+CTL, ONE, TWO = "demo-ctl", "demo-train-1", "demo-train-2"
+FILES = (
+    "class.yml",
+    "configure.yml",
+    "ansible.cfg",
+    "library/service_current.py",
+    "roles/health/files/health.py",
+    "roles/health/tasks/configure.yml",
+    "roles/job_env/defaults/main.yml",
+    "roles/openmpi/templates/openmpi-mca-params.conf.j2",
+    "roles/slurmd/files/tmpfiles.conf",
+    "roles/slurmd/tasks/configure.yml",
+    "roles/users/tasks/configure.yml",
+)
+
+
+def spec_of(**more: Any) -> ClusterSpec:
+    users = [{"name": "ada", "uid": 2001}]
+    partitions = [{"name": "train", "nodes": 2}]
+    document = {"version": 1, "name": "demo", "provider": {"type": "local"}, "partitions": partitions}
+    return ClusterSpec.model_validate({**document, "users": users, **more})
+
+
+def inventory_of(name: str = "demo", network: str = "10.9.0.0/24") -> Inventory:
+    def host(host: str, number: int, role: str, **more: Any) -> Host:
+        return Host(name=host, address=f"{network[:-4]}{number}", roles=(role,), host_key="k", **more)
+
+    shares = {"partition": "train", "cpus": 1, "memory_mib": 1000}
+    return Inventory(
+        cluster=name,
+        cluster_id="a1b2c3",
+        provider="local",
+        hosts=(
+            host(f"{name}-ctl", 2, CONTROLLER),
+            *(host(f"{name}-train-{n}", n + 2, COMPUTE, **shares) for n in (1, 2)),
+        ),
+        network=network,
+        shared="/shared",
+        baked=True,
+    )
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    workspace = Workspace(tmp_path / "demo")
+    workspace.create()
+    workspace.create_secrets()
+    return workspace
+
+
+def key_of(
+    spec: ClusterSpec | None = None,
+    distribution: distributions.Distribution = TWELVE,
+    shared: str = "/shared",
+    image: str = "0" * 16,
+) -> str:
+    return class_key(image, class_inputs(class_variables(spec or spec_of(), distribution, shared)))
+
+
+def test_twenty_changed_inputs_make_twenty_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    roles = tmp_path / "ansible"
+    shutil.copytree(asset("ansible"), roles)
+    monkeypatch.setattr(node_class, "asset", lambda _: roles)
+    keys = [
+        key_of(),
+        key_of(distribution=THIRTEEN),
+        key_of(distribution=replace(TWELVE, python="/usr/bin/python3.12")),
+        key_of(distribution=replace(TWELVE, openmpi_conf="/etc/other.conf")),
+        key_of(shared="/else"),
+        key_of(image="1" * 16),
+        key_of(spec_of(users=[{"name": "ada", "uid": 2002}])),
+        key_of(spec_of(users=[{"name": "bob", "uid": 2001}])),
+        key_of(spec_of(users=[{"name": "ada", "uid": 2001}, {"name": "bob", "uid": 2002}])),
+    ]
+    for name in FILES:
+        with (roles / name).open("a") as file:
+            file.write("\n# changed\n")
+        keys.append(key_of())
+    monkeypatch.setattr(inventory_file, "payload_hash", lambda: "another")
+    keys.append(key_of())
+    assert len(set(keys)) == len(keys) == 9 + len(FILES) + 1 >= 21
+
+
+# What these roles have of a cluster or of a node: in files of its own, or of nodes with cards alone.
+OWN = {
+    *("health_config_src", "munge_key_src", "slurmd_digests_src", "job_env_payload_src", "job_env_gpus_src"),
+    *("job_env_gpu_wheelhouse", "job_env_gpu_requirements", "job_env_constrains_gpus"),
+    *("job_env_task_prolog", "job_env_network"),
+}
+
+
+def test_every_variable_of_its_roles_is_known_to_a_class(workspace: Workspace) -> None:
+    """A new one would be missed: it belongs into the class, or into the files of each node."""
+    (play,) = YAML(typ="safe").load(asset("ansible") / "class.yml")
+    roles = {task["ansible.builtin.import_role"]["name"] for task in play["tasks"][:1] + play["tasks"][2:]}
+    assert roles | {"munge"} == set(inventory_file.CLASS_ROLES)
+    given = inventory_file.role_variables(spec_of(), inventory_of(), workspace)
+    theirs = {name for name in given if name.startswith(tuple(f"{role}_" for role in roles))}
+    assert theirs - class_variables(spec_of(), TWELVE, "/shared").keys() <= OWN
+
+
+def test_another_cluster_of_the_same_kind_has_the_same_class() -> None:
+    """Its name, addresses, number and sizes of nodes, keys and accounts in Slurm's accounting are its own."""
+    other = spec_of(
+        name="other",
+        provider={"type": "local", "subnet": "10.1.2.0/24"},
+        partitions=[{"name": "a", "nodes": 3, "cpus": 2}, {"name": "b", "nodes": 1}],
+        users=[{"name": "ada", "uid": 2001, "accounts": ["x"]}],
+        monitoring={"health": {"disk_free": "1GiB"}},
+    )
+    assert key_of(other) == key_of()
+
+
+def test_what_a_class_is_made_of_holds_no_secret_and_no_name_of_a_cluster(workspace: Workspace) -> None:
+    place = {"cluster": "", "cluster_id": "", "provider": "", "network": "", "shared": ""}
+    image = Host(name="image", address="127.0.0.1", roles=(COMPUTE,), host_key="k")
+    alone = Inventory(hosts=(image,), baked=False, **place)
+    text = class_inventory_text(
+        alone, Path("ssh_config"), class_variables(spec_of(), TWELVE, "/shared"), workspace, Path("health")
+    )
+    key = workspace.public_key.read_text().split()[1]
+    assert not [word for word in (key, str(workspace.munge_key), "demo-ctl", "10.9.0") if word in text]
+
+
+def test_each_node_has_its_own_files(workspace: Workspace) -> None:
+    spec, inventory = spec_of(), inventory_of()
+    files = node_files(spec, inventory, workspace, inputs_of(spec, inventory, workspace, {})[1])
+    assert list(files) == [ONE, TWO]
+    same = [path for path in files[ONE] if files[ONE][path] == files[TWO][path]]
+    assert same == ["/etc/munge/munge.key", "/etc/openmpi/openmpi-mca-params.conf"]
+    assert files[ONE]["/etc/munge/munge.key"].mark.endswith(" 400 64031:64031")
+    assert b"10.9.0.0/24" in files[ONE]["/etc/openmpi/openmpi-mca-params.conf"].data
+    assert json.loads(files[TWO]["/opt/clusterctl/health.json"].data)["node"] == TWO
+
+
+class Silent:
+    """Connections to hosts on which every command does well."""
+
+    def __init__(self, host: str = "") -> None:
+        self.host = host
+
+    def to(self, host: str, user: str = "") -> Silent:  # noqa: ARG002
+        return Silent(host)
+
+    def run(self, *_: object, **__: object) -> None:
+        return
+
+
+class Played:
+    """Ansible and the probe of hosts: what each was asked, and what hosts show."""
+
+    def __init__(self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.spec, self.inventory, self.workspace = spec_of(), inventory_of(), workspace
+        self.limits: list[tuple[str, ...]] = []
+        self.before: dict[str, Mapping[str, str]] = {}  # what hosts show at first; none: they are new
+        self.shown: dict[str, Mapping[str, str]] = {}
+        monkeypatch.setattr(converge, "probe_hosts", self.probe)
+        monkeypatch.setattr(converge.ansible, "run", self.run)
+        self.renewed: list[str] = []
+        monkeypatch.setattr(converge, "renew", lambda *asked: self.renewed.append(asked[2].host))
+        monkeypatch.setattr(converge, "_START_SLURMD", ())
+        self.reconfigured = 0
+        monkeypatch.setattr(converge, "scheduler_of", lambda *_, **__: self)
+        monkeypatch.setattr(converge, "fetch_gpu_wheels", lambda *_, **__: ())
+        spec, inventory = self.spec, self.inventory
+        _, rendered = inputs_of(spec, inventory, workspace, {})
+        self.files = node_files(spec, inventory, workspace, rendered)
+        asked = probe_requests(spec, inventory, workspace)
+        self.marks = {path: f"of the class {path}" for host in (ONE, TWO) for path in asked[host].files}
+        for host in (ONE, TWO):
+            expected = expected_marks(asked[host], self.files[host], self.marks, spec, "/shared")
+            self.shown[host] = expected
+
+    def reconfigure(self) -> None:
+        self.reconfigured += 1
+
+    def nodes(self) -> tuple[NodeInfo, ...]:
+        return ()
+
+    def show(self, inventory: Inventory) -> None:
+        """Have all nodes show what they are to have as nodes of that inventory."""
+        self.inventory = inventory
+        rendered = inputs_of(self.spec, inventory, self.workspace, {})[1]
+        files = node_files(self.spec, inventory, self.workspace, rendered)
+        asked = probe_requests(self.spec, inventory, self.workspace)
+        self.shown |= {
+            host: expected_marks(asked[host], files[host], self.marks, self.spec, "/shared") for host in files
+        }
+
+    def probe(self, asked: Mapping[str, ProbeRequest], _: object) -> dict[str, HostReport]:
+        return {host: HostReport(None, self.shown.get(host, {"file /x": "there"})) for host in asked}
+
+    def run(self, verb: str, *_: object, limit: tuple[str, ...] = (), **__: object) -> Recap:
+        assert verb == "configure"
+        self.limits.append(tuple(limit))
+        return Recap({}, 0, {})
+
+    def converge(
+        self, *, again: bool = False, classed: tuple[str, ...] = (ONE, TWO), cards: str = ""
+    ) -> None:
+        made = Provisioned(self.inventory, made=(CTL, ONE, TWO), classed=classed, class_marks=self.marks)
+        reports = {
+            host.name: HostReport(None, self.before.get(host.name, {})) for host in self.inventory.hosts
+        }
+        reports |= {cards: HostReport(None, {}, driver=Driver(1), cards=1)} if cards else {}
+        if self.before:
+            made = replace(made, made=tuple(host for host in classed if host not in self.before))
+        session = session_of(self.spec, self.workspace)
+        session.connections = cast(Connections, Silent())
+        converge.converge(session, made, reports, again=again)
+
+
+@pytest.fixture
+def played(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Played:
+    return Played(workspace, monkeypatch)
+
+
+def test_nodes_of_a_class_need_no_ansible(played: Played) -> None:
+    played.converge()
+    assert played.limits == [(CTL,)]
+    assert set(_read(played.workspace).marks) == {CTL, ONE, TWO}
+    assert _read(played.workspace).marks[ONE] == played.shown[ONE]
+
+
+def _changed(key: str) -> Callable[[dict[str, str]], None]:
+    return lambda marks: marks.update({key: "another"})
+
+
+def _gone(key: str) -> Callable[[dict[str, str]], None]:
+    return lambda marks: marks.update({key: "missing"})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _changed("file /etc/munge/munge.key"),
+        _changed("file /opt/clusterctl/health"),
+        _changed("file /opt/clusterctl/health.json"),
+        _gone("file /etc/tmpfiles.d/clusterctl-slurmd.conf"),
+        _changed("block /etc/hosts"),
+        _changed("user ada"),
+        _changed("unit slurmd"),
+        _changed("unit munge"),
+        lambda marks: marks.update({"file /of/nobody": "known"}),
+        lambda marks: marks.pop("user ada"),
+    ],
+)
+def test_one_that_shows_something_else_is_configured_alone(
+    played: Played, change: Callable[[dict[str, str]], None]
+) -> None:
+    marks = dict(played.shown[TWO])
+    change(marks)
+    played.shown[TWO] = marks
+    played.converge()
+    assert played.limits == [(CTL,), (TWO,)]
+
+
+def test_reconfigure_and_nodes_without_a_class_are_ansibles(played: Played) -> None:
+    played.converge(again=True)
+    played.converge(classed=())
+    assert played.limits == [(), (CTL, ONE, TWO)]
+    played.converge(classed=(TWO,))
+    assert played.limits[2] == (CTL, ONE)
+
+
+def test_a_node_with_a_card_is_ansibles(played: Played) -> None:
+    """It gets CuPy, and a health check that expects the card."""
+    played.converge(cards=TWO)
+    assert played.limits == [(CTL, TWO)]
+
+
+THREE = Host(name="demo-train-3", address="10.9.0.5", roles=(COMPUTE,), host_key="k", cpus=1, memory_mib=1000)
+
+
+def grown(inventory: Inventory) -> Inventory:
+    new = THREE.model_copy(update={"partition": "train"})
+    return inventory.model_copy(update={"hosts": (*inventory.hosts, new)})
+
+
+@pytest.fixture
+def growing(played: Played) -> Played:
+    """A cluster that is configured and gets a node more."""
+    played.converge()
+    played.limits.clear()
+    played.before = dict(played.shown) | {CTL: {"file /x": "there"}}
+    played.show(grown(played.inventory))
+    return played
+
+
+def test_a_node_more_leaves_ansible_to_the_controller(growing: Played) -> None:
+    """Those that were there get newer files of their own, and all daemons read their configuration, once."""
+    growing.converge(classed=(THREE.name,))
+    assert growing.limits == [(CTL,)]
+    assert sorted(growing.renewed) == [ONE, TWO]
+    assert growing.reconfigured == 1
+    assert _read(growing.workspace).marks[ONE] == growing.shown[ONE]
+
+
+def test_one_that_drifted_meanwhile_is_configured(growing: Played) -> None:
+    growing.before[TWO] = {**growing.before[TWO], "file /opt/clusterctl/health": "changed"}
+    growing.converge(classed=(THREE.name,))
+    assert growing.limits == [(CTL, TWO)]
+    assert growing.renewed == [ONE]
+
+
+def test_one_that_does_not_show_its_newer_files_is_configured(growing: Played) -> None:
+    growing.shown[ONE] = growing.before[ONE]
+    growing.converge(classed=(THREE.name,))
+    assert growing.limits == [(CTL,), (ONE,)]
+
+
+def test_another_class_is_ansibles_on_all(growing: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory_file, "payload_hash", lambda: "another")
+    growing.converge(classed=(THREE.name,))
+    assert growing.limits[0] == (CTL, ONE, TWO)
+    assert not growing.renewed
+
+
+def test_after_an_up_that_did_not_end_nothing_is_known_of_what_they_share(growing: Played) -> None:
+    def fail(*_: object, **__: object) -> Recap:
+        raise ConfigureError("tasks failed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(converge.ansible, "run", fail)
+        with pytest.raises(ConfigureError):
+            growing.converge(classed=(THREE.name,))
+    growing.converge(classed=())
+    assert growing.limits == [()]
+    assert not growing.renewed
+
+
+def test_files_of_a_node_are_replaced_whole_and_others_lines_stay(tmp_path: Path) -> None:
+    hosts, conf = tmp_path / "hosts", tmp_path / "conf"
+    hosts.write_text("1 mine\n# BEGIN\nold\n# END\n2 mine\n")
+    asked = {
+        "files": {str(conf): ["text", 0o640]},
+        "blocks": {str(hosts): ["# BEGIN\n", "new\n", "# END\n"]},
+        "units": {"slurmd": "/not/changed"},
+    }
+    argv = remote_argv("clusterctl.cluster.remote_own_files", json.dumps(asked))
+    for _ in range(2):
+        subprocess.run([sys.executable, *argv[1:]], check=True)
+        assert hosts.read_text() == "1 mine\n# BEGIN\nnew\n# END\n2 mine\n"
+        assert (conf.read_text(), conf.stat().st_mode & 0o777) == ("text", 0o640)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["conf", "hosts"]

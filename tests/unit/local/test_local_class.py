@@ -1,0 +1,184 @@
+"""The layer of a class of nodes: used whole or not at all, kept while a node lies on it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import ProvisionError
+from clusterctl.providers.local import helper, image, layout, machine, node_class, system
+from clusterctl.providers.local.layout import ClusterState, Node, PlacedFile
+
+IMAGE, INPUTS, KEY = "a" * 16, "b" * 16, "ssh-ed25519 AAAA"
+CLASS = node_class.class_key(IMAGE, INPUTS)
+REQUEST = {"id": "abcdef", "image": IMAGE, "inputs": INPUTS, "admin_key": KEY}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with an image; what is baked over it needs no machine."""
+    for name in ("STATE", "CACHE", "RUN"):
+        monkeypatch.setattr(layout, name, tmp_path / name.lower())
+    upper = image.image_dir(IMAGE) / "upper"
+    for folder in (upper, layout.CACHE / "base-b/root/etc", layout.STATE):
+        folder.mkdir(parents=True)
+    (image.image_dir(IMAGE) / "image.json").write_text('{"base": "b", "made": 0}')
+    monkeypatch.setattr(image, "_open_for_baking", lambda *_: "key")
+    monkeypatch.setattr(image, "_serve_ssh", lambda *_: (subprocess.Popen(["sleep", "60"]), 22))
+    monkeypatch.setattr(image, "_close_after_baking", lambda _: None)
+    monkeypatch.setattr(machine, "remove_cgroups", lambda _: None)
+    monkeypatch.setattr(machine, "running", dict)  # what others bake is not ours to end
+    return layout.CACHE
+
+
+def root_of_building() -> Path:
+    return layout.CACHE / f".building-class-{CLASS}" / "root"
+
+
+def bake(text: str = "configured") -> None:
+    with node_class.baking(CLASS, IMAGE, KEY):
+        (root_of_building() / "etc/conf").write_text(text)
+        (root_of_building() / "etc/link").symlink_to("conf")
+
+
+def _other_text(upper: Path) -> None:
+    (upper / "etc/conf").write_text("Configured")
+
+
+def _less(upper: Path) -> None:
+    (upper / "etc/conf").unlink()
+
+
+def _more(upper: Path) -> None:
+    (upper / "etc/more").touch()
+
+
+def _rights(upper: Path) -> None:
+    (upper / "etc/conf").chmod(0o600)
+
+
+def _no_record(upper: Path) -> None:
+    (upper.parent / "class.json").unlink()
+
+
+def _half_a_record(upper: Path) -> None:
+    record = upper.parent / "class.json"
+    record.write_text(record.read_text()[:20])
+
+
+@pytest.mark.parametrize(
+    "damage", [_other_text, _less, _more, _rights, _no_record, _half_a_record], ids=lambda one: one.__name__
+)
+def test_a_damaged_layer_is_noticed_and_made_anew(cache: Path, damage: Callable[[Path], None]) -> None:
+    bake()
+    assert str(dict(node_class.marks(CLASS) or {})["/etc/conf"]).endswith(" 644 0:0")
+    damage(cache / f"class-{CLASS}/upper")
+    assert node_class.marks(CLASS) is None
+    bake()
+    assert node_class.marks(CLASS) is not None
+    assert (node_class.layer(CLASS) / "etc/conf").read_text() == "configured"
+
+
+def test_a_damaged_one_under_a_node_is_left_and_not_used(cache: Path) -> None:
+    bake()
+    raised("abcdef", CLASS)
+    _other_text(cache / f"class-{CLASS}/upper")
+    assert helper.bake_class(REQUEST) == {"key": CLASS, "marks": None}
+
+
+def raised(cluster_id: str, key: str) -> Path:
+    """A cluster with a node of a class."""
+    state = ClusterState(
+        id=cluster_id, name="one", owner=0, workspace="/w", image=IMAGE, subnet=IPv4Network("10.9.0.0/24")
+    )
+    node = layout.cluster_dir(cluster_id) / "nodes" / "n"
+    node.mkdir(parents=True)
+    layout.class_note(node).write_text(key)
+    layout.state_file(cluster_id).write_text(state.model_dump_json())
+    return node
+
+
+def test_one_whose_making_was_killed_is_none(cache: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        with node_class.baking(CLASS, IMAGE, KEY):
+            (root_of_building() / "etc/conf").write_text("half of i")
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    assert node_class.marks(CLASS) is None
+    with pytest.raises(ProvisionError):
+        node_class.layer(CLASS)
+    with image.cache_lock("up", print):
+        assert not list(cache.glob(".building-*"))
+        bake()
+    assert (node_class.layer(CLASS) / "etc/conf").read_text() == "configured"
+
+
+def test_two_at_once_make_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    baked: list[dict[str, object]] = []
+    both, answers = threading.Barrier(2), []
+
+    class Caller:
+        def check(self) -> None:
+            pass
+
+        def wait(self) -> None:
+            (root_of_building() / "etc/conf").write_text("configured")
+
+    monkeypatch.setattr(helper, "_Caller", Caller)
+    monkeypatch.setattr(helper, "_answer", lambda message: "ready" in message and baked.append(message))
+
+    def ask() -> None:
+        both.wait()
+        answers.append(helper.bake_class(REQUEST))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(baked) == 1
+    assert answers[0] == answers[1] == {"key": CLASS, "marks": node_class.marks(CLASS)}
+
+
+def test_a_cluster_that_is_up_has_classes_over_its_own_image(cache: Path) -> None:
+    bake()
+    raised("abcdef", CLASS)
+    assert helper.bake_class({**REQUEST, "image": "c" * 16})["key"] == CLASS
+
+
+def test_pruning_leaves_the_classes_of_nodes(cache: Path) -> None:
+    bake()
+    node = raised("abcdef", CLASS)
+    assert [(one.key, one.used_by) for one in image.cache_list()][1] == (f"class-{CLASS}", ("one",))
+    assert image.prune() == ()
+    system.erase(node)
+    assert [one.key for one in image.prune()] == [f"class-{CLASS}"]
+    assert sorted(path.name for path in cache.iterdir()) == ["base-b", f"image-{IMAGE}"]
+
+
+def test_a_node_keeps_its_class_and_its_own_files_when_it_is_started_again(cache: Path) -> None:
+    bake()
+    number = machine.Machine("abcdef", Node(name="n"), 2)
+    lower = (node_class.layer(CLASS), *image.layers(IMAGE))
+    for name in ("etc/ssh", "home/clusterctl/.ssh"):
+        (cache / "base-b/root" / name).mkdir(parents=True)
+    own = PlacedFile(path="/etc/secret", data="c2VjcmV0", mode=0o400, owner=1234)
+    try:
+        for files in ([own], []):
+            machine.prepare(number, lower, IPv4Network("10.9.0.0/24"), KEY, files)
+            secret = number.root / "etc/secret"
+            assert secret.read_text() == "secret"
+            assert (secret.stat().st_mode & 0o777, secret.stat().st_uid) == (0o400, 1234)
+            assert (number.root / "etc/conf").read_text() == "configured"
+            system.run(["umount", str(number.root)], what="stopping")
+    finally:
+        system.erase(number.folder)
+    assert not (node_class.layer(CLASS) / "etc/secret").exists()
