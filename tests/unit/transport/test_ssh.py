@@ -280,7 +280,8 @@ def test_a_host_that_hangs_up_during_the_login_may_be_tried_again(sshd, me, reac
                     with contextlib.closing(paramiko.Transport(server.accept()[0])) as transport:
                         key = paramiko.Ed25519Key.from_private_key_file(str(sshd.folder / "host"))
                         transport.add_server_key(key)
-                        transport.start_server(server=Booting(transport))
+                        # Without an event it may raise what it has heard since: that the connection is over.
+                        transport.start_server(event=threading.Event(), server=Booting(transport))
                         transport.join(10)
 
         thread = threading.Thread(target=serve)
