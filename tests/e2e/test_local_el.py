@@ -47,8 +47,9 @@ def host(no_residue: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (lent / "runtime.lock").write_text(lock_of_wheels())
     jobs = wheelhouse(asset("payload") / "requirements.lock", NodePlatform.of(distribution_of("rocky-9")))
     (lent / "jobs.name").write_text(jobs.name)
+    runtime = wheelhouse(lent / "runtime.lock", NodePlatform("3.11", 34))  # AppStream's python3.11
     options = ["--capability=all", "--system-call-filter=@known", f"--bind-ro={lent}:{LENT}"]
-    for path, name in {UV: "uv", wheelhouse(lent / "runtime.lock"): "runtime", jobs: "jobs"}.items():
+    for path, name in {UV: "uv", runtime: "runtime", jobs: "jobs"}.items():
         if path.is_dir():
             (lent / name).mkdir()
         else:

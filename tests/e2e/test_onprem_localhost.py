@@ -16,7 +16,7 @@ import pytest
 from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.util.assets import asset
 from tests.support.lab import PASSWORD, Box, lab
-from tests.support.nested import PLACE, Host, tree, wheel_of_checkout
+from tests.support.nested import PLACE, PLATFORM, Host, tree, wheel_of_checkout
 from tests.support.picture import picture
 
 # minutes: all is installed from the distribution's repositories
@@ -53,7 +53,7 @@ def desk(no_residue: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         wheel.extractall(installed)
     compileall.compile_dir(installed, quiet=1, maxlevels=20, stripdir=str(own), prependdir=PLACE)
     own.chmod(0o755)
-    wheels = wheelhouse(asset("payload") / "requirements.lock")
+    wheels = wheelhouse(asset("payload") / "requirements.lock", PLATFORM)
     options = [f"--overlay-ro={tree()}{PLACE}:{own}:{PLACE}", f"--bind-ro={wheels}:/lent/{wheels.name}"]
     boxes = [Box("bench", sudo="password")]
     with lab("debian", boxes, user=USER, internet=True, options=options) as one:

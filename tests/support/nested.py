@@ -23,10 +23,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.packages.wheelhouse import wheelhouse
+from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.providers.local import image, machine
 from clusterctl.providers.local.layout import CACHE
 from clusterctl.providers.local.provider import cached_images, image_keys
+from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import LocalSettings
 from clusterctl.state.workspace import cache_home
 from tests.support.cluster import raised
@@ -37,6 +38,8 @@ ROOT = Path(__file__).resolve().parents[2]
 UV = Path(sys.executable).with_name("uv")
 PLACE = "/usr/local/lib/clusterctl"  # where clusterctl is installed
 CLUSTERCTL = f"{PLACE}/bin/clusterctl"
+DISTRIBUTION = "debian-12"
+PLATFORM = NodePlatform.of(distribution_of(DISTRIBUTION))
 # What docs/local.md asks of a host, and two firewalls' tools.
 PACKAGES = (
     *("ca-certificates", "dbus", "iproute2", "iptables", "mmdebstrap", "mount", "nftables", "openssh-client"),
@@ -213,7 +216,7 @@ def _build(tree: Path, locked: str) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         lock = Path(temporary) / "wheels.lock"
         lock.write_text(locked)
-        paths = map(str, (building, wheelhouse(lock), lock))
+        paths = map(str, (building, wheelhouse(lock, PLATFORM), lock))
         program = [sys.executable, "-m", "tests.support.nested", *paths]
         subprocess.run([*as_root(), *program], check=True, timeout=600, cwd=ROOT)
     building.rename(tree)
@@ -221,7 +224,7 @@ def _build(tree: Path, locked: str) -> None:
 
 def make(folder: Path, wheels: Path, lock: Path) -> None:
     """A Debian with what clusterctl needs of a host, and what it needs of Python, but not itself."""
-    image.debootstrap(folder, image.DEFAULT_MIRROR, PACKAGES, image.DEBIAN.suites["debian-12"])
+    image.debootstrap(folder, image.DEFAULT_MIRROR, PACKAGES, image.DEBIAN.suites[DISTRIBUTION])
     (folder / "etc/machine-id").write_text("")
     lent = {UV: "/run/lent/uv", wheels: "/run/lent/wheels", lock: "/run/lent/wheels.lock"}
     argv = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--as-pid2", "--private-network"]
