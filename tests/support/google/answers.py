@@ -28,10 +28,11 @@ COMPUTE = {
     "subnetworks": ("google_compute_subnetwork", "region"),
     "routers": ("google_compute_router", "region"),
     "resourcePolicies": ("google_compute_resource_policy", "region"),
+    "images": ("google_compute_image", ""),
 }
 # The parameter that names one resource, where it is not the collection's name without its s.
 _PARAMETER = {"addresses": "address", "resourcePolicies": "resourcePolicy"}
-_FILTER = re.compile(r"labels\.([a-z0-9_-]+)\s*=\s*(\"?[a-z0-9_-]+\"?)|name eq (\S+)")
+_FILTER = re.compile(r"labels\.([a-z0-9_-]+)(?:\s*=\s*|:)(\"?[a-z0-9_-]+\"?|\*)|name eq (\S+)")
 
 
 class RefusedError(Exception):
@@ -52,7 +53,9 @@ class Operation:
     asked: int = 0
 
 
-def answer(google: Google, method: str, values: Mapping[str, str], query: Mapping[str, str]) -> Any:
+def answer(
+    google: Google, method: str, values: Mapping[str, str], query: Mapping[str, str], body: Any = None
+) -> Any:
     """The JSON that a well-formed request gets.
 
     Raises:
@@ -61,6 +64,8 @@ def answer(google: Google, method: str, values: Mapping[str, str], query: Mappin
     service, *_, collection, verb = method.split(".")
     if collection.endswith("perations"):
         return _operation(google, service, list(values.values())[-1], waited=verb == "wait")
+    if method == "compute.images.insert":
+        return _new_image(google, query, body)
     if service == "compute":
         return _compute(google, collection, verb, values, query)
     return _OTHERS[method](google, values, query)
@@ -96,8 +101,44 @@ def _compute(
         case "stop":
             if row.get("scratch_disk") and "discardLocalSsd" not in query:
                 raise RefusedError(400, REFUSALS["local_ssd_stop"].message, "badRequest")
-            return _begin(google, lambda: _set(google, kind, row["id"], "desired_status", "TERMINATED"), row)
+            return _begin(google, lambda: _stop(google, row["id"]), row)
     raise RefusedError(501, f"the double has no {verb}")
+
+
+def _stop(google: Google, path: str) -> None:
+    for name in ("desired_status", "current_status"):
+        _set(google, "google_compute_instance", path, name, "TERMINATED")
+
+
+def _new_image(google: Google, query: Mapping[str, str], body: Any) -> Row:
+    """An image of an instance's boot disk, PENDING until its operation is done.
+
+    Refused: a name that is there (409); a disk of a running instance, unless forced, as "Create custom
+    images" of Compute Engine's documentation has it (its words: github.com/ansible/ansible/issues/61634);
+    more than the quota IMAGES.
+    """
+    project, name, disk = google.id, body["name"], body["sourceDisk"].rpartition("/")[2]
+    path = f"projects/{project}/global/images/{name}"
+    there = google.world.read()["resources"]
+    if path in there.get("google_compute_image", {}):
+        raise RefusedError(409, f"The resource '{path}' already exists", "alreadyExists")
+    instance = next((r for r in there.get("google_compute_instance", {}).values() if r["name"] == disk), None)
+    if instance is None:
+        raise RefusedError(404, f"The resource '{body['sourceDisk']}' was not found", "notFound")
+    if instance["current_status"] != "TERMINATED" and query.get("forceCreate") != "true":
+        said = f"The disk resource '{body['sourceDisk']}' is already being used by '{instance['id']}'"
+        raise RefusedError(400, said, "resourceInUseByAnotherResource")
+    used, (limit, _) = (
+        len(there.get("google_compute_image", {})),
+        google.project.quotas.get("IMAGES", (2000, 0)),
+    )
+    if used >= limit:
+        raise RefusedError(403, f"Quota 'IMAGES' exceeded.  Limit: {limit:.1f} globally.", "quotaExceeded")
+    size = str(instance["boot_disk"][0]["initialize_params"][0]["size"])
+    facts = {"labels": body.get("labels", {}), "family": body.get("family"), "size": size, "made_of": disk}
+    google.world.put("google_compute_image", path, status="PENDING", project=project, **facts)
+    row = _row(google, "google_compute_image", name)
+    return _begin(google, lambda: _set(google, "google_compute_image", path, "status", "READY"), row)
 
 
 def _shown(google: Google, collection: str, row: Row) -> Row:
@@ -123,7 +164,7 @@ def _shape(collection: str, row: Row) -> Row:
     for scope in ("zone", "region"):
         if row.get(scope):
             said[scope] = f"{base}/{scope}s/{row[scope].rpartition('/')[2]}"
-    if collection in {"instances", "disks", "addresses", "snapshots"}:
+    if collection in {"instances", "disks", "addresses", "snapshots", "images"}:
         said["labels"] = row.get("effective_labels") or row.get("terraform_labels") or row.get("labels") or {}
     if row.get("network"):
         said["network"] = f"{base}/global/networks/{row['network'].rpartition('/')[2]}"
@@ -131,6 +172,9 @@ def _shape(collection: str, row: Row) -> Row:
         said["ipCidrRange"] = row["ip_cidr_range"]
     if collection == "instances":
         said |= _instance(row, said["zone"])
+    if collection == "images":
+        sizes = {"archiveSizeBytes": str(2 << 30), "diskSizeGb": row["size"]}
+        said |= {"status": row["status"], "family": row["family"], **sizes}
     if collection == "disks":
         said |= {
             "sizeGb": str(row.get("size", 10)),
@@ -333,4 +377,6 @@ def _fits(row: Row, label: str, value: str, name: str) -> bool:
     if value.isdigit():
         return False
     value = value.strip('"')
+    if value == "*":
+        return label in row.get("labels", {})
     return row.get("labels", {}).get(label) == value if label else re.fullmatch(name, row["name"]) is not None

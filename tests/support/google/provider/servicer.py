@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tf.gen import tfplugin_pb2 as pb
@@ -148,6 +148,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             if said and refused not in faults.MADE:
                 raise RefusedError(said)
             _refuse_attached(cloud, kind, planned, identifier)
+            _refuse_image(cloud, kind, planned)
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
             made = there[identifier] = world.shown(kind, made)
             if said:
@@ -263,6 +264,32 @@ def _refuse_attached(
         if taken and other != identifier:
             said = faults.text_of("attached", kind, planned, id=taken.pop(), user=other)
             raise RefusedError(said)
+
+
+def _refuse_image(cloud: Mapping[str, Any], kind: str, planned: Mapping[str, Any]) -> None:
+    """An image of the same project has to be there and READY; those of others are.
+
+    The words are those of ResolveImage in the provider's services/compute/image.go, and of Google.
+    """
+    own = f"projects/{planned.get('project')}/global/images/"
+    for image in (
+        one["image"] for disk in _listed(planned, "boot_disk") for one in _listed(disk, "initialize_params")
+    ):
+        path = str(image).removeprefix(world.COMPUTE)
+        if kind == INSTANCE and path.startswith(own) and "/family/" not in path:
+            there = cloud["resources"].get("google_compute_image", {}).get(path)
+            if there is None:
+                raise RefusedError(
+                    f"Error resolving image name '{path}': Could not find image or family {path}"
+                )
+            if there["status"] != "READY":
+                raise RefusedError(
+                    f"googleapi: Error 400: The resource '{path}' is not ready, resourceNotReady"
+                )
+
+
+def _listed(value: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
+    return value.get(key) or () if isinstance(value.get(key), list) else ()
 
 
 def _sources(instance: Mapping[str, Any]) -> set[str]:
