@@ -18,7 +18,8 @@ module: service_current
 short_description: A systemd unit runs with its current configuration
 description:
   - Unmasks, enables and starts a unit, and restarts it if a file of its configuration changed after it was
-    started. In an image, where no systemd runs, it is only enabled.
+    started. In an image, where no systemd runs, it is only enabled; so it is on a machine that becomes an
+      image, with C(SYSTEMD_OFFLINE) in the task's environment.
   - Waits until the unit listens on its port; when it does not, fails with the end of its journal, and with
     the errors in its log.
 options:
@@ -175,7 +176,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     name = module.params["name"]
-    if not Path(BOOTED).is_dir():
+    if os.environ.get("SYSTEMD_OFFLINE") == "1" or not Path(BOOTED).is_dir():
         module.exit_json(changed=enable_offline(module, name), action="none")
     unit = read_unit(module, name)
     masked = unit["LoadState"] == "masked"

@@ -142,6 +142,7 @@ def down(
         "discarded": [entry.job_id for entry in done.discarded],
         "lost": [one.as_dict() for one in done.lost.files],
         "storage": [one.as_dict() for one in done.kept],
+        "kept_images": [asdict(image) for image in done.images],
         "phases": phase_dicts(done.phases),
     }
     verified = "cleanup verified"
@@ -150,6 +151,7 @@ def down(
     lines = [f"cluster {name!r} is down; {verified}"]
     lines += _kept_lines(name, done.kept)
     lines += [f"its storage is removed: {one}" for one in done.removed]
+    lines += [f"kept: {image}; `clusterctl cache prune` with this spec removes it" for image in done.images]
     if size:
         lines.append(f"the node image stays cached ({size} MiB); `clusterctl cache prune` removes it")
     screen.result({**answer, "cache_mib": size}, *lines)

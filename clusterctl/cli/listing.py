@@ -9,10 +9,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from clusterctl.cli.options import Options
+from clusterctl.cli.options import Options, spec_file, spec_of
 from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError
-from clusterctl.providers.registry import cached_images, clusters_on_this_machine
+from clusterctl.providers.registry import cached_images, clusters_on_this_machine, kept_images
 from clusterctl.providers.storage import REMOVE, all_recorded, damaged_records
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS
 from clusterctl.state.inventory import Inventory
@@ -103,18 +103,22 @@ def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
 
 
 def cache_prune(screen: Screen, options: Options) -> None:
-    """Remove node images that no cluster uses."""
-    _cache(screen, prune=True)
+    """Remove node images that no cluster uses; with a spec of a cloud, also those in its project."""
+    _cache(screen, options, prune=True)
 
 
 def cache_list(screen: Screen, options: Options) -> None:
-    """List the cached node images."""
-    _cache(screen, prune=False)
+    """List the cached node images; with a spec of a cloud, also those in its project, with their cost."""
+    _cache(screen, options, prune=False)
 
 
-def _cache(screen: Screen, *, prune: bool) -> None:
+def _cache(screen: Screen, options: Options, *, prune: bool) -> None:
     images = cached_images(prune=prune, report=lambda what: screen.note(str(what)))
     rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
     empty = ["nothing to remove" if prune else "the image cache is empty"]
     lines = screen.table(["REMOVED" if prune else "IMAGE", "MIB", "USED BY"], rows) if rows else empty
-    screen.result({"images": [i.model_dump() for i in images]}, *lines)
+    is_meant = options.cluster is not None or spec_file(options) is not None
+    kept = kept_images(spec_of(screen, options).provider, prune=prune) if is_meant else ()
+    lines += [f"{'removed' if prune else 'kept'}: {one}" for one in kept]
+    answer = {"images": [i.model_dump() for i in images], "kept_images": [asdict(one) for one in kept]}
+    screen.result(answer, *lines)

@@ -77,8 +77,18 @@ VERBS: Final = {
     "put": ("access:put", "Copy files and folders to the cluster."),
     "get": ("access:get", "Copy files and folders from the cluster."),
     "completion": ("run:completion", "Print the completion script of a shell."),
-    "cache list": ("listing:cache_list", "List the cached node images."),
-    "cache prune": ("listing:cache_prune", "Remove node images that no cluster uses."),
+    "image bake": (
+        "image:bake",
+        "Make the image that new nodes start from, unless there is one of this configuration.",
+    ),
+    "cache list": (
+        "listing:cache_list",
+        "List the cached node images; with a spec of a cloud, also those in its project, with their cost.",
+    ),
+    "cache prune": (
+        "listing:cache_prune",
+        "Remove node images that no cluster uses; with a spec of a cloud, also those in its project.",
+    ),
     "node drain": ("node:drain", "Drain nodes: no new jobs start, running jobs go on."),
     "node resume": ("node:resume", "Resume nodes: jobs can start on them again."),
     "node reboot": ("node:reboot", "Reboot nodes once idle: they are drained, and running jobs end first."),
@@ -97,6 +107,7 @@ VERBS: Final = {
     "bundle show": ("bundle:show", "Show the manifest of a bundle."),
 }
 _GROUPS: Final = {
+    "image": "Images that nodes start from.",
     "cache": "The cache of node images.",
     "runs": "Collected runs. Without a verb it lists them, with the options of `list`.",
     "node": "Operate on single nodes, without effect on the others.",

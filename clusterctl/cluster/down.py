@@ -33,6 +33,8 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider, pending_releases
+from clusterctl.providers.node_class import KeptImage
+from clusterctl.providers.registry import kept_images
 from clusterctl.providers.storage import REMOVE, KeptStorage, Record
 from clusterctl.providers.storage import record as record_storage
 from clusterctl.providers.storage import recorded as recorded_storage
@@ -73,7 +75,8 @@ class DownResult:
 
     ``on_this_machine``: its nodes were parts of it. ``looked``: whether there was anything to look for.
     ``kept`` is the shared folder that stays, ``removed`` the one that was kept until now; ``lost`` is what
-    existed only there. ``refused`` is why kept storage that was to be removed stays.
+    existed only there. ``refused`` is why kept storage that was to be removed stays. ``images`` are those of
+    nodes that stay where they cost.
     """
 
     runs: tuple[RunRecord, ...] = ()
@@ -85,6 +88,7 @@ class DownResult:
     removed: tuple[KeptStorage, ...] = ()
     lost: Found = NOTHING
     refused: ClusterctlError | None = None
+    images: tuple[KeptImage, ...] = ()
 
 
 def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
@@ -158,9 +162,20 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
             note_storage_stays(workspace, [line for line in what if line not in stays])
     if looked and (refused or (may_keep and not options.remove_storage)):
         kept = runner.phase(keep_storage, provider, left)
-    phases = tuple(runner.phases)
+    images: tuple[KeptImage, ...] = ()
+    with suppress(ClusterctlError):  # it is down, whether they can be looked at or not
+        images = kept_images(settings)
     return DownResult(
-        collected, phases, settings.shares_kernel, looked, discarded, kept, removed, lost, refused
+        collected,
+        tuple(runner.phases),
+        settings.shares_kernel,
+        looked,
+        discarded,
+        kept,
+        removed,
+        lost,
+        refused,
+        images,
     )
 
 

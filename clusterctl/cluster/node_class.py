@@ -8,21 +8,24 @@ does not show what it was given, Ansible configures it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import jinja2
 
-from clusterctl.cluster.session import ClusterSession
+from clusterctl.cluster.hardware import link_wheels
+from clusterctl.cluster.session import ClusterSession, workspace_copy
 from clusterctl.configure import ansible, inventory_file
-from clusterctl.hosts.probe import Checksums, ProbeRequest
+from clusterctl.configure.events import TaskProgress
+from clusterctl.hosts.probe import Checksums, ProbeRequest, with_distributions
 from clusterctl.providers.node_class import NodeFile, NodeFiles, SharedFiles
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.inventory import Host, Inventory, distribution_ahead
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport, remote_argv
-from clusterctl.util.assets import asset, digest, table, tree_hash
+from clusterctl.transport.connections import Connections
+from clusterctl.util.assets import asset, digest, job_lock, table, tree_hash
 
 _HOSTS: Final = "/etc/hosts"
 _EDGES: Final = ("# BEGIN hosts of this cluster (clusterctl)\n", "# END hosts of this cluster (clusterctl)\n")
@@ -36,22 +39,55 @@ def prepare_class(session: ClusterSession, distribution: Distribution) -> Shared
     spec, workspace = session.spec, session.workspace
     variables = inventory_file.class_variables(spec, distribution, str(session.provider.known_shared))
 
-    def bake(image: Host) -> None:
-        session.report("configuring what nodes have in common")
-        ansible.configure_class(
-            image, variables, workspace=workspace, progress=lambda task: session.report(task.step(1))
-        )
+    def bake(image: Inventory) -> None:
+        if image.baked:
+            session.report("configuring what nodes have in common")
+            ansible.configure_class(image, variables, workspace=workspace, progress=progress)
+        else:
+            _bake_machine(session, image, distribution, variables, progress)
         session.note = "made"
+
+    def progress(task: TaskProgress) -> None:
+        session.report(task.step(1))
 
     session.note = "cached"
     return session.provider.prepare_class(
-        workspace, class_inputs(variables), bake=bake, report=session.report
+        spec, workspace, class_inputs(variables), bake=bake, report=session.report
     )
+
+
+def _bake_machine(
+    session: ClusterSession,
+    image: Inventory,
+    distribution: Distribution,
+    variables: inventory_file.Variables,
+    progress: Callable[[TaskProgress], None],
+) -> None:
+    """Install and configure a machine that becomes an image. What is written of it is gone with it."""
+    spec, own = session.spec, session.workspace
+    expected = image.controller.model_copy(update={"distribution": distribution.release})
+    image = image.model_copy(update={"hosts": (expected, *image.compute)})
+    with (
+        workspace_copy(own, without=[own.terraform.name, own.logs.name]) as copy,
+        Connections(copy.ssh_config) as connections,
+    ):
+        seen = with_distributions(image, copy, connections.to, report=session.report)
+        session.report("downloading the wheels of the job environment")
+        link_wheels(job_lock(), copy.wheels, seen.distribution)
+        ansible.make_image(spec, seen, variables, workspace=copy, logs=own, progress=progress)
 
 
 def class_inputs(variables: Mapping[str, Any]) -> str:
     """A digest of all that decides what a class has, besides the image under it."""
     return digest(tree_hash(asset("ansible")), json.dumps(variables, sort_keys=True))
+
+
+def class_ahead(session: ClusterSession) -> str:
+    """The inputs of the class that new nodes would be of; "" where they would be of none."""
+    shared, distribution = session.provider.known_shared, distribution_ahead(session.spec, session.workspace)
+    if shared is None or distribution is None or not inventory_file.has_classes(session.spec):
+        return ""
+    return class_inputs(inventory_file.class_variables(session.spec, distribution, shared))
 
 
 def node_files(
@@ -125,8 +161,10 @@ def renew(files: Mapping[str, NodeFile], seen: Checksums, transport: Transport) 
 
 
 def shared_inputs(session: ClusterSession, inventory: Inventory) -> str:
-    """The digest of what compute nodes have in common; "" where they are not of a class."""
+    """The digest of what compute nodes have in common; "" where files of their own are not all they have."""
     if session.provider.known_shared is None or not inventory_file.has_classes(session.spec):
+        return ""
+    if not inventory.baked:  # a firewall, a mount
         return ""
     variables = inventory_file.class_variables(session.spec, inventory.distribution, inventory.shared)
     return class_inputs(variables)

@@ -16,6 +16,7 @@ from functools import partial
 
 from clusterctl.cluster import converge, verify
 from clusterctl.cluster.look import look_at_leaving
+from clusterctl.cluster.node_class import class_ahead
 from clusterctl.cluster.nodes import drain_usable
 from clusterctl.cluster.session import ClusterSession, Drift, workspace_copy
 from clusterctl.cluster.slurm_upgrade import Upgrade, planned_upgrade
@@ -155,7 +156,8 @@ def plan_changes(session: ClusterSession) -> Plan:
     if differs:
         fix = "take it down first, or give the new cluster another name"
         raise UsageError(f"cluster {spec.name!r} is up already, {differs}", where=where, fix=fix)
-    hosts = provider.plan(spec, workspace, keep={}, report=session.report)
+    inputs = class_ahead(session)
+    hosts = provider.plan(spec, workspace, keep={}, report=session.report, inputs=inputs)
     if before is None:
         plan = Plan(hosts)
         session.notes += storage_left_alone(spec)
@@ -163,7 +165,7 @@ def plan_changes(session: ClusterSession) -> Plan:
         scheduler = scheduler_of(before, session.connections.to, patience_s=SHORT_PATIENCE_S)
         affected = impact_of(session, before, hosts, scheduler)
         if affected.keep:
-            hosts = provider.plan(spec, workspace, keep=affected.keep, report=session.report)
+            hosts = provider.plan(spec, workspace, keep=affected.keep, report=session.report, inputs=inputs)
         no_spec = (Difference("spec", "the applied spec is not known"),)
         plan = Plan(hosts, affected, differences(applied, spec) if applied else no_spec)
     session.note = plan.summary

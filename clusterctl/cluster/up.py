@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.cluster.converge import converge, inputs_of
+from clusterctl.cluster.down import DownOptions, down
 from clusterctl.cluster.hardware import link_wheels
 from clusterctl.cluster.look import all_answer, clear_removal
 from clusterctl.cluster.node_class import node_files, prepare_class
 from clusterctl.cluster.nodes import limited, replacing
 from clusterctl.cluster.plan import Plan, plan_changes, reject, review
-from clusterctl.cluster.session import ClusterSession, Drift, Phase, write_inventory
+from clusterctl.cluster.session import ClusterSession, Drift, Phase, PhaseRunner, write_inventory
 from clusterctl.cluster.slurm_upgrade import (
     carried_over,
     planned_upgrade,
@@ -149,6 +150,38 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
             session.phase(build_environment, environment, inventory)
         verification = session.phase(verify, converged, options.limit)
     return UpResult(inventory, verification, tuple(session.phases), tuple(session.notes))
+
+
+def bake_ahead(session: ClusterSession) -> str:
+    """Have the image made that new nodes start from; what became of it: `made`, or it was `cached`.
+
+    Where no cluster is there yet, all else that it took goes again.
+
+    Raises:
+        UsageError: no image of these nodes can be made.
+        ClusterctlError: a phase failed.
+    """
+    session.provider.check(session.spec)
+    spec, workspace = session.spec, session.workspace
+    distribution, is_new = distribution_ahead(spec, workspace), not workspace.root.exists()
+    if distribution is None or session.provider.known_shared is None:
+        raise UsageError("no image of these nodes can be made", fix="write an image that says what it has")
+    try:
+        with session.locked("bake"):
+            if spec.provider.is_cloud:
+                session.phase(preflight)
+            workspace.create_secrets()
+            session.phase(plan_changes)
+            if is_new:
+                write_atomic(workspace.spec, dump_spec(spec))
+            session.phase(prepare_class, distribution)
+    finally:
+        if is_new and workspace.root.exists():
+            down(
+                PhaseRunner(workspace=workspace, reporter=session.reporter, phases=session.phases),
+                DownOptions(discard=True),
+            )
+    return next(phase.note for phase in session.phases if phase.name == prepare_class.__name__)
 
 
 def preflight(session: ClusterSession) -> None:

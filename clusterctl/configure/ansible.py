@@ -25,6 +25,7 @@ from clusterctl.configure import events, inventory_file
 from clusterctl.configure.events import Event, Recap, Status, TaskProgress
 from clusterctl.errors import ConfigureError, Failure
 from clusterctl.packages.bundle import PAYLOAD, payload_tar
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import asset
@@ -347,7 +348,7 @@ def install_image(
 
 
 def configure_class(
-    image: Host,
+    image: Inventory,
     variables: inventory_file.Variables,
     *,
     workspace: Workspace,
@@ -361,11 +362,41 @@ def configure_class(
     write_atomic(workspace.rendered / PAYLOAD, payload_tar())
 
     def text(alone: Inventory, ssh_config: Path) -> str:
-        health = ssh_config.with_name(inventory_file.HEALTH_FILE)
-        write_atomic(health, json.dumps({image.name: {}}))
+        health = _no_health(alone, ssh_config.parent)
         return inventory_file.class_inventory_text(alone, ssh_config, variables, workspace, health)
 
-    return _run_alone("class.yml", image, text, workspace, progress)
+    return _run_alone("class.yml", image.hosts[0], text, workspace, progress)
+
+
+def make_image(
+    spec: ClusterSpec,
+    inventory: Inventory,
+    variables: inventory_file.Variables,
+    *,
+    workspace: Workspace,
+    logs: Workspace,
+    progress: Callable[[TaskProgress], None],
+) -> Recap:
+    """Install the compute host of this inventory, configure what such have in common, and make it nobody's.
+
+    ``workspace`` is the inventory's alone, with its ssh_config; the output is kept in that of ``logs``.
+
+    Raises:
+        ConfigureError: a task failed.
+    """
+    write_atomic(workspace.rendered / PAYLOAD, payload_tar())
+    health = _no_health(inventory, workspace.rendered)
+    text = inventory_file.image_of_class_text(spec, inventory, workspace, variables, health)
+    write_atomic(workspace.ansible_inventory, text)
+    limit = tuple(host.name for host in inventory.compute)
+    return run_playbook(PlaybookRun("image.yml", workspace.ansible_inventory, 1, _log(logs), limit), progress)
+
+
+def _no_health(inventory: Inventory, folder: Path) -> Path:
+    """The file of what each node must have, before it is known."""
+    path = folder / inventory_file.HEALTH_FILE
+    write_atomic(path, json.dumps({host.name: {} for host in inventory.hosts}))
+    return path
 
 
 def _run_alone(

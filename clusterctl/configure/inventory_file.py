@@ -116,6 +116,28 @@ def class_inventory_text(
     return _text(inventory, ssh_config, {**variables, **places})
 
 
+def image_of_class_text(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, variables: Variables, health: Path
+) -> str:
+    """The Ansible inventory of a machine that becomes an image, for `image.yml` alone.
+
+    It is installed as a node of this cluster is, which then finds that all is there.
+    """
+    own = {
+        "job_env_gpus_src": "",
+        "job_env_task_prolog": False,
+        "health_config_src": _literal(str(health)),
+        "image_home": f"/home/{ADMIN_USER}",
+    }
+    of_cluster = role_variables(spec, inventory, workspace)
+    known = {
+        "clusterctl_scheduler": inventory.scheduler,
+        "clusterctl_install_mark": install_mark(inventory, spec.software),
+        "clusterctl_image": True,
+    }
+    return _text(inventory, workspace.ssh_config, {**of_cluster, **known, **variables, **own})
+
+
 def write_restore_inventory(inventory: Inventory, workspace: Workspace) -> None:
     """Write the Ansible inventory of hosts that are released: what `restore.yml` reads, without a spec."""
     cluster = {"shared_storage_cluster_id": inventory.cluster_id}

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from clusterctl.util.progress import Reporter
 
 Bake = Callable[[Host], None]  # runs ``install.yml`` on an image under construction that answers SSH
+BakeClass = Callable[[Inventory], None]  # likewise ``class.yml``, after ``install.yml`` if that is not done
 
 REPLACED: Final = "another machine takes its place"
 _NOTE: Final = "pending.json"
@@ -242,7 +243,7 @@ class Provider(Protocol):
         return
 
     def prepare_class(
-        self, workspace: Workspace, inputs: str, *, bake: Bake, report: Reporter
+        self, spec: ClusterSpec, workspace: Workspace, inputs: str, *, bake: BakeClass, report: Reporter
     ) -> SharedFiles | None:
         """Have what new compute nodes share, made of ``inputs`` (a hash) and their image; ``bake`` does it.
 
@@ -257,8 +258,12 @@ class Provider(Protocol):
         """Compute host -> its size by this spec; without those whose own hardware decides."""
         return {}
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> HostPlan:
+    def plan(
+        self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter, inputs: str = ""
+    ) -> HostPlan:
         """What ``apply`` would do. Nothing is made; where nothing is up, ``workspace`` may be a fresh one.
+
+        ``inputs``: those of the class of new compute nodes, if they are of one.
 
         Raises:
             MachineError: this machine can't do it.

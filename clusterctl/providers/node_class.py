@@ -38,6 +38,19 @@ class SharedFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptImage:
+    """An image of what nodes have in common that is kept where it costs; None: the price is not known."""
+
+    name: str
+    size_mib: int
+    usd_per_month: float | None
+
+    def __str__(self) -> str:
+        price = "" if self.usd_per_month is None else f", {self.usd_per_month:.2f} USD a month"
+        return f"image {self.name} ({self.size_mib / 1024:.1f} GiB{price})"
+
+
+@dataclass(frozen=True, slots=True)
 class NodeClass:
     """The key of what new compute nodes share, and the ``files`` that each has besides.
 

@@ -21,6 +21,7 @@ from clusterctl.state.workspace import Workspace
 if TYPE_CHECKING:
     from clusterctl.providers.base import PendingRelease
     from clusterctl.providers.local.layout import CachedImage, ClusterState
+    from clusterctl.providers.node_class import KeptImage
     from clusterctl.util.progress import Reporter
 
 
@@ -52,6 +53,14 @@ def node_price(spec: ClusterSpec, partition: str) -> float | None:
         return None
     price: float | None = _module(spec.provider, "costs").node_price(spec, found)
     return price
+
+
+def kept_images(settings: ProviderSettings, *, prune: bool = False) -> tuple[KeptImage, ...]:
+    """The images of nodes that are kept where they cost, or those that were removed; none where none are."""
+    if not settings.is_cloud:
+        return ()
+    kept: tuple[KeptImage, ...] = _module(settings, "images").kept(settings, prune=prune)
+    return kept
 
 
 def cached_images(*, prune: bool = False, report: Reporter) -> tuple[CachedImage, ...]:

@@ -389,6 +389,10 @@ class ProviderSettings(Model):
         """The project and the zone of rented hosts."""
         return {}
 
+    def baking(self) -> Self | None:
+        """With an image that is made for the nodes; None where such are not asked for."""
+        return None
+
     @property
     def debian_mirror(self) -> str | None:
         """Where Debian's packages are fetched from for the hosts; None: from Debian."""

@@ -88,6 +88,16 @@ class GcsState(Model):
     prefix: Annotated[str, PATTERNS["folder"]] = Field("clusterctl", description="folder in it")
 
 
+class NodeImage(Model):
+    """An image of the project that new nodes start from, with all that they have in common."""
+
+    bake: Toggle = Field(
+        False,
+        description="`up` makes the image where there is none of this configuration; without it, every node "
+        "is installed by itself",
+    )
+
+
 class GcpSettings(ProviderSettings):
     """GPU nodes on Google Cloud, made by Terraform. See docs/gcp.md."""
 
@@ -101,6 +111,7 @@ class GcpSettings(ProviderSettings):
     region: str | None = Field(None, description="the zone's region; by default derived from it")
     partitions: Mapping[str, GcpNodes] = Field({}, description="settings of the instances, by partition")
     controller: GcpNodes = Field(GcpNodes(), description="settings of the instance with Slurm's daemons")
+    image: NodeImage = Field(NodeImage(), description="an image made for the nodes of the partitions")
     network: GcpNetwork = Field(GcpNetwork(), description="the network of the nodes")
     filestore: Filestore | None = Field(
         None, description="a managed shared folder, instead of the controller's"
@@ -137,6 +148,13 @@ class GcpSettings(ProviderSettings):
         return self.zone.rsplit("-", 1)[0]
 
     @property
+    def bakes(self) -> bool:
+        return self.image.bake
+
+    def baking(self) -> Self:
+        return self.model_copy(update={"image": NodeImage(bake=True)})
+
+    @property
     def location(self) -> Mapping[str, str]:
         return {"project": self.project, "zone": self.zone}
 
@@ -170,7 +188,7 @@ class GcpSettings(ProviderSettings):
         yield from _storage(self)
         yield from _kept_storage(self, spec)
         yield from _users(spec)
-        yield from _rest(self)
+        yield from _rest(self, spec)
         yield from spec.refused((*_OF_LOCAL_NODES, *OF_OWN_MACHINES))
 
     def nodes_of(self, partition: str) -> GcpNodes:
@@ -233,7 +251,10 @@ def _nodes_by_name(spec: Cluster) -> dict[str, tuple[GcpNodes, bool]]:
 
 
 def refusal(spec: Cluster) -> UsageError | None:
-    """Why no cluster comes of this spec: the names of its images say what can't be configured, or differs."""
+    """Why no cluster comes of this spec: the names of its images say what can't be configured, or differs.
+
+    Or they don't say it, and an image is to be made of them, before any host runs.
+    """
     named = {where: release for where, image in _images(spec) if (release := release_of(image))}
     try:
         if named:
@@ -246,6 +267,12 @@ def refusal(spec: Cluster) -> UsageError | None:
             why=exc.why,
             fix=f"name images of one release there, of one of {', '.join(distributions.supported())}; "
             "without any, all hosts start from Rocky Linux 9",
+        )
+    if settings_of(spec).bakes and spec.provider.expected_release(spec) is None:
+        return UsageError(
+            "no image of the nodes can be made: which distribution they have is known only once they run",
+            where="provider.image.bake",
+            fix="name images of Google's own projects, or remove bake",
         )
     return None
 
@@ -407,7 +434,10 @@ def _kept_storage(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
         yield Fault((*at, "type"), message, f"write {' or '.join(machine.extra_disks)}, or nothing")
 
 
-def _rest(provider: GcpSettings) -> Iterator[Fault]:
+def _rest(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
+    if provider.image and provider.image.bake and spec.scheduler == "none":
+        message = "without Slurm, nodes have each other's keys: there is little to share"
+        yield Fault(("provider", "image", "bake"), message, "remove it")
     for key in provider.labels:
         if key.startswith(OWN_LABELS):
             message = f"labels that start with {OWN_LABELS} are clusterctl's own"

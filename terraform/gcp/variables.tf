@@ -161,6 +161,7 @@ variable "hosts" {
     The hosts by their hostname. Exactly one has the role "controller"; the others are "compute", each of a partition.
     guest_accelerator is for N1 machines only: other families come with their GPUs. placement is a name of placements.
     reservation_bound is for machine types whose reservations want that provisioning model, as A3 Ultra and A4.
+    boot_image is what a host starts from when it is made, by default its image: another one replaces no host.
   EOT
   type = map(object({
     role         = string
@@ -171,6 +172,7 @@ variable "hosts" {
       family  = optional(string)
       name    = optional(string)
     })
+    boot_image = optional(string)
     boot_disk = object({
       size_gib = number
       type     = string

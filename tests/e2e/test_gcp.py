@@ -22,20 +22,26 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from clusterctl.configure.inventory_file import install_mark
+from clusterctl.providers.local.layout import cluster_dir
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.spec.models import ClusterSpec, LocalSettings
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace, cache_home
+from clusterctl.util.assets import payload_hash
 from tests.support.cluster import provision, shell
 from tests.support.google import gcloud, guest
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.google.world import World
+from tests.support.nested import as_root
 from tests.support.nvidia import machines as nvidia
 from tests.support.nvidia.furnish import furnish
 from tests.support.verbs import Clusterctl
 
-pytestmark = pytest.mark.platform("stand-in", "google-machines", "google-api", "google-terraform")
+pytestmark = pytest.mark.platform(
+    "stand-in", "google-machines", "google-api", "google-terraform", "google-image"
+)
 
 ZONE = "us-central1-a"
 MOST_NODES = 3
@@ -274,6 +280,42 @@ def test_more_nodes_touch_only_those(gcp: Gcp, machines: tuple[Workspace, Invent
         assert resized(gcp, nodes) == [(change, "google_compute_instance", third)]
 
 
+def test_an_image_is_made_of_a_machine_that_keeps_nothing_of_its_own(
+    gcp: Gcp, machines: tuple[Workspace, Inventory]
+) -> None:
+    """The third machine becomes one. It is installed already: nothing here leads to a mirror."""
+    beneath, inventory = machines
+    third, name = f"{gcp.name}-train-3", f"{gcp.name}-image"
+    host = next(host for host in inventory.hosts if host.name == third)
+    mark = install_mark(inventory.model_copy(update={"shared_folder": SharedFolder(kind="nfs")}))
+    payload = "/opt/clusterctl/payload"
+    own = "/etc/ssh/ssh_host_ed25519_key /etc/munge/munge.key /home/clusterctl/.ssh/authorized_keys"
+    shell(beneath, third, f"sudo touch /opt/clusterctl/installed-{mark}-compute; sudo ls {own}")
+    shell(beneath, third, f"sudo rm -rf {payload}/*; test -s /etc/machine-id")
+    kind, key = host.host_key.split()
+    gcp.cloud.addresses({name: host.address})
+    with gcp.google.world.change() as state:
+        state["guest_attributes"][name] = {kind: key}
+    gcp.cloud.forget_log()
+    said = gcp.runner("-o", "json", "-f", gcp.spec, "image", "bake")
+    assert said.json["made"]
+    assert "image: {bake: true}" in said.stderr
+    done = [entry for entry in gcp.cloud.done() if entry[1] == "google_compute_instance"]
+    assert done == [(verb, "google_compute_instance", name) for verb in ("create", "delete")]
+    (image,) = gcp.cloud.resources("google_compute_image").values()
+    assert (image["status"], image["made_of"]) == ("READY", name)
+    assert not gcp.json("image", "bake")["made"]
+    assert gcp.json("status")["ready"]
+
+    folder = cluster_dir(inventory.cluster_id) / "nodes" / third / "upper"
+    look = f"for file in {own}; do [ ! -f {folder}$file ] || echo $file; done"  # what is gone is no file
+    argv = [*as_root(), "sh", "-c", f"{look}; wc -c <{folder}/etc/machine-id; ls {folder}{payload}"]
+    there = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert there.split() == ["0", payload_hash()], "an empty machine id, and the payload"
+    (kept,) = gcp.json("cache", "list")["kept_images"]
+    assert kept["name"] == image["name"]
+
+
 def test_down_names_what_it_leaves_with_its_cost_and_ends_clean(gcp: Gcp) -> None:
     cluster_id = (gcp.workspace / "id").read_text().strip()
     labels = {"clusterctl-cluster": gcp.name, "clusterctl-id": cluster_id}
@@ -287,7 +329,7 @@ def test_down_names_what_it_leaves_with_its_cost_and_ends_clean(gcp: Gcp) -> Non
     assert re.match(rf"disk forgotten in {ZONE} \(0\.\d+ USD an hour\): .*compute\.disks\.delete", why), why
     gcp.google.faults.clear()
     gcp.runner("-f", gcp.spec, "down", "--yes", "--discard")
-    assert left(gcp) == ["google_compute_disk"], "the shared folder's"
+    assert left(gcp) == ["google_compute_disk", "google_compute_image"], "the shared folder's, and the nodes'"
     assert not gcp.workspace.exists()
 
 
@@ -299,7 +341,7 @@ def test_storage_that_is_kept_is_listed_taken_up_and_removed(gcp: Gcp) -> None:
     refused = gcp.runner("-f", gcp.spec, "down", "--storage", "--yes", rc=1).stderr
     assert f"{kept['what']} (100GiB, 10.00 USD a month), kept since 20" in refused, "nobody can look at it"
     gcp.runner("-f", gcp.spec, "down", "--storage", "--discard", "--yes")
-    assert not left(gcp)
+    assert left(gcp) == ["google_compute_image"]
     assert gcp.json("list")["storage"] == []
 
 

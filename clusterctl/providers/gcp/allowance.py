@@ -101,7 +101,9 @@ def _needed(kind: str, settings: GcpSettings, groups: Collection[HostGroup]) -> 
     zone, region = settings.zone, settings.region_name
     match kind:
         case "image_projects":
-            return {one.image.project: {f"projects/{one.image.project}"} for one in groups}
+            own = [settings.project] if settings.bakes else []
+            names = [*own, *(one.image.project for one in groups)]
+            return {name: {f"projects/{name}"} for name in names}
         case "subnetworks":  # of a new network; a subnetwork of the user's has a way out already, or not
             return {} if settings.network.network else {"Cloud NAT": {f"under:projects/{settings.project}"}}
         case "compute":

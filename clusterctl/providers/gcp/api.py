@@ -115,9 +115,9 @@ class Api:
                 return
             token = {"pageToken": str(page["nextPageToken"])}
 
-    def post(self, service: str, path: str, body: Json | None = None) -> Json:
+    def post(self, service: str, path: str, body: Json | None = None, **query: str) -> Json:
         """A method, with the body that it takes, if any; errors as of ``get``."""
-        return self._call("POST", service, path, {}, body)
+        return self._call("POST", service, path, query, body)
 
     def delete(self, service: str, path: str) -> Json | None:
         """Delete a resource: the operation that does it, or None where it was not there any more."""
@@ -199,14 +199,35 @@ class Api:
             right = found[1] or found[2] if found else "a right"
             fix = f"ask an owner of {self.project} for a role with it; docs/gcp.md lists them"
             return PermissionDeniedError(f"the login lacks {right}", fix=fix, **said)
+        return self._known(known, path, f"Google refused to {_VERBS[verb]} something", why)
+
+    def finish(self, path: str, operation: Json, *, timeout_s: float) -> None:
+        """Wait for the end of an operation of Compute Engine that is below ``path``: `projects/p/global`.
+
+        Raises:
+            CloudError: it failed, or does not end.
+        """
+        until = self.clock.now() + timeout_s
+        while operation.get("name") and operation.get("status") != "DONE":
+            if self.clock.now() > until:
+                raise CloudError("Google is not done in time", where=path, why=f"within {timeout_s:.0f} s")
+            operation = self.post("compute", f"{path}/operations/{operation['name']}/wait")
+        if errors := (operation.get("error") or {}).get("errors"):
+            why = "; ".join(f"{one.get('code')}: {one.get('message')}" for one in errors)
+            raise self._known(first_rule(rules(), why), path, "Google began, and failed", why)
+
+    def _known(
+        self, known: tuple[Rule, Mapping[str, str]] | None, path: str, what: str, why: str
+    ) -> CloudError:
+        """The error that an entry of the table of diagnoses makes of it; without one, ``what`` it is."""
         if known is None:
-            return CloudError(f"Google refused to {_VERBS[verb]} something", **said)
+            return CloudError(what, where=path, why=why)
         place = _ZONE.search(path)
         words = {"project": self.project, "zone": place[1] if place else "ZONE", **known[1]}
         failure = known[0].failure(
             {"region": words["zone"].rsplit("-", 1)[0], **words}, host=None, phase="provision"
         )
-        return CloudError(failure.cause, fix=failure.fix, failures=(failure,), **said)
+        return CloudError(failure.cause, fix=failure.fix, failures=(failure,), where=path, why=why)
 
 
 _VERBS = {"GET": "show", "POST": "do", "DELETE": "delete"}

@@ -14,12 +14,13 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from clusterctl.errors import Failure, ProvisionError, TerraformError, UsageError
+from clusterctl.errors import Failure, ProvisionError, StalePlanError, TerraformError, UsageError
 from clusterctl.providers.base import Action, HostChange
 from clusterctl.providers.gcp.api import rules
 from clusterctl.providers.gcp.costs import OFF
@@ -127,6 +128,47 @@ def refuse_moved(plan: Plan, project: str) -> None:
 
 def _there(plan: Plan, types: tuple[str, ...] = ("google_",)) -> Iterator[Mapping[str, Any]]:
     return (change.before for change in plan.changes if change.before and change.type.startswith(types))
+
+
+_BENEATH_NODES: Final = ("module.network", "module.iam")  # with what they need that they do not name
+
+
+@contextmanager
+def extra_node(
+    terraform: Terraform, name: str, owner: Owner, shown: Plan | None, *, report: LineReporter
+) -> Iterator[None]:
+    """A node that is there while the body runs, and what is beneath nodes; the node is then removed.
+
+    Nothing else is done that was not ``shown``. The module names the node already.
+
+    Raises:
+        StalePlanError: something else would have to be done.
+    """
+    address = f'module.nodes.module.node["{name}"]'
+
+    def remove() -> None:
+        plan = terraform.plan(destroy=True, targets=[address])
+        if not plan.is_empty:
+            apply_plan(terraform, plan, owner, report=report)
+
+    remove()  # one that an earlier run has left, half made
+    try:
+        plan = terraform.plan(targets=[*_BENEATH_NODES, address])
+        more = shown.beyond(plan) if shown else ()
+        if beyond := [f"{one.action} {one.address}" for one in more if not one.address.startswith(address)]:
+            raise StalePlanError(
+                "what there is to do has changed since it was shown",
+                why="; ".join(beyond),
+                fix="see it with `clusterctl plan`, then run the same command again",
+            )
+        apply_plan(terraform, plan, owner, report=report)
+        yield
+    except BaseException:
+        report(f"removing {name}, which costs while it is there")
+        with suppress(ProvisionError):  # then the next run does, or `down`
+            remove()
+        raise
+    remove()
 
 
 _NODE: Final = re.compile(r'^module\.nodes\.module\.node\["([^"]+)"\]\.')

@@ -52,6 +52,7 @@ class Table(Model):
     disks: Mapping[str, Usd]
     local_ssd: Usd
     filestore: Mapping[str, Usd]
+    image: Usd
     nat: _Nat
     address: Usd
 

@@ -51,6 +51,7 @@ _DRIVER_IN: Final = re.compile(r"nvidia|-cu\d|accelerator|deeplearning")
 class _Role(Model):
     permissions: tuple[str, ...]
     of_new_network: tuple[str, ...] = ()
+    of_images: tuple[str, ...] = ()
     key: str | None = Field(None, alias="for")
     unseen: str | None = None
 
@@ -252,7 +253,11 @@ class _Look:
     def permissions(self) -> Iterator[Finding]:
         roles, is_new = _data().roles, not self.settings.network.network
         wanted = {
-            role: (*one.permissions, *(one.of_new_network if is_new else ()))
+            role: (
+                *one.permissions,
+                *(one.of_new_network if is_new else ()),
+                *(one.of_images if self.settings.bakes else ()),
+            )
             for role, one in roles.items()
             if one.key is None or getattr(self.settings, one.key)
         }

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Network
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError, UsageError
 from clusterctl.hosts.checks import DoctorReport
 from clusterctl.providers.base import (
     NO_PROMPTS,
+    BakeClass,
     HostPlan,
     Leftover,
     Prompts,
@@ -21,12 +23,13 @@ from clusterctl.providers.base import (
     Sizes,
     hosts_as_raised,
 )
-from clusterctl.providers.gcp import apply, costs, orphans, storage
+from clusterctl.providers.gcp import apply, costs, images, orphans, storage
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
+from clusterctl.providers.gcp.images import SHARED
 from clusterctl.providers.gcp.preflight import preflight
 from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
-from clusterctl.providers.node_class import NodeClass
+from clusterctl.providers.node_class import NodeClass, SharedFiles
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
 from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.base import GIB_MIB, Model
@@ -40,15 +43,16 @@ from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import asset, digest, table, tree_files
 from clusterctl.util.progress import Reporter
 
-SHARED: Final = "/shared"
-
 
 class GcpProvider(Provider):
     def __init__(self, settings: GcpSettings, prompts: Prompts = NO_PROMPTS) -> None:  # noqa: ARG002
         self._settings = settings
         self._api = Api(settings.project)
+        self.known_shared = SHARED if settings.bakes else None
         self._shown: tuple[str, Plan] | None = None  # the variables' digest, and what was shown of them
         self._is_done = False  # what was shown
+        self._inputs = ""  # of the class of new nodes
+        self._images: Mapping[str, images.NodeImage] = {}  # partition -> what they start from
 
     def check(self, spec: ClusterSpec) -> None:
         if refused := gcp.refusal(spec):
@@ -58,7 +62,49 @@ class GcpProvider(Provider):
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
         return DoctorReport(preflight(spec, workspace.known_id(), services(self._settings)), {})
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> HostPlan:  # noqa: ARG002
+    def prepare_class(
+        self, spec: ClusterSpec, workspace: Workspace, inputs: str, *, bake: BakeClass, report: Reporter
+    ) -> SharedFiles | None:
+        self._use_images(spec, inputs)
+        for image in {one.name: one for one in self._images.values()}.values():
+            if not images.ready(self._api, image.name, report):
+                self._make_image(spec, workspace, image, bake, report)
+        return SharedFiles(inputs, {})
+
+    def _use_images(self, spec: ClusterSpec, inputs: str) -> None:
+        if inputs and inputs != self._inputs:
+            self._inputs, self._images = inputs, images.images_of(self._api, spec, inputs)
+
+    def _make_image(
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        image: images.NodeImage,
+        bake: BakeClass,
+        report: Reporter,
+    ) -> None:
+        """Have Terraform make a machine, bake it, make the image of its disk, and have it removed again."""
+        name, owner = images.machine_name(spec), apply.Owner(workspace.cluster_id())
+        machine = {**_host(image.nodes, image.machine), "role": "compute", "partition": "image"}
+        machine["image"] = image.base.model_dump(mode="json")
+        kept = self._to_take_up(spec)
+        self._write_module(spec, workspace, kept, {name: machine})
+        terraform = self._terraform(workspace, spec.controller_host, report)
+        terraform.init()
+        shown = self._shown[1] if self._shown else None
+        try:
+            with apply.extra_node(terraform, name, owner, shown, report=report):
+                key = host_keys(self._api, self._settings.zone, [name], report=report)[name]
+                bake(images.machine_inventory(spec, workspace.cluster_id(), image, self._images, key))
+                images.make(self._api, image, name, self._settings, report=report)
+        finally:  # so that plain `terraform` does not make the machine again
+            self._write_module(spec, workspace, kept)
+
+    def plan(
+        self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter, inputs: str = ""
+    ) -> HostPlan:
+        del keep
+        self._use_images(spec, inputs)
         kept = self._to_take_up(spec)
         asked = self._write_module(spec, workspace, kept)
         terraform = self._terraform(workspace, spec.controller_host, report)
@@ -69,11 +115,12 @@ class GcpProvider(Provider):
         self._shown = (asked, plan)
         order = {name: place for place, name in enumerate(_names(spec))}
         hosts = apply.host_changes(plan, costs.host_price(spec))
+        left = [host for host in hosts if host.name == images.machine_name(spec)]
         now, _ = costs.others((c.type, c.before) for c in plan.changes if c.before is not None)
         then, unknown = costs.others((c.type, c.after) for c in plan.changes if c.after is not None)
         return HostPlan(
-            tuple(sorted(hosts, key=lambda host: order.get(host.name, len(order)))),
-            apply.other_changes(plan),
+            tuple(sorted(set(hosts) - set(left), key=lambda host: order.get(host.name, len(order)))),
+            (*apply.other_changes(plan), *(f"remove {one.name}, which an image was made of" for one in left)),
             priced_on=costs.table().date,
             other_usd_per_hour=(now, then),
             other_unpriced=unknown,
@@ -81,6 +128,7 @@ class GcpProvider(Provider):
             notes=(
                 *_notes(spec),
                 *_taken_up(plan, kept),
+                *images.notes(self._api, spec, self._images, hosts),
                 *filter(None, [costs.caveat(self._settings.region_name)]),
             ),
         )
@@ -92,8 +140,9 @@ class GcpProvider(Provider):
         *,
         keep: Sizes,  # noqa: ARG002
         report: Reporter,
-        node_class: NodeClass | None = None,  # noqa: ARG002
+        node_class: NodeClass | None = None,
     ) -> Provisioned:
+        self._use_images(spec, node_class.key if node_class else "")
         kept = self._to_take_up(spec)
         asked = self._write_module(spec, workspace, kept)
         terraform = self._terraform(workspace, spec.controller_host, report)
@@ -176,9 +225,18 @@ class GcpProvider(Provider):
             if one.kept:
                 report(f"kept: {one.what}: {one.kept}")
 
-    def _write_module(self, spec: ClusterSpec, workspace: Workspace, kept: KeptStorage | None) -> str:
+    def _write_module(
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        kept: KeptStorage | None,
+        more_hosts: Mapping[str, Variables] = MappingProxyType({}),
+    ) -> str:
         """Bring the folder of Terraform up to date; a digest of what is asked for."""
         asked = variables(spec, workspace.cluster_id(), workspace.public_key.read_text(), kept)
+        boot = {name: {"boot_image": images.path_of(self._api, i.name)} for name, i in self._images.items()}
+        hosts = {name: one | boot.get(one.get("partition", ""), {}) for name, one in asked["hosts"].items()}
+        asked["hosts"] = {**hosts, **more_hosts}
         storage.refuse_moved(workspace.terraform, asked)
         write_module(workspace.terraform, asked, self._settings.state, cluster=spec.name)
         storage.write_imports(workspace.terraform, kept)

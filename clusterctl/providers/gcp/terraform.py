@@ -57,10 +57,17 @@ class Terraform:
             self._printing(f"the state in {left} could not be written", "state push", ERRORED_FILE)
             left.unlink()
 
-    def plan(self, *, destroy: bool = False, adopt: Mapping[str, str] = MappingProxyType({})) -> Plan:
+    def plan(
+        self,
+        *,
+        destroy: bool = False,
+        adopt: Mapping[str, str] = MappingProxyType({}),
+        targets: Sequence[str] = (),
+    ) -> Plan:
         """Look at the world and save what there is to do; with ``destroy``, to remove all.
 
-        ``adopt``, address -> id, is there already, and is taken into the state by this plan.
+        ``adopt``, address -> id, is there already, and is taken into the state by this plan. ``targets`` are
+        the only addresses that it is about, with what they need.
         """
         restore_torn_state(self.folder, self.report)
         with _import_blocks(self.folder, adopt):
@@ -69,6 +76,7 @@ class Terraform:
                 out=PLAN_FILE,
                 input=False,
                 destroy=FLAG if destroy else None,
+                target=[*targets] or None,
                 detailed_exitcode=FLAG,
                 lock_timeout=_LOCK_TIMEOUT,
             )
@@ -77,7 +85,7 @@ class Terraform:
             raise self.explain(what, found)
         path = self.folder / PLAN_FILE
         digest, shown = file_sha256(path), self._answer(what, "show", PLAN_FILE)
-        return Plan(path, digest, read_changes(shown), destroy, outputs_change(shown))
+        return Plan(path, digest, read_changes(shown), destroy, outputs_change(shown), tuple(targets))
 
     def apply(self, plan: Plan) -> None:
         """Apply this very plan; if it is stale, what is left of it, and nothing that it does not show.
@@ -102,7 +110,7 @@ class Terraform:
         Raises:
             StalePlanError: it would do something that ``plan`` does not show.
         """
-        left = self.plan(destroy=plan.destroys, adopt=adopt)
+        left = self.plan(destroy=plan.destroys, adopt=adopt, targets=plan.targets)
         if beyond := plan.beyond(left):
             raise StalePlanError(
                 "what there is to do has changed since it was shown",
@@ -299,6 +307,7 @@ class Plan:
     changes: tuple[ResourceChange, ...]
     destroys: bool = False
     outputs_change: bool = False
+    targets: tuple[str, ...] = ()  # it is about these alone
 
     @property
     def is_empty(self) -> bool:

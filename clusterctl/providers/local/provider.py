@@ -15,6 +15,7 @@ from clusterctl.errors import MachineError, UsageError
 from clusterctl.providers.base import (
     NO_PROMPTS,
     Bake,
+    BakeClass,
     HostChange,
     HostPlan,
     Leftover,
@@ -91,7 +92,7 @@ class LocalProvider(Provider):
         )
 
     def prepare_class(
-        self, workspace: Workspace, inputs: str, *, bake: Bake, report: Reporter
+        self, spec: ClusterSpec, workspace: Workspace, inputs: str, *, bake: BakeClass, report: Reporter
     ) -> SharedFiles | None:
         image = _image(self._settings, workspace)
         request = layout.ClassRequest(
@@ -99,7 +100,9 @@ class LocalProvider(Provider):
         )
 
         def ready(answer: dict[str, Any]) -> None:
-            bake(self._image_host(answer, COMPUTE))
+            place = {"cluster": spec.name, "cluster_id": request.id, "provider": self._settings.type}
+            image = self._image_host(answer, COMPUTE)
+            bake(Inventory(hosts=(image,), network="", shared=_SHARED, baked=True, **place))
 
         made = call("bake_class", request.model_dump(mode="json"), report=report, ready=ready)
         return SharedFiles(made["key"], made["marks"]) if made["marks"] else None
@@ -107,7 +110,10 @@ class LocalProvider(Provider):
     def sizes(self, spec: ClusterSpec) -> Sizes:
         return {share.host: share.size for share in divide(spec, Hardware.here())[0]}
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> HostPlan:  # noqa: ARG002
+    def plan(
+        self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter, inputs: str = ""
+    ) -> HostPlan:
+        del report, inputs
         refuse_other_machines(sys.platform)
         shares, notes = _shares(spec, keep)
         hosts = hosts_as_raised(workspace)

@@ -101,7 +101,10 @@ class OnpremProvider(Provider):
         found = [one for one in report.findings if one.level != "error" or one in errors]
         return replace(report, findings=(*found, *(one for one in errors if one not in found)))
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> HostPlan:  # noqa: ARG002
+    def plan(
+        self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter, inputs: str = ""
+    ) -> HostPlan:
+        del keep, inputs
         found = self._look(spec, workspace, report)
         before = hosts_as_raised(workspace)
         left = pending_releases(workspace)

@@ -49,6 +49,7 @@ NEED_A_CLUSTER: dict[str, list[str]] = {
     "get": ["x", "."],
     "ssh": ["--", "true"],
     "shell": ["--", "true"],
+    "image bake": [],
     "node drain": ["json-train-1", "--reason", "x"],
     **{
         f"node {verb}": ["json-train-1"]
@@ -90,7 +91,7 @@ def test_an_answer_has_its_keys(cli: Clusterctl, verb: str) -> None:
 
 @pytest.mark.parametrize("verb", NEED_A_CLUSTER)
 def test_an_error_is_an_answer_too(cli: Clusterctl, verb: str) -> None:
-    """`up` gets a spec that it refuses; to the others, the cluster is not up."""
+    """`up` and `image bake` get a spec that they refuse; to the others, the cluster is not up."""
     (cli.cwd / "cluster.yaml").write_text(WRONG if verb == "up" else SPEC)
     found = answer(cli, "-o", "json", *verb.split(), *NEED_A_CLUSTER[verb], rc=2)
     assert not found["ok"]

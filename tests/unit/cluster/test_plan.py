@@ -39,10 +39,18 @@ class Stub:
     def check(self, spec: ClusterSpec) -> None:
         assert spec.name == "d"
 
+    known_shared = None
+
     def plan(
-        self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], report: Reporter
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        *,
+        keep: Mapping[str, Size],
+        report: Reporter,
+        inputs: str = "",
     ) -> HostPlan:
-        del spec, keep, report
+        del spec, keep, report, inputs
         self.given.append(workspace)
         assert workspace.public_key.read_text().startswith("ssh-ed25519 ")
         self.seen = {

@@ -261,3 +261,19 @@ def test_all_obstacles_are_named_at_once_and_nothing_is_made(google: Google, log
         hits = [f for f in findings if f.code == code and why in str(f) and fix in f.fix]
         assert len(hits) == 1, (code, why, [*map(str, findings)])
     assert google.world.read() == before
+
+
+def test_an_image_of_the_nodes_needs_rights_and_a_project_that_is_trusted(google: Google) -> None:
+    bakes = PLAIN.replace("zone:", "image: {bake: true}, zone:")
+    deny(google, "compute.images.create")
+    only(
+        google,
+        "compute.trustedImageProjects",
+        "projects/rocky-linux-cloud",
+        "projects/rocky-linux-accelerator-cloud",
+    )
+    assert not found(PLAIN), "it is not asked for"
+    said = {one.code: str(one) for one in found(bakes)}
+    assert set(said) == {"permission", "org-policy"}
+    assert "compute.images.create" in said["permission"]
+    assert f"images of {PROJECT}" in said["org-policy"]

@@ -86,7 +86,7 @@ resource "google_compute_instance" "host" {
     kms_key_self_link = var.common.kms_key
 
     initialize_params {
-      image  = local.image
+      image  = coalesce(var.host.boot_image, local.image)
       size   = var.host.boot_disk.size_gib
       type   = var.host.boot_disk.type
       labels = var.common.labels

@@ -14,6 +14,7 @@ variable "host" {
       family  = optional(string)
       name    = optional(string)
     })
+    boot_image = optional(string)
     boot_disk = object({
       size_gib = number
       type     = string

@@ -1,0 +1,349 @@
+"""The image of a class of nodes at Google: made once on a machine of its own, and used by nodes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.cluster import down, node_class
+from clusterctl.cluster.session import ClusterSession
+from clusterctl.cluster.up import bake_ahead
+from clusterctl.configure.inventory_file import install_mark
+from clusterctl.errors import ClusterctlError, StalePlanError
+from clusterctl.providers.base import HostPlan, Provisioned
+from clusterctl.providers.gcp.provider import GcpProvider
+from clusterctl.providers.node_class import NodeClass
+from clusterctl.providers.registry import kept_images
+from clusterctl.spec.gcp import refusal, settings_of
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace
+from tests.support.cluster_session import session_of
+from tests.support.google import gcloud
+from tests.support.google.api import PROJECT, Google
+from tests.support.google.cloud import GoogleCloud
+from tests.support.google.world import World
+from tests.unit.gcp.clusters import NOT_BILLED, provider_of, silent, workspace_in
+
+pytestmark = pytest.mark.platform("stand-in", "google-image")
+
+NODES = ["demo-train-1", "demo-train-2"]
+MACHINE = "demo-image"
+INPUTS = "0123456789abcdef"
+
+
+def spec_of(nodes: int = 2, *, software: dict[str, Any] | None = None, **settings: Any) -> ClusterSpec:
+    known = {"type": "gcp", "project": PROJECT, "zone": "us-central1-a", "image": {"bake": True}}
+    train = {"name": "train", "nodes": nodes, "gpus": {"type": "l4", "count": 1}}
+    text = {"version": 1, "name": "demo", "provider": known | settings, "partitions": [train]}
+    return ClusterSpec.model_validate(text | {"software": software or {}})
+
+
+@dataclass
+class Baked:
+    """A cloud in which clusters are raised with images; ``seen`` are the machines that were baked."""
+
+    cloud: GoogleCloud
+    google: Google
+    workspace: Workspace
+    seen: list[Inventory] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    fails: BaseException | None = None
+
+    def bake(self, image: Inventory) -> None:
+        self.seen.append(image)
+        assert image.compute[0].name in self.cloud.instances, "it runs while it is baked"
+        if self.fails:
+            raise self.fails
+
+    def planned(self, provider: GcpProvider, spec: ClusterSpec, inputs: str = INPUTS) -> HostPlan:
+        return provider.plan(spec, self.workspace, keep={}, report=silent, inputs=inputs)
+
+    def up(self, spec: ClusterSpec, inputs: str = INPUTS) -> Provisioned:
+        """What `up` has of the provider: the plan, the class of new nodes, and the hosts."""
+        provider = provider_of(spec)
+        self.planned(provider, spec, inputs)
+        return self.up_from(provider, spec, inputs)
+
+    def up_from(self, provider: GcpProvider, spec: ClusterSpec, inputs: str = INPUTS) -> Provisioned:
+        shared = provider.prepare_class(
+            spec, self.workspace, inputs, bake=self.bake, report=lambda one: self.said.append(str(one))
+        )
+        assert shared is not None
+        node_class = NodeClass(shared.key, lambda _: {})
+        return provider.apply(spec, self.workspace, keep={}, report=silent, node_class=node_class)
+
+    @property
+    def images(self) -> dict[str, dict[str, Any]]:
+        rows = self.cloud.resources("google_compute_image")
+        return {row["name"]: row for row in rows.values()}
+
+    def image_under(self, host: str) -> str:
+        (disk,) = self.cloud.instances[host]["boot_disk"]
+        return str(disk["initialize_params"][0]["image"]).rpartition("/")[2]
+
+
+@pytest.fixture
+def baked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Baked]:
+    cloud = GoogleCloud(tmp_path)
+    with Google(World(cloud.store.path)) as google:
+        for name, value in {**cloud.env, **google.environment}.items():
+            if name != "HOME":
+                monkeypatch.setenv(name, value)
+        yield Baked(cloud, google, workspace_in(tmp_path / "home"))
+    assert not google.violations
+
+
+def test_it_is_made_once_and_nodes_start_from_it(baked: Baked) -> None:
+    done = baked.up(spec_of())
+    ((name, image),) = baked.images.items()
+    assert image["status"] == "READY"
+    assert image["labels"] == {"clusterctl-image": name.removeprefix("clusterctl-")}
+    assert image["family"] == "clusterctl-rocky-linux-9-optimized-gcp-nvidia-580"
+    assert sorted(baked.cloud.instances) == ["demo-ctl", *NODES], "the machine that it was made of is gone"
+    assert {baked.image_under(node) for node in NODES} == {name}
+    assert baked.image_under("demo-ctl").startswith("rocky-linux-9-optimized-gcp")
+    assert list(done.made) == ["demo-ctl", *NODES]
+
+    (machine,) = baked.seen
+    assert not machine.baked
+    assert [host.roles for host in machine.hosts] == [("controller",), ("compute",)]
+    assert machine.shared_folder.kind == done.inventory.shared_folder.kind
+    real = done.inventory.model_copy(update={"scheduler": spec_of().scheduler})
+    assert install_mark(machine, spec_of().software) == install_mark(real, spec_of().software)
+    made = baked.cloud.done("create")
+    assert made.index(("create", "google_compute_instance", MACHINE)) < made.index(
+        ("create", "google_compute_instance", NODES[0])
+    )
+
+    baked.up(spec_of(3))
+    assert len(baked.seen) == 1, "a node more is of the same class"
+    assert baked.image_under("demo-train-3") == name
+    assert not provider_of(spec_of(3)).plan(spec_of(3), baked.workspace, keep={}, report=silent).changes
+
+
+def test_another_configuration_is_another_image_and_replaces_no_node(baked: Baked) -> None:
+    baked.up(spec_of())
+    (first,) = baked.images
+    baked.cloud.forget_log()
+    baked.up(spec_of(3), inputs="fedcba9876543210")
+    (second,) = set(baked.images) - {first}
+    assert [baked.image_under(node) for node in [*NODES, "demo-train-3"]] == [first, first, second]
+    changed = [name for _, kind, name in baked.cloud.done("delete") if kind == "google_compute_instance"]
+    assert changed == [MACHINE]
+
+
+def test_the_plan_says_what_it_takes_and_only_once(baked: Baked) -> None:
+    provider = provider_of(spec_of())
+    (note,) = [one for one in baked.planned(provider, spec_of()).notes if "makes the image" in one]
+    assert re.search(r"about 5 to 20 minutes more, on demo-image \(e2-standard-2, 0\.07 USD an hour\)", note)
+    assert not baked.cloud.instances
+    baked.up(spec_of())
+    again = baked.planned(provider_of(spec_of(3)), spec_of(3))
+    assert not [one for one in again.notes if "makes the image" in one]
+
+
+def test_a_driver_is_installed_where_there_are_cards(baked: Baked) -> None:
+    plain = {"project": "rocky-linux-cloud", "family": "rocky-linux-9-optimized-gcp"}
+    spec = spec_of(
+        software={"nvidia": {"driver": "open"}}, partitions={"train": {"image": plain, "spot": True}}
+    )
+    (note,) = [one for one in baked.planned(provider_of(spec), spec).notes if "makes the image" in one]
+    assert "demo-image (g2-standard-4" in note
+
+
+@pytest.mark.parametrize("moment", ["baking", pytest.param("stopping", marks=pytest.mark.sweep), "inserting"])
+def test_whatever_fails_leaves_no_machine_and_the_next_run_makes_it(baked: Baked, moment: str) -> None:
+    match moment:
+        case "baking":
+            baked.fails = ClusterctlError("no packages")
+        case "stopping":
+            baked.google.fail("compute.instances.stop", 403, reason="forbidden", times=1)
+        case "inserting":
+            baked.google.fail("compute.images.insert", 403, reason="forbidden", times=1)
+    with pytest.raises(ClusterctlError):
+        baked.up(spec_of())
+    assert not baked.cloud.instances
+    assert not baked.images
+    assert any("removing demo-image, which costs" in line for line in baked.said)
+    baked.fails = None
+    baked.up(spec_of())
+    (name,) = baked.images
+    assert {baked.image_under(node) for node in NODES} == {name}
+
+
+def test_an_image_that_google_began_and_did_not_end_is_made_anew(baked: Baked) -> None:
+    baked.google.failing += ["", "RESOURCE_EXHAUSTED"]  # the machine stops; the image fails
+    with pytest.raises(ClusterctlError, match=r"."):
+        baked.up(spec_of())
+    (name,) = baked.images
+    baked.google.world.put(
+        "google_compute_image",
+        f"projects/{PROJECT}/global/images/{name}",
+        **{**baked.images[name], "status": "FAILED"},
+    )
+    baked.up(spec_of())
+    assert list(baked.images) == [name]
+    assert baked.images[name]["status"] == "READY"
+    assert len(baked.seen) == 2
+
+
+class KilledError(BaseException):
+    """Nothing is cleaned up any more."""
+
+
+def killed(baked: Baked) -> GcpProvider:
+    """A run that ends while the machine is baked, and could not remove it."""
+    provider = provider_of(spec_of())
+    baked.planned(provider, spec_of())
+    baked.fails = KilledError()
+    baked.cloud.fail("quota_of_region", name=MACHINE, on="delete")
+    with pytest.raises(KilledError):
+        baked.up_from(provider, spec_of())
+    assert list(baked.cloud.instances) == [MACHINE]
+    baked.fails = None
+    baked.cloud.heal()
+    return provider
+
+
+def test_a_machine_that_a_killed_run_left_is_removed_first(baked: Baked) -> None:
+    """It is in Terraform's state. The plan says so; nobody is asked."""
+    provider, spec, cluster_id = killed(baked), spec_of(), baked.workspace.cluster_id()
+    assert provider.alive(cluster_id)
+    left = [one.what for one in provider.leftovers(cluster_id)]
+    assert f"instance {MACHINE} in us-central1-a" in left
+    planned = baked.planned(provider_of(spec), spec)
+    assert MACHINE not in {host.name for host in planned.hosts}
+    assert any(line.startswith(f"remove {MACHINE}") for line in planned.other)
+    baked.up(spec)
+    assert sorted(baked.cloud.instances) == ["demo-ctl", *NODES]
+    made = [name for _, kind, name in baked.cloud.done("create") if kind == "google_compute_instance"]
+    assert made.count(MACHINE) == 2
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("then", ["up", "down"])
+def test_a_machine_that_no_state_knows_is_taken_over_or_removed(baked: Baked, then: str) -> None:
+    """As where Terraform was killed before it wrote it down."""
+    provider, spec, cluster_id = killed(baked), spec_of(), baked.workspace.cluster_id()
+    argv = [baked.cloud.terraform, "state", "rm", f'module.nodes.module.node["{MACHINE}"]']
+    subprocess.run(argv, cwd=baked.workspace.terraform, check=True, capture_output=True)
+    if then == "down":
+        provider.destroy(cluster_id, workspace=baked.workspace, report=silent)
+        assert not baked.cloud.instances
+        assert provider.leftovers(cluster_id) == ()
+        return
+    baked.up(spec)
+    assert sorted(baked.cloud.instances) == ["demo-ctl", *NODES]
+    made = [name for _, kind, name in baked.cloud.done("create") if kind == "google_compute_instance"]
+    assert made.count(MACHINE) == 1
+
+
+def test_down_leaves_the_image_and_nothing_else_and_the_cache_can_be_emptied(baked: Baked) -> None:
+    spec = spec_of()
+    baked.up(spec)
+    cluster_id = baked.workspace.cluster_id()
+    provider_of(spec).destroy(cluster_id, workspace=baked.workspace, report=silent)
+    assert provider_of(spec).leftovers(cluster_id) == ()
+    (kept,) = kept_images(settings_of(spec))
+    assert (kept.size_mib, kept.usd_per_month) == (2048, pytest.approx(0.1))
+    assert kept_images(settings_of(spec), prune=True) == (kept,)
+    assert not baked.images
+    assert kept_images(settings_of(spec)) == ()
+
+
+def test_nothing_is_done_that_was_not_shown(baked: Baked) -> None:
+    spec = spec_of()
+    baked.up(spec)
+    provider = provider_of(spec_of(3))
+    baked.planned(provider, spec_of(3), inputs="fedcba9876543210")
+    router = next(iter(baked.cloud.resources("google_compute_router").values()))["name"]
+    baked.cloud.lose(router, "google_compute_router")
+    with pytest.raises(StalePlanError, match="router"):
+        baked.up_from(provider, spec_of(3), inputs="fedcba9876543210")
+    assert MACHINE not in baked.cloud.instances
+
+
+@pytest.mark.parametrize(
+    ("method", "message", "code"),
+    [
+        ("compute.images.insert", "Required 'compute.images.create' permission for 'x'", "permission"),
+        pytest.param(
+            *("compute.images.insert", "Quota 'IMAGES' exceeded.  Limit: 2000.0 globally.", "quota"),
+            marks=pytest.mark.sweep,
+        ),
+        pytest.param(
+            *(
+                "compute.instances.stop",
+                "Constraint constraints/compute.x violated for project p.",
+                "org-policy",
+            ),
+            marks=pytest.mark.sweep,
+        ),
+    ],
+)
+def test_what_google_refuses_is_named(baked: Baked, method: str, message: str, code: str) -> None:
+    baked.google.fail(method, 403, reason="forbidden", message=message, times=1)
+    with pytest.raises(ClusterctlError) as caught:
+        baked.up(spec_of())
+    codes = {caught.value.code, *(failure.code for failure in caught.value.failures)}
+    assert code in codes, caught.value
+    assert not baked.cloud.instances
+
+
+def test_the_stand_in_refuses_what_google_refuses(baked: Baked) -> None:
+    """An image of a running machine's disk, and one whose name is taken."""
+    spec = spec_of()
+    provider = provider_of(spec)
+    baked.up(spec)
+    api = provider._api
+    (name,) = baked.images
+    body = {"name": name, "sourceDisk": f"projects/{PROJECT}/zones/us-central1-a/disks/demo-train-1"}
+    path = f"projects/{PROJECT}/global/images"
+    with pytest.raises(ClusterctlError, match="already"):
+        api.post("compute", path, body)
+    with pytest.raises(ClusterctlError) as caught:
+        api.post("compute", path, body | {"name": "another"})
+    assert "already being used" in caught.value.why
+
+
+def test_without_the_names_of_googles_own_images_there_is_none_to_make() -> None:
+    own = {"project": "my-images", "name": "with-everything"}
+    spec = spec_of(controller={"image": own}, partitions={"train": {"image": own}})
+    refused = refusal(spec)
+    assert refused is not None
+    assert refused.where == "provider.image.bake"
+    assert refusal(spec_of()) is None
+
+
+def test_ahead_of_up_nothing_but_the_image_stays(
+    baked: Baked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`clusterctl image bake`, where no cluster is up: once it is made, once it fails."""
+    monkeypatch.setenv("PATH", str(gcloud.install(tmp_path, baked.cloud.store.path)), prepend=":")
+    monkeypatch.setattr(down, "find_orphans", lambda *_: {})  # this machine may have one of the name
+    failing: list[Exception] = [ClusterctlError("no packages")]
+
+    def configure(session: ClusterSession, image: Inventory, *_: object) -> None:
+        assert session.workspace.terraform.exists()
+        assert [host.name for host in image.compute] == [MACHINE]
+        if failing:
+            raise failing.pop()
+
+    monkeypatch.setattr(node_class, "_bake_machine", configure)
+    workspace = Workspace(tmp_path / "none" / "demo")
+    with pytest.raises(ClusterctlError, match="no packages"):
+        bake_ahead(session_of(spec_of(), workspace))
+    assert set(baked.cloud.resources().values()) <= NOT_BILLED
+    assert not workspace.root.exists()
+    assert bake_ahead(session_of(spec_of(), workspace)) == "made"
+    assert set(baked.cloud.resources().values()) <= {*NOT_BILLED, "google_compute_image"}
+    assert len(baked.images) == 1
+    assert not workspace.root.exists()
+    assert bake_ahead(session_of(spec_of(), workspace)) == "cached"
