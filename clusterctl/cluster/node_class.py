@@ -51,9 +51,12 @@ def prepare_class(session: ClusterSession, distribution: Distribution) -> Shared
         session.report(task.step(1))
 
     session.note = "cached"
-    return session.provider.prepare_class(
+    shared = session.provider.prepare_class(
         spec, workspace, class_inputs(variables), bake=bake, report=session.report
     )
+    if shared is None:
+        session.note = "not used"
+    return shared
 
 
 def _bake_machine(
