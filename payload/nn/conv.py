@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from types import ModuleType
+
+import numpy as np
 
 from payload.device import Array
 from payload.nn.form import convolution
@@ -12,6 +15,15 @@ from payload.nn.module import Context, Parameter, Tape, normal, zeros
 
 _MIN_POSITIONS = 512
 """Fewer rows in a product, and BLAS spends more on packing the weights than on multiplying."""
+
+_TILE = 4
+"""The side of a tile of outputs, in Winograd's algorithm."""
+
+_TILES = 128
+"""In a block: fewer are slower to multiply, and more do not stay in the cache."""
+
+_MIN_WINOGRAD = 32
+"""Tiles and channels: with fewer, the transforms take longer than the products save."""
 
 
 class Conv2d:
@@ -22,7 +34,9 @@ class Conv2d:
     pass of stride 1, which is a correlation of dy with them, and are copied in the forward pass alone.
 
     Patches of the input are laid out as rows of a matrix (im2col), a block at a time that stays in the cache,
-    and multiplied with the weights.
+    and multiplied with the weights. On a CPU, a 3x3 convolution of stride 1 with many channels takes a fourth
+    of the multiplications: it makes tiles of 4x4 outputs by Winograd's F(4x4, 3x3) (Lavin and Gray 2015,
+    arXiv:1509.09308). Its rounding errors are five times as large: in float32, 1e-6 of the result.
     """
 
     def __init__(
@@ -66,9 +80,14 @@ class Conv2d:
         batch, height, width, _ = x.shape
         shape = (batch, self.output_size(height), self.output_size(width), self._outputs)
         y: Array = self._device.xp.empty(shape, x.dtype)
-        weight = self._rows()
-        for where, patches in self._patches(x, self._stride, self._padding):
-            self._device.matmul(patches, weight, out=y[where].reshape(-1, self._outputs))
+        if self._suits_winograd(y):
+            weight = self._tile_weights(flipped=True)
+            for where, windows in self._tiles(x, _OF_WINDOW, self._padding, y.shape):
+                self._write_tiles(self._device.matmul(windows, weight), y, where)
+        else:
+            weight = self._rows()
+            for where, patches in self._patches(x, self._stride, self._padding):
+                self._device.matmul(patches, weight, out=y[where].reshape(-1, self._outputs))
         if self.bias is not None:
             y += self.bias.value
         tape.push(x)
@@ -80,7 +99,7 @@ class Conv2d:
         if self.bias is not None:
             self.bias.add(dy.sum(axis=(0, 1, 2), dtype=self.bias.grad.dtype))
         if self._stride == 1 and not self._first and self._padding < self._kernel:
-            return self._backward_dense(x, dy)
+            return self._backward_tiles(x, dy) if self._suits_winograd(x) else self._backward_dense(x, dy)
         return self._backward_strided(x, dy)
 
     def _backward_dense(self, x: Array, dy: Array) -> Array:
@@ -124,6 +143,59 @@ class Conv2d:
                 ]
                 places += patches[:, :, :, i, j]
 
+    def _suits_winograd(self, y: Array) -> bool:
+        """Whether to make ``y`` (B, H, W, channels) of tiles; not if a quarter of their area is outside."""
+        batch, height, width, _ = y.shape
+        tiles = math.ceil(height / _TILE) * math.ceil(width / _TILE)
+        return (
+            (self._kernel, self._stride, self._device.gpu) == (3, 1, None)
+            and min(self._inputs, self._outputs, batch * tiles) >= _MIN_WINOGRAD
+            and height * width > 0.75 * tiles * _TILE**2
+            and y.dtype.itemsize >= np.dtype("float32").itemsize
+        )
+
+    def _backward_tiles(self, x: Array, dy: Array) -> Array:
+        """As ``_backward_dense``: the windows of dy serve both gradients."""
+        dx: Array = self._device.xp.empty(x.shape, x.dtype)
+        weight = self._tile_weights(flipped=False).transpose(0, 2, 1)
+        to_weights = self._device.asarray(_OF_WEIGHTS.T, self.weight.grad.dtype)
+        windows = self._tiles(dy, _OF_WINDOW, self._kernel - 1 - self._padding, x.shape)
+        for (where, by_y), (_, tiles) in zip(windows, self._tiles(x, _OF_TILE, 0, x.shape), strict=True):
+            self._write_tiles(self._device.matmul(by_y, weight), dx, where)
+            dw = self._device.matmul(tiles.transpose(0, 2, 1), by_y, dtype=to_weights.dtype)
+            self.weight.add(self._device.matmul(to_weights, dw.transpose(1, 0, 2)))
+        return dx
+
+    def _tile_weights(self, *, flipped: bool) -> Array:
+        """Winograd's transform of the weights: (36, inputs, outputs)"""
+        value = self.weight.value.reshape(self._inputs, -1, self._outputs)
+        transform = self._device.asarray(_OF_WEIGHTS[:, :: -1 if flipped else 1], value.dtype)
+        return self._device.matmul(transform, value).transpose(1, 0, 2)
+
+    def _tiles(
+        self, x: Array, transform: Array, padding: int, shape: tuple[int, ...]
+    ) -> Iterator[tuple[tuple[slice, slice], Array]]:
+        """Blocks of samples and rows of the tiles of an output of a ``shape``, and Winograd's transform (36,
+        tiles, channels) of the windows that they are made of, or of the tiles themselves."""
+        xp, size = self._device.xp, math.isqrt(transform.shape[1])
+        grid = (math.ceil(shape[1] / _TILE), math.ceil(shape[2] / _TILE))
+        transform = self._device.asarray(transform, x.dtype)
+        blocks = _blocks(xp, x, grid, kernel=size, stride=_TILE, padding=padding, positions=_TILES)
+        for where, block in blocks:
+            numbers = xp.ascontiguousarray(block.transpose(3, 4, 0, 1, 2, 5)).reshape(size * size, -1)
+            yield where, self._device.matmul(transform, numbers).reshape(len(transform), -1, x.shape[3])
+
+    def _write_tiles(self, products: Array, y: Array, where: tuple[slice, slice]) -> None:
+        """Transform (36, tiles, channels) back to tiles, cut them at the edges, and write them."""
+        samples, rows = where
+        target = y[samples, rows.start * _TILE : rows.stop * _TILE]
+        back = self._device.asarray(_OF_TILE.T, y.dtype)
+        tiles = self._device.matmul(back, products.reshape(len(products), -1))
+        tiles = tiles.reshape(_TILE, _TILE, len(target), rows.stop - rows.start, -1, y.shape[3])
+        for i, j in product(range(_TILE), range(_TILE)):
+            part = target[:, i::_TILE, j::_TILE]
+            part[...] = tiles[i, j, :, : part.shape[1], : part.shape[2]]
+
     def _rows(self) -> Array:
         """The weights in the order of a patch: (kernel · kernel · inputs, outputs)"""
         flipped = self.weight.value[:, ::-1, ::-1].transpose(1, 2, 0, 3)
@@ -141,27 +213,64 @@ class Conv2d:
             yield (slice(0, batch), slice(0, high)), x.reshape(-1, channels)
             return
         row = kernel * kernel * channels
-        rows = max(1, max(self._device.block_rows(row * x.itemsize), _MIN_POSITIONS) // wide)
-        samples = min(max(1, rows // high), batch)
-        rows = min(rows, high)
-        xp = self._device.xp
-        padded: Array = xp.zeros((samples, height + 2 * padding, width + 2 * padding, channels), x.dtype)
-        inner = padded[:, padding : padding + height, padding : padding + width]
-        view = windows(xp, padded, kernel, stride)
-        buffer: Array = xp.empty((samples * rows * wide, row), x.dtype)
-        for first in range(0, batch, samples):
-            count = min(samples, batch - first)
-            inner[:count] = x[first : first + count]
-            for top in range(0, high, rows):
-                block = view[:count, top : top + rows]  # (count, some, wide, kernel, kernel, channels)
-                patches = buffer[: block.shape[0] * block.shape[1] * wide]
-                patches.reshape(block.shape)[...] = block
-                yield (slice(first, first + count), slice(top, top + block.shape[1])), patches
+        positions = max(self._device.block_rows(row * x.itemsize), _MIN_POSITIONS)
+        buffer: Array | None = None
+        blocks = _blocks(
+            self._device.xp,
+            x,
+            (high, wide),
+            kernel=kernel,
+            stride=stride,
+            padding=padding,
+            positions=positions,
+        )
+        for where, block in blocks:
+            if buffer is None:  # no block is larger than the first
+                buffer = self._device.xp.empty((block.size // row, row), x.dtype)
+            patches = buffer[: block.size // row]
+            patches.reshape(block.shape)[...] = block  # (samples, rows, wide, kernel, kernel, channels)
+            yield where, patches
 
 
 def output_size(size: int, kernel: int, stride: int, padding: int) -> int:
     """How many windows fit along a side of an image."""
     return (size + 2 * padding - kernel) // stride + 1
+
+
+def _blocks(
+    xp: ModuleType,
+    x: Array,
+    grid: tuple[int, int],
+    *,
+    kernel: int,
+    stride: int,
+    padding: int,
+    positions: int,
+) -> Iterator[tuple[tuple[slice, slice], Array]]:
+    """Blocks of samples and rows of windows, and views (samples, rows, wide, kernel, kernel, channels) of a
+    padded copy, which all blocks share.
+
+    Args:
+        grid: rows of windows, and windows in a row: (high, wide).
+        positions: windows in a block, or one row.
+    """
+    (batch, height, width, channels), (high, wide) = x.shape, grid
+    if not batch:
+        return
+    rows = max(1, positions // wide)
+    samples = min(max(1, rows // high), batch)
+    rows = min(rows, high)
+    tall = max(height + 2 * padding, (high - 1) * stride + kernel)
+    broad = max(width + 2 * padding, (wide - 1) * stride + kernel)
+    padded: Array = xp.zeros((samples, tall, broad, channels), x.dtype)
+    inner = padded[:, padding : padding + height, padding : padding + width]
+    view = windows(xp, padded, kernel, stride)[:, :, :wide]
+    for first in range(0, batch, samples):
+        count = min(samples, batch - first)
+        inner[:count] = x[first : first + count]
+        for top in range(0, high, rows):
+            block = view[:count, top : min(top + rows, high)]
+            yield (slice(first, first + count), slice(top, top + block.shape[1])), block
 
 
 def windows(xp: ModuleType, image: Array, kernel: int, stride: int) -> Array:
@@ -175,3 +284,23 @@ def windows(xp: ModuleType, image: Array, kernel: int, stride: int) -> Array:
         (along_batch, down * stride, right * stride, down, right, along_channels),
     )
     return view
+
+
+def _winograd(tile: int, kernel: int) -> tuple[Array, Array, Array]:
+    """Transforms of a tile of outputs, of the weights and of a window: (36, 16), (36, 9) and (36, 36).
+
+    A convolution is a product of polynomials. It is known by its values at some points and its leading
+    coefficient, which are products of those of the factors (Toom and Cook).
+    """
+    points = (0, math.sqrt(0.5), -math.sqrt(0.5), math.sqrt(2), -math.sqrt(2))  # with small errors
+    size = tile + kernel - 1
+
+    def values(count: int) -> Array:
+        return np.vstack([np.vander(points, count, increasing=True), np.eye(count)[-1]])
+
+    sides = values(tile), values(kernel), np.linalg.inv(values(size)).T
+    of_tile, of_weights, of_window = (np.kron(side, side) for side in sides)  # along columns and rows
+    return of_tile, of_weights, of_window
+
+
+_OF_TILE, _OF_WEIGHTS, _OF_WINDOW = _winograd(_TILE, 3)

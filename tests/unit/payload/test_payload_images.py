@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from numpy.typing import DTypeLike
 
 from payload.device import Array, Cpu, Device
 from payload.nn.conv import Conv2d
@@ -77,6 +78,16 @@ BLOCKS = {
 }
 """Of 512 positions or a MiB of patches, whichever is more."""
 
+WINOGRAD = {
+    "tiles": _conv(32, 40, 3, pad=1, size=16),
+    "tiles-cut-at-edges": _conv(33, 32, 3, pad=1, size=15),
+    "tiles-unpadded": _conv(32, 33, 3, size=18),
+    "tiles-far-padded": _conv(32, 33, 3, pad=2, size=15),
+    "tiles-of-two-images-of-three": _conv(32, 32, 3, pad=1, size=32),
+    "tiles-of-part-of-an-image": _conv(32, 32, 3, pad=1, size=46),
+}
+"""In blocks of 128 tiles of 4x4 outputs."""
+
 
 def _input(case: Case, dtype: str = "float64") -> Array:
     return np.random.default_rng(5).standard_normal(case.shape).astype(dtype)
@@ -91,10 +102,47 @@ def _channels_last(theirs: Theirs) -> Theirs:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("name", [*CASES, *BLOCKS])
+@pytest.mark.parametrize("name", [*CASES, *BLOCKS, *WINOGRAD])
 def test_layer_is_pytorchs(name: str, dtype: str, device: Device) -> None:
-    case = {**CASES, **BLOCKS}[name]
+    case = {**CASES, **BLOCKS, **WINOGRAD}[name]
     compare(case.make(Context(device)), _input(case, dtype), device, _channels_last(case.theirs))
+
+
+class _Counting(Cpu):
+    """Counts the multiplications of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def matmul(
+        self, left: Array, right: Array, out: Array | None = None, dtype: DTypeLike | None = None
+    ) -> Array:
+        product = super().matmul(left, right, out, dtype)
+        self.count += product.size * left.shape[-1]
+        return product
+
+
+@pytest.mark.parametrize(
+    ("inputs", "batch", "dtype", "fewer"),
+    [
+        (128, 8, "float32", True),
+        (128, 8, "float64", True),
+        (128, 8, "float16", False),  # errors of the transforms would be too large
+        (16, 8, "float32", False),  # and here they would take longer than the products
+        (128, 1, "float32", False),
+    ],
+)
+def test_wide_3x3_convolutions_take_half_the_multiplications(
+    inputs: int, batch: int, dtype: str, fewer: bool
+) -> None:
+    device = _Counting()
+    layer, tape = Conv2d(Context(device), "c", inputs, 128, 3, padding=1), Tape()
+    stored([Unit("u", layer)], device, dtype)
+    y = layer.forward(np.ones((batch, 16, 15, inputs), dtype), tape)
+    layer.backward(np.ones_like(y), tape)
+    products = 3 * (y.size * inputs * 9)
+    assert device.count < products / 2 if fewer else device.count == products
 
 
 @pytest.mark.parametrize("name", CASES)
