@@ -1,10 +1,11 @@
-"""The bundled training program against PyTorch's DistributedDataParallel with gloo, 2 ranks of 1 thread each.
+"""The bundled training program against PyTorch's DistributedDataParallel with gloo, ranks of 1 thread each.
 
 Both sides live in the same processes, start from the same weights, see the same data and take turns; their
-losses must agree. Usage: python benchmarks/training.py [--rounds N] [WHAT...]
-WHAT: mlp, gpt, resnet (a training step of each); allreduce (also against a bare mpi4py Allreduce, and what
-compressors send); checkpoint (for how long one stops training); memory (under each stage of ZeRO, 4 ranks).
-Default: all. Needs what `scripts/bootstrap` installs, PyTorch too.
+losses must agree. Variables that choose kernels (such as OPENBLAS_CORETYPE) are unset, and the kernels in use
+are printed. Usage: python benchmarks/training.py [--rounds N] [--ranks N] [WHAT...]
+WHAT: mlp, gpt, resnet (a training step of each, on 2 ranks or --ranks); allreduce (also against a bare mpi4py
+Allreduce, and what compressors send); checkpoint (for how long one stops training); memory (under each stage
+of ZeRO, 4 ranks). Default: all. Needs what `scripts/bootstrap` installs, PyTorch too.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ from benchmarks.support.stalls import stalls
 SUPPORT = "benchmarks.support"
 
 
-def step(model: str, rounds: int) -> None:
-    print(ranks.run(f"{SUPPORT}.steps", model, rounds), end="")
+def step(model: str, options: argparse.Namespace) -> None:
+    print(ranks.run(f"{SUPPORT}.steps", model, options.rounds, ranks=options.ranks), end="")
 
 
-def allreduce(rounds: int) -> None:
-    compared, wire = sums.compare(rounds)
+def allreduce(options: argparse.Namespace) -> None:
+    compared, wire = sums.compare(options.rounds)
     for one in compared:
         one.show()
     sums.show_wire(wire)
 
 
-def memory(_: int) -> None:
+def memory(_: argparse.Namespace) -> None:
     print(ranks.run(f"{SUPPORT}.memory", ranks=4), end="")
 
 
-PARTS: dict[str, Callable[[int], None]] = {
-    "mlp": lambda rounds: step("mlp", rounds),
-    "gpt": lambda rounds: step("gpt", rounds),
-    "resnet": lambda rounds: step("resnet", rounds),
+PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "mlp": lambda options: step("mlp", options),
+    "gpt": lambda options: step("gpt", options),
+    "resnet": lambda options: step("resnet", options),
     "allreduce": allreduce,
-    "checkpoint": lambda rounds: stalls(max(1, rounds // 3)).show(),
+    "checkpoint": lambda options: stalls(max(1, options.rounds // 3)).show(),
     "memory": memory,
 }
 
@@ -51,10 +52,11 @@ def main() -> None:
     )
     parser.add_argument("what", nargs="*", choices=[*PARTS, []], default=[], metavar="WHAT")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args()
     print(machine())
     for what in options.what or PARTS:
-        PARTS[what](options.rounds)
+        PARTS[what](options)
 
 
 if __name__ == "__main__":

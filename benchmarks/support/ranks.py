@@ -9,6 +9,7 @@ from pathlib import Path
 
 _MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n")
 _LAUNCHERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")
+_KERNELS = ("OPENBLAS_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_")  # each library is to choose its own
 
 
 def run(module: str, *arguments: object, ranks: int = 2, **environ: str) -> str:
@@ -18,7 +19,7 @@ def run(module: str, *arguments: object, ranks: int = 2, **environ: str) -> str:
         SystemExit: it failed.
     """
     root = str(Path(__file__).parents[2])
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS + _KERNELS)}
     argv = [*_MPIRUN, str(ranks), sys.executable, "-m", module, *map(str, arguments)]
     env = {**clean, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", **environ}
     done = subprocess.run(argv, env=env, cwd=root, stdout=subprocess.PIPE, text=True, check=False)

@@ -5,12 +5,15 @@ Arguments: WHAT (a function below), the number of rounds.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -56,12 +59,16 @@ class Match:
 def play(match: Match, world: mpi.MpiCommunicator, rounds: int) -> None:
     """Rounds of ``STEPS`` steps in turn, after one not counted; the losses of both sides must agree."""
     taken: dict[str, list[float]] = {"payload": [], "PyTorch DDP": []}
+    used: dict[str, list[float]] = {side: [] for side in taken}
     losses: dict[str, list[float]] = {side: [] for side in taken}
+    load = []
     for _ in range(rounds + 1):
+        load.append(f"{os.getloadavg()[0]:.1f}")
         for side, step in zip(taken, (match.ours, match.theirs), strict=True):
             world.barrier()
-            start = time.perf_counter()
+            start, processor = time.perf_counter(), time.process_time()
             losses[side] += [step() for _ in range(STEPS)]
+            used[side].append(time.process_time() - processor)
             world.barrier()
             taken[side].append(time.perf_counter() - start)
     first = losses["payload"][0]
@@ -73,9 +80,43 @@ def play(match: Match, world: mpi.MpiCommunicator, rounds: int) -> None:
         for side in taken:
             speed = match.samples * STEPS / measured.median(side)
             measured.notes.append(f"{side}: {speed:,.0f} samples/s")
+        ours, theirs = (seconds[1:] for seconds in used.values())
+        rates = " ".join(f"{their / our:.2f}" for our, their in zip(ours, theirs, strict=True))
+        ratio = statistics.median(theirs) / statistics.median(ours)
+        measured.notes.append(
+            f"processor time of rank 0, medians: {statistics.median(ours):.2f} and "
+            f"{statistics.median(theirs):.2f} s, ratio {ratio:.2f}; of each round {rates}"
+        )
+        measured.notes.append(f"load average before each round: {' '.join(load[1:])}")
+        measured.notes.extend(kernels())
         last = losses["payload"][-1]
         measured.notes.append(f"loss {first:.4f} → {last:.4f}; all steps agree to {match.tolerance:g} of it")
         measured.show()
+
+
+def kernels() -> list[str]:
+    """Which libraries multiply on each side, and for which processor they chose their kernels."""
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    found = [
+        f"NumPy {np.__version__}: {config().decode()}"
+        for path in sorted(path for path in mapped if "openblas" in path)
+        if (config := _openblas_config(ctypes.CDLL(path)))
+    ]
+    shown = [line.strip(" -") for line in torch.__config__.show().splitlines()]
+    parts = [line for line in shown if line.startswith(("Intel", "CPU capability"))]
+    return [
+        *(found or [f"NumPy {np.__version__}: no OpenBLAS"]),
+        f"PyTorch {torch.__version__}: {'; '.join(parts)}",
+    ]
+
+
+def _openblas_config(library: ctypes.CDLL) -> Callable[[], bytes] | None:
+    """What tells the version and the kernels in use, whatever its name is: NumPy's wheels rename it."""
+    for name in ("scipy_openblas_get_config64_", "scipy_openblas_get_config", "openblas_get_config"):
+        if config := getattr(library, name, None):
+            config.restype = ctypes.c_char_p
+            return config
+    return None
 
 
 class Pair:
@@ -193,7 +234,7 @@ def resnet(world: mpi.MpiCommunicator) -> Match:
     x, labels = rng.standard_normal((32, 32, 32, 3), dtype=np.float32), rng.integers(0, 10, 32)
     channels_first = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     pair = Pair(world, _local_resnet, {"classes": 10}, theirs, alike, adam=False)
-    return pair.match("ResNet-18, 32 x 32, SGD, 32 images a rank", "0.8x", x, labels, theirs=channels_first)
+    return pair.match("ResNet-18, 32 x 32, SGD, 32 images a rank", "1.0x", x, labels, theirs=channels_first)
 
 
 def _local_resnet(context: Context, **sizes: int) -> list[Unit]:
