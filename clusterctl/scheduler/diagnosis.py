@@ -1,6 +1,6 @@
 """Why a job failed or waits: a ``Diagnosis`` of what the scheduler and its logs say.
 
-``diagnose`` is pure; the causes are data (data/causes.yaml): the first that fits is named. Of several ranks,
+``diagnose`` is pure; the causes are data (data/causes.toml): the first that fits is named. Of several ranks,
 most fail only because one did: which, the launcher's own words tell, and its error is taken from its own
 log where there is one.
 """
@@ -10,20 +10,20 @@ from __future__ import annotations
 import re
 import shlex
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict
-
 from clusterctl.scheduler.base import JobInfo, JobState, Outcome, StepInfo
 from clusterctl.scheduler.failed_rank import Failed, first_failed
-from clusterctl.spec.base import format_duration
-from clusterctl.util.assets import filled, table
+from clusterctl.spec.units import format_duration
+from clusterctl.util.assets import filled
 from clusterctl.util.terminal import plain_line
 
-_DATA: Final = Path(__file__).with_name("data") / "causes.yaml"
+_DATA: Final = Path(__file__).with_name("data") / "causes.toml"
 _FRAMES = 3  # of a traceback, its last
 _MESSAGE_LINES = 8  # of an exception
 _TAIL_LINES = 10
@@ -32,10 +32,9 @@ _LONGEST = 2 * _COLUMNS
 _WORD_COLUMNS = 200
 
 
-class Cause(BaseModel):
-    """One entry of causes.yaml, which says what its conditions are; all of them must hold."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """One entry of causes.toml, which says what its conditions are; all of them must hold."""
 
     code: str
     state: JobState | None = None
@@ -49,10 +48,9 @@ class Cause(BaseModel):
     fix: str
 
 
-class Catalogue(BaseModel):
-    """The whole of causes.yaml."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+@dataclass(frozen=True, kw_only=True)
+class Catalogue:
+    """The whole of causes.toml."""
 
     noise: tuple[str, ...]
     consequence: tuple[str, ...]
@@ -82,7 +80,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Why a job ended or waits. ``state`` is Slurm's word, ``code`` names the cause in causes.yaml.
+    """Why a job ended or waits. ``state`` is Slurm's word, ``code`` names the cause in causes.toml.
 
     ``rank`` and ``host`` are of the first rank that failed, ``signal`` is a name such as SIGSEGV; they are
     None or "" where they are not known. ``lines`` are those of its log that matter.
@@ -126,8 +124,24 @@ class Diagnosis:
         )
 
 
+@cache
 def catalogue() -> Catalogue:
-    return table(_DATA, Catalogue)
+    """What causes.toml says; models would take longer to import than it takes to read."""
+    known = tomllib.loads(_DATA.read_text(encoding="utf-8"))
+    causes = (_cause(**row) for row in known.pop("causes"))
+    return Catalogue(
+        noise=tuple(known.pop("noise")),
+        consequence=tuple(known.pop("consequence")),
+        causes=tuple(causes),
+        **known,
+    )
+
+
+def _cause(*, state: str | None = None, **row: Any) -> Cause:
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in row.items()
+    }
+    return Cause(state=JobState(state) if state is not None else None, **values)
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -208,7 +222,7 @@ def _search(patterns: Iterable[str], text: str) -> re.Match[str] | None:
 
 
 def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
-    """What can stand in a cause and a fix, as causes.yaml says."""
+    """What can stand in a cause and a fix, as causes.toml says."""
     job, at = evidence.job, str(failed)
     elapsed = (job.end_time or 0) - (job.start_time or 0) if job.start_time else 0
     soon = job.expected_start - time.time() if job.expected_start else 0

@@ -12,11 +12,10 @@ import re
 import shlex
 import tomllib
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
-
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from clusterctl.errors import ClusterctlError, Failure
 
@@ -138,6 +137,8 @@ def table(path: Path, kind: type[T]) -> T:
 
 @cache
 def _read(path: Path, kind: Any) -> Any:
+    from pydantic import TypeAdapter  # noqa: PLC0415 - slow, and not all verbs read such a file
+
     if path.suffix == ".toml":
         return TypeAdapter(kind).validate_python(tomllib.loads(path.read_text()))
     from ruamel.yaml import YAML  # noqa: PLC0415 - slow, and root's helper has no use for it
@@ -156,13 +157,14 @@ def yaml_text(document: Mapping[str, Any], *, offset: int = 0) -> str:
     return stream.getvalue()
 
 
-class Rule(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class Rule:
     """What a text means in which one of the patterns of ``match`` is found.
 
     Groups of these patterns can stand in ``cause`` and ``fix``: `{name}`, `{name:what to say without it}`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     code: str
     match: tuple[str, ...]

@@ -15,6 +15,7 @@ import subprocess
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,6 +62,7 @@ _ZONE = re.compile(r"/zones/([^/]+)")
 _PERMISSION = re.compile(r"'([a-z]+\.[A-Za-z.]+)'|\b(serviceusage\.services\.use)\b")
 
 
+@dataclass(frozen=True, kw_only=True)
 class Rule(assets.Rule):
     """One entry of diagnoses.yaml. ``transient``: it goes away by itself, and is waited for."""
 

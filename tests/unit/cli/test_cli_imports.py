@@ -26,6 +26,7 @@ def imported(*modules: str) -> list[str]:
         ("clusterctl.transport.connections", set()),
         ("clusterctl.scheduler.session", set()),
         ("clusterctl.cli.status", set()),
+        ("clusterctl.scheduler.diagnosis", set()),
         ("clusterctl.cli.jobs", set()),
         ("clusterctl.jobs.watch", set()),
         ("clusterctl.jobs", {"paramiko", "pydantic", "ruamel.yaml"}),

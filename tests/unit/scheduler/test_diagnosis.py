@@ -444,4 +444,4 @@ def test_the_catalogue() -> None:
     ):
         re.compile(pattern)
         assert not re.search(pattern, "", re.MULTILINE), f"{pattern} fits everything"
-    assert known.causes[-1] == known.causes[-1].model_copy(update={"when": (), "log": (), "state": None})
+    assert known.causes[-1] == replace(known.causes[-1], when=(), log=(), state=None)
