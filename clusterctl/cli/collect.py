@@ -15,7 +15,7 @@ from clusterctl.errors import UsageError
 from clusterctl.runs.collect import collect as collect_runs
 from clusterctl.runs.fetch import ALL, MAX_CHECKPOINT, MAX_FILE, Selection
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
-from clusterctl.spec.base import parse_size_mib
+from clusterctl.spec.units import parse_size_mib
 from clusterctl.state.inventory import inventory_of, keeps_storage
 from clusterctl.state.ledger import UNCHANGED, RunRecord
 from clusterctl.state.workspace import Workspace

@@ -18,8 +18,8 @@ from clusterctl.errors import NotUpError, UsageError
 from clusterctl.hosts.checks import DoctorReport, failures
 from clusterctl.hosts.firewall import firewall_of
 from clusterctl.hosts.probe import GpuFacts
-from clusterctl.spec.base import shown_memory
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.units import shown_memory
 from clusterctl.state.workspace import Workspace
 
 _SUFFIX: Final = ".tar.gz"

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from clusterctl.errors import Failure, UsageError
 from clusterctl.jobs.arguments import options_of
-from clusterctl.spec.base import nearest, parse_slurm_memory_mib
+from clusterctl.spec.base import nearest
 from clusterctl.spec.job import BUNDLED_JOBS, is_job_file
+from clusterctl.spec.units import parse_slurm_memory_mib
 
 _PROGRAMS: Final = (".py", ".sh", ".bash", ".yaml", ".yml")
 _STARTERS: Final = frozenset({"python", "python3", "bash", "sh", "torchrun", "srun", "mpirun", "mpiexec"})

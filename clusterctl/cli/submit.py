@@ -51,7 +51,7 @@ from clusterctl.spec.job import JobOptions, JobSpec, is_job_file, job_spec
 from clusterctl.spec.job_file import jobs_of_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import distribution_ahead, inventory_if_known
-from clusterctl.state.ledger import Ledger
+from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.tree import shown_size
 

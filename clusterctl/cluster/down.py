@@ -43,7 +43,8 @@ from clusterctl.runs.only_copies import NOTHING, Found, note_copies
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.state.inventory import applied_spec, keeps_storage, may_keep_storage
-from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
+from clusterctl.state.ledger import RunRecord
+from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.multiplex import end_all
 from clusterctl.util.process import roomiest, sweep

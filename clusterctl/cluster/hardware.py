@@ -23,9 +23,9 @@ from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
 from clusterctl.scheduler.base import NodeInfo, Scheduler
 from clusterctl.scheduler.slurm_conf import gres, needs_facts, promised_mib
-from clusterctl.spec.base import shown_memory
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.units import shown_memory
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect

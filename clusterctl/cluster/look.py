@@ -18,7 +18,7 @@ from clusterctl.runs.only_copies import NOTHING, Found, Search, found_on_storage
 from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, scheduler_of
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of, keeps_storage
-from clusterctl.state.ledger import JobEntry, Ledger
+from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace, hold, write_atomic
 from clusterctl.transport.base import Connect
 from clusterctl.transport.connections import Connections

@@ -37,10 +37,10 @@ from clusterctl.providers.base import HostChange, HostPlan, Size
 from clusterctl.providers.storage import storage_left_alone
 from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, scheduler_of
-from clusterctl.spec.base import shown_memory
 from clusterctl.spec.common import Partition
 from clusterctl.spec.load import Difference, differences
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.units import shown_memory
 from clusterctl.state.inventory import Inventory, applied_if_known, distribution_ahead, inventory_if_known
 from clusterctl.state.workspace import Workspace
 

@@ -21,10 +21,11 @@ from clusterctl.hosts.roles import cluster_roles, spec_variables
 from clusterctl.packages.bundle import PAYLOAD, REPOSITORY, Bundle, payload_tar
 from clusterctl.packages.bundle_checks import mismatches, reject_defects
 from clusterctl.packages.os_packages import PLAIN
-from clusterctl.spec.common import ADMIN_USER, Software
+from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.hosts import is_this_machine
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import ADMIN_USER
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, MPI_SSH, MPI_SSH_FOLDER, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Connect, Transport, lines

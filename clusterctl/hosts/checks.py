@@ -14,9 +14,10 @@ from clusterctl.hosts.expected import CLAIM, FABRIC_MANAGER, Expected
 from clusterctl.hosts.firewall import Chain, firewall_of
 from clusterctl.hosts.gpus import fault_of
 from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, ProbeRequest, parse_report, taken_numbers
-from clusterctl.spec.base import format_duration, format_size
-from clusterctl.spec.common import ADMIN_USER, LAST_FOR_VOLTA
+from clusterctl.spec.common import LAST_FOR_VOLTA
 from clusterctl.spec.distributions import distribution_of
+from clusterctl.spec.names import ADMIN_USER
+from clusterctl.spec.units import format_duration, format_size
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util.process import on_each
 

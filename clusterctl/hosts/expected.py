@@ -9,9 +9,9 @@ from typing import Final
 
 from clusterctl.hosts.probe import ProbeRequest
 from clusterctl.hosts.roles import role_files, role_packages, role_ports, role_units
-from clusterctl.spec.common import ADMIN_USER
 from clusterctl.spec.distributions import releases
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import ADMIN_USER
 from clusterctl.state.inventory import Host
 
 CLAIM: Final = "/etc/clusterctl/cluster.json"  # the cluster that the host belongs to; JSON

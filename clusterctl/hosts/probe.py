@@ -26,7 +26,7 @@ from clusterctl.errors import (
 )
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.spec import distributions
-from clusterctl.spec.base import format_size
+from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport, remote_program

@@ -34,7 +34,8 @@ from clusterctl.scheduler.script import PAYLOAD_ROOT, PLAIN, Environment, partit
 from clusterctl.scheduler.session import Session, request_of, script_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.load import dump_spec
-from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE, SPEC_FILE, SWEEP_FILE, JobEntry
+from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE, SPEC_FILE, SWEEP_FILE
+from clusterctl.state.submissions import JobEntry
 from clusterctl.transport.base import Transport
 from clusterctl.transport.copies import Copies, note
 from clusterctl.transport.openssh import talking

@@ -19,7 +19,8 @@ from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.base import did_you_mean
 from clusterctl.spec.job import MODEL_JOBS, JobSpec
-from clusterctl.state.ledger import RUNS, JobEntry, RunRecord
+from clusterctl.state.ledger import RUNS, RunRecord
+from clusterctl.state.submissions import JobEntry
 from clusterctl.transport.tree import walk
 from clusterctl.util.assets import file_sha256
 from clusterctl.util.process import run_streamed

@@ -21,9 +21,9 @@ from pydantic import ValidationError
 
 from clusterctl.errors import Failure, HostKeyError, ProvisionError
 from clusterctl.providers.node_class import NodeClass, SharedFiles
-from clusterctl.spec.base import format_size, shown_memory
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.units import format_size, shown_memory
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 

@@ -14,11 +14,11 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, ValidationError
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.base import format_size
 from clusterctl.spec.common import Cluster
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.units import format_size
 from clusterctl.state.workspace import state_home, write_atomic
 
 _RECORD: Final = ".storage.json"  # after the cluster's name, which has no dot

@@ -56,14 +56,13 @@ from clusterctl.state.ledger import (
     SOURCE_FILE,
     SPEC_FILE,
     SWEEP_FILE,
-    JobEntry,
-    Ledger,
     RunRecord,
     Skipped,
     TaskRecord,
     node_hours,
     note_runs_folder,
 )
+from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.get import Sender
 from clusterctl.transport.tree import Progress, titled

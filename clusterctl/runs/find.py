@@ -16,8 +16,9 @@ from typing import Any, Final
 
 from clusterctl.errors import CollectError, UsageError
 from clusterctl.scheduler.base import shown_exit
-from clusterctl.spec.base import did_you_mean, parse_duration_s, parse_slurm_time_s
+from clusterctl.spec.base import did_you_mean
 from clusterctl.spec.sweep import Goal, goal_of
+from clusterctl.spec.units import parse_duration_s, parse_slurm_time_s
 from clusterctl.state.ledger import RUN_FILE, Metric, RunRecord, TaskRecord, Value, runs_folders
 
 _CONDITION: Final = re.compile(r"([^=!<>~]+?)\s*(<=|>=|!=|==?|<|>|~)\s*(.*)", re.DOTALL)

@@ -43,8 +43,8 @@ from clusterctl.runs.page import (
 from clusterctl.runs.series import Record, finite, is_number, records
 from clusterctl.runs.telemetry import compare_ranks, node_charts
 from clusterctl.scheduler.base import JobState, Outcome
-from clusterctl.spec.base import format_duration
 from clusterctl.spec.sweep import Goal, goal_of
+from clusterctl.spec.units import format_duration
 from clusterctl.state.ledger import ENVIRONMENT_FILE, RUN_FILE, RunRecord, Value, node_hours
 
 _MOST_CHARTS: Final = 16  # of metrics

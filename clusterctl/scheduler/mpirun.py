@@ -33,9 +33,9 @@ from clusterctl.scheduler.base import (
     patiently,
     verification_argv,
 )
-from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.job import JobSpec, Launcher
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import JOB_PROFILE
 from clusterctl.state.inventory import HEALTH_PROGRAM, MPI_SSH, Host, Inventory
 from clusterctl.transport.base import Connect, Transport, remote_argv
 from clusterctl.util.assets import render

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.base import format_duration
 from clusterctl.spec.common import Partition
-from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.job import ONE_RANK_JOBS, REQUEUE_EXIT_CODE, JobOptions, JobSpec, Launcher, is_python
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import JOB_PROFILE
 from clusterctl.spec.sweep import arguments
+from clusterctl.spec.units import format_duration
 from clusterctl.state.ledger import ADDED_FILES, SENT_FILES, WRITTEN_FILES
 from clusterctl.util.assets import render
 

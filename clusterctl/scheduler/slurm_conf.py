@@ -12,8 +12,8 @@ from typing import Final
 from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Driver, Gpu, by_type, faults
 from clusterctl.hosts.probe import NodeFacts
-from clusterctl.spec.common import ADMIN_USER, PROOF_PARTITION
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION
 from clusterctl.state.inventory import (
     HEALTH_PROGRAM,
     SLURMCTLD_PORT,

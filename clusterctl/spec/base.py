@@ -1,7 +1,4 @@
-"""What all models of user files share: their base class, values of one line, messages about what is wrong.
-
-What units.py has is handed on.
-"""
+"""What all models of user files share: their base class, values of one line, messages about what is wrong."""
 
 from __future__ import annotations
 
@@ -32,19 +29,16 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core_schema
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.units import DURATION_PATTERN as DURATION_PATTERN
-from clusterctl.spec.units import GIB_MIB as GIB_MIB
-from clusterctl.spec.units import MAX_DURATION_S as MAX_DURATION_S
-from clusterctl.spec.units import MAX_SIZE_MIB as MAX_SIZE_MIB
-from clusterctl.spec.units import SIZE_PATTERN as SIZE_PATTERN
-from clusterctl.spec.units import format_duration as format_duration
-from clusterctl.spec.units import format_size as format_size
-from clusterctl.spec.units import parse_duration_s as parse_duration_s
-from clusterctl.spec.units import parse_size_mib as parse_size_mib
-from clusterctl.spec.units import parse_slurm_memory_mib as parse_slurm_memory_mib
-from clusterctl.spec.units import parse_slurm_time_s as parse_slurm_time_s
-from clusterctl.spec.units import shown as shown
-from clusterctl.spec.units import shown_memory as shown_memory
+from clusterctl.spec.units import (
+    DURATION_PATTERN,
+    SIZE_PATTERN,
+    format_duration,
+    format_size,
+    parse_duration_s,
+    parse_size_mib,
+    parse_slurm_memory_mib,
+    parse_slurm_time_s,
+)
 from clusterctl.util.assets import table
 
 Loc = tuple[str | int, ...]

@@ -33,15 +33,11 @@ from clusterctl.spec.base import (
     Toggle,
     Url,
     Usd,
-    format_duration,
-    format_size,
-    parse_size_mib,
-    shown,
     spelled,
 )
 from clusterctl.spec.hosts import HostRange, OnpremHost, Switch, expand
-from clusterctl.spec.names import ADMIN_USER as ADMIN_USER  # noqa: PLC0414 - handed on
-from clusterctl.spec.names import PROOF_PARTITION as PROOF_PARTITION  # noqa: PLC0414 - likewise
+from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION
+from clusterctl.spec.units import format_duration, format_size, parse_size_mib, shown
 from clusterctl.util.assets import table
 
 ClusterName = Annotated[str, PATTERNS["label"]]

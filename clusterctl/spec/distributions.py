@@ -10,7 +10,6 @@ from typing import Any, Final, Literal
 
 from clusterctl.errors import Failure, ProvisionError
 from clusterctl.spec.base import DATA
-from clusterctl.spec.names import JOB_PROFILE as JOB_PROFILE  # noqa: PLC0414 - handed on
 from clusterctl.util.assets import table
 
 DEFAULT: Final = "debian-13"  # of local nodes that are made now

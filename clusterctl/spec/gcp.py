@@ -12,7 +12,6 @@ from pydantic import Field
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.spec import distributions
 from clusterctl.spec.base import (
-    GIB_MIB,
     PATTERNS,
     PRIVATE_NETWORKS,
     DurationS,
@@ -23,10 +22,6 @@ from clusterctl.spec.base import (
     Toggle,
     Usd,
     did_you_mean,
-    format_duration,
-    format_size,
-    parse_size_mib,
-    shown,
     spelled,
 )
 from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, Gpus, Partition, ProviderSettings
@@ -53,6 +48,7 @@ from clusterctl.spec.gcp_nodes import (
     release_of,
     with_added,
 )
+from clusterctl.spec.units import GIB_MIB, format_duration, format_size, parse_size_mib, shown
 
 
 class GcpNetwork(Model):

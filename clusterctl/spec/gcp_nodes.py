@@ -15,7 +15,6 @@ from pydantic import Field
 
 from clusterctl.spec.base import (
     DATA,
-    GIB_MIB,
     PATTERNS,
     UNKNOWN,
     Fault,
@@ -25,10 +24,9 @@ from clusterctl.spec.base import (
     Toggle,
     did_you_mean,
     either,
-    format_size,
-    shown,
 )
 from clusterctl.spec.common import Gpus
+from clusterctl.spec.units import GIB_MIB, format_size, shown
 from clusterctl.util.assets import table
 
 Project = Annotated[str, PATTERNS["project"]]

@@ -12,7 +12,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from clusterctl.spec.base import PATTERNS, KeyFile, Model, shown
+from clusterctl.spec.base import PATTERNS, KeyFile, Model
+from clusterctl.spec.units import shown
 
 MOST = 1000  # names of one range
 

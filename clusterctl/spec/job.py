@@ -32,10 +32,10 @@ from clusterctl.spec.base import (
     did_you_mean,
     explain,
     folder_of,
-    shown,
 )
 from clusterctl.spec.common import AccountName, PartitionName
 from clusterctl.spec.sweep import Sweep, as_grid
+from clusterctl.spec.units import shown
 
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _SLURMS: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")

@@ -9,18 +9,10 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from clusterctl.errors import Problem, SpecError, UsageError
-from clusterctl.spec.base import (
-    HERE,
-    PATTERNS,
-    SCHEMA_DIALECT,
-    Fault,
-    Loc,
-    did_you_mean,
-    dotted,
-    shown,
-)
+from clusterctl.spec.base import HERE, PATTERNS, SCHEMA_DIALECT, Fault, Loc, did_you_mean, dotted
 from clusterctl.spec.job import Argument, FilePattern, JobOptions, JobSpec, job_of, job_options
 from clusterctl.spec.parse import Document, Filetype, read_text
+from clusterctl.spec.units import shown
 
 _MAX_NAME = 64
 VariantName = Annotated[str, PATTERNS["variant"]]

@@ -19,11 +19,11 @@ from clusterctl.spec.base import (
     dotted,
     is_partial,
     repeated,
-    shown,
 )
 from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, ProviderSettings
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.units import shown
 
 MAX_LOCAL_HOSTS: Final = 250  # of a /24, less the network, the broadcast, this machine and a few spare
 

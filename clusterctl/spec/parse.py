@@ -26,9 +26,9 @@ from clusterctl.spec.base import (
     either,
     explain,
     partial_model,
-    shown,
 )
 from clusterctl.spec.models import PROVIDERS, ClusterSpec
+from clusterctl.spec.units import shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from clusterctl.spec.base import UNKNOWN, Model, shown
+from clusterctl.spec.base import UNKNOWN, Model
+from clusterctl.spec.units import shown
 
 MAX_TASKS: Final = 1000  # Slurm's MaxArraySize is 1001, if nobody changed it
 _KEY: Final = re.compile(r"[A-Za-z][\w.-]{0,63}")

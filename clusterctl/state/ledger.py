@@ -1,4 +1,4 @@
-"""The journal of phases in the workspace; run.json of a collected run. The ledger is handed on.
+"""The journal of phases in the workspace; run.json of a collected run.
 
 All are read back by later versions, so unknown keys are tolerated on reading.
 """
@@ -19,8 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12 on
 
 from clusterctl.errors import CollectError, DiskError, MachineError
-from clusterctl.state.submissions import JobEntry as JobEntry  # noqa: PLC0414 - handed on
-from clusterctl.state.submissions import Ledger as Ledger  # noqa: PLC0414 - likewise
 from clusterctl.state.workspace import state_home
 from clusterctl.util.disk import append_line, read_rows
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from clusterctl.providers.gcp.api import enforces
-from clusterctl.spec.base import GIB_MIB
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.gcp_nodes import GcpNodes, Image, Machine, disk_type
+from clusterctl.spec.units import GIB_MIB
 
 _LOCAL_SSD_GB: Final = 375
 # Of families of machine types that have one; those of the others are by GPU.

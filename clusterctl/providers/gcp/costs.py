@@ -11,9 +11,10 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from clusterctl.spec import gcp, gcp_nodes
-from clusterctl.spec.base import GIB_MIB, Model
+from clusterctl.spec.base import Model
 from clusterctl.spec.common import Partition
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.units import GIB_MIB
 from clusterctl.util.assets import table as read_table
 
 HOURS_A_MONTH: Final = 730.0  # as Google counts

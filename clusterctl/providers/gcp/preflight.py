@@ -25,10 +25,11 @@ from clusterctl.providers.gcp.api import Api, Json, check_gcloud, org_policy, ru
 from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.providers.gcp.terraform_run import Diagnostic
 from clusterctl.spec import gcp, gcp_nodes
-from clusterctl.spec.base import GIB_MIB, Model
+from clusterctl.spec.base import Model
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.gcp_nodes import image_of
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.units import GIB_MIB
 from clusterctl.util.assets import filled, table
 from clusterctl.util.process import parallel_map
 from clusterctl.util.progress import Clock

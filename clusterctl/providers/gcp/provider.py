@@ -32,12 +32,13 @@ from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
 from clusterctl.providers.node_class import NodeClass, SharedFiles
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
 from clusterctl.spec import gcp, gcp_nodes
-from clusterctl.spec.base import GIB_MIB, Model
-from clusterctl.spec.common import ADMIN_USER
+from clusterctl.spec.base import Model
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcpSettings, GcsState
 from clusterctl.spec.gcp_nodes import GcpDisk, GcpNodes, Machine, image_of
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import ADMIN_USER
+from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import asset, digest, table, tree_files

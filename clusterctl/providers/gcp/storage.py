@@ -18,8 +18,8 @@ from clusterctl.providers.gcp.api import Api, Json
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, STATE_FILE
 from clusterctl.providers.storage import REMOVE, KeptStorage
 from clusterctl.spec import gcp
-from clusterctl.spec.base import GIB_MIB, format_size
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.units import GIB_MIB, format_size
 from clusterctl.state.workspace import write_atomic
 
 LABEL: Final = "clusterctl-storage"  # the cluster's name

@@ -32,9 +32,9 @@ from clusterctl.providers.local.image import DEFAULT_MIRROR, base_inputs
 from clusterctl.providers.node_class import NodeClass, NodeFile, SharedFiles
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
 from clusterctl.spec import distributions
-from clusterctl.spec.base import format_size, shown_memory
 from clusterctl.spec.common import LEAST_MEMORY_MIB, User
 from clusterctl.spec.models import ClusterSpec, LocalSettings
+from clusterctl.spec.units import format_size, shown_memory
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, keeps_storage, may_keep_storage
 from clusterctl.state.ledger import SENT_FILES
 from clusterctl.state.workspace import Workspace, state_home

@@ -32,8 +32,9 @@ from clusterctl.errors import (
 )
 from clusterctl.providers.base import NO_PROMPTS, OfferedKey, Prompts
 from clusterctl.providers.onprem.access import AccessError, HostKeys, access_config, explain, ssh_host
-from clusterctl.spec.common import ADMIN_ID, ADMIN_USER
+from clusterctl.spec.common import ADMIN_ID
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
+from clusterctl.spec.names import ADMIN_USER
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Connect, Transport, remote_program, shown
 from clusterctl.transport.ssh import SSHTransport

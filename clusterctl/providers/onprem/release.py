@@ -31,8 +31,8 @@ from clusterctl.providers.onprem.login import (
     remove_account,
 )
 from clusterctl.providers.onprem.members import admin_login, log_in, parse_claim, shared_folder
-from clusterctl.spec.common import ADMIN_USER
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
+from clusterctl.spec.names import ADMIN_USER
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic

@@ -22,7 +22,7 @@ from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.ledger import Ledger
+from clusterctl.state.submissions import Ledger
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.progress import Clock
 from tests.support.played.elsewhere import Elsewhere

@@ -9,7 +9,7 @@ import pytest
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.inventory import Host, Inventory
-from clusterctl.state.ledger import Ledger
+from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import connections, ssh
 from tests.support.played.cluster import Nearby, PlayedCluster

@@ -28,7 +28,8 @@ from clusterctl.providers.base import Leftover
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.models import LocalSettings
-from clusterctl.state.ledger import JobEntry, Journal, Ledger
+from clusterctl.state.ledger import Journal
+from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
 from clusterctl.util.progress import Reporter

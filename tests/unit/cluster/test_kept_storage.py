@@ -33,7 +33,7 @@ from clusterctl.runs.only_copies import Found
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec, LocalSettings
-from clusterctl.state.ledger import JobEntry, Ledger
+from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.copies import Copies, note, read_copies
 from clusterctl.util.progress import Reporter

@@ -32,7 +32,8 @@ from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
-from clusterctl.state.ledger import JobEntry, Journal, Ledger
+from clusterctl.state.ledger import Journal
+from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.connections import Connections
 from clusterctl.util.disk import read_rows

@@ -18,7 +18,7 @@ from clusterctl.jobs.submit import MAX_DIFF, client_facts, reject_files_of_here,
 from clusterctl.scheduler.session import Session, resolve_submissions, script_of
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
-from clusterctl.state.ledger import JobEntry, Ledger
+from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.runs.collect import uncollected
-from clusterctl.state.ledger import JobEntry, Ledger
+from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.spec.base import (
+from clusterctl.spec.units import (
     DURATION_PATTERN,
     MAX_DURATION_S,
     MAX_SIZE_MIB,

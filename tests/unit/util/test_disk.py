@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import DiskError, LockedError, MachineError
-from clusterctl.state.ledger import JobEntry, Journal, Ledger
+from clusterctl.state.ledger import Journal
+from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import ROOM, Workspace, write_atomic
 from clusterctl.util.disk import disk_error
 from tests.support.disks import FAULTS, SmallDisk, small_disk
