@@ -461,13 +461,13 @@ def _only_cluster(screen: Screen, options: Options, *, named: bool = False) -> s
 
 
 def _named(options: Options) -> Workspace:
-    from clusterctl.spec.base import PATTERNS
+    from clusterctl.spec.names import is_cluster_name
     from clusterctl.state.workspace import Workspace
 
     name = options.cluster or ""
     if options.file is not None:
         raise UsageError("-f and --cluster exclude each other", fix="use one of them")
-    if not PATTERNS["label"].matches(name):
+    if not is_cluster_name(name):
         raise _unknown(name)
     return Workspace.of(name)
 

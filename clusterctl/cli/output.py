@@ -131,7 +131,9 @@ class Screen:
         return "\n".join(shown)
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-        """The lines of a plain table: columns aligned, no frames, numbers to the right."""
+        """The lines of a plain table: columns aligned, no frames, numbers to the right; none for JSON."""
+        if self.json:
+            return []
         from rich.cells import cell_len, set_cell_size
 
         numeric = [

@@ -29,6 +29,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core_schema
 
 from clusterctl.errors import UsageError
+from clusterctl.spec.names import DATA
 from clusterctl.spec.units import (
     DURATION_PATTERN,
     SIZE_PATTERN,
@@ -170,7 +171,7 @@ _PARTIAL: Final = "partial"  # in the validation context
 class Model(BaseModel):
     """Base of all spec models: frozen, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 def partial_model(model: type[M], values: object, context: Mapping[str, Any]) -> M:
@@ -248,7 +249,6 @@ class Pattern:
         return text
 
 
-DATA: Final = Path(__file__).with_name("data")
 PATTERNS: Final = {
     name: Pattern(*row) for name, row in table(DATA / "patterns.toml", dict[str, tuple[str, str]]).items()
 }

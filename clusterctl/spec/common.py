@@ -22,7 +22,6 @@ from pydantic import (
 )
 
 from clusterctl.spec.base import (
-    DATA,
     PATTERNS,
     UNKNOWN,
     DurationS,
@@ -36,7 +35,7 @@ from clusterctl.spec.base import (
     spelled,
 )
 from clusterctl.spec.hosts import HostRange, OnpremHost, Switch, expand
-from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION
+from clusterctl.spec.names import ADMIN_USER, DATA, PROOF_PARTITION
 from clusterctl.spec.units import format_duration, format_size, parse_size_mib, shown
 from clusterctl.util.assets import table
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from clusterctl.errors import Failure, ProvisionError
-from clusterctl.spec.base import DATA
+from clusterctl.spec.names import DATA
 from clusterctl.util.assets import table
 
 DEFAULT: Final = "debian-13"  # of local nodes that are made now

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from clusterctl.spec.base import (
-    DATA,
     PATTERNS,
     UNKNOWN,
     Fault,
@@ -26,6 +25,7 @@ from clusterctl.spec.base import (
     either,
 )
 from clusterctl.spec.common import Gpus
+from clusterctl.spec.names import DATA
 from clusterctl.spec.units import GIB_MIB, format_size, shown
 from clusterctl.util.assets import table
 

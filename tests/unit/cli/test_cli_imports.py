@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -56,3 +57,12 @@ def test_a_verb_imports_a_small_part_of_clusterctl(verbs: str, most: int) -> Non
         if name.startswith("clusterctl")
     ]
     assert len(ours) <= most, "\n".join(sorted(ours))
+
+
+def test_the_words_of_a_verb_are_read_without_pydantic() -> None:
+    words = ["clusterctl", "-o", "json", "--cluster", "none", "-f", "none.yaml", "completion", "bash"]
+    code = f"import sys; sys.argv = {words}; from clusterctl.cli.run import run; run(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    answer, modules = done.stdout.splitlines()
+    assert json.loads(answer)["shell"] == "bash"
+    assert not {"pydantic", "rich"} & set(modules.split())
