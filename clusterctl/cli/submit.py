@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
@@ -44,19 +45,16 @@ from clusterctl.jobs.trained import (
 from clusterctl.jobs.watch import LogChunk, raise_unless_completed
 from clusterctl.scheduler.base import worst
 from clusterctl.scheduler.script import Environment, with_gpus, with_launcher
-from clusterctl.scheduler.session import Session, script_of
-from clusterctl.spec import distributions
-from clusterctl.spec.distributions import Distribution
+from clusterctl.scheduler.session import Session, distribution_of_hosts, script_of
 from clusterctl.spec.job import JobOptions, JobSpec, is_job_file, job_spec
-from clusterctl.spec.job_file import jobs_of_file
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import distribution_ahead, inventory_if_known
 from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.tree import shown_size
 
 if TYPE_CHECKING:
     from clusterctl.jobs.replay import Replay
+    from clusterctl.spec.distributions import Distribution
 
 _Row = dict[str, Any]  # of one job, as `-o json` shows it
 
@@ -237,6 +235,8 @@ def _wanted(
     screen: Screen, target: str, flags: Mapping[str, object], variants: Sequence[str]
 ) -> tuple[JobSpec, ...]:
     if is_job_file(target):
+        from clusterctl.spec.job_file import jobs_of_file
+
         jobs = jobs_of_file(Path(target), flags, variants)
         others = {field: value for field, value in flags.items() if field != "args"}
         for job in jobs_of_file(Path(target), others, variants) if "args" in flags else ():
@@ -297,18 +297,25 @@ def _use_here(
 
 def _dry_run(screen: Screen, options: Options, wanted: Wanted) -> None:
     """Show the scripts; where they are several, each below a line with its job's name."""
+    from clusterctl.state.inventory import inventory_if_known
+
     spec = spec_of_existing(screen, options)
     workspace = Workspace.of(spec.name)
-    known = distribution_ahead(spec, workspace)
     hosts = inventory_if_known(workspace)
     has_pmix = hosts is None or hosts.pmix
-    distribution = known or distributions.distribution_of(distributions.DEFAULT)
     rows: list[_Row] = []
     text = ""
     jobs, sent = with_model(wanted.jobs, wanted.chosen, Ledger(workspace.jobs).entries())
     replaying = wanted.replay
     for job, source, environment in _prepared(
-        screen, options, spec, jobs, distribution, sent, replaying, has_pmix=has_pmix
+        screen,
+        options,
+        spec,
+        jobs,
+        partial(distribution_of_hosts, spec, workspace),
+        sent,
+        replaying,
+        has_pmix=has_pmix,
     ):
         script = script_of(spec, job, environment)
         if source:
@@ -326,7 +333,7 @@ def _prepared(
     options: Options,
     spec: ClusterSpec,
     wanted: Sequence[JobSpec],
-    distribution: Distribution,
+    distribution: Callable[[], Distribution],
     model: Source | None,
     replaying: Replaying | None = None,
     *,
@@ -356,7 +363,7 @@ def resolve(
     options: Options,
     spec: ClusterSpec,
     jobs: Sequence[JobOptions],
-    distribution: Distribution,
+    distribution: Callable[[], Distribution],
     replayed: str | None = None,
 ) -> list[Environment]:
     """The Python environments that the spec and these jobs ask for; pip's words under -v.
@@ -388,7 +395,7 @@ def _submitted(
         options,
         session.spec,
         jobs,
-        session.distribution,
+        lambda: session.distribution,
         sent,
         replaying,
         has_pmix=session.has_pmix,

@@ -231,7 +231,7 @@ def environment_for(session: ClusterSession, distribution: Distribution) -> Envi
 
 def resolve_environment(session: ClusterSession, distribution: Distribution) -> Environment:
     environment = environment_of(
-        session.spec, distribution=distribution, report=session.report, heard=session.report
+        session.spec, distribution=lambda: distribution, report=session.report, heard=session.report
     )
     session.note = f"{len(environment.lock.wheels) if environment.lock else 0} Python packages"
     return environment

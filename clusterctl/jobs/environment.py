@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import CommandError, TransportError, UsageError, printable
-from clusterctl.packages.accelerators import has_gpus
-from clusterctl.packages.wheelhouse import (
-    Lock,
-    NodePlatform,
-    Requirements,
-    cached_lock,
-    locked,
-    resolve,
-    wheel_path,
-)
 from clusterctl.scheduler.script import BASE_ENVIRONMENT, ENVIRONMENTS, PLAIN, Environment, partition_name
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.job import JobOptions, JobSpec, Launcher
@@ -29,6 +19,9 @@ from clusterctl.util.assets import job_lock
 from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import LineReporter
 
+if TYPE_CHECKING:
+    from clusterctl.packages.wheelhouse import Lock, NodePlatform
+
 _LOCK: Final = f"{ENVIRONMENTS}/.lock"
 _BUILD_S: Final = 3600.0  # pip says nothing
 _WAIT_S: Final = 1800.0  # for another one's build, which says nothing either
@@ -39,7 +32,7 @@ def environment_of(
     spec: ClusterSpec,
     job: JobOptions | None = None,
     *,
-    distribution: Distribution,
+    distribution: Callable[[], Distribution],
     report: LineReporter,
     heard: LineReporter = lambda _line: None,
     replayed: str | None = None,
@@ -52,7 +45,7 @@ def environment_of(
         UsageError: they can't be met, or the job can't have any.
         MachineError: wheels can't be kept here.
     """
-    cluster, node = spec.software.python.requirements, NodePlatform.of(distribution)
+    cluster = spec.software.python.requirements
     own = job.requirements if job is not None else None
     base = job_lock()
     if isinstance(job, JobSpec) and (job.bundled or job.container):
@@ -63,7 +56,12 @@ def environment_of(
             why="it runs with a Python of its own",
             fix="leave --requirements out, or submit a script of yours",
         )
-    lock: Lock | None = None
+    if cluster is None and own is None and not replayed:
+        return _with_torch(job, None)
+    from clusterctl.packages.accelerators import has_gpus  # noqa: PLC0415 - most jobs ask for no packages
+    from clusterctl.packages.wheelhouse import NodePlatform, Requirements, resolve  # noqa: PLC0415 - as above
+
+    node, lock = NodePlatform.of(distribution()), None
     if replayed is not None:
         lock = _replayed(replayed, node, report, heard) if replayed else None
     elif cluster is not None:
@@ -75,13 +73,13 @@ def environment_of(
         files = (own,) if cluster is None else (cluster, own)
         gpus = has_gpus(spec, _partition_name(spec, job)) if job is not None else None
         lock = resolve(Requirements(files, base, held, node, gpus), report=report, heard=heard)
-    if isinstance(job, JobSpec) and job.launcher is Launcher.TORCHRUN:
-        _refuse_without_torch(lock)
-    return Environment(lock if lock is not None and lock.wheels else None)
+    return _with_torch(job, lock)
 
 
 def _replayed(text: str, node: NodePlatform, report: LineReporter, heard: LineReporter) -> Lock:
     """The lock of an earlier job; on nodes with another Python, the same versions for that."""
+    from clusterctl.packages.wheelhouse import Lock, Requirements, locked, resolve  # noqa: PLC0415 - as above
+
     if (lock := locked(text, job_lock(), node, report=report, heard=heard)) is not None:
         return lock
     report(f"note: the packages were for {text.partition(chr(10))[0].strip('# ')}: now they are for {node}")
@@ -98,12 +96,15 @@ def _partition_name(spec: ClusterSpec, job: JobOptions) -> str | None:
     return job.partition or spec.partitions[0].name
 
 
-def _refuse_without_torch(lock: Lock | None) -> None:
-    if lock is None or not any(wheel.name == "torch" for wheel in lock.wheels):
+def _with_torch(job: JobOptions | None, lock: Lock | None) -> Environment:
+    """The environment of a lock, or of none; refused if it lacks what the job's launcher comes with."""
+    by_torch = isinstance(job, JobSpec) and job.launcher is Launcher.TORCHRUN
+    if by_torch and (lock is None or not any(wheel.name == "torch" for wheel in lock.wheels)):
         raise UsageError(
             "torchrun comes with torch, which the job's Python does not have",
             fix="say --requirements FILE with a line that says torch",
         )
+    return Environment(lock if lock is not None and lock.wheels else None)
 
 
 def unbuilt(spec: ClusterSpec, distribution: Distribution, to: Callable[[], Transport]) -> str:
@@ -113,6 +114,9 @@ def unbuilt(spec: ClusterSpec, distribution: Distribution, to: Callable[[], Tran
     """
     if spec.software.python.requirements is None:
         return ""
+    from clusterctl.packages.accelerators import has_gpus  # noqa: PLC0415 - as above
+    from clusterctl.packages.wheelhouse import NodePlatform, Requirements, cached_lock  # noqa: PLC0415 - as above
+
     files, node = (spec.software.python.requirements,), NodePlatform.of(distribution)
     lock = cached_lock(Requirements(files, job_lock(), node=node, gpus=has_gpus(spec)))
     if lock is None:
@@ -188,6 +192,8 @@ def _is_there(transport: Transport, lock: Lock) -> bool:
 
 def _send(transport: Transport, lock: Lock, report: LineReporter, progress: Progress) -> bytes:
     """Have the wheels and the lock in the store; what the build reads of them."""
+    from clusterctl.packages.wheelhouse import wheel_path  # noqa: PLC0415 - as above
+
     wheels = [wheel_path(wheel) for wheel in lock.wheels]
     report(f"sending {len(wheels)} wheels, {shown_size(sum(path.stat().st_size for path in wheels))}")
     with temporary_folder() as folder:

@@ -323,13 +323,13 @@ def _git(folder: Path, patience_s: float) -> dict[str, Any] | None:
         return output
 
     try:
-        commit = git("rev-parse", "HEAD").strip()
-        root = git("rev-parse", "--show-toplevel").rstrip(b"\n")
+        commit, _, root = git("rev-parse", "HEAD", "--show-toplevel").rstrip(b"\n").partition(b"\n")
         status = git("status", "--porcelain", "--", ".")
         # Neither the user's diff programs nor their colours and prefixes: `replay` applies it again.
         plain = "--no-ext-diff --no-textconv --no-color --no-renames --no-relative --binary".split()
         plain += ["--src-prefix=a/", "--dst-prefix=b/"]
-        diff = git("diff", *plain, "HEAD", "--", ".")
+        is_new = all(line.startswith(b"??") for line in status.splitlines())
+        diff = b"" if is_new else git("diff", *plain, "HEAD", "--", ".")  # which tells nothing of new files
     except TransportError:  # no git, no repository, no commit yet, or too large to be looked through in time
         return None
     return {

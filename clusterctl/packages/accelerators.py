@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import ssl
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,6 +120,9 @@ def _escaped(path: Path) -> str:
 
 
 def _is_there(url: str) -> bool:
+    import ssl  # noqa: PLC0415 - 10 ms of verbs that ask no index
+    import urllib.request  # noqa: PLC0415 - as above
+
     if url.startswith("file:"):
         return True
     try:

@@ -105,7 +105,7 @@ def session(
         with Connections(workspace.ssh_config, stays=brief.controller) as connections:
             slurm = SlurmClient(connections.to(brief.controller, brief.job_user), patience_s=patience_s)
             applied = cache(partial(_applied, workspace))
-            hosts = partial(_distribution, None, workspace)
+            hosts = partial(distribution_of_hosts, None, workspace)
             yield Session(applied, slurm, Ledger(workspace.jobs), hosts=hosts, has_pmix=brief.pmix)
         return
     from clusterctl.state.inventory import inventory_of  # noqa: PLC0415 - as in Session
@@ -127,7 +127,7 @@ def session(
         )
         scheduler = _client(None if spec.has_slurm else known, user, controller, connections.to, patience_s)
         has_pmix = known is None or known.pmix
-        hosts = partial(_distribution, spec, workspace)
+        hosts = partial(distribution_of_hosts, spec, workspace)
         yield Session(spec, scheduler, Ledger(workspace.jobs), unshared_nodes, hosts, has_pmix)
 
 
@@ -137,8 +137,8 @@ def _applied(workspace: Workspace) -> ClusterSpec:
     return applied_spec(workspace)
 
 
-def _distribution(spec: ClusterSpec | None, workspace: Workspace) -> Distribution:
-    """What the hosts of the cluster have, or will have."""
+def distribution_of_hosts(spec: ClusterSpec | None, workspace: Workspace) -> Distribution:
+    """What the hosts of the cluster have, or will have; None: the applied spec."""
     from clusterctl.spec.distributions import DEFAULT, distribution_of  # noqa: PLC0415 - as in Session
     from clusterctl.state.inventory import distribution_ahead  # noqa: PLC0415 - as above
 

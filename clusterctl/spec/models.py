@@ -109,8 +109,6 @@ DEFAULT_PROVIDER: Final = LocalSettings()
 class ClusterSpec(Cluster):
     """One cluster."""
 
-    model_config = ConfigDict(defer_build=False)
-
     provider: Annotated[LocalSettings | GcpSettings | OnpremSettings, Discriminator("type")] = Field(
         DEFAULT_PROVIDER, description="the provider of the hosts, with its settings"
     )

@@ -52,7 +52,7 @@ class Host(BaseModel):
     ``address`` is the one that Slurm, MPI and the other hosts use.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     name: str
     address: str
@@ -96,7 +96,7 @@ class SharedFolder(BaseModel):
     its own exports it. `server`: an NFS server of the user's does. `none`: there is none.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     kind: Literal["existing", "nfs", "filestore", "server", "none"] = "existing"
     server: str | None = Field(None, description="address of the server that exports it, unless it exists")
@@ -107,7 +107,7 @@ class SharedFolder(BaseModel):
 class Inventory(BaseModel):
     """The hosts of one cluster, controller first."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     cluster: str
     cluster_id: str

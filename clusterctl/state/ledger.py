@@ -44,7 +44,7 @@ _FOLDERS = "runs.jsonl"  # beside the workspaces
 
 
 class _Stored(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)  # most verbs read none
 
 
 @dataclass(slots=True)

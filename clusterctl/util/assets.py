@@ -70,6 +70,7 @@ def digest(*parts: str | bytes) -> str:
     return sha.hexdigest()[:16]
 
 
+@cache
 def payload_hash() -> str:
     """The hash that names the payload on the nodes: /opt/clusterctl/payload/<hash>/payload."""
     return tree_hash(asset("payload"))

@@ -76,7 +76,7 @@ def resolve(tmp_path: Path, home: Path) -> Resolve:
         script.touch()
         job = JobSpec(name="a", script=script, requirements=files[0] if lines else None)
         spec = a_spec(files[1] if spec_lines else None)
-        return environment_of(spec, job, distribution=HERE, report=lambda _text: None)
+        return environment_of(spec, job, distribution=lambda: HERE, report=lambda _text: None)
 
     return call
 
@@ -85,12 +85,12 @@ def test_torchrun_needs_torch(resolve: Resolve, tmp_path: Path) -> None:
     (tmp_path / "a.py").touch()
     job = JobSpec(name="a", script=tmp_path / "a.py", launcher="torchrun")
     with pytest.raises(UsageError, match="does not have") as caught:
-        environment_of(a_spec(), job, distribution=HERE, report=lambda _text: None)
+        environment_of(a_spec(), job, distribution=lambda: HERE, report=lambda _text: None)
     assert "--requirements" in caught.value.fix
     a_wheel(tmp_path / "index", "torch")
     (tmp_path / "job.txt").write_text(f"--no-index\n--find-links {tmp_path}/index\ntorch\n")
     job = job.model_copy(update={"requirements": tmp_path / "job.txt"})
-    assert environment_of(a_spec(), job, distribution=HERE, report=lambda _text: None).lock
+    assert environment_of(a_spec(), job, distribution=lambda: HERE, report=lambda _text: None).lock
 
 
 def test_a_replay_gets_the_very_wheels_of_its_lock(
@@ -103,7 +103,7 @@ def test_a_replay_gets_the_very_wheels_of_its_lock(
 
     def again(text: str) -> Environment:
         return environment_of(
-            a_spec(tmp_path / "spec.txt"), job, distribution=HERE, report=told.append, replayed=text
+            a_spec(tmp_path / "spec.txt"), job, distribution=lambda: HERE, report=told.append, replayed=text
         )
 
     assert again("") == PLAIN, "the cluster's own requirements are not those of then"
@@ -338,10 +338,13 @@ def test_jobs_with_a_python_of_their_own(home: Path, tmp_path: Path) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text("first\n")
     bundled = JobSpec(name="train", bundled="train")
-    assert environment_of(a_spec(file), bundled, distribution=HERE, report=print) == PLAIN
+    assert environment_of(a_spec(file), bundled, distribution=lambda: HERE, report=print) == PLAIN
     with pytest.raises(UsageError, match="the bundled job train takes no requirements"):
         environment_of(
-            a_spec(), bundled.model_copy(update={"requirements": file}), distribution=HERE, report=print
+            a_spec(),
+            bundled.model_copy(update={"requirements": file}),
+            distribution=lambda: HERE,
+            report=print,
         )
 
 
