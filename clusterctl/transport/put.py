@@ -1,8 +1,9 @@
-"""Put files on the cluster. Files that are there by their hash are not sent; partial ones are resumed."""
+"""Put files on the cluster. What is there is not sent, by its hash; partial files are resumed."""
 
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import time
@@ -15,7 +16,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from clusterctl.errors import CommandError, TransferError, TransportError, printable
 from clusterctl.transport.base import BULK, Conversation, Transport, lines, remote_argv
-from clusterctl.transport.remote_content import send_content
+from clusterctl.transport.remote_content import HEADER, send_content, send_rest
 from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.remote_receive import NO_REQUIRED
 from clusterctl.transport.tree import Item, Kind, Progress, hash_items, not_readable
@@ -23,6 +24,7 @@ from clusterctl.transport.tree import Item, Kind, Progress, hash_items, not_read
 STORE = "clusterctl/store"  # in the job user's home
 _PROGRAM = "clusterctl.transport.remote_receive"
 _PIECE = 1 << 18  # bytes that are sent at once
+_NO_HASH = 32  # bytes of zeros, in place of a hash: what was sent is not the whole file
 
 _T = TypeVar("_T")
 
@@ -53,8 +55,14 @@ def send_into(
         TransferError: a file changed meanwhile, or the cluster could not write one; what has arrived is kept.
         TransportError: the cluster can't be reached; what has arrived is kept.
     """
-    hashes = hash_items([item for item in items if item.kind is Kind.FILE], progress=progress)
-    return _converse(transport, remote_argv(_PROGRAM, "", folder), items, hashes, progress)
+    unreadable = [
+        OSError(errno.EACCES, os.strerror(errno.EACCES), str(item.origin))
+        for item in items
+        if item.kind is Kind.FILE and not os.access(item.origin, os.R_OK, effective_ids=True)
+    ]
+    if unreadable:
+        raise not_readable(unreadable)
+    return _converse(transport, remote_argv(_PROGRAM, "", folder), items, None, progress)
 
 
 def send_new_folder(
@@ -105,20 +113,24 @@ def _converse(
     transport: Transport,
     argv: Sequence[str],
     items: Sequence[Item],
-    hashes: Mapping[Path, str],
+    hashes: Mapping[Path, str] | None,
     progress: Progress,
     *,
     ours: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Sent:
-    """Ask what is missing, send it, and hear what became of it."""
+    """Ask what is missing, send it, and hear what became of it. Without ``hashes`` few files need one."""
     size = sum(item.size for item in items)
     try:
         with transport.converse(argv, bulk=size > BULK) as talk:
             answers = lines(iter(talk.receive, b""), _not_understood(b"a line does not end", transport.host))
             talk.send(b"".join(_request(items, hashes, ours)))
-            missing = _next(talk, answers, transport.host, partial(_missing, items))
+            if hashes is None:
+                alike = _rows(talk, answers, transport.host, "alike", partial(_alike, items))
+                talk.send(_line(_different(items, alike, progress)))
+            missing = _rows(talk, answers, transport.host, "send", partial(_missing, items))
             total = sum(item.size - have for item, have in missing)
-            _send_content(talk, missing, lambda sent: progress("sending", min(sent, total), total))
+            sender = send_rest if hashes is None else send_content
+            _send_content(talk, missing, sender, lambda sent: progress("sending", min(sent, total), total))
             folder, wrong, at = _next(talk, answers, transport.host, partial(_result, items))
             talk.finish()
     except CommandError as exc:
@@ -127,12 +139,23 @@ def _converse(
         raise _ended(transport.host, exc) from exc
     if wrong:
         raise _changed(wrong)
-    return Sent(folder, len(hashes), size, total, at)
+    return Sent(folder, sum(item.kind is Kind.FILE for item in items), size, total, at)
 
 
-def _request(items: Sequence[Item], hashes: Mapping[Path, str], ours: Mapping[str, bytes]) -> Iterator[bytes]:
+def _different(
+    items: Sequence[Item], alike: Sequence[tuple[int, str]], progress: Progress
+) -> list[str | int]:
+    """Those of the files, by index, that the cluster has in the same size but with another content."""
+    hashes = hash_items([items[index] for index, _ in alike], progress=progress)
+    return [index for index, sha256 in alike if hashes[items[index].origin] != sha256]
+
+
+def _request(
+    items: Sequence[Item], hashes: Mapping[Path, str] | None, ours: Mapping[str, bytes]
+) -> Iterator[bytes]:
     for item in items:
-        payload = hashes[item.origin] if item.kind is Kind.FILE else _b64(os.fsencode(item.target))
+        known = "" if hashes is None else hashes.get(item.origin, "")
+        payload = known if item.kind is Kind.FILE else _b64(os.fsencode(item.target))
         path = _b64(os.fsencode(item.path))
         yield _line([item.kind, path, item.mode, item.mtime_ns, item.size, payload, item.size])
     now = time.time_ns()
@@ -150,9 +173,12 @@ def _b64(data: bytes) -> str:
 
 
 def _send_content(
-    talk: Conversation, missing: Sequence[tuple[Item, int]], told: Callable[[int], object]
+    talk: Conversation,
+    missing: Sequence[tuple[Item, int]],
+    send: Callable[[BinaryIO, int, int, int], None],
+    told: Callable[[int], object],
 ) -> None:
-    """Each file from where the cluster has it, as long as it was said to be; its hash tells what changed."""
+    """Each file from where the cluster has it, as long as it was said to be; a hash tells what changed."""
     out, done = _Outgoing(talk, told), 0
     for item, have in missing:
         try:
@@ -160,7 +186,11 @@ def _send_content(
         except OSError as exc:
             raise not_readable([exc]) from exc
         try:
-            send_content(cast("BinaryIO", out), fd, have, item.size)
+            if send is send_rest and os.fstat(fd).st_size != item.size:
+                send_content(cast("BinaryIO", out), fd, have, item.size)
+                out.write(HEADER.pack(_NO_HASH) + bytes(_NO_HASH))
+            else:
+                send(cast("BinaryIO", out), fd, have, item.size)
         except OSError as exc:
             raise not_readable([OSError(exc.errno, exc.strerror, str(item.origin))]) from exc
         finally:
@@ -215,12 +245,28 @@ def _not_understood(said: bytes, host: str) -> TransportError:
     )
 
 
-def _missing(items: Sequence[Item], answer: Mapping[str, Any]) -> list[tuple[Item, int]]:
-    """The files that the cluster lacks, and how much of each it has."""
-    missing = [(_item(items, index), have) for index, have in answer["send"]]
-    if any(not 0 <= have <= item.size for item, have in missing):
+def _rows(
+    talk: Conversation, answers: Iterator[bytes], host: str, name: str, read: Callable[[int, Any], _T]
+) -> list[_T]:
+    """All rows of an answer that comes in several lines, the last of which has none."""
+    found: list[_T] = []
+    while rows := _next(talk, answers, host, lambda answer: [read(*row) for row in answer[name]]):
+        found += rows
+    return found
+
+
+def _missing(items: Sequence[Item], index: int, have: int) -> tuple[Item, int]:
+    """A file that the cluster lacks, and how much of it it has."""
+    if not 0 <= have <= (item := _item(items, index)).size:
         raise ValueError("it has more than there is")
-    return missing
+    return item, have
+
+
+def _alike(items: Sequence[Item], index: int, sha256: str) -> tuple[int, str]:
+    """A file that the cluster has in the same size, and its hash there."""
+    if _item(items, index).kind is not Kind.FILE:
+        raise ValueError("it is no file")
+    return index, sha256
 
 
 def _result(

@@ -4,7 +4,7 @@ Runs here and on the cluster: standard library only, Python 3.9.
 
 Whatever lists the files, it says a JSON array a line, [KIND, PATH, MODE, MTIME_NS, SIZE, PAYLOAD, SPACE], and
 an empty line. KIND is folder, file, link, or left, which does not travel. PAYLOAD is a link's target, the
-sha256 of a file where it is known, or why something is left. SPACE is what a file takes on a disk; of what is
+sha256 of a file ("": not known), or why something is left. SPACE is what a file takes on a disk; of what is
 left, how many files it is. Paths and targets are base64, since they may be any bytes. {} is a sign of life.
 
 ``send_wanted`` sends what is asked for: stdin brings a JSON array a line, [KEY, HAVE, SIZE, SHA256], and an
@@ -138,8 +138,15 @@ def send_file(out: BinaryIO, fd: int, have: int, size: int, sha256: str) -> None
         return
     have = 0 if sha256 else have
     out.write(HEADER.pack(size - have))
+    send_rest(out, fd, have, size, beat)
+
+
+def send_rest(
+    out: BinaryIO, fd: int, have: int, size: int, beat: Callable[[], object] = lambda: None
+) -> None:
+    """Send a file from ``have`` on, and the last piece."""
+    before, last = os.fstat(fd), b""
     send_content(out, fd, have, size)
-    last = b""
     if have or not held_still(fd, before):  # a log that only grew still begins with what was sent
         last = hash_of(fd, size, beat).digest()
     out.write(HEADER.pack(len(last)) + last)

@@ -1,18 +1,22 @@
-"""Receives files, each known by its sha256. Runs on the cluster: standard library only, Python 3.9.
+"""Receives files. Runs on the cluster: standard library only, Python 3.9.
 
 Arguments: STORE INTO [REQUIRED [WAIT_S]]. stdin: a list as remote_content.py has it; there is one more KIND,
-ours, whose PAYLOAD is the content of a file. The answer is {"send": [[INDEX, HAVE], ...]}: the files that are
-missing, and how many bytes of each are here already; {"checked": 1} comes before it now and then, as a sign
-of life. stdin then brings the rest of each in turn. What has arrived of a file stays for the next time.
+ours, whose PAYLOAD is the content of a file. The answers are {"send": [[INDEX, HAVE], ...]}, the last of them
+empty: the files that are missing, and how many bytes of each are here already; {"checked": 1} comes before
+them now and then, as a sign of life. stdin then brings the rest of each in turn (``send_content``).
+What has arrived of a file stays for the next time.
 
-With STORE "" files go straight to their places below INTO, a folder, which is made if need be. Else INTO must
-not be there yet: it appears whole, when the store has all that it needs; with INTO "" only the store is
-filled. Relative paths begin at the home folder. REQUIRED is a folder without which nothing is done (exit
-status 66), WAIT_S how long a lock on the store is waited for (exit status 68).
+With STORE "" files go straight to their places below INTO, a folder, which is made if need be, and none has a
+hash. First the answers {"alike": [[INDEX, SHA256], ...]}, the last of them empty, tell which files are here
+in the same size, and stdin brings a JSON array of the indexes of those that differ. After each file comes a
+last piece, as of ``send_wanted``. With a STORE each file is known by its sha256, and INTO must not be there
+yet: it appears whole, when the store has all that it needs; with INTO "" only the store is filled. Relative
+paths begin at the home folder. REQUIRED is a folder without which nothing is done (exit status 66), WAIT_S
+how long a lock on the store is waited for (exit status 68).
 
-The last answer is {"folder": PATH, "wrong": [INDEX, ...], "at": [PATH, ...]}: ``wrong`` did not have the hash
-that was announced, and nothing was put in its place; ``at`` is where the store has each file, if only that
-was filled.
+The last answer is {"folder": PATH, "wrong": [INDEX, ...], "at": [PATH, ...]}: ``wrong`` did not come whole,
+or not with the hash that was announced, and nothing was put in its place; ``at`` is where the store has each
+file, if only that was filled.
 """
 
 from __future__ import annotations
@@ -56,6 +60,7 @@ MAX_OPEN = 256  # partial files that are held open
 SPARE = 16 << 20
 SMALL = 1 << 20  # bytes up to which a file is checked again when it is copied from the store
 NO_REQUIRED = 66
+ROWS = 4096  # in a line of an answer
 LOCK_WAIT_S = 60.0  # for a sweep, the only one of ours that keeps others out
 UNUSED_S = 30 * 86400
 SWEEP_EVERY_S = 86400
@@ -65,6 +70,13 @@ INCOMPLETE = b".incomplete"
 def emit(**answer: object) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
+
+
+def emit_rows(name: str, rows: list[list[object]]) -> None:
+    """Several lines, since each has a limit; an empty one is the last."""
+    for at in range(0, len(rows), ROWS):
+        emit(**{name: rows[at : at + ROWS]})
+    emit(**{name: []})
 
 
 def checking() -> Beat:
@@ -81,23 +93,33 @@ def read_entries() -> list[Entry]:
     return entries
 
 
-def is_here(entry: Entry, *, stored: bool, beat: Beat) -> bool:
-    """Whether the content is in its place. What lies in the store is hashed again only if it was changed."""
+def hash_in_place(entry: Entry, beat: Beat) -> str:
+    """The hash of what lies in a file's place; "" where that is no file of its size."""
     try:
         status = os.lstat(entry.final)
         if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size:
-            return False
-        if stored and status.st_mtime == SEALED and stat.S_IMODE(status.st_mode) == READ_ONLY:
-            os.utime(entry.final, (time.time(), SEALED))
-            return True
+            return ""
         fd = os.open(entry.final, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            right = bool(hash_of(fd, entry.size, beat).hexdigest() == entry.payload)
+            return str(hash_of(fd, entry.size, beat).hexdigest())
         finally:
             os.close(fd)
-        if right and stored:
-            seal(entry.final)
-        return right
+    except OSError:
+        return ""
+
+
+def is_stored(entry: Entry, beat: Beat) -> bool:
+    """Whether the store has the content, which is hashed again only if it was changed."""
+    try:
+        status = os.lstat(entry.final)
+        is_sealed = status.st_mtime == SEALED and stat.S_IMODE(status.st_mode) == READ_ONLY
+        if is_sealed and stat.S_ISREG(status.st_mode) and status.st_size == entry.size:
+            os.utime(entry.final, (time.time(), SEALED))
+            return True
+        if hash_in_place(entry, beat) != entry.payload:
+            return False
+        seal(entry.final)
+        return True
     except OSError:
         return False
 
@@ -113,16 +135,10 @@ def seal(place: bytes | int) -> None:
 
 def find_missing(entries: list[Entry], *, stored: bool) -> dict[int, tuple[int | None, int]]:
     """Files to be sent, by index: the open partial file of one that had begun, and how much of it is here."""
-    beat = checking()
     missing: dict[int, tuple[int | None, int]] = {}
-    seen: set[bytes] = set()
     begun: set[bytes] = set()
-    for index, entry in enumerate(entries):
-        is_other = entry.kind == "file" and not (stored and entry.final in seen)
-        if not is_other or is_here(entry, stored=stored, beat=beat):
-            continue
-        seen.add(entry.final)
-        missing[index] = None, 0
+    for index in not_stored(entries) if stored else different(entries):
+        entry, missing[index] = entries[index], (None, 0)
         if entry.partial not in begun and os.path.lexists(entry.partial) and len(begun) < MAX_OPEN:
             fd = open_partial(entry.partial)
             if fd is not None:
@@ -131,8 +147,30 @@ def find_missing(entries: list[Entry], *, stored: bool) -> dict[int, tuple[int |
     return missing
 
 
+def not_stored(entries: list[Entry]) -> list[int]:
+    """The files that the store lacks: of several with one content, the first."""
+    beat = checking()
+    first: dict[bytes, int] = {}
+    for index, entry in enumerate(entries):
+        if entry.kind == "file" and entry.final not in first and not is_stored(entry, beat):
+            first[entry.final] = index
+    return list(first.values())
+
+
+def different(entries: list[Entry]) -> list[int]:
+    """The files of which another content, or none, is in their place: the other side tells by the hashes."""
+    beat = checking()
+    files = [index for index, entry in enumerate(entries) if entry.kind == "file"]
+    alike = {index: sha for index in files if (sha := hash_in_place(entries[index], beat))}
+    emit_rows("alike", [[index, sha] for index, sha in alike.items()])
+    if not (line := STDIN.readline()):
+        raise TruncatedError
+    other = set(json.loads(line))
+    return [index for index in files if index not in alike or index in other]
+
+
 def take(entry: Entry, fd: int | None, have: int, incoming: Incoming, *, stored: bool) -> bool:
-    """Receive a file and give it its place; False if it has not the hash that was announced."""
+    """Receive a file and give it its place; False if it did not come whole, or has another hash."""
     partial = entry.partial
     if fd is None:
         fd = open_partial(partial)
@@ -140,7 +178,8 @@ def take(entry: Entry, fd: int | None, have: int, incoming: Incoming, *, stored:
         partial = entry.partial + b".%d" % os.getpid()
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, OWNERS)
     try:
-        if incoming.rest(fd, have, entry.size, Syncing(fd)).hexdigest() != entry.payload:
+        sha = incoming.rest(fd, have, entry.size, Syncing(fd))
+        if not (sha.hexdigest() == entry.payload if stored else incoming.arrives_whole(sha)):
             os.unlink(partial)
             return False
         if stored:
@@ -190,7 +229,7 @@ def receive_all(entries: list[Entry], folder: bytes, *, stored: bool) -> list[in
     """Say what is missing and take it; returns the files that came with another hash."""
     missing = find_missing(entries, stored=stored)
     refuse_small_disk(folder, sum(entries[index].size - have for index, (_, have) in missing.items()))
-    emit(send=[[index, have] for index, (_, have) in missing.items()])
+    emit_rows("send", [[index, have] for index, (_, have) in missing.items()])
     incoming = Incoming(lambda: STDIN.read1(CHUNK), checking())
     wrong = []
     for index, (fd, have) in missing.items():
@@ -205,7 +244,8 @@ def receive_all(entries: list[Entry], folder: bytes, *, stored: bool) -> list[in
 def receive_below(into: bytes, entries: list[Entry]) -> list[int]:
     os.makedirs(into, exist_ok=True)
     for entry in entries:
-        place_below(into, entry, entry.payload)
+        begun = b"%d %d %s" % (entry.size, entry.mtime_ns, entry.path)
+        place_below(into, entry, hashlib.sha256(begun).hexdigest())
         try:
             make_place(entry, follow=True)
         except OSError as exc:

@@ -33,7 +33,7 @@ from clusterctl.transport import remote_content, remote_open, remote_receive, tr
 from clusterctl.transport.base import Conversation, remote_argv
 from clusterctl.transport.put import STORE, send_into, send_new_folder, send_to_store
 from clusterctl.transport.remote_content import HEADER, make_folder
-from clusterctl.transport.remote_receive import NO_REQUIRED, SWEEP_EVERY_S, UNUSED_S
+from clusterctl.transport.remote_receive import NO_REQUIRED, ROWS, SWEEP_EVERY_S, UNUSED_S
 from clusterctl.transport.tree import Item, Kind, hash_items, walk
 from tests.support.disks import small_disk
 from tests.support.here import LocalTransport
@@ -72,6 +72,25 @@ def test_same_size_other_content_is_sent(home, data):
     target.write_bytes(bytes(3 * MIB))
     assert send_into(LocalTransport(), walk([data])[0], "in to").sent_bytes == 3 * MIB
     assert target.read_bytes() == (data / "large").read_bytes()
+
+
+def test_a_file_that_only_became_longer_is_said(home, data):
+    items, _ = walk([data])
+    with (data / "sub" / "run.sh").open("a") as file:
+        file.write("more\n")
+    with pytest.raises(TransferError, match="data/sub/run.sh changed while being sent"):
+        send_into(LocalTransport(), items, "in to")
+    assert not (home / "in to" / "data" / "sub" / "run.sh").exists()
+
+
+def test_more_files_than_one_line_of_an_answer_tells_of(home, tmp_path):
+    for number in range(ROWS + 2):
+        (tmp_path / f"{number}").write_text("x")
+    (tmp_path / "0").write_text("y")
+    assert send_into(LocalTransport(), walk([tmp_path])[0], "in to").sent_bytes == ROWS + 2
+    (home / "in to" / tmp_path.name / "1").write_text("y")
+    assert send_into(LocalTransport(), walk([tmp_path])[0], "in to").sent_bytes == 1
+    assert (home / "in to" / tmp_path.name / "1").read_text() == "x"
 
 
 def test_a_broken_connection_is_gone_on_with(home, data):
@@ -432,7 +451,7 @@ def test_a_file_without_its_place_can_still_be_opened_by_another_transfer(home, 
     row = ["file", base64.b64encode(b"one").decode(), 0o444, 0, 5, hashlib.sha256(b"whole").hexdigest(), 5]
     entry = remote_content.Entry(row)
     entry.final, entry.partial = os.fsencode(home / "final"), os.fsencode(home / "partial")
-    coming = remote_content.Incoming(lambda: HEADER.pack(5) + b"whole")
+    coming = remote_content.Incoming(lambda: HEADER.pack(5) + b"whole" + HEADER.pack(0))
     seen = []
 
     def move(partial: bytes, final: bytes) -> None:
