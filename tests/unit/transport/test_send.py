@@ -78,19 +78,19 @@ def test_a_file_that_only_became_longer_is_said(home, data):
     items, _ = walk([data])
     with (data / "sub" / "run.sh").open("a") as file:
         file.write("more\n")
-    with pytest.raises(TransferError, match="data/sub/run.sh changed while being sent"):
+    with pytest.raises(TransferError, match=r"data/sub/run\.sh changed while being sent"):
         send_into(LocalTransport(), items, "in to")
     assert not (home / "in to" / "data" / "sub" / "run.sh").exists()
 
 
 def test_more_files_than_one_line_of_an_answer_tells_of(home, tmp_path):
+    (many := tmp_path / "many").mkdir()
     for number in range(ROWS + 2):
-        (tmp_path / f"{number}").write_text("x")
-    (tmp_path / "0").write_text("y")
-    assert send_into(LocalTransport(), walk([tmp_path])[0], "in to").sent_bytes == ROWS + 2
-    (home / "in to" / tmp_path.name / "1").write_text("y")
-    assert send_into(LocalTransport(), walk([tmp_path])[0], "in to").sent_bytes == 1
-    assert (home / "in to" / tmp_path.name / "1").read_text() == "x"
+        (many / f"{number}").write_text("x")
+    assert send_into(LocalTransport(), walk([many])[0], "in to").sent_bytes == ROWS + 2
+    (home / "in to" / "many" / "1").write_text("y")
+    assert send_into(LocalTransport(), walk([many])[0], "in to").sent_bytes == 1
+    assert (home / "in to" / "many" / "1").read_text() == "x"
 
 
 def test_a_broken_connection_is_gone_on_with(home, data):
