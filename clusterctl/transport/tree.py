@@ -168,6 +168,9 @@ def hash_items(
             exc.filename = exc.filename or str(item.origin)
             unreadable.append(exc)
             return ""
+        except BaseException:  # the others need not read to the end
+            stopped.set()
+            raise
 
     large = [item.origin for item in files if item.size >= REMEMBERED]
     with _remembered(large) as known:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -213,9 +214,10 @@ def on_each(
 
 
 def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = _MAX_THREADS) -> list[R]:
-    """The results of the calls in their order. The first exception is raised, and no further call starts.
+    """The results of the calls in their order; at most ``most`` run at once.
 
-    concurrent.futures would wait for its threads, also when the interpreter exits.
+    The first exception is raised, no further call starts, and those that run are waited for: none may go on
+    outside a lock that the caller holds. An interrupt waits for none, nor does the interpreter's exit.
     """
     pending: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, R | None, BaseException | None]] = queue.SimpleQueue()
@@ -234,18 +236,19 @@ def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = 
             except BaseException as exc:  # raised again in the caller
                 done.put((number, None, exc))
 
-    for _ in range(min(most, len(items))):
-        threading.Thread(target=work, daemon=True).start()
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(most, len(items)))]
+    for thread in threads:
+        thread.start()
     results: dict[int, R | None] = {}
+    failed: BaseException | None = None
     try:
-        while len(results) < len(items):
-            try:
-                number, result, error = done.get(timeout=_INTERRUPTIBLE_S)
-            except queue.Empty:
-                continue
-            if error is not None:
-                raise error
-            results[number] = result
+        while len(results) < len(items) and failed is None:
+            with suppress(queue.Empty):
+                number, results[number], failed = done.get(timeout=_INTERRUPTIBLE_S)
     finally:
         stopped.set()
+    if failed is not None:
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(_INTERRUPTIBLE_S)
+        raise failed
     return [results[number] for number in range(len(items))]  # type: ignore[misc]  # complete here

@@ -1,0 +1,35 @@
+"""Calls at the same time: how many there are, and what happens when one fails."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from clusterctl.util.process import parallel_map
+
+
+def test_after_the_first_error_nothing_goes_on() -> None:
+    """A caller releases its lock then: what still runs is waited for, and nothing more starts."""
+    begun, ended, before = threading.Event(), [], threading.active_count()
+
+    def call(number: int) -> None:
+        if number == 0:
+            assert begun.wait(30)
+            raise ValueError("the first")
+        begun.set()
+        threading.Event().wait(0.5)  # longer than the error takes to be seen
+        ended.append(number)
+
+    with pytest.raises(ValueError, match="the first"):
+        parallel_map(range(100), call, most=2)
+    assert ended
+    assert ended == list(range(1, len(ended) + 1))
+    assert threading.active_count() == before
+
+
+def test_no_more_at_once_than_asked_for() -> None:
+    together = threading.Barrier(3)
+    assert parallel_map(range(9), lambda number: (together.wait(30), number)[1], most=3) == list(range(9))
+    with pytest.raises(threading.BrokenBarrierError):
+        parallel_map(range(3), lambda _: together.wait(0.2), most=2)
