@@ -10,7 +10,7 @@ from clusterctl.cli.jobs import job_table, waiting
 from clusterctl.cli.options import SOON_S, Options, naming_lock_holder, workspace_of
 from clusterctl.cli.output import Screen
 from clusterctl.scheduler.base import JobInfo, NodeInfo, active_jobs
-from clusterctl.scheduler.session import scheduler_of
+from clusterctl.scheduler.session import applied, scheduler_of
 from clusterctl.spec.units import format_duration, shown_memory
 from clusterctl.state.brief import brief_of
 from clusterctl.state.workspace import Workspace
@@ -58,15 +58,9 @@ def status_of(workspace: Workspace) -> Status:
         nodes, active = scheduler.nodes(), active_jobs(scheduler)
         # Most have none of that, and need not be read with all rules for specs.
         may_end = b"auto_down" in workspace.spec.read_bytes() if workspace.spec.exists() else False
-        by_itself = auto_down(_applied(workspace), to(controller)) if may_end else None
+        by_itself = auto_down(applied(workspace), to(controller)) if may_end else None
     ready = {n.name for n in nodes if n.usable} >= {*compute}
     return Status(cluster, provider, ready, tuple(nodes), tuple(active), by_itself)
-
-
-def _applied(workspace: Workspace) -> ClusterSpec:
-    from clusterctl.state.inventory import applied_spec
-
-    return applied_spec(workspace)
 
 
 def status(screen: Screen, options: Options) -> None:

@@ -104,14 +104,14 @@ def session(
     if spec is None and (brief := brief_of(workspace)) is not None:
         with Connections(workspace.ssh_config, stays=brief.controller) as connections:
             slurm = SlurmClient(connections.to(brief.controller, brief.job_user), patience_s=patience_s)
-            applied = cache(partial(_applied, workspace))
+            given = cache(partial(applied, workspace))
             hosts = partial(distribution_of_hosts, None, workspace)
-            yield Session(applied, slurm, Ledger(workspace.jobs), hosts=hosts, has_pmix=brief.pmix)
+            yield Session(given, slurm, Ledger(workspace.jobs), hosts=hosts, has_pmix=brief.pmix)
         return
     from clusterctl.state.inventory import inventory_of  # noqa: PLC0415 - as in Session
 
     up = inventory_of(workspace) if spec is None else None
-    spec = spec or _applied(workspace)
+    spec = spec or applied(workspace)
     user = spec.job_user.name
     known = up or (inventory_of(workspace) if workspace.inventory.exists() or not spec.has_slurm else None)
     unshared = known.compute if known is not None and known.shared_folder.kind == "none" else ()
@@ -131,7 +131,8 @@ def session(
         yield Session(spec, scheduler, Ledger(workspace.jobs), unshared_nodes, hosts, has_pmix)
 
 
-def _applied(workspace: Workspace) -> ClusterSpec:
+def applied(workspace: Workspace) -> ClusterSpec:
+    """The spec that `up` was last given; what reads it is imported only now."""
     from clusterctl.state.inventory import applied_spec  # noqa: PLC0415 - as in Session
 
     return applied_spec(workspace)
@@ -142,7 +143,7 @@ def distribution_of_hosts(spec: ClusterSpec | None, workspace: Workspace) -> Dis
     from clusterctl.spec.distributions import DEFAULT, distribution_of  # noqa: PLC0415 - as in Session
     from clusterctl.state.inventory import distribution_ahead  # noqa: PLC0415 - as above
 
-    return distribution_ahead(spec or _applied(workspace), workspace) or distribution_of(DEFAULT)
+    return distribution_ahead(spec or applied(workspace), workspace) or distribution_of(DEFAULT)
 
 
 def _client(

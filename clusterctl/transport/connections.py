@@ -6,6 +6,7 @@ can't do, and every error of connecting, is paramiko's (ssh.py).
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from clusterctl.transport.ssh import SSHTransport
 
 _CHUNK = 1 << 16
-_SHORTLY_S = 1.0
 
 
 class Connections(ExitStack):
@@ -108,7 +108,7 @@ class PersistentSSH:
             except ConnectionError as exc:
                 what = f"the connection broke during `{shown(argv)}`"
                 raise unreachable(self.host, self.config, what) from exc
-            result = Result(rc, said.decode(errors="replace"), session.complaint(self.max_output))
+            result = Result(rc, said.decode(errors="replace"), session.complaint())
         if check and rc != 0:
             raise failed(self.host, argv, rc, result.stderr)
         return result
@@ -119,7 +119,7 @@ class PersistentSSH:
             yield from self._by_itself().stream(argv)
             return
         with closing(session):
-            talk = Talk(self.host, argv, session, session.stderr, self.silence_s)
+            talk = Talk(self.host, argv, session, session.complaint, self.silence_s)
             while chunk := talk.receive():
                 yield chunk
             talk.ended()
@@ -135,7 +135,7 @@ class PersistentSSH:
                 yield talk
             return
         with closing(session):
-            yield Talk(self.host, argv, session, session.stderr, silence_s)
+            yield Talk(self.host, argv, session, session.complaint, silence_s)
 
     def close(self) -> None:
         with self._lock:
@@ -158,23 +158,22 @@ class PersistentSSH:
         if master is not None:
             try:
                 with suppress(OSError):  # it takes no more sessions, or has just ended
-                    return master.session(command)
+                    return master.session(command, self.max_output)
             except MayHaveRunError as exc:
                 raise unreachable(self.host, self.config, "the connection stood still") from exc
-        self._by_itself(spent_s=time.monotonic() - begun)
+        self._by_itself(self.connect_timeout_s - (time.monotonic() - begun))
         return None
 
-    def _by_itself(self, *, spent_s: float = 0.0) -> SSHTransport:
-        """A connection of our own. A host that was silent that long already has little time to answer."""
+    def _by_itself(self, left_s: float = math.inf) -> SSHTransport:
+        """A connection of our own. A host that was silent for long already has little time ``left_s``."""
         from clusterctl.transport.ssh import SSHTransport  # noqa: PLC0415 - as above
 
-        left_s = max(_SHORTLY_S, self.connect_timeout_s - spent_s)
         with self._lock:
             self._own = self._own or SSHTransport(
                 self.host,
                 self.config,
                 user=self.user,
-                connect_timeout_s=min(self.connect_timeout_s, left_s),
+                connect_timeout_s=min(self.connect_timeout_s, max(1.0, left_s)),
                 max_output=self.max_output,
                 silence_s=self.silence_s,
             )

@@ -17,7 +17,7 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -34,7 +34,7 @@ _VERSION = 4
 _NO_ESCAPE = 0xFFFFFFFF
 _GREETING_S = 2.0  # the master is on this machine
 _OPENING_S = 5.0  # the host opens a session without starting a process
-_START_S, _PROXIED_START_S = 20.0, 75.0
+_START_S = 75.0  # ssh has limits of its own, that of the file's ConnectTimeout among them
 _SETTLE_S = 1.0
 _LOCK_S = 5.0
 _CHUNK = 1 << 16
@@ -59,8 +59,8 @@ class Master:
         poll.register(self._watch, select.POLLIN)
         return bool(poll.poll(within_s * 1000))  # it says nothing unasked
 
-    def session(self, command: str) -> Session:
-        """Run a command of the remote shell.
+    def session(self, command: str, most_stderr: int = 64 << 20) -> Session:
+        """Run a command of the remote shell; of its stderr the last ``most_stderr`` bytes are kept.
 
         Raises:
             OSError: it was not run. A connection on which no session can be opened in time is ended.
@@ -69,12 +69,12 @@ class Master:
         with ExitStack() as ours, ExitStack() as theirs:
             stdin, to_stdin = _pipe(theirs, ours)
             from_stdout, stdout = _pipe(ours, theirs)
-            stderr = ours.enter_context(tempfile.TemporaryFile())
+            from_stderr, stderr = _pipe(ours, theirs)
             control = ours.enter_context(_greeted(self._path))
             flags = (False, False, False, False, _NO_ESCAPE)  # terminal, X11, agent, subsystem
             words = (_text(""), struct.pack(">5I", *flags), _text(""), _text(command))
             _send(control, _NEW_SESSION, struct.pack(">I", 0), *words)
-            for fd in (stdin, stdout, stderr.fileno()):
+            for fd in (stdin, stdout, stderr):
                 socket.send_fds(control, [b"\0"], [fd])
             control.settimeout(_OPENING_S)
             try:
@@ -87,7 +87,7 @@ class Master:
             if kind != _OPENED:
                 raise ConnectionRefusedError(body[8:].decode(errors="replace"))
             ours.pop_all()
-            session = Session(self, control, to_stdin, from_stdout, stderr)
+            session = Session(self, control, to_stdin, from_stdout, from_stderr, most=most_stderr)
         self._sessions.add(session)
         return session
 
@@ -108,12 +108,14 @@ class Session:
     """A command that runs: its pipes, and how it ended. It is told to end when its ``stdin`` is closed."""
 
     def __init__(
-        self, master: Master, control: socket.socket, stdin: int, stdout: int, stderr: IO[bytes]
+        self, master: Master, control: socket.socket, stdin: int, stdout: int, stderr: int, *, most: int
     ) -> None:
         self._master, self._control = master, control
         self.stdin: IO[bytes] = os.fdopen(stdin, "wb", buffering=0)
         self.stdout: IO[bytes] = os.fdopen(stdout, "rb", buffering=0)
-        self.stderr = stderr
+        self._said = bytearray()
+        self._hearing = threading.Thread(target=self._hear, args=(stderr, most), daemon=True)
+        self._hearing.start()
 
     def wait(self, timeout_s: float) -> int:
         """The exit status, or ENDED_BY_SIGNAL, once all of its output is here.
@@ -133,10 +135,16 @@ class Session:
             raise ConnectionError
         return ENDED_BY_SIGNAL if status is None else status
 
-    def complaint(self, most: int) -> str:
+    def complaint(self) -> str:
         """The end of its stderr, once it has ended."""
-        self.stderr.seek(max(0, self.stderr.seek(0, os.SEEK_END) - most))
-        return self.stderr.read().decode(errors="replace")
+        self._hearing.join(_SETTLE_S)
+        return self._said.decode(errors="replace")
+
+    def _hear(self, stderr: int, most: int) -> None:
+        with os.fdopen(stderr, "rb", buffering=0) as pipe:
+            while chunk := pipe.read(_CHUNK):
+                self._said += chunk
+                del self._said[:-most]
 
     def hang_up(self) -> None:
         """End the command, whoever waits for it."""
@@ -145,7 +153,7 @@ class Session:
 
     def close(self) -> None:
         self._master._sessions.discard(self)
-        for each in (self._control, self.stdin, self.stdout, self.stderr):
+        for each in (self._control, self.stdin, self.stdout):
             each.close()
 
 
@@ -218,7 +226,6 @@ def _started(config: Path, host: str, user: str | None, folder: int, name: str) 
         words = ["ssh", "-F", str(config.absolute()), "-f", "-N", "-M", "-S", f"./{name}"]
         words += ["-o", f"ControlPersist={IDLE_S}", "-o", "BatchMode=yes"]
         words += ["-l", user] if user is not None else []
-        limit_s = _PROXIED_START_S if "ProxyCommand" in config.read_text() else _START_S
         nothing = subprocess.DEVNULL
         subprocess.run(
             [*words, "--", host],
@@ -227,7 +234,7 @@ def _started(config: Path, host: str, user: str | None, folder: int, name: str) 
             stdin=nothing,
             stdout=nothing,
             stderr=nothing,
-            timeout=limit_s,
+            timeout=_START_S,
             check=True,
         )
         return Master(folder, name)

@@ -10,9 +10,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
@@ -49,7 +50,7 @@ def talking(
                 fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
         host, argv = remote or ("localhost", words)
         try:
-            yield Talk(host, argv, process, stderr, silence_s, is_ssh=remote is not None)
+            yield Talk(host, argv, process, partial(_tail, stderr), silence_s, is_ssh=remote is not None)
         finally:
             if process.poll() is None:
                 with suppress(ProcessLookupError):  # with its children
@@ -88,12 +89,12 @@ class Process(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """See ``Conversation``. ``is_ssh``: the process is the ssh program."""
+    """See ``Conversation``. ``complaint`` is the end of its stderr; ``is_ssh``: it is the ssh program."""
 
     host: str
     argv: Sequence[str]
     process: Process
-    stderr: IO[bytes]
+    complaint: Callable[[], str]
     silence_s: float
     is_ssh: bool = False
 
@@ -135,12 +136,12 @@ class Talk:
         if broke:
             raise UnreachableError(
                 f"{self.host}: the connection broke during `{shown(self.argv)}`",
-                why=_tail(self.stderr),
+                why=self.complaint(),
                 fix="`clusterctl up` starts it again if it is down",
                 host=self.host,
             )
         if rc != 0:
-            raise failed(self.host, self.argv, rc, _tail(self.stderr))
+            raise failed(self.host, self.argv, rc, self.complaint())
 
     def _wait(self, fd: int, event: int) -> None:
         """Return when a pipe of the command is ready, or at its end."""

@@ -19,6 +19,7 @@ import pytest
 
 from clusterctl.errors import CommandError, HostKeyError, KeyRefusedError, TransportError, UnreachableError
 from clusterctl.transport.base import Transport
+from clusterctl.transport.connections import PersistentSSH
 from clusterctl.transport.ssh import SSHTransport
 from tests.support.processes import gone
 
@@ -106,6 +107,14 @@ def test_much_on_both_outputs_at_once_does_not_stall(node):
     shout = "import os\nfor _ in range(160): os.write(2, b'e' * 65536); os.write(1, b'o' * 65536)"
     result = node.run([sys.executable, "-c", shout], timeout_s=120)
     assert (len(result.stdout), len(result.stderr)) == (160 * 65536, 160 * 65536)
+
+
+def test_of_much_stderr_little_is_kept(sshd, me, reach):
+    transport = reach("node", sshd.config(), user=me, max_output=1000)
+    with contextlib.closing(transport):
+        result = transport.run(["sh", "-c", "yes | head -c 3000000 >&2; echo the end >&2"])
+    assert len(result.stderr) == 1000
+    assert not isinstance(transport, PersistentSSH) or result.stderr.endswith("the end\n")
 
 
 def test_a_command_that_ignores_its_stdin(node):
