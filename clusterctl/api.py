@@ -13,7 +13,6 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, Literal, Unpack
 
-from clusterctl import __all__ as __all__  # noqa: PLC0414  # the public names, also those imported here
 from clusterctl.cli import access, job, jobs, status, up
 from clusterctl.cli import collect as cli_collect
 from clusterctl.cli import replay as cli_replay
@@ -21,21 +20,24 @@ from clusterctl.cli import runs as cli_runs
 from clusterctl.cli import submit as cli_submit
 from clusterctl.cli.options import SOON_S, Options, open_session, spec_of, workspace_of
 from clusterctl.cli.output import Phases, Screen
-from clusterctl.cli.status import Status
+from clusterctl.cli.status import Status as Status  # noqa: PLC0414 - a public name, as those below
 from clusterctl.cluster import down
 from clusterctl.cluster.nodes import names_of
 from clusterctl.cluster.plan import Plan
 from clusterctl.cluster.session import PhaseRunner
 from clusterctl.cluster.up import UpOptions, UpResult
-from clusterctl.errors import ClusterctlError, UsageError, printable  # noqa: F401
+from clusterctl.errors import ClusterctlError as ClusterctlError  # noqa: PLC0414
+from clusterctl.errors import UsageError, printable
 from clusterctl.jobs import watch
 from clusterctl.jobs.trained import Weights
 from clusterctl.jobs.watch import LogChunk
 from clusterctl.providers.base import Prompts
-from clusterctl.runs.compare import compare  # noqa: F401
-from clusterctl.runs.find import Row, named_run, ranked
-from clusterctl.runs.frame import frame  # noqa: F401
-from clusterctl.runs.page import Report
+from clusterctl.runs.compare import compare as compare  # noqa: PLC0414
+from clusterctl.runs.find import Row as Row  # noqa: PLC0414
+from clusterctl.runs.find import named_run as named_run  # noqa: PLC0414
+from clusterctl.runs.find import ranked
+from clusterctl.runs.frame import frame as frame  # noqa: PLC0414
+from clusterctl.runs.page import Report as Report  # noqa: PLC0414
 from clusterctl.runs.report import report_of
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.diagnosis import Diagnosis

@@ -17,10 +17,10 @@ from clusterctl.providers.gcp.allowance import HostGroup
 from clusterctl.providers.gcp.api import Api, Json, iap_tunnel
 from clusterctl.providers.node_class import KeptImage
 from clusterctl.spec import gcp
-from clusterctl.spec.base import GIB_MIB
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp_nodes import GcpNodes, Image, Machine, image_of, machines
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.util.assets import digest, install_inputs
 
