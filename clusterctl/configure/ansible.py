@@ -17,17 +17,20 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from clusterctl.configure import events, inventory_file
 from clusterctl.configure.events import Event, Recap, Status, TaskProgress
+from clusterctl.configure.pull import Pull, pullers
 from clusterctl.errors import ConfigureError, Failure
 from clusterctl.packages.bundle import PAYLOAD, payload_tar
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.transport.base import Connect
 from clusterctl.util.assets import asset
 from clusterctl.util.disk import writing
 from clusterctl.util.process import SHORT, temporary_folder, under_subreaper
@@ -86,6 +89,41 @@ def run_playbook(run: PlaybookRun, progress: Callable[[TaskProgress], None]) -> 
     raise _error(run, collected, rc)
 
 
+def _run_with_pullers(
+    run: PlaybookRun,
+    progress: Callable[[TaskProgress], None],
+    others: tuple[str, ...],
+    begin: Callable[[Callable[[Event], None]], Pull],
+) -> Recap:
+    """Run it here for the ``others``, while hosts that ``begin`` has started run it themselves.
+
+    Raises:
+        ConfigureError: as ``run_playbook``, of all hosts.
+    """
+    collected, lock = _Collected(run.log, progress), threading.Lock()
+
+    def take(event: Event) -> None:
+        with lock:
+            collected.take(event)
+
+    pull = begin(take)
+    failures: tuple[Failure, ...] = ()
+    recap = Recap({}, 0)
+    try:
+        if others:
+            recap = run_playbook(replace(run, hosts=len(others), limit=others), progress)
+    except ConfigureError as exc:
+        failures = exc.failures
+    except BaseException:
+        pull.abandon()
+        raise
+    own = pull.finish(others_ready=not failures)
+    collected.file.close()
+    if failures := (*failures, *events.failures_of(collected.failed), *own):
+        raise _error_of(run, failures)
+    return recap if collected.recap is None else recap + collected.recap
+
+
 class _Collected:
     """Takes events in the caller's thread: writes the log, tells progress, keeps failures and the recap."""
 
@@ -114,7 +152,8 @@ class _Collected:
                 self._notes[data["host"]] = (*self._notes.get(data["host"], ()), *notes)
             case "playbook_on_stats":
                 ok = {host: data["ok"].get(host, 0) for host in data["processed"]}
-                self.recap = Recap(ok, sum(data["changed"].values()), self._notes)
+                ended = Recap(ok, sum(data["changed"].values()), self._notes)
+                self.recap = ended if self.recap is None else self.recap + ended
         if told := events.progress_of(event):
             self._progress(told)
 
@@ -242,6 +281,10 @@ def _error(run: PlaybookRun, collected: _Collected, rc: int) -> ConfigureError:
             why="\n".join(lines[-_TAIL_LINES:]),
             fix=f"the whole output is in {run.log}",
         )
+    return _error_of(run, failures)
+
+
+def _error_of(run: PlaybookRun, failures: tuple[Failure, ...]) -> ConfigureError:
     then = f"the whole output is in {run.log}"
     error = ConfigureError.of_hosts("configuration failed on {hosts}", failures, then=then)
     error.where = failures[0].phase or run.playbook
@@ -272,9 +315,13 @@ def run(
     workspace: Workspace,
     *,
     limit: Collection[str] = (),
+    to: Connect | None = None,
     progress: Callable[[TaskProgress], None] = lambda _: None,
 ) -> Recap:
     """Run a playbook on every host of the cluster, or those that ``limit`` names; again, it changes nothing.
+
+    Given the way ``to`` the hosts, many of them run it themselves where they can, see pull.py; ``progress``
+    is then called in any thread.
 
     - configure: everything. The Ansible inventory must be written, and Slurm's files lie in
       ``workspace.rendered``. A limit is sound only where nothing but these hosts has changed since all were
@@ -290,7 +337,7 @@ def run(
         ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
     """
     try:
-        return run_playbook(_playbook_run(verb, inventory, workspace, limit), progress)
+        return _run(_playbook_run(verb, inventory, workspace, limit), inventory, workspace, to, progress)
     except ConfigureError:
         if verb in _SEALED and inventory.traits.user_owned:
             with suppress(ConfigureError):
@@ -298,8 +345,26 @@ def run(
         raise
 
 
+def _run(
+    asked: PlaybookRun,
+    inventory: Inventory,
+    workspace: Workspace,
+    to: Connect | None,
+    progress: Callable[[TaskProgress], None],
+) -> Recap:
+    pulling = pullers(inventory, asked.limit, workspace, to) if to else ()
+    if not (to and pulling):
+        return run_playbook(asked, progress)
+    own = {one.host for one in pulling}
+    names = asked.limit or tuple(host.name for host in inventory.hosts)
+    others = tuple(name for name in names if name not in own)
+    return _run_with_pullers(
+        asked, progress, others, partial(Pull, asked.playbook, pulling, workspace, to, check=asked.check)
+    )
+
+
 def preview(
-    inventory: Inventory, workspace: Workspace, *, limit: Collection[str]
+    inventory: Inventory, workspace: Workspace, *, limit: Collection[str], to: Connect | None = None
 ) -> tuple[tuple[TaskProgress, ...], tuple[Failure, ...]]:
     """What configuring would change on these hosts, by Ansible's check mode; and where that can't be told.
 
@@ -309,7 +374,8 @@ def preview(
     found: list[TaskProgress] = []
     failures: tuple[Failure, ...] = ()
     try:
-        run_playbook(_playbook_run("configure", inventory, workspace, limit, check=True), found.append)
+        asked = _playbook_run("configure", inventory, workspace, limit, check=True)
+        _run(asked, inventory, workspace, to, found.append)
     except ConfigureError as exc:
         if not (failures := exc.failures):
             raise

@@ -1,0 +1,160 @@
+"""Runs on a host, as root: playbooks, by an Ansible that comes along, and tells their events.
+
+    python3 -I -c THE_PROGRAM REQUEST
+
+REQUEST is a JSON object; ``clusterctl.configure.pull`` says what is in it. Stdin brings a tar, later a line
+for each playbooks that have to wait, and its end means that nobody listens any more: Ansible is ended, and
+what it was in the middle of may end, such as a package manager. Stdout has one JSON object a line. All files
+lie in one folder that only root can read; it is removed at the end, and what a killed run has left by the
+next one. Standard library only, Python 3.9; ``_PLAY`` alone runs in the Python that Ansible needs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+ENDING_S = 600.0  # for what Ansible was in the middle of
+_SET_CHILD_SUBREAPER = 36  # prctl(2): what loses its parent becomes our child
+_CHUNK = 1 << 16
+
+# Arguments: the folder, the request, the playbooks.
+_PLAY = """\
+import json, sys
+folder, asked, playbooks = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+sys.path.insert(0, f"{folder}/site")
+from ansible_runner.config.runner import RunnerConfig
+from ansible_runner.runner import Runner
+ended = []
+def tell(event):
+    if event["event"] == "playbook_on_stats":
+        ended.append(event)
+        if len(ended) < len(playbooks):
+            return False  # that of the next counts these tasks, too
+    kept = {name: event[name] for name in ("event", "stdout", "event_data", "pid") if name in event}
+    line = json.dumps(kept)
+    if len(line) > asked["longest"]:
+        res = event["event_data"].get("res", {})
+        short = {name: str(res.get(name, ""))[-1500:] for name in ("msg", "stderr", "stdout")}
+        kept["event_data"]["res"] = {**short, "changed": res.get("changed", False)}
+        kept["stdout"] = kept.get("stdout", "")[:1500]
+        line = json.dumps(kept)
+    print(line, flush=True)
+    return False
+config = RunnerConfig(
+    private_data_dir=f"{folder}/run", playbook=playbooks[-1], inventory=f"{folder}/inventory.yml",
+    limit=asked["host"], cmdline=asked["options"], envvars=asked["environment"], fact_cache_type="memory",
+    quiet=True,
+)
+config.prepare()
+config.pexpect_timeout, config.suppress_output_file = 0.2, True
+config.command[0] = f"{folder}/ansible-playbook"
+config.command[-1:] = [f"{folder}/ansible/{name}" for name in playbooks]
+sys.exit(Runner(config=config, event_handler=tell).run()[1])
+"""
+_ANSIBLE = """\
+#!{python} -I
+import sys
+sys.path.insert(0, "{folder}/site")
+from ansible.cli.playbook import main
+main()
+"""
+
+
+class Session:
+    """What the other side has said, and the Ansible that runs meanwhile."""
+
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+        self.lost = False
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def watch(self) -> None:
+        """Read stdin to its end."""
+        while data := os.read(0, _CHUNK):
+            if b"\n" in data:
+                self.may_go_on.set()
+        self.lost = True
+        self.may_go_on.set()
+        if self.process is not None:
+            with suppress(OSError):
+                self.process.terminate()
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    folder = Path(asked["folder"])
+    # A lock that leaves no file. The run of a clusterctl that is gone ends first.
+    fcntl.flock(os.open(folder.parent, os.O_RDONLY), fcntl.LOCK_EX)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    try:
+        code = run(asked, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    sys.stdout.flush()
+    os._exit(code)  # the thread reads stdin until then
+
+
+def run(asked: Mapping[str, Any], folder: Path) -> int:
+    """The exit code of the first playbooks that fail, or 0."""
+    before = os.umask(0o077)
+    unpack(folder)
+    os.umask(before)  # what tasks make is for others, too
+    program = folder / "ansible-playbook"
+    program.write_text(_ANSIBLE.format(python=asked["python"], folder=folder))
+    program.chmod(0o700)
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
+    session = Session()
+    threading.Thread(target=session.watch, daemon=True).start()
+    for number, playbooks in enumerate(asked["steps"]):
+        if number:
+            sys.stdout.write(json.dumps({"waits": number}) + "\n")
+            sys.stdout.flush()
+            session.may_go_on.wait()
+        if session.lost:
+            return 1
+        words = ["-I", "-c", _PLAY, str(folder), json.dumps(asked), json.dumps(playbooks)]
+        session.process = subprocess.Popen([asked["python"], *words], stdin=subprocess.DEVNULL)
+        code = session.process.wait()
+        if code or session.lost:
+            await_children()
+            return code or 1
+    return 0
+
+
+def unpack(folder: Path) -> None:
+    """What stdin brings: a tar of files, of which one is a compressed tar."""
+    plain = tarfile.TarFile.__dict__.get("extraction_filter") or (lambda member, _path: member)
+    tarfile.TarFile.extraction_filter = staticmethod(plain)
+    with open(0, "rb", buffering=0, closefd=False) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+        tar.extractall(folder)  # noqa: S202 - from clusterctl itself
+    common = folder / "common.tgz"
+    with tarfile.open(common) as tar:
+        tar.extractall(folder)  # noqa: S202 - likewise
+    common.unlink()
+
+
+def await_children() -> None:
+    """Wait for what Ansible has left running, so that nothing meets it; not for ever."""
+    until = time.monotonic() + ENDING_S
+    with suppress(ChildProcessError):
+        while time.monotonic() < until:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()
