@@ -2,11 +2,18 @@
 
 Raises a cluster of its own, runs both sides in turn, prints every round, medians and their ratio.
 Usage: python benchmarks/configure.py [ROUNDS]
+       python benchmarks/configure.py own [ROUNDS [NODES]]
+
+The second compares, on machines of one's own (a lab's, Debian), `up --reconfigure` with all of Ansible run
+here and with nodes that run it themselves: processor time of the programs started here, and the phase in
+seconds. All machines share the processors of this one, which real ones don't.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import secrets
 import statistics
 import subprocess
@@ -42,8 +49,62 @@ def seconds(inventory: Path, strategy: str) -> float:
     return time.perf_counter() - start
 
 
+# clusterctl, where so many nodes run their playbooks themselves.
+WITH = """\
+import sys
+from clusterctl.__main__ import main
+from clusterctl.configure import pull
+pull.AT_LEAST = int(sys.argv.pop(1))
+main()
+"""
+SIDES = {"here": 1 << 30, "on the nodes": 1}
+
+
+def children_s() -> float:
+    """The processor time of the programs that were started here and have ended, in seconds."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def own_machines(rounds: int, nodes: int) -> None:
+    """Measure both ways on machines of one's own."""
+    sys.path.insert(0, str(ROOT))
+    from tests.support.lab import lab  # noqa: PLC0415 - needs root, and this checkout
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        lab("debian", nodes + 1, shared="/shared", internet=True) as one,
+    ):
+        environ, file = {**os.environ, "CLUSTERCTL_HOME": folder}, Path(folder, "cluster.yaml")
+        file.write_text(one.spec(f"b{secrets.token_hex(3)}"))
+
+        def run(at_least: int, *words: str) -> str:
+            argv = [sys.executable, "-c", WITH, str(at_least), "-o", "json", "-f", str(file), *words]
+            return subprocess.run(argv, env=environ, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+        try:
+            run(1, "up", "--yes")
+            for _ in range(rounds):
+                for side, at_least in SIDES.items():
+                    before = children_s()
+                    phases = json.loads(run(at_least, "up", "--yes", "--reconfigure"))["phases"]
+                    spent = children_s() - before
+                    (took,) = (phase["seconds"] for phase in phases if phase["phase"] == "converge")
+                    load = os.getloadavg()[0]
+                    print(
+                        f"{side:13} processor {spent:6.1f} s   converge {took:6.1f} s   load {load:.1f}",
+                        flush=True,
+                    )
+        finally:
+            run(1, "down", "--yes", "--discard")
+
+
 def main() -> None:
     """Measure."""
+    if sys.argv[1:2] == ["own"]:
+        rounds, nodes = (int(given) for given in (*sys.argv[2:4], *("2", "16")[len(sys.argv) - 2 :]))
+        own_machines(rounds, nodes)
+        return
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     name = f"b{secrets.token_hex(3)}"
     with tempfile.TemporaryDirectory() as folder:

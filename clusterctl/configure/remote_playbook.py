@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -76,7 +77,8 @@ main()
 class Session:
     """What the other side has said, and the Ansible that runs meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.may_go_on = threading.Event()
         self.lost = False
         self.process: subprocess.Popen[bytes] | None = None
@@ -91,6 +93,7 @@ class Session:
         if self.process is not None:
             with suppress(OSError):
                 self.process.terminate()
+            end_ansible(self.folder)
 
 
 def main() -> None:
@@ -98,6 +101,7 @@ def main() -> None:
     folder = Path(asked["folder"])
     # A lock that leaves no file. The run of a clusterctl that is gone ends first.
     fcntl.flock(os.open(folder.parent, os.O_RDONLY), fcntl.LOCK_EX)
+    end_ansible(folder)  # of a run that was killed itself
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     try:
@@ -117,7 +121,7 @@ def run(asked: Mapping[str, Any], folder: Path) -> int:
     program.write_text(_ANSIBLE.format(python=asked["python"], folder=folder))
     program.chmod(0o700)
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
-    session = Session()
+    session = Session(folder)
     threading.Thread(target=session.watch, daemon=True).start()
     for number, playbooks in enumerate(asked["steps"]):
         if number:
@@ -145,6 +149,20 @@ def unpack(folder: Path) -> None:
     with tarfile.open(common) as tar:
         tar.extractall(folder)  # noqa: S202 - likewise
     common.unlink()
+
+
+def end_ansible(folder: Path) -> None:
+    """End all processes of the Ansible there, each of which leads a session of its own; not its modules."""
+    program = os.fsencode(folder / "ansible-playbook")
+    found = True
+    while found:  # until none was started meanwhile
+        found = False
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if entry.name.isdigit() and program in (entry / "cmdline").read_bytes().split(b"\0"):
+                    os.kill(int(entry.name), signal.SIGKILL)
+                    found = True
+        time.sleep(0.05)
 
 
 def await_children() -> None:

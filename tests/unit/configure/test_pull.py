@@ -133,6 +133,8 @@ def test_a_host_whose_connection_breaks_fails_alone_and_its_run_ends(
     assert again.finish(others_ready=True) == ()
     assert taken
     assert not there.exists()
+    program = str(there / "ansible-playbook").encode()
+    assert not [line for line in Path("/proc").glob("[0-9]*/cmdline") if program in line.read_bytes()]
 
 
 def test_all_that_a_host_gets_is_its_own_to_know(
