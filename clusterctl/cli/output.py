@@ -131,9 +131,7 @@ class Screen:
         return "\n".join(shown)
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-        """The lines of a plain table: columns aligned, no frames, numbers to the right; none for JSON."""
-        if self.json:
-            return []
+        """The lines of a plain table: columns aligned, no frames, numbers to the right."""
         from rich.cells import cell_len, set_cell_size
 
         numeric = [

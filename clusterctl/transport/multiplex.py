@@ -86,8 +86,8 @@ class Master:
                 raise
             if kind != _OPENED:
                 raise ConnectionRefusedError(body[8:].decode(errors="replace"))
-            ours.pop_all()
             session = Session(self, control, to_stdin, from_stdout, from_stderr, most=most_stderr)
+            ours.pop_all()
         self._sessions.add(session)
         return session
 
@@ -111,11 +111,14 @@ class Session:
         self, master: Master, control: socket.socket, stdin: int, stdout: int, stderr: int, *, most: int
     ) -> None:
         self._master, self._control = master, control
-        self.stdin: IO[bytes] = os.fdopen(stdin, "wb", buffering=0)
-        self.stdout: IO[bytes] = os.fdopen(stdout, "rb", buffering=0)
         self._said = bytearray()
         self._hearing = threading.Thread(target=self._hear, args=(stderr, most), daemon=True)
-        self._hearing.start()
+        try:
+            self._hearing.start()
+        except RuntimeError as exc:
+            raise OSError("this machine starts no more threads") from exc
+        self.stdin: IO[bytes] = os.fdopen(stdin, "wb", buffering=0)
+        self.stdout: IO[bytes] = os.fdopen(stdout, "rb", buffering=0)
 
     def wait(self, timeout_s: float) -> int:
         """The exit status, or ENDED_BY_SIGNAL, once all of its output is here.

@@ -56,13 +56,22 @@ def send_into(
         TransportError: the cluster can't be reached; what has arrived is kept.
     """
     unreadable = [
-        OSError(errno.EACCES, os.strerror(errno.EACCES), str(item.origin))
+        OSError(number := _why_unreadable(item.origin), os.strerror(number), str(item.origin))
         for item in items
         if item.kind is Kind.FILE and not os.access(item.origin, os.R_OK, effective_ids=True)
     ]
     if unreadable:
         raise not_readable(unreadable)
     return _converse(transport, remote_argv(_PROGRAM, "", folder), items, None, progress)
+
+
+def _why_unreadable(path: Path) -> int:
+    """The errno of a file that can't be read: it may be there no more."""
+    try:
+        path.stat()
+    except OSError as exc:
+        return exc.errno or errno.EACCES
+    return errno.EACCES
 
 
 def send_new_folder(
@@ -129,8 +138,8 @@ def _converse(
                 talk.send(_line(_different(items, alike, progress)))
             missing = _rows(talk, answers, transport.host, "send", partial(_missing, items))
             total = sum(item.size - have for item, have in missing)
-            sender = send_rest if hashes is None else send_content
-            _send_content(talk, missing, sender, lambda sent: progress("sending", min(sent, total), total))
+            rest = hashes is None
+            _send_content(talk, missing, lambda sent: progress("sending", min(sent, total), total), rest=rest)
             folder, wrong, at = _next(talk, answers, transport.host, partial(_result, items))
             talk.finish()
     except CommandError as exc:
@@ -175,10 +184,14 @@ def _b64(data: bytes) -> str:
 def _send_content(
     talk: Conversation,
     missing: Sequence[tuple[Item, int]],
-    send: Callable[[BinaryIO, int, int, int], None],
     told: Callable[[int], object],
+    *,
+    rest: bool,
 ) -> None:
-    """Each file from where the cluster has it, as long as it was said to be; a hash tells what changed."""
+    """Each file from where the cluster has it, as long as it was said to be; a hash tells what changed.
+
+    ``rest``: the last piece, too.
+    """
     out, done = _Outgoing(talk, told), 0
     for item, have in missing:
         try:
@@ -186,11 +199,13 @@ def _send_content(
         except OSError as exc:
             raise not_readable([exc]) from exc
         try:
-            if send is send_rest and os.fstat(fd).st_size != item.size:
-                send_content(cast("BinaryIO", out), fd, have, item.size)
-                out.write(HEADER.pack(_NO_HASH) + bytes(_NO_HASH))
+            before, to = os.fstat(fd), cast("BinaryIO", out)
+            if rest and before.st_size == item.size:
+                send_rest(to, fd, have, item.size, before=before)
             else:
-                send(cast("BinaryIO", out), fd, have, item.size)
+                send_content(to, fd, have, item.size)
+                if rest:
+                    out.write(HEADER.pack(_NO_HASH) + bytes(_NO_HASH))
         except OSError as exc:
             raise not_readable([OSError(exc.errno, exc.strerror, str(item.origin))]) from exc
         finally:

@@ -138,14 +138,20 @@ def send_file(out: BinaryIO, fd: int, have: int, size: int, sha256: str) -> None
         return
     have = 0 if sha256 else have
     out.write(HEADER.pack(size - have))
-    send_rest(out, fd, have, size, beat)
+    send_rest(out, fd, have, size, before=before, beat=beat)
 
 
 def send_rest(
-    out: BinaryIO, fd: int, have: int, size: int, beat: Callable[[], object] = lambda: None
+    out: BinaryIO,
+    fd: int,
+    have: int,
+    size: int,
+    *,
+    before: os.stat_result,
+    beat: Callable[[], object] = lambda: None,
 ) -> None:
-    """Send a file from ``have`` on, and the last piece."""
-    before, last = os.fstat(fd), b""
+    """Send a file from ``have`` on, and the last piece; ``before``: when its size was looked at."""
+    last = b""
     send_content(out, fd, have, size)
     if have or not held_still(fd, before):  # a log that only grew still begins with what was sent
         last = hash_of(fd, size, beat).digest()

@@ -248,7 +248,9 @@ def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = 
     finally:
         stopped.set()
     if failed is not None:
-        while any(thread.is_alive() for thread in threads):
-            time.sleep(_INTERRUPTIBLE_S)
-        raise failed
+        try:
+            raise failed
+        finally:  # an interrupt keeps the error as its context
+            while any(thread.is_alive() for thread in threads):
+                time.sleep(_INTERRUPTIBLE_S)
     return [results[number] for number in range(len(items))]  # type: ignore[misc]  # complete here

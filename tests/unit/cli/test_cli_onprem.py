@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from clusterctl.cli.output import Screen
+from clusterctl.cli.prompts import prompts_for
+from clusterctl.errors import UsageError
+from clusterctl.providers.base import OfferedKey
 from tests.support.verbs import Clusterctl
 
 SPEC = """\
@@ -29,3 +33,11 @@ def test_a_private_key_that_is_not_here_is_named_before_anybody_logs_in(verb: st
     said = cli(*verb.split(), rc=2).stderr
     assert f"the key /nowhere/key is not here; the key {cli.cwd}/keys/none is not here (head, gpu02)" in said
     assert "fix: correct `key`" in said
+
+
+def test_keys_are_shown_before_they_are_confirmed_beside_json_too(capsys):
+    offered = OfferedKey("n1", "10.0.0.1", "ssh-ed25519 AAAA", "SHA256:abc")
+    confirm = prompts_for(Screen(json=True, color=False), ask_password=False).confirm
+    with pytest.raises(UsageError, match="must be confirmed"):
+        confirm([offered])
+    assert "SHA256:abc" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import _thread
 import base64
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -443,6 +445,29 @@ def test_a_file_that_got_its_place_meanwhile_is_not_taken_for_a_partial_one(home
     monkeypatch.setattr(remote_content.fcntl, "flock", rename_first)
     assert remote_content.open_partial(os.fsencode(partial)) is None
     assert final.read_bytes() == b"whole and right"
+
+
+def test_a_file_that_became_shorter_while_it_was_hashed_is_not_taken_for_whole(tmp_path, monkeypatch):
+    """A job wrote it anew while the cluster looked whether we have it: zeros filled what was missing."""
+    path, size, real = tmp_path / "log", 4096, remote_content.hash_of
+    path.write_bytes(b"x" * size)
+
+    def hash_and_shorten(*args: Any) -> Any:
+        found = real(*args)
+        path.write_bytes(b"short")
+        return found
+
+    monkeypatch.setattr(remote_content, "hash_of", hash_and_shorten)
+    monkeypatch.setattr(remote_content, "SETTLED_S", -1e9)  # as if that were long ago
+    out = io.BytesIO()
+    with path.open("rb") as file:
+        remote_content.send_file(out, file.fileno(), 0, size, "0" * 64)
+    monkeypatch.undo()
+    out.seek(0)
+    coming = remote_content.Incoming(lambda: out.read(size))
+    assert coming.announced(size, known=True) == size
+    with (tmp_path / "here").open("w+b") as here:
+        assert not coming.arrives_whole(coming.rest(here.fileno(), 0, size))
 
 
 @pytest.mark.parametrize(("stored", "mode"), [(True, 0o400), (False, 0o444)])
