@@ -71,6 +71,9 @@ def test_a_reboot_of_this_machine_is_mended_with_data_and_accounting_kept(one: C
 
 def test_a_node_that_reboots_itself_has_its_files_its_logins_and_an_empty_tmp(one: Cluster) -> None:
     node, before = f"{one.name}-train-1", boot_of(one)
+    # Slurm may have taken up a job anew that had just ended when the power was cut: its node would be busy.
+    idle = f'sudo scancel --user={one.user}; until [ -z "$(squeue --noheader)" ]; do sleep 0.2; done'
+    one.ssh(f"{one.name}-ctl", idle)
     one.ssh(node, "touch kept /tmp/gone && sync && sudo systemctl reboot", rc=None)
     assert one.json("up")["probed"] == [node]
     assert boot_of(one) != before
