@@ -14,13 +14,20 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from clusterctl.errors import Failure, ProvisionError, StalePlanError, TerraformError, UsageError
+from clusterctl.errors import (
+    ClusterctlError,
+    Failure,
+    ProvisionError,
+    StalePlanError,
+    TerraformError,
+    UsageError,
+)
 from clusterctl.providers.base import Action, HostChange
 from clusterctl.providers.gcp.api import rules
 from clusterctl.providers.gcp.costs import OFF
@@ -151,6 +158,7 @@ def extra_node(
         if not plan.is_empty:
             apply_plan(terraform, plan, owner, report=report)
 
+    left = f"{name} may still be there, and is billed: `clusterctl up` or `clusterctl down` removes it"
     remove()  # one that an earlier run has left, half made
     try:
         plan = terraform.plan(targets=[*_BENEATH_NODES, address])
@@ -163,12 +171,20 @@ def extra_node(
             )
         apply_plan(terraform, plan, owner, report=report)
         yield
-    except BaseException:
+    except BaseException as error:
         report(f"removing {name}, which costs while it is there")
-        with suppress(ProvisionError):  # then the next run does, or `down`
+        try:
             remove()
+        except ClusterctlError as exc:
+            report(f"{left} ({exc.what})")
+            if isinstance(error, ClusterctlError):
+                error.fix = "\n".join(filter(None, (error.fix, left)))
         raise
-    remove()
+    try:
+        remove()
+    except ClusterctlError as exc:
+        exc.fix = "\n".join(filter(None, (exc.fix, left)))
+        raise
 
 
 _NODE: Final = re.compile(r'^module\.nodes\.module\.node\["([^"]+)"\]\.')

@@ -178,6 +178,19 @@ def test_whatever_fails_leaves_no_machine_and_the_next_run_makes_it(baked: Baked
     assert {baked.image_under(node) for node in NODES} == {name}
 
 
+@pytest.mark.parametrize("is_baked", [False, True])
+def test_a_machine_that_can_not_be_removed_is_said_to_be_billed(baked: Baked, is_baked: bool) -> None:
+    """As where the login at Google ends meanwhile: then the baking and the removal fail."""
+    baked.fails = None if is_baked else ClusterctlError("no packages", fix="look at the mirror")
+    baked.cloud.fail("quota_of_region", name=MACHINE, on="delete")
+    with pytest.raises(ClusterctlError) as caught:
+        baked.up(spec_of())
+    assert MACHINE in baked.cloud.instances
+    assert f"{MACHINE} may still be there, and is billed: `clusterctl up` or" in caught.value.fix
+    assert is_baked or caught.value.fix.startswith("look at the mirror\n")
+    assert is_baked or any("demo-image may still be there" in line for line in baked.said)
+
+
 def test_an_image_that_google_began_and_did_not_end_is_made_anew(baked: Baked) -> None:
     baked.google.failing += ["", "RESOURCE_EXHAUSTED"]  # the machine stops; the image fails
     with pytest.raises(ClusterctlError, match=r"."):
