@@ -151,7 +151,8 @@ def down(
     lines = [f"cluster {name!r} is down; {verified}"]
     lines += _kept_lines(name, done.kept)
     lines += [f"its storage is removed: {one}" for one in done.removed]
-    lines += [f"kept: {image}; `clusterctl cache prune` with this spec removes it" for image in done.images]
+    prune = "`clusterctl cache prune --images` with this spec removes it"
+    lines += [f"kept: {image}; {prune}" for image in done.images]
     if size:
         lines.append(f"the node image stays cached ({size} MiB); `clusterctl cache prune` removes it")
     screen.result({**answer, "cache_mib": size}, *lines)

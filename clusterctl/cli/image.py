@@ -44,5 +44,5 @@ def bake(screen: Screen, options: Options, no_wait: NoWait = False) -> None:
         {"cluster": spec.name, "made": became == "made", "phases": phase_dicts(tuple(session.phases))},
         *screen.table(["PHASE", "SECONDS", ""], rows),
         "",
-        f"{done}; `clusterctl cache list` shows it with its cost, `cache prune` removes it",
+        f"{done}; `clusterctl cache list` shows it with its cost, `cache prune --images` removes it",
     )

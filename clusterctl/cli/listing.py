@@ -6,12 +6,15 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from pydantic import ValidationError
 
 from clusterctl.cli.options import Options, spec_file, spec_of
 from clusterctl.cli.output import Screen
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.providers.node_class import KeptImage
 from clusterctl.providers.registry import cached_images, clusters_on_this_machine, kept_images
 from clusterctl.providers.storage import REMOVE, all_recorded, damaged_records
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS
@@ -102,23 +105,48 @@ def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
         yield _Listed(one.name, DEFAULT_PROVIDER.type, state, one.workspace, nodes, one.id, fix=fix)
 
 
-def cache_prune(screen: Screen, options: Options) -> None:
-    """Remove node images that no cluster uses; with a spec of a cloud, also those in its project."""
-    _cache(screen, options, prune=True)
+def cache_prune(
+    screen: Screen,
+    options: Options,
+    images: Annotated[
+        bool,
+        typer.Option("--images", help="Delete also all images that clusterctl made in the spec's project."),
+    ] = False,
+) -> None:
+    """Remove node images that no cluster uses; with a spec of a cloud, also those in its project.
+
+    Those in a project only with --images: other clusters of the project may start nodes from them.
+    """
+    _show_cache(screen, _delete_kept(screen, options) if images else (), prune=True)
 
 
 def cache_list(screen: Screen, options: Options) -> None:
     """List the cached node images; with a spec of a cloud, also those in its project, with their cost."""
-    _cache(screen, options, prune=False)
+    kept: Sequence[KeptImage] = ()
+    if options.cluster is not None or spec_file(options) is not None:
+        try:
+            kept = kept_images(spec_of(screen, options).provider)
+        except ClusterctlError as exc:  # what is here needs neither a spec nor a login
+            screen.note(f"note: images in a cloud project are not listed: {exc.cause}")
+    _show_cache(screen, kept, prune=False)
 
 
-def _cache(screen: Screen, options: Options, *, prune: bool) -> None:
+def _delete_kept(screen: Screen, options: Options) -> Sequence[KeptImage]:
+    provider = spec_of(screen, options).provider
+    if not provider.is_cloud:
+        raise UsageError(
+            f"there are no images to delete in a project: the provider is {provider.type}",
+            fix="leave --images out, or name a spec of a cloud: -f FILE",
+        )
+    return kept_images(provider, prune=True)
+
+
+def _show_cache(screen: Screen, kept: Sequence[KeptImage], *, prune: bool) -> None:
+    """Show, or ``prune``, the cache of this machine; then what was found, or deleted, in a project."""
     images = cached_images(prune=prune, report=lambda what: screen.note(str(what)))
     rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
     empty = ["nothing to remove" if prune else "the image cache is empty"]
     lines = screen.table(["REMOVED" if prune else "IMAGE", "MIB", "USED BY"], rows) if rows else empty
-    is_meant = options.cluster is not None or spec_file(options) is not None
-    kept = kept_images(spec_of(screen, options).provider, prune=prune) if is_meant else ()
     lines += [f"{'removed' if prune else 'kept'}: {one}" for one in kept]
     answer = {"images": [i.model_dump() for i in images], "kept_images": [asdict(one) for one in kept]}
     screen.result(answer, *lines)

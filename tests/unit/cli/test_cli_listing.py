@@ -5,6 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from clusterctl.cli import listing
+from clusterctl.cli.options import Options
+from clusterctl.cli.output import Screen
+from clusterctl.errors import CloudError, ClusterctlError, UsageError
+from clusterctl.providers.local.layout import CachedImage
+from clusterctl.providers.node_class import KeptImage
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from tests.support.verbs import Clusterctl
 
@@ -85,3 +93,78 @@ def test_a_damaged_record_of_kept_storage_is_named(cli: Clusterctl) -> None:
     ran = cli("list")
     assert f"can't be read: {cli.home / 'demo.storage.json'}; " in ran.stderr
     assert "`clusterctl down --storage -f SPEC`" in ran.stderr
+
+
+CLOUD = """\
+version: 1
+name: demo
+provider: {type: gcp, project: my-project, zone: us-central1-a}
+partitions: [{name: train, nodes: 2, gpus: {type: l4}}]
+"""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """What was asked of a project, and removed here, in an empty folder with the spec of a cloud."""
+    asked: list[str] = []
+
+    def kept_images(_: object, *, prune: bool = False) -> tuple[KeptImage, ...]:
+        asked.append("delete" if prune else "look")
+        return (KeptImage("clusterctl-0123", 2048, 0.1),)
+
+    def cached_images(*, prune: bool, **_: object) -> tuple[CachedImage, ...]:
+        asked.extend(["prune"] if prune else [])
+        return ()
+
+    monkeypatch.setattr(listing, "cached_images", cached_images)
+    monkeypatch.setattr(listing, "kept_images", kept_images)
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    Path("cluster.yaml").write_text(CLOUD)
+    return asked
+
+
+PLAIN = Screen(json=False, color=False)
+
+
+def test_images_of_a_project_are_deleted_only_where_that_is_said(
+    asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other clusters of the project may start nodes from them."""
+    listing.cache_list(PLAIN, Options())
+    assert "kept: " in capsys.readouterr().out
+    listing.cache_prune(PLAIN, Options())
+    assert capsys.readouterr().out == "nothing to remove\n"
+    assert asked == ["look", "prune"]
+    listing.cache_prune(PLAIN, Options(), images=True)
+    assert "removed: " in capsys.readouterr().out
+    assert asked[2:] == ["delete", "prune"]
+
+
+def test_without_a_cloud_there_are_no_images_to_delete(asked: list[str]) -> None:
+    here = CLOUD.replace("gcp, project: my-project, zone: us-central1-a", "local")
+    Path("cluster.yaml").write_text(here.replace(", gpus: {type: l4}", ""))
+    with pytest.raises(UsageError, match="the provider is local"):
+        listing.cache_prune(PLAIN, Options(), images=True)
+    assert not asked
+
+
+@pytest.mark.parametrize("why", ["noodles", "not logged in"])
+def test_the_cache_of_this_machine_needs_no_spec_and_no_login(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], why: str
+) -> None:
+    def refused(*_: object, **__: object) -> tuple[KeptImage, ...]:
+        raise CloudError(why)
+
+    Path("cluster.yaml").write_text(CLOUD.replace("nodes", why) if why == "noodles" else CLOUD)
+    monkeypatch.setattr(listing, "kept_images", refused)
+    listing.cache_list(PLAIN, Options())
+    said = capsys.readouterr()
+    assert said.out == "the image cache is empty\n"
+    assert "note: images in a cloud project are not listed: " in said.err
+    assert ("not a valid spec" if why == "noodles" else why) in said.err
+    listing.cache_prune(PLAIN, Options())
+    assert asked == ["prune"]
+    with pytest.raises(ClusterctlError, match=r"."):
+        listing.cache_prune(PLAIN, Options(), images=True)
+    assert asked == ["prune"], "nothing is removed here either"
