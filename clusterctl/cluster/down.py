@@ -102,22 +102,28 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
         LeftoversError: something of the cluster is still there.
         UsageError: the cluster is down, but its storage is not removed: it is kept.
     """
-    runner.verb, workspace = "down", runner.workspace
+    workspace = runner.workspace
     with workspace.lock("down", wait_s=runner.wait_s, waiting=runner.report_waiting):
-        sweep()
-        discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
-        there = workspace.root.is_dir()
-        if there:
-            with _writable(runner):
-                result = take_down(runner, options, discarded)
-        else:
-            result = _down_without_workspace(runner, discard=options.discard)
-        if recorded_storage(workspace.root.name) is None:  # nothing is there of which these would be copies
-            with suppress(OSError):
-                workspace.copies.unlink(missing_ok=True)
-        if there:
-            end_all(workspace.ssh_config)
-            workspace.remove()
+        return down_locked(runner, options)
+
+
+def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
+    """`down`, for one that holds the cluster's lock."""
+    runner.verb, workspace = "down", runner.workspace
+    sweep()
+    discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
+    there = workspace.root.is_dir()
+    if there:
+        with _writable(runner):
+            result = take_down(runner, options, discarded)
+    else:
+        result = _down_without_workspace(runner, discard=options.discard)
+    if recorded_storage(workspace.root.name) is None:  # nothing is there of which these would be copies
+        with suppress(OSError):
+            workspace.copies.unlink(missing_ok=True)
+    if there:
+        end_all(workspace.ssh_config)
+        workspace.remove()
     if result.refused is not None:
         raise result.refused
     return result

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.cluster.converge import converge, inputs_of
-from clusterctl.cluster.down import DownOptions, down
+from clusterctl.cluster.down import DownOptions, down_locked
 from clusterctl.cluster.hardware import link_wheels
 from clusterctl.cluster.look import all_answer, clear_removal
 from clusterctl.cluster.node_class import node_files, prepare_class
@@ -106,6 +106,7 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
         if session.workspace.removing.exists() and all_answer(session.workspace):
             clear_removal(session.workspace)  # with what it was to discard
         session.workspace.removing.unlink(missing_ok=True)
+        session.workspace.baking.unlink(missing_ok=True)  # what is there is a cluster's from now on
         session.spec = limited(session.spec, session.workspace, options.limit)
         file = bundle_file(session, options)
         packages = session.phase(open_bundle, file) if file else None
@@ -163,24 +164,24 @@ def bake_ahead(session: ClusterSession) -> str:
     """
     session.provider.check(session.spec)
     spec, workspace = session.spec, session.workspace
-    distribution, is_new = distribution_ahead(spec, workspace), not workspace.root.exists()
+    distribution = distribution_ahead(spec, workspace)
     if distribution is None or session.provider.known_shared is None:
         raise UsageError("no image of these nodes can be made", fix="write an image that says what it has")
-    try:
-        with session.locked("bake"):
+    with session.locked("bake"):
+        if not (workspace.spec.exists() or workspace.inventory.exists()):  # else a cluster is there, or begun
+            write_atomic(workspace.baking, "")
+        try:
             if spec.provider.is_cloud:
                 session.phase(preflight)
             workspace.create_secrets()
             session.phase(plan_changes)
-            if is_new:
+            if workspace.baking.exists():
                 write_atomic(workspace.spec, dump_spec(spec))
             session.phase(prepare_class, distribution)
-    finally:
-        if is_new and workspace.root.exists():
-            down(
-                PhaseRunner(workspace=workspace, reporter=session.reporter, phases=session.phases),
-                DownOptions(discard=True),
-            )
+        finally:
+            if workspace.baking.exists() and workspace.spec.exists():  # without a spec nothing was made
+                runner = PhaseRunner(workspace=workspace, reporter=session.reporter, phases=session.phases)
+                down_locked(runner, DownOptions(discard=True))
     return next(phase.note for phase in session.phases if phase.name == prepare_class.__name__)
 
 

@@ -145,6 +145,7 @@ class Workspace:
     connections = _Path("connections")  # sockets of the ssh that keep connections open between verbs
     releases = _Path("pending-releases")  # of machines that could not be given back yet
     removing = _Path("removing")  # there once `down` has begun to remove the cluster; when it had looked
+    baking = _Path("baking")  # there while an image is made ahead of a cluster: none is up, or begun
     logs = _Path("logs")
 
     def known_id(self) -> str | None:

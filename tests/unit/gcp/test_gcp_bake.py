@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from clusterctl.cluster import down, node_class
+from clusterctl.cluster import up as cluster_up
 from clusterctl.cluster.session import ClusterSession
 from clusterctl.cluster.up import bake_ahead
 from clusterctl.configure.inventory_file import install_mark
@@ -335,13 +336,12 @@ def test_without_the_names_of_googles_own_images_there_is_none_to_make() -> None
     assert refusal(spec_of()) is None
 
 
-def test_ahead_of_up_nothing_but_the_image_stays(
-    baked: Baked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`clusterctl image bake`, where no cluster is up: once it is made, once it fails."""
+@pytest.fixture
+def ahead(baked: Baked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """`clusterctl image bake` puts nothing on its machine; what is in here, it fails with."""
     monkeypatch.setenv("PATH", str(gcloud.install(tmp_path, baked.cloud.store.path)), prepend=":")
     monkeypatch.setattr(down, "find_orphans", lambda *_: {})  # this machine may have one of the name
-    failing: list[Exception] = [ClusterctlError("no packages")]
+    failing: list[BaseException] = []
 
     def configure(session: ClusterSession, image: Inventory, *_: object) -> None:
         assert session.workspace.terraform.exists()
@@ -350,7 +350,23 @@ def test_ahead_of_up_nothing_but_the_image_stays(
             raise failing.pop()
 
     monkeypatch.setattr(node_class, "_bake_machine", configure)
+    return failing
+
+
+def test_ahead_of_up_nothing_but_the_image_stays(
+    baked: Baked, tmp_path: Path, ahead: list[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no cluster is up: once it is made, once it fails. Nobody else can raise one meanwhile."""
+    workers: list[object] = []
+    destroy = GcpProvider.destroy
+
+    def seen(self: GcpProvider, cluster_id: str, *, workspace: Workspace | None, report: Any) -> None:
+        workers.append(workspace and (holder := workspace.worker()) and holder.verb)
+        destroy(self, cluster_id, workspace=workspace, report=report)
+
+    monkeypatch.setattr(GcpProvider, "destroy", seen)
     workspace = Workspace(tmp_path / "none" / "demo")
+    ahead.append(ClusterctlError("no packages"))
     with pytest.raises(ClusterctlError, match="no packages"):
         bake_ahead(session_of(spec_of(), workspace))
     assert set(baked.cloud.resources().values()) <= NOT_BILLED
@@ -360,3 +376,57 @@ def test_ahead_of_up_nothing_but_the_image_stays(
     assert len(baked.images) == 1
     assert not workspace.root.exists()
     assert bake_ahead(session_of(spec_of(), workspace)) == "cached"
+    assert workers, "what it took was removed"
+    assert set(workers) == {"bake"}, "under the lock that it was made under"
+
+
+@pytest.mark.parametrize("is_spec_written", [True, False])
+def test_what_a_killed_one_left_goes_with_the_next(
+    baked: Baked,
+    tmp_path: Path,
+    ahead: list[BaseException],
+    monkeypatch: pytest.MonkeyPatch,
+    is_spec_written: bool,
+) -> None:
+    workspace = Workspace(tmp_path / "none" / "demo")
+    if is_spec_written:
+        ahead.append(KilledError())
+        with monkeypatch.context() as patched:
+            patched.setattr(cluster_up, "down_locked", lambda *_: None)
+            with pytest.raises(KilledError):
+                bake_ahead(session_of(spec_of(), workspace))
+        assert not set(baked.cloud.resources().values()) <= NOT_BILLED
+        assert workspace.spec.exists()
+    else:
+        workspace.create()
+    assert bake_ahead(session_of(spec_of(), workspace)) == "made"
+    assert set(baked.cloud.resources().values()) <= {*NOT_BILLED, "google_compute_image"}
+    assert not workspace.root.exists()
+
+
+def test_a_cluster_that_is_begun_stays(baked: Baked, tmp_path: Path, ahead: list[BaseException]) -> None:
+    workspace = Workspace(tmp_path / "none" / "demo")
+    workspace.create()
+    workspace.spec.write_text("of `up`")
+    ahead.append(ClusterctlError("no packages"))
+    with pytest.raises(ClusterctlError, match=r"."):
+        bake_ahead(session_of(spec_of(), workspace))
+    assert workspace.spec.read_text() == "of `up`"
+    assert not baked.images
+
+
+def test_what_a_killed_one_left_is_the_clusters_that_is_raised_then(
+    tmp_path: Path, ahead: list[BaseException]
+) -> None:
+    """Else the next `image bake` would remove it."""
+    workspace = Workspace(tmp_path / "none" / "demo")
+    workspace.create()
+    workspace.baking.touch()
+
+    def approve(_: object) -> None:
+        assert not workspace.baking.exists()
+        raise KilledError
+
+    with pytest.raises(KilledError):
+        cluster_up.up(session_of(spec_of(), workspace), cluster_up.UpOptions(approve=approve))
+    assert not ahead
