@@ -258,6 +258,7 @@ def approval(screen: Screen, *, yes: bool) -> Callable[[Plan], None]:
             return
         with screen.still():
             screen.note(*_hosts(screen, planned, kept=False), *planned.other, *_cost(planned))
+            screen.note(*(f"note: {line}" for line in planned.notes))
             if gone:
                 screen.confirm(f"remove {', '.join(gone)}, with all data there?", yes=yes)
             elif leaving:

@@ -108,8 +108,10 @@ def agree(plan: HostPlan, *, yes: bool = False) -> None:
 def test_without_a_terminal_only_what_destroys_needs_a_yes(capsys: pytest.CaptureFixture[str]) -> None:
     agree(HostPlan((HostChange("d-ctl", "make", "the controller"),)))
     assert capsys.readouterr().err == "", "free hosts that are made are no question"
-    agree(HostPlan((STAY, *MAKE)))
-    assert "d-train-[1-3]" in capsys.readouterr().err, "what costs is shown"
+    agree(HostPlan((STAY, *MAKE), notes=("d-image costs 0.07 USD an hour meanwhile",)))
+    said = capsys.readouterr().err
+    assert "d-train-[1-3]" in said, "what costs is shown"
+    assert "note: d-image costs 0.07 USD an hour meanwhile\n" in said
     for gone in (REMOVE, HostChange("d-old-1", "replace", L4)):
         agree(HostPlan((STAY, gone)), yes=True)
         with pytest.raises(UsageError, match=r"remove d-old-1, with all data"):
