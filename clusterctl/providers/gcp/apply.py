@@ -140,6 +140,22 @@ def _there(plan: Plan, types: tuple[str, ...] = ("google_",)) -> Iterator[Mappin
 _BENEATH_NODES: Final = ("module.network", "module.iam")  # with what they need that they do not name
 
 
+def _address(name: str) -> str:
+    return f'module.nodes.module.node["{name}"]'
+
+
+def has_node(plan: Plan, name: str) -> bool:
+    """Whether the state that was planned from has anything of that node."""
+    return any(one.before and one.address.startswith(_address(name)) for one in plan.changes)
+
+
+def remove_node(terraform: Terraform, name: str, owner: Owner, *, report: LineReporter) -> None:
+    """Remove what the state has of a node, and nothing else."""
+    plan = terraform.plan(destroy=True, targets=[_address(name)])
+    if not plan.is_empty:
+        apply_plan(terraform, plan, owner, report=report)
+
+
 @contextmanager
 def extra_node(
     terraform: Terraform, name: str, owner: Owner, shown: Plan | None, *, report: LineReporter
@@ -151,12 +167,10 @@ def extra_node(
     Raises:
         StalePlanError: something else would have to be done.
     """
-    address = f'module.nodes.module.node["{name}"]'
+    address = _address(name)
 
     def remove() -> None:
-        plan = terraform.plan(destroy=True, targets=[address])
-        if not plan.is_empty:
-            apply_plan(terraform, plan, owner, report=report)
+        remove_node(terraform, name, owner, report=report)
 
     left = f"{name} may still be there, and is billed: `clusterctl up` or `clusterctl down` removes it"
     remove()  # one that an earlier run has left, half made

@@ -67,6 +67,9 @@ class GcpProvider(Provider):
         self, spec: ClusterSpec, workspace: Workspace, inputs: str, *, bake: BakeClass, report: Reporter
     ) -> SharedFiles | None:
         self._use_images(spec, inputs)
+        if self._shown and apply.has_node(self._shown[1], name := images.machine_name(spec)):
+            terraform = self._terraform(workspace, spec.controller_host, report)
+            apply.remove_node(terraform, name, apply.Owner(workspace.cluster_id()), report=report)
         for image in {one.name: one for one in self._images.values()}.values():
             if not images.ready(self._api, image.name, report):
                 self._make_image(spec, workspace, image, bake, report)
@@ -92,9 +95,8 @@ class GcpProvider(Provider):
         self._write_module(spec, workspace, kept, {name: machine})
         terraform = self._terraform(workspace, spec.controller_host, report)
         terraform.init()
-        shown = self._shown[1] if self._shown else None
         try:
-            with apply.extra_node(terraform, name, owner, shown, report=report):
+            with apply.extra_node(terraform, name, owner, self._shown and self._shown[1], report=report):
                 key = host_keys(self._api, self._settings.zone, [name], report=report)[name]
                 bake(images.machine_inventory(spec, workspace.cluster_id(), image, self._images, key))
                 images.make(self._api, image, name, self._settings, report=report)
@@ -194,8 +196,7 @@ class GcpProvider(Provider):
         self._remove_found(cluster_id, report)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
-        found = orphans.find_resources(self._api, cluster_id)
-        return tuple(one.priced for one in found if not one.kept)
+        return tuple(one.priced for one in orphans.find_resources(self._api, cluster_id) if not one.kept)
 
     def orphans(self, name: str) -> tuple[str, ...]:
         return orphans.orphan_ids(self._api, name)

@@ -241,6 +241,26 @@ def test_a_machine_that_a_killed_run_left_is_removed_first(baked: Baked) -> None
     assert made.count(MACHINE) == 2
 
 
+def test_a_machine_that_a_killed_run_left_is_removed_though_the_image_is_there(baked: Baked) -> None:
+    """As where it was killed once the image was made."""
+    baked.cloud.fail("quota_of_region", name=MACHINE, on="delete")
+    with pytest.raises(ClusterctlError):
+        baked.up(spec_of())
+    assert list(baked.cloud.instances) == [MACHINE]
+    assert len(baked.images) == 1
+    baked.cloud.heal()
+    provider = provider_of(spec_of())
+    baked.planned(provider, spec_of())
+    shared = provider.prepare_class(
+        spec_of(), baked.workspace, INPUTS, bake=baked.bake, report=lambda one: baked.said.append(str(one))
+    )
+    assert shared is not None
+    assert not baked.cloud.instances, "`image bake` does no more than this"
+    assert len(baked.seen) == 1
+    baked.up_from(provider, spec_of())
+    assert sorted(baked.cloud.instances) == ["demo-ctl", *NODES]
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("then", ["up", "down"])
 def test_a_machine_that_no_state_knows_is_taken_over_or_removed(baked: Baked, then: str) -> None:
