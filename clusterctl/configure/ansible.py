@@ -320,8 +320,8 @@ def run(
 ) -> Recap:
     """Run a playbook on every host of the cluster, or those that ``limit`` names; again, it changes nothing.
 
-    Given the way ``to`` the hosts, many of them run it themselves where they can, see pull.py; ``progress``
-    is then called in any thread.
+    Given the way ``to`` the hosts, nodes run it themselves where the spec asks for that and they can, see
+    pull.py; ``progress`` is then called in any thread.
 
     - configure: everything. The Ansible inventory must be written, and Slurm's files lie in
       ``workspace.rendered``. A limit is sound only where nothing but these hosts has changed since all were

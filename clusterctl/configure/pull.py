@@ -6,8 +6,9 @@ that clusterctl runs in, our playbooks, the variables of all hosts and the files
 given. Nothing is installed there, and nothing stays (remote_playbook.py). Its events come back as those of a
 run here do.
 
-Compute nodes can do so, since what a playbook does on one of them needs nothing of another but the
-controller. A host without a Python that Ansible runs in is configured from here.
+Compute nodes of one's own do so where the spec says `ansible: nodes`; they can, since what a playbook does
+on one of them needs nothing of another but the controller. A host without a Python that Ansible runs in is
+configured from here.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from clusterctl.util.assets import asset, gpu_lock, job_lock, tree_files
 from clusterctl.util.process import on_each
 
 FOLDER = "/var/lib/clusterctl-ansible"  # on a host, while it runs a playbook
-AT_LEAST = 8  # hosts: fewer are configured sooner from here
 _MAX_PARALLEL: Final = 128
 _SILENCE_S: Final = 1800.0  # a task says nothing before its end
 _PROGRAM: Final = remote_program("clusterctl.configure.remote_playbook")
@@ -78,15 +78,13 @@ class Puller:
 
 
 def pullers(inventory: Inventory, chosen: Collection[str], workspace: Workspace, to: Connect) -> list[Puller]:
-    """Those of the hosts that run their playbooks themselves; ``chosen``: which there are, none: all."""
+    """Those of the hosts that run their playbooks themselves, as the spec asks for; no ``chosen``: of all."""
     variables = workspace.ansible_inventory.read_text()
     # Apptainer's package is fetched here, for all hosts.
     fetches = "apptainer_fetched" in variables and not workspace.bundle.exists()
-    if not inventory.traits.user_owned or inventory.scheduler != "slurm" or fetches:
+    if inventory.ansible != "nodes" or inventory.scheduler != "slurm" or fetches:
         return []
     hosts = [h for h in inventory.hosts if h.roles == (COMPUTE,) and (not chosen or h.name in chosen)]
-    if len(hosts) < AT_LEAST:
-        return []
     gpus = _read_json(workspace.rendered / inventory_file.GPUS_FILE)
     by_name = {host.name: host for host in hosts}
     marks = {lock: _mark(lock) for lock in (job_lock(), gpu_lock())}
@@ -95,8 +93,7 @@ def pullers(inventory: Inventory, chosen: Collection[str], workspace: Workspace,
         return _ask(by_name[name], gpus, marks, workspace, to)
 
     answers, _ = on_each(by_name, ask, most=_MAX_PARALLEL)  # one that does not answer is seen to from here
-    found = [one for one in answers.values() if one is not None]
-    return found if len(found) >= AT_LEAST else []
+    return [one for one in answers.values() if one is not None]
 
 
 def _ask(

@@ -1,12 +1,8 @@
-"""Machines of somebody's own run their playbooks themselves: killed, raised, looked at ahead, repaired.
-
-Few suffice here: the number of hosts from which on they do so is lowered.
-"""
+"""Machines of somebody's own run their playbooks themselves: killed, raised, looked at ahead, repaired."""
 
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -24,36 +20,17 @@ pytestmark = [pytest.mark.sweep, pytest.mark.platform("real", "debian-12")]
 NODES = ("node2", "node3")
 FOLDER = "/var/lib/clusterctl-ansible"
 BEGUN_S = 60.0
-SCRIPT = f"""\
-#!{sys.executable}
-import sys
-from clusterctl.__main__ import main
-from clusterctl.configure import pull
-pull.AT_LEAST = int(sys.argv.pop(1).removeprefix("--at-least="))
-main()
-"""
-
-
-def clusterctl_with(at_least: int, home: Path, folder: Path) -> Clusterctl:
-    """clusterctl, where so many hosts run their playbooks themselves."""
-    inner, script = folder / "with_number", folder / f"at-least-{at_least}"
-    inner.write_text(SCRIPT)
-    script.write_text(f'#!/bin/sh\nexec {inner} --at-least={at_least} "$@"\n')
-    for path in (inner, script):
-        path.chmod(0o755)
-    return Clusterctl(home, folder, script=script)
 
 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("kind", ["el", "debian"])
 def test_nodes_configure_themselves(
-    kind: Kind, no_residue: None, cluster_name: str, clusterctl_home: Path, tmp_path: Path
+    kind: Kind, no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
 ) -> None:
-    clusterctl = clusterctl_with(len(NODES), clusterctl_home, tmp_path)
     spec = tmp_path / "own.yaml"
     with lab(kind, 3, shared="/shared", internet=kind == "debian") as machines:
         before = {host.name: state(machines, host.name) for host in machines.hosts}
-        spec.write_text(machines.spec(cluster_name))
+        spec.write_text(machines.spec(cluster_name, provider={"ansible": "nodes"}))
         try:
             victim = Victim(clusterctl, "-f", spec, "up", "--yes")
             victim.until_phase("converge")
@@ -73,10 +50,8 @@ def test_nodes_configure_themselves(
             assert {task["host"] for task in foreseen} == set(NODES)
             repaired = {(each["host"], each["what"]) for each in one.json("up")["repaired"]}
             assert repaired >= {(node, "/etc/munge/munge.key was missing") for node in NODES}
-            from_here = clusterctl_with(
-                99, clusterctl_home, tmp_path
-            )  # what they have done is right there, too
-            again = from_here("-o", "json", "-f", spec, "up", "--reconfigure").json["phases"]
+            spec.write_text(machines.spec(cluster_name))  # what they have done is right from here, too
+            again = clusterctl("-o", "json", "-f", spec, "up", "--reconfigure").json["phases"]
             (note,) = (phase["note"] for phase in again if phase["phase"] == "converge")
             assert note.endswith(" 0 changed")
             for node in NODES:
