@@ -113,9 +113,9 @@ def cache_prune(
         typer.Option("--images", help="Delete also all images that clusterctl made in the spec's project."),
     ] = False,
 ) -> None:
-    """Remove node images that no cluster uses; with a spec of a cloud, also those in its project.
+    """Remove node images that no cluster uses; with --images also those in the project of a cloud.
 
-    Those in a project only with --images: other clusters of the project may start nodes from them.
+    Other clusters of that project may start nodes from those.
     """
     _show_cache(screen, _delete_kept(screen, options) if images else (), prune=True)
 

@@ -92,7 +92,7 @@ VERBS: Final = {
     ),
     "cache prune": (
         "listing:cache_prune",
-        "Remove node images that no cluster uses; with a spec of a cloud, also those in its project.",
+        "Remove node images that no cluster uses; with --images also those in the project of a cloud.",
     ),
     "node drain": ("node:drain", "Drain nodes: no new jobs start, running jobs go on."),
     "node resume": ("node:resume", "Resume nodes: jobs can start on them again."),
