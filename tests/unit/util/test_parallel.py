@@ -23,8 +23,9 @@ def test_after_the_first_error_nothing_goes_on() -> None:
 
     with pytest.raises(ValueError, match="the first"):
         parallel_map(range(100), call, most=2)
-    assert ended
-    assert ended == list(range(1, len(ended) + 1))
+    assert ended  # two of them may end in either order
+    assert sorted(ended) == list(range(1, len(ended) + 1))
+    assert len(ended) < 99
     assert threading.active_count() == before
 
 
