@@ -50,7 +50,7 @@ def _refuse(error: UsageError) -> int:
     refused: PayloadError = error
     if rank is not None:
         try:
-            importlib.import_module("payload.comm.mpi").start(error)
+            importlib.import_module("payload.comm.world").start(error)
         except LaunchError:
             pass  # of what is wrong, the command line is nearer to the user
         except PayloadError as exc:
@@ -67,8 +67,8 @@ def _report(error: PayloadError, *, rank: int) -> None:
 
 def _world_rank() -> int:
     """0 for a command that does without MPI."""
-    mpi = sys.modules.get("payload.comm.mpi")
-    return mpi.world_rank() if mpi else 0
+    world = sys.modules.get("payload.comm.world")
+    return world.world_rank() if world else 0
 
 
 def _limit_threads() -> None:

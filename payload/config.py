@@ -360,7 +360,6 @@ class ProbeConfig(Command):
     """check that all ranks reach each other and add up right"""
 
     expect_hosts: tuple[str, ...] = setting((), names, "A,B,...", "fail if one of these has no rank")
-    device: str = choice("auto", _DEVICES, "where the summed arrays live")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import platform
 import resource
 import socket
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
@@ -72,6 +71,8 @@ def read(path: str) -> str | None:
 
 def versions(*packages: str) -> dict[str, str]:
     """Of Python, the kernel and those of the packages that are installed; imports none of them."""
+    from importlib import metadata  # noqa: PLC0415 - it takes 11 ms, and all ranks load this module
+
     found = {"python": platform.python_version(), "kernel": platform.release()}
     for package in packages:
         try:

@@ -1,31 +1,42 @@
-"""Can all ranks reach each other, and do they add up right? One JSON object on stdout says so."""
+"""Can all ranks reach each other, and do they add up right? One JSON object on stdout says so.
+
+    python -m payload.probe HOST,...
+
+Without NumPy and the other commands' settings, whose import takes longer than all of this: on a local cluster
+the ranks of many nodes share cores.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
+from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from payload.comm.base import Communicator
-from payload.comm.mpi import MpiCommunicator
-from payload.config import ProbeConfig
-from payload.device import Device
-from payload.host import own_cores
+from payload.comm.world import MPI, start, world_rank
+from payload.errors import PayloadError
+from payload.host import hostname, own_cores
 from payload.jsonl import answer
-from payload.report import begin, place
+
+if TYPE_CHECKING:
+    from payload.config import ProbeConfig
 
 SIZES = (1, 1_000, 131_072, 393_217)
 """Numbers in the arrays summed, 8 bytes each: the last one is three chunks and a bit."""
 
-_PATTERN = 251
-"""The arrays repeat after this many numbers: a prime, so that a misplaced chunk shows."""
+_PATTERN = array("d", range(1, 252))
+"""The arrays repeat it: it has a prime number of numbers, so that a misplaced chunk shows."""
 
 
 def run(config: ProbeConfig) -> int:
     """Probe, print, and give the exit code: 0, or 1 if an answer is wrong or a host missing."""
-    world, device = begin(config.device)
-    found = probe(config, device, MpiCommunicator(device))
+    return _run(config.expect_hosts)
+
+
+def _run(expected: Sequence[str]) -> int:
+    world = start()
+    found = probe(expected, world)
     if world.rank == 0:
         answer(**found)
         for failure in found["failures"]:
@@ -33,13 +44,17 @@ def run(config: ProbeConfig) -> int:
     return 0 if found["ok"] else 1
 
 
-def probe(config: ProbeConfig, device: Device, comm: Communicator) -> dict[str, Any]:
-    """Every rank's place, and what was found wrong on which; the same on all ranks."""
-    ranks = comm.allgather({**place(comm.rank, device), "cores": own_cores()})
+def probe(expected: Sequence[str], comm: MPI.Intracomm) -> dict[str, Any]:
+    """Every rank's place, and what was found wrong on which; the same on all ranks.
+
+    Args:
+        expected: hosts of which each must have a rank.
+    """
+    ranks = comm.allgather({"rank": comm.rank, "host": hostname(), "cores": own_cores()})
     hosts = [str(rank["host"]) for rank in ranks]
 
     started = time.perf_counter()
-    wrong = [_wrong_sum(device, comm, size) for size in SIZES]
+    wrong = [_wrong_sum(comm, size) for size in SIZES]
     seconds = time.perf_counter() - started
     wrong += _wrong_tokens(comm, hosts)
 
@@ -48,7 +63,9 @@ def probe(config: ProbeConfig, device: Device, comm: Communicator) -> dict[str, 
         for rank, causes in enumerate(comm.allgather([cause for cause in wrong if cause]))
         for cause in causes
     ]
-    failures += _missing(config.expect_hosts, hosts)
+    failures += [
+        {"rank": None, "host": host, "cause": "no rank runs there"} for host in expected if host not in hosts
+    ]
     return {
         "ok": not failures,
         "world_size": comm.size,
@@ -60,33 +77,40 @@ def probe(config: ProbeConfig, device: Device, comm: Communicator) -> dict[str, 
     }
 
 
-def _wrong_sum(device: Device, comm: Communicator, size: int) -> str | None:
+def _wrong_sum(comm: MPI.Intracomm, size: int) -> str | None:
     """Sum whole numbers, which float64 does exactly, and compare with the sum by formula."""
-    pattern = device.xp.arange(size, dtype="float64") % _PATTERN + 1
-    array = pattern * (comm.rank + 1)
-    comm.allreduce(array)
-    expected = pattern * (comm.size * (comm.size + 1) // 2)
-    count = int((array != expected).sum())
-    return f"allreduce of {8 * size} bytes: {count} of {size} sums are wrong" if count else None
+    numbers = _repeated(comm.rank + 1, size)
+    comm.Allreduce(MPI.IN_PLACE, numbers)
+    expected = _repeated(comm.size * (comm.size + 1) // 2, size)
+    if numbers == expected:
+        return None
+    count = sum(map(float.__ne__, numbers, expected))
+    return f"allreduce of {8 * size} bytes: {count} of {size} sums are wrong"
 
 
-def _wrong_tokens(comm: Communicator, hosts: Sequence[str]) -> list[str]:
+def _repeated(factor: int, size: int) -> array[float]:
+    times = -(-size // len(_PATTERN))
+    return (array("d", [factor * number for number in _PATTERN]) * times)[:size]
+
+
+def _wrong_tokens(comm: MPI.Intracomm, hosts: Sequence[str]) -> list[str]:
     """Every rank sends to every other, in turn, and says what did not arrive as it was sent."""
     wrong = []
     for distance in range(1, comm.size):
         dest, source = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
-        token = comm.exchange((comm.rank, dest), dest, source)
+        token = comm.sendrecv((comm.rank, dest), dest=dest, source=source)
         if token != (source, comm.rank):
             wrong.append(f"got {token!r} instead of the token of rank {source} on {hosts[source]}")
     return wrong
 
 
-def _missing(expected: Sequence[str], hosts: Sequence[str]) -> list[dict[str, Any]]:
-    return [
-        {"rank": None, "host": host, "cause": "no rank runs there"} for host in expected if host not in hosts
-    ]
-
-
 def _words(failure: dict[str, Any]) -> str:
-    who = failure["host"] if failure["rank"] is None else f"rank {failure['rank']} on {failure['host']}"
-    return f"{who}: {failure['cause']}"
+    where = failure["host"] if failure["rank"] is None else f"rank {failure['rank']} on {failure['host']}"
+    return f"{where}: {failure['cause']}"
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(_run(sys.argv[1].split(",")))
+    except PayloadError as exc:
+        sys.exit(f"payload: error: {exc}" if world_rank() == 0 else exc.exit_code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from payload.comm import mpi
+from payload.comm import mpi, world
 from payload.comm.base import Communicator, on_all_ranks
 from payload.device import Device, choose
 from payload.host import hostname
@@ -19,8 +19,8 @@ def begin(wanted: str) -> tuple[mpi.MpiCommunicator, Device]:
         UsageError: there is no such device; on every rank.
         LaunchError: the launcher and MPI disagree about the number of ranks.
     """
-    world = mpi.start()
-    return world, on_all_ranks(world, lambda: choose(wanted, mpi.local_rank()))
+    ranks = mpi.start()
+    return ranks, on_all_ranks(ranks, lambda: choose(wanted, world.local_rank()))
 
 
 def place(rank: int, device: Device) -> dict[str, Any]:

@@ -399,6 +399,5 @@ def active_jobs(scheduler: Scheduler) -> tuple[JobInfo, ...]:
 
 
 def verification_argv(hosts: Sequence[str]) -> tuple[str, ...]:
-    """The command of one rank of the payload's probe; CuPy alone would take more than its memory."""
-    python = ("/opt/clusterctl/env/bin/python", "-m", "payload", "probe")
-    return (*python, "--device", "cpu", "--expect-hosts", ",".join(hosts))
+    """The command of one rank of the payload's probe."""
+    return ("/opt/clusterctl/env/bin/python", "-m", "payload.probe", ",".join(hosts))

@@ -1,25 +1,19 @@
-"""MPI's own collectives, on host memory or on device memory, and the start of MPI.
-
-MPI is finalised when the interpreter exits.
-"""
+"""MPI's own collectives, on host memory or on device memory."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-import sys
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
+from payload.comm import world
 from payload.comm.base import Request, on_all_ranks
 from payload.comm.ring import scattered, summed
 from payload.comm.staging import CudaAware, InPlace, Staging
-from payload.comm.transport import CHUNK_BYTES, MPI, Last, Steps, Transport, chunks, library
+from payload.comm.transport import CHUNK_BYTES, MPI, Last, Steps, Transport, chunks
 from payload.device import Array, Device
-from payload.errors import LaunchError, PayloadError, UsageError, line_of
-from payload.host import hostname, launcher_rank, pmi_complaint, size_complaint
+from payload.errors import PayloadError, UsageError
 
 RING_BYTES = 256 << 10
 """From this size on, sums beside the computation go around a ring, which is then twice as fast as MPI's."""
@@ -97,55 +91,9 @@ class MpiCommunicator(Transport):
 
 
 def start(refusal: PayloadError | None = None) -> MpiCommunicator:
-    """Join the world, before a device is chosen, and make sure that it is the whole one.
-
-    From here on an uncaught exception ends every rank of the job, so that none waits for a dead one.
-
-    Args:
-        refusal: why this rank cannot go on, such as a file that it alone lacks.
-
-    Raises:
-        PayloadError: the ``refusal`` of the lowest rank that has one, on every rank.
-        LaunchError: the launcher started another number of ranks than MPI sees, or MPI cannot start under it.
-    """
-    complaint = pmi_complaint(library(), os.environ)
-    if complaint:
-        raise LaunchError(f"on {hostname()}: {complaint}")
-    MPI.Init()
-    sys.excepthook = _abort
-    comm = MpiCommunicator()
-    for refused in comm.allgather(refusal):
-        if refused:
-            raise refused
-    complaints = [text for text in comm.allgather(size_complaint(comm.size, os.environ)) if text]
-    if complaints:
-        raise LaunchError(f"on {hostname()}: {complaints[0]}")
-    return comm
-
-
-def world_rank() -> int:
-    """This process's rank; the launcher's word for it if MPI did not start."""
-    return int(MPI.COMM_WORLD.rank) if MPI.Is_initialized() else launcher_rank(os.environ) or 0
-
-
-def local_rank() -> int:
-    """This process's place among the ranks of its node, from 0."""
-    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-    rank = int(node.rank)
-    node.Free()
-    return rank
-
-
-def _abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    rank = f"rank {MPI.COMM_WORLD.rank} on {hostname()}"
-    line = line_of(error)
-    if line is not None:
-        sys.stderr.write(f"payload: error: {rank}: {line}\n")
-    else:
-        sys.stderr.write(f"{rank} aborts the job:\n")
-        sys.__excepthook__(kind, error, trace)
-    sys.stderr.flush()
-    MPI.COMM_WORLD.Abort(1)
+    """Join the world: see ``world.start``."""
+    world.start(refusal)
+    return MpiCommunicator()
 
 
 class CudaAwareMpi(Transport):
@@ -220,4 +168,5 @@ def _refuse_unless(good: bool, why: str) -> None:
         UsageError: it is not.
     """
     if not good:
-        raise UsageError(f"--cuda-aware: {library()} takes no device memory: {why}; leave this flag out")
+        name = world.library()
+        raise UsageError(f"--cuda-aware: {name} takes no device memory: {why}; leave this flag out")

@@ -10,15 +10,12 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from typing import ClassVar, Self, TypeVar
 
-import mpi4py
 import numpy as np
 
 from payload.comm.base import Communicator, Pending, Request
 from payload.comm.staging import Staged, Staging, address, flat, staging_for
+from payload.comm.world import MPI, library
 from payload.device import Array, Cpu, Device
-
-mpi4py.rc(initialize=False, finalize=True)  # not on import: where MPI cannot start, it ends the process
-from mpi4py import MPI  # noqa: E402
 
 CHUNK_BYTES = 2 << 20
 """Large sums go in pieces that stay in cache: 100 MiB took 9 ms so, 34 ms in one call."""
@@ -213,12 +210,7 @@ def chunks(host: Array, nbytes: int | None = None) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, host.size, step))
 
 
-def library() -> str:
-    """MPI's name and version."""
-    return str(MPI.Get_library_version()).splitlines()[0].split(",")[0].strip()
-
-
-__all__ = ["CHUNK_BYTES", "MPI", "Transport", "chunks", "library", "movable"]
+__all__ = ["CHUNK_BYTES", "MPI", "Transport", "chunks", "movable"]
 
 
 Steps = Generator[Sequence[Request], None, None]

@@ -29,7 +29,7 @@ def test_train_arguments() -> None:
 
 
 def test_other_arguments() -> None:
-    assert parse(["probe", "--expect-hosts", "a, b,a"]) == ProbeConfig(expect_hosts=("a", "b"), device="auto")
+    assert parse(["probe", "--expect-hosts", "a, b,a"]) == ProbeConfig(expect_hosts=("a", "b"))
     assert parse(["telemetry", "--out", "t", "--interval", ".5"]) == TelemetryConfig(Path("t"), 0.5)
 
 
@@ -234,7 +234,7 @@ OTHERS = {
         *("--comm ring", "--min 1", "--max 1GiB", "--dtype float64", "--iterations 3", "--cuda-aware"),
         *("--device cpu", "--out a"),
     ),
-    "probe": ("--expect-hosts a", "--device cpu"),
+    "probe": ("--expect-hosts a",),
     "telemetry": ("--out b", "--interval 3"),
     "align": ("--folder b",),
 }

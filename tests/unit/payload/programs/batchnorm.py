@@ -4,6 +4,7 @@ import numpy as np
 
 from payload.comm import mpi
 from payload.comm.base import Communicator, Solo
+from payload.comm.world import local_rank
 from payload.device import Array, choose
 from payload.nn.module import Context, Tape, Unit
 from payload.nn.norm import BatchNorm
@@ -12,7 +13,7 @@ from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS
 
 mpi.start()
-device = choose("auto", mpi.local_rank())
+device = choose("auto", local_rank())
 world = mpi.MpiCommunicator(device)
 
 

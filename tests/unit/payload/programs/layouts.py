@@ -20,6 +20,7 @@ from payload.comm import mpi
 from payload.comm.hierarchical import Hierarchical
 from payload.comm.ring import Ring
 from payload.comm.transport import Transport
+from payload.comm.world import local_rank
 from payload.device import Array, Device, choose
 from payload.models import bert, gpt, lstm, mlp, resnet, vit
 from payload.nn.activation import ReLU
@@ -275,7 +276,7 @@ def _check_copies(engine: Engine) -> None:
 def main() -> None:
     ranks = mpi.start().size
     iterations, double = int(sys.argv[2]), sys.argv[3:] == ["double"]
-    device = Strict() if double else choose("auto", mpi.local_rank())
+    device = Strict() if double else choose("auto", local_rank())
 
     @cache
     def world(transport: str) -> Transport:

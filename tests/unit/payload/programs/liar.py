@@ -6,11 +6,12 @@ The first argument is the lie, the second what is run: probe, gemm or allreduce.
 import json
 import sys
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from payload import allreduce, gemm, probe
 from payload.comm import mpi
-from payload.config import AllreduceConfig, GemmConfig, ProbeConfig
+from payload.comm.world import MPI
+from payload.config import AllreduceConfig, GemmConfig
 from payload.device import Array, Cpu
 from payload.settings import GemmSize
 
@@ -28,10 +29,21 @@ class Liar(mpi.MpiCommunicator):
         return value if sys.argv[1] == "token" and self.rank == self.size - 1 else received
 
 
+class BareLiar(MPI.Intracomm):
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:  # noqa: N802
+        super().Allreduce(sendbuf, recvbuf, op)
+        if sys.argv[1] == "sum" and self.rank == self.size - 1 and len(recvbuf) > 200_000:
+            recvbuf[-1] += 1
+
+    def sendrecv(self, sendobj: Any, *args: Any, **kwargs: Any) -> Any:
+        received = super().sendrecv(sendobj, *args, **kwargs)
+        return sendobj if sys.argv[1] == "token" and self.rank == self.size - 1 else received
+
+
 mpi.start()
 comm = Liar()
 if sys.argv[2] == "probe":
-    answer = probe.probe(ProbeConfig(expect_hosts=(), device="cpu"), Cpu(), comm)
+    answer = probe.probe((), BareLiar(MPI.COMM_WORLD))
     if comm.rank == 0:
         sys.stdout.write(json.dumps(answer))
 elif sys.argv[2] == "allreduce":

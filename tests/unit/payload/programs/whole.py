@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from payload.comm import mpi
+from payload.comm.world import local_rank
 from payload.device import Device, choose
 from payload.model_folder import ModelRecord
 from payload.model_writer import ModelWriter
@@ -46,7 +47,7 @@ def write(folder: Path, case: Case, mesh: Mesh, device: Device) -> None:
 
 def main() -> None:
     mpi.start()
-    device = choose("auto", mpi.local_rank())
+    device = choose("auto", local_rank())
     world = mpi.MpiCommunicator(device)
     for (model, layout), case in CASES.items():
         mesh = make_mesh(world, tp=case.tp, pp=case.pp)
