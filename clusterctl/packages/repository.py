@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-import requests
-
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.packages.os_packages import PLAIN, Upstream, nvidia_preference, nvidia_stream
 from clusterctl.spec.common import Software
@@ -488,9 +486,11 @@ def _download(url: str, *, what: str) -> bytes:
     try:
         if url.startswith("file://"):
             return Path(url.removeprefix("file://")).read_bytes()
+        import requests  # noqa: PLC0415 - slow, and `up` seldom downloads here
+
         answer = requests.get(url, timeout=_TIMEOUT_S)
         answer.raise_for_status()
-    except (OSError, requests.RequestException) as exc:
+    except OSError as exc:  # the parent of all that requests raises
         fix = "check that this machine reaches it, then run it again: what was downloaded is kept"
         raise MachineError(f"{what} can't be had", where=url, why=str(exc), fix=fix) from exc
     return answer.content
