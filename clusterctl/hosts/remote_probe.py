@@ -285,12 +285,12 @@ def databases() -> List[str]:
 
 def accounts(names: Sequence[str], uids: Set[int], table: str = "passwd") -> Dict[str, int]:
     """Account -> its number, or group, of those that have one of the names or one of the numbers."""
-    rows = (line.split(":") for line in (run(["getent", table]) or read("/etc/" + table)).splitlines())
+    lines = (run(["getent", table]) or read("/etc/" + table)).splitlines()
+    keys = [*names, *map(str, sorted(uids))]
+    if keys:  # a directory service may know more than it lists
+        lines += (run(["getent", table, *keys], any_exit=True) or "").splitlines()
+    rows = (line.split(":") for line in lines)
     known = {row[0]: int(row[2]) for row in rows if len(row) >= ROW and row[2].isdigit()}
-    for key in [*names, *map(str, sorted(uids))]:  # a directory service may know more than it lists
-        said = (run(["getent", table, key]) or "").split(":")
-        if len(said) >= ROW:
-            known[said[0]] = int(said[2])
     return {name: uid for name, uid in known.items() if name in names or uid in uids}
 
 

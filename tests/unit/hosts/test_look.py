@@ -277,3 +277,20 @@ def test_a_host_without_slurmd_is_read_all_the_same() -> None:
     assert parse_report(answer(said=absent)).facts is None
     with pytest.raises(SlurmError):
         parse_report(answer(said="@node\n@gpus\n@mpi\n"))
+
+
+def test_accounts_that_a_directory_service_does_not_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sssd answers for one name or number, and lists nobody; one that is missing hides no other."""
+    getent = tmp_path / "getent"
+    getent.write_text(
+        "#!/bin/sh\nshift; [ $# = 0 ] && echo root:x:0:0::/root:/bin/sh && exit\nfor key; do case $key in\n"
+        "  anna | 10001) echo anna:x:10001:10001::/home/anna:/bin/sh ;; *) missing=2 ;; esac; done\n"
+        "exit $missing\n"
+    )
+    getent.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert remote_probe.accounts(["nobody-there", "anna"], set()) == {"anna": 10001}
+    assert remote_probe.accounts(["root"], {10000, 10001}) == {"root": 0, "anna": 10001}
+    assert remote_probe.accounts(["root"], set()) == {"root": 0}
