@@ -34,9 +34,11 @@ class Cluster:
     environ: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def new(cls, folder: str, nodes: int, *, provider: str = "", more: str = "", **environ: str) -> Cluster:
+    def new(
+        cls, folder: str, nodes: int, *, name: str = "", provider: str = "", more: str = "", **environ: str
+    ) -> Cluster:
         """``provider`` is added to its settings, ``more`` are lines of the spec."""
-        name = f"b{secrets.token_hex(3)}"
+        name = name or f"b{secrets.token_hex(3)}"
         Path(folder, "cluster.yaml").write_text(SPEC.format(name=name, nodes=nodes, provider=provider) + more)
         return cls(name, Path(folder), {**os.environ, "CLUSTERCTL_HOME": f"{folder}/home", **environ})
 

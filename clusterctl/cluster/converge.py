@@ -128,7 +128,9 @@ def converge(
     renewed = [
         host
         for host in _without_cards(session, recorded.marks.keys() & files.keys() if same else ())
-        if not drifted(recorded.marks[host], before[host]) and can_renew(files[host], before[host])
+        if host != inventory.controller.name
+        and not drifted(recorded.marks[host], before[host])
+        and can_renew(files[host], before[host])
     ]
     if left := {*classed, *renewed}:
         hosts = [h.name for h in inventory.hosts if (not hosts or h.name in hosts) and h.name not in left]
@@ -147,7 +149,7 @@ def converge(
     if left:
         expected = class_marks_of(session, provisioned, classed)
         expected |= {host: {**before[host], **own_marks(files[host])} for host in renewed}
-        seen = {**seen, **_take_in(session, inventory, expected)}
+        seen = {**seen, **_take_in(session, inventory, expected, reports)}
     after = before | {host: report.checksums for host, report in seen.items()}
     done = Configured(inputs=_SOME if limit else inputs, shared=shared, marks=after, hardware=has)
     _write(workspace, done)
@@ -185,19 +187,28 @@ def _as_their_class(
 
 def _without_cards(session: ClusterSession, hosts: Iterable[str]) -> tuple[str, ...]:
     gpus = json.loads((session.workspace.rendered / inventory_file.GPUS_FILE).read_bytes())
-    return tuple(host for host in hosts if not (gpus[host]["cupy"] or gpus[host]["uuids"]))
+    return tuple(host for host in hosts if not any(gpus.get(host, {}).values()))
 
 
 def _take_in(
-    session: ClusterSession, inventory: Inventory, expected: Mapping[str, Checksums]
+    session: ClusterSession,
+    inventory: Inventory,
+    expected: Mapping[str, Checksums],
+    reports: Mapping[str, HostReport],
 ) -> Mapping[str, HostReport]:
-    """Look at hosts that have what their class has and their own files; those that lack it are configured."""
-    hosts, to = list(expected), session.connections.to
+    """Look at hosts that have what their class has and their own files; those that lack it are configured.
+
+    ``reports``: of hosts as they were seen before.
+    """
+    to = session.connections.to
+    compute = [host.name for host in inventory.compute if host.name in expected]
     # The controller was not there at their boot: newer slurmd ask again after 10 s only.
-    parallel_map(hosts, lambda host: to(host).run(_START_SLURMD))
-    seen = _probe(session, inventory, hosts)
-    unlike = [host for host in hosts if dict(seen[host].checksums) != expected[host]]
-    shared = f"{len(hosts) - len(unlike)} hosts as their class"
+    parallel_map(compute, lambda host: to(host).run(_START_SLURMD))
+    seen = {host: reports[host] for host in expected if _shows(reports[host], expected[host])}
+    if rest := expected.keys() - seen.keys():
+        seen |= _probe(session, inventory, rest)
+    unlike = [host for host in expected if not _shows(seen[host], expected[host])]
+    shared = f"{len(expected) - len(unlike)} hosts as their class"
     session.note = f"{session.note}; {shared}" if session.note else shared
     if unlike:
         _run("configure", session, inventory, unlike)
@@ -205,10 +216,17 @@ def _take_in(
     return seen
 
 
+def _shows(report: HostReport, expected: Checksums) -> bool:
+    """Whether a host is as expected; what is not, because it can't be known before, must be no fault."""
+    known = {key: mark for key, mark in report.checksums.items() if not key.startswith("accounting ")}
+    others = (mark for key, mark in report.checksums.items() if key not in known)
+    return known == dict(expected) and all(mark not in (_UNKNOWN, _MISSING) for mark in others)
+
+
 def _own_files(session: ClusterSession, inventory: Inventory) -> NodeFiles:
-    """Compute host -> the files that it has for itself, by those that were rendered."""
-    names = (inventory_file.HEALTH_FILE, inventory_file.SLURMD_FILE)
-    rendered = {name: (session.workspace.rendered / name).read_text() for name in names}
+    """Host -> the files that it has for itself, by those that were rendered."""
+    files = (path for path in session.workspace.rendered.iterdir() if path.suffix in {".json", ".conf"})
+    rendered = {path.name: path.read_text() for path in files}
     return node_files(session.spec, inventory, session.workspace, rendered)
 
 
@@ -218,8 +236,11 @@ def class_marks_of(
     """Host -> what it has to show that came with what its class has."""
     spec, inventory = session.spec, provisioned.inventory
     asked, files = probe_requests(spec, inventory, session.workspace), _own_files(session, inventory)
-    marks, shared = provisioned.class_marks, inventory.shared
-    return {host: expected_marks(asked[host], files[host], marks, spec, shared) for host in hosts}
+    marks = {
+        host.name: provisioned.class_marks[host.roles[0]] for host in inventory.hosts if host.name in hosts
+    }
+    shared = inventory.shared
+    return {host: expected_marks(asked[host], files[host], marks[host], spec, shared) for host in hosts}
 
 
 def _run(

@@ -1,14 +1,17 @@
-"""What the compute nodes of a cluster have in common is configured once; what each has for itself is data.
+"""What the hosts of a group have in common is configured once; what each has for itself is data.
 
-Which nodes are equal, the spec decides. The class is keyed by a hash of all that goes in; files of each node
-have what differs: names, addresses, secrets. A node that was made so is looked at like any other: where it
-does not show what it was given, Ansible configures it.
+Which compute nodes are equal, the spec decides; controllers are if their clusters have one name and the same
+accounts. The class is keyed by a hash of all that goes in; files of each host have what differs: addresses,
+sizes, secrets. A host that was made so is looked at like any other: where it does not show what it was given,
+Ansible configures it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import jinja2
@@ -19,9 +22,10 @@ from clusterctl.configure import ansible, inventory_file
 from clusterctl.configure.events import TaskProgress
 from clusterctl.hosts.probe import Checksums, ProbeRequest, with_distributions
 from clusterctl.providers.node_class import NodeFile, NodeFiles, SharedFiles
+from clusterctl.scheduler.slurm_conf import accounting_files
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Host, Inventory, distribution_ahead
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, distribution_ahead
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.connections import Connections
@@ -32,31 +36,44 @@ _EDGES: Final = ("# BEGIN hosts of this cluster (clusterctl)\n", "# END hosts of
 _MUNGE_KEY: Final = "/etc/munge/munge.key"
 _SLURMD: Final = "/etc/systemd/system/slurmd.service.d/clusterctl.conf"
 _HEALTH: Final = "/opt/clusterctl/health.json"
+_SLURM: Final = ("slurm.conf", "gres.conf", "cgroup.conf", "topology.conf")  # a controller's
+_SLURMDBD: Final = "/etc/slurm/slurmdbd.conf"
 
 
-def prepare_class(session: ClusterSession, distribution: Distribution) -> SharedFiles | None:
-    """Have what new compute nodes share, configured once."""
+def prepare_class(
+    session: ClusterSession, distribution: Distribution, groups: Collection[str]
+) -> Mapping[str, SharedFiles]:
+    """Have what new hosts of each group share, configured once."""
     spec, workspace = session.spec, session.workspace
-    variables = inventory_file.class_variables(spec, distribution, str(session.provider.known_shared))
+    shared = str(session.provider.known_shared)
+    variables = {group: inventory_file.class_variables(spec, distribution, shared, group) for group in groups}
 
     def bake(image: Inventory) -> None:
         if image.baked:
-            session.report("configuring what nodes have in common")
-            ansible.configure_class(image, variables, workspace=workspace, progress=progress)
+            (group,) = image.hosts[0].roles
+            session.report(f"configuring what a {group} has in common with others")
+            slurm = accounting_files(spec.name, _free_port()) if group == CONTROLLER else {}
+            ansible.configure_class(image, variables[group], slurm, workspace=workspace, progress=progress)
         else:
-            _bake_machine(session, image, distribution, variables, progress)
+            _bake_machine(session, image, distribution, variables[COMPUTE], progress)
         session.note = "made"
 
     def progress(task: TaskProgress) -> None:
         session.report(task.step(1))
 
     session.note = "cached"
-    shared = session.provider.prepare_class(
-        spec, workspace, class_inputs(variables), bake=bake, report=session.report
-    )
-    if shared is None:
-        session.note = "not used"
-    return shared
+    inputs = {group: class_inputs(values) for group, values in variables.items()}
+    found = session.provider.prepare_class(spec, workspace, inputs, bake=bake, report=session.report)
+    if unused := inputs.keys() - found.keys():
+        session.note += f", not used for {' and '.join(sorted(unused))}"
+    return found
+
+
+def _free_port() -> int:
+    """A TCP port of this machine, whose network an image shares while it is baked."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def _bake_machine(
@@ -96,7 +113,7 @@ def class_ahead(session: ClusterSession) -> str:
 def node_files(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, rendered: Mapping[str, str]
 ) -> NodeFiles:
-    """Compute host -> the files that it has for itself; ``rendered`` are those made for all hosts."""
+    """Host -> the files that it has for itself; ``rendered`` are those made for all hosts."""
     variables = inventory_file.role_variables(spec, inventory, workspace)
     known = table(asset("ansible") / "roles/users/defaults/main.yml", dict[str, Any])
     munge = NodeFile(workspace.munge_key.read_bytes(), 0o400, known["users_munge_id"])
@@ -104,15 +121,23 @@ def node_files(
     health = json.loads(rendered[inventory_file.HEALTH_FILE])
     digests = json.loads(rendered[inventory_file.SLURMD_FILE])
     slurmd = "slurmd/templates/clusterctl.conf.j2"
+    slurm = {f"/etc/slurm/{name}": NodeFile(rendered[name].encode()) for name in _SLURM}
+    slurm[_SLURMDBD] = NodeFile(rendered[Path(_SLURMDBD).name].encode(), 0o600, known["users_slurm_id"])
+    of_compute = {
+        host.name: {
+            _SLURMD: NodeFile(_templated(slurmd, {**variables, "slurmd_config_digest": digests[host.name]})),
+            _HEALTH: NodeFile((json.dumps(health[host.name], indent=4, sort_keys=True) + "\n").encode()),
+        }
+        for host in inventory.compute
+    }
     return {
         host.name: {
             _MUNGE_KEY: munge,
             inventory.distribution.openmpi_conf: openmpi,
-            _SLURMD: NodeFile(_templated(slurmd, {**variables, "slurmd_config_digest": digests[host.name]})),
-            _HEALTH: NodeFile((json.dumps(health[host.name], indent=4, sort_keys=True) + "\n").encode()),
+            **of_compute.get(host.name, slurm),
             _HOSTS: NodeFile(_hosts_file(host, inventory).encode()),
         }
-        for host in inventory.compute
+        for host in inventory.hosts
     }
 
 
@@ -180,9 +205,9 @@ def expected_marks(
     spec: ClusterSpec,
     shared: str,
 ) -> Checksums:
-    """What the probe of a node has to show that has the files of a class and these of its own.
+    """What the probe of a host has to show that has the files of a class and these of its own.
 
-    What can't be told from these is left out.
+    What can't be told from these is left out: what stands in the accounting.
     """
     homes = {user.name: f"{shared}/home/{user.name}" for user in spec.users}
     return {
@@ -190,5 +215,7 @@ def expected_marks(
         **own_marks(files),
         **{f"path {path}": "there" for path in asked.paths},
         **{f"user {u.name}": f"{u.uid}:{u.uid} {u.name} {homes[u.name]} /bin/bash" for u in spec.users},
+        **{f"home {name}": "fit" for name in asked.homes},
+        **{f"key {name}": "there" for name in asked.keys if name in asked.homes},
         **{f"unit {name}": "running" for name in asked.units},
     }

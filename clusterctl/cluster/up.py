@@ -49,6 +49,8 @@ from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import (
+    COMPUTE,
+    CONTROLLER,
     Host,
     Inventory,
     applied_if_known,
@@ -133,8 +135,8 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
         write_atomic(session.workspace.spec, dump_spec(session.spec))
 
         session.phase(prepare_image)
-        baked = expected if _makes_class(session, plan) else None
-        shared = session.phase(prepare_class, baked) if baked else None
+        groups = _groups_to_make(session, plan) if expected else ()
+        shared = session.phase(prepare_class, expected, groups) if expected and groups else {}
         provisioned = session.phase(provision, plan, keep, shared)
         inventory = provisioned.inventory
         if environment is None or inventory.distribution != expected:
@@ -177,7 +179,7 @@ def bake_ahead(session: ClusterSession) -> str:
             session.phase(plan_changes)
             if workspace.baking.exists():
                 write_atomic(workspace.spec, dump_spec(spec))
-            session.phase(prepare_class, distribution)
+            session.phase(prepare_class, distribution, session.provider.class_groups)
         finally:
             if workspace.baking.exists() and workspace.spec.exists():  # without a spec nothing was made
                 runner = PhaseRunner(workspace=workspace, reporter=session.reporter, phases=session.phases)
@@ -257,17 +259,23 @@ def prepare_image(session: ClusterSession) -> None:
     session.provider.prepare(session.spec, session.workspace, bake=bake, report=session.report)
 
 
-def _makes_class(session: ClusterSession, plan: Plan) -> bool:
-    """Whether there are new compute nodes that can share what is configured."""
+def _groups_to_make(session: ClusterSession, plan: Plan) -> tuple[str, ...]:
+    """The groups of new hosts that can share what is configured."""
+    if session.provider.known_shared is None or not inventory_file.has_classes(session.spec):
+        return ()
     new = {one.name for one in plan.hosts.hosts if one.action in {"make", "replace"}}
-    more = bool(new - {session.spec.controller_host})
-    return more and session.provider.known_shared is not None and inventory_file.has_classes(session.spec)
+    lead = session.spec.controller_host
+    there = {CONTROLLER: lead in new, COMPUTE: bool(new - {lead})}
+    return tuple(group for group in session.provider.class_groups if there[group])
 
 
 def provision(
-    session: ClusterSession, plan: Plan, keep: Mapping[str, Size], shared: SharedFiles | None
+    session: ClusterSession, plan: Plan, keep: Mapping[str, Size], shared: Mapping[str, SharedFiles]
 ) -> Provisioned:
-    """Create, start and remove hosts; nodes in ``keep`` keep their size, new ones have what is ``shared``."""
+    """Create, start and remove hosts; nodes in ``keep`` keep their size.
+
+    New ones have what is ``shared`` by those of their group.
+    """
     spec, workspace = session.spec, session.workspace
     recorded = inventory_if_known(workspace)
 
@@ -284,7 +292,7 @@ def provision(
         whole = completed(inventory)
         return node_files(spec, whole, workspace, inputs_of(spec, whole, workspace, {})[1])
 
-    node_class = NodeClass(shared.key, files) if shared else None
+    node_class = NodeClass({group: one.key for group, one in shared.items()}, files) if shared else None
     made = session.provider.apply(spec, workspace, keep=keep, report=session.report, node_class=node_class)
     known = with_distributions(made.inventory, workspace, session.connections.to, report=session.report)
     inventory = completed(known)
@@ -297,7 +305,8 @@ def provision(
     session.notes += made.notes
     _report_started(session, made)
     session.note = f"{len(inventory.hosts)} hosts on {inventory.network}"
-    return replace(made, inventory=inventory, class_marks=shared.marks if shared else {})
+    class_marks = {group: one.marks for group, one in shared.items()}
+    return replace(made, inventory=inventory, class_marks=class_marks)
 
 
 def _report_started(session: ClusterSession, made: Provisioned) -> None:

@@ -416,11 +416,14 @@ def install_image(
 def configure_class(
     image: Inventory,
     variables: inventory_file.Variables,
+    slurm: Mapping[str, str],
     *,
     workspace: Workspace,
     progress: Callable[[TaskProgress], None],
 ) -> Recap:
-    """Configure on an image what compute nodes have in common; ``variables``: see ``class_variables``.
+    """Configure on an image what hosts have in common; ``variables``: see ``class_variables``.
+
+    ``slurm`` has the texts of Slurm's files there, by name: a controller's accounting runs with them.
 
     Raises:
         ConfigureError: a task failed. The whole output is in ``workspace.logs``.
@@ -428,8 +431,10 @@ def configure_class(
     write_atomic(workspace.rendered / PAYLOAD, payload_tar())
 
     def text(alone: Inventory, ssh_config: Path) -> str:
-        health = _no_health(alone, ssh_config.parent)
-        return inventory_file.class_inventory_text(alone, ssh_config, variables, workspace, health)
+        rendered = _no_health(alone, ssh_config.parent).parent
+        for name, content in slurm.items():
+            write_atomic(rendered / name, content)
+        return inventory_file.class_inventory_text(alone, ssh_config, variables, workspace, rendered)
 
     return _run_alone("class.yml", image.hosts[0], text, workspace, progress)
 

@@ -49,7 +49,11 @@ SLURMD_FILE = "slurmd.json"  # likewise: a digest of what its slurmd is started 
 BUNDLE_FOLDER = "/var/lib/clusterctl-bundle"  # on an air-gapped host, while it is installed
 PYTHON = "/usr/bin/python3"  # the platform's: it alone has the package manager's bindings
 
-CLASS_ROLES: Final = ("health", "job_env", "munge", "openmpi", "slurmd", "users")  # that class.yml has
+_OF_EACH: Final = ("job_env", "munge", "openmpi", "users")
+CLASS_ROLES: Final = {  # group of hosts -> the roles that class.yml has for them
+    COMPUTE: ("health", "slurmd", *_OF_EACH),
+    CONTROLLER: ("mariadb", "slurmctld", "slurmdbd", *_OF_EACH),
+}
 
 Variables = dict[str, Any]
 _HOST: Final = "HOST"
@@ -84,15 +88,21 @@ def image_inventory_text(inventory: Inventory, ssh_config: Path, wheels: Path, l
 
 
 def has_classes(spec: ClusterSpec) -> bool:
-    """Whether compute nodes can be of a class: without Slurm each has the keys of all others."""
+    """Whether hosts can be of a class: without Slurm each has the keys of all others."""
     return spec.scheduler == "slurm"
 
 
-def class_variables(spec: ClusterSpec, distribution: Distribution, shared: str) -> Variables:
-    """The variables that decide what compute nodes have in common, in whichever cluster they are.
+def class_variables(
+    spec: ClusterSpec, distribution: Distribution, shared: str, group: str = COMPUTE
+) -> Variables:
+    """The variables that decide what the hosts of a group have in common, in whichever cluster they are.
 
-    What depends on a cluster, such as names, addresses and secrets, each node has in files of its own.
+    Addresses, secrets and, but for a controller, names are in files that each host has for itself.
     """
+    of_group = {
+        COMPUTE: {"slurmd_conf_server": "", "slurmd_config_digest": ""},
+        CONTROLLER: {"slurmctld_cluster": spec.name, **_accounting(spec)},
+    }
     return {
         "clusterctl_scheduler": spec.scheduler,
         "users_home_root": f"{shared}/home",
@@ -101,18 +111,25 @@ def class_variables(spec: ClusterSpec, distribution: Distribution, shared: str) 
         "job_env_payload_hash": payload_hash(),
         "openmpi_network": "",
         "openmpi_yield_when_idle": False,
-        "slurmd_conf_server": "",
-        "slurmd_config_digest": "",
+        **of_group[group],
         **_distribution(distribution),
-        **spec_variables(spec, CLASS_ROLES),
+        **spec_variables(spec, CLASS_ROLES[group]),
     }
 
 
 def class_inventory_text(
-    inventory: Inventory, ssh_config: Path, variables: Variables, workspace: Workspace, health: Path
+    inventory: Inventory, ssh_config: Path, variables: Variables, workspace: Workspace, rendered: Path
 ) -> str:
-    """The Ansible inventory of what nodes have in common, for `class.yml` alone."""
-    paths = {"job_env_payload_src": workspace.rendered / PAYLOAD, "health_config_src": health}
+    """The Ansible inventory of what hosts have in common, for `class.yml` alone.
+
+    ``rendered`` is a folder with files of no cluster's, in place of those that each host gets for itself.
+    """
+    paths = {
+        "job_env_payload_src": workspace.rendered / PAYLOAD,
+        "health_config_src": rendered / HEALTH_FILE,
+        "slurmdbd_config_src": rendered / "slurmdbd.conf",
+        "slurmctld_config_src": rendered,
+    }
     places = {name: _literal(str(path)) for name, path in paths.items()}
     return _text(inventory, ssh_config, {**variables, **places})
 

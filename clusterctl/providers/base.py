@@ -24,7 +24,7 @@ from clusterctl.providers.node_class import NodeClass, SharedFiles
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_size, shown_memory
-from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.inventory import COMPUTE, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Provisioned:
     """Hosts that exist, and what the user should know about how.
 
     ``made`` ones are new; ``started`` ones were there, but did not run. ``classed`` are those of ``made``
-    that came with the files of a class and their own.
+    that came with the files of a class and their own; ``class_marks``, by group, are of the class's.
     """
 
     inventory: Inventory
@@ -82,7 +82,7 @@ class Provisioned:
     made: tuple[str, ...] = ()
     started: tuple[str, ...] = ()
     classed: tuple[str, ...] = ()
-    class_marks: Mapping[str, str] = field(default_factory=dict)  # of the files of that class
+    class_marks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 Action = Literal["make", "change", "replace", "remove", "keep"]
@@ -200,10 +200,12 @@ class Leftover:
 class Provider(Protocol):
     """The hosts of one kind of cluster. ``report`` reports progress in short lines.
 
-    ``known_shared`` is where hosts have the shared folder, of a provider whose new nodes can be of a class.
+    ``known_shared`` is where hosts have the shared folder, of a provider whose new nodes can be of a class;
+    ``class_groups`` are the groups of hosts for which there are such.
     """
 
     known_shared: str | None = None
+    class_groups: tuple[str, ...] = (COMPUTE,)
 
     def check(self, spec: ClusterSpec) -> None:
         """Refuse what can't become a cluster, before anything is asked, ended or made.
@@ -243,16 +245,22 @@ class Provider(Protocol):
         return
 
     def prepare_class(
-        self, spec: ClusterSpec, workspace: Workspace, inputs: str, *, bake: BakeClass, report: Reporter
-    ) -> SharedFiles | None:
-        """Have what new compute nodes share, made of ``inputs`` (a hash) and their image; ``bake`` does it.
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        inputs: Mapping[str, str],
+        *,
+        bake: BakeClass,
+        report: Reporter,
+    ) -> Mapping[str, SharedFiles]:
+        """Have what new hosts of each group share, made of ``inputs`` (a hash each) and their image.
 
-        None: each node is configured for itself.
+        ``bake`` makes one. A group that is missing in the answer: each of its hosts is configured for itself.
 
         Raises:
             ProvisionError: it could not be made.
         """
-        return None
+        return {}
 
     def sizes(self, spec: ClusterSpec) -> Sizes:
         """Compute host -> its size by this spec; without those whose own hardware decides."""
@@ -282,7 +290,7 @@ class Provider(Protocol):
         """Make what is missing, remove what is no longer named; doing it again changes nothing.
 
         Hosts in ``keep`` stay as large as they are said to be there. After a ``plan``, nothing is done that
-        it did not show. New compute nodes are of the ``node_class``, where there is one.
+        it did not show. New hosts are of the ``node_class``, where there is one of their group.
 
         Raises:
             ProvisionError: it was tried and failed.

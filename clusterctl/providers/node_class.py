@@ -1,4 +1,4 @@
-"""A class of nodes: what those share that a spec makes equal, and what each of them has for itself."""
+"""A class of hosts: what those share that a spec makes equal, and what each of them has for itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NodeFiles = Mapping[str, Mapping[str, NodeFile]]  # host -> path
 
 @dataclass(frozen=True, slots=True)
 class SharedFiles:
-    """What nodes have in common, configured once, under the hash of all that went in.
+    """What hosts of a group have in common, configured once, under the hash of all that went in.
 
     ``marks``: path -> the mark of each file.
     """
@@ -52,10 +52,10 @@ class KeptImage:
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
-    """The key of what new compute nodes share, and the ``files`` that each has besides.
+    """The key of what new hosts of each group share, and the ``files`` that each of them has besides.
 
     Which these are is known once all hosts have addresses.
     """
 
-    key: str
+    keys: Mapping[str, str]
     files: Callable[[Inventory], NodeFiles]

@@ -80,6 +80,18 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
     }
 
 
+def accounting_files(cluster: str, port: int) -> dict[str, str]:
+    """File name -> text: Slurm's files of a host on which only the accounting of a cluster runs."""
+    here = {"ClusterName": cluster, "SlurmctldHost": "localhost", "SlurmUser": "slurm"}
+    accounting = {"Type": "accounting_storage/slurmdbd", "Host": "localhost", "Port": str(port)}
+    lines = here | {f"AccountingStorage{key}": value for key, value in accounting.items()}
+    return {
+        **dict.fromkeys(("gres.conf", "cgroup.conf", "topology.conf"), ""),
+        "slurm.conf": _line(lines, "\n") + "\n",
+        "slurmdbd.conf": render("slurmdbd.conf.j2", host="localhost", port=port),
+    }
+
+
 def needs_facts(inventory: Inventory, host: Host) -> bool:
     """Whether a node's line in slurm.conf is made of what `slurmd -C` says there."""
     return inventory.has_slurm and host.cpus is None

@@ -44,6 +44,48 @@ def boot_of(cluster: Cluster) -> str:
     return cluster.ssh(f"{cluster.name}-train-1", "systemctl show -p UserspaceTimestampMonotonic --value")
 
 
+# A line each: what must be a cluster's own. MariaDB's accounts have no passwords: theirs are the system's.
+SECRETS = """\
+set -e
+sha256sum /etc/munge/munge.key /etc/ssh/ssh_host_*_key /etc/machine-id ~clusterctl/.ssh/authorized_keys \\
+    /shared/home/*/.ssh/authorized_keys
+mariadb -BNe "select user, plugin from mysql.user where authentication_string not in ('', 'invalid')" >&2
+"""
+OF_LAYER = (
+    *("*/munge/*", "*/ssh_host_*", "*/machine-id", "*/random-seed", "*/.ssh/id_*", "*/shared/*"),
+    *("*/var/lib/slurm/*/*", "*/var/log/slurm/*", "*/etc/slurm/jwt*", "*/*.pem", "*/*.key"),
+)
+
+
+def own_of(cluster: Cluster, host: str) -> dict[str, str]:
+    """File -> the hash of what must be in no other cluster."""
+    script = shlex.quote(SECRETS if host.endswith("-ctl") else SECRETS.partition("mariadb")[0])
+    said = cluster.ssh(host, f"sudo sh -c {script} 2>&1").splitlines()
+    return {path: found for found, path in (line.split() for line in said)}
+
+
+def test_clusters_from_one_layer_share_no_secret(
+    one: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Of one name and one kind, in two homes; and there is none in what they were made from."""
+    home, cwd = tmp_path_factory.mktemp("other home"), tmp_path_factory.mktemp("other cwd")
+    with raised(one.name, one.spec.read_text(), home, cwd) as there:
+        notes = {phase["phase"]: phase["note"] for phase in there.raised["phases"]}
+        assert notes["prepare_class"] == "cached"
+        assert notes["converge"] == "2 hosts as their class", "Ansible ran"
+        for host in (f"{one.name}-ctl", f"{one.name}-train-1"):
+            mine, theirs = own_of(one, host), own_of(there, host)
+            assert len(mine) == 5
+            assert not [path for path in mine if mine[path] == theirs[path]]
+        assert there.json("submit", "probe", "--wait")["state"] == "COMPLETED"
+        assert len(there.json("jobs")["jobs"]) == 1, "of the cluster that it was made from, too"
+    note = Path(f"/var/lib/clusterctl/{cluster_id(one)}/nodes/{one.name}-ctl/class").read_text()
+    layer = Path(f"/var/cache/clusterctl/class-{note}/upper")
+    assert (layer / "var/lib/mysql/slurm_acct_db").is_dir()
+    files = [path for path in layer.rglob("*") if path.is_file() and path.stat().st_size]
+    assert not [path for path in files if any(path.match(pattern) for pattern in OF_LAYER)]
+
+
 def test_a_dead_node_is_started_again(one: Cluster) -> None:
     name, before = f"c{cluster_id(one)}-002", boot_of(one)
     cause("stop", name)

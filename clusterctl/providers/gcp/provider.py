@@ -64,16 +64,22 @@ class GcpProvider(Provider):
         return DoctorReport(preflight(spec, workspace.known_id(), services(self._settings)), {})
 
     def prepare_class(
-        self, spec: ClusterSpec, workspace: Workspace, inputs: str, *, bake: BakeClass, report: Reporter
-    ) -> SharedFiles | None:
-        self._use_images(spec, inputs)
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        inputs: Mapping[str, str],
+        *,
+        bake: BakeClass,
+        report: Reporter,
+    ) -> Mapping[str, SharedFiles]:
+        self._use_images(spec, inputs[COMPUTE])
         if self._shown and apply.has_node(self._shown[1], name := images.machine_name(spec)):
             terraform = self._terraform(workspace, spec.controller_host, report)
             apply.remove_node(terraform, name, apply.Owner(workspace.cluster_id()), report=report)
         for image in {one.name: one for one in self._images.values()}.values():
             if not images.ready(self._api, image.name, report):
                 self._make_image(spec, workspace, image, bake, report)
-        return SharedFiles(inputs, {})
+        return {COMPUTE: SharedFiles(inputs[COMPUTE], {})}
 
     def _use_images(self, spec: ClusterSpec, inputs: str) -> None:
         if inputs and inputs != self._inputs:
@@ -145,7 +151,7 @@ class GcpProvider(Provider):
         report: Reporter,
         node_class: NodeClass | None = None,
     ) -> Provisioned:
-        self._use_images(spec, node_class.key if node_class else "")
+        self._use_images(spec, node_class.keys[COMPUTE] if node_class else "")
         kept = self._to_take_up(spec)
         asked = self._write_module(spec, workspace, kept)
         terraform = self._terraform(workspace, spec.controller_host, report)

@@ -18,6 +18,7 @@ import time
 from array import array
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,22 +92,36 @@ def bake(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def bake_class(request: dict[str, Any]) -> dict[str, Any]:
-    """Make the layer of a class unless that is there; the caller runs class.yml on it, as in ``bake``."""
+    """Make the layers of classes that are not there; the caller runs class.yml on each, as in ``bake``.
+
+    The answer has the key and the marks of each group's, no marks where hosts can't be made from it.
+    """
     wanted = layout.ClassRequest.model_validate(request)
     over = wanted.image
     with suppress(FileNotFoundError):
         over = layout.ClusterState.model_validate_json(layout.state_file(wanted.id).read_bytes()).image
-    key = node_class.class_key(over, wanted.inputs)
-    if node_class.is_used(key) and node_class.marks(key) is None:
-        return {"key": key, "marks": None}  # damaged, and under nodes that live
-    marks = _have(lambda: node_class.marks(key), lambda: node_class.baking(key, over, wanted.admin_key))
+    return {group: _class(group, inputs, over, wanted.admin_key) for group, inputs in wanted.inputs.items()}
+
+
+def _class(group: str, inputs: str, over: str, admin_key: str) -> dict[str, Any]:
+    key = node_class.class_key(over, inputs)
+    marks = node_class.marks(key)
+    if marks is not None:
+        os.utime(layout.class_folder(key))  # which of them are used
+    elif not node_class.is_used(key):  # else damaged, and under nodes that live
+        baking = partial(node_class.baking, key, over, admin_key)
+        marks = _have(lambda: node_class.marks(key), baking, group=group)
+        with image.cache_lock("up", waiting), state_lock("up", waiting):
+            image.erase_old_classes()
     return {"key": key, "marks": marks}
 
 
 def _have(
-    found: Callable[[], Found | None], baking: Callable[[], AbstractContextManager[tuple[int, str]]]
+    found: Callable[[], Found | None],
+    baking: Callable[[], AbstractContextManager[tuple[int, str]]],
+    **about: str,
 ) -> Found | None:
-    """What is ``found`` in the cache, once it was baked there."""
+    """What is ``found`` in the cache, once it was baked there: the caller is told ``about`` it."""
     if (there := found()) is not None:
         return there
     watch = _Caller()
@@ -114,7 +129,7 @@ def _have(
         if found() is None:
             watch.check()
             with baking() as (port, host_key):
-                _answer({"ready": {"port": port, "host_key": host_key}})
+                _answer({"ready": {"port": port, "host_key": host_key, **about}})
                 watch.wait()
     return found()
 
@@ -182,7 +197,9 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         running = machine.alive()
         machines = [Machine(wanted.id, node, state.numbers[node.name]) for node in wanted.nodes]
         new = frozenset(one.node.name for one in machines if not one.folder.is_dir())
-        classed = [one for one in machines if one.node.name in new and one.node.cores and wanted.node_class]
+        classes = {
+            one: key for one in machines if one.node.name in new and (key := wanted.class_of(one.node))
+        }
         answer = layout.MadeCluster(
             subnet=state.subnet,
             distribution=state.distribution,
@@ -191,19 +208,22 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
             notes=notes,
         )
         files: dict[str, list[layout.PlacedFile]] = {}
-        if classed:
-            node_class.layer(str(wanted.node_class))  # it may have been pruned: then nothing is begun
+        if classes:
+            for key in {*classes.values()}:
+                node_class.layer(key)  # it may have been pruned: then nothing is begun
             files = _files_of_each(answer)
+            if any(not one.node.cores for one in classes) and not any(shared.iterdir()):
+                machine.make_homes(wanted, shared, lower)
 
         def raise_node(one: Machine) -> None:
             _refuse_to_go_on_alone()
             if one.name not in running:
                 note = layout.class_note(one.folder)
-                if one in classed:
+                if one in classes:
                     one.folder.mkdir(parents=True)
-                    write_atomic(note, str(wanted.node_class))
+                    write_atomic(note, classes[one])
                 layers = (node_class.layer(note.read_text()), *lower) if note.exists() else lower
-                own = files.get(one.node.name, ()) if one in classed else ()
+                own = files.get(one.node.name, ()) if one in classes else ()
                 machine.prepare(one, layers, state.subnet, wanted.admin_key, own)
                 machine.start(one, shared, image.boot_words(state.distribution))
             elif one.node.cores:

@@ -56,6 +56,7 @@ _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _BAKE = "clusterctl-bake-"  # how the machine is called that an image is baked in
 _RETRIES = "Acquire::Retries 3"
 _BAKE_TIMEOUT_S = 10.0
+_KEPT_CLASSES = 12  # that no cluster uses; a controller's has 70 MB
 _BUILDS_S = 3600.0  # to wait for others that build an image, each for minutes
 # apt and dpkg start sessions of their own: in a pid namespace all of them end with the first, and it with us.
 _OWN_PROCESSES = (
@@ -295,6 +296,14 @@ def cache_list() -> tuple[layout.CachedImage, ...]:
         used_by = tuple(state.name for state in clusters if key in (state.image, *classes[state.id]))
         images.append(layout.CachedImage(key=key, size_mib=size_mib, used_by=used_by))
     return tuple(images)
+
+
+def erase_old_classes() -> None:
+    """Keep a few of the classes that no cluster uses, those used last: each name of a cluster has its own."""
+    used = {key for state in states() for key in classes_of(state.id)}
+    folders = [folder for folder in layout.CACHE.glob("class-*") if folder.name not in used]
+    for folder in sorted(folders, key=lambda one: one.stat().st_mtime, reverse=True)[_KEPT_CLASSES:]:
+        system.erase(folder)
 
 
 def prune() -> tuple[layout.CachedImage, ...]:

@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from clusterctl.spec.base import Url
-from clusterctl.spec.common import LEAST_DISK_MIB
+from clusterctl.spec.common import LEAST_DISK_MIB, UnixName
 from clusterctl.spec.models import MAX_LOCAL_HOSTS
 
 STATE = Path("/var/lib/clusterctl")
@@ -95,6 +95,14 @@ class Node(_Message):
     )
 
 
+class Home(_Message):
+    """A home on the shared folder. ``keys``: lines of the keys that may log in."""
+
+    name: UnixName
+    uid: Annotated[int, Field(gt=0)]
+    keys: tuple[AdminKey, ...]
+
+
 class ClusterRequest(_Message):
     """The whole of a cluster: the helper makes what is missing and removes nodes that are not named."""
 
@@ -109,7 +117,13 @@ class ClusterRequest(_Message):
     keep_storage: bool = Field(False, description="whether `down` leaves the shared folder")
     storage: ClusterId | None = Field(None, description="the cluster whose kept shared folder is taken up")
     node_class: ImageKey | None = Field(None, description="the class that new nodes with cores are of")
+    controller_class: ImageKey | None = Field(None, description="the class that a new controller is of")
+    homes: tuple[Home, ...] = Field((), description="those that a controller of a class finds on /shared")
     nodes: Annotated[tuple[Node, ...], Field(max_length=MAX_LOCAL_HOSTS)]
+
+    def class_of(self, node: Node) -> str | None:
+        """The class that a node is of if it is new."""
+        return self.node_class if node.cores else self.controller_class
 
 
 class PlacedFile(_Message):
@@ -122,14 +136,14 @@ class PlacedFile(_Message):
 
 
 class ClassRequest(_Message):
-    """What nodes have in common: a layer over ``image``, or over that of the cluster, if it is there.
+    """What hosts of each group have in common: layers over ``image``, or that of the cluster, if it is there.
 
-    ``inputs`` is the hash of all that the caller configures in it.
+    ``inputs`` is the hash of all that the caller configures in it, by group.
     """
 
     id: ClusterId
     image: ImageKey
-    inputs: ImageKey
+    inputs: dict[HostName, ImageKey]
     admin_key: AdminKey
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -127,6 +128,22 @@ def make_host_key(file: Path, comment: str) -> str:
 def public_key(file: Path) -> str:
     """The public half of a host key, without its comment."""
     return " ".join(file.with_suffix(".pub").read_text().split()[:2])
+
+
+def make_homes(wanted: layout.ClusterRequest, shared: Path, lower: Sequence[Path]) -> None:
+    """Make the homes of a new cluster's users, with what an image has for new ones, on its empty folder."""
+    top = shared / "home"
+    (top / f".clusterctl-{wanted.id}").mkdir(parents=True)
+    for one in wanted.homes:
+        home = top / one.name
+        for layer in reversed(lower):
+            if (layer / "etc/skel").is_dir():
+                shutil.copytree(layer / "etc/skel", home, symlinks=True, dirs_exist_ok=True)
+        _place(home, ".ssh/authorized_keys", "".join(f"{key}\n" for key in one.keys), mode=0o600)
+        for folder in (home / ".ssh", home):
+            folder.chmod(0o700)
+        for path in (home, *home.rglob("*")):
+            os.lchown(path, one.uid, one.uid)
 
 
 def _place(root: Path, name: str, text: str | bytes, *, mode: int = 0o644) -> Path:

@@ -28,7 +28,7 @@ from clusterctl.providers.base import (
 )
 from clusterctl.providers.local import layout
 from clusterctl.providers.local.client import call, refuse_other_machines
-from clusterctl.providers.local.image import DEFAULT_MIRROR, base_inputs
+from clusterctl.providers.local.image import DEBIAN, DEFAULT_MIRROR, base_inputs
 from clusterctl.providers.node_class import NodeClass, NodeFile, SharedFiles
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
 from clusterctl.spec import distributions
@@ -49,6 +49,8 @@ class LocalProvider(Provider):
 
     def __init__(self, settings: LocalSettings, prompts: Prompts = NO_PROMPTS) -> None:  # noqa: ARG002
         self._settings = settings
+        if settings.release in DEBIAN.suites:  # its package of MariaDB makes the files of databases
+            self.class_groups = (COMPUTE, CONTROLLER)
 
     def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
         refuse_other_machines(sys.platform)
@@ -92,20 +94,26 @@ class LocalProvider(Provider):
         )
 
     def prepare_class(
-        self, spec: ClusterSpec, workspace: Workspace, inputs: str, *, bake: BakeClass, report: Reporter
-    ) -> SharedFiles | None:
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        inputs: Mapping[str, str],
+        *,
+        bake: BakeClass,
+        report: Reporter,
+    ) -> Mapping[str, SharedFiles]:
         image = _image(self._settings, workspace)
         request = layout.ClassRequest(
-            id=workspace.cluster_id(), image=image.key, inputs=inputs, admin_key=image.admin_key
+            id=workspace.cluster_id(), image=image.key, inputs=dict(inputs), admin_key=image.admin_key
         )
 
         def ready(answer: dict[str, Any]) -> None:
             place = {"cluster": spec.name, "cluster_id": request.id, "provider": self._settings.type}
-            image = self._image_host(answer, COMPUTE)
+            image = self._image_host(answer, answer["group"])
             bake(Inventory(hosts=(image,), network="", shared=_SHARED, baked=True, **place))
 
         made = call("bake_class", request.model_dump(mode="json"), report=report, ready=ready)
-        return SharedFiles(made["key"], made["marks"]) if made["marks"] else None
+        return {group: SharedFiles(one["key"], one["marks"]) for group, one in made.items() if one["marks"]}
 
     def sizes(self, spec: ClusterSpec) -> Sizes:
         return {share.host: share.size for share in divide(spec, Hardware.here())[0]}
@@ -189,7 +197,11 @@ class LocalProvider(Provider):
             subnet=self._settings.subnet,
             keep_storage=spec.storage.keep,
             storage=kept and kept.id,
-            node_class=node_class and node_class.key,
+            node_class=node_class and node_class.keys.get(COMPUTE),
+            controller_class=node_class and node_class.keys.get(CONTROLLER),
+            homes=tuple(
+                layout.Home(name=user.name, uid=user.uid, keys=(image.admin_key,)) for user in spec.users
+            ),
             nodes=(
                 layout.Node(name=spec.controller_host),
                 *(layout.Node(name=one.host, cores=one.cores, disk_mib=one.size.disk_mib) for one in shares),

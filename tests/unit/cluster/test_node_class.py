@@ -1,4 +1,4 @@
-"""What the compute nodes of a class share is keyed by all that goes in, and by nothing of a cluster's own."""
+"""What the hosts of a class share is keyed by all that goes in, and by nothing secret of a cluster's."""
 
 from __future__ import annotations
 
@@ -92,8 +92,9 @@ def key_of(
     distribution: distributions.Distribution = TWELVE,
     shared: str = "/shared",
     image: str = "0" * 16,
+    group: str = COMPUTE,
 ) -> str:
-    return class_key(image, class_inputs(class_variables(spec or spec_of(), distribution, shared)))
+    return class_key(image, class_inputs(class_variables(spec or spec_of(), distribution, shared, group)))
 
 
 def test_twenty_changed_inputs_make_twenty_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,22 +121,50 @@ def test_twenty_changed_inputs_make_twenty_keys(tmp_path: Path, monkeypatch: pyt
     assert len(set(keys)) == len(keys) == 9 + len(FILES) + 1 >= 21
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"name": "other"},
+        {"users": [{"name": "ada", "uid": 2002}]},
+        {"users": [{"name": "ada", "uid": 2001, "accounts": ["x"]}]},
+        {"slurm": {"qos": [{"name": "fast"}]}},
+        {"slurm": {"qos": [{"name": "fast", "max_time": "1h"}]}},
+    ],
+)
+def test_what_a_controllers_accounting_holds_makes_another_key(more: dict[str, Any]) -> None:
+    assert key_of(spec_of(**more), group=CONTROLLER) != key_of(group=CONTROLLER)
+
+
+def test_what_stands_in_slurms_files_makes_no_other_controller() -> None:
+    """They are files of its own."""
+    other = spec_of(
+        provider={"type": "local", "subnet": "10.1.2.0/24"},
+        partitions=[{"name": "a", "nodes": 3, "cpus": 2}],
+        slurm={"extra": ["KillWait=10"]},
+        monitoring={"health": {"disk_free": "1GiB"}},
+    )
+    assert key_of(other, group=CONTROLLER) == key_of(group=CONTROLLER) != key_of()
+
+
 # What these roles have of a cluster or of a node: in files of its own, or of nodes with cards alone.
 OWN = {
     *("health_config_src", "munge_key_src", "slurmd_digests_src", "job_env_payload_src", "job_env_gpus_src"),
+    *("slurmdbd_config_src", "slurmctld_config_src"),
     *("job_env_gpu_wheelhouse", "job_env_gpu_requirements", "job_env_constrains_gpus"),
     *("job_env_task_prolog", "job_env_network"),
 }
 
 
-def test_every_variable_of_its_roles_is_known_to_a_class(workspace: Workspace) -> None:
-    """A new one would be missed: it belongs into the class, or into the files of each node."""
-    (play,) = YAML(typ="safe").load(asset("ansible") / "class.yml")
-    roles = {task["ansible.builtin.import_role"]["name"] for task in play["tasks"][:1] + play["tasks"][2:]}
-    assert roles | {"munge"} == set(inventory_file.CLASS_ROLES)
+@pytest.mark.parametrize(("play", "group"), [(0, COMPUTE), (1, CONTROLLER)])
+def test_every_variable_of_its_roles_is_known_to_a_class(workspace: Workspace, play: int, group: str) -> None:
+    """A new one would be missed: it belongs into the class, or into the files of each host."""
+    tasks = YAML(typ="safe").load(asset("ansible") / "class.yml")[play]["tasks"]
+    imported = [task.get("ansible.builtin.import_role") for task in tasks]
+    roles = {one["name"] for one in imported if one}
+    assert roles | {"munge"} == set(inventory_file.CLASS_ROLES[group])
     given = inventory_file.role_variables(spec_of(), inventory_of(), workspace)
     theirs = {name for name in given if name.startswith(tuple(f"{role}_" for role in roles))}
-    assert theirs - class_variables(spec_of(), TWELVE, "/shared").keys() <= OWN
+    assert theirs - class_variables(spec_of(), TWELVE, "/shared", group).keys() <= OWN
 
 
 def test_another_cluster_of_the_same_kind_has_the_same_class() -> None:
@@ -150,13 +179,15 @@ def test_another_cluster_of_the_same_kind_has_the_same_class() -> None:
     assert key_of(other) == key_of()
 
 
-def test_what_a_class_is_made_of_holds_no_secret_and_no_name_of_a_cluster(workspace: Workspace) -> None:
+@pytest.mark.parametrize("group", [COMPUTE, CONTROLLER])
+def test_what_a_class_is_made_of_holds_no_secret_and_no_host_of_a_cluster(
+    workspace: Workspace, group: str
+) -> None:
     place = {"cluster": "", "cluster_id": "", "provider": "", "network": "", "shared": ""}
-    image = Host(name="image", address="127.0.0.1", roles=(COMPUTE,), host_key="k")
+    image = Host(name="image", address="127.0.0.1", roles=(group,), host_key="k")
     alone = Inventory(hosts=(image,), baked=False, **place)
-    text = class_inventory_text(
-        alone, Path("ssh_config"), class_variables(spec_of(), TWELVE, "/shared"), workspace, Path("health")
-    )
+    variables = class_variables(spec_of(), TWELVE, "/shared", group)
+    text = class_inventory_text(alone, Path("ssh_config"), variables, workspace, Path("rendered"))
     key = workspace.public_key.read_text().split()[1]
     assert not [word for word in (key, str(workspace.munge_key), "demo-ctl", "10.9.0") if word in text]
 
@@ -164,7 +195,11 @@ def test_what_a_class_is_made_of_holds_no_secret_and_no_name_of_a_cluster(worksp
 def test_each_node_has_its_own_files(workspace: Workspace) -> None:
     spec, inventory = spec_of(), inventory_of()
     files = node_files(spec, inventory, workspace, inputs_of(spec, inventory, workspace, {})[1])
-    assert list(files) == [ONE, TWO]
+    assert list(files) == [CTL, ONE, TWO]
+    assert files[CTL]["/etc/munge/munge.key"] == files[ONE]["/etc/munge/munge.key"]
+    assert f"({inventory.controller.address})".encode() in files[CTL]["/etc/slurm/slurm.conf"].data
+    assert files[CTL]["/etc/slurm/slurmdbd.conf"].mark.endswith(" 600 64030:64030")
+    assert not files[ONE].keys() & {path for path in files[CTL] if path.startswith("/etc/slurm/")}
     same = [path for path in files[ONE] if files[ONE][path] == files[TWO][path]]
     assert same == ["/etc/munge/munge.key", "/etc/openmpi/openmpi-mca-params.conf"]
     assert files[ONE]["/etc/munge/munge.key"].mark.endswith(" 400 64031:64031")
@@ -205,10 +240,11 @@ class Played:
         _, rendered = inputs_of(spec, inventory, workspace, {})
         self.files = node_files(spec, inventory, workspace, rendered)
         asked = probe_requests(spec, inventory, workspace)
-        self.marks = {path: f"of the class {path}" for host in (ONE, TWO) for path in asked[host].files}
-        for host in (ONE, TWO):
-            expected = expected_marks(asked[host], self.files[host], self.marks, spec, "/shared")
-            self.shown[host] = expected
+        self.marks = {
+            group: {path: f"of the class {path}" for path in asked[host].files}
+            for group, host in ((CONTROLLER, CTL), (COMPUTE, ONE))
+        }
+        self.show(inventory)
 
     def reconfigure(self) -> None:
         self.reconfigured += 1
@@ -222,9 +258,12 @@ class Played:
         rendered = inputs_of(self.spec, inventory, self.workspace, {})[1]
         files = node_files(self.spec, inventory, self.workspace, rendered)
         asked = probe_requests(self.spec, inventory, self.workspace)
+        groups = {host: CONTROLLER if host == CTL else COMPUTE for host in files}
         self.shown |= {
-            host: expected_marks(asked[host], files[host], self.marks, self.spec, "/shared") for host in files
+            host: expected_marks(asked[host], files[host], self.marks[groups[host]], self.spec, "/shared")
+            for host in files
         }
+        self.shown[CTL] = {**self.shown[CTL], "accounting all": "as the layer has it"}
 
     def probe(self, asked: Mapping[str, ProbeRequest], _: object) -> dict[str, HostReport]:
         return {host: HostReport(None, self.shown.get(host, {"file /x": "there"})) for host in asked}
@@ -261,6 +300,12 @@ def test_nodes_of_a_class_need_no_ansible(played: Played) -> None:
     assert _read(played.workspace).marks[ONE] == played.shown[ONE]
 
 
+def test_nor_does_a_controller_of_one(played: Played) -> None:
+    played.converge(classed=(CTL, ONE, TWO))
+    assert played.limits == []
+    assert _read(played.workspace).marks == played.shown
+
+
 def _changed(key: str) -> Callable[[dict[str, str]], None]:
     return lambda marks: marks.update({key: "another"})
 
@@ -292,6 +337,31 @@ def test_one_that_shows_something_else_is_configured_alone(
     played.shown[TWO] = marks
     played.converge()
     assert played.limits == [(CTL,), (TWO,)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _changed("file /etc/slurm/slurm.conf"),
+        _changed("file /etc/slurm/slurmdbd.conf"),
+        _changed("file /opt/clusterctl/prolog-slurmctld"),
+        _changed("unit mariadb"),
+        _changed("unit slurmctld"),
+        _gone("home ada"),
+        _gone("key ada"),
+        _gone("path /shared/home/.clusterctl-a1b2c3"),
+        lambda marks: marks.update({"accounting all": "no answer"}),
+        _gone("accounting all"),
+    ],
+)
+def test_a_controller_that_shows_something_else_is_configured_alone(
+    played: Played, change: Callable[[dict[str, str]], None]
+) -> None:
+    marks = dict(played.shown[CTL])
+    change(marks)
+    played.shown[CTL] = marks
+    played.converge(classed=(CTL, ONE, TWO))
+    assert played.limits == [(CTL,)]
 
 
 def test_reconfigure_and_nodes_without_a_class_are_ansibles(played: Played) -> None:

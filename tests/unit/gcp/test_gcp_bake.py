@@ -23,7 +23,7 @@ from clusterctl.providers.node_class import NodeClass
 from clusterctl.providers.registry import kept_images
 from clusterctl.spec.gcp import refusal, settings_of
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import COMPUTE, Inventory
 from clusterctl.state.workspace import Workspace
 from tests.support.cluster_session import session_of
 from tests.support.google import gcloud
@@ -74,10 +74,13 @@ class Baked:
 
     def up_from(self, provider: GcpProvider, spec: ClusterSpec, inputs: str = INPUTS) -> Provisioned:
         shared = provider.prepare_class(
-            spec, self.workspace, inputs, bake=self.bake, report=lambda one: self.said.append(str(one))
+            spec,
+            self.workspace,
+            {COMPUTE: inputs},
+            bake=self.bake,
+            report=lambda one: self.said.append(str(one)),
         )
-        assert shared is not None
-        node_class = NodeClass(shared.key, lambda _: {})
+        node_class = NodeClass({COMPUTE: shared[COMPUTE].key}, lambda _: {})
         return provider.apply(spec, self.workspace, keep={}, report=silent, node_class=node_class)
 
     @property
@@ -252,9 +255,13 @@ def test_a_machine_that_a_killed_run_left_is_removed_though_the_image_is_there(b
     provider = provider_of(spec_of())
     baked.planned(provider, spec_of())
     shared = provider.prepare_class(
-        spec_of(), baked.workspace, INPUTS, bake=baked.bake, report=lambda one: baked.said.append(str(one))
+        spec_of(),
+        baked.workspace,
+        {COMPUTE: INPUTS},
+        bake=baked.bake,
+        report=lambda one: baked.said.append(str(one)),
     )
-    assert shared is not None
+    assert shared[COMPUTE].key == INPUTS
     assert not baked.cloud.instances, "`image bake` does no more than this"
     assert len(baked.seen) == 1
     baked.up_from(provider, spec_of())

@@ -18,7 +18,7 @@ from clusterctl.providers.local.layout import ClusterState, Node, PlacedFile
 
 IMAGE, INPUTS, KEY = "a" * 16, "b" * 16, "ssh-ed25519 AAAA"
 CLASS = node_class.class_key(IMAGE, INPUTS)
-REQUEST = {"id": "abcdef", "image": IMAGE, "inputs": INPUTS, "admin_key": KEY}
+REQUEST = {"id": "abcdef", "image": IMAGE, "inputs": {"compute": INPUTS}, "admin_key": KEY}
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_damaged_one_under_a_node_is_left_and_not_used(cache: Path) -> None:
     bake()
     raised("abcdef", CLASS)
     _other_text(cache / f"class-{CLASS}/upper")
-    assert helper.bake_class(REQUEST) == {"key": CLASS, "marks": None}
+    assert helper.bake_class(REQUEST) == {"compute": {"key": CLASS, "marks": None}}
 
 
 def raised(cluster_id: str, key: str) -> Path:
@@ -145,13 +145,13 @@ def test_two_at_once_make_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for thread in threads:
         thread.join()
     assert len(baked) == 1
-    assert answers[0] == answers[1] == {"key": CLASS, "marks": node_class.marks(CLASS)}
+    assert answers[0] == answers[1] == {"compute": {"key": CLASS, "marks": node_class.marks(CLASS)}}
 
 
 def test_a_cluster_that_is_up_has_classes_over_its_own_image(cache: Path) -> None:
     bake()
     raised("abcdef", CLASS)
-    assert helper.bake_class({**REQUEST, "image": "c" * 16})["key"] == CLASS
+    assert helper.bake_class({**REQUEST, "image": "c" * 16})["compute"]["key"] == CLASS
 
 
 def test_pruning_leaves_the_classes_of_nodes(cache: Path) -> None:

@@ -1,0 +1,59 @@
+#!/bin/sh
+# Slurm's accounting in an image, where no systemd runs: `start` has MariaDB and a munge whose key nobody keeps,
+# `slurmdbd` its daemon, which makes its tables; `stop` ends all three, and leaves nothing of what they said.
+set -eu
+mine=/run/clusterctl-accounting # gone with the machine that this is baked in
+
+within() { # 30 s, until a command does well
+    tries=600
+    until "$@"; do
+        tries=$((tries - 1))
+        if [ "$tries" -eq 0 ]; then
+            echo "not ready after 30 s: $*" >&2
+            tail -n 20 "$mine"/*.log /var/log/slurm/slurmdbd.log >&2 || true
+            exit 1
+        fi
+        sleep 0.05
+    done
+}
+
+ended() { ! kill -0 "$(cat "$mine/$1.pid")" 2>/dev/null; }
+
+background() { # a name, and the daemon's command
+    name=$1
+    shift
+    setsid "$@" >"$mine/$name.log" 2>&1 </dev/null &
+    echo $! >"$mine/$name.pid"
+}
+
+case $1 in
+start)
+    mkdir -m 0755 "$mine"
+    install -d -o munge -g munge /run/munge
+    install -d -o mysql -g mysql /run/mysqld
+    install -m 0400 -o munge -g munge /dev/null "$mine/munge.key"
+    head -c 1024 /dev/urandom >"$mine/munge.key"
+    background mariadb mariadbd --user=mysql
+    background munge runuser -u munge -- munged --foreground --force --key-file="$mine/munge.key" \
+        --seed-file=/run/munge/seed --pid-file=/run/munge/pid --log-file=/run/munge/log
+    within test -S /run/munge/munge.socket.2
+    within mariadb-admin --silent ping
+    ;;
+slurmdbd)
+    port=$(sed -n 's/^DbdPort=//p' /etc/slurm/slurmdbd.conf)
+    background slurmdbd slurmdbd -D
+    within sh -c "ss -Hltn 'sport = :$port' | grep -q ."
+    ;;
+stop)
+    kill "$(cat "$mine/slurmdbd.pid")"
+    within ended slurmdbd
+    # From when it was made till a cluster begins, there is no usage to be summed up.
+    mariadb --batch --skip-column-names --execute="SELECT CONCAT('DELETE FROM \`', table_name, '\`;')
+        FROM information_schema.tables WHERE table_schema = 'slurm_acct_db' AND table_name LIKE '%last_ran_table'" |
+        mariadb slurm_acct_db
+    mariadb-admin shutdown # which writes all of it into its files
+    within ended mariadb
+    kill "$(cat "$mine/munge.pid")"
+    rm -f /var/log/slurm/* /var/lib/munge/*
+    ;;
+esac
