@@ -391,7 +391,7 @@ def growing(played: Played) -> Played:
     """A cluster that is configured and gets a node more."""
     played.converge()
     played.limits.clear()
-    played.before = dict(played.shown) | {CTL: {"file /x": "there"}}
+    played.before = dict(played.shown)
     played.show(grown(played.inventory))
     return played
 

@@ -164,6 +164,63 @@ def test_pruning_leaves_the_classes_of_nodes(cache: Path) -> None:
     assert sorted(path.name for path in cache.iterdir()) == ["base-b", f"image-{IMAGE}"]
 
 
+def test_of_those_that_no_cluster_uses_the_last_used_stay(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is found is used, too: an `up` that is about to make nodes of it must not lose it."""
+    monkeypatch.setattr(image, "_KEPT_CLASSES", 2)
+    bake()
+    for number, name in enumerate(("old", "under-a-node", "newer", "newest")):
+        (cache / f"class-{name}").mkdir()
+        os.utime(cache / f"class-{name}", (number, number))
+    os.utime(cache / f"class-{CLASS}", (0, 0))
+    raised("abcdef", "under-a-node")
+    assert helper.bake_class({**REQUEST, "id": "fedcba"})["compute"]["marks"]
+    image.erase_old_classes()
+    left = {path.name for path in cache.glob("class-*")}
+    assert left == {f"class-{CLASS}", "class-under-a-node", "class-newest"}
+
+
+def test_a_class_that_is_made_ends_an_older_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image, "_KEPT_CLASSES", 1)
+    monkeypatch.setattr(helper, "_have", lambda *_, **__: {"/etc/conf": "made"})
+    (cache / "class-old").mkdir()
+    os.utime(cache / "class-old", (0, 0))
+    (cache / "class-new").mkdir()
+    assert helper.bake_class(REQUEST)["compute"]["marks"] == {"/etc/conf": "made"}
+    assert [path.name for path in cache.glob("class-*")] == ["class-new"]
+
+
+def test_homes_of_a_new_cluster(tmp_path: Path) -> None:
+    """As useradd makes them with umask 0077; nobody else gets in."""
+    lower = (tmp_path / "upper", tmp_path / "base")
+    for layer, text in zip(lower, ("ours", "theirs"), strict=True):
+        (layer / "etc/skel").mkdir(parents=True)
+        (layer / "etc/skel/.bashrc").write_text(text)
+    wanted = layout.ClusterRequest(
+        **{"id": "abcdef", "name": "one", "owner": 0, "workspace": "/w", "nodes": ()},
+        **{"image": IMAGE, "distribution": "debian-13", "admin_key": KEY},
+        homes=(layout.Home(name="ada", uid=2001, keys=(KEY,)),),
+    )
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    machine.make_homes(wanted, shared, lower)
+    found = {
+        str(path.relative_to(shared)): (path.stat().st_uid, path.stat().st_gid, path.stat().st_mode & 0o777)
+        for path in shared.rglob("*")
+    }
+    assert found == {
+        "home": (0, 0, 0o755),
+        "home/.clusterctl-abcdef": (0, 0, 0o755),
+        "home/ada": (2001, 2001, 0o700),
+        "home/ada/.bashrc": (2001, 2001, 0o644),
+        "home/ada/.ssh": (2001, 2001, 0o700),
+        "home/ada/.ssh/authorized_keys": (2001, 2001, 0o600),
+    }
+    assert (shared / "home/ada/.bashrc").read_text() == "ours"
+    assert (shared / "home/ada/.ssh/authorized_keys").read_text() == f"{KEY}\n"
+
+
 def test_a_node_keeps_its_class_and_its_own_files_when_it_is_started_again(cache: Path) -> None:
     bake()
     number = machine.Machine("abcdef", Node(name="n"), 2)
