@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import shlex
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +17,7 @@ from clusterctl.util.process import Result
 
 BULK = 16 << 20  # bytes that are worth a connection of their own
 LONGEST_LINE = 1 << 20  # bytes of an answer
+PIPE = 1 << 18  # bytes of a pipe for much data; Linux lets anyone have four times that
 ENDED_BY_SIGNAL = -1  # the exit status that stands for it
 SILENCE_S = 120.0  # after which a command that should stream is given up
 
@@ -139,6 +141,12 @@ class Transport(Protocol):
 
 
 Connect = Callable[[str], Transport]  # to the host of this name
+
+
+def enlarge(pipe: int) -> None:
+    """Give a pipe more room: with the usual one, much data means a change of process every 64 KiB."""
+    with suppress(OSError, AttributeError):  # beyond what this user may have; not Linux
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE)
 
 
 def sendable(argv: Sequence[str]) -> Sequence[str]:

@@ -129,7 +129,7 @@ class PersistentSSH:
         self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
     ) -> Iterator[Conversation]:
         silence_s = silence_s or self.silence_s
-        session = None if bulk else self._session(quoted(argv))
+        session = self._session(quoted(argv))
         if session is None:
             with self._by_itself().converse(argv, bulk=bulk, silence_s=silence_s) as talk:
                 yield talk

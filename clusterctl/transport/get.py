@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from clusterctl.errors import CommandError, TransferError, UsageError, printable
 from clusterctl.transport.base import Conversation, Transport, remote_argv
@@ -19,6 +20,7 @@ from clusterctl.transport.remote_content import (
     LEFT,
     NOT_THERE,
     SAME,
+    SMALL,
     UNREADABLE,
     Entry,
     Incoming,
@@ -184,9 +186,10 @@ class Download:
     ) -> Mapping[int, str]:
         """Bring these below ``folder``; index -> sha256 of each file that is here now as it is there.
 
-        ``own``: nothing else writes there, so files need no locks; and what stands in the way, such as a link
-        in place of a folder, is removed, which else is an error. ``room`` is what to do where the disk is too
-        small.
+        ``own``: nothing else reads or writes there, so files need no locks, and small ones arrive in their
+        places; and what stands in the way, such as a link in place of a folder, is removed, which else is an
+        error. Else what comes is hashed only where it may have changed on its way, and its sha256 is "".
+        ``room`` is what to do where the disk is too small.
 
         Raises:
             OSError: it can't be written here.
@@ -199,19 +202,27 @@ class Download:
             # A partial file is the beginning of the very file that is there now.
             key = b"%s\0%d\0%d" % (entry.path, entry.size, entry.mtime_ns)
             place_below(root, entry, hashlib.sha256(key).hexdigest())
+            if fresh and own and entry.size <= SMALL:
+                entry.partial = entry.final
             if not fresh or entry.kind != Kind.FILE:
                 make_place(entry, follow=False, replace=own)
         files = [entry for entry in entries if entry.kind == Kind.FILE]
         arrivals = [_Arrival(entry) for entry in files] if fresh else _begun(files, progress)
         _refuse_small_disk(folder, arrivals, room)
-        self._talk.send(b"".join(map(_wanted, arrivals)) + b"\n")
-        arrived = self._receive_all(arrivals, open_own if own else _open_partial, progress)
+        wanted = [[one.entry.index, one.have, one.entry.size, one.known] for one in arrivals]
+        self._talk.send(json.dumps(wanted).encode() + b"\n")
+        arrived = self._receive_all(arrivals, open_own if own else _open_partial, progress, hashed=own)
         self._incoming.end(goes_on=self._goes_on)
         finish_places([entry for entry in entries if entry.kind != Kind.FILE])
         return arrived
 
     def _receive_all(
-        self, arrivals: Sequence[_Arrival], opened: Callable[[bytes], int], progress: Progress
+        self,
+        arrivals: Sequence[_Arrival],
+        opened: Callable[[bytes], int],
+        progress: Progress,
+        *,
+        hashed: bool,
     ) -> Mapping[int, str]:
         total = sum(arrival.entry.size for arrival in arrivals)
         done, arrived = 0, {}
@@ -224,13 +235,16 @@ class Download:
             elif coming != UNREADABLE:
                 if arrival.fd is None:
                     arrival.fd = opened(arrival.entry.partial)
-                if sha256 := self._receive(arrival, arrival.fd, done, total, progress):
-                    arrived[arrival.entry.index] = sha256
+                came, sha = self._receive(arrival, arrival.fd, done, total, progress, hashed=hashed)
+                if came:
+                    arrived[arrival.entry.index] = sha.hexdigest() if hashed else ""
             done += size
         return arrived
 
-    def _receive(self, arrival: _Arrival, fd: int, done: int, total: int, progress: Progress) -> str:
-        """Take a file to its place once it is whole; its hash, or "" if it is not what was sent."""
+    def _receive(
+        self, arrival: _Arrival, fd: int, done: int, total: int, progress: Progress, *, hashed: bool
+    ) -> tuple[bool, Any]:
+        """Take a file to its place once it is whole. Whether it is what was sent; the hash of what came."""
         entry = arrival.entry
 
         def more(count: int) -> None:
@@ -239,16 +253,18 @@ class Download:
             progress("fetching", done + arrival.have, total)
 
         try:
-            sha = self._incoming.rest(fd, arrival.have, entry.size, more)
-            if self._incoming.arrives_whole(sha):
-                os.replace(entry.partial, entry.final)  # noqa: PTH105  # paths are bytes
+            sha = self._incoming.rest(fd, arrival.have, entry.size, more, hashed=hashed)
+            whole = self._incoming.arrives_whole(sha)
+            if not whole:
+                os.unlink(entry.partial)  # noqa: PTH108  # paths are bytes
+            else:
+                if entry.partial is not entry.final:
+                    os.replace(entry.partial, entry.final)  # noqa: PTH105
                 os.fchmod(fd, entry.mode)
                 os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
-                return str(sha.hexdigest())
-            os.unlink(entry.partial)  # noqa: PTH108
         finally:
             os.close(fd)
-        return ""
+        return whole, sha
 
 
 def _begun(files: Sequence[Entry], progress: Progress) -> list[_Arrival]:
@@ -262,12 +278,6 @@ def _begun(files: Sequence[Entry], progress: Progress) -> list[_Arrival]:
             arrival.have = min(os.fstat(arrival.fd).st_size, entry.size)
         arrivals.append(arrival)
     return arrivals
-
-
-def _wanted(arrival: _Arrival) -> bytes:
-    """A line of the request for files; see remote_content.py."""
-    entry = arrival.entry
-    return f'[{entry.index}, {arrival.have}, {entry.size}, "{arrival.known}"]\n'.encode()
 
 
 def _refuse_small_disk(folder: Path, arrivals: Sequence[_Arrival], room: str) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import ENDED_BY_SIGNAL
+from clusterctl.transport.base import ENDED_BY_SIGNAL, enlarge
 
 IDLE_S = 300
 _HELLO, _NEW_SESSION, _TERMINATE = 0x00000001, 0x10000002, 0x10000005
@@ -264,6 +264,7 @@ def _locked(folder: int) -> Iterator[None]:
 def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
     """Both ends of a pipe, and who closes which."""
     ends = os.pipe()
+    enlarge(ends[0])
     reader.callback(os.close, ends[0])
     writer.callback(os.close, ends[1])
     return ends

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import shlex
@@ -19,7 +18,16 @@ from typing import IO, TYPE_CHECKING, Protocol
 
 from clusterctl.errors import CommandError, MachineError, UnreachableError
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.base import ENDED_BY_SIGNAL, Conversation, failed, no_answer, sendable, shown
+from clusterctl.transport.base import (
+    ENDED_BY_SIGNAL,
+    PIPE,
+    Conversation,
+    enlarge,
+    failed,
+    no_answer,
+    sendable,
+    shown,
+)
 from clusterctl.util.process import Result
 
 if TYPE_CHECKING:
@@ -29,7 +37,6 @@ if TYPE_CHECKING:
 ALONE = ("-T", "-o", "ControlPath=none")
 _SIGNALLED = 128
 NO_CONNECTION = 255  # ssh's own exit status for a connection that was not made or broke
-_PIPE = 1 << 18  # bytes; Linux lets anyone have four times that
 _STDERR_TAIL = 1 << 16
 _NOT_FOUND = 127  # the shell's exit status for it
 
@@ -45,9 +52,7 @@ def talking(
     """Start a program and talk with it; ``remote``: it is ssh, for this command on this host."""
     with tempfile.TemporaryFile() as stderr, _started(words, stdin, stderr) as process:
         for pipe in filter(None, (process.stdin, process.stdout)):
-            # With the usual ones, much data means a change of process every 64 KiB.
-            with suppress(OSError, AttributeError):  # beyond what this user may have; not Linux
-                fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
+            enlarge(pipe.fileno())
         host, argv = remote or ("localhost", words)
         try:
             yield Talk(host, argv, process, partial(_tail, stderr), silence_s, is_ssh=remote is not None)
@@ -114,7 +119,7 @@ class Talk:
         assert self.process.stdout is not None  # noqa: S101
         fd = self.process.stdout.fileno()
         self._wait(fd, select.POLLIN)
-        return os.read(fd, _PIPE)
+        return os.read(fd, PIPE)
 
     def finish(self) -> None:
         if self.process.stdin is not None:

@@ -7,14 +7,13 @@ an empty line. KIND is folder, file, link, or left, which does not travel. PAYLO
 sha256 of a file ("": not known), or why something is left. SPACE is what a file takes on a disk; of what is
 left, how many files it is. Paths and targets are base64, since they may be any bytes. {} is a sign of life.
 
-``send_wanted`` sends what is asked for: stdin brings a JSON array a line, [KEY, HAVE, SIZE, SHA256], and an
-empty line: the files that are wanted, how many bytes of each are there already, how many it had when it was
-listed, and the hash of what is there as a whole. For each in turn come eight bytes with the number of bytes
-that follow, these (see ``send_content``), and a last piece: empty if the file held still meanwhile and came
-whole, else the 32 bytes of its sha256, read anew. In place of the number stands -1 if the file can't be read
-or is shorter by now, or -2 if it has the hash that was named; -3 is a sign of life. ``Incoming`` reads that.
-
-KEY is the number of the line, signs of life not counted.
+``send_wanted`` sends what is asked for: stdin brings a line with a JSON array of [KEY, HAVE, SIZE, SHA256]:
+the files that are wanted, how many bytes of each are there already, how many it had when it was listed, and
+the hash of what is there as a whole. KEY is the number of the line in the list, signs of life not counted.
+For each in turn come eight bytes with the number of bytes that follow, these (see ``send_content``), and a
+last piece: empty if the file held still meanwhile and came whole, else the 32 bytes of its sha256, read anew.
+In place of the number stands -1 if the file can't be read or is shorter by now, or -2 if it has the hash that
+was named; -3 is a sign of life. ``Incoming`` reads that.
 
 As a program it lists and sends files and folders for `clusterctl get`. Arguments: what is wanted; relative
 paths begin at the home folder. PATH then begins with the name of what was asked for. If something is
@@ -36,11 +35,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from clusterctl.transport.remote_open import fail, lies_at, open_file, open_own, remove_unless
+from clusterctl.transport.remote_open import Opener, fail, lies_at, open_own, remove_unless
 
 CHUNK = 1 << 20
 ZEROS = bytes(CHUNK)
 BUFFER = 1 << 16  # of small pieces; large ones are written from where they are
+SMALL = 1 << 16  # bytes up to which a file travels as one piece
 HEADER = struct.Struct(">q")
 BLOCK = 512  # bytes of st_blocks
 ALIVE_S = 1.0
@@ -49,6 +49,7 @@ LEFT = "left"
 SETTLED_S = 2.0
 NOT_THERE = 67
 LONGEST_LINE = 1 << 20
+DIGEST = 32  # bytes
 
 
 class Beat:
@@ -95,9 +96,16 @@ def data_at(fd: int, at: int, size: int) -> int:
 def send_content(out: BinaryIO, fd: int, at: int, size: int) -> None:
     """Send a file from ``at`` to ``size``.
 
-    It goes in pieces: eight bytes with the length of the piece and the piece, or a negative length, of a hole
-    that is not sent. What became shorter meanwhile is filled with zeros.
+    A small one from its beginning goes as it is. Else it goes in pieces: eight bytes with the length of the
+    piece and the piece, or a negative length, of a hole that is not sent. What became shorter meanwhile is
+    filled with zeros.
     """
+    if size <= SMALL and not at:
+        data = os.pread(fd, size, 0)
+        while len(data) < size:
+            data += os.pread(fd, size - len(data), len(data)) or bytes(size - len(data))
+        out.write(data)
+        return
     has_holes = os.fstat(fd).st_blocks * BLOCK < size
     while at < size:
         if has_holes and (hole := hole_at(fd, at, size)):
@@ -160,9 +168,7 @@ def send_rest(
 
 def send_wanted(open_one: Callable[[Any], int]) -> None:
     """Send what stdin asks for; ``open_one`` opens a file by its key, or raises OSError."""
-    wanted = []
-    while (line := sys.stdin.buffer.readline()) not in {b"", b"\n"}:
-        wanted.append(json.loads(line))
+    wanted = json.loads(sys.stdin.buffer.readline() or "[]")
     with open(1, "wb", buffering=BUFFER, closefd=False) as out:
         for key, have, size, sha256 in wanted:
             try:
@@ -174,6 +180,19 @@ def send_wanted(open_one: Callable[[Any], int]) -> None:
                 send_file(out, fd, have, size, sha256)
             finally:
                 os.close(fd)
+
+
+class HashLater:
+    """In place of a file's hash while it arrives: few need one, and these are read again."""
+
+    def __init__(self, fd: int, size: int, beat: Callable[[], object]) -> None:
+        self.fd, self.size, self.beat = fd, size, beat
+
+    def update(self, data: bytes | memoryview) -> None:
+        pass
+
+    def digest(self) -> bytes:
+        return bytes(hash_of(self.fd, self.size, self.beat).digest())
 
 
 class TruncatedError(Exception):
@@ -241,16 +260,34 @@ class Incoming:
             raise UnexpectedError
         return coming
 
-    def rest(self, fd: int, have: int, size: int, arrived: Callable[[int], object] = lambda _: None) -> Any:
+    def rest(
+        self,
+        fd: int,
+        have: int,
+        size: int,
+        arrived: Callable[[int], object] = lambda _: None,
+        *,
+        hashed: bool = True,
+    ) -> Any:
         """Take a file whose beginning is in ``fd``, as ``send_content`` sends it; the hash of the whole.
 
-        What is zeros becomes a hole.
+        What is zeros becomes a hole. Not ``hashed``: it is, once it is here, where its digest is asked for.
         """
-        sha, left, length = hash_of(fd, have, self.beat), size - have, 0
+        sha = hash_of(fd, have, self.beat) if hashed else HashLater(fd, size, self.beat)
         if os.fstat(fd).st_size > have:  # else ext4 would sync at close what was truncated to nothing
             os.ftruncate(fd, have)
-        if have:
-            os.lseek(fd, have, os.SEEK_SET)
+        if size <= SMALL and not have:
+            data = self.exactly(size)
+            sha.update(data)
+            write_all(fd, data)
+            arrived(size)
+        else:
+            self.pieces(fd, have, size, sha, arrived)
+        return sha
+
+    def pieces(self, fd: int, have: int, size: int, sha: Any, arrived: Callable[[int], object]) -> None:
+        left, length = size - have, 0
+        os.lseek(fd, have, os.SEEK_SET)
         while left:
             length = self.number()
             if abs(length) > left:
@@ -267,13 +304,12 @@ class Incoming:
                 arrived(len(piece))
         if length < 0:
             os.ftruncate(fd, size)
-        return sha
 
     def arrives_whole(self, sha: Any) -> bool:
         """Whether a file, whose content has just come, held still meanwhile, or has the hash of what came."""
         while (length := self.number()) == ALIVE:
             pass
-        if length not in {0, sha.digest_size}:
+        if length not in {0, DIGEST}:
             raise UnexpectedError
         return not length or bool(self.exactly(length) == sha.digest())
 
@@ -410,5 +446,14 @@ def main(*roots: str) -> None:
         places = list_all([os.fsencode(root) for root in roots])
     except OSError as exc:
         fail(exc.filename or b"", exc)
-    # Whoever owns them: the user has named them.
-    send_wanted(lambda index: open_file(*os.path.split(places[index]), any_owner=True))
+    opener = Opener(b"", any_owner=True)  # whoever owns them: the user has named them
+
+    def open_one(index: int) -> int:
+        nonlocal opener
+        top, name = os.path.split(places[index])
+        if top != opener.top:
+            opener.close()
+            opener = Opener(top, any_owner=True)
+        return opener.open(name)
+
+    send_wanted(open_one)

@@ -58,7 +58,7 @@ READ_ONLY = 0o400  # the mode of a file of the store
 SEALED = 1_000_000_000  # its time of change; whole seconds, which is all that some file systems keep
 MAX_OPEN = 256  # partial files that are held open
 SPARE = 16 << 20
-SMALL = 1 << 20  # bytes up to which a file is checked again when it is copied from the store
+CHECKED = 1 << 20  # bytes up to which a file is checked again when it is copied from the store
 NO_REQUIRED = 66
 ROWS = 4096  # in a line of an answer
 LOCK_WAIT_S = 60.0  # for a sweep, the only one of ours that keeps others out
@@ -178,7 +178,7 @@ def take(entry: Entry, fd: int | None, have: int, incoming: Incoming, *, stored:
         partial = entry.partial + b".%d" % os.getpid()
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, OWNERS)
     try:
-        sha = incoming.rest(fd, have, entry.size, Syncing(fd))
+        sha = incoming.rest(fd, have, entry.size, Syncing(fd), hashed=stored)
         if not (sha.hexdigest() == entry.payload if stored else incoming.arrives_whole(sha)):
             os.unlink(partial)
             return False
@@ -340,7 +340,7 @@ def copy_stored(entry: Entry, fd: int) -> bool:
     with open(entry.final, "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size != entry.size:
             return False
-        if entry.size <= SMALL:
+        if entry.size <= CHECKED:
             data = file.read(entry.size)
             write_all(fd, data)
             return hashlib.sha256(data).hexdigest() == entry.payload

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from clusterctl.errors import CollectError, MachineError, TransferError
 from clusterctl.runs.fetch import Selection, Source, choose, shown_path
 from clusterctl.transport.get import parse_listing
+from clusterctl.transport.remote_content import SMALL
 from tests.support.here import LocalTransport
 from tests.unit.runs.fetched import Talk, content, fetch, fetch_source, get
 
@@ -128,38 +129,47 @@ def header(size: int) -> bytes:
 
 def file_of(data: bytes, *, changed_to: bytes = b"") -> bytes:
     """A file as it is sent; ``changed_to`` is the hash of what it is afterwards, if it changed meanwhile."""
-    return header(len(data)) + header(len(data)) + data + header(len(changed_to)) + changed_to
+    pieces = header(len(data)) + data if len(data) > SMALL else data
+    return header(len(data)) + pieces + header(len(changed_to)) + changed_to
+
+
+LARGE = b"x" * (SMALL + 1)
+LARGE_ONE = header(len(LARGE))
 
 
 @BOTH
 @pytest.mark.parametrize(
     "lie",
     [
-        (file_of(b"x") + b"more", "other data than it said"),
-        (header(10**12) + b"x", "other data than it said"),
-        (header(-2), "other data than it said"),
-        (header(1), "less than it said"),
-        (file_of(b"x")[:-1], "less than it said"),
-        (b"", "less than it said"),
-        (header(1)[:4], "less than it said"),
-        (header(1) + header(-2), "other data than it said"),
-        (header(1) + header(2) + b"xx", "other data than it said"),
-        (header(1) + header(1) + b"x" + header(34), "other data than it said"),
+        (1, file_of(b"x") + b"more", "other data than it said"),
+        (1, header(10**12) + b"x", "other data than it said"),
+        (1, header(-2), "other data than it said"),
+        (1, header(1), "less than it said"),
+        (1, file_of(b"x")[:-1], "less than it said"),
+        (1, b"", "less than it said"),
+        (1, header(1)[:4], "less than it said"),
+        (1, header(1) + b"x" + header(34), "other data than it said"),
+        (len(LARGE), file_of(LARGE)[:-1], "less than it said"),
+        (len(LARGE), LARGE_ONE + header(-len(LARGE) - 1), "other data than it said"),
+        (len(LARGE), LARGE_ONE + header(len(LARGE) + 1) + LARGE + b"x", "other data than it said"),
+        (len(LARGE), LARGE_ONE + LARGE_ONE + LARGE + header(34), "other data than it said"),
     ],
 )
 def test_a_cluster_that_sends_other_than_it_said(lie, remote, tree, verb, error):
-    sent, message = lie
+    size, sent, message = lie
     with pytest.raises(error, match=message):
-        verb(remote, tree, Lying(row(b"a"), sent))
+        verb(remote, tree, Lying(row(b"a", size=size), sent))
 
 
 @BOTH
-def test_a_file_that_changed_meanwhile_is_not_taken(remote, tree, verb, error):
+@pytest.mark.parametrize("data", [b"y", LARGE])
+def test_a_file_that_changed_meanwhile_is_not_taken(data, remote, tree, verb, error):
+    listing = row(b"a", size=len(data))
     with pytest.raises(error, match=r"keep changing|changed while"):
-        verb(remote, tree, Lying(row(b"a"), file_of(b"y", changed_to=hashlib.sha256(b"z").digest())))
+        verb(remote, tree, Lying(listing, file_of(data, changed_to=hashlib.sha256(b"z").digest())))
     assert content(tree) == {}
-    verb(remote, tree, Lying(row(b"a"), file_of(b"y", changed_to=hashlib.sha256(b"y").digest())))
-    assert content(tree) == {b"a": b"y"}
+    verb(remote, tree, Lying(listing, file_of(data, changed_to=hashlib.sha256(data).digest())))
+    assert content(tree) == {b"a": data}
 
 
 def test_a_run_that_does_not_fit_the_disk(remote, tree):

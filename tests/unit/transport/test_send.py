@@ -476,7 +476,7 @@ def test_a_file_without_its_place_can_still_be_opened_by_another_transfer(home, 
     row = ["file", base64.b64encode(b"one").decode(), 0o444, 0, 5, hashlib.sha256(b"whole").hexdigest(), 5]
     entry = remote_content.Entry(row)
     entry.final, entry.partial = os.fsencode(home / "final"), os.fsencode(home / "partial")
-    coming = remote_content.Incoming(lambda: HEADER.pack(5) + b"whole" + HEADER.pack(0))
+    coming = remote_content.Incoming(lambda: b"whole" + HEADER.pack(0))
     seen = []
 
     def move(partial: bytes, final: bytes) -> None:
