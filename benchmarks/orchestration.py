@@ -2,7 +2,7 @@
 
 Raises clusters of its own, runs both sides of each comparison in turn, checks what they did, and prints every
 round, medians and ratios. Usage: python benchmarks/orchestration.py [--rounds N] [WHAT...]
-WHAT: start, up, again, submit, collect, cold, fail, many, large. Default: all. `collect` needs rsync here.
+WHAT: start, up, again, submit, files, cold, fail, many, large. Default: all. `files` needs rsync here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -29,12 +30,15 @@ from clusterctl.spec.models import LocalSettings
 
 MIB = 1 << 20
 QUEUED = 1000
-LARGE, SMALL = "1 GB in one file", "10,000 files of 1 to 16 KB"
+LARGE = "import os\nwith open('large', 'wb') as f:\n    for _ in range(1000): f.write(os.urandom(10**6))\n"
+SMALL = (
+    "import os\nfor d in range({folders}):\n    os.mkdir(f'd{{d}}')\n    for i in range(100):\n"
+    "        open(f'd{{d}}/f{{i}}', 'wb').write(os.urandom(1000 + 150 * i))\n"
+)
 MAKE = {
-    LARGE: "import os\nwith open('large', 'wb') as f:\n"
-    "    for _ in range(1000): f.write(os.urandom(10**6))\n",
-    SMALL: "import os\nfor d in range(100):\n    os.mkdir(f'd{d}')\n    for i in range(100):\n"
-    "        open(f'd{d}/f{i}', 'wb').write(os.urandom(1000 + 150 * i))\n",
+    "1 GB in one file": LARGE,
+    "10,000 files of 1 to 16 KB": SMALL.format(folders=100),
+    "100,000 files of 1 to 16 KB": SMALL.format(folders=1000),
 }
 
 
@@ -166,41 +170,96 @@ def submit(rounds: int) -> None:
         print(f"  submit / by hand = {1 / measured.ratio:.2f}")
 
 
-def collect(rounds: int) -> None:
-    """A finished job's files, by `collect` and by rsync, over the same ssh_config and so the same cipher."""
+def files(rounds: int) -> None:
+    """Files both ways, and a job's, beside rsync over the same ssh_config and so the same cipher.
+
+    Each transfer goes to a new folder, and none is removed before the last of its row: ext4 passes over
+    inodes that were freed in the last minutes, which can cost the next transfer more than its own work.
+    """
     with raised(2) as cluster:
-        for what, make in MAKE.items():
+        for number, (what, make) in enumerate(MAKE.items()):
             script = cluster.folder / "make.py"
             script.write_text(make)
             job = cluster.run("submit", script, "--wait")["job_id"]
             remote = cluster.ssh(f"scontrol show job {job} | sed -n 's/^ *WorkDir=//p'").strip()
-            out, mirror = cluster.folder / "out", cluster.folder / "mirror"
-            theirs = hashes_there(cluster, remote)
+            with tempfile.TemporaryDirectory(dir=cluster.folder) as folder:
+                _files(rounds, what, _Files(cluster, Path(folder), f"row{number}", job, remote))
+            cluster.ssh(f"rm -rf row{number}")
+            time.sleep(5)
 
-            def ours(job: str = job, out: Path = out, theirs: dict[str, str] = theirs) -> float:
-                shutil.rmtree(out, ignore_errors=True)
-                seconds = timed(lambda: cluster.run("collect", job, "--out", out))
-                (run,) = out.iterdir()
-                assert theirs.items() <= hashes_here(run).items()
-                return seconds
 
-            def by_rsync(
-                remote: str = remote, mirror: Path = mirror, theirs: dict[str, str] = theirs
-            ) -> float:
-                shutil.rmtree(mirror, ignore_errors=True)
-                shell = f"ssh -F {cluster.workspace}/ssh_config -l hpc"
-                argv = ["rsync", "-a", "-e", shell, f"{cluster.controller}:{remote}/", f"{mirror}/"]
-                seconds = timed(lambda: subprocess.run(argv, check=True))
-                assert theirs.items() <= hashes_here(mirror).items()
-                return seconds
+@dataclass
+class _Files:
+    """Folders of one row: of the job, where a new one goes here, and there, below the home."""
 
-            measure(
-                f"collect of {what}, hashes checked by sha256sum there and hashlib here",
-                rounds,
-                aim="rsync / collect at least 0.9",
-                collect=ours,
-                rsync=by_rsync,
-            ).show()
+    cluster: Cluster
+    folder: Path
+    below: str
+    job: str
+    remote: str
+    made: int = 0
+
+    def here(self) -> Path:
+        self.made += 1
+        (new := self.folder / str(self.made)).mkdir()
+        return new
+
+    def there(self) -> str:
+        self.made += 1
+        self.cluster.ssh(f"mkdir -p {self.below}/{self.made}")
+        return f"{self.below}/{self.made}"
+
+    def rsync(self, origin: Path | str, target: Path | str) -> float:
+        shell = f"ssh -F {self.cluster.workspace}/ssh_config -l hpc"
+        ends = [
+            f"{end}/" if isinstance(end, Path) else f"{self.cluster.controller}:{end}/"
+            for end in (origin, target)
+        ]
+        return timed(lambda: subprocess.run(["rsync", "-a", "-e", shell, *ends], check=True))
+
+
+def _files(rounds: int, what: str, row: _Files) -> None:
+    cluster = row.cluster
+    theirs = hashes_there(cluster, row.remote)
+    sent = row.here()
+    row.rsync(row.remote, sent)
+
+    def checked(seconds: float, found: dict[str, str]) -> float:
+        assert theirs.items() <= found.items()
+        return seconds
+
+    def collect() -> float:
+        out = row.folder / "out"
+        seconds = timed(lambda: cluster.run("collect", row.job, "--out", out))
+        out = out.rename(row.here() / "out")  # or the next collect would find the run at home
+        (run,) = out.iterdir()
+        return checked(seconds, hashes_here(run))
+
+    def get() -> float:
+        new = row.here()
+        seconds = timed(lambda: cluster.run("get", row.remote, new))
+        return checked(seconds, hashes_here(new / Path(row.remote).name))
+
+    def put() -> float:
+        new = row.there()
+        seconds = timed(lambda: cluster.run("put", sent, new))
+        return checked(seconds, hashes_there(cluster, f"{new}/{sent.name}"))
+
+    def fetched() -> float:
+        new = row.here()
+        return checked(row.rsync(row.remote, new), hashes_here(new))
+
+    def pushed() -> float:
+        new = row.there()
+        return checked(row.rsync(sent, new), hashes_there(cluster, new))
+
+    for verb, ours, by_rsync in (("collect", collect, fetched), ("get", get, fetched), ("put", put, pushed)):
+        measure(
+            f"{verb} of {what}, hashes checked by sha256sum there and hashlib here",
+            rounds,
+            aim=f"rsync / {verb} at least 1",
+            **{verb: ours, "rsync": by_rsync},
+        ).show()
 
 
 def hashes_there(cluster: Cluster, folder: str) -> dict[str, str]:
@@ -326,7 +385,7 @@ def large(rounds: int) -> None:
     Measured("of that", steps).show()
 
 
-ALL = {one.__name__: one for one in (start, up, again, submit, collect, cold, fail, many, large)}
+ALL = {one.__name__: one for one in (start, up, again, submit, files, cold, fail, many, large)}
 
 
 def main() -> None:

@@ -17,13 +17,14 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
     [
         (
             "orchestration.py",
-            ("start", "again", "submit", "collect", "fail"),
+            ("start", "again", "submit", "files", "fail"),
             (
                 "clusterctl --help",
                 "up again",
                 "failure to the job's end",
                 "submit / by hand = ",
                 "rsync / collect = ",
+                "rsync / put = ",
             ),
         ),
         (
