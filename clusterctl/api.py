@@ -13,7 +13,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, Literal, Unpack
 
-from clusterctl.cli import access, job, jobs, status, up
+from clusterctl.cli import access, files, job, jobs, status, up
 from clusterctl.cli import collect as cli_collect
 from clusterctl.cli import replay as cli_replay
 from clusterctl.cli import runs as cli_runs
@@ -316,13 +316,13 @@ class Cluster:
     def put(self, paths: _Paths, to: str = ".") -> str:
         """Copy files and folders to a folder on the cluster, by default the home; its whole path."""
         screen = self._screen
-        access.put(screen, self._options, [*_several(paths), to])
+        files.put(screen, self._options, [*_several(paths), to])
         return str(screen.answer["folder"])
 
     def get(self, paths: _Names, to: str | Path = ".") -> Path:
         """Copy files and folders from the cluster to a folder here; its whole path."""
         screen = self._screen
-        access.get(screen, self._options, [*_several(paths), str(to)])
+        files.get(screen, self._options, [*_several(paths), str(to)])
         return Path(screen.answer["folder"])
 
     def ssh(self, command: _Names, host: str | None = None, *, admin: bool = False) -> CompletedProcess[str]:

@@ -79,8 +79,8 @@ VERBS: Final = {
     "report": ("report:report", "Write the report of a run, a sweep, or several runs."),
     "ssh": ("access:ssh", "Open a shell on a host, or run a command there."),
     "shell": ("access:shell", "Open a shell, or run a command, on allocated nodes."),
-    "put": ("access:put", "Copy files and folders to the cluster."),
-    "get": ("access:get", "Copy files and folders from the cluster."),
+    "put": ("files:put", "Copy files and folders to the cluster."),
+    "get": ("files:get", "Copy files and folders from the cluster."),
     "completion": ("run:completion", "Print the completion script of a shell."),
     "image bake": (
         "image:bake",

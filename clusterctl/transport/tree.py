@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sqlite3
 import stat
 import threading
 import time
@@ -13,11 +12,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from clusterctl.errors import MachineError, UsageError, printable
 from clusterctl.state.workspace import cache_home
 from clusterctl.util.process import parallel_map
+
+if TYPE_CHECKING:
+    import sqlite3
 
 Progress = Callable[[str, int, int], None]  # (what is done, bytes done, bytes in all)
 REMEMBERED = 1 << 20  # bytes: smaller files are read as fast as they are looked up
@@ -209,6 +211,8 @@ def _remembered(paths: Sequence[Path]) -> Iterator[_Known]:
     if not paths:
         yield {}
         return
+    import sqlite3  # noqa: PLC0415 - 10 ms of a verb
+
     file = cache_home() / "hashes.sqlite"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
