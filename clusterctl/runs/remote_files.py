@@ -30,7 +30,7 @@ from re import Pattern
 from typing import Any, Optional
 
 from clusterctl.runs.remote_checkpoints import Checkpoints, Size, measure
-from clusterctl.transport.remote_content import LEFT, Beat, hash_of, row, send_wanted
+from clusterctl.transport.remote_content import LEFT, Beat, hash_of, line_of, row, send_wanted
 from clusterctl.transport.remote_open import Opener, read_json
 
 TASK = re.compile(rb"task-[0-9]+")
@@ -108,21 +108,22 @@ class Listing:
         # The folders around, that are listed once something in them is.
         self.untold: dict[bytes, list[Any]] = {}
 
-    def write_row(self, path: bytes, line: list[Any]) -> None:
+    def write_line(self, path: bytes, line: str) -> None:
         self.told.append(path)
-        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.write(line)
 
     def tell_found(self, path: bytes, status: os.stat_result) -> None:
         """Tell of a file or folder, after the folders above it."""
         for folder, line in self.untold.items():
-            self.write_row(folder, line)
+            self.write_line(folder, line_of(line))
         self.untold.clear()
-        self.write_row(path, row(path, status, b"")[1])
+        self.write_line(path, line_of(row(path, status, b"")[1]))
 
     def tell_left(self, path: bytes, reason: str, size: Size | None = None) -> None:
         size = size or measure(self.opener, path, self.beat)
         name = base64.b64encode(path or b".").decode("ascii")
-        self.write_row(path, [LEFT, name, 0, 0, size.bytes, reason, size.files])
+        line = [LEFT, name, 0, 0, size.bytes, reason, size.files]
+        self.write_line(path, json.dumps(line) + "\n")
 
     def folder(self, below: bytes, depth: int = 0) -> bool | None:
         """List a folder, its files first. Returns whether anything of it was told; None if it holds nothing.

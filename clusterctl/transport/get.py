@@ -26,6 +26,7 @@ from clusterctl.transport.remote_content import (
     Incoming,
     TruncatedError,
     UnexpectedError,
+    finish,
     finish_places,
     make_place,
     open_partial,
@@ -197,17 +198,16 @@ class Download:
         """
         folder.mkdir(parents=True, exist_ok=True)
         root = os.fsencode(folder)
-        fresh = not any(folder.iterdir())
+        new = set() if any(folder.iterdir()) else {root}
         for entry in entries:
             # A partial file is the beginning of the very file that is there now.
             key = b"%s\0%d\0%d" % (entry.path, entry.size, entry.mtime_ns)
             place_below(root, entry, hashlib.sha256(key).hexdigest())
-            if fresh and own and entry.size <= SMALL:
+            make_place(entry, new, follow=False, replace=own)
+            if entry.is_new and own and entry.size <= SMALL:
                 entry.partial = entry.final
-            if not fresh or entry.kind != Kind.FILE:
-                make_place(entry, follow=False, replace=own)
         files = [entry for entry in entries if entry.kind == Kind.FILE]
-        arrivals = [_Arrival(entry) for entry in files] if fresh else _begun(files, progress)
+        arrivals = _begun(files, progress)
         _refuse_small_disk(folder, arrivals, room)
         wanted = [[one.entry.index, one.have, one.entry.size, one.known] for one in arrivals]
         self._talk.send(json.dumps(wanted).encode() + b"\n")
@@ -260,8 +260,7 @@ class Download:
             else:
                 if entry.partial is not entry.final:
                     os.replace(entry.partial, entry.final)  # noqa: PTH105
-                os.fchmod(fd, entry.mode)
-                os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+                finish(fd, entry)
         finally:
             os.close(fd)
         return whole, sha
@@ -270,10 +269,11 @@ class Download:
 def _begun(files: Sequence[Entry], progress: Progress) -> list[_Arrival]:
     """The files, with what is here of them already."""
     arrivals = []
-    hashes = hash_items([item for entry in files if (item := _here(entry))], progress=progress)
+    there = [item for entry in files if not entry.is_new and (item := _here(entry))]
+    hashes = {os.fsencode(path): sha256 for path, sha256 in hash_items(there, progress=progress).items()}
     for entry in files:
-        arrival = _Arrival(entry, hashes.get(Path(os.fsdecode(entry.final)), ""))
-        if not arrival.known and os.path.lexists(entry.partial):
+        arrival = _Arrival(entry, hashes.get(entry.final, ""))
+        if not entry.is_new and not arrival.known and os.path.lexists(entry.partial):
             arrival.fd = _open_partial(entry.partial)
             arrival.have = min(os.fstat(arrival.fd).st_size, entry.size)
         arrivals.append(arrival)
@@ -355,7 +355,8 @@ def parse_listing(
 
 def _sensible(entry: Entry, before: Mapping[bytes, Entry]) -> Entry:
     """The entry, if it can be so after those before; raises ValueError or LookupError."""
-    parts = _parts(entry.path)
+    parent, slash, name = entry.path.rpartition(b"/")
+    _parts(name)
     Kind(entry.kind)
     if entry.kind == Kind.LINK:
         base64.b64decode(entry.payload)
@@ -363,8 +364,7 @@ def _sensible(entry: Entry, before: Mapping[bytes, Entry]) -> Entry:
         raise ValueError("two are called alike")
     if not (0 <= entry.size < _MOST and 0 <= entry.space < _MOST and -_MOST <= entry.mtime_ns < _MOST):
         raise ValueError("no file has such a size or time")
-    parent = b"/".join(parts[:-1])
-    if parent and before[parent].kind != Kind.FOLDER:
+    if slash and before[parent].kind != Kind.FOLDER:
         raise ValueError("it is in what is no folder")
     entry.space = min(entry.size, entry.space)
     return entry

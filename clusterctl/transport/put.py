@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from clusterctl.errors import CommandError, TransferError, TransportError, printable
 from clusterctl.transport.base import BULK, Conversation, Transport, lines, remote_argv
-from clusterctl.transport.remote_content import HEADER, send_content, send_rest
+from clusterctl.transport.remote_content import HEADER, line_of, send_content, send_rest
 from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.remote_receive import NO_REQUIRED
 from clusterctl.transport.tree import Item, Kind, Progress, hash_items, not_readable
@@ -132,7 +132,10 @@ def _converse(
     try:
         with transport.converse(argv, bulk=size > BULK) as talk:
             answers = lines(iter(talk.receive, b""), _not_understood(b"a line does not end", transport.host))
-            talk.send(b"".join(_request(items, hashes, ours)))
+            request = _Outgoing(talk, lambda _: None)
+            for line in _request(items, hashes, ours):
+                request.write(line)
+            request.flush()
             if hashes is None:
                 alike = _rows(talk, answers, transport.host, "alike", partial(_alike, items))
                 talk.send(_line(_different(items, alike, progress)))
@@ -166,7 +169,7 @@ def _request(
         known = "" if hashes is None else hashes.get(item.origin, "")
         payload = known if item.kind is Kind.FILE else _b64(os.fsencode(item.target))
         path = _b64(os.fsencode(item.path))
-        yield _line([item.kind, path, item.mode, item.mtime_ns, item.size, payload, item.size])
+        yield line_of([item.kind, path, item.mode, item.mtime_ns, item.size, payload, item.size]).encode()
     now = time.time_ns()
     for name, content in ours.items():
         yield _line(["ours", _b64(os.fsencode(name)), 0o600, now, len(content), _b64(content), len(content)])
@@ -224,8 +227,12 @@ class _Outgoing:
         self.sent = 0
 
     def write(self, data: bytes) -> None:
-        self._kept += data
         self.sent += len(data)
+        if len(data) >= _PIECE:
+            self.flush()
+            self._talk.send(data)
+            return
+        self._kept += data
         if len(self._kept) >= _PIECE:
             self.flush()
 

@@ -32,7 +32,7 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 from clusterctl.transport.remote_open import Opener, fail, lies_at, open_own, remove_unless
@@ -250,7 +250,11 @@ class Incoming:
 
     def number(self) -> int:
         """The next eight bytes."""
-        return int(HEADER.unpack(self.exactly(HEADER.size))[0])
+        start, end = self.at, self.at + HEADER.size
+        if end > len(self.buffer):
+            return int(HEADER.unpack(self.exactly(HEADER.size))[0])
+        self.at = end
+        return int(HEADER.unpack_from(self.buffer, start)[0])
 
     def announced(self, size: int, *, known: bool) -> int:
         """How a file begins: with ``size``, ``UNREADABLE``, or ``SAME`` if its hash was ``known`` here."""
@@ -328,11 +332,12 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 class Entry:
     """One line of a list; ``local`` is where it goes below a folder, its path but for what a run renames.
 
-    ``final`` is that place as a whole, ``partial`` where a file arrives.
+    ``final`` is that place as a whole, ``partial`` where a file arrives. ``is_new``: nothing is there yet,
+    for its folder was made just now.
     """
 
     __slots__ = (
-        *("final", "index", "kind", "local", "mode"),
+        *("final", "index", "is_new", "kind", "local", "mode"),
         *("mtime_ns", "partial", "path", "payload", "size", "space"),
     )
 
@@ -340,8 +345,10 @@ class Entry:
         self.index = index
         self.kind, self.path, self.payload = str(row[0]), base64.b64decode(row[1]), str(row[5])
         self.local = self.path
-        self.mode, self.mtime_ns, self.size, self.space = int(row[2]) & 0o777, *map(int, (*row[3:5], row[6]))
+        self.mode, self.mtime_ns = int(row[2]) & 0o777, int(row[3])
+        self.size, self.space = int(row[4]), int(row[6])
         self.final = self.partial = b""
+        self.is_new = False
 
 
 def place_below(into: bytes, entry: Entry, key: str) -> None:
@@ -364,31 +371,38 @@ def open_partial(path: bytes) -> int | None:
     return None
 
 
-def make_place(entry: Entry, *, follow: bool, replace: bool = False) -> None:
+def make_place(entry: Entry, new: set[bytes], *, follow: bool, replace: bool = False) -> None:
     """Make a folder or link, or see that a file can come; ``follow``: a link may stand for a folder.
 
-    ``replace``: what stands in the way is removed.
+    ``new`` are folders that were made just now, to which one that this makes is added. ``replace``: what
+    stands in the way is removed.
     """
+    entry.is_new = entry.final.rpartition(b"/")[0] in new
+    if entry.is_new and entry.kind == "file":
+        return
     if replace:
         remove_unless(stat.S_ISDIR if entry.kind == "folder" else stat.S_ISREG, entry.final)
     if entry.kind == "folder":
-        make_folder(entry.final, follow=follow)
+        if make_folder(entry.final, follow=follow):
+            new.add(entry.final)
     elif entry.kind == "link":
         make_link(base64.b64decode(entry.payload), entry.final)
     elif os.path.isdir(entry.final) and not os.path.islink(entry.final):
         raise IsADirectoryError(errno.EISDIR, "a folder is where a file should go", entry.final)
 
 
-def make_folder(path: bytes, *, follow: bool) -> None:
-    """Have a folder; our own can be written to until all is in it."""
+def make_folder(path: bytes, *, follow: bool) -> bool:
+    """Have a folder; our own can be written to until all is in it. Whether it was made."""
     try:
         os.mkdir(path, 0o700)
+        return True
     except FileExistsError:
         status = os.stat(path, follow_symlinks=follow)
         if not stat.S_ISDIR(status.st_mode):
             raise
         if status.st_uid == os.geteuid() and status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
             os.chmod(path, stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
+    return False
 
 
 def make_link(target: bytes, path: bytes) -> None:
@@ -399,12 +413,22 @@ def make_link(target: bytes, path: bytes) -> None:
     os.symlink(target, path)
 
 
-def finish_places(entries: list[Entry]) -> None:
-    """Files and folders get their modes and times, folders after what is in them."""
-    for entry in reversed(entries):
+def finish_places(entries: Iterable[Entry]) -> None:
+    """Files and folders that are there get their modes and times, folders after what is in them."""
+    for entry in reversed([*entries]):
         if entry.kind != "link" and os.path.exists(entry.final):
-            os.chmod(entry.final, entry.mode)
-            os.utime(entry.final, ns=(entry.mtime_ns, entry.mtime_ns))
+            finish(entry.final, entry)
+
+
+def finish(place: bytes | int, entry: Entry) -> None:
+    """Give a file or folder its mode and time."""
+    os.chmod(place, entry.mode)
+    os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
+
+
+def line_of(row: list[Any]) -> str:
+    """The line of a list, whose texts are base64 or hex; ``json.dumps`` takes much longer."""
+    return '["{}", "{}", {}, {}, {}, "{}", {}]\n'.format(*row)
 
 
 def row(path: bytes, status: os.stat_result, full: bytes) -> tuple[str, list[Any]]:
@@ -431,7 +455,7 @@ def list_all(roots: list[bytes]) -> list[bytes]:
             path, full = left.pop()
             kind, line = row(path, os.stat(full, follow_symlinks=False), full)
             places.append(full)
-            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.write(line_of(line))
             if kind == "folder":
                 names = sorted(entry.name for entry in os.scandir(full))
                 left += [(path + b"/" + name, os.path.join(full, name)) for name in reversed(names)]

@@ -42,6 +42,7 @@ from clusterctl.transport.remote_content import (
     Incoming,
     TruncatedError,
     UnexpectedError,
+    finish,
     finish_places,
     hash_of,
     make_place,
@@ -54,6 +55,7 @@ from clusterctl.transport.remote_open import OWNERS, fail, lock, open_own, remov
 STDIN = cast("BufferedReader", sys.stdin.buffer)
 SYNCED = 1 << 20  # bytes from which a file of the store is on disk before it has its name
 SYNC_EVERY = 1 << 28
+PIECE = 1 << 18  # bytes that are read at once
 READ_ONLY = 0o400  # the mode of a file of the store
 SEALED = 1_000_000_000  # its time of change; whole seconds, which is all that some file systems keep
 MAX_OPEN = 256  # partial files that are held open
@@ -139,7 +141,9 @@ def find_missing(entries: list[Entry], *, stored: bool) -> dict[int, tuple[int |
     begun: set[bytes] = set()
     for index in not_stored(entries) if stored else different(entries):
         entry, missing[index] = entries[index], (None, 0)
-        if entry.partial not in begun and os.path.lexists(entry.partial) and len(begun) < MAX_OPEN:
+        if entry.is_new or entry.partial in begun or len(begun) == MAX_OPEN:
+            continue
+        if os.path.lexists(entry.partial):
             fd = open_partial(entry.partial)
             if fd is not None:
                 begun.add(entry.partial)
@@ -161,12 +165,14 @@ def different(entries: list[Entry]) -> list[int]:
     """The files of which another content, or none, is in their place: the other side tells by the hashes."""
     beat = checking()
     files = [index for index, entry in enumerate(entries) if entry.kind == "file"]
-    alike = {index: sha for index in files if (sha := hash_in_place(entries[index], beat))}
+    there = [index for index in files if not entries[index].is_new]
+    alike = {index: sha for index in there if (sha := hash_in_place(entries[index], beat))}
     emit_rows("alike", [[index, sha] for index, sha in alike.items()])
     if not (line := STDIN.readline()):
         raise TruncatedError
-    other = set(json.loads(line))
-    return [index for index in files if index not in alike or index in other]
+    same = alike.keys() - set(json.loads(line))
+    finish_places(entries[index] for index in same)
+    return [index for index in files if index not in same]
 
 
 def take(entry: Entry, fd: int | None, have: int, incoming: Incoming, *, stored: bool) -> bool:
@@ -178,7 +184,8 @@ def take(entry: Entry, fd: int | None, have: int, incoming: Incoming, *, stored:
         partial = entry.partial + b".%d" % os.getpid()
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, OWNERS)
     try:
-        sha = incoming.rest(fd, have, entry.size, Syncing(fd), hashed=stored)
+        arrived = Syncing(fd) if stored else lambda _: None
+        sha = incoming.rest(fd, have, entry.size, arrived, hashed=stored)
         if not (sha.hexdigest() == entry.payload if stored else incoming.arrives_whole(sha)):
             os.unlink(partial)
             return False
@@ -186,13 +193,11 @@ def take(entry: Entry, fd: int | None, have: int, incoming: Incoming, *, stored:
             if entry.size > SYNCED:
                 os.fsync(fd)
             remove_unless(stat.S_ISREG, entry.final)
-        else:  # while it has no place, another transfer of the same content must be able to open it
-            os.fchmod(fd, entry.mode | OWNERS)
         os.replace(partial, entry.final)
         if stored:
             seal(fd)
-        else:
-            os.fchmod(fd, entry.mode)
+        else:  # before, another transfer of the same content must be able to open it
+            finish(fd, entry)
     except BaseException:
         if partial != entry.partial:
             with contextlib.suppress(OSError):
@@ -204,7 +209,10 @@ def take(entry: Entry, fd: int | None, have: int, incoming: Incoming, *, stored:
 
 
 class Syncing:
-    """Writes what has arrived to the disk now and then: a long sync at the end would look like a hang."""
+    """Writes what has arrived for the store to the disk now and then.
+
+    A long sync at the end would look like a hang.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd, self.unsynced = fd, 0
@@ -230,7 +238,7 @@ def receive_all(entries: list[Entry], folder: bytes, *, stored: bool) -> list[in
     missing = find_missing(entries, stored=stored)
     refuse_small_disk(folder, sum(entries[index].size - have for index, (_, have) in missing.items()))
     emit_rows("send", [[index, have] for index, (_, have) in missing.items()])
-    incoming = Incoming(lambda: STDIN.read1(CHUNK), checking())
+    incoming = Incoming(lambda: STDIN.read1(PIECE), checking())
     wrong = []
     for index, (fd, have) in missing.items():
         try:
@@ -243,15 +251,16 @@ def receive_all(entries: list[Entry], folder: bytes, *, stored: bool) -> list[in
 
 def receive_below(into: bytes, entries: list[Entry]) -> list[int]:
     os.makedirs(into, exist_ok=True)
+    new: set[bytes] = set()
     for entry in entries:
         begun = b"%d %d %s" % (entry.size, entry.mtime_ns, entry.path)
         place_below(into, entry, hashlib.sha256(begun).hexdigest())
         try:
-            make_place(entry, follow=True)
+            make_place(entry, new, follow=True)
         except OSError as exc:
             fail(entry.path, exc)
     wrong = receive_all(entries, os.path.abspath(into), stored=False)
-    finish_places(entries)
+    finish_places(entry for entry in entries if entry.kind == "folder")
     return wrong
 
 
