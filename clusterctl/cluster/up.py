@@ -104,7 +104,8 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
         ClusterctlError: a phase failed; what was done stays, and the next `up` goes on from there.
     """
     session.provider.check(session.spec)
-    with session.locked("up"), replacing(session.workspace, options.replaced) as commit_replacement:
+    replacement = replacing(session.workspace, options.replaced)
+    with session.locked("up"), session.provider.working(), replacement as commit_replacement:
         if session.workspace.removing.exists() and all_answer(session.workspace):
             clear_removal(session.workspace)  # with what it was to discard
         session.workspace.removing.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
@@ -206,6 +206,10 @@ class Provider(Protocol):
 
     known_shared: str | None = None
     class_groups: tuple[str, ...] = (COMPUTE,)
+
+    def working(self) -> AbstractContextManager[None]:
+        """While several of these methods are called: what they share may stay open."""
+        return nullcontext()
 
     def check(self, spec: ClusterSpec) -> None:
         """Refuse what can't become a cluster, before anything is asked, ended or made.

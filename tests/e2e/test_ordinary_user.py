@@ -85,7 +85,8 @@ OTHERS = {
         "ssh -F none -o PreferredAuthentications=none -o UserKnownHostsFile=/dev/null "
         '-o StrictHostKeyChecking=no "root@$ADDRESS" 2>&1 | grep -E "password|keyboard"'
     ),
-    "start the helper": 'echo "{}" | sudo -n "$PYTHON" -I -B -m clusterctl.providers.local.helper clusters',
+    "start the helper": """echo '{"verb": "clusters", "request": {}}' """
+    '| sudo -n "$PYTHON" -I -B -m clusterctl.providers.local.helper serve',
 }
 HOLDS = """
 import fcntl, glob, os, sys, time

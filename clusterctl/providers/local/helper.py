@@ -1,8 +1,9 @@
-"""The one part that runs as root: ``python -I -B -m clusterctl.providers.local.helper VERB``.
+"""The one part that runs as root: ``python -I -B -m clusterctl.providers.local.helper serve``.
 
-A request is one JSON line on stdin, answers are JSON lines on stdout: any number of ``{"progress": …}``,
-``{"waiting": …}`` or ``{"ready": …}``, then ``{"result": …}`` or ``{"error": …}``. When stdin closes before
-an image is baked, the caller is gone: what was started is ended and removed.
+A request is one JSON line on stdin, ``{"verb": …, "request": …}``. Answers are JSON lines on stdout: any
+number of ``{"progress": …}``, ``{"waiting": …}`` or ``{"ready": …}``, then ``{"result": …, "goes_on": …}``,
+which tells whether another request is taken, or ``{"error": …}``, after which none is. When stdin closes
+before an image is baked, the caller is gone: what was started is ended and removed.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def _have(
     """What is ``found`` in the cache, once it was baked there: the caller is told ``about`` it."""
     if (there := found()) is not None:
         return there
-    watch = _Caller()
+    watch = _Caller.reading or _Caller()
     with image.cache_lock("up", waiting):
         if found() is None:
             watch.check()
@@ -137,13 +138,17 @@ def _have(
 class _Caller:
     """Watches the caller's end of stdin while something is being built on its behalf."""
 
+    reading: _Caller | None = None  # who takes what the caller says next for the end of that
+
     def __init__(self) -> None:
         self._done = threading.Event()
         self._word = ""
+        _Caller.reading = self
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         self._word = sys.stdin.readline().strip()
+        _Caller.reading = None
         if self._word != "done":
             end_children()
         self._done.set()
@@ -491,20 +496,29 @@ def main() -> int:
     for name in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(name, signal.SIG_IGN)
     os.umask(0o022)
+    goes_on = True
+    while goes_on and (line := sys.stdin.readline()):
+        goes_on = _serve(json.loads(line))
+    return 0 if goes_on else 1
+
+
+def _serve(asked: dict[str, Any]) -> bool:
+    """Answer a request; whether another one can be read."""
     try:
         for folder in (layout.STATE, layout.CACHE):
             if folder.is_dir():
                 layout.make_private(folder)  # an older version left them for all to read
-        request = json.loads(sys.stdin.readline() or "{}")
-        _answer({"result": VERBS[sys.argv[1]](request)})
-        return 0
+        result = VERBS[asked["verb"]](asked["request"])
+        goes_on = _Caller.reading is None
+        _answer({"result": result, "goes_on": goes_on})
+        return goes_on
     except ClusterctlError as exc:
         error = exc
     except OSError as exc:
         why = f"{exc.strerror}: {exc.filename}" if exc.filename else str(exc)
         error = disk_error(exc) if exc.errno in REFUSALS else ProvisionError("machine work failed", why=why)
     _answer({"error": {"kind": error.code} | {key: getattr(error, key) for key in _TOLD}})
-    return 1
+    return False
 
 
 if __name__ == "__main__":

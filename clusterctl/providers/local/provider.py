@@ -7,6 +7,7 @@ import pwd
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from clusterctl.providers.base import (
     hosts_as_raised,
 )
 from clusterctl.providers.local import layout
-from clusterctl.providers.local.client import call, refuse_other_machines
+from clusterctl.providers.local.client import call, keeping_helper, refuse_other_machines
 from clusterctl.providers.local.image import DEBIAN, DEFAULT_MIRROR, base_inputs
 from clusterctl.providers.node_class import NodeClass, NodeFile, SharedFiles
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
@@ -75,6 +76,9 @@ class LocalProvider(Provider):
                 why=f"this machine is {release}: dnf makes the node image, from its own repositories",
                 fix="remove provider.distribution",
             )
+
+    def working(self) -> AbstractContextManager[None]:
+        return keeping_helper()
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:  # noqa: ARG002
         def ready(answer: dict[str, Any]) -> None:

@@ -148,7 +148,7 @@ def test_the_proof_of_the_cluster_does_too(tmp_path: Path) -> None:
     said = Recorder()
     SlurmClient(said, has_pmix=False).run_verification_job(("d-1", "d-2"), str(tmp_path))  # type: ignore[arg-type]
     assert "srun" not in said.argv
-    assert said.argv.index("salloc") < said.argv.index("mpirun") < said.argv.index("payload")
+    assert said.argv.index("salloc") < said.argv.index("mpirun") < said.argv.index("payload.probe")
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,8 @@ def test_two_at_once_make_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
     both, answers = threading.Barrier(2), []
 
     class Caller:
+        reading = None
+
         def check(self) -> None:
             pass
 

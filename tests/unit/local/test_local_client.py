@@ -1,12 +1,14 @@
 """The local provider says where it can't run before it starts anything."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
 from clusterctl.errors import ClusterctlError, DiskError, MachineError, ProvisionError
+from clusterctl.providers.local import client
 from clusterctl.providers.local.client import converse, elevation
 from clusterctl.providers.local.system import run
 
@@ -35,6 +37,23 @@ def test_an_error_of_the_helper_is_the_same_here(kind: type[ClusterctlError]) ->
         with pytest.raises(ClusterctlError, match="it can't be written") as caught:
             converse(process, {}, print, ready=None)
         assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_helper_is_kept_for_the_next_call_only_while_it_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    said = json.dumps({"result": {"pid": 0}, "goes_on": goes_on}).replace("0", "$$").replace('"', '\\"')
+    monkeypatch.setattr(client, "elevation", lambda _: ["sh", "-c", f'while read it; do echo "{said}"; done'])
+    with client.keeping_helper():
+        with client.keeping_helper():
+            one = client.call("look", {})["pid"]
+        other = client.call("look", {})["pid"]
+        assert (one == other) is goes_on
+    assert client.call("look", {})["pid"] not in (one, other)
+    for pid in (one, other):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 def test_this_machine_is_taken() -> None:
