@@ -131,8 +131,10 @@ def public_key(file: Path) -> str:
 
 
 def make_homes(wanted: layout.ClusterRequest, shared: Path, lower: Sequence[Path]) -> None:
-    """Make the homes of a new cluster's users, with what an image has for new ones, on its empty folder."""
-    top = shared / "home"
+    """Make the homes of a new cluster's users on its empty shared folder: all appear there at once."""
+    top = shared.with_name("homes")
+    if top.exists():  # an `up` was ended
+        system.erase(top)
     (top / f".clusterctl-{wanted.id}").mkdir(parents=True)
     for one in wanted.homes:
         home = top / one.name
@@ -144,6 +146,7 @@ def make_homes(wanted: layout.ClusterRequest, shared: Path, lower: Sequence[Path
             folder.chmod(0o700)
         for path in (home, *home.rglob("*")):
             os.lchown(path, one.uid, one.uid)
+    top.rename(shared / "home")
 
 
 def _place(root: Path, name: str, text: str | bytes, *, mode: int = 0o644) -> Path:

@@ -204,8 +204,9 @@ def test_homes_of_a_new_cluster(tmp_path: Path) -> None:
         **{"image": IMAGE, "distribution": "debian-13", "admin_key": KEY},
         homes=(layout.Home(name="ada", uid=2001, keys=(KEY,)),),
     )
-    shared = tmp_path / "shared"
+    shared, ended = tmp_path / "shared", tmp_path / "homes/bob"  # of one that was ended midway
     shared.mkdir()
+    ended.mkdir(parents=True)
     machine.make_homes(wanted, shared, lower)
     found = {
         str(path.relative_to(shared)): (path.stat().st_uid, path.stat().st_gid, path.stat().st_mode & 0o777)
