@@ -132,6 +132,7 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
     """
     folder, home = source.folder, source.home
     tree.mkdir(parents=True, exist_ok=True)
+    is_new = not any(tree.iterdir())
     here: dict[_Key, str] = {}  # -> sha256
     wanted = source.selection
     request = json.dumps([folder, wanted.checkpoints, wanted.max_checkpoint]).encode() + b"\n"
@@ -150,6 +151,7 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
         restless = [entry for entry in files if _key(entry) not in here]
         if not restless:
             break
+        is_new = False
         sender.close()  # what went wrong is not to last
     if restless and not source.still_changing:
         example = shown_path(restless[0].path)
@@ -162,7 +164,8 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
     hashes = {one.local: here[_key(one)] for one in files if _key(one) in here}
     around = {os.path.dirname(entry.local) for entry in entries}  # noqa: PTH120  # names are bytes
     folders = tuple(e.local for e in entries if e.kind == Kind.FOLDER and e.local not in around)
-    _remove_others(os.fsencode(tree), {*hashes, *folders})
+    if not is_new:
+        _remove_others(os.fsencode(tree), {*hashes, *folders})
     skipped += [(one.path, "it changed while it was read", one.size, 1) for one in restless]
     sizes = {entry.local: entry.size for entry in files if entry.local in hashes}
     return Manifest(

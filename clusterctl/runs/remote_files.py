@@ -90,6 +90,7 @@ class Listing:
     ) -> None:
         self.top, self.ours = top, ours
         self.given = read_given(top)
+        self.user = os.geteuid()
         self.globs: Globs | None = None  # what outputs.json says is brought home
         everything = checkpoints == EVERYTHING
         if not everything:
@@ -227,12 +228,15 @@ class Listing:
 
     def tell_file(self, path: bytes, full: bytes) -> None:
         try:
-            mode = os.lstat(full).st_mode
+            status = os.lstat(full)
             for is_kind, kind in KINDS:
-                if is_kind(mode):
-                    link = stat.S_ISLNK(mode) and (0, os.fsdecode(os.readlink(full)))
+                if is_kind(status.st_mode):
+                    link = stat.S_ISLNK(status.st_mode) and (0, os.fsdecode(os.readlink(full)))
                     self.tell_left(path, UNCHANGED if link and self.given.get(path) == link else kind)
                     return
+            if path not in self.given and self.can_be_read(status):
+                self.tell_found(path, status)
+                return
             fd = self.opener.open(path)
         except OSError as exc:
             self.tell_left(path, exc.strerror or str(exc))
@@ -247,6 +251,11 @@ class Listing:
                 self.tell_found(path, status)
         finally:
             os.close(fd)
+
+    def can_be_read(self, status: os.stat_result) -> bool:
+        """Whether a file is certain to be opened later; of others that is found out by opening them."""
+        mine = status.st_uid == self.user and status.st_mode & stat.S_IRUSR
+        return bool(mine and stat.S_ISREG(status.st_mode))
 
 
 def is_link_of_a_task(path: bytes, full: bytes) -> bool:

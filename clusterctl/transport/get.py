@@ -20,7 +20,6 @@ from clusterctl.transport.remote_content import (
     LEFT,
     NOT_THERE,
     SAME,
-    SMALL,
     UNREADABLE,
     Entry,
     Incoming,
@@ -29,7 +28,9 @@ from clusterctl.transport.remote_content import (
     finish,
     finish_places,
     make_place,
+    name_it,
     open_partial,
+    open_unnamed,
     place_below,
 )
 from clusterctl.transport.remote_open import open_own
@@ -152,7 +153,8 @@ class Sender:
 class _Arrival:
     entry: Entry
     known: str = ""  # the hash of what is in its place, if that may be the file
-    fd: int | None = None  # its partial file, open and locked
+    fd: int | None = None  # its partial file, open and locked; or one that is not named yet
+    is_named: bool = True
     have: int = 0  # bytes that are in that
 
     @property
@@ -187,10 +189,9 @@ class Download:
     ) -> Mapping[int, str]:
         """Bring these below ``folder``; index -> sha256 of each file that is here now as it is there.
 
-        ``own``: nothing else reads or writes there, so files need no locks, and small ones arrive in their
-        places; and what stands in the way, such as a link in place of a folder, is removed, which else is an
-        error. Else what comes is hashed only where it may have changed on its way, and its sha256 is "".
-        ``room`` is what to do where the disk is too small.
+        ``own``: nothing else writes there, so files need no locks; and what stands in the way, such as a link
+        in place of a folder, is removed, which else is an error. Else what comes is hashed only where it may
+        have changed on its way, and its sha256 is "". ``room`` is what to do where the disk is too small.
 
         Raises:
             OSError: it can't be written here.
@@ -204,8 +205,6 @@ class Download:
             key = b"%s\0%d\0%d" % (entry.path, entry.size, entry.mtime_ns)
             place_below(root, entry, hashlib.sha256(key).hexdigest())
             make_place(entry, new, follow=False, replace=own)
-            if entry.is_new and own and entry.size <= SMALL:
-                entry.partial = entry.final
         files = [entry for entry in entries if entry.kind == Kind.FILE]
         arrivals = _begun(files, progress)
         _refuse_small_disk(folder, arrivals, room)
@@ -234,6 +233,9 @@ class Download:
                 finish_places([arrival.entry])
             elif coming != UNREADABLE:
                 if arrival.fd is None:
+                    arrival.fd = open_unnamed(arrival.entry)
+                    arrival.is_named = arrival.fd is None
+                if arrival.fd is None:
                     arrival.fd = opened(arrival.entry.partial)
                 came, sha = self._receive(arrival, arrival.fd, done, total, progress, hashed=hashed)
                 if came:
@@ -255,12 +257,13 @@ class Download:
         try:
             sha = self._incoming.rest(fd, arrival.have, entry.size, more, hashed=hashed)
             whole = self._incoming.arrives_whole(sha)
-            if not whole:
-                os.unlink(entry.partial)  # noqa: PTH108  # paths are bytes
-            else:
-                if entry.partial is not entry.final:
-                    os.replace(entry.partial, entry.final)  # noqa: PTH105
+            if whole and arrival.is_named:
+                os.replace(entry.partial, entry.final)  # noqa: PTH105  # paths are bytes
                 finish(fd, entry)
+            elif whole:
+                name_it(fd, entry)
+            elif arrival.is_named:
+                os.unlink(entry.partial)  # noqa: PTH108
         finally:
             os.close(fd)
         return whole, sha

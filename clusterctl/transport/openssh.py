@@ -20,7 +20,6 @@ from clusterctl.errors import CommandError, MachineError, UnreachableError
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import (
     ENDED_BY_SIGNAL,
-    PIPE,
     Conversation,
     enlarge,
     failed,
@@ -28,6 +27,7 @@ from clusterctl.transport.base import (
     sendable,
     shown,
 )
+from clusterctl.transport.remote_content import READ
 from clusterctl.util.process import Result
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Talk:
         assert self.process.stdout is not None  # noqa: S101
         fd = self.process.stdout.fileno()
         self._wait(fd, select.POLLIN)
-        return os.read(fd, PIPE)
+        return os.read(fd, READ)
 
     def finish(self) -> None:
         if self.process.stdin is not None:

@@ -23,6 +23,7 @@ missing, the exit status is 67.
 from __future__ import annotations
 
 import base64
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -35,9 +36,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
-from clusterctl.transport.remote_open import Opener, fail, lies_at, open_own, remove_unless
+from clusterctl.transport.remote_open import (
+    OWNERS,
+    Opener,
+    fail,
+    lies_at,
+    open_own,
+    remove_unless,
+)
 
 CHUNK = 1 << 20
+READ = 120_000  # bytes of a pipe at once; of more, glibc would map and clear the memory anew each time
 ZEROS = bytes(CHUNK)
 BUFFER = 1 << 16  # of small pieces; large ones are written from where they are
 SMALL = 1 << 16  # bytes up to which a file travels as one piece
@@ -369,6 +378,30 @@ def open_partial(path: bytes) -> int | None:
         pass
     os.close(fd)
     return None
+
+
+def open_unnamed(entry: Entry) -> int | None:
+    """Where a small file of a new folder arrives: it has no name before ``name_it`` gives it its own.
+
+    So nobody else writes to it, nothing is left of it if it does not come whole, and it costs two thirds of
+    the time of a file that is renamed. None if it is no such file, or the file system has none without names.
+    """
+    if entry.is_new and entry.size <= SMALL and hasattr(os, "O_TMPFILE"):
+        with contextlib.suppress(OSError):
+            return os.open(os.path.dirname(entry.final), os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, OWNERS)
+    return None
+
+
+def name_it(fd: int, entry: Entry) -> None:
+    """Give a file of ``open_unnamed`` its place, with its mode and time."""
+    finish(fd, entry)
+    here = b"/proc/self/fd/%d" % fd  # linkat(2); with a folder to begin at, os.link follows that to the file
+    try:
+        os.link(here, entry.final, src_dir_fd=fd)
+    except FileExistsError:
+        beside = entry.partial + b".%d" % os.getpid()
+        os.link(here, beside, src_dir_fd=fd)
+        os.replace(beside, entry.final)
 
 
 def make_place(entry: Entry, new: set[bytes], *, follow: bool, replace: bool = False) -> None:

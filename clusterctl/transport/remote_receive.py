@@ -37,6 +37,7 @@ from typing import cast
 
 from clusterctl.transport.remote_content import (
     CHUNK,
+    READ,
     Beat,
     Entry,
     Incoming,
@@ -46,7 +47,9 @@ from clusterctl.transport.remote_content import (
     finish_places,
     hash_of,
     make_place,
+    name_it,
     open_partial,
+    open_unnamed,
     place_below,
     write_all,
 )
@@ -55,7 +58,6 @@ from clusterctl.transport.remote_open import OWNERS, fail, lock, open_own, remov
 STDIN = cast("BufferedReader", sys.stdin.buffer)
 SYNCED = 1 << 20  # bytes from which a file of the store is on disk before it has its name
 SYNC_EVERY = 1 << 28
-PIECE = 1 << 18  # bytes that are read at once
 READ_ONLY = 0o400  # the mode of a file of the store
 SEALED = 1_000_000_000  # its time of change; whole seconds, which is all that some file systems keep
 MAX_OPEN = 256  # partial files that are held open
@@ -178,6 +180,8 @@ def different(entries: list[Entry]) -> list[int]:
 def take(entry: Entry, fd: int | None, have: int, incoming: Incoming, *, stored: bool) -> bool:
     """Receive a file and give it its place; False if it did not come whole, or has another hash."""
     partial = entry.partial
+    if fd is None and (fd := open_unnamed(entry)) is not None:
+        return take_unnamed(entry, fd, incoming)
     if fd is None:
         fd = open_partial(partial)
     if fd is None:  # another transfer sends the same content right now
@@ -206,6 +210,17 @@ def take(entry: Entry, fd: int | None, have: int, incoming: Incoming, *, stored:
     finally:
         os.close(fd)
     return True
+
+
+def take_unnamed(entry: Entry, fd: int, incoming: Incoming) -> bool:
+    """The same of a file that has no name yet, and no hash."""
+    try:
+        is_whole = incoming.arrives_whole(incoming.rest(fd, 0, entry.size, hashed=False))
+        if is_whole:
+            name_it(fd, entry)
+        return is_whole
+    finally:
+        os.close(fd)
 
 
 class Syncing:
@@ -238,7 +253,7 @@ def receive_all(entries: list[Entry], folder: bytes, *, stored: bool) -> list[in
     missing = find_missing(entries, stored=stored)
     refuse_small_disk(folder, sum(entries[index].size - have for index, (_, have) in missing.items()))
     emit_rows("send", [[index, have] for index, (_, have) in missing.items()])
-    incoming = Incoming(lambda: STDIN.read1(PIECE), checking())
+    incoming = Incoming(lambda: STDIN.read1(READ), checking())
     wrong = []
     for index, (fd, have) in missing.items():
         try:

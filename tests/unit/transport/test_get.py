@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import fcntl
 import json
 import os
@@ -12,6 +13,7 @@ import pytest
 
 from clusterctl.errors import TransferError, UnreachableError, UsageError
 from clusterctl.transport.get import Fetched, fetch
+from clusterctl.transport.remote_content import Entry, name_it, open_unnamed, place_below
 from tests.support.disks import FAULTS, small_disk
 from tests.support.here import LocalTransport
 from tests.support.transfers import Cutting, as_anybody, content
@@ -90,6 +92,35 @@ def test_a_damaged_beginning_is_noticed(theirs, here):
         get(here)
     get(here)
     assert content(here / "data") == content(theirs)
+
+
+def test_a_file_system_without_unnamed_files(theirs, here, monkeypatch):
+    """NFS has none, for one."""
+    opened, refused = os.open, []
+
+    def refuse(path, flags, *more, **options):
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            refused.append(path)
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return opened(path, flags, *more, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    get(here)
+    assert refused
+    assert content(here / "data") == content(theirs)
+
+
+def test_what_came_into_the_place_of_a_new_file_meanwhile_is_replaced(tmp_path):
+    entry = Entry(["file", base64.b64encode(b"one").decode(), 0o640, 10**18, 3, "", 3])
+    place_below(os.fsencode(tmp_path), entry, "0" * 64)
+    entry.is_new = True
+    fd = open_unnamed(entry)
+    os.write(fd, b"new")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "one").write_text("another's")
+    name_it(fd, entry)
+    os.close(fd)
+    assert content(tmp_path) == {"one": (b"new", 0o100640, 10**18)}
 
 
 def test_two_at_once_to_one_place(theirs, here):
