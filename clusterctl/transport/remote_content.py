@@ -295,10 +295,12 @@ class Incoming:
             write_all(fd, data)
             arrived(size)
         else:
-            self.pieces(fd, have, size, sha, arrived)
+            self.receive_content(fd, have, size, sha, arrived)
         return sha
 
-    def pieces(self, fd: int, have: int, size: int, sha: Any, arrived: Callable[[int], object]) -> None:
+    def receive_content(
+        self, fd: int, have: int, size: int, sha: Any, arrived: Callable[[int], object]
+    ) -> None:
         left, length = size - have, 0
         os.lseek(fd, have, os.SEEK_SET)
         while left:
