@@ -78,6 +78,15 @@ def still(pids: list[int]) -> Iterator[None]:
                 os.kill(pid, signal.SIGKILL)
 
 
+def test_much_data_goes_over_the_shared_connection(me, config) -> None:
+    """Each transfer imported paramiko and logged in twice."""
+    with closing(PersistentSSH("node", config, user=me)) as node:
+        with node.converse(["wc", "-c"], bulk=True) as talk:
+            talk.send(bytes(8 << 20))
+            talk.finish()
+        assert node._own is None
+
+
 def test_verbs_one_after_the_other_share_a_connection(sshd, me, config) -> None:
     for _ in range(3):
         done = subprocess.run(
