@@ -5,6 +5,7 @@ The inventory has hosts, groups and every role variable, so that plain `ansible-
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -57,6 +58,8 @@ CLASS_ROLES: Final = {  # group of hosts -> the roles that class.yml has for the
 
 Variables = dict[str, Any]
 _HOST: Final = "HOST"
+# Lists with an entry for each host, written as JSON, which is YAML: ruamel.yaml takes 0.5 ms for each entry.
+_OF_EACH_HOST: Final = ("common_hosts", "firewall_addresses", "mpi_ssh_hosts")
 _PLAIN: Final = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][a-z0-9-]*")  # text in any YAML
 
 
@@ -179,10 +182,15 @@ def _text(inventory: Inventory, ssh_config: Path, variables: Variables) -> str:
                 "mitogen_ssh_compression": False,
                 # By itself Ansible would share a connection with another cluster's host of the same name.
                 "ansible_control_path": f"%(directory)s/{inventory.cluster_id}-%%C",
-                **variables,
+                **{name: value for name, value in variables.items() if name not in _OF_EACH_HOST},
             },
         }
     }
+    rows = "".join(
+        f"    {name}:\n" + "".join(f"      - {json.dumps(row)}\n" for row in variables[name])
+        for name in _OF_EACH_HOST
+        if variables.get(name)
+    )
     children = (
         (group, {name: hosts[name] if group in roles else {} for name in members})
         for group, members in (roles | groups).items()
@@ -190,7 +198,7 @@ def _text(inventory: Inventory, ssh_config: Path, variables: Variables) -> str:
     head = (
         f"# Written by clusterctl; use it with: ansible-playbook -i THIS_FILE {asset('ansible')}/site.yml\n"
     )
-    return f"{head}{yaml_text(document)}  children:\n{''.join(starmap(_group, children))}"
+    return f"{head}{yaml_text(document)}{rows}  children:\n{''.join(starmap(_group, children))}"
 
 
 def _group(name: str, members: Mapping[str, Variables]) -> str:

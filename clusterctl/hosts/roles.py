@@ -110,10 +110,11 @@ def probe_requests(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "mariadb_conf": inventory.distribution.mariadb_conf,
         "public_key": workspace.public_key.read_text().strip(),
     }
-    return {
-        host.name: _probe_request(host, spec, inventory, values, _of_host(of_cluster, host))
-        for host in inventory.hosts
-    }
+    made: dict[tuple[tuple[str, ...], bool], ProbeRequest] = {}  # of hosts alike it is the same
+    for host in inventory.hosts:
+        if (kind := (tuple(host.roles), bool(host.local_ssds))) not in made:
+            made[kind] = _probe_request(host, spec, inventory, values, _of_host(of_cluster, host))
+    return {host.name: made[tuple(host.roles), bool(host.local_ssds)] for host in inventory.hosts}
 
 
 def _probe_request(

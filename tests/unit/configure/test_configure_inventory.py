@@ -13,6 +13,8 @@ from ruamel.yaml import YAML
 
 from clusterctl.configure.inventory_file import (
     install_mark,
+    inventory_text,
+    role_variables,
     write_ansible_inventory,
     write_restore_inventory,
 )
@@ -64,6 +66,17 @@ def test_ansible_does_not_read_a_path_as_a_template(
     done = ansible("ansible", [*argv, "-a", "var=munge_key_src"], cwd=tmp_path)
     said = json.loads(done.stdout.split("=>", 1)[1])
     assert said["munge_key_src"] == str(workspace.munge_key)
+
+
+def test_lists_arrive_as_they_are(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
+    """Those with an entry for each host are not written by ruamel.yaml."""
+    text = inventory_text(spec, inventory, workspace).replace("!unsafe", "")
+    read = YAML(typ="safe").load(text)["all"]["vars"]
+    lists = {
+        name: it for name, it in role_variables(spec, inventory, workspace).items() if isinstance(it, list)
+    }
+    assert len(lists["common_hosts"]) == len(inventory.hosts)
+    assert {name: read.get(name) for name in lists} == lists
 
 
 def test_two_clusters_share_no_connection(seen: dict[str, Any], inventory: Inventory) -> None:
