@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from pathspec import GitIgnoreSpec
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import CollectError, UsageError, printable
 from clusterctl.scheduler.script import TAKEN_NAMES
@@ -21,6 +20,9 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import RUN_FILE, RunRecord
 from clusterctl.state.workspace import cache_home, state_home
 from clusterctl.transport.tree import Item, Kind, not_readable, shown_size
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 MAX_BYTES, MAX_FILES = 10 << 30, 100_000
 LARGE_BYTES, LARGE_FILES = 100 << 20, 5_000
@@ -187,7 +189,7 @@ class FolderWalk:
             self.unreadable.append(exc)
             return None
         # What is left out may hold something that --include wants.
-        wanted = is_folder and entry.name != _NEVER and (goes or bool(self.include.spec.patterns))
+        wanted = is_folder and entry.name != _NEVER and (goes or self.include.spec is not None)
         excluded = wanted and self.exclude.says(path, is_folder=True) is True
         return (path, rules, not goes) if wanted and not excluded else None
 
@@ -314,10 +316,12 @@ class Ignore:
     """The rules of one .gitignore-like list. ``folder`` is where it lies, below which it counts."""
 
     folder: Path
-    spec: GitIgnoreSpec
+    spec: GitIgnoreSpec | None  # None: no line counts
 
     def says(self, path: Path, *, is_folder: bool) -> bool | None:
         """Whether a path is ignored; None where no line is about it."""
+        if self.spec is None:
+            return None
         name = f"{path.relative_to(self.folder)}{'/' if is_folder else ''}"
         return self.spec.check_file(name).include
 
@@ -331,7 +335,7 @@ def patterns(flag: str, lines: Sequence[str], folder: Path) -> Ignore:
     for line in lines:
         if _spec([line]) is None:
             raise UsageError(f"{flag}: {line} is not a pattern", fix="write it as in a .gitignore file")
-    return Ignore(folder, _spec(lines) or GitIgnoreSpec([]))
+    return Ignore(folder, _spec(lines))
 
 
 def read_gitignore(file: Path, folder: Path) -> Ignore | None:
@@ -349,7 +353,7 @@ def read_gitignore(file: Path, folder: Path) -> Ignore | None:
     spec = _spec(lines)
     if spec is None:
         spec = _spec([line for line in lines if _spec([line]) is not None])
-    return Ignore(folder, spec or GitIgnoreSpec([]))
+    return Ignore(folder, spec)
 
 
 def rules_above(folder: Path) -> tuple[Ignore, ...]:
@@ -390,6 +394,11 @@ def _git_folder(root: Path) -> Path:
 
 
 def _spec(lines: Sequence[str]) -> GitIgnoreSpec | None:
+    """None where there are no lines, or one can't be understood."""
+    if not lines:
+        return None
+    from pathspec import GitIgnoreSpec  # noqa: PLC0415 - slow, and most folders have no such file
+
     with warnings.catch_warnings():  # of brackets in what pathspec makes of patterns such as a[[:alpha:]]
         warnings.simplefilter("ignore", FutureWarning)
         try:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-SLOW = ("ansible_runner", "asyncio", "invoke", "jinja2", "ruamel.yaml", "paramiko", "pydantic")
+SLOW = ("ansible_runner", "asyncio", "invoke", "jinja2", "ruamel.yaml", "paramiko", "pathspec", "pydantic")
 
 
 def imported(*modules: str) -> list[str]:
@@ -31,6 +31,7 @@ def imported(*modules: str) -> list[str]:
         ("clusterctl.cli.jobs", set()),
         ("clusterctl.cli.files", set()),
         ("clusterctl.jobs.watch", set()),
+        ("clusterctl.cli.submit", {"pydantic", "ruamel.yaml"}),
         ("clusterctl.jobs", {"paramiko", "pydantic", "ruamel.yaml"}),
     ],
 )
