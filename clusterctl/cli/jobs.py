@@ -76,8 +76,10 @@ def job_table(
 ) -> list[str]:
     """Jobs as `jobs` and `status` show them; ``users``: whose each is, too.
 
-    An array is one line, or a line for each of its ``tasks``.
+    An array is one line, or a line for each of its ``tasks``. None where the answer is JSON.
     """
+    if screen.json:
+        return []
     if not infos:
         return ["no jobs"]
     head = ["JOB", "NAME", "STATE", "NODES", "SUBMITTED", "ELAPSED", "LIMIT", "EXIT", "REASON"]
@@ -188,10 +190,12 @@ def diagnosis_of(session: Session, jobs: Sequence[JobInfo]) -> Diagnosis | None:
 
 def waiting(jobs: Iterable[JobInfo]) -> list[Diagnosis]:
     """What those of the jobs that wait are waiting for."""
+    waits = [job for job in jobs if job.state is JobState.PENDING]
+    if not waits:
+        return []
     from clusterctl.scheduler.diagnosis import Evidence, diagnose
 
     found: dict[tuple[str, int | None], Diagnosis] = {}
-    waits = [job for job in jobs if job.state is JobState.PENDING]
     for job in waits:
         if (key := (job.reason, job.expected_start)) not in found:
             found[key] = diagnose(Evidence(job=job))

@@ -70,24 +70,26 @@ def status(screen: Screen, options: Options) -> None:
     left = _pending_releases(workspace)
     keys = ("name", "state", "cpus", "memory_mib", "reason")
     rows = [(n.name, n.shown, n.cpus, n.memory_mib, n.reason) for n in found.nodes]
+    waits = waiting(found.jobs)
     answer = {
         "cluster": found.cluster,
         "provider": found.provider,
         "ready": found.ready,
         "nodes": [dict(zip(keys, row, strict=True)) for row in rows],
         "jobs": [j.as_dict() for j in found.jobs],
-        "waiting": [],
+        "waiting": [one.as_dict() for one in waits],
         "auto_down": found.auto_down,
         "pending_releases": [one.as_dict() for one in left],
     }
+    if screen.json:  # a table of many jobs takes as long as asking for them
+        screen.result(answer)
+        return
     lines = [f"cluster {found.cluster} ({found.provider}): {'ready' if found.ready else 'NOT ready'}", ""]
     shown = [(n.name, n.shown, n.cpus, shown_memory(n.memory_mib), n.reason) for n in found.nodes]
     lines += screen.table(["NODE", "STATE", "CPUS", "MEMORY", "REASON"], shown)
     if found.jobs:
         lines += ["", *job_table(screen, found.jobs, users=True)]
-        waits = waiting(found.jobs)
         lines += ["", *(one.summary for one in waits[:_MOST_WAITING])] if waits else []
-        answer["waiting"] = [one.as_dict() for one in waits]
     if by_itself := found.auto_down:
         state = "" if by_itself["armed"] else ", but its timer does not run: `clusterctl up` starts it"
         lines += ["", f"an idle cluster takes itself down after {by_itself['after']}{state}"]

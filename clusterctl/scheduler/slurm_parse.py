@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from clusterctl.errors import SlurmError
-from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, StepInfo
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo
 from clusterctl.spec.units import parse_slurm_time_s
 
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
@@ -44,7 +44,7 @@ class Query(Generic[_T]):
         Raises:
             SlurmError: the output was cut short, or is another command's.
         """
-        separator = f"|{secrets.token_hex(16)}|"  # a digit first would be a width
+        separator = f"|{secrets.token_hex(8)}|"  # a digit first would be a width
         return self.parse(run(self.command(separator)), separator)
 
     def command(self, separator: str) -> list[str]:
@@ -193,7 +193,12 @@ def _job(record: _Record, columns: str, **fields: Any) -> JobInfo:
     name, user, *times = columns.split()
     submit_time, start_time, end_time = map(record.time, times)
     state = record.state()
-    job = JobInfo(
+    if state.outcome is Outcome.GOES_ON:
+        # Slurm's guesses about what is still to come are no facts: one is kept as such.
+        waits = state is JobState.PENDING
+        fields |= {"exit_code": None, "signal": None, "expected_start": start_time if waits else None}
+        start_time, end_time = None if waits else start_time, None
+    return JobInfo(
         name=record[name],
         user=record[user],
         partition=record["Partition"],
@@ -208,14 +213,6 @@ def _job(record: _Record, columns: str, **fields: Any) -> JobInfo:
         work_dir=record["WorkDir"],
         comment=record.text("Comment"),
         **fields,
-    )
-    if job.ended:
-        return job
-    # Slurm's guesses about what is still to come are no facts: one is kept as such.
-    waits = state is JobState.PENDING
-    started, expected = (None, start_time) if waits else (start_time, None)
-    return replace(
-        job, exit_code=None, signal=None, start_time=started, end_time=None, expected_start=expected
     )
 
 
