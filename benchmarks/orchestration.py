@@ -1,7 +1,7 @@
 """What clusterctl's verbs take, beside what the same costs without it.
 
 Raises clusters of its own, runs both sides of each comparison in turn, checks what they did, and prints every
-round, medians and ratios. Usage: python benchmarks/orchestration.py [--rounds N] [WHAT...]
+round, medians and ratios. Usage: python benchmarks/orchestration.py [--rounds N] [--nodes N] [WHAT...]
 WHAT: start, up, again, submit, files, cold, fail, many, large. Default: all. `files` needs rsync here.
 """
 
@@ -48,7 +48,7 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def start(rounds: int) -> None:
+def start(rounds: int, nodes: int = 2) -> None:
     """The verbs that answer at once, with little and with much in the queue."""
     measure(
         "clusterctl --help",
@@ -56,7 +56,7 @@ def start(rounds: int) -> None:
         aim="at most 0.1 s",
         help=lambda: subprocess.run([BIN / "clusterctl", "--help"], check=True, capture_output=True) and None,
     ).show()
-    with raised(2) as cluster:
+    with raised(nodes) as cluster:
         script = cluster.folder / "one" / "job.sh"
         script.parent.mkdir()
         script.write_text("#!/bin/bash\ntrue\n")
@@ -385,7 +385,9 @@ def large(rounds: int) -> None:
     Measured("of that", steps).show()
 
 
-ALL = {one.__name__: one for one in (start, up, again, submit, files, cold, fail, many, large)}
+ALL: dict[str, Callable[..., None]] = {
+    one.__name__: one for one in (start, up, again, submit, files, cold, fail, many, large)
+}
 
 
 def main() -> None:
@@ -393,11 +395,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("what", nargs="*", choices=[[], *ALL], metavar="WHAT")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--nodes", type=int, default=2, help="of the cluster that `start` asks")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # not without taking clusters down
     print(machine())
     for name in given.what or ALL:
-        ALL[name](given.rounds)
+        ALL[name](given.rounds, **({"nodes": given.nodes} if name == "start" else {}))
 
 
 if __name__ == "__main__":
