@@ -95,6 +95,10 @@ class ClusterctlError(Exception):
         found = self._failures or (own,)
         return tuple(replace(f, retryable=False) for f in found) if self.had_side_effects else found
 
+    def also(self, failure: Failure) -> None:
+        """Add a failure that came after those of this error."""
+        self._failures = (*self.failures, failure)
+
     def __str__(self) -> str:
         """Lines for a person. Only why and fix may have several, which no text can begin at the margin."""
         head = f"{self.what} ({self.where})" if self.where else self.what

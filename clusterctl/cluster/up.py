@@ -156,10 +156,11 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
     return UpResult(inventory, verification, tuple(session.phases), tuple(session.notes))
 
 
-def bake_ahead(session: ClusterSession) -> str:
+def bake_ahead(session: ClusterSession, approve: Callable[[tuple[str, ...]], None] = lambda _: None) -> str:
     """Have the image made that new nodes start from; what became of it: `made`, or it was `cached`.
 
-    Where no cluster is there yet, all else that it took goes again.
+    ``approve`` is shown what it takes before anything is made; what it raises ends it there. Where no cluster
+    is there yet, all else that it took goes again.
 
     Raises:
         UsageError: no image of these nodes can be made.
@@ -177,7 +178,9 @@ def bake_ahead(session: ClusterSession) -> str:
             if spec.provider.is_cloud:
                 session.phase(preflight)
             workspace.create_secrets()
-            session.phase(plan_changes)
+            plan = session.phase(plan_changes)
+            if plan.hosts.images:
+                approve(plan.hosts.images)
             if workspace.baking.exists():
                 write_atomic(workspace.spec, dump_spec(spec))
             session.phase(prepare_class, distribution, session.provider.class_groups)

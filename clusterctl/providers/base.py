@@ -129,6 +129,7 @@ class HostPlan:
     ``priced_on`` is the date of the prices, where a table has them. ``other_usd_per_hour`` is what is no
     host, now and then; the price of ``other_unpriced`` is not known. ``other_lost`` is what goes, or is made
     anew, with all that it holds. ``notes`` change nothing; the user should know them all the same.
+    ``images`` are those to be made before new nodes, whether or not there are any, with what each takes.
     """
 
     hosts: tuple[HostChange, ...]
@@ -138,6 +139,7 @@ class HostPlan:
     other_unpriced: tuple[str, ...] = ()
     other_lost: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
 
     @property
     def changes(self) -> tuple[HostChange, ...]:

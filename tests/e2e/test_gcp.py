@@ -300,6 +300,7 @@ def test_an_image_is_made_of_a_machine_that_keeps_nothing_of_its_own(
     said = gcp.runner("-o", "json", "-f", gcp.spec, "image", "bake")
     assert said.json["made"]
     assert "image: {bake: true}" in said.stderr
+    assert "USD an hour), which is removed then" in said.stderr
     done = [entry for entry in gcp.cloud.done() if entry[1] == "google_compute_instance"]
     assert done == [(verb, "google_compute_instance", name) for verb in ("create", "delete")]
     (image,) = gcp.cloud.resources("google_compute_image").values()

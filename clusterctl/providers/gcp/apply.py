@@ -172,7 +172,12 @@ def extra_node(
     def remove() -> None:
         remove_node(terraform, name, owner, report=report)
 
-    left = f"{name} may still be there, and is billed: `clusterctl up` or `clusterctl down` removes it"
+    what, fix = f"{name} may still be there, and is billed", "`clusterctl up` or `clusterctl down` removes it"
+
+    def add_to(error: ClusterctlError) -> None:
+        error.also(Failure("not-removed", what, name, "provision", fix, retryable=True))
+        error.fix = "\n".join(filter(None, (error.fix, f"{what}: {fix}")))
+
     remove()  # one that an earlier run has left, half made
     try:
         plan = terraform.plan(targets=[*_BENEATH_NODES, address])
@@ -190,14 +195,14 @@ def extra_node(
         try:
             remove()
         except ClusterctlError as exc:
-            report(f"{left} ({exc.what})")
+            report(f"{what}: {fix} ({exc.what})")
             if isinstance(error, ClusterctlError):
-                error.fix = "\n".join(filter(None, (error.fix, left)))
+                add_to(error)
         raise
     try:
         remove()
     except ClusterctlError as exc:
-        exc.fix = "\n".join(filter(None, (exc.fix, left)))
+        add_to(exc)
         raise
 
 

@@ -6,12 +6,11 @@ configuration is another image. Images belong to no cluster, and stay when one g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from clusterctl.errors import CloudError, ProvisionError
-from clusterctl.providers.base import HostChange
 from clusterctl.providers.gcp import costs
 from clusterctl.providers.gcp.allowance import HostGroup
 from clusterctl.providers.gcp.api import Api, Json, iap_tunnel
@@ -69,16 +68,29 @@ def machines_of(spec: ClusterSpec) -> Iterator[HostGroup]:
 def images_of(api: Api, spec: ClusterSpec, inputs: str) -> dict[str, NodeImage]:
     """Partition -> the image of its nodes, made of ``inputs``; a family counts as its newest image.
 
+    Left out are partitions whose family has no image any more: nodes that are there need none.
+
     Raises:
-        CloudError: there is no such family, or it can't be looked at.
+        CloudError: a family can't be looked at.
     """
     disks, settings = _local_disks(spec), gcp.settings_of(spec)
     kinds = (settings.filestore is not None, settings.bucket is not None, any(disks.values()))
     installed = digest(*install_inputs(), spec.software.model_dump_json(), *map(str, kinds))
     return {
-        one.name: _named(one, _newest(api, one.image), inputs, installed, str(disks[one.name] > 0))
+        one.name: _named(one, newest, inputs, installed, str(disks[one.name] > 0))
         for one in machines_of(spec)
+        if (newest := _newest(api, one.image))
     }
+
+
+def without_base(spec: ClusterSpec, chosen: Mapping[str, NodeImage]) -> Iterator[str]:
+    """The partitions without an image to make one of, each in a sentence."""
+    for one in machines_of(spec):
+        if one.name not in chosen:
+            yield (
+                f"{one.image.project} has no image {one.image.family} any more: new nodes of the partition "
+                f"{one.name} need another provider.partitions.{one.name}.image"
+            )
 
 
 def _local_disks(spec: ClusterSpec) -> dict[str, int]:
@@ -90,11 +102,12 @@ def _local_disks(spec: ClusterSpec) -> dict[str, int]:
     }
 
 
-def _newest(api: Api, image: Image) -> str:
+def _newest(api: Api, image: Image) -> str | None:
+    """The name of an image; None for a family all of whose images are deleted or deprecated."""
     if image.family is None:
-        return str(image.name)
-    path = f"projects/{image.project}/global/images/family/{image.family}"
-    return str(api.get("compute", path)["name"])
+        return image.name
+    found = api.find("compute", f"projects/{image.project}/global/images/family/{image.family}")
+    return str(found["name"]) if found else None
 
 
 def _named(group: HostGroup, newest: str, *inputs: str) -> NodeImage:
@@ -105,12 +118,9 @@ def _named(group: HostGroup, newest: str, *inputs: str) -> NodeImage:
     return NodeImage(f"clusterctl-{key}", family, base, group.nodes, group.machine)
 
 
-def notes(
-    api: Api, spec: ClusterSpec, chosen: Mapping[str, NodeImage], hosts: Sequence[HostChange]
-) -> Iterator[str]:
-    """What `up` has to do before it makes nodes, where there is no image of them yet."""
-    new = {one.name for one in hosts if one.action in {"make", "replace"}} - {spec.controller_host}
-    for image in {one.name: one for one in chosen.values() if new}.values():
+def to_make(api: Api, spec: ClusterSpec, chosen: Mapping[str, NodeImage]) -> Iterator[str]:
+    """The images that are not there yet, each with the machine and the time that it takes."""
+    for image in {one.name: one for one in chosen.values()}.values():
         found = api.find("compute", path_of(api, image.name)) or {}
         if found.get("status") not in {"READY", "PENDING"}:
             gpu = image.machine.gpu if image.machine.guest_accelerator else None
@@ -118,8 +128,8 @@ def notes(
             usd = costs.of_machine(image.machine.name, added, spot=image.nodes.spot)
             price = f", {usd:.2f} USD an hour" if usd else ""
             yield (
-                f"`up` makes the image {image.name} of the nodes first, once: about {_MINUTES} more, on "
-                f"{machine_name(spec)} ({image.machine.name}{price}), which is removed then"
+                f"clusterctl makes the image {image.name} of the nodes first, once: about {_MINUTES} more, "
+                f"on {machine_name(spec)} ({image.machine.name}{price}), which is removed then"
             )
 
 

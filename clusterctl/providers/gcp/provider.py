@@ -73,6 +73,10 @@ class GcpProvider(Provider):
         report: Reporter,
     ) -> Mapping[str, SharedFiles]:
         self._use_images(spec, inputs[COMPUTE])
+        if not self._images:
+            raise ProvisionError(
+                "no image of these nodes can be made", why="\n".join(images.without_base(spec, {}))
+            )
         if self._shown and apply.has_node(self._shown[1], name := images.machine_name(spec)):
             terraform = self._terraform(workspace, spec.controller_host, report)
             apply.remove_node(terraform, name, apply.Owner(workspace.cluster_id()), report=report)
@@ -127,6 +131,8 @@ class GcpProvider(Provider):
         left = [host for host in hosts if host.name == images.machine_name(spec)]
         now, _ = costs.others((c.type, c.before) for c in plan.changes if c.before is not None)
         then, unknown = costs.others((c.type, c.after) for c in plan.changes if c.after is not None)
+        to_make = tuple(images.to_make(self._api, spec, self._images))
+        made = {one.name for one in hosts if one.action in {"make", "replace"}} - {spec.controller_host}
         return HostPlan(
             tuple(sorted(set(hosts) - set(left), key=lambda host: order.get(host.name, len(order)))),
             (*apply.other_changes(plan), *(f"remove {one.name}, which an image was made of" for one in left)),
@@ -137,9 +143,11 @@ class GcpProvider(Provider):
             notes=(
                 *_notes(spec),
                 *_taken_up(plan, kept),
-                *images.notes(self._api, spec, self._images, hosts),
+                *(images.without_base(spec, self._images) if inputs else ()),
+                *(to_make if made else ()),
                 *filter(None, [costs.caveat(self._settings.region_name)]),
             ),
+            images=to_make,
         )
 
     def apply(

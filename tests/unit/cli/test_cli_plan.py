@@ -202,6 +202,33 @@ def test_on_a_terminal_money_is_asked_about(tmp_path: Path, answer: str, code: i
         assert ("goes on" in shell.shown) == (answer == "y")
 
 
+BAKES = """
+from clusterctl.cli import image
+from clusterctl.cli.options import Options
+from clusterctl.cli.output import Screen
+from clusterctl.spec.models import ClusterSpec
+
+cloud = {"type": "gcp", "project": "a-project", "zone": "us-central1-a"}
+parts = [{"name": "train", "nodes": 1, "gpus": {"type": "l4", "count": 1}}]
+spec = {"version": 1, "name": "demo", "provider": cloud, "partitions": parts}
+image.spec_of = lambda *_: ClusterSpec.model_validate(spec)
+image.bake_ahead = lambda session, approve: approve(("on demo-image, 0.07 USD an hour",)) or "made"
+image.bake(Screen(json=False, color=False), Options(), yes=YES)
+"""
+
+
+@pytest.mark.parametrize(("yes", "answer", "code"), [(False, "y", 0), (False, "n", 1), (True, "", 0)])
+def test_on_a_terminal_an_image_is_asked_about(tmp_path: Path, yes: bool, answer: str, code: int) -> None:
+    argv = [sys.executable, "-c", BAKES.replace("YES", str(yes))]
+    with on_terminal(argv, {**os.environ, "TERM": "xterm"}, tmp_path) as shell:
+        if not yes:
+            shell.read_until("at that price? [y/N]")
+            shell.type(f"{answer}\n")
+        assert shell.end() == code
+        assert "on demo-image, 0.07 USD an hour" in shell.shown
+        assert ("the image is made" in shell.shown) == (code == 0)
+
+
 def test_check_tells_by_its_exit_code_and_writes_nothing(cli: Clusterctl) -> None:
     (cli.cwd / "cluster.yaml").write_text(
         "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: train, nodes: 2}]\n"

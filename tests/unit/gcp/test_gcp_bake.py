@@ -16,7 +16,7 @@ from clusterctl.cluster import up as cluster_up
 from clusterctl.cluster.session import ClusterSession
 from clusterctl.cluster.up import bake_ahead
 from clusterctl.configure.inventory_file import install_mark
-from clusterctl.errors import ClusterctlError, StalePlanError
+from clusterctl.errors import ClusterctlError, StalePlanError, UsageError
 from clusterctl.providers.base import HostPlan, Provisioned
 from clusterctl.providers.gcp.provider import GcpProvider
 from clusterctl.providers.node_class import NodeClass
@@ -153,6 +153,23 @@ def test_the_plan_says_what_it_takes_and_only_once(baked: Baked) -> None:
     assert not [one for one in again.notes if "makes the image" in one]
 
 
+def test_a_family_without_an_image_any_more_stops_new_nodes_alone(baked: Baked) -> None:
+    """As where Google has retired it, whose family then answers 404."""
+    baked.up(spec_of())
+    baked.google.project.has["images/family/rocky-linux-9-optimized-gcp-nvidia-580"] = None
+    provider = provider_of(spec_of())
+    planned = baked.planned(provider, spec_of())
+    assert not planned.changes
+    (note,) = [one for one in planned.notes if "580 any more" in one]
+    assert "new nodes of the partition train need another provider.partitions.train.image" in note
+    with pytest.raises(ClusterctlError, match="no image of these nodes") as caught:
+        provider.prepare_class(spec_of(), baked.workspace, INPUTS, bake=baked.bake, report=silent)
+    assert caught.value.why == note
+    assert not [
+        one for one in baked.planned(provider_of(spec_of()), spec_of(), "").notes if "any more" in one
+    ]
+
+
 def test_a_driver_is_installed_where_there_are_cards(baked: Baked) -> None:
     plain = {"project": "rocky-linux-cloud", "family": "rocky-linux-9-optimized-gcp"}
     spec = spec_of(
@@ -191,6 +208,13 @@ def test_a_machine_that_can_not_be_removed_is_said_to_be_billed(baked: Baked, is
         baked.up(spec_of())
     assert MACHINE in baked.cloud.instances
     assert f"{MACHINE} may still be there, and is billed: `clusterctl up` or" in caught.value.fix
+    *before, left = caught.value.failures
+    assert (left.host, left.code, left.cause) == (
+        *(MACHINE, "not-removed"),
+        f"{MACHINE} may still be there, and is billed",
+    )
+    assert before
+    assert "billed" not in "".join(one.fix for one in before)
     assert is_baked or caught.value.fix.startswith("look at the mirror\n")
     assert is_baked or any("demo-image may still be there" in line for line in baked.said)
 
@@ -429,6 +453,26 @@ def test_what_a_killed_one_left_goes_with_the_next(
     assert bake_ahead(session_of(spec_of(), workspace)) == "made"
     assert set(baked.cloud.resources().values()) <= {*NOT_BILLED, "google_compute_image"}
     assert not workspace.root.exists()
+
+
+def test_ahead_of_up_it_is_asked_about_before_anything_is_made(
+    baked: Baked, tmp_path: Path, ahead: list[BaseException]
+) -> None:
+    workspace, shown = Workspace(tmp_path / "none" / "demo"), list[tuple[str, ...]]()
+
+    def refuse(images: tuple[str, ...]) -> None:
+        shown.append(images)
+        raise UsageError("nothing was done")
+
+    with pytest.raises(UsageError):
+        bake_ahead(session_of(spec_of(), workspace), refuse)
+    assert not set(baked.cloud.resources().values())
+    (line,) = shown.pop()
+    assert "on demo-image (e2-standard-2, 0.07 USD an hour)" in line
+    assert bake_ahead(session_of(spec_of(), workspace)) == "made"
+    assert bake_ahead(session_of(spec_of(), workspace), refuse) == "cached"
+    assert not ahead
+    assert not shown
 
 
 def test_a_cluster_that_is_begun_stays(baked: Baked, tmp_path: Path, ahead: list[BaseException]) -> None:
