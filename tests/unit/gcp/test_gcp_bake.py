@@ -163,7 +163,7 @@ def test_a_family_without_an_image_any_more_stops_new_nodes_alone(baked: Baked) 
     (note,) = [one for one in planned.notes if "580 any more" in one]
     assert "new nodes of the partition train need another provider.partitions.train.image" in note
     with pytest.raises(ClusterctlError, match="no image of these nodes") as caught:
-        provider.prepare_class(spec_of(), baked.workspace, INPUTS, bake=baked.bake, report=silent)
+        provider.prepare_class(spec_of(), baked.workspace, {COMPUTE: INPUTS}, bake=baked.bake, report=silent)
     assert caught.value.why == note
     assert not [
         one for one in baked.planned(provider_of(spec_of()), spec_of(), "").notes if "any more" in one
