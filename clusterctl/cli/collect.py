@@ -63,7 +63,7 @@ def collect(
         ),
     ] = False,
 ) -> None:
-    """Copy runs from the cluster; each file is verified by its hash.
+    """Copy runs from the cluster, with the SHA-256 of each file.
 
     A run is a job's logs, metrics, telemetry, accounting, and the other files in its folder.
     """

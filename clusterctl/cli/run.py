@@ -71,7 +71,7 @@ VERBS: Final = {
     "jobs": ("jobs:jobs", "List your jobs, newest first; or show one in full."),
     "logs": ("job:logs", "Print a job's stdout and stderr."),
     "cancel": ("job:cancel", "Cancel jobs."),
-    "collect": ("collect:collect", "Copy runs from the cluster; each file is verified by its hash."),
+    "collect": ("collect:collect", "Copy runs from the cluster, with the SHA-256 of each file."),
     "runs list": ("runs:list_", "List collected runs, newest first."),
     "runs show": ("runs:show", "Show one collected run in full."),
     "runs diff": ("runs:diff", "Compare two runs."),
