@@ -174,7 +174,7 @@ class Pull:
                 with tarfile.open(fileobj=_Sink(talk.send), mode="w|", dereference=True) as tar:  # type: ignore[call-overload]
                     _add(tar, "common.tgz", self._bundle)
                     for folder in host.wheels:
-                        tar.add(folder.resolve(), f"workspace/{folder.name}")
+                        tar.add(folder.resolve(), f"workspace/{folder.name}", filter=_of_root)
                 long = TransportError(f"{name} says too much", host=name)
                 for line in lines(iter(talk.receive, b""), long):
                     event = json.loads(line)
@@ -227,12 +227,12 @@ def bundle(workspace: Workspace) -> bytes:
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz", compresslevel=6) as tar:
         for name, path in _runtime():
-            tar.add(path, f"site/{name}")
+            tar.add(path, f"site/{name}", filter=_of_root)
         root = asset("ansible")
         for path in tree_files(root):
-            tar.add(path, f"ansible/{path.relative_to(root)}")
+            tar.add(path, f"ansible/{path.relative_to(root)}", filter=_of_root)
         for lock in (job_lock(), gpu_lock()):
-            tar.add(lock, f"payload/{lock.name}")
+            tar.add(lock, f"payload/{lock.name}", filter=_of_root)
         files = (workspace.munge_key, *(workspace.rendered / name for name in _RENDERED))
         for path in files:
             if path.exists():
@@ -265,6 +265,13 @@ def _runtime() -> Iterator[tuple[str, Path]]:
         shared = (p.relative_to(root / folder) for p in tree_files(root / folder / "plugins/module_utils"))
         for name in (*sorted(names), "MANIFEST.json", "meta/runtime.yml", *map(str, shared)):
             yield f"ansible_collections/{folder}/{name}", root / folder / name
+
+
+def _of_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Else files are on the host those of whoever has our uid there."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:

@@ -61,12 +61,11 @@ config = RunnerConfig(
 )
 config.prepare()
 config.pexpect_timeout, config.suppress_output_file = 0.2, True
-config.command[0] = f"{folder}/ansible-playbook"
+config.command[:1] = [sys.executable, "-I", f"{folder}/ansible-playbook"]  # where programs may not be, too
 config.command[-1:] = [f"{folder}/ansible/{name}" for name in playbooks]
 sys.exit(Runner(config=config, event_handler=tell).run()[1])
 """
 _ANSIBLE = """\
-#!{python} -I
 import sys
 sys.path.insert(0, "{folder}/site")
 from ansible.cli.playbook import main
@@ -118,8 +117,7 @@ def run(asked: Mapping[str, Any], folder: Path) -> int:
     unpack(folder)
     os.umask(before)  # what tasks make is for others, too
     program = folder / "ansible-playbook"
-    program.write_text(_ANSIBLE.format(python=asked["python"], folder=folder))
-    program.chmod(0o700)
+    program.write_text(_ANSIBLE.format(folder=folder))
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
     session = Session(folder)
     threading.Thread(target=session.watch, daemon=True).start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -150,6 +151,8 @@ def test_all_that_a_host_gets_is_its_own_to_know(
     )
     made = tmp_path / "bundle.tgz"
     made.write_bytes(pull.bundle(workspace))
+    with tarfile.open(made) as tar:
+        assert {(one.uid, one.gid, one.uname) for one in tar} == {(0, 0, "")}
     out = tmp_path / "out"
     shutil.unpack_archive(made, out, "gztar", filter="data")
     assert (out / "workspace/munge.key").read_bytes() == b"munge"
