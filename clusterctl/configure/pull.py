@@ -177,7 +177,7 @@ class Pull:
                         tar.add(folder.resolve(), f"workspace/{folder.name}", filter=_of_root)
                 long = TransportError(f"{name} says too much", host=name)
                 for line in lines(iter(talk.receive, b""), long):
-                    event = json.loads(line)
+                    event = _event(name, line)
                     if "event" in event:
                         failed |= event["event"] in ("runner_on_failed", "runner_on_unreachable")
                         self._take(event)
@@ -265,6 +265,15 @@ def _runtime() -> Iterator[tuple[str, Path]]:
         shared = (p.relative_to(root / folder) for p in tree_files(root / folder / "plugins/module_utils"))
         for name in (*sorted(names), "MANIFEST.json", "meta/runtime.yml", *map(str, shared)):
             yield f"ansible_collections/{folder}/{name}", root / folder / name
+
+
+def _event(host: str, line: bytes) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = json.loads(line)
+    except ValueError as exc:
+        said = line[:200].decode(errors="replace").strip()
+        raise TransportError(f"{host} says what is no event of Ansible's", why=said, host=host) from exc
+    return found
 
 
 def _of_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -138,6 +138,20 @@ def test_a_host_whose_connection_breaks_fails_alone_and_its_run_ends(
     assert not [line for line in Path("/proc").glob("[0-9]*/cmdline") if program in line.read_bytes()]
 
 
+def test_a_host_that_says_something_else_fails_alone(local_inventory: WriteInventory, there: Path) -> None:
+    class Chatty(Unprivileged):
+        @contextmanager
+        def converse(self, argv: Sequence[str], **how: Any) -> Iterator[Conversation]:
+            says = [*argv[:2], "sh", "-c", "echo Welcome; cat >/dev/null"]
+            with super().converse(says, **how) as talk:
+                yield talk
+
+    _, chatty = pulled(workspace_with(local_inventory("one")), "report.yml", "one", transport=Chatty())
+    (failure,) = chatty.finish(others_ready=True)
+    assert (failure.host, failure.cause) == ("one", "Welcome")
+    assert not there.exists()
+
+
 def test_all_that_a_host_gets_is_its_own_to_know(
     local_inventory: WriteInventory, there: Path, tmp_path: Path
 ) -> None:
