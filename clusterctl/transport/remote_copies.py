@@ -62,7 +62,7 @@ OF_THE_SYSTEM = frozenset(
 )
 TEMPORARY = frozenset([b"/tmp", b"/var/tmp"])
 OF_PROGRAMS = re.compile(
-    rb"(ompi\.|pmix[-.]|prte(run|d)?\.|openmpi-sessions|tmux-|pip-|pymp-|torchelastic_|torchinductor_|"
+    rb"(ompi\.|s?pmix[-._]|prte(run|d)?\.|openmpi-sessions|tmux-|pip-|pymp-|torchelastic_|torchinductor_|"
     rb"nvidia-mps|matplotlib-|systemd-private-|dbus-|snap-private|\.X|\.ICE|hsperfdata_|krb5cc_)[^/]*|"
     rb"ssh-[A-Za-z0-9]{10,12}"
 )
