@@ -1,6 +1,8 @@
 #!/bin/sh
 # Slurm's accounting in an image, where no systemd runs: `start` has MariaDB and a munge whose key nobody keeps,
 # `slurmdbd` its daemon, which makes its tables; `stop` ends all three, and leaves nothing of what they said.
+# slurmdbd has a network of its own: the image has this machine's, where nobody else may reach it, and where it
+# does not start while the machine has no address. $mine/sacctmgr, first in the PATH of the tasks, enters it.
 set -eu
 mine=/run/clusterctl-accounting # gone with the machine that this is baked in
 
@@ -38,11 +40,15 @@ start)
         --seed-file=/run/munge/seed --pid-file=/run/munge/pid --log-file=/run/munge/log
     within test -S /run/munge/munge.socket.2
     within mariadb-admin --silent ping
+    printf '#!/bin/sh\nexec nsenter --net="/proc/$(cat %s/slurmdbd.pid)/ns/net" /usr/bin/sacctmgr "$@"\n' "$mine" \
+        >"$mine/sacctmgr"
+    chmod 0755 "$mine/sacctmgr"
     ;;
 slurmdbd)
     port=$(sed -n 's/^DbdPort=//p' /etc/slurm/slurmdbd.conf)
-    background slurmdbd slurmdbd -D
-    within sh -c "ss -Hltn 'sport = :$port' | grep -q ."
+    background slurmdbd unshare --net sh -c \
+        'ip link set lo up && ip address add 192.0.2.1/32 dev lo && exec slurmdbd -D'
+    within nsenter --net="/proc/$(cat "$mine/slurmdbd.pid")/ns/net" sh -c "ss -Hltn 'sport = :$port' | grep -q ."
     ;;
 stop)
     kill "$(cat "$mine/slurmdbd.pid")"

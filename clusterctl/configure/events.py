@@ -119,7 +119,8 @@ def failures_of(events: Iterable[Event]) -> tuple[Failure, ...]:
 
 def _cause(result: Mapping[str, Any]) -> str:
     """What the module said: its message, and the end of what its command printed."""
-    items = [r for r in result.get("results", ()) if isinstance(r, dict) and r.get("failed")]
+    items = [r for r in result.get("results", ()) if isinstance(r, dict)]
+    items = [r for r in items if r.get("failed") or r.get("unreachable")]
     if items:
         return _cause(items[0])
     parts = [result.get("censored") or result.get("msg") or ""]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -412,7 +413,7 @@ def _download(asked: Requirements, folder: Path, report: LineReporter, heard: Li
     arguments += ["--constraint", str(limits)]
     while True:
         limits.write_text(_constraints(kept))
-        target = folder / f"wheels-{len(kept)}"
+        target = Path(tempfile.mkdtemp(prefix="wheels-", dir=folder))  # pip may be ended when it has written
         folder_of_last = files[-1].absolute().parent
         argv = [*arguments, *builds.arguments, "--dest", str(target)]
         try:

@@ -168,6 +168,8 @@ def _alike(expected: str, line: str) -> bool:
 def _same(word: str, said: str) -> bool:
     if word == said or (_has_digit(word) and _has_digit(said)):
         return True
+    if {word, said} == {"made", "cached"}:  # of a class of nodes, which this machine may not have yet
+        return True
     anybody = re.escape(word).replace("ada", "[a-z_][a-z0-9_-]*")
     return "ada" in word and re.fullmatch(anybody, said) is not None
 

@@ -243,6 +243,7 @@ def _serve_ssh(root: Path, name: str) -> tuple[subprocess.Popen[bytes], int]:
     inside = [] if machine.booted_with_systemd() else machine.enter_cgroup(name)
     nspawn = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--as-pid2", "--timezone=off"]
     nspawn += [f"--directory={root}", f"--machine={name}", "--resolv-conf=copy-host"]
+    nspawn += ["--capability=CAP_NET_ADMIN"]  # slurmdbd has a network of its own: accounting.sh
     process = machine.spawn([*inside, *nspawn, "--", "/bin/sh", "-c", sshd], subprocess.DEVNULL)
     deadline = time.monotonic() + _BAKE_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:

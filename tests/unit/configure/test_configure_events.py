@@ -32,6 +32,12 @@ def test_a_loop_shows_the_item_that_failed() -> None:
     assert failure.cause == "uid 10001 is taken"
 
 
+def test_a_loop_shows_the_item_that_did_not_reach_the_host() -> None:
+    results = [{"unreachable": False, "msg": "fine"}, {"unreachable": True, "msg": "connection refused"}]
+    (failure,) = failures_of([event("a", msg="All items completed", results=results)])
+    assert failure.cause == "connection refused"
+
+
 def test_what_no_log_hides_stays_hidden() -> None:
     (failure,) = failures_of([event("a", censored="the output has been hidden", msg="SECRET")])
     assert failure.cause == "the output has been hidden"

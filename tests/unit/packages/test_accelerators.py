@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.packages import wheelhouse
 from clusterctl.packages.accelerators import INDEX_VARIABLE, has_gpus
 from clusterctl.packages.wheelhouse import Requirements, resolve
 from clusterctl.spec.models import ClusterSpec
@@ -100,6 +101,22 @@ def test_jax_has_the_extra_for_cuda_where_nodes_have_gpus(solve: Solve, tmp_path
         "torch 2.0",
         "nvidia-cublas 1.0",
     }
+
+
+def test_what_pip_had_downloaded_before_it_was_ended_is_left_out(
+    solve: Solve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    download = wheelhouse.pip_download
+
+    def hear_afterwards(*words: Any, heard: Callable[[str], None], **more: Any) -> Any:
+        lines: list[str] = []
+        result = download(*words, heard=lines.append, **more)
+        for line in lines:
+            heard(line)
+        return result
+
+    monkeypatch.setattr(wheelhouse, "pip_download", hear_afterwards)
+    assert solve("lightning", gpus=False) == {"lightning 1.0", "torch 2.0+cpu"}
 
 
 def test_the_spec_says_which_nodes_have_gpus() -> None:
