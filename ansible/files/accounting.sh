@@ -40,6 +40,7 @@ start)
         --seed-file=/run/munge/seed --pid-file=/run/munge/pid --log-file=/run/munge/log
     within test -S /run/munge/munge.socket.2
     within mariadb-admin --silent ping
+    # shellcheck disable=SC2016 # it is sacctmgr's own shell that asks for the pid
     printf '#!/bin/sh\nexec nsenter --net="/proc/$(cat %s/slurmdbd.pid)/ns/net" /usr/bin/sacctmgr "$@"\n' "$mine" \
         >"$mine/sacctmgr"
     chmod 0755 "$mine/sacctmgr"

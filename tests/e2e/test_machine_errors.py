@@ -117,7 +117,7 @@ def test_routes_that_cover_all_private_ranges(host: Host) -> None:
     routes = "; ".join(f"ip route add {one} dev vpn" for one in ranges)
     with fault(host, f"ip link add vpn type bridge; ip link set vpn up; {routes}", "ip link delete vpn"):
         failure = refusal(host)
-    assert failure["code"] == "machine"
+    assert failure["code"] == "machine", failure
     assert "no free subnet" in failure["cause"]
     assert "provider.subnet" in failure["fix"]
 

@@ -63,13 +63,18 @@ def booted_with_systemd() -> bool:
 
 
 def running() -> Mapping[str, int]:
-    """Machine name -> pid of the systemd-nspawn process, of all nspawn machines here."""
+    """Machine name -> pid of the systemd-nspawn process, of all nspawn machines here.
+
+    Not of those that a container here runs, whose image may be baked in one of the same name.
+    """
+    here = Path("/proc/self/ns/pid").readlink()
 
     def machine_of(process: Path) -> str | None:
         program, *words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
         option = "--machine="
         names = [word.removeprefix(option) for word in words if word.startswith(option)]
-        return names[-1] if names and Path(program).name == "systemd-nspawn" else None
+        is_machine = names and Path(program).name == "systemd-nspawn"
+        return names[-1] if is_machine and (process / "ns/pid").readlink() == here else None
 
     return {name: pid for pid, name in system.scan_processes(machine_of)}
 

@@ -132,3 +132,16 @@ def test_addresses_come_from_the_number() -> None:
     subnet = IPv4Network("10.7.0.0/24")
     assert layout.address(subnet, 1) == "10.7.0.2"
     assert layout.address(subnet, 250) == "10.7.0.251"
+
+
+def test_a_machine_of_a_container_here_is_not_this_machines() -> None:
+    """Its bake would be ended as one that nobody waits for."""
+    name = f"clusterctl-bake-{os.getpid()}"
+    called = f'exec -a systemd-nspawn bash -c "echo up; read" bash --machine={name}'
+    for within, seen in (([], True), (["unshare", "--pid", "--fork", "--kill-child"], False)):
+        argv = [*within, "bash", "-c", called]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            assert (name in machine.running()) == seen
+            process.communicate()
