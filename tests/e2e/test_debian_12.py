@@ -13,8 +13,7 @@ import pytest
 
 from tests.support.cluster import Cluster, raised, records
 
-# Alone, for it makes an image of its own, whose processes other tests would take for what theirs left.
-pytestmark = [pytest.mark.alone, pytest.mark.platform("real", "debian-12")]
+pytestmark = pytest.mark.platform("real", "debian-12")
 SPEC = """\
 version: 1
 name: {name}

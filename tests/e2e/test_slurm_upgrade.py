@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.cluster import Cluster, raised
 
-pytestmark = [pytest.mark.alone, pytest.mark.platform("real", "slurm-26.05")]
+pytestmark = pytest.mark.platform("real", "slurm-26.05")
 SPEC = """\
 version: 1
 name: {name}

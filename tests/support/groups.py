@@ -32,6 +32,8 @@ LONGEST = (
     "test_drift.py",
     "test_onprem_localhost.py",
     "test_gcp.py",
+    "test_slurm_upgrade.py",
+    "test_debian_12.py",
     "test_gpus.py",
     "test_convergence.py",
     "test_no_scheduler.py",

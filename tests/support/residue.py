@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clusterctl.providers.local import layout
 from clusterctl.state.workspace import cache_home
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +47,8 @@ class Machine:
     folders: tuple[Path, ...] = (NAMESPACES, LABS)
     files: tuple[Path, ...] = FILES
     cache: Path = field(default_factory=cache_home)
+    images: Path = layout.CACHE
+    images_lock: Path = layout.RUN / "cache.lock"
     looks: int = field(default_factory=os.getpid)  # the process that asks
 
 
@@ -58,7 +61,7 @@ def look(machine: Machine) -> frozenset[str]:
     """Everything there is now that a cluster could have made, a line each. Needs root.
 
     Clusters of other homes come and go as their people please: what bears the id of one is left out, and what
-    they share; so is a tree that another test process is building.
+    they share; so are a tree and an image that another test process is building.
     """
     sources = (
         _processes(machine),
@@ -72,7 +75,7 @@ def look(machine: Machine) -> frozenset[str]:
     )
     others = [*_other_clusters(machine), *_labs()]
     others += [f"mount {NAMESPACES}:"] if others else []
-    others += _trees_being_built(machine)
+    others += [*_trees_being_built(machine), *_images_being_built(machine)]
     lines = (line for source in sources for line in source)
     return frozenset(line for line in lines if not any(cluster in line for cluster in others))
 
@@ -122,6 +125,13 @@ def _trees_being_built(machine: Machine) -> Iterator[str]:
         kind = re.match(r"test-[a-z]+", folder.name)
         if kind and _locked(machine.cache / f"{kind[0]}.lock"):
             yield str(folder)
+
+
+def _images_being_built(machine: Machine) -> Iterator[str]:
+    """The folders of node images while somebody builds one, and how the machines for it are called."""
+    if _locked(machine.images_lock):
+        yield f"{machine.images}/.building-"
+        yield "clusterctl-bake-"
 
 
 def _locked(path: Path) -> bool:
@@ -278,8 +288,10 @@ def _contents(machine: Machine) -> Iterator[str]:
 def _main() -> None:
     asked = json.load(sys.stdin)
     folders, files = (tuple(map(Path, asked[name])) for name in ("folders", "files"))
-    home, state, cache = (Path(asked[name]) for name in ("home", "state", "cache"))
-    machine = Machine(home, state, folders, files, cache, asked["looks"])
+    home, state, cache, images, lock = (
+        Path(asked[name]) for name in ("home", "state", "cache", "images", "images_lock")
+    )
+    machine = Machine(home, state, folders, files, cache, images, lock, asked["looks"])
     json.dump(sorted(look(machine)), sys.stdout)
 
 

@@ -133,6 +133,23 @@ def test_a_tree_that_another_test_process_builds_is_not_this_ones(machine: Machi
         root("umount", str(building))
 
 
+def test_an_image_that_another_test_process_builds_is_not_this_ones(machine: Machine, tmp_path: Path) -> None:
+    """Of another distribution, or a class of nodes, on a machine that has it not yet."""
+    lock = tmp_path / "cache.lock"
+    watching = dataclasses.replace(machine, images=tmp_path, images_lock=lock)
+    building = tmp_path / ".building-image-0123"
+    building.mkdir()
+    before = look_as_root(watching)
+    root("mount", "-t", "tmpfs", "none", str(building))
+    try:
+        with lock.open("w") as builder:
+            fcntl.flock(builder, fcntl.LOCK_EX)
+            assert not [line for line in new(watching, before) if str(building) in line]
+        assert f"mount {building}: tmpfs none" in new(watching, before), "its builder was killed"
+    finally:
+        root("umount", str(building))
+
+
 def test_a_machine_folder(machine: Machine) -> None:
     before = look_as_root(machine)
     (machine.state / "0abcde").mkdir()
