@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.cli.jobs import job_table, waiting
 from clusterctl.cli.options import SOON_S, Options, naming_lock_holder, workspace_of
 from clusterctl.cli.output import Screen
-from clusterctl.scheduler.base import JobInfo, NodeInfo, active_jobs
+from clusterctl.scheduler.base import JobInfo, NodeInfo
 from clusterctl.scheduler.session import applied, scheduler_of
 from clusterctl.spec.units import format_duration, shown_memory
 from clusterctl.state.brief import brief_of
@@ -55,12 +55,14 @@ def status_of(workspace: Workspace) -> Status:
             compute = tuple(host.name for host in known.compute)
             to = stack.enter_context(Connections(workspace.ssh_config, stays=controller)).to
             scheduler = scheduler_of(known, to, patience_s=SOON_S)
-        nodes, active = scheduler.nodes(), active_jobs(scheduler)
+        nodes, jobs = scheduler.nodes_and_jobs()
         # Most have none of that, and need not be read with all rules for specs.
         may_end = b"auto_down" in workspace.spec.read_bytes() if workspace.spec.exists() else False
         by_itself = auto_down(applied(workspace), to(controller)) if may_end else None
     ready = {n.name for n in nodes if n.usable} >= {*compute}
-    return Status(cluster, provider, ready, tuple(nodes), tuple(active), by_itself)
+    return Status(
+        cluster, provider, ready, tuple(nodes), tuple(job for job in jobs if not job.ended), by_itself
+    )
 
 
 def status(screen: Screen, options: Options) -> None:

@@ -348,6 +348,10 @@ class Scheduler(Protocol):
     def all_jobs(self) -> tuple[JobInfo, ...]:
         """The jobs of all users that wait, run, or lately ended, as far as this user may see them."""
 
+    def nodes_and_jobs(self) -> tuple[tuple[NodeInfo, ...], tuple[JobInfo, ...]]:
+        """What ``nodes`` and ``all_jobs`` say."""
+        return self.nodes(), self.all_jobs()
+
     def by_token(self, token: str, submitted_at: float) -> JobInfo | None:
         """The job of this user's submission; ``submitted_at``: Unix seconds, by our clock."""
 

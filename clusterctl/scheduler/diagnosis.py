@@ -12,7 +12,7 @@ import shlex
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -101,7 +101,8 @@ class Diagnosis:
 
     def as_dict(self) -> dict[str, Any]:
         """As `-o json` and run.json have it."""
-        return {**asdict(self), "lines": list(self.lines)}
+        said = {name: getattr(self, name) for name in self.__slots__}  # asdict copies each value
+        return {**said, "lines": list(self.lines)}
 
     def with_lines(self, *lines: str) -> Diagnosis:
         return replace(self, lines=lines)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -156,6 +157,12 @@ class SlurmClient(Scheduler):
             }
             found += tuple(new.values())
         return _sorted(found)
+
+    def nodes_and_jobs(self) -> tuple[tuple[NodeInfo, ...], tuple[JobInfo, ...]]:
+        separator = slurm_parse.new_separator()
+        queries = (slurm_parse.SINFO, slurm_parse.SQUEUE)
+        nodes, jobs = self._ask_all([query.command(separator) for query in queries])
+        return queries[0].parse(nodes, separator), _sorted(queries[1].parse(jobs, separator))
 
     def own_jobs(self) -> tuple[JobInfo, ...]:
         return _sorted(self._queued("--me"))
@@ -370,29 +377,43 @@ class SlurmClient(Scheduler):
         env: Mapping[str, str] | None = None,
     ) -> str:
         """The stdout of a command that only reads; "" if it failed with words like ``nothing``."""
+        return self._ask_all([argv], nothing=nothing, env=env)[0]
 
-        def ask() -> str:
-            result = self._run(argv, slurm_parse.ENVIRONMENT if env is None else env)
+    def _ask_all(
+        self,
+        commands: Sequence[Sequence[str]],
+        *,
+        nothing: re.Pattern[str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[str]:
+        """The same of several, in one round trip: each is run if the one before it did not fail."""
+        boundary = slurm_parse.new_separator()
+        line = f" && printf %s {shlex.quote(boundary)} && ".join(map(shlex.join, commands))
+        argv = commands[0] if len(commands) == 1 else ["sh", "-c", line]
+
+        def ask() -> list[str]:
+            result = self._run(argv, slurm_parse.ENVIRONMENT if env is None else env, commands[0][0])
+            said = result.stdout.split(boundary)
             if result.rc == 0:
-                return result.stdout
+                return said
             if nothing is not None and nothing.search(result.stderr):
-                return ""
-            why = result.stderr.strip()[-2000:]
+                return [""] * len(commands)
+            command, why = commands[len(said) - 1][0], result.stderr.strip()[-2000:]
             if _AWAY.search(result.stderr):
-                raise self._away_error(argv[0], why)
-            failed = CommandError(argv[0], rc=result.rc, stderr=result.stderr)
-            raise SlurmError(f"{argv[0]} failed with exit status {result.rc}", why=why) from failed
+                raise self._away_error(command, why)
+            failed = CommandError(command, rc=result.rc, stderr=result.stderr)
+            raise SlurmError(f"{command} failed with exit status {result.rc}", why=why) from failed
 
         return patiently(self.clock, self._patience_s, ask)
 
-    def _run(self, argv: Sequence[str], env: Mapping[str, str]) -> Result:
+    def _run(self, argv: Sequence[str], env: Mapping[str, str], name: str) -> Result:
         """Run a command. Slurm's take a MessageTimeout to say that slurmctld is stopped; a ping does not."""
         if not self._in_doubt:
             with suppress(NoAnswerError):
                 return self.transport.run(argv, check=False, env=env, timeout_s=_SOON_S)
             self._in_doubt = True
         if not self.is_there():
-            raise self._away_error(argv[0], "slurmctld takes no connections")
+            raise self._away_error(name, "slurmctld takes no connections")
         self._in_doubt = False
         return self.transport.run(argv, check=False, env=env)
 

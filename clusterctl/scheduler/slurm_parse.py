@@ -44,7 +44,7 @@ class Query(Generic[_T]):
         Raises:
             SlurmError: the output was cut short, or is another command's.
         """
-        separator = f"|{secrets.token_hex(8)}|"  # a digit first would be a width
+        separator = new_separator()
         return self.parse(run(self.command(separator)), separator)
 
     def command(self, separator: str) -> list[str]:
@@ -66,6 +66,11 @@ class Query(Generic[_T]):
             # The record before this one ended with a newline; ids and nodes' names hold none.
             fields = zip(self.fields, [first.rpartition("\n")[2], *others], strict=True)
             yield _Record(dict(fields), self.argv[0])
+
+
+def new_separator() -> str:
+    """A word that no output holds yet."""
+    return f"|{secrets.token_hex(8)}|"  # a digit first would be a width
 
 
 def parse_version(text: str) -> str:

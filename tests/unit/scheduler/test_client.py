@@ -11,6 +11,7 @@ import pytest
 from clusterctl.errors import AnswerLostError, NoAnswerError, SlurmError, UnreachableError, UsageError
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
 from clusterctl.util.progress import Clock, backoff
+from tests.support.played.cluster import Nearby, PlayedCluster
 from tests.support.scripted import ScriptedTransport, Step
 from tests.support.slurm import said
 
@@ -254,3 +255,32 @@ def test_a_job_whose_number_can_not_be_read_is_listed_and_answers_for_no_other()
     assert (listed[0].id, len(listed)) == ("0", 15)
     assert "ArrayJobID 'x'" in listed[0].reason
     assert next(job.id for job in slurm.jobs(["15"])) != "0"
+
+
+@pytest.mark.parametrize("fails", ["", "sinfo", "squeue"])
+def test_nodes_and_jobs_are_one_round_trip_which_ends_at_the_first_failure(
+    cluster: PlayedCluster, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    for command in ("sinfo", "squeue"):
+        answer = f"""for last; do :; done; sed "s/\x1f/${{last##*:}}/g" {CAPTURES / command}.txt"""
+        text = "echo out of order >&2; exit 4" if command == fails else answer
+        (cluster.root / "bin" / command).write_text(f"#!/bin/sh\necho {command} >>asked\n{text}\n")
+    monkeypatch.chdir(cluster.root)
+    slurm = SlurmClient(Nearby(cluster.payload))
+    runs, run = [], slurm.transport.run
+    monkeypatch.setattr(
+        slurm.transport, "run", lambda argv, **more: (runs.append(argv), run(argv, **more))[1]
+    )
+    if fails:
+        with pytest.raises(SlurmError, match=f"{fails} failed with exit status 4") as caught:
+            slurm.nodes_and_jobs()
+        assert caught.value.why == "out of order"
+    else:
+        nodes, jobs = slurm.nodes_and_jobs()
+        assert nodes
+        assert jobs
+    assert len(runs) == 1
+    asked = (cluster.root / "asked").read_text().split()
+    assert asked == (["sinfo"] if fails == "sinfo" else ["sinfo", "squeue"])
+    if not fails:
+        assert (nodes, jobs) == (slurm.nodes(), slurm.all_jobs())
