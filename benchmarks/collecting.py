@@ -29,7 +29,7 @@ from clusterctl.jobs.submit import submit
 from clusterctl.scheduler.session import session
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import applied_spec
-from clusterctl.state.ledger import ADDED_FILES, SENT_FILES
+from clusterctl.state.submissions import ADDED_FILES, SENT_FILES
 from clusterctl.state.workspace import Workspace
 
 SMALL = "echo hello\nmkdir telemetry out\nfor i in $(seq 10); do echo $i >out/$i; done\n"

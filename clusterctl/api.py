@@ -42,9 +42,9 @@ from clusterctl.runs.report import report_of
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.diagnosis import Diagnosis
 from clusterctl.scheduler.session import PATIENCE_S, Session
-from clusterctl.spec.base import reject_unknown
-from clusterctl.spec.job import JobKeywords, JobOptions, is_job_file
+from clusterctl.spec.job import JobKeywords, is_job_file
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import reject_unknown
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.workspace import WAIT_S
 from clusterctl.util.progress import LineReporter
@@ -244,7 +244,7 @@ class Cluster:
         variants: _Names = (),
         dry_run: bool = False,
     ) -> list[dict[str, Any]]:
-        reject_unknown(options, JobOptions.model_fields, "jobs have no option")
+        reject_unknown(options, JobKeywords.__annotations__, "jobs have no option")
         if isinstance(sweep := options.get("sweep"), Mapping):
             options["sweep"] = {k: v if k in _OF_SWEEP else _as_texts(v) for k, v in sweep.items()}
         screen = self._screen

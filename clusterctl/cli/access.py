@@ -19,9 +19,8 @@ from clusterctl.jobs.environment import build
 from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session
-from clusterctl.spec.base import reject_unknown
-from clusterctl.spec.job import JobOptions, job_options
-from clusterctl.spec.names import ADMIN_USER
+from clusterctl.spec.job_options import JobOptions, job_options
+from clusterctl.spec.names import ADMIN_USER, reject_unknown
 from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, attached, captured

@@ -17,7 +17,8 @@ from clusterctl.runs.fetch import ALL, MAX_CHECKPOINT, MAX_FILE, Selection
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.spec.units import parse_size_mib
 from clusterctl.state.inventory import inventory_of, keeps_storage
-from clusterctl.state.ledger import UNCHANGED, RunRecord
+from clusterctl.state.ledger import RunRecord
+from clusterctl.state.submissions import UNCHANGED
 from clusterctl.state.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -30,7 +30,8 @@ from clusterctl.runs.find import (
     ranked,
     reject_unknown_keys,
 )
-from clusterctl.state.ledger import RUNS, Metric, Value, runs_folders
+from clusterctl.state.ledger import Metric, Value, runs_folders
+from clusterctl.state.submissions import RUNS
 from clusterctl.transport.tree import shown_size
 
 _LAST: Final = 50  # runs that are listed for people

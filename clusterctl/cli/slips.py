@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from clusterctl.errors import Failure, UsageError
 from clusterctl.jobs.arguments import options_of
-from clusterctl.spec.base import nearest
 from clusterctl.spec.job import BUNDLED_JOBS, is_job_file
+from clusterctl.spec.names import nearest
 from clusterctl.spec.units import parse_slurm_memory_mib
 
 _PROGRAMS: Final = (".py", ".sh", ".bash", ".yaml", ".yml")

@@ -46,8 +46,7 @@ from clusterctl.jobs.watch import LogChunk, raise_unless_completed
 from clusterctl.scheduler.base import worst
 from clusterctl.scheduler.script import Environment, with_gpus, with_launcher
 from clusterctl.scheduler.session import Session, distribution_of_hosts, script_of
-from clusterctl.spec.job import JobOptions, JobSpec, is_job_file, job_spec
-from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.job import JobSpec, is_job_file, job_spec
 from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.tree import shown_size
@@ -55,6 +54,9 @@ from clusterctl.transport.tree import shown_size
 if TYPE_CHECKING:
     from clusterctl.jobs.replay import Replay
     from clusterctl.spec.distributions import Distribution
+    from clusterctl.spec.job_options import JobOptions
+    from clusterctl.spec.models import ClusterSpec
+    from clusterctl.state.brief import SpecBrief
 
 _Row = dict[str, Any]  # of one job, as `-o json` shows it
 
@@ -331,7 +333,7 @@ def _dry_run(screen: Screen, options: Options, wanted: Wanted) -> None:
 def _prepared(
     screen: Screen,
     options: Options,
-    spec: ClusterSpec,
+    spec: ClusterSpec | SpecBrief,
     wanted: Sequence[JobSpec],
     distribution: Callable[[], Distribution],
     model: Source | None,
@@ -361,8 +363,8 @@ def _prepared(
 def resolve(
     screen: Screen,
     options: Options,
-    spec: ClusterSpec,
-    jobs: Sequence[JobOptions],
+    spec: ClusterSpec | SpecBrief,
+    jobs: Sequence[JobOptions | JobSpec],
     distribution: Callable[[], Distribution],
     replayed: str | None = None,
 ) -> list[Environment]:
@@ -393,7 +395,7 @@ def _submitted(
     prepared = _prepared(
         screen,
         options,
-        session.spec,
+        session.rules,
         jobs,
         lambda: session.distribution,
         sent,

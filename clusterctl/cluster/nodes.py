@@ -17,9 +17,9 @@ from clusterctl.errors import Failure, SchedulerError, TransportError, UsageErro
 from clusterctl.providers import registry
 from clusterctl.providers.base import REPLACED, address_of, hosts_as_raised, pending_releases
 from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs
-from clusterctl.spec.base import reject_unknown
 from clusterctl.spec.hosts import expand
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import reject_unknown
 from clusterctl.spec.onprem import own_machines
 from clusterctl.state.inventory import CONTROLLER, Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import Workspace, write_atomic

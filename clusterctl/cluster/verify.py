@@ -40,8 +40,8 @@ from clusterctl.providers.base import Provider, pending_releases
 from clusterctl.scheduler.base import NodeInfo, Scheduler
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.scheduler.slurm_conf import HEALTH_REASON
-from clusterctl.spec.base import reject_unknown
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import reject_unknown
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, remote_argv

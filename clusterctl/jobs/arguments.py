@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.spec.job import MODEL_JOBS, JobSpec
-from clusterctl.spec.sweep import arguments
 from clusterctl.util.assets import asset
 from clusterctl.util.process import Result, run
 
@@ -48,6 +47,8 @@ def _of_tasks(job: JobSpec) -> list[list[str]]:
     """The program's arguments, of a sweep those of each task."""
     if job.sweep is None:
         return [[*job.args]]
+    from clusterctl.spec.sweep import arguments  # noqa: PLC0415 - a model, which most jobs have no use for
+
     return [[*job.args, *arguments(values)] for values in job.sweep.tasks]
 
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import CommandError, TransportError, UsageError, printable
 from clusterctl.scheduler.script import BASE_ENVIRONMENT, ENVIRONMENTS, PLAIN, Environment, partition_name
-from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.job import JobOptions, JobSpec, Launcher
-from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.job import JobSpec, Launcher
+from clusterctl.state.brief import SpecBrief
 from clusterctl.transport.base import Transport, lines, remote_argv
 from clusterctl.transport.put import send_to_store
 from clusterctl.transport.remote_open import HELD
@@ -21,6 +20,9 @@ from clusterctl.util.progress import LineReporter
 
 if TYPE_CHECKING:
     from clusterctl.packages.wheelhouse import Lock, NodePlatform
+    from clusterctl.spec.distributions import Distribution
+    from clusterctl.spec.job_options import JobOptions
+    from clusterctl.spec.models import ClusterSpec
 
 _LOCK: Final = f"{ENVIRONMENTS}/.lock"
 _BUILD_S: Final = 3600.0  # pip says nothing
@@ -29,8 +31,8 @@ _BUILD: Final = (Path(__file__).parent / "remote_build.sh").read_text(encoding="
 
 
 def environment_of(
-    spec: ClusterSpec,
-    job: JobOptions | None = None,
+    spec: ClusterSpec | SpecBrief,
+    job: JobOptions | JobSpec | None = None,
     *,
     distribution: Callable[[], Distribution],
     report: LineReporter,
@@ -45,7 +47,7 @@ def environment_of(
         UsageError: they can't be met, or the job can't have any.
         MachineError: wheels can't be kept here.
     """
-    cluster = spec.software.python.requirements
+    cluster = None if isinstance(spec, SpecBrief) else spec.software.python.requirements
     own = job.requirements if job is not None else None
     base = job_lock()
     if isinstance(job, JobSpec) and (job.bundled or job.container):
@@ -89,14 +91,14 @@ def _replayed(text: str, node: NodePlatform, report: LineReporter, heard: LineRe
         return resolve(Requirements((wanted,), job_lock(), node=node), report=report, heard=heard)
 
 
-def _partition_name(spec: ClusterSpec, job: JobOptions) -> str | None:
+def _partition_name(spec: ClusterSpec | SpecBrief, job: JobOptions | JobSpec) -> str | None:
     """The partition that a job goes to; None where its script may name another."""
     if isinstance(job, JobSpec):
         return partition_name(spec, job)
     return job.partition or spec.partitions[0].name
 
 
-def _with_torch(job: JobOptions | None, lock: Lock | None) -> Environment:
+def _with_torch(job: JobOptions | JobSpec | None, lock: Lock | None) -> Environment:
     """The environment of a lock, or of none; refused if it lacks what the job's launcher comes with."""
     by_torch = isinstance(job, JobSpec) and job.launcher is Launcher.TORCHRUN
     if by_torch and (lock is None or not any(wheel.name == "torch" for wheel in lock.wheels)):

@@ -20,7 +20,7 @@ from typing import Any, Final
 from clusterctl.errors import TransportError, UsageError, printable
 from clusterctl.jobs.source import MAX_BYTES, MAX_FILES, Source, is_taken
 from clusterctl.jobs.submit import MAX_DIFF, PATIENCE_S
-from clusterctl.state.ledger import SOURCE_FILE
+from clusterctl.state.submissions import SOURCE_FILE
 from clusterctl.transport.openssh import talking
 from clusterctl.transport.remote_open import read_json
 from clusterctl.transport.tree import Item, Kind, hash_items

@@ -17,9 +17,10 @@ from clusterctl.jobs.source import Source
 from clusterctl.jobs.trained import MODEL_FLAG, RECORD
 from clusterctl.scheduler.script import sweep_variable
 from clusterctl.scheduler.session import Session
-from clusterctl.spec.job import BUNDLED_JOBS, JobOptions, JobSpec, job_of, job_options
+from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, job_of
+from clusterctl.spec.job_options import JobOptions, job_options
 from clusterctl.spec.sweep import arguments
-from clusterctl.state.ledger import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FILE
+from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FILE
 from clusterctl.util.assets import file_sha256
 from clusterctl.util.process import temporary_folder
 

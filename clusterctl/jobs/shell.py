@@ -21,7 +21,7 @@ from clusterctl.errors import SlurmError, TransportError, UnreachableError, Usag
 from clusterctl.scheduler.script import Environment, resource_options
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_parse import expand_nodes
-from clusterctl.spec.job import JobOptions
+from clusterctl.spec.job_options import JobOptions
 from clusterctl.spec.names import JOB_PROFILE
 from clusterctl.transport.openssh import ALONE, OpenSSH, talking
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import CollectError, UsageError, printable
 from clusterctl.scheduler.script import TAKEN_NAMES
 from clusterctl.spec.job import JobSpec
-from clusterctl.state.ledger import RUN_FILE, RunRecord
+from clusterctl.state.submissions import RUN_FILE
 from clusterctl.state.workspace import cache_home, state_home
 from clusterctl.transport.tree import Item, Kind, not_readable, shown_size
 
@@ -304,6 +304,8 @@ def _is_no_source(folder: Path) -> bool:
         return True
     if (folder / RUN_FILE).is_file():
         try:
+            from clusterctl.state.ledger import RunRecord  # noqa: PLC0415 - a model
+
             RunRecord.load(folder)
         except CollectError:
             return False

@@ -11,12 +11,11 @@ import shlex
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterctl import __version__
 from clusterctl.errors import (
@@ -33,9 +32,8 @@ from clusterctl.jobs.source import Source, manifest, source_hash, source_of
 from clusterctl.scheduler.script import PAYLOAD_ROOT, PLAIN, Environment, partition_name
 from clusterctl.scheduler.session import Session, request_of, script_of
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.load import dump_spec
-from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE, SPEC_FILE, SWEEP_FILE
-from clusterctl.state.submissions import JobEntry
+from clusterctl.state.brief import SpecBrief
+from clusterctl.state.submissions import CLIENT_FACTS, SOURCE_FILE, SPEC_FILE, SWEEP_FILE, JobEntry
 from clusterctl.transport.base import Transport
 from clusterctl.transport.copies import Copies, note
 from clusterctl.transport.openssh import talking
@@ -43,10 +41,13 @@ from clusterctl.transport.put import Sent, send_new_folder, send_to_store
 from clusterctl.transport.remote_receive import NO_REQUIRED
 from clusterctl.transport.tree import Progress, hash_items
 from clusterctl.util.assets import payload_hash
+from clusterctl.util.process import parallel_map
 from clusterctl.util.progress import LineReporter
 
+if TYPE_CHECKING:
+    from clusterctl.spec.models import ClusterSpec
+
 JOBS_FOLDER = "clusterctl/jobs"  # in the job user's home
-_MAX_THREADS = 8
 MAX_DIFF = 1 << 20
 PATIENCE_S = 15.0  # a submission does not wait long for what is good to know
 OUTPUTS_FILE = "outputs.json"
@@ -157,12 +158,11 @@ def submit(
         TransportError: the controller can't be reached, or the submission is unresolved: a job that was taken
             all the same is found by its token when jobs are next listed or collected.
     """
-    script = script_of(session.spec, job, environment)  # what is wrong is said before anything is sent
+    rules = session.rules
+    script = script_of(rules, job, environment)  # what is wrong is said before anything is sent
     session.scheduler.reject_if_busy()
     source = source or source_of(job)
-    others = (
-        session.transports_of_partition(partition_name(session.spec, job)) if session.unshared_nodes else ()
-    )
+    others = session.transports_of_partition(partition_name(rules, job)) if session.unshared_nodes else ()
     # Not Path.is_file: what we may not look at, or can't be a name here, is the cluster's.
     if job.container is not None and os.path.isfile(job.container):  # noqa: PTH113
         image = Path(job.container)
@@ -171,7 +171,7 @@ def submit(
             send_to_store(other, [image], progress=progress)
         job = job.model_copy(update={"container": there})
         known = {"image": str(image), **known}
-        script = script_of(session.spec, job, environment)
+        script = script_of(rules, job, environment)
     folder = job.script.parent if job.script is not None else Path.cwd()
     known = {"folder": str(source.folder) if source is not None else None, **known}
     facts = client_facts(job, environment, folder=folder, known=known)
@@ -181,7 +181,7 @@ def submit(
     ours: Mapping[str, bytes] = {
         **outputs_file(job),
         session.scheduler.script_name: script.encode(errors="surrogateescape"),
-        SPEC_FILE: dump_spec(session.spec).encode(),
+        SPEC_FILE: _spec_text(rules).encode(),
         CLIENT_FACTS: (json.dumps(facts, indent=2) + "\n").encode(errors="replace"),
     }
     if job.sweep is not None:
@@ -192,7 +192,7 @@ def submit(
     entry = JobEntry(
         token=token,
         name=job.name,
-        user=session.spec.job_user.name,
+        user=rules.job_user.name,
         submitted_at=time.time(),
         remote_dir=remote_dir,
     )
@@ -205,13 +205,21 @@ def submit(
         remove_folder((session.transport, *others), remote_dir)
         raise
     try:
-        job_id = session.scheduler.submit(request_of(session.spec, job, entry, session.scheduler.script_name))
+        job_id = session.scheduler.submit(request_of(rules, job, entry, session.scheduler.script_name))
     except (SchedulerError, UnreachableError):  # not AnswerLostError: it may have been taken
         session.ledger.update(entry, refused=True)
         remove_folder((session.transport, *session.transports_of_partition(None)), remote_dir)
         raise
     session.ledger.update(entry, job_id=job_id)
     return Submitted(job_id, job.name, script, remote_dir, token, sent)
+
+
+def _spec_text(spec: ClusterSpec | SpecBrief) -> str:
+    if isinstance(spec, SpecBrief):
+        return spec.text
+    from clusterctl.spec.load import dump_spec  # noqa: PLC0415 - with the models of specs
+
+    return dump_spec(spec)
 
 
 def _copies(host: str, remote_dir: str, source: Source) -> Iterator[Copies]:
@@ -260,11 +268,8 @@ def stage(
             ) from exc
 
     sent = send(transport, progress)
-    with ThreadPoolExecutor(max_workers=_MAX_THREADS) as pool:
-        sending = [pool.submit(send, other) for other in others]
     try:
-        for one in sending:
-            one.result()
+        parallel_map(others, send)
     except ClusterctlError:
         remove_folder((transport, *others), sent.folder)
         raise
@@ -293,7 +298,7 @@ def client_facts(
 
     ``known`` is added. Of a replay it has the git state, and what of the job is the original's.
     """
-    said = {**job.model_dump(), **known.get("job", {})}
+    said = {**job.record, **known.get("job", {})}
     return {
         "clusterctl": __version__,
         "payload": payload_hash(),

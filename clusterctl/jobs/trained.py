@@ -17,10 +17,9 @@ from clusterctl.errors import ClusterctlError, CollectError, UsageError
 from clusterctl.jobs.arguments import surroundings
 from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
-from clusterctl.spec.base import did_you_mean
 from clusterctl.spec.job import MODEL_JOBS, JobSpec
-from clusterctl.state.ledger import RUNS, RunRecord
-from clusterctl.state.submissions import JobEntry
+from clusterctl.spec.names import did_you_mean
+from clusterctl.state.submissions import RUNS, JobEntry
 from clusterctl.transport.tree import walk
 from clusterctl.util.assets import file_sha256
 from clusterctl.util.process import run_streamed
@@ -119,6 +118,8 @@ def _model_of(run: Path) -> Path | None:
 def _entry_of(run: Path, entries: Sequence[JobEntry]) -> JobEntry | None:
     """The submission that a collected run is of, if it was made from here."""
     with suppress(CollectError):  # such as a model's own folder
+        from clusterctl.state.ledger import RunRecord  # noqa: PLC0415 - a model
+
         token = RunRecord.load(run).token
         return next((entry for entry in entries if entry.token == token), None)
     return None

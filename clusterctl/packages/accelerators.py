@@ -7,10 +7,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from clusterctl.spec.models import ClusterSpec
 from clusterctl.util.progress import LineReporter
+
+if TYPE_CHECKING:
+    from clusterctl.spec.models import ClusterSpec
+    from clusterctl.state.brief import SpecBrief
 
 INDEX_VARIABLE: Final = "CLUSTERCTL_TORCH_INDEX"
 _CPU_INDEX: Final = "https://download.pytorch.org/whl/cpu"
@@ -33,7 +36,7 @@ class CudaBuildError(Exception):
     """pip has chosen a build of torch for CUDA, and the nodes have no GPU."""
 
 
-def has_gpus(spec: ClusterSpec, partition: str | None = None) -> bool | None:
+def has_gpus(spec: ClusterSpec | SpecBrief, partition: str | None = None) -> bool | None:
     """Whether nodes of a partition, or of any, have GPUs; None where a spec need not say it."""
     asked = [one for one in spec.partitions if partition in (None, one.name)]
     if any(one.gpus is not None for one in asked):

@@ -48,7 +48,8 @@ from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_subm
 from clusterctl.scheduler.session import session as session_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.ledger import (
+from clusterctl.state.ledger import RunRecord, Skipped, TaskRecord, node_hours, note_runs_folder
+from clusterctl.state.submissions import (
     CLIENT_FACTS,
     ENVIRONMENT_FILE,
     RUN_FILE,
@@ -56,13 +57,9 @@ from clusterctl.state.ledger import (
     SOURCE_FILE,
     SPEC_FILE,
     SWEEP_FILE,
-    RunRecord,
-    Skipped,
-    TaskRecord,
-    node_hours,
-    note_runs_folder,
+    JobEntry,
+    Ledger,
 )
-from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.get import Sender
 from clusterctl.transport.tree import Progress, titled

@@ -16,7 +16,8 @@ from clusterctl.errors import CollectError
 from clusterctl.runs.find import FIELDS, Row
 from clusterctl.runs.series import records
 from clusterctl.runs.summary import config_of, flat
-from clusterctl.state.ledger import ENVIRONMENT_FILE, SOURCE_FILE, Value
+from clusterctl.state.ledger import Value
+from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE
 from clusterctl.transport.remote_open import read_json
 
 # Of what was submitted: not what it computes, or told elsewhere in full.

@@ -15,7 +15,8 @@ from pathlib import Path
 from clusterctl.errors import CollectError, MachineError, TransferError, UsageError, printable
 from clusterctl.runs.remote_checkpoints import NOT_WANTED, OLDER, TOO_LARGE, UNFINISHED_ONE
 from clusterctl.runs.remote_files import EVERYTHING, UNWANTED
-from clusterctl.state.ledger import ADDED_FILES, SENT_FILES, UNCHANGED, WRITTEN_FILES, Skipped
+from clusterctl.state.ledger import Skipped
+from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, UNCHANGED, WRITTEN_FILES
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.get import Sender
 from clusterctl.transport.remote_content import Entry

@@ -16,10 +16,11 @@ from typing import Any, Final
 
 from clusterctl.errors import CollectError, UsageError
 from clusterctl.scheduler.base import shown_exit
-from clusterctl.spec.base import did_you_mean
+from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.sweep import Goal, goal_of
 from clusterctl.spec.units import parse_duration_s, parse_slurm_time_s
-from clusterctl.state.ledger import RUN_FILE, Metric, RunRecord, TaskRecord, Value, runs_folders
+from clusterctl.state.ledger import Metric, RunRecord, TaskRecord, Value, runs_folders
+from clusterctl.state.submissions import RUN_FILE
 
 _CONDITION: Final = re.compile(r"([^=!<>~]+?)\s*(<=|>=|!=|==?|<|>|~)\s*(.*)", re.DOTALL)
 _OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {

@@ -30,8 +30,8 @@ from clusterctl.errors import (
 from clusterctl.runs.collect import GOING_ON
 from clusterctl.runs.fetch import FROM_JOB, shown_path
 from clusterctl.state.inventory import Inventory, inventory_of, keeps_storage
-from clusterctl.state.ledger import SENT_FILES, UNCHANGED, RunRecord
-from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.state.ledger import RunRecord
+from clusterctl.state.submissions import SENT_FILES, UNCHANGED, JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, lines, remote_argv
 from clusterctl.transport.connections import Connections

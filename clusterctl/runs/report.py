@@ -45,7 +45,8 @@ from clusterctl.runs.telemetry import compare_ranks, node_charts
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.spec.sweep import Goal, goal_of
 from clusterctl.spec.units import format_duration
-from clusterctl.state.ledger import ENVIRONMENT_FILE, RUN_FILE, RunRecord, Value, node_hours
+from clusterctl.state.ledger import RunRecord, Value, node_hours
+from clusterctl.state.submissions import ENVIRONMENT_FILE, RUN_FILE
 
 _MOST_CHARTS: Final = 16  # of metrics
 _MOST_LINES: Final = 16  # in a chart of several runs

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import printable
-from clusterctl.state.ledger import SOURCE_FILE
+from clusterctl.state.submissions import SOURCE_FILE
 from clusterctl.transport.remote_open import open_file, read_json
 
 METRICS_FILE: Final = "metrics.jsonl"

@@ -15,7 +15,7 @@ from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.base import JobInfo, JobState, StepInfo
 from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, diagnose
 from clusterctl.scheduler.session import Session
-from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE
+from clusterctl.state.submissions import CLIENT_FACTS, SOURCE_FILE
 from clusterctl.transport.base import remote_argv
 from clusterctl.util.process import on_each
 

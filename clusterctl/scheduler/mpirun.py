@@ -322,7 +322,8 @@ def with_nodes(request: JobRequest, spec: ClusterSpec, job: JobSpec) -> JobReque
         UsageError: it asks for what only Slurm can do, or for more than there is.
     """
     _refuse_slurms(job)
-    partition = script.partition_of(spec, job)
+    chosen = script.partition_of(spec, job).name
+    (partition,) = (one for one in spec.partitions if one.name == chosen)
     nodes = spec.node_names(partition)[: job.nodes]
     return replace(
         request, partition=partition.name, nodes=nodes, limit_s=job.time or partition.max_time or 0

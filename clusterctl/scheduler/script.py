@@ -5,24 +5,25 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.common import Partition
-from clusterctl.spec.job import ONE_RANK_JOBS, REQUEUE_EXIT_CODE, JobOptions, JobSpec, Launcher, is_python
-from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.job import JOB_FIELDS, ONE_RANK_JOBS, REQUEUE_EXIT_CODE, JobSpec, Launcher, is_python
 from clusterctl.spec.names import JOB_PROFILE
-from clusterctl.spec.sweep import arguments
 from clusterctl.spec.units import format_duration
-from clusterctl.state.ledger import ADDED_FILES, SENT_FILES, WRITTEN_FILES
+from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, WRITTEN_FILES
 from clusterctl.util.assets import render
 
 if TYPE_CHECKING:
     from clusterctl.packages.wheelhouse import Lock
+    from clusterctl.spec.common import Partition
+    from clusterctl.spec.job_options import JobOptions
+    from clusterctl.spec.models import ClusterSpec
+    from clusterctl.state.brief import PartitionBrief, SpecBrief
 
 BASE_ENVIRONMENT: Final = "/opt/clusterctl/env"  # the Python that every node has
 ENVIRONMENTS: Final = "clusterctl/environments"  # in the job user's home
@@ -80,7 +81,7 @@ class Environment:
 PLAIN: Final = Environment()
 
 
-def partition_name(spec: ClusterSpec, job: JobSpec) -> str | None:
+def partition_name(spec: ClusterSpec | SpecBrief, job: JobSpec) -> str | None:
     """The partition that a job goes to; None where its script may name another."""
     if job.partition is None and job.script is not None and UserScript.read(job.script).directives:
         return None
@@ -222,13 +223,17 @@ def sweep_variable(key: str) -> str:
 
 def _sweep_tasks(job: JobSpec) -> list[dict[str, str]]:
     """What each task of a sweep is started with, for bash: arguments, variables, and its values as JSON."""
+    if job.sweep is None:
+        return []
+    from clusterctl.spec.sweep import arguments  # noqa: PLC0415 - a model, which most jobs have no use for
+
     return [
         {
             "words": shlex.join(arguments(values)),
             "variables": " ".join(f"{sweep_variable(k)}={shlex.quote(v)}" for k, v in values.items()),
             "json": shlex.quote(json.dumps(values)),
         }
-        for values in (job.sweep.tasks if job.sweep is not None else ())
+        for values in job.sweep.tasks
     ]
 
 
@@ -276,19 +281,19 @@ def contained(command: str, *, image: str, folders: Iterable[str], variables: It
     return f"bash -c {enter} container {place} {','.join(folders)} {names} -- {command}"
 
 
-def partition_of(spec: ClusterSpec, job: JobSpec) -> Partition:
+def partition_of(spec: ClusterSpec | SpecBrief, job: JobSpec) -> Partition | PartitionBrief:
     """The partition that a job names; the first one if it names none.
 
     Raises:
         UsageError: there is no such partition, or it has less than the job asks for.
     """
-    by_name = {partition.name: partition for partition in spec.partitions}
+    by_name: Mapping[str, Partition | PartitionBrief] = {one.name: one for one in spec.partitions}
     partition = spec.partitions[0] if job.partition is None else by_name.get(job.partition)
     if partition is None:
         raise UsageError(
             f"there is no partition {job.partition!r}", fix=f"--partition can be: {', '.join(by_name)}"
         )
-    count = len(spec.node_names(partition))
+    count = spec.count_of(partition.name)
     if job.nodes > count:
         raise UsageError(
             f"a job can't have {job.nodes} nodes",
@@ -306,7 +311,7 @@ def partition_of(spec: ClusterSpec, job: JobSpec) -> Partition:
     return partition
 
 
-def with_gpus(spec: ClusterSpec, job: JobSpec) -> JobSpec:
+def with_gpus(spec: ClusterSpec | SpecBrief, job: JobSpec) -> JobSpec:
     """The job with what it did not say of GPUs and ranks, from its partition's ``gpus``.
 
     All GPUs of a node and one rank on each; as many ranks as GPUs where one of both was given; one of each
@@ -377,7 +382,7 @@ def _options(job: JobSpec, own: UserScript | None) -> list[str]:
     Where there are such lines, our defaults give way to them: only flags that were given are written.
     """
     task = "-%a" if _is_array(job, own) else ""
-    given = job.model_fields_set if own is not None and own.directives else set(type(job).model_fields)
+    given = job.model_fields_set if own is not None and own.directives else set(JOB_FIELDS)
     own_words = [f"--job-name={job.name}", f"--output=stdout{task}.log", f"--error=stderr{task}.log"]
     array = [f"--array={job.array}"] if job.array is not None else []
     # Over the script's own line, too; where there is none, it need not be said.
@@ -396,7 +401,7 @@ def _ending(job: JobSpec, own: UserScript | None) -> list[str]:
     ]
 
 
-def resource_options(job: JobOptions, given: Collection[str]) -> list[str]:
+def resource_options(job: JobOptions | JobSpec, given: Collection[str]) -> list[str]:
     """What nodes a job wants, as options of sbatch and salloc; defaults only for fields in ``given``."""
     values: list[tuple[str, object]] = [
         ("nodes", job.nodes if "nodes" in given else None),

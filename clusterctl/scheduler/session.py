@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.base import JobRequest, Scheduler
 from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.state.brief import Brief, brief_of
+from clusterctl.state.brief import Brief, SpecBrief, brief_of, note_spec, spec_brief_of
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
@@ -43,6 +43,7 @@ class Session:
     """A connection to the controller as the job user; ``unshared_nodes`` where hosts share no folder.
 
     ``given`` is the spec, or how it is read once it is needed; ``hosts`` the same of what the hosts have.
+    ``workspace`` is set where the spec is the one applied to it.
     """
 
     given: ClusterSpec | Callable[[], ClusterSpec]
@@ -51,6 +52,17 @@ class Session:
     unshared_nodes: tuple[UnsharedNode, ...] = ()
     hosts: Callable[[], Distribution] | None = None
     has_pmix: bool = True
+    workspace: Workspace | None = None
+
+    @property
+    def rules(self) -> ClusterSpec | SpecBrief:
+        """The spec as far as jobs are concerned: in brief, if what was noted of it still holds."""
+        if self.workspace is None:
+            return self.spec
+        if (noted := spec_brief_of(self.workspace)) is not None:
+            return noted
+        note_spec(self.workspace, self.spec)
+        return self.spec
 
     @property
     def spec(self) -> ClusterSpec:
@@ -106,7 +118,9 @@ def session(
             slurm = SlurmClient(connections.to(brief.controller, brief.job_user), patience_s=patience_s)
             given = cache(partial(applied, workspace))
             hosts = partial(distribution_of_hosts, None, workspace)
-            yield Session(given, slurm, Ledger(workspace.jobs), hosts=hosts, has_pmix=brief.pmix)
+            yield Session(
+                given, slurm, Ledger(workspace.jobs), hosts=hosts, has_pmix=brief.pmix, workspace=workspace
+            )
         return
     from clusterctl.state.inventory import inventory_of  # noqa: PLC0415 - as in Session
 
@@ -173,7 +187,7 @@ def scheduler_of(inventory: Inventory | Brief, to: Connect, *, patience_s: float
     return _client(one, user, controller, to, patience_s, has_pmix=inventory.pmix)
 
 
-def script_of(spec: ClusterSpec, job: JobSpec, environment: Environment | None = None) -> str:
+def script_of(spec: ClusterSpec | SpecBrief, job: JobSpec, environment: Environment | None = None) -> str:
     """The text of a job's script, for plain sbatch, or for bash without a scheduler."""
     from clusterctl.scheduler.script import (  # noqa: PLC0415 - most verbs need none
         PLAIN,
@@ -183,7 +197,7 @@ def script_of(spec: ClusterSpec, job: JobSpec, environment: Environment | None =
     from clusterctl.util.assets import payload_hash  # noqa: PLC0415 - likewise
 
     environment = environment or PLAIN
-    if not spec.has_slurm:
+    if not (isinstance(spec, SpecBrief) or spec.has_slurm):
         from clusterctl.scheduler.mpirun import render_mpirun_script  # noqa: PLC0415 - as above
 
         return render_mpirun_script(spec, job, payload_hash=payload_hash(), environment=environment)
@@ -193,11 +207,11 @@ def script_of(spec: ClusterSpec, job: JobSpec, environment: Environment | None =
     return render_script(job, payload_hash=payload_hash(), interval_s=interval_s, environment=environment)
 
 
-def request_of(spec: ClusterSpec, job: JobSpec, entry: JobEntry, script: str) -> JobRequest:
+def request_of(spec: ClusterSpec | SpecBrief, job: JobSpec, entry: JobEntry, script: str) -> JobRequest:
     """The request to start a job, whose script has that name in its folder."""
     at = entry.submitted_at
     request = JobRequest(entry.token, entry.name, entry.remote_dir or "", script, submitted_at=at)
-    if spec.has_slurm:
+    if isinstance(spec, SpecBrief) or spec.has_slurm:
         return request  # its script says the rest
     from clusterctl.scheduler.mpirun import with_nodes  # noqa: PLC0415 - as above
 

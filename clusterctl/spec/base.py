@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from ipaddress import IPv4Network
@@ -28,7 +27,6 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core_schema
 
-from clusterctl.errors import UsageError
 from clusterctl.spec.names import DATA
 from clusterctl.spec.units import (
     DURATION_PATTERN,
@@ -99,33 +97,6 @@ _TEXTS: Final[Mapping[str, str]] = {
     "ip_v4_network": "{name} must be a network such as 10.77.0.0/24, not {shown}",
     "value_error": "{error}",
 }
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``did you mean nodes?`` when a known word is near, else an empty text."""
-    near = nearest(word, known)
-    return f"did you mean {near}?" if near else ""
-
-
-def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known word that is most like this one, if any is."""
-    candidates = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), candidates, n=1, cutoff=cutoff)
-    return candidates[near[0]] if near else None
-
-
-def reject_unknown(
-    names: Iterable[str], known: Collection[str], what: str, otherwise: str = "", where: str = ""
-) -> None:
-    """That all of these are known. ``otherwise`` is what to do where none of the known is near.
-
-    Raises:
-        UsageError: one is not.
-    """
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known) or otherwise or f"known are {', '.join(sorted(known)) or 'none'}"
-            raise UsageError(f"{what} {name!r}", where=where, fix=hint)
 
 
 def explain(kind: str, context: Mapping[str, object], name: str, value: str) -> str:

@@ -21,7 +21,6 @@ from clusterctl.spec.base import (
     SizeMib,
     Toggle,
     Usd,
-    did_you_mean,
     spelled,
 )
 from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, Gpus, Partition, ProviderSettings
@@ -48,6 +47,7 @@ from clusterctl.spec.gcp_nodes import (
     release_of,
     with_added,
 )
+from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.units import GIB_MIB, format_duration, format_size, parse_size_mib, shown
 
 

@@ -21,11 +21,10 @@ from clusterctl.spec.base import (
     Model,
     SizeMib,
     Toggle,
-    did_you_mean,
     either,
 )
 from clusterctl.spec.common import Gpus
-from clusterctl.spec.names import DATA
+from clusterctl.spec.names import DATA, did_you_mean
 from clusterctl.spec.units import GIB_MIB, format_size, shown
 from clusterctl.util.assets import table
 

@@ -1,4 +1,4 @@
-"""Jobs: the options that flags and job files share, and the program that JOB names."""
+"""Jobs: what is known of one, and the program that JOB names."""
 
 from __future__ import annotations
 
@@ -6,39 +6,31 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    WithJsonSchema,
-    model_validator,
+from clusterctl.errors import UsageError
+from clusterctl.spec.names import did_you_mean
+from clusterctl.spec.units import (
+    format_duration,
+    format_size,
+    parse_slurm_memory_mib,
+    parse_slurm_time_s,
+    shown,
 )
 
-from clusterctl.errors import Failure, UsageError
-from clusterctl.spec.base import (
-    HERE,
-    PATTERNS,
-    FileName,
-    JobMemoryMib,
-    JobTimeS,
-    Model,
-    Toggle,
-    did_you_mean,
-    explain,
-    folder_of,
-)
-from clusterctl.spec.common import AccountName, PartitionName
-from clusterctl.spec.sweep import Sweep, as_grid
-from clusterctl.spec.units import shown
+if TYPE_CHECKING:
+    from clusterctl.spec.sweep import Sweep
 
-_VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
-_SLURMS: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
+BUNDLED_JOBS = ("train", "eval", "sample", "predict", "export", "bench", "gemm", "allreduce", "probe")
+MODEL_JOBS = ("eval", "sample", "predict", "export")  # they use a trained model
+ONE_RANK_JOBS = ("sample", "predict", "export")
+REQUEUE_EXIT_CODE: Final = 75  # EX_TEMPFAIL of sysexits.h: the program saved its work, and goes on with it
+
+MAX_COUNT = 65_533  # Slurm counts nodes, tasks and CPUs of a node in 16 bits
 
 
 def can_travel(value: str) -> str:
@@ -52,170 +44,12 @@ def can_travel(value: str) -> str:
     return value
 
 
-def _as_mapping(value: object) -> object:
-    """``["A=1", "B"]``, as flags say it, as a mapping; a name alone takes the caller's value."""
-    if isinstance(value, list | tuple):
-        pairs = [entry.partition("=") for entry in value if isinstance(entry, str)]
-        if len(pairs) < len(value):
-            raise ValueError("each entry must be text such as NAME=value")
-        value = {name: text if given else None for name, given, text in pairs}
-    if not isinstance(value, Mapping):
-        return value
-    for name, text in value.items():
-        if text is None and name not in os.environ:
-            raise ValueError(f"{shown(name)} has no value, nor one here to take; write one")
-    return {name: os.environ[name] if text is None else text for name, text in value.items()}
-
-
-def _variable(name: str) -> str:
-    if not re.fullmatch(_VARIABLE, name):
-        raise ValueError(f"{shown(name)} is no name of a variable: letters, digits and underscores")
-    if _SLURMS.match(name):
-        raise ValueError(f"{name} is Slurm's to set; a value from outside would mislead its steps")
-    if name == "PATH":
-        raise ValueError("PATH is clusterctl's: the job's Python comes first; change it in your script")
-    return name
-
-
-def _image(value: str, info: ValidationInfo) -> str:
-    """An image file that is here, as an absolute path; or a path on the cluster as it was written."""
-    if "://" in value:
-        raise ValueError(f"{shown(value)} is no file: make one of it with `apptainer pull image.sif ...`")
-    try:
-        local = (folder_of(info) / value).expanduser().absolute()
-        if local.is_file():
-            return str(local)
-    except (OSError, ValueError, RuntimeError):  # a name that no file here can have, or no such user
-        pass
-    if value.startswith(("/", "~/")):
-        return value
-    raise ValueError(f"there is no file {shown(value)} here; a path on the cluster begins with / or ~/")
-
-
-def _pattern(value: str) -> str:
-    names = [name for name in value.removeprefix("!").strip().split("/") if name]
-    if not names or value.startswith("#") or not {".", ".."}.isdisjoint(names):
-        raise ValueError(
-            f"{shown(value)} can match nothing: write a path from the folder on, without . and .., such as "
-            "'results/**'; a # at its beginning as \\#"
-        )
-    return value
-
-
-Text = Annotated[str, AfterValidator(can_travel)]
-Argument = Annotated[Text, WithJsonSchema({"type": ["string", "number", "boolean"]})]
-Variables = Annotated[
-    Mapping[Annotated[str, AfterValidator(_variable)], Text],
-    BeforeValidator(_as_mapping),
-    WithJsonSchema(
-        {
-            "type": "object",
-            "propertyNames": {"pattern": f"^{_VARIABLE}$"},
-            "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
-        }
-    ),
-]
-Image = Annotated[Text, AfterValidator(_image)]
-FilePattern = Annotated[Text, AfterValidator(_pattern)]  # as in a .gitignore file
-
-
-BUNDLED_JOBS = ("train", "eval", "sample", "predict", "export", "bench", "gemm", "allreduce", "probe")
-MODEL_JOBS = ("eval", "sample", "predict", "export")  # they use a trained model
-ONE_RANK_JOBS = ("sample", "predict", "export")
-REQUEUE_EXIT_CODE: Final = 75  # EX_TEMPFAIL of sysexits.h: the program saved its work, and goes on with it
-
-_MAX_SIGNAL_S = 65_535
-_MAX_COUNT = 65_533  # Slurm counts nodes, tasks and CPUs of a node in 16 bits
-_ARRAY_RANGE = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
-
-
 class Launcher(StrEnum):
     """How ranks are started: ``srun`` speaks PMIx, ``mpirun`` gets a hostfile; ``torchrun`` is PyTorch's."""
 
     SRUN = "srun"
     MPIRUN = "mpirun"
     TORCHRUN = "torchrun"
-
-
-def _runnable_array(value: str) -> str:
-    indices, _, limit = value.partition("%")
-    if limit and int(limit) == 0:
-        raise ValueError(f"{shown(value)} lets none of the array's jobs run")
-    for first, last, stride in _ARRAY_RANGE.findall(indices):
-        if int(last) < int(first):
-            raise ValueError(f"{first}-{last} ends before it starts")
-        if stride and int(stride) == 0:
-            raise ValueError(f"{first}-{last}:{stride} has a stride of 0")
-    return value
-
-
-def _timely_signal(value: str) -> str:
-    if int(value.partition("@")[2]) > _MAX_SIGNAL_S:
-        raise ValueError(f"{shown(value)} is more than {_MAX_SIGNAL_S} seconds before the time limit")
-    return value
-
-
-Count = Annotated[int, Field(ge=1, le=_MAX_COUNT, strict=True)]
-JobName = Annotated[str, PATTERNS["job_name"]]
-Tag = Annotated[str, PATTERNS["job_name"]]
-Signal = Annotated[str, PATTERNS["signal"], AfterValidator(_timely_signal)]
-Array = Annotated[str, PATTERNS["array"], AfterValidator(_runnable_array)]
-
-
-class JobOptions(Model):
-    """What can be said of a job. Each field is called as its flag is; None leaves the choice to Slurm."""
-
-    name: JobName | None = Field(None, description="the job's name; default: the program's or the script's")
-    args: tuple[Argument, ...] = Field((), description="arguments of the program")
-    nodes: Count = Field(1, description="nodes")
-    tasks_per_node: Count = Field(1, description="ranks on each node")
-    cpus: Count | None = Field(None, description="cores of each rank")
-    gpus: Annotated[int, Field(ge=0, le=_MAX_COUNT, strict=True)] = Field(0, description="GPUs on each node")
-    mem: JobMemoryMib | None = Field(None, description="memory on each node")
-    time: JobTimeS | None = Field(None, description="time limit; a bare number is minutes")
-    partition: PartitionName | None = Field(None, description="Slurm partition; default: the first")
-    account: AccountName | None = Field(None, description="Slurm account")
-    qos: AccountName | None = Field(None, description="quality of service")
-    constraint: Annotated[str, PATTERNS["constraint"]] | None = Field(
-        None, description="features that the nodes must have"
-    )
-    array: Array | None = Field(None, description="indices of a job array")
-    sweep: Annotated[Sweep, BeforeValidator(as_grid)] | None = Field(
-        None, description="a job array whose tasks differ in options of the program"
-    )
-    signal: Signal | None = Field(
-        None,
-        description="a signal for the program, and how many seconds before the time limit it is sent",
-        examples=["USR1@120"],
-    )
-    requeue: Toggle = Field(
-        False, description=f"requeue the job, in its folder, when it exits with {REQUEUE_EXIT_CODE}"
-    )
-    launcher: Launcher = Field(Launcher.SRUN, description="how ranks are started")
-    folder: Toggle = Field(True, description="send the script's folder with the job")
-    include: tuple[FilePattern, ...] = Field(
-        (), description="patterns of files to send although .gitignore lists them"
-    )
-    exclude: tuple[FilePattern, ...] = Field((), description="patterns of files not to send")
-    outputs: tuple[FilePattern, ...] = Field(
-        (),
-        description="patterns of files to collect, as in a .gitignore file; default: all but old checkpoints",
-        examples=["results/**"],
-    )
-    env: Variables = Field({}, description="environment variables of the program")
-    container: Image | None = Field(
-        None, description="an Apptainer image that the program runs in: a file, or a path on the cluster"
-    )
-    requirements: FileName | None = Field(
-        None, description="a requirements file, as pip reads it: packages for the program's Python"
-    )
-    tag: tuple[Tag, ...] = Field((), description="words to find the run by")
-    note: Text | None = Field(None, description="a remark about the run")
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """What was said, validated: all that is not merely a default."""
-        return {field: getattr(self, field) for field in self.model_fields_set}
 
 
 class JobKeywords(TypedDict, total=False):
@@ -248,20 +82,70 @@ class JobKeywords(TypedDict, total=False):
     note: str
 
 
-class JobSpec(JobOptions):
-    """One job. Exactly one of ``bundled`` and ``script`` is set. ``mem`` is in MiB, ``time`` in seconds."""
+@dataclass(frozen=True, kw_only=True, init=False)
+class JobSpec:
+    """One job. Exactly one of ``bundled`` and ``script`` is set. ``mem`` is in MiB, ``time`` in seconds.
 
-    name: JobName
+    The other fields are those of the model JobOptions, which says what each may be; ``model_fields_set``
+    names those that were said. This is no model itself: most jobs say only what needs none.
+    """
+
+    name: str
+    args: tuple[str, ...] = ()
+    nodes: int = 1
+    tasks_per_node: int = 1
+    cpus: int | None = None
+    gpus: int = 0
+    mem: int | None = None
+    time: int | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    array: str | None = None
+    sweep: Sweep | None = None
+    signal: str | None = None
+    requeue: bool = False
+    launcher: Launcher = Launcher.SRUN
+    folder: bool = True
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    container: str | None = None
+    requirements: Path | None = None
+    tag: tuple[str, ...] = ()
+    note: str | None = None
     bundled: str | None = None
     script: Path | None = None
+    model_fields_set: frozenset[str] = field(default=frozenset(), compare=False)
 
-    @model_validator(mode="after")
-    def _one_target(self) -> Self:
-        if (self.bundled is None) == (self.script is None):
+    def __init__(
+        self, *, name: str, bundled: str | None = None, script: Path | None = None, **said: Any
+    ) -> None:
+        """Raises ValueError where it is not one program, UsageError where what is ``said`` is wrong."""
+        if (bundled is None) == (script is None):
             raise ValueError("a job is either a bundled one or a script")
-        if self.bundled is not None and self.bundled not in BUNDLED_JOBS:
-            raise ValueError(f"{self.bundled!r} is not a bundled job")
-        return self
+        if bundled is not None and bundled not in BUNDLED_JOBS:
+            raise ValueError(f"{bundled!r} is not a bundled job")
+        target = {"name": name, "bundled": bundled, "script": script}
+        vars(self).update({**_DEFAULTS, "env": {}, **target, **valid_options(said)})
+        vars(self)["model_fields_set"] = frozenset(target) | said.keys()
+
+    def model_copy(self, *, update: Mapping[str, Any]) -> JobSpec:
+        """The same with other values, which are valid."""
+        copy = object.__new__(JobSpec)
+        said = self.model_fields_set | update.keys()
+        vars(copy).update({**vars(self), **update, "model_fields_set": said})
+        return copy
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """All fields as environment.client.json has them: sizes and times as a job file says them."""
+        said = {name: getattr(self, name) for name in JOB_FIELDS}
+        said["mem"] = format_size(self.mem) if self.mem is not None else None
+        said["time"] = format_duration(self.time) if self.time is not None else None
+        return said | ({"sweep": self.sweep.model_dump()} if self.sweep is not None else {})
 
     @property
     def tasks(self) -> int:
@@ -269,6 +153,8 @@ class JobSpec(JobOptions):
         return self.nodes * self.tasks_per_node
 
 
+_DEFAULTS: Final = {one.name: one.default for one in fields(JobSpec) if one.default is not MISSING}
+JOB_FIELDS: Final = tuple(one.name for one in fields(JobSpec) if one.name != "model_fields_set")
 _SHEBANG: Final = re.compile(rb"#!\s*(?:/\S*/)?(?:env\s+(?:-S\s+)?)?(?:/\S*/)?([A-Za-z]+)[0-9.]*\b")
 _NO_TARGET: Final = f"no file has this name, and the bundled jobs are {', '.join(BUNDLED_JOBS)}"
 _JOB_FILES: Final = frozenset({".yaml", ".yml"})
@@ -370,7 +256,42 @@ def job_spec(target: str, flags: Mapping[str, object]) -> JobSpec:
     Raises:
         UsageError: the target is neither, or flags are wrong; ``failures`` has one entry a flag.
     """
-    return job_of(target, job_options(flags).given, folder=Path())
+    return job_of(target, valid_options(flags), folder=Path())
+
+
+# Flags that are counts, with their least values; and those that are names of some kind.
+_COUNTS: Final = {"nodes": 1, "tasks_per_node": 1, "cpus": 1, "gpus": 0}
+_UNITS: Final = {"mem": parse_slurm_memory_mib, "time": parse_slurm_time_s}
+_NAMES: Final = frozenset({"name", "partition", "account", "qos"})
+_PLAIN_NAME: Final = re.compile(r"[a-z][a-z0-9]{0,19}", re.ASCII)  # any of them can be that
+
+
+def valid_options(flags: Mapping[str, object]) -> Mapping[str, Any]:
+    """What flags say of a job, as JobOptions has it; see ``job_options``.
+
+    Values that are plainly right need no model, whose import takes longer than all else of `submit`.
+    """
+    plain = {name: _plain(name, value) for name, value in flags.items()}
+    if None not in plain.values():
+        return plain
+    from clusterctl.spec.job_options import job_options  # noqa: PLC0415 - as above
+
+    return job_options(flags).given
+
+
+def _plain(name: str, value: object) -> object:
+    """A value that JobOptions would take, as it would have it; None where that is its to say."""
+    if name in _COUNTS:
+        return value if type(value) is int and _COUNTS[name] <= value <= MAX_COUNT else None
+    if name in {"folder", "requeue"}:
+        return value if isinstance(value, bool) else None
+    if name == "args" and isinstance(value, list | tuple):
+        return tuple(value) if all(isinstance(one, str) and one.isprintable() for one in value) else None
+    if isinstance(value, str) and name in _UNITS:
+        with suppress(ValueError):
+            return _UNITS[name](value)
+    is_name = name in _NAMES and isinstance(value, str) and _PLAIN_NAME.fullmatch(value)
+    return value if is_name else None
 
 
 def job_of(target: str, said: Mapping[str, Any], *, folder: Path) -> JobSpec:
@@ -389,34 +310,3 @@ def job_of(target: str, said: Mapping[str, Any], *, folder: Path) -> JobSpec:
             fix="leave out --nodes and --tasks-per-node",
         )
     return job
-
-
-def job_options(flags: Mapping[str, object]) -> JobOptions:
-    """What flags say of a job, or of an allocation.
-
-    Raises:
-        UsageError: flags are wrong; ``failures`` has one entry a flag.
-    """
-    try:
-        return JobOptions.model_validate(flags, context={HERE: Path.cwd()})
-    except ValidationError as exc:
-        messages = tuple(_explained(exc, flags).values())
-        failures = tuple(Failure(UsageError.code, message) for message in messages)
-        is_one = len(messages) == 1
-        what = messages[0] if is_one else f"{len(messages)} flags are wrong"
-        why = "" if is_one else "\n".join(messages)
-        raise UsageError(what, why=why, failures=failures) from exc
-
-
-def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str, str]:
-    """Flag -> what is wrong with it, in plain words."""
-    wrong: dict[str, str] = {}
-    for entry in error.errors(include_url=False, include_input=False):
-        field, kind = str(entry["loc"][0]), entry["type"]
-        flag = "the arguments after --" if field == "args" else f"--{field.replace('_', '-')}"
-        value, (at, *_) = flags[field], (*entry["loc"][1:], None)
-        if isinstance(value, list | tuple) and isinstance(at, int):
-            value = value[at]
-        message = explain(kind, entry.get("ctx", {}), flag, shown(value))
-        wrong.setdefault(flag, f"{flag}: {message}" if kind == "value_error" else message)
-    return wrong

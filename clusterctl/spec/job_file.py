@@ -9,8 +9,10 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from clusterctl.errors import Problem, SpecError, UsageError
-from clusterctl.spec.base import HERE, PATTERNS, SCHEMA_DIALECT, Fault, Loc, did_you_mean, dotted
-from clusterctl.spec.job import Argument, FilePattern, JobOptions, JobSpec, job_of, job_options
+from clusterctl.spec.base import HERE, PATTERNS, SCHEMA_DIALECT, Fault, Loc, dotted
+from clusterctl.spec.job import JobSpec, job_of
+from clusterctl.spec.job_options import Argument, FilePattern, JobOptions, job_options
+from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.parse import Document, Filetype, read_text
 from clusterctl.spec.units import shown
 

@@ -17,10 +17,10 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from clusterctl.errors import SpecError, UsageError
-from clusterctl.spec.base import HERE, PATTERNS, RECORDED, SCHEMA_DIALECT, did_you_mean
+from clusterctl.spec.base import HERE, PATTERNS, RECORDED, SCHEMA_DIALECT
 from clusterctl.spec.common import Partition, User
 from clusterctl.spec.models import PROVIDERS, ClusterSpec, faults
-from clusterctl.spec.names import DEFAULT_CLUSTER
+from clusterctl.spec.names import DEFAULT_CLUSTER, did_you_mean
 from clusterctl.spec.parse import Document, Filetype, read_text
 from clusterctl.spec.units import shown
 from clusterctl.util.assets import yaml_text

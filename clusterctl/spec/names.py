@@ -1,11 +1,15 @@
-"""Names that hold without any spec: of spec files, and of what is ours on the hosts."""
+"""Names that hold without any spec: of spec files, of what is ours on hosts; and what is near to a name."""
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
+
+from clusterctl.errors import UsageError
 
 DATA: Final = Path(__file__).with_name("data")
 SPEC_NAME: Final = "cluster.yaml"
@@ -26,3 +30,30 @@ def find_spec(start: Path) -> Path | None:
     """The spec file of a folder, if it has one. Whether it can be read is seen on reading."""
     path = start / SPEC_NAME
     return path if path.exists() or path.is_symlink() else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``did you mean nodes?`` when a known word is near, else an empty text."""
+    near = nearest(word, known)
+    return f"did you mean {near}?" if near else ""
+
+
+def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known word that is most like this one, if any is."""
+    candidates = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), candidates, n=1, cutoff=cutoff)
+    return candidates[near[0]] if near else None
+
+
+def reject_unknown(
+    names: Iterable[str], known: Collection[str], what: str, otherwise: str = "", where: str = ""
+) -> None:
+    """That all of these are known. ``otherwise`` is what to do where none of the known is near.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known) or otherwise or f"known are {', '.join(sorted(known)) or 'none'}"
+            raise UsageError(f"{what} {name!r}", where=where, fix=hint)

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import AfterValidator, Field, field_validator
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.base import PATTERNS, Fault, Loc, Model, Network, did_you_mean, dotted
+from clusterctl.spec.base import PATTERNS, Fault, Loc, Model, Network, dotted
 from clusterctl.spec.common import Cluster, ProviderSettings
 from clusterctl.spec.hosts import (
     Access,
@@ -23,6 +23,7 @@ from clusterctl.spec.hosts import (
     expand,
     is_this_machine,
 )
+from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.units import shown
 
 

@@ -21,13 +21,13 @@ from clusterctl.spec.base import (
     Fault,
     Loc,
     M,
-    did_you_mean,
     dotted,
     either,
     explain,
     partial_model,
 )
 from clusterctl.spec.models import PROVIDERS, ClusterSpec
+from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.units import shown
 
 

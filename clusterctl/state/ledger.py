@@ -19,26 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12 on
 
 from clusterctl.errors import CollectError, DiskError, MachineError
+from clusterctl.state.submissions import RUN_FILE, RUNS, UNCHANGED
 from clusterctl.state.workspace import state_home
 from clusterctl.util.disk import append_line, read_rows
-
-RUN_FILE = "run.json"
-SOURCE_FILE = "source.json"
-SWEEP_FILE = "sweep-tasks.json"
-SPEC_FILE = "spec.yaml"
-CLIENT_FACTS = "environment.client.json"
-ENVIRONMENT_FILE = "environment.json"
-# Names that are ours: what `submit` puts into a job's folder, what the job's script writes there, and what
-# `collect` adds to a run's. Logs of an array's tasks have numbers besides.
-SENT_FILES = frozenset(
-    f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} {SWEEP_FILE} outputs.json {CLIENT_FACTS}".split()
-)
-WRITTEN_FILES = frozenset(
-    "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log hostfile".split()
-)
-ADDED_FILES = frozenset(f"{RUN_FILE} sacct.json {ENVIRONMENT_FILE} SHA256SUMS".split())
-RUNS = Path("runs")  # where `collect` brings runs to, unless --out says otherwise
-UNCHANGED = "unchanged since it was submitted"  # why large files that the user has are not brought home
 
 _FOLDERS = "runs.jsonl"  # beside the workspaces
 

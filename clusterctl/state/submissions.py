@@ -1,4 +1,7 @@
-"""The ledger of submissions in the workspace. Later versions read it, so unknown keys are tolerated."""
+"""The ledger of submissions in the workspace, and the names of the files in a job's folder and a run's.
+
+Later versions read the ledger, so unknown keys are tolerated.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,24 @@ from clusterctl.util.disk import append_line, read_rows, writing
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 _TOKEN = re.compile(r"[A-Za-z0-9]+")
+
+RUN_FILE = "run.json"
+SOURCE_FILE = "source.json"
+SWEEP_FILE = "sweep-tasks.json"
+SPEC_FILE = "spec.yaml"
+CLIENT_FACTS = "environment.client.json"
+ENVIRONMENT_FILE = "environment.json"
+# What is ours: what `submit` puts into a job's folder, what the job's script writes there, and what
+# `collect` adds to a run's. Logs of an array's tasks have numbers besides.
+SENT_FILES = frozenset(
+    f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} {SWEEP_FILE} outputs.json {CLIENT_FACTS}".split()
+)
+WRITTEN_FILES = frozenset(
+    "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log hostfile".split()
+)
+ADDED_FILES = frozenset(f"{RUN_FILE} sacct.json {ENVIRONMENT_FILE} SHA256SUMS".split())
+RUNS = Path("runs")  # where `collect` brings runs to, unless --out says otherwise
+UNCHANGED = "unchanged since it was submitted"  # why large files that the user has are not brought home
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

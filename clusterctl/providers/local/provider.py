@@ -37,7 +37,7 @@ from clusterctl.spec.common import LEAST_MEMORY_MIB, User
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.spec.units import format_size, shown_memory
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, keeps_storage, may_keep_storage
-from clusterctl.state.ledger import SENT_FILES
+from clusterctl.state.submissions import SENT_FILES
 from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.assets import digest, install_inputs
 from clusterctl.util.progress import Reporter

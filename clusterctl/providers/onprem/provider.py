@@ -36,9 +36,9 @@ from clusterctl.providers.onprem import members, release
 from clusterctl.providers.onprem.access import raise_failures
 from clusterctl.providers.onprem.login import Login, create_account, open_login
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
-from clusterctl.spec.base import reject_unknown
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import reject_unknown
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import Host, Inventory, applied_spec
 from clusterctl.state.workspace import Workspace, write_atomic

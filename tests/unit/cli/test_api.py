@@ -23,7 +23,7 @@ from clusterctl.errors import JobFailedError, MachineError, NotUpError, SpecErro
 from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.runs.find import FIELDS
 from clusterctl.scheduler.session import Session
-from clusterctl.spec.job import JobOptions
+from clusterctl.spec.job_options import JobOptions
 from clusterctl.state.workspace import Workspace
 from tests.support.played.cluster import PlayedCluster
 from tests.unit.runs.made import TIME, made_run

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from clusterctl.scheduler.session import Session
+from clusterctl.state.workspace import Workspace
+from tests.support.played.cluster import PlayedCluster
 
 SLOW = ("ansible_runner", "asyncio", "invoke", "jinja2", "ruamel.yaml", "paramiko", "pathspec", "pydantic")
 
@@ -31,7 +37,7 @@ def imported(*modules: str) -> list[str]:
         ("clusterctl.cli.jobs", set()),
         ("clusterctl.cli.files", set()),
         ("clusterctl.jobs.watch", set()),
-        ("clusterctl.cli.submit", {"pydantic", "ruamel.yaml"}),
+        ("clusterctl.cli.submit", set()),
         ("clusterctl.jobs", {"paramiko", "pydantic", "ruamel.yaml"}),
     ],
 )
@@ -69,3 +75,51 @@ def test_the_words_of_a_verb_are_read_without_pydantic() -> None:
     answer, modules = done.stdout.splitlines()
     assert json.loads(answer)["shell"] == "bash"
     assert not {"pydantic", "rich"} & set(modules.split())
+
+
+SUBMITS = """
+import sys
+from clusterctl.cli.run import run
+from clusterctl.transport import connections
+from tests.support.played.elsewhere import Elsewhere
+
+class Nearby(Elsewhere):
+    def _here(self, argv):
+        return [word.replace("/opt/clusterctl/payload", {payload!r}) for word in argv]
+
+connections.PersistentSSH = lambda *_, **__: Nearby()
+sys.argv = ["clusterctl", "-o", "json", "submit", *{words}]
+assert run() == 0
+print(*sys.modules)
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["-N", "2", "--time", "5", "--mem", "1G", "--", "--lr", "0.1"]])
+def test_submit_reads_no_model_of_what_it_has_read_before(
+    here: Session, cluster: PlayedCluster, words: list[str]
+) -> None:
+    del here
+    inventory = Workspace.of("demo").inventory
+    inventory.write_text(json.dumps({**json.loads(inventory.read_text()), "job_user": "hpc"}))
+    Path("job.sh").write_text("#!/bin/bash\ntrue\n")
+    code = SUBMITS.format(payload=str(cluster.payload), words=["job.sh", *words])
+
+    def submitted() -> set[str]:
+        repository = Path(__file__).resolve().parents[3]
+        variables = {**os.environ, "PYTHONPATH": str(repository)}
+        argv = [sys.executable, "-c", code]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, env=variables)
+        answer, modules = done.stdout.splitlines()
+        assert json.loads(answer)["job_id"]
+        return set(modules.split()) & set(SLOW)
+
+    submitted()
+    assert submitted() <= {"jinja2"}
+    spec = Workspace.of("demo").spec
+    spec.write_text(spec.read_text().replace("nodes: 2", "nodes: 1"))
+    if words:
+        with pytest.raises(subprocess.CalledProcessError):
+            submitted()
+    else:
+        assert submitted() >= {"pydantic", "ruamel.yaml"}
+        assert submitted() <= {"jinja2"}

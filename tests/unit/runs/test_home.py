@@ -20,8 +20,8 @@ from clusterctl.runs.fetch import ALL, Selection
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
-from clusterctl.state.ledger import UNCHANGED, RunRecord, TaskRecord, node_hours
-from clusterctl.state.submissions import Ledger
+from clusterctl.state.ledger import RunRecord, TaskRecord, node_hours
+from clusterctl.state.submissions import UNCHANGED, Ledger
 from tests.support.disks import FAULTS, small_disk
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 from tests.support.sweeps import in_sweep

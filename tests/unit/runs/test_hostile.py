@@ -22,7 +22,7 @@ from clusterctl.runs.remote_files import DEEPEST, LONGEST, MOST, Globs, Listing
 from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.state.ledger import SENT_FILES, WRITTEN_FILES
+from clusterctl.state.submissions import SENT_FILES, WRITTEN_FILES
 from clusterctl.transport.base import no_answer
 from clusterctl.transport.get import parse_listing
 from clusterctl.transport.tree import Kind

@@ -19,8 +19,7 @@ from clusterctl.errors import CollectError, UnreachableError
 from clusterctl.runs import only_copies
 from clusterctl.runs.only_copies import Found, Search
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
-from clusterctl.state.ledger import UNCHANGED
-from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.state.submissions import UNCHANGED, JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import remote_copies
 from clusterctl.transport.base import Conversation

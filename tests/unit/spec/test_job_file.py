@@ -11,8 +11,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from clusterctl.errors import SpecError, UsageError
-from clusterctl.spec.job import JobOptions, JobSpec
+from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_file import JobFile, job_schema, jobs_of_file
+from clusterctl.spec.job_options import JobOptions
 
 EVERYTHING = """\
 job: train.py
@@ -205,7 +206,7 @@ def test_no_variant_replaces_a_list_of_the_file_unseen(read: Read, key: str) -> 
     text = f"job: train\nvariants:\n  v: {{{key}: [b], {key}+: [c]}}\n"
     (problem,) = problems(read, text)
     assert f"{key} and {key}+ stand in one variant" in problem
-    assert read(f"job: train\nvariants: {{v: {{{key}: [b]}}}}\n")[0].given[key] == ("b",)
+    assert getattr(read(f"job: train\nvariants: {{v: {{{key}: [b]}}}}\n")[0], key) == ("b",)
 
 
 def test_a_list_is_appended_in_variants_only(read: Read) -> None:

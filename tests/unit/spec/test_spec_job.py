@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.job import JobSpec, Launcher, is_python, job_spec
+from clusterctl.spec import job_options as job_options_module
+from clusterctl.spec.job import JOB_FIELDS, JobSpec, Launcher, is_python, job_spec, valid_options
+from clusterctl.spec.job_options import JobOptions, job_options
 
 
 @pytest.fixture
@@ -63,6 +65,58 @@ def test_every_flag() -> None:
     assert (job.env, job.container) == ({"A": "1=2", "B": ""}, "/images/x.sif")
     assert job.model_fields_set == {"bundled", "script", *flags}
     assert job.tasks == 8
+
+
+def test_a_job_has_the_options_of_the_model_and_their_defaults() -> None:
+    job = JobSpec(name="a", bundled="train")
+    assert set(JOB_FIELDS) == {*JobOptions.model_fields, "bundled", "script"}
+    for name, one in JobOptions.model_fields.items():
+        assert name == "name" or getattr(job, name) == one.default
+    assert job.record == {**job_options({"name": "a"}).model_dump(), "bundled": "train", "script": None}
+    full = {"mem": "4G", "time": "90", "sweep": ["lr=1,2"], "env": ["A=1"], "requirements": "r.txt"}
+    said = JobSpec(name="a", bundled="train", **full).record
+    assert said == {**job_options({"name": "a", **full}).model_dump(), "bundled": "train", "script": None}
+
+
+PLAIN = (
+    *({name: value} for name in ("nodes", "tasks_per_node", "cpus") for value in (1, 2, 65_533)),
+    *({"gpus": value} for value in (0, 8)),
+    *({name: value} for name in ("folder", "requeue") for value in (True, False)),
+    *({"mem": value} for value in ("4", "4G", "1.5GiB", "512MiB")),
+    *({"time": value} for value in ("90", "1-12:30", "1:30:00", "2h")),
+    *({name: "train2"} for name in ("name", "partition", "account", "qos")),
+    {"args": []},
+    {"args": ["--epochs", "3", "a b", "", "\u00e9"]},
+)
+NOT_PLAIN = (
+    *({name: value} for name in ("nodes", "cpus") for value in (0, 65_534, True, 1.0, "2", None)),
+    *({"gpus": value} for value in (-1, False)),
+    *({name: value} for name in ("folder", "requeue") for value in (1, "yes", None)),
+    *({"mem": value} for value in ("", "0", "-1", "4X", None)),
+    *({"time": value} for value in ("", "0", "1:2:3:4", "soon", 5)),
+    *({name: value} for name in ("name", "qos") for value in ("", "A", "a\n", "a" * 99, "9a", None)),
+    *({"args": value} for value in ("ab", [1], ["\0"], ["\udc80"], None)),
+    {"env": ["A=1"]},
+)
+
+
+def test_plain_options_are_what_the_model_makes_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [job_options(flags).given for flags in PLAIN]
+    monkeypatch.setattr(job_options_module, "job_options", lambda flags: pytest.fail(f"{flags} are plain"))
+    for flags, said in zip(PLAIN, expected, strict=True):
+        assert valid_options(flags) == said
+        assert [type(value) for value in valid_options(flags).values()] == [type(v) for v in said.values()]
+
+
+@pytest.mark.parametrize("flags", NOT_PLAIN)
+def test_all_else_is_for_the_model_to_take_or_refuse(
+    flags: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    known = SimpleNamespace(given={})
+    monkeypatch.setattr(job_options_module, "job_options", lambda flags: asked.append(flags) or known)
+    valid_options(flags)
+    assert asked == [flags]
 
 
 @pytest.mark.parametrize(
@@ -289,9 +343,9 @@ def test_any_text_gives_a_job_or_a_usage_error(mem: str, time: str, other: str, 
 
 
 def test_a_job_is_one_thing() -> None:
-    with pytest.raises(ValidationError, match="either a bundled one or a script"):
+    with pytest.raises(ValueError, match="either a bundled one or a script"):
         JobSpec(name="a")
-    with pytest.raises(ValidationError, match="either a bundled one or a script"):
+    with pytest.raises(ValueError, match="either a bundled one or a script"):
         JobSpec(name="a", bundled="train", script=Path("a.sh"))
-    with pytest.raises(ValidationError, match="'tran' is not a bundled job"):
+    with pytest.raises(ValueError, match="'tran' is not a bundled job"):
         JobSpec(name="a", bundled="tran")

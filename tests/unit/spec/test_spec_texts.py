@@ -14,8 +14,8 @@ from ruamel.yaml import YAML
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.base import PATTERNS
-from clusterctl.spec.job import JobSpec
 from clusterctl.spec.job_file import job_schema
+from clusterctl.spec.job_options import JobOptions
 from clusterctl.spec.load import json_schema, parse_spec, starter_spec
 from clusterctl.spec.models import PROVIDERS
 from scripts.spec_reference import page
@@ -161,7 +161,7 @@ def patterns(part: Any) -> Iterator[str]:
 
 def test_every_pattern_has_its_words() -> None:
     says_so_itself = json_schema()["$defs"]["SlurmSettings"]["properties"]["extra"]["items"]["pattern"]
-    names = JobSpec.model_json_schema()["properties"]["env"]["propertyNames"]["pattern"]
+    names = JobOptions.model_json_schema()["properties"]["env"]["propertyNames"]["pattern"]
     found = {*patterns(json_schema()), *patterns(job_schema())} - {says_so_itself, names}
     assert found == {pattern.regex for pattern in PATTERNS.values()}
 

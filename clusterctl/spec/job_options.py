@@ -1,0 +1,221 @@
+"""The options of a job as a model, for flags and job files: what each may be."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+)
+
+from clusterctl.errors import Failure, UsageError
+from clusterctl.spec.base import (
+    HERE,
+    PATTERNS,
+    FileName,
+    JobMemoryMib,
+    JobTimeS,
+    Model,
+    Toggle,
+    explain,
+    folder_of,
+)
+from clusterctl.spec.common import AccountName, PartitionName
+from clusterctl.spec.job import MAX_COUNT, REQUEUE_EXIT_CODE, Launcher, can_travel
+from clusterctl.spec.sweep import Sweep, as_grid
+from clusterctl.spec.units import shown
+
+_VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
+_SLURMS: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
+
+
+def _as_mapping(value: object) -> object:
+    """``["A=1", "B"]``, as flags say it, as a mapping; a name alone takes the caller's value."""
+    if isinstance(value, list | tuple):
+        pairs = [entry.partition("=") for entry in value if isinstance(entry, str)]
+        if len(pairs) < len(value):
+            raise ValueError("each entry must be text such as NAME=value")
+        value = {name: text if given else None for name, given, text in pairs}
+    if not isinstance(value, Mapping):
+        return value
+    for name, text in value.items():
+        if text is None and name not in os.environ:
+            raise ValueError(f"{shown(name)} has no value, nor one here to take; write one")
+    return {name: os.environ[name] if text is None else text for name, text in value.items()}
+
+
+def _variable(name: str) -> str:
+    if not re.fullmatch(_VARIABLE, name):
+        raise ValueError(f"{shown(name)} is no name of a variable: letters, digits and underscores")
+    if _SLURMS.match(name):
+        raise ValueError(f"{name} is Slurm's to set; a value from outside would mislead its steps")
+    if name == "PATH":
+        raise ValueError("PATH is clusterctl's: the job's Python comes first; change it in your script")
+    return name
+
+
+def _image(value: str, info: ValidationInfo) -> str:
+    """An image file that is here, as an absolute path; or a path on the cluster as it was written."""
+    if "://" in value:
+        raise ValueError(f"{shown(value)} is no file: make one of it with `apptainer pull image.sif ...`")
+    try:
+        local = (folder_of(info) / value).expanduser().absolute()
+        if local.is_file():
+            return str(local)
+    except (OSError, ValueError, RuntimeError):  # a name that no file here can have, or no such user
+        pass
+    if value.startswith(("/", "~/")):
+        return value
+    raise ValueError(f"there is no file {shown(value)} here; a path on the cluster begins with / or ~/")
+
+
+def _pattern(value: str) -> str:
+    names = [name for name in value.removeprefix("!").strip().split("/") if name]
+    if not names or value.startswith("#") or not {".", ".."}.isdisjoint(names):
+        raise ValueError(
+            f"{shown(value)} can match nothing: write a path from the folder on, without . and .., such as "
+            "'results/**'; a # at its beginning as \\#"
+        )
+    return value
+
+
+Text = Annotated[str, AfterValidator(can_travel)]
+Argument = Annotated[Text, WithJsonSchema({"type": ["string", "number", "boolean"]})]
+Variables = Annotated[
+    Mapping[Annotated[str, AfterValidator(_variable)], Text],
+    BeforeValidator(_as_mapping),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": f"^{_VARIABLE}$"},
+            "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+        }
+    ),
+]
+Image = Annotated[Text, AfterValidator(_image)]
+FilePattern = Annotated[Text, AfterValidator(_pattern)]  # as in a .gitignore file
+
+
+_MAX_SIGNAL_S = 65_535
+_ARRAY_RANGE = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
+
+
+def _runnable_array(value: str) -> str:
+    indices, _, limit = value.partition("%")
+    if limit and int(limit) == 0:
+        raise ValueError(f"{shown(value)} lets none of the array's jobs run")
+    for first, last, stride in _ARRAY_RANGE.findall(indices):
+        if int(last) < int(first):
+            raise ValueError(f"{first}-{last} ends before it starts")
+        if stride and int(stride) == 0:
+            raise ValueError(f"{first}-{last}:{stride} has a stride of 0")
+    return value
+
+
+def _timely_signal(value: str) -> str:
+    if int(value.partition("@")[2]) > _MAX_SIGNAL_S:
+        raise ValueError(f"{shown(value)} is more than {_MAX_SIGNAL_S} seconds before the time limit")
+    return value
+
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
+JobName = Annotated[str, PATTERNS["job_name"]]
+Tag = Annotated[str, PATTERNS["job_name"]]
+Signal = Annotated[str, PATTERNS["signal"], AfterValidator(_timely_signal)]
+Array = Annotated[str, PATTERNS["array"], AfterValidator(_runnable_array)]
+
+
+class JobOptions(Model):
+    """What can be said of a job. Each field is called as its flag is; None leaves the choice to Slurm."""
+
+    name: JobName | None = Field(None, description="the job's name; default: the program's or the script's")
+    args: tuple[Argument, ...] = Field((), description="arguments of the program")
+    nodes: Count = Field(1, description="nodes")
+    tasks_per_node: Count = Field(1, description="ranks on each node")
+    cpus: Count | None = Field(None, description="cores of each rank")
+    gpus: Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)] = Field(0, description="GPUs on each node")
+    mem: JobMemoryMib | None = Field(None, description="memory on each node")
+    time: JobTimeS | None = Field(None, description="time limit; a bare number is minutes")
+    partition: PartitionName | None = Field(None, description="Slurm partition; default: the first")
+    account: AccountName | None = Field(None, description="Slurm account")
+    qos: AccountName | None = Field(None, description="quality of service")
+    constraint: Annotated[str, PATTERNS["constraint"]] | None = Field(
+        None, description="features that the nodes must have"
+    )
+    array: Array | None = Field(None, description="indices of a job array")
+    sweep: Annotated[Sweep, BeforeValidator(as_grid)] | None = Field(
+        None, description="a job array whose tasks differ in options of the program"
+    )
+    signal: Signal | None = Field(
+        None,
+        description="a signal for the program, and how many seconds before the time limit it is sent",
+        examples=["USR1@120"],
+    )
+    requeue: Toggle = Field(
+        False, description=f"requeue the job, in its folder, when it exits with {REQUEUE_EXIT_CODE}"
+    )
+    launcher: Launcher = Field(Launcher.SRUN, description="how ranks are started")
+    folder: Toggle = Field(True, description="send the script's folder with the job")
+    include: tuple[FilePattern, ...] = Field(
+        (), description="patterns of files to send although .gitignore lists them"
+    )
+    exclude: tuple[FilePattern, ...] = Field((), description="patterns of files not to send")
+    outputs: tuple[FilePattern, ...] = Field(
+        (),
+        description="patterns of files to collect, as in a .gitignore file; default: all but old checkpoints",
+        examples=["results/**"],
+    )
+    env: Variables = Field({}, description="environment variables of the program")
+    container: Image | None = Field(
+        None, description="an Apptainer image that the program runs in: a file, or a path on the cluster"
+    )
+    requirements: FileName | None = Field(
+        None, description="a requirements file, as pip reads it: packages for the program's Python"
+    )
+    tag: tuple[Tag, ...] = Field((), description="words to find the run by")
+    note: Text | None = Field(None, description="a remark about the run")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What was said, validated: all that is not merely a default."""
+        return {field: getattr(self, field) for field in self.model_fields_set}
+
+
+def job_options(flags: Mapping[str, object]) -> JobOptions:
+    """What flags say of a job, or of an allocation.
+
+    Raises:
+        UsageError: flags are wrong; ``failures`` has one entry a flag.
+    """
+    try:
+        return JobOptions.model_validate(flags, context={HERE: Path.cwd()})
+    except ValidationError as exc:
+        messages = tuple(_explained(exc, flags).values())
+        failures = tuple(Failure(UsageError.code, message) for message in messages)
+        is_one = len(messages) == 1
+        what = messages[0] if is_one else f"{len(messages)} flags are wrong"
+        why = "" if is_one else "\n".join(messages)
+        raise UsageError(what, why=why, failures=failures) from exc
+
+
+def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str, str]:
+    """Flag -> what is wrong with it, in plain words."""
+    wrong: dict[str, str] = {}
+    for entry in error.errors(include_url=False, include_input=False):
+        field, kind = str(entry["loc"][0]), entry["type"]
+        flag = "the arguments after --" if field == "args" else f"--{field.replace('_', '-')}"
+        value, (at, *_) = flags[field], (*entry["loc"][1:], None)
+        if isinstance(value, list | tuple) and isinstance(at, int):
+            value = value[at]
+        message = explain(kind, entry.get("ctx", {}), flag, shown(value))
+        wrong.setdefault(flag, f"{flag}: {message}" if kind == "value_error" else message)
+    return wrong
