@@ -29,7 +29,6 @@ from clusterctl.cluster.up import UpOptions, UpResult
 from clusterctl.errors import ClusterctlError as ClusterctlError  # noqa: PLC0414
 from clusterctl.errors import UsageError, printable
 from clusterctl.jobs import watch
-from clusterctl.jobs.trained import Weights
 from clusterctl.jobs.watch import LogChunk
 from clusterctl.providers.base import Prompts
 from clusterctl.runs.compare import compare as compare  # noqa: PLC0414
@@ -42,7 +41,7 @@ from clusterctl.runs.report import report_of
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.diagnosis import Diagnosis
 from clusterctl.scheduler.session import PATIENCE_S, Session
-from clusterctl.spec.job import JobKeywords, is_job_file
+from clusterctl.spec.job import JobKeywords, Weights, is_job_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
 from clusterctl.state.ledger import RunRecord

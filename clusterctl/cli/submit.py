@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
 import typer
 
-from clusterctl.cli.job import follow_job, timeout_of, wait_for
 from clusterctl.cli.options import (
     Options,
     jobs_to_submit,
@@ -28,31 +27,15 @@ from clusterctl.cli.options import (
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.errors import ClusterctlError, CollectError, UsageError
 from clusterctl.jobs.arguments import help_of, help_wanted, reject_wrong_arguments
-from clusterctl.jobs.environment import environment_of
-from clusterctl.jobs.source import Source, source_of
-from clusterctl.jobs.submit import reject_files_of_here
-from clusterctl.jobs.submit import submit as submit_job
-from clusterctl.jobs.trained import (
-    MODEL,
-    ChosenModel,
-    Weights,
-    folder_of_run,
-    model_arguments,
-    reject_unless_fitting,
-    use_here,
-    with_model,
-)
-from clusterctl.jobs.watch import LogChunk, raise_unless_completed
 from clusterctl.scheduler.base import worst
-from clusterctl.scheduler.script import Environment, with_gpus, with_launcher
-from clusterctl.scheduler.session import Session, distribution_of_hosts, script_of
-from clusterctl.spec.job import JobSpec, is_job_file, job_spec
-from clusterctl.state.submissions import Ledger
-from clusterctl.state.workspace import Workspace
-from clusterctl.transport.tree import shown_size
+from clusterctl.spec.job import MODEL_JOBS, JobSpec, Weights, is_job_file, job_spec
 
 if TYPE_CHECKING:
     from clusterctl.jobs.replay import Replay
+    from clusterctl.jobs.source import Source
+    from clusterctl.jobs.trained import ChosenModel
+    from clusterctl.scheduler.script import Environment
+    from clusterctl.scheduler.session import Session
     from clusterctl.spec.distributions import Distribution
     from clusterctl.spec.job_options import JobOptions
     from clusterctl.spec.models import ClusterSpec
@@ -160,7 +143,11 @@ def submit(
     """
     said = {field.removeprefix("slurms_"): value for field, value in flags.items() if value not in (None, [])}
     given = {"args": args, **said} if args else said
-    chosen = ChosenModel(run, weights) if run is not None else None
+    chosen = None
+    if run is not None:
+        from clusterctl.jobs.trained import ChosenModel
+
+        chosen = ChosenModel(run, weights)
     wanted = _wanted(screen, target, given, variant or [])
     if program := help_wanted(wanted):
         text = help_of(program)
@@ -208,7 +195,11 @@ def submit_all(
 ) -> list[_Row]:
     """Submit jobs, or show their scripts; wait for them as was said, and answer. The jobs, each a row."""
     _reject_wrong(wanted.jobs, wanted.chosen)
-    timeout_s = timeout_of(timeout)
+    timeout_s = None
+    if timeout is not None:
+        from clusterctl.cli.job import timeout_of
+
+        timeout_s = timeout_of(timeout)
     _refuse_contradictions(wanted.jobs, follow=follow, waits=wait or follow, timeout_s=timeout_s)
     if dry_run:
         _dry_run(screen, options, wanted)
@@ -220,6 +211,8 @@ def submit_all(
             *lines, last = (f"submitted job {row['job_id']} ({row['name']})" for row in rows)
             screen.result(_answer(rows), *lines, f"{last}; see `clusterctl logs {ids[0]} -f`")
             return rows
+        from clusterctl.cli.job import follow_job
+
         for row in rows:
             screen.note(f"submitted job {row['job_id']} ({row['name']})")
         with _once(rows):
@@ -252,8 +245,13 @@ def _wanted(
 
 def _reject_wrong(wanted: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
     """Refuse jobs without the model that they need, and arguments that a bundled job's program refuses."""
-    reject_unless_fitting(wanted, chosen)
-    reject_wrong_arguments(wanted, model_arguments(MODEL, chosen) if chosen else ())
+    before: Sequence[str] = ()
+    if chosen or any(job.bundled in MODEL_JOBS for job in wanted):
+        from clusterctl.jobs.trained import MODEL, model_arguments, reject_unless_fitting
+
+        reject_unless_fitting(wanted, chosen)
+        before = model_arguments(MODEL, chosen) if chosen else ()
+    reject_wrong_arguments(wanted, before)
 
 
 def _refuse_contradictions(
@@ -276,6 +274,10 @@ def _use_here(
     given: Mapping[str, object],
 ) -> None:
     """Use a model on this machine, and show what it says."""
+    from clusterctl.jobs.trained import folder_of_run, use_here
+    from clusterctl.jobs.watch import LogChunk
+    from clusterctl.state.submissions import Ledger
+
     if chosen is None:
         raise UsageError("--local uses a trained model", fix="say which: --run RUN")
     if others := sorted(set(given) - {"args"}):
@@ -299,7 +301,12 @@ def _use_here(
 
 def _dry_run(screen: Screen, options: Options, wanted: Wanted) -> None:
     """Show the scripts; where they are several, each below a line with its job's name."""
+    from clusterctl.jobs.trained import with_model
+    from clusterctl.scheduler.session import distribution_of_hosts, script_of
     from clusterctl.state.inventory import inventory_if_known
+    from clusterctl.state.submissions import Ledger
+    from clusterctl.state.workspace import Workspace
+    from clusterctl.transport.tree import shown_size
 
     spec = spec_of_existing(screen, options)
     workspace = Workspace.of(spec.name)
@@ -345,6 +352,10 @@ def _prepared(
 
     ``model`` is sent with a job that uses one. Of a replay, all that is as it was.
     """
+    from clusterctl.jobs.source import source_of
+    from clusterctl.scheduler.script import with_gpus, with_launcher
+    from clusterctl.scheduler.session import script_of
+
     for job in wanted if not has_pmix else ():
         if "launcher" in job.model_fields_set and job.launcher == "srun":
             screen.note(f"note: {job.name}: mpirun starts the ranks, for Slurm has no plugin for PMIx here")
@@ -372,6 +383,8 @@ def resolve(
 
     ``replayed`` is the text of a lock that takes their place, "" for no packages.
     """
+    from clusterctl.jobs.environment import environment_of
+
     detail = screen.note if options.verbose else lambda _line: None
     with screen.working("resolving requirements"):
         return [
@@ -389,6 +402,13 @@ def _submitted(
     wanted: Wanted,
 ) -> list[_Row]:
     """Submit the jobs, one after the other; what is known of them is told also when something fails later."""
+    from clusterctl.jobs.stage import begin
+
+    token: str | None = begin(session, wanted.jobs[0].name)
+    from clusterctl.jobs.submit import reject_files_of_here
+    from clusterctl.jobs.submit import submit as submit_job
+    from clusterctl.jobs.trained import with_model
+
     reject_files_of_here(session, wanted.jobs, report=screen.note)
     jobs, sent = with_model(wanted.jobs, wanted.chosen, session.ledger.entries(), session)
     replaying = wanted.replay
@@ -410,12 +430,14 @@ def _submitted(
                 done = submit_job(
                     session,
                     job,
+                    token=token,
                     source=source,
                     environment=environment,
                     known=replaying.replay.known if replaying is not None else {},
                     progress=progress,
                     report=screen.note,
                 )
+            token = None
             row = dataclasses.asdict(done)
             del row["token"]
             rows.append({"dir": row.pop("remote_dir"), **row, **more})
@@ -437,6 +459,9 @@ def _await(
     screen: Screen, session: Session, rows: Sequence[_Row], timeout_s: float | None, wanted: Wanted
 ) -> None:
     """Wait for the jobs and show how they ended; raises unless all completed. Sweeps are ranked."""
+    from clusterctl.cli.job import wait_for
+    from clusterctl.jobs.watch import raise_unless_completed
+
     ended = wait_for(screen, session, [row["job_id"] for row in rows], timeout_s)
     for row, asked in zip(rows, wanted.jobs, strict=True):
         mine = [job for job in ended if job.whole_id == row["job_id"]]

@@ -11,7 +11,6 @@ import shlex
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl import __version__
 from clusterctl.errors import (
-    ClusterctlError,
-    CommandError,
     MachineError,
     SchedulerError,
     TransportError,
@@ -28,26 +25,23 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.jobs.environment import build
-from clusterctl.jobs.source import Source, manifest, source_hash, source_of
-from clusterctl.scheduler.script import PAYLOAD_ROOT, PLAIN, Environment, partition_name
+from clusterctl.jobs.source import Source, source_of
+from clusterctl.jobs.stage import SentSource, remove_folder, stage
+from clusterctl.scheduler.script import PLAIN, Environment, partition_name
 from clusterctl.scheduler.session import Session, request_of, script_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.brief import SpecBrief
-from clusterctl.state.submissions import CLIENT_FACTS, SOURCE_FILE, SPEC_FILE, SWEEP_FILE, JobEntry
-from clusterctl.transport.base import Transport
+from clusterctl.state.submissions import CLIENT_FACTS, SPEC_FILE, SWEEP_FILE, JobEntry
 from clusterctl.transport.copies import Copies, note
 from clusterctl.transport.openssh import talking
-from clusterctl.transport.put import Sent, send_new_folder, send_to_store
-from clusterctl.transport.remote_receive import NO_REQUIRED
-from clusterctl.transport.tree import Progress, hash_items
+from clusterctl.transport.put import send_to_store
+from clusterctl.transport.tree import Progress
 from clusterctl.util.assets import payload_hash
-from clusterctl.util.process import parallel_map
 from clusterctl.util.progress import LineReporter
 
 if TYPE_CHECKING:
     from clusterctl.spec.models import ClusterSpec
 
-JOBS_FOLDER = "clusterctl/jobs"  # in the job user's home
 MAX_DIFF = 1 << 20
 PATIENCE_S = 15.0  # a submission does not wait long for what is good to know
 OUTPUTS_FILE = "outputs.json"
@@ -58,16 +52,6 @@ _READ, _READ_BY_KIND = (
 )
 _WITH_A_MODEL = ("model.json", "config.json")  # a file of weights is read with what lies beside it
 _SPECIAL, _ESCAPED = re.compile(r"([\\*?\[\]!# ])"), r"\\\1"
-
-
-@dataclass(frozen=True, slots=True)
-class SentSource:
-    """What of a script's folder a job was given; ``sent_bytes`` of it were not on the cluster yet."""
-
-    files: int
-    bytes: int
-    sent_bytes: int
-    hash: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +123,7 @@ def submit(
     session: Session,
     job: JobSpec,
     *,
+    token: str | None = None,
     source: Source | None = None,
     environment: Environment = PLAIN,
     known: Mapping[str, Any] = MappingProxyType({}),
@@ -148,7 +133,7 @@ def submit(
     """Stage and submit a job; before that, build the environment that it needs.
 
     ``source`` and ``environment`` are what ``source_of`` and ``environment_of`` have found for it. ``known``
-    are more facts, see ``client_facts``.
+    are more facts, see ``client_facts``; ``token`` is what ``begin`` has returned for it.
 
     Raises:
         UsageError: the job can't be run, or asks for what the cluster does not have.
@@ -177,7 +162,7 @@ def submit(
     facts = client_facts(job, environment, folder=folder, known=known)
     for transport in (session.transport, *others):
         build(transport, environment, report=report, progress=progress)
-    token = secrets.token_hex(4)
+    token = token or secrets.token_hex(4)
     ours: Mapping[str, bytes] = {
         **outputs_file(job),
         session.scheduler.script_name: script.encode(errors="surrogateescape"),
@@ -233,57 +218,6 @@ def _copies(host: str, remote_dir: str, source: Source) -> Iterator[Copies]:
         names.setdefault((top, here.removesuffix(f"/{path}")), []).append(path)
     for (top, folder), found in names.items():
         yield Copies(host, top, folder, tuple(found), sent=True)
-
-
-def stage(
-    transport: Transport,
-    name: str,
-    source: Source | None,
-    ours: Mapping[str, bytes],
-    *,
-    others: Sequence[Transport] = (),
-    progress: Progress = lambda *_: None,
-) -> tuple[str, SentSource | None, Mapping[str, bytes]]:
-    """Make the folder, whole or not at all. ``others`` are hosts that need one, too.
-
-    Returns where it is, what of a script's folder was sent, and all files of ours in it.
-    """
-    items = source.items if source is not None else ()
-    hashes = hash_items(source.files if source is not None else (), progress=progress)
-    if source is not None:
-        ours = {**ours, SOURCE_FILE: manifest(items, hashes)}
-    folder, required = f"{JOBS_FOLDER}/{name}", f"{PAYLOAD_ROOT}/{payload_hash()}/payload"
-
-    def send(to: Transport, progress: Progress = lambda *_: None) -> Sent:
-        try:
-            return send_new_folder(to, items, hashes, folder, ours=ours, required=required, progress=progress)
-        except CommandError as exc:
-            if exc.rc != NO_REQUIRED:
-                raise
-            raise UsageError(
-                "the cluster does not have this clusterctl's programs",
-                where=to.host,
-                why=f"{required} is not there: the cluster was raised by another version, or not to the end",
-                fix="run `clusterctl up` again",
-            ) from exc
-
-    sent = send(transport, progress)
-    try:
-        parallel_map(others, send)
-    except ClusterctlError:
-        remove_folder((transport, *others), sent.folder)
-        raise
-    if source is None:
-        return sent.folder, None, ours
-    what = SentSource(sent.files, sent.bytes, sent.sent_bytes, source_hash(items, hashes))
-    return sent.folder, what, ours
-
-
-def remove_folder(transports: Sequence[Transport], folder: str) -> None:
-    """Remove a job's folder; from hosts that can't be reached it stays."""
-    for transport in transports:
-        with suppress(UnreachableError):
-            transport.run(["rm", "-rf", "--", folder], check=False)
 
 
 def client_facts(

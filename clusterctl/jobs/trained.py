@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +16,7 @@ from clusterctl.errors import ClusterctlError, CollectError, UsageError
 from clusterctl.jobs.arguments import surroundings
 from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
-from clusterctl.spec.job import MODEL_JOBS, JobSpec
+from clusterctl.spec.job import MODEL_JOBS, JobSpec, Weights
 from clusterctl.spec.names import did_you_mean
 from clusterctl.state.submissions import RUNS, JobEntry
 from clusterctl.transport.tree import walk
@@ -31,13 +30,6 @@ MODEL_FLAG: Final = "--model-folder"
 # Job -> its own options that name a model, or a checkpoint.
 _NAMING: Final = {"eval": (MODEL_FLAG, "--out", "--resume"), "export": (MODEL_FLAG, "--checkpoint")}
 _PREFIX: Final = re.compile(r"payload: error: (rank 0 on \S+: )?")  # one rank is not worth a word
-
-
-class Weights(StrEnum):
-    """Which of a model's weights: at its best evaluation, or at the end of the training."""
-
-    BEST = "best"
-    FINAL = "final"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from clusterctl.scheduler.base import (
 )
 from clusterctl.spec.job import JobSpec, Launcher
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.names import JOB_PROFILE
+from clusterctl.spec.names import JOB_PROFILE, PAYLOAD_ROOT
 from clusterctl.state.inventory import HEALTH_PROGRAM, MPI_SSH, Host, Inventory
 from clusterctl.transport.base import Connect, Transport, remote_argv
 from clusterctl.util.assets import render
@@ -342,7 +342,7 @@ def render_mpirun_script(
             why=f"it has {own.directives[0].strip()!r}",
             fix="say it in flags, and remove the #SBATCH lines",
         )
-    payload_root = f"{script.PAYLOAD_ROOT}/{payload_hash}"
+    payload_root = f"{PAYLOAD_ROOT}/{payload_hash}"
     return render(
         "job.mpirun.j2",
         title=job.name,

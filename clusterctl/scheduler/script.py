@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.job import JOB_FIELDS, ONE_RANK_JOBS, REQUEUE_EXIT_CODE, JobSpec, Launcher, is_python
-from clusterctl.spec.names import JOB_PROFILE
+from clusterctl.spec.names import JOB_PROFILE, PAYLOAD_ROOT
 from clusterctl.spec.units import format_duration
 from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, WRITTEN_FILES
 from clusterctl.util.assets import render
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 BASE_ENVIRONMENT: Final = "/opt/clusterctl/env"  # the Python that every node has
 ENVIRONMENTS: Final = "clusterctl/environments"  # in the job user's home
 ENV_BIN: Final = f"{BASE_ENVIRONMENT}/bin"
-PAYLOAD_ROOT: Final = "/opt/clusterctl/payload"
 # To what mpirun starts.
 _EXPORTED: Final = ("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT")
 # What a rank is that no launcher starts, by the names that PyTorch reads.

@@ -33,6 +33,13 @@ REQUEUE_EXIT_CODE: Final = 75  # EX_TEMPFAIL of sysexits.h: the program saved it
 MAX_COUNT = 65_533  # Slurm counts nodes, tasks and CPUs of a node in 16 bits
 
 
+class Weights(StrEnum):
+    """Which of a model's weights: at its best evaluation, or at the end of the training."""
+
+    BEST = "best"
+    FINAL = "final"
+
+
 def can_travel(value: str) -> str:
     """Text that can be written into a script and passed to a process."""
     if "\0" in value:

@@ -16,6 +16,7 @@ SPEC_NAME: Final = "cluster.yaml"
 DEFAULT_CLUSTER: Final = "local"  # what there is without a file
 ADMIN_USER: Final = "clusterctl"
 PROOF_PARTITION: Final = "clusterctl-proof"
+PAYLOAD_ROOT: Final = "/opt/clusterctl/payload"
 # What jobs source first on a host where Open MPI is an environment module; of the role openmpi.
 JOB_PROFILE: Final = "/opt/clusterctl/job-profile.sh"
 

@@ -48,6 +48,8 @@ for name, text in json.loads(sys.argv[1]):
     exec(compile(text, name, "exec"), module.__dict__)
 try:
     module.main(*json.loads(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(0)  # to take the interpreter down takes longer
 except OSError as exc:
     place = os.path.abspath(os.fsdecode(exc.filename or "."))
     sys.exit(f"{place!r}: {exc.strerror or exc}")
@@ -135,6 +137,9 @@ class Transport(Protocol):
         Raises:
             UnreachableError: no connection.
         """
+
+    def begin(self, argv: Sequence[str]) -> None:
+        """Start a command for which ``converse`` is called soon, where this takes no time; raises nothing."""
 
     def close(self) -> None:
         """Close the connection; calling it twice is fine."""

@@ -83,6 +83,7 @@ class PersistentSSH:
     max_output: int = 64 << 20
     silence_s: float = SILENCE_S
     _master: Master | None = field(default=None, init=False)
+    _begun: dict[str, Session] = field(default_factory=dict, init=False)
     _own: SSHTransport | None = field(default=None, init=False)  # from the first time that one is needed
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -124,12 +125,20 @@ class PersistentSSH:
                 yield chunk
             talk.ended()
 
+    def begin(self, argv: Sequence[str]) -> None:
+        with self._lock, suppress(OSError, MayHaveRunError):  # one that has run reads no stdin, and ends
+            if self._own is None and self._master is None:
+                self._master = kept(self.config, self.host, self.user, start=False)
+            if self._master is not None:
+                command = quoted(argv)
+                self._begun[command] = self._master.session(command, self.max_output)
+
     @contextmanager
     def converse(
         self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
     ) -> Iterator[Conversation]:
         silence_s = silence_s or self.silence_s
-        session = self._session(quoted(argv))
+        session = self._begun_session(quoted(argv)) or self._session(quoted(argv))
         if session is None:
             with self._by_itself().converse(argv, bulk=bulk, silence_s=silence_s) as talk:
                 yield talk
@@ -141,9 +150,21 @@ class PersistentSSH:
         with self._lock:
             if self._master is not None:
                 self._master.close()
+            for session in self._begun.values():
+                session.close()
+            self._begun.clear()
             if self._own is not None:
                 self._own.close()
             self._master = self._own = None
+
+    def _begun_session(self, command: str) -> Session | None:
+        """The command that ``begin`` has started, if its connection still stands."""
+        with self._lock:
+            session = self._begun.pop(command, None)
+            if session is None or (self._master is not None and not self._master.has_ended()):
+                return session
+        session.close()
+        return None
 
     def _session(self, command: str) -> Session | None:
         """The command, which runs over the shared connection; None where it does not."""

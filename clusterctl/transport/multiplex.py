@@ -160,8 +160,10 @@ class Session:
             each.close()
 
 
-def kept(config: Path, host: str, user: str | None) -> Master | None:
+def kept(config: Path, host: str, user: str | None, *, start: bool = True) -> Master | None:
     """The connection to a host of this file that is open, or is opened now; None where none can be.
+
+    Not ``start``: only one that is open.
 
     Why not, ssh says in words for people: who needs a reason connects in another way.
     """
@@ -187,6 +189,8 @@ def kept(config: Path, host: str, user: str | None) -> Master | None:
             try:
                 master = Master(folder, name)
             except OSError:
+                if not start:
+                    return None
                 master = _started(config, host, user, folder, name)
             stack.pop_all()
             return master

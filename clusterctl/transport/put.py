@@ -91,8 +91,17 @@ def send_new_folder(
     Raises:
         CommandError: with rc ``NO_REQUIRED``, the required folder is not there.
     """
-    argv = remote_argv(_PROGRAM, STORE, folder, required)
+    argv = _receiver(folder, required)
     return _converse(transport, argv, items, hashes, progress, ours=ours)
+
+
+def begin_new_folder(transport: Transport, folder: str, required: str) -> None:
+    """Start what receives a folder on the cluster, for which ``send_new_folder`` will be called soon."""
+    transport.begin(_receiver(folder, required))
+
+
+def _receiver(folder: str, required: str) -> list[str]:
+    return remote_argv(_PROGRAM, STORE, folder, required)
 
 
 def send_to_store(

@@ -111,6 +111,9 @@ class SSHTransport:
         words = OpenSSH(self.config, self.user).argv(self.host, argv, "-T", "-o", "BatchMode=yes")
         return talking(under_subreaper(words), silence_s=silence_s, remote=(self.host, argv))
 
+    def begin(self, argv: Sequence[str]) -> None:
+        """It would have to connect."""
+
     @contextmanager
     def _talk(self, argv: Sequence[str], command: str, silence_s: float) -> Iterator[_Talk]:
         channel = self._start(command, self.connect_timeout_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import re
 import shlex
 import tomllib
@@ -45,8 +46,11 @@ def asset(name: str) -> Path:
 
 def tree_files(root: Path) -> tuple[Path, ...]:
     """The files below ``root`` that are its content, sorted by name; compiled Python is not."""
-    files = (path for path in root.rglob("*") if path.is_file())
-    return tuple(sorted(path for path in files if not _NOT_CONTENT & set(path.relative_to(root).parts)))
+    found: list[Path] = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = (name for name in folders if name not in _NOT_CONTENT)
+        found += (Path(folder, name) for name in names if name not in _NOT_CONTENT)
+    return tuple(sorted(path for path in found if path.is_file()))
 
 
 def file_sha256(path: Path) -> str:

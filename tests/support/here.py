@@ -63,5 +63,8 @@ class LocalTransport:
     ) -> AbstractContextManager[Conversation]:
         return talking(argv, silence_s=silence_s or self.silence_s)
 
+    def begin(self, argv: Sequence[str]) -> None:
+        """Nothing is begun ahead; see ``Transport.begin``."""
+
     def close(self) -> None:
         pass

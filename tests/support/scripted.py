@@ -95,6 +95,9 @@ class ScriptedTransport:
         """Nobody has written a script for this yet; see ``Transport.converse``."""
         raise AssertionError(f"unexpected conversation {argv}")
 
+    def begin(self, argv: Sequence[str]) -> None:
+        """Nothing is begun ahead; see ``Transport.begin``."""
+
     def close(self) -> None:
         """Nothing to close."""
 

@@ -12,9 +12,9 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs.source import Source
 from clusterctl.jobs.submit import submit
-from clusterctl.jobs.trained import ChosenModel, Weights, reject_unless_fitting, use_here, with_model
+from clusterctl.jobs.trained import ChosenModel, reject_unless_fitting, use_here, with_model
 from clusterctl.scheduler.session import Session, UnsharedNode
-from clusterctl.spec.job import JobSpec, job_spec
+from clusterctl.spec.job import JobSpec, Weights, job_spec
 from clusterctl.state.ledger import RunRecord
 from clusterctl.transport.copies import read_copies
 from clusterctl.transport.remote_copies import digest

@@ -294,3 +294,53 @@ def test_only_the_host_that_stays_is_left_open(sshd, me, config) -> None:
     with Connections(config, stays="node") as connections:
         kinds = [type(connections.to(host, me)) for host in ("node", "other")]
     assert kinds == [PersistentSSH, SSHTransport]
+
+
+BEGUN = ["sh", "-c", 'echo begun >>"$1"; cat', "sh"]
+
+
+def test_what_is_begun_is_the_conversation_that_is_asked_for(me, config, tmp_path) -> None:
+    log = tmp_path / "log"
+    with closing(PersistentSSH("node", config, user=me)) as node:
+        node.run(["true"])
+        node.begin([*BEGUN, str(log)])
+        assert len(node._begun) == 1
+        with node.converse(["cat"]) as other, node.converse([*BEGUN, str(log)]) as talk:
+            other.finish()
+            talk.send(b"there")
+            talk.finish()
+        assert log.read_text() == "begun\n"
+        with node.converse([*BEGUN, str(log)]) as again:
+            again.finish()
+        assert log.read_text() == "begun\n" * 2
+
+
+def test_nothing_is_begun_without_an_open_connection(me, config, tmp_path) -> None:
+    with closing(PersistentSSH("node", config, user=me)) as node:
+        node.begin([*BEGUN, str(tmp_path / "log")])
+        assert not masters(config)
+        assert node.run(["echo", "there"]).stdout == "there\n"
+        assert node._own is None
+    assert not (tmp_path / "log").exists()
+
+
+def test_what_is_begun_and_lost_is_started_again(me, config, tmp_path) -> None:
+    log = tmp_path / "log"
+    with closing(PersistentSSH("node", config, user=me)) as node:
+        node.run(["true"])
+        node.begin([*BEGUN, str(log)])
+        end_all(config)
+        with node.converse([*BEGUN, str(log)]) as talk:
+            talk.send(b"there")
+            assert talk.receive() == b"there"
+            talk.finish()
+
+
+def test_what_is_begun_for_nothing_ends_with_us(me, config, tmp_path) -> None:
+    ended = tmp_path / "ended"
+    with closing(PersistentSSH("node", config, user=me)) as node:
+        node.run(["true"])
+        os.mkfifo(ended)
+        node.begin(["sh", "-c", 'cat >/dev/null; echo ended >"$1"', "sh", str(ended)])
+        assert node._begun
+    assert ended.read_text() == "ended\n"
