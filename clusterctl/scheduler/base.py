@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 from clusterctl.errors import ClusterctlError, SchedulerError
@@ -206,6 +207,7 @@ class JobInfo:
         return self.outcome is not Outcome.GOES_ON
 
 
+@lru_cache  # many jobs have the same
 def _in_utc(at: int | None) -> str | None:
     """A time in ISO 8601; None for one that no calendar has, which a damaged record may hold."""
     with suppress(OverflowError, ValueError, OSError):

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from typing import Any, Final, Generic, TypeVar
 
@@ -25,7 +26,6 @@ from clusterctl.spec.units import parse_slurm_time_s
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 _SACCT_ID = re.compile(r"(?P<job>\d+)(?:_(?:(?P<task>\d+)|\[(?P<tasks>[^\]]*)\]))?", re.ASCII)
-_NUMBER = re.compile(r"\d+", re.ASCII)
 _YEAR_S = 365 * 86_400  # what the accounting has of a job without a limit, and in 24.11 squeue at times
 _T = TypeVar("_T", JobInfo, NodeInfo, StepInfo)
 
@@ -84,6 +84,18 @@ def parse_version(text: str) -> str:
     raise _odd("sinfo --version", text)
 
 
+def _is_number(text: str) -> bool:
+    return text.isdigit() and text.isascii()
+
+
+@lru_cache
+def _limit_s(text: str) -> int | None:
+    with suppress(ValueError):
+        seconds = parse_slurm_time_s(text)
+        return None if seconds == _YEAR_S else seconds
+    return None
+
+
 class _Record:
     """The fields of one record. Those that can't be understood are None or so, and noted in ``unclear``."""
 
@@ -103,26 +115,23 @@ class _Record:
         self.unclear.append(f"{name} {self[name][:100]!r}")
 
     def number(self, name: str) -> int | None:
-        if _NUMBER.fullmatch(self[name]):
+        if _is_number(self[name]):
             return int(self[name])
         self.doubt(name)
         return None
 
     def time(self, name: str) -> int | None:
         """A time; None for N/A, NONE, None, Unknown."""
-        return int(self[name]) if _NUMBER.fullmatch(self[name]) else None
+        return int(self[name]) if _is_number(self[name]) else None
 
     def limit_s(self, name: str) -> int | None:
         """A time limit; None for UNLIMITED, Partition_Limit, NOT_SET, and a year, which stands for them."""
-        with suppress(ValueError):
-            seconds = parse_slurm_time_s(self[name])
-            return None if seconds == _YEAR_S else seconds
-        return None
+        return _limit_s(self[name])
 
     def exit(self, name: str) -> tuple[int, int]:
         """Exit code and signal: ``1:0``, or the status of wait(2), as squeue has it before Slurm 23."""
         code, colon, signal = self[name].partition(":")
-        if colon and _NUMBER.fullmatch(code) and _NUMBER.fullmatch(signal):
+        if colon and _is_number(code) and _is_number(signal):
             return int(code), int(signal)
         status = self.number(name) or 0
         return status >> 8, status & 0x7F

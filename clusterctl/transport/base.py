@@ -49,6 +49,7 @@ for name, text in json.loads(sys.argv[1]):
 try:
     module.main(*json.loads(sys.argv[2]))
     sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(0)  # to take the interpreter down takes longer
 except OSError as exc:
     place = os.path.abspath(os.fsdecode(exc.filename or "."))
