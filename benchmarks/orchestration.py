@@ -60,19 +60,24 @@ def start(rounds: int, nodes: int = 2) -> None:
         script = cluster.folder / "one" / "job.sh"
         script.parent.mkdir()
         script.write_text("#!/bin/bash\ntrue\n")
+        job = cluster.run("submit", script, "--wait")["job_id"]
+        asks = {
+            "status": "sinfo -N; squeue",
+            "jobs": "squeue; sacct",
+            "logs": f"cat clusterctl/jobs/*/std*.log; squeue -j {job} || sacct -j {job}",
+        }
         for load in ("an empty queue", "1,000 queued jobs"):
             if load != "an empty queue":
                 cluster.ssh("seq 1000 | xargs -P4 -I{} sbatch --quiet --hold --time=1 --wrap=true >/dev/null")
                 assert int(cluster.ssh("squeue --noheader | wc -l")) >= QUEUED
-            for verb in ("status", "jobs"):
+            for verb, ask in asks.items():
+                words = (verb, job) if verb == "logs" else (verb,)
                 measure(
                     f"clusterctl {verb}, and a bare ssh that asks Slurm the same; {load}",
                     rounds * 3,
                     aim="at most 1.3 times as long",
-                    clusterctl=lambda verb=verb: cluster.run(verb) and None,
-                    ssh=lambda verb=verb: (
-                        cluster.ssh("sinfo -N; squeue" if verb == "status" else "squeue; sacct") and None
-                    ),
+                    clusterctl=lambda words=words: cluster.run(*words) and None,
+                    ssh=lambda ask=ask: cluster.ssh(ask) and None,
                 ).show()
             measure(
                 f"clusterctl submit, and an ssh that takes the file and calls sbatch; {load}",

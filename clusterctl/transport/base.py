@@ -226,7 +226,7 @@ def remote_argv(module: str, *arguments: str) -> list[str]:
     are not UTF-8 (as `os.fsdecode` has them). Python is isolated: it imports nothing from the home of the
     account, where a job, or `clusterctl put json.py`, may have left modules.
     """
-    return ["python3", "-I", "-c", BOOT, _texts(module), json.dumps(arguments)]
+    return ["python3", "-IS", "-c", BOOT, _texts(module), json.dumps(arguments)]
 
 
 def remote_program(module: str) -> str:
