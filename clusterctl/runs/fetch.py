@@ -163,7 +163,7 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
             fix="end what writes there (`clusterctl ssh`), then collect again; what has arrived is kept",
         )
     hashes = {one.local: here[_key(one)] for one in files if _key(one) in here}
-    around = {os.path.dirname(entry.local) for entry in entries}  # noqa: PTH120  # names are bytes
+    around = {entry.local.rpartition(b"/")[0] for entry in entries}
     folders = tuple(e.local for e in entries if e.kind == Kind.FOLDER and e.local not in around)
     if not is_new:
         _remove_others(os.fsencode(tree), {*hashes, *folders})
@@ -293,7 +293,7 @@ def choose(
         (one.path, wanted.why(printable(one.payload), one.size, source.job_id), one.size, one.space)
         for one in left
     ]
-    around = {os.path.dirname(entry.path) for entry in listing}  # noqa: PTH120
+    around = {entry.path.rpartition(b"/")[0] for entry in listing}
     holes = sys.maxsize if wanted.everything else _MOST_HOLES  # that may come yet
     coming: set[bytes] = set()
     for entry in listing:
@@ -303,7 +303,10 @@ def choose(
             skipped.append((entry.path, why, entry.size, 0 if entry.kind == Kind.LINK else 1))
         else:
             holes -= entry.size - entry.space
-            coming |= {entry.path, *_parents(entry.path)}
+            path = entry.path
+            while path and path not in coming:  # the folders of most files are in it
+                coming.add(path)
+                path = path.rpartition(b"/")[0]
     tops = {entry.path.partition(b"/")[0] for entry in listing}
     chosen = [entry for entry in listing if entry.path in coming]
     mode = tree.stat().st_mode  # the user's umask
@@ -317,18 +320,18 @@ def _why_not(entry: Entry, holes: int, max_file: int, job_id: str) -> str:
     """Why something stays on the cluster; "" if it comes. ``holes``: bytes of them that may still come."""
     if entry.kind == Kind.LINK:
         return "a symbolic link"
-    if _PARTIAL.fullmatch(os.path.basename(entry.path)):  # noqa: PTH119  # names are bytes
+    if _PARTIAL.fullmatch(entry.path.rpartition(b"/")[2]):
         return "files on their way have such names"
     if len(entry.path) > _LONGEST:
         return f"its path is longer than {_LONGEST:,} bytes"
-    size = shown_size(entry.size)
     if entry.size - entry.space > holes:
-        on_disk, most = shown_size(entry.space), shown_size(_MOST_HOLES)
+        size, on_disk, most = map(shown_size, (entry.size, entry.space, _MOST_HOLES))
         sparse = f"a sparse file of {size}, {on_disk} on disk; a run's files may have {most} of holes in all"
         return _with_command(sparse, job_id, "--all")
     if entry.size > max_file:
         large = entry.size > MAX_FILE  # else the user has chosen less
         flags = ("--max-file", f"{(entry.size >> 30) + 1}GiB") if large else ("--all",)
+        size = shown_size(entry.size)
         return _with_command(f"{size}, more than {shown_size(max_file)}", job_id, *flags)
     return ""
 
