@@ -47,6 +47,7 @@ _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _PATHS: Final = {
     **{"compute": "compute/v1", "storage": "storage/v1"},
     **dict.fromkeys(("cloudresourcemanager", "file", "iam", "serviceusage"), "v1"),
+    "orgpolicy": "v2",
 }
 _TRIES = 6
 _DELAY_S = 0.5
@@ -284,20 +285,29 @@ def _first_line(exc: BaseException) -> str:
 def org_policy(api: Api, constraint: str) -> Json:
     """The policy of the organization, such as `compute.requireOsLogin`, that holds in the project.
 
+    Only the Organization Policy API knows a managed constraint, such as `compute.managed.requireOsLogin`
+    (github.com/terraform-google-modules/terraform-google-org-policy/issues/183).
+
     Raises:
         CloudError: it can't be told; the login may lack `orgpolicy.policy.get`.
     """
+    if _MANAGED in constraint:
+        return api.get("orgpolicy", f"projects/{api.project}/policies/{constraint}:getEffectivePolicy")
     path = f"projects/{api.project}:getEffectiveOrgPolicy"
     return api.post("cloudresourcemanager", path, {"constraint": f"constraints/{constraint}"})
 
 
 def enforces(policy: Mapping[str, Any]) -> bool:
-    """Whether it is a boolean policy that is on."""
-    return policy.get("booleanPolicy", {}).get("enforced") is True
+    """Whether it is a boolean policy that is on, or a managed one that is on for resources without tags."""
+    managed = any(
+        one.get("enforce") and not one.get("condition") for one in policy.get("spec", {}).get("rules", ())
+    )
+    return managed or policy.get("booleanPolicy", {}).get("enforced") is True
 
 
 KIND = "ssh-ed25519"
-_HIDES_KEYS: Final = "compute.disableGuestAttributesAccess"
+_MANAGED: Final = ".managed."
+_HIDES_KEYS: Final = ("compute.disableGuestAttributesAccess", "compute.managed.disableGuestAttributesAccess")
 WAIT_S = 600.0  # the largest machines take minutes before their system starts
 _LOOK_EVERY_S = 3.0
 _KEY = re.compile(r"AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/=]+")
@@ -313,9 +323,10 @@ def host_keys(
     """
     missing = list(dict.fromkeys(names))
     found: dict[str, str] = {}
-    with suppress(CloudError):  # then they are waited for
-        if missing and enforces(org_policy(api, _HIDES_KEYS)):
-            raise _forbidden(api.project, missing)
+    for policy in _HIDES_KEYS if missing else ():
+        with suppress(CloudError):  # then they are waited for
+            if enforces(org_policy(api, policy)):
+                raise _forbidden(api.project, missing, policy)
     for _ in api.clock.polls(timeout_s, first_s=_LOOK_EVERY_S, longest_s=_LOOK_EVERY_S):
         for name in missing:
             if key := _published(api, zone, name):
@@ -327,9 +338,9 @@ def host_keys(
     raise _silent(api, zone, missing, timeout_s)
 
 
-def _forbidden(project: str, names: Iterable[str]) -> ProvisionError:
-    what = f"a policy of your organization forbids it to read host keys ({_HIDES_KEYS})"
-    see = f"`gcloud resource-manager org-policies describe {_HIDES_KEYS} --project {project} --effective`"
+def _forbidden(project: str, names: Iterable[str], policy: str) -> ProvisionError:
+    what = f"a policy of your organization forbids it to read host keys ({policy})"
+    see = f"`gcloud org-policies describe {policy} --project {project} --effective`"
     fix = f"ask who administers it to except project {project}: {see}; then run `clusterctl up` again"
     failures = (Failure(ProvisionError.code, what, name, "provision", fix) for name in names)
     return ProvisionError(what, where=f"project {project}", fix=fix, failures=tuple(failures))
@@ -356,7 +367,7 @@ def _silent(api: Api, zone: str, names: list[str], timeout_s: float) -> Provisio
         where=zone,
         why=failures[0].cause,
         fix=f"look at what it said while it started, {failures[0].fix}, then run `clusterctl up` again; "
-        f"or a policy of your organization hides the keys ({_HIDES_KEYS})",
+        f"or a policy of your organization hides the keys ({' or '.join(_HIDES_KEYS)})",
         failures=tuple(failures),
     )
 

@@ -277,8 +277,12 @@ class _Look:
             return
         try:
             policy = org_policy(self.api, name)
-        except PermissionDeniedError as exc:
+        except (ApiOffError, PermissionDeniedError) as exc:
             what, fix = "the organization's policies can't be looked at", "ask who administers them"
+            if isinstance(exc, ApiOffError):  # few projects have that of managed policies on
+                if "parent" not in self.api.get("cloudresourcemanager", self._project):
+                    return  # it is in no organization
+                fix = exc.fix or fix
             yield Finding(self.settings.project, "warning", "org-policy", what, exc.what, fix)
             return
         thing = forbidden(policy, rule.needs, self.settings, groups)

@@ -202,7 +202,10 @@ def _instance(row: Row, zone: str) -> Row:
 
 def _guest_attributes(google: Google, row: Row, query: Mapping[str, str]) -> Row:
     """The host keys that an instance has published."""
-    if "compute.disableGuestAttributesAccess" in google.enforced:
+    if google.enforced & {
+        "compute.disableGuestAttributesAccess",
+        "compute.managed.disableGuestAttributesAccess",
+    }:
         raise RefusedError(
             404, "The resource 'hostkeys/' of type 'Guest Attribute' was not found.", "notFound"
         )

@@ -43,7 +43,7 @@ _FACTS = {
 EMAIL = f"controller@{PROJECT}.iam.gserviceaccount.com"
 GCLOUD = "764086051850"  # of gcloud's own project, whose OAuth client a person's login is of
 # Calls of these need a project to count on (terraform-provider-google, issues 20644, 24500).
-_COUNTED = {"cloudresourcemanager", "file", "iam", "serviceusage"}
+_COUNTED = {"cloudresourcemanager", "file", "iam", "orgpolicy", "serviceusage"}
 _NO_QUOTA_PROJECT = (
     "Your application is authenticating by using local Application Default Credentials. The {service} API "
     "requires a quota project, which is not set by default. To learn how to set your quota project, see "

@@ -10,7 +10,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-VERSIONS = dict.fromkeys(("cloudresourcemanager", "compute", "file", "iam", "serviceusage", "storage"), "v1")
+VERSIONS = {
+    **dict.fromkeys(("cloudresourcemanager", "compute", "file", "iam", "serviceusage", "storage"), "v1"),
+    "orgpolicy": "v2",
+}
 _SCALARS: Mapping[str, type | tuple[type, ...]] = {
     "string": str,
     "boolean": bool,

@@ -14,8 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.google.answers import RefusedError
 from tests.support.google.provider.faults import NUMBER
 
+# Source: github.com/terraform-google-modules/terraform-google-org-policy/issues/183 (2026-04).
+_MANAGED = (
+    "{} is in a Managed constraint format. Managed constraints are only supported with Org Policy V2 API. "
+    "Please use Org Policy V2 API or `gcloud org-policies` command instead."
+)
 PLENTY = (100_000.0, 0.0)
 _EVERYWHERE = ("CPUS_ALL_REGIONS", "GPUS_ALL_REGIONS", "NETWORKS", "ROUTERS", "SUBNETWORKS")
 _REGIONAL = (
@@ -37,6 +43,7 @@ _ASKED = {
     "cloudresourcemanager.projects.get": "project",
     "cloudresourcemanager.projects.testIamPermissions": "permissions",
     "cloudresourcemanager.projects.getEffectiveOrgPolicy": "policy",
+    "orgpolicy.projects.policies.getEffectivePolicy": "managed policy",
     "compute.projects.get": "quotas",
     "compute.regions.get": "quotas",
 }
@@ -52,21 +59,29 @@ class Project:
     allowed: dict[str, list[str]] = field(default_factory=dict)
     has: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     state: str = "ACTIVE"
+    has_parent: bool = True
 
     def knows(self, method: str) -> bool:
         """Whether a call of this method is about the project."""
         return method in _FOUND or method in _ASKED
 
     def answer(self, method: str, path: str, body: Any) -> Any:
-        """What a call gets; None where there is no such thing."""
+        """What a call gets; None where there is no such thing.
+
+        Raises:
+            RefusedError: a managed constraint is asked for by the old API.
+        """
         name = path.rpartition("/")[2]
         match _ASKED.get(method):
             case "project":
-                return {"projectId": name, "projectNumber": NUMBER, "lifecycleState": self.state}
+                parent = {"parent": {"type": "organization", "id": "987654321098"}} if self.has_parent else {}
+                return {"projectId": name, "projectNumber": NUMBER, "lifecycleState": self.state} | parent
             case "permissions":
                 return {"permissions": [one for one in body["permissions"] if one not in self.denied]}
             case "policy":
                 constraint = body["constraint"].removeprefix("constraints/")
+                if ".managed." in constraint:
+                    raise RefusedError(400, _MANAGED.format(body["constraint"]), "badRequest")
                 said = {"booleanPolicy": {"enforced": True}} if constraint in self.enforced else {}
                 listed = {"allowedValues": self.allowed[constraint]} if constraint in self.allowed else {}
                 return {
@@ -74,6 +89,11 @@ class Project:
                     **said,
                     **({"listPolicy": listed} if listed else {}),
                 }
+            case "managed policy":
+                constraint = name.partition(":")[0]
+                rules: list[dict[str, Any]] = [{"enforce": True}] if constraint in self.enforced else []
+                rules += [{"enforce": True, "condition": {"expression": "resource.hasTagKey('1/a')"}}]
+                return {"name": f"projects/{NUMBER}/policies/{constraint}", "spec": {"rules": rules}}
             case "quotas":
                 known = _EVERYWHERE if method == "compute.projects.get" else _REGIONAL
                 return {"name": name, "quotas": [*map(self._quota, known)]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -194,10 +195,13 @@ class TestHostKeys:
         assert "is RUNNING" in failure.cause
         assert "get-serial-port-output demo-train-1 --zone us-central1-a" in caught.value.fix
 
-    def test_a_policy_that_hides_them_is_named_at_once(self, google: Google, api: Api, slept: Slept) -> None:
+    @pytest.mark.parametrize("kind", ["compute", "compute.managed"])
+    def test_a_policy_that_hides_them_is_named_at_once(
+        self, google: Google, api: Api, slept: Slept, kind: str
+    ) -> None:
         instance(google, "demo-ctl")
-        google.enforced.add("compute.disableGuestAttributesAccess")
-        with pytest.raises(ProvisionError, match=r"compute\.disableGuestAttributesAccess") as caught:
+        google.enforced.add(policy := f"{kind}.disableGuestAttributesAccess")
+        with pytest.raises(ProvisionError, match=re.escape(f"({policy})")) as caught:
             host_keys(api, ZONE, ["demo-ctl"], report=lambda _: None)
         assert f"to except project {PROJECT}" in caught.value.fix
         assert [failure.host for failure in caught.value.failures] == ["demo-ctl"]
@@ -205,7 +209,7 @@ class TestHostKeys:
 
     def test_where_policies_can_not_be_read_the_keys_are_waited_for(self, google: Google, api: Api) -> None:
         instance(google, "demo-ctl")
-        google.off.add("cloudresourcemanager")
+        google.off |= {"cloudresourcemanager", "orgpolicy"}
         assert host_keys(api, ZONE, ["demo-ctl"], report=lambda _: None)
         with google.world.change() as state:
             state["guest_attributes"] = {"demo-ctl": {}}

@@ -158,6 +158,22 @@ OBSTACLES: dict[str, tuple[Plant, str, str, str]] = {
         lambda g: enforce(g, "compute.requireOsLogin"),
         *("org-policy", "rejects instances with OS Login off", "delete compute.requireOsLogin"),
     ),
+    "managed host keys": (
+        lambda g: enforce(g, "compute.managed.disableGuestAttributesAccess"),
+        *("org-policy", "SSH host keys", "describe compute.managed.disableGuestAttributesAccess"),
+    ),
+    "managed OS Login": (
+        lambda g: enforce(g, "compute.managed.requireOsLogin"),
+        *("org-policy", "rejects instances with OS Login off", "delete compute.managed.requireOsLogin"),
+    ),
+    "managed accounts": (
+        lambda g: enforce(g, "iam.managed.disableServiceAccountCreation"),
+        *("org-policy", "service accounts", "describe iam.managed.disableServiceAccountCreation"),
+    ),
+    "managed confidential computing": (
+        lambda g: enforce(g, "compute.managed.restrictNonConfidentialComputing"),
+        *("org-policy", "no Confidential VMs", "describe compute.managed.restrictNonConfidentialComputing"),
+    ),
     "Shielded VMs": (
         lambda g: enforce(g, "compute.requireShieldedVm"),
         *("org-policy", "Secure Boot", "describe compute.requireShieldedVm"),
@@ -261,6 +277,17 @@ def test_all_obstacles_are_named_at_once_and_nothing_is_made(google: Google, log
         hits = [f for f in findings if f.code == code and why in str(f) and fix in f.fix]
         assert len(hits) == 1, (code, why, [*map(str, findings)])
     assert google.world.read() == before
+
+
+def test_managed_policies_that_can_not_be_looked_at_are_one_warning(google: Google) -> None:
+    """Of an API that most projects never enabled; a project without an organization has no policies."""
+    google.off.add("orgpolicy")
+    google.project.enforced.add("compute.managed.requireOsLogin")
+    (one,) = found(PLAIN)
+    assert (one.level, one.code) == ("warning", "org-policy")
+    assert "services enable orgpolicy.googleapis.com" in one.fix
+    google.project.has_parent = False
+    assert found(PLAIN) == ()
 
 
 def test_an_image_of_the_nodes_needs_rights_and_a_project_that_is_trusted(google: Google) -> None:
