@@ -216,7 +216,8 @@ class SSHTransport:
         if target.proxy_command is not None:  # has to start first, and may say how long that takes
             timeout_s = max(timeout_s, target.connect_timeout_s or 0)
         client.set_missing_host_key_policy(Reject(target.known_hosts))
-        client.load_host_keys(str(target.known_hosts))
+        for name, key in target.host_keys().items():
+            client.get_host_keys().add(target.alias, name, key)
         client.connect(
             target.alias,  # with a socket given, this is only the name that known_hosts is asked for
             username=target.user,

@@ -12,6 +12,7 @@ import tempfile
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,22 @@ _STDERR_TAIL = 2000
 _SETTLE_S = 1.0  # for a ProxyCommand that ends by itself once its input is closed
 
 
+@lru_cache(maxsize=4)
+def _config(file: str, *_version: int) -> paramiko.SSHConfig:
+    return paramiko.SSHConfig.from_path(file)
+
+
+@lru_cache(maxsize=4)
+def _known(file: str, *_version: int) -> paramiko.HostKeys:
+    return paramiko.HostKeys(file)
+
+
+def _version(file: Path) -> tuple[str, int, int, int]:
+    """Arguments for what is parsed once for all hosts that are connected to at the same time."""
+    status = file.stat()
+    return str(file), status.st_ino, status.st_mtime_ns, status.st_size
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """What the `ssh_config` says about one host."""
@@ -48,7 +65,7 @@ class Target:
     def read(cls, config: Path, host: str, user: str | None) -> Target:
         """Raises TransportError if the file can't be read or leaves out what we need."""
         try:
-            options: dict[str, Any] = dict(paramiko.SSHConfig.from_path(str(config)).lookup(host))
+            options: dict[str, Any] = dict(_config(*_version(config)).lookup(host))
             return cls(
                 address=options["hostname"],
                 port=int(options.get("port", "22")),
@@ -67,6 +84,11 @@ class Target:
                 fix="run `clusterctl up`, which writes it",
                 host=host,
             ) from exc
+
+    def host_keys(self) -> dict[str, paramiko.PKey]:
+        """Key type -> the key that the host must have; raises OSError if `known_hosts` can't be read."""
+        found = _known(*_version(self.known_hosts)).lookup(self.alias)
+        return dict(found or {})
 
 
 class Reject(paramiko.MissingHostKeyPolicy):
