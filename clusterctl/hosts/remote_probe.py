@@ -19,16 +19,16 @@ import re
 import socket
 import stat
 import struct
-import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Sequence, Set, Tuple
 
-from clusterctl.util.remote_rights import acting, read_regular
+from clusterctl.hosts.remote_gpus import PCI_DISPLAY, gpus, nvidia_devices
+from clusterctl.hosts.remote_run import ASK_S, read, run
+from clusterctl.util.remote_rights import acting
 
-ASK_S = 10
 LOCKS = (
     "/var/lib/dpkg/lock-frontend",
     "/var/lib/dpkg/lock",
@@ -37,12 +37,8 @@ LOCKS = (
 )
 LOCK_NOTES = ("var/cache/dnf/*_lock.pid", "var/lib/dnf/*_lock.pid", "run/dnf*.pid", "run/yum.pid")  # below /
 FLOCK = "hhqqi"  # struct flock of 64-bit Linux
-PCI_DEVICES = "/sys/bus/pci/devices"
-PCI_DISPLAY, PCI_BRIDGE, PCI_NVIDIA = 0x03, 0x06, "0x10de"  # a bridge of NVIDIA's is an NVSwitch
-SHOWN = re.compile(r", \d{3}\.\d+[\d.]*$")  # a card's name and its driver's version
 FIREWALLD_POLICY = "/etc/firewalld/policies/clusterctl.xml"  # of the role firewall
 CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")  # of versions 2 and 1
-EFI_VARIABLES = "/sys/firmware/efi/efivars"
 DATABASES = "/var/lib/mysql"
 SLURM_STATE = "/var/lib/slurm/slurmctld"
 OWN_DATABASES = {"mysql", "performance_schema", "sys", "test", "lost+found"}
@@ -65,30 +61,6 @@ LARGEST = 3
 TEXT = 4096
 WALK_S = 5
 PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,InactiveExitTimestampMonotonic"
-
-
-def run(argv: Sequence[str], timeout_s: float = ASK_S, *, any_exit: bool = False) -> Optional[str]:
-    """What a command says; None if it fails, takes too long, or is not there."""
-    try:
-        done = subprocess.run(
-            argv,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL,
-            timeout=timeout_s,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.decode("utf-8", "replace") if any_exit or done.returncode == 0 else None
-
-
-def read(path: str) -> str:
-    """The text of a regular file; "" where there is none."""
-    try:
-        return read_regular(path).decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def system() -> Dict[str, Any]:
@@ -207,51 +179,6 @@ def firewall() -> Dict[str, Any]:
         "iptables": run(["iptables-legacy-save"]) or run(["iptables-save"]) or "",
         "nft": run(["nft", "-j", "list", "ruleset"]) or "",
     }
-
-
-def nvidia_devices() -> List[Tuple[int, int]]:
-    """The PCI classes of NVIDIA's devices and their numbers, whether a driver knows them or not."""
-    found = []
-    for path in Path(PCI_DEVICES).glob("*"):
-        kind = read(f"{path}/class").strip()
-        if read(f"{path}/vendor").strip() == PCI_NVIDIA and kind:
-            found.append((int(kind, 16) >> 16, int(read(f"{path}/device").strip() or "0", 16)))
-    return found
-
-
-def gpus() -> Dict[str, Any]:
-    devices = nvidia_devices()
-    kinds = [kind for kind, _ in devices]
-    lines = (nvidia_smi("name,driver_version") or "").splitlines()
-    shown = [line.rsplit(", ", 1) for line in lines if SHOWN.search(line)]
-    linked = nvidia_smi("fabric.state,fabric.status") if shown else ""
-    fabric = [line for line in (linked or "").splitlines() if ", " in line]
-    secure = Path(EFI_VARIABLES).glob("SecureBoot-*")
-    return {
-        "cards": kinds.count(PCI_DISPLAY),
-        "switches": kinds.count(PCI_BRIDGE),
-        "shown": [name for name, _ in shown],
-        "driver": shown[0][1] if shown else None,
-        "fault": next((line for line in lines if line.strip() and not SHOWN.search(line)), ""),
-        "fabric": fabric,
-        "oldest": min((number for kind, number in devices if kind == PCI_DISPLAY and number), default=None),
-        "installed": driver_on_disk(),
-        "nouveau": Path("/sys/module/nouveau").is_dir(),
-        "secure_boot": any(path.read_bytes()[-1:] == b"\1" for path in secure),
-    }
-
-
-def nvidia_smi(fields: str) -> Optional[str]:
-    """What it says of these fields of each card, or in their place."""
-    asked = "exec nvidia-smi --query-gpu={} --format=csv,noheader 2>&1".format(fields)
-    return run(["sh", "-c", "command -v nvidia-smi >/dev/null && " + asked], any_exit=True)
-
-
-def driver_on_disk() -> str:
-    """The version of NVIDIA's kernel module, for this kernel or another one; "" if there is none."""
-    kernels = [platform.release(), *sorted(path.name for path in Path("/lib/modules").glob("*"))]
-    said = (run(["modinfo", "-F", "version", "-k", kernel, "nvidia"]) for kernel in kernels)
-    return next((text.strip() for text in said if text and text.strip()), "")
 
 
 def newest_kernel() -> str:

@@ -1,0 +1,32 @@
+"""Runs commands and reads files on a host, for the programs that look at it. Also for Python 3.6."""
+
+import subprocess
+from typing import Optional, Sequence
+
+from clusterctl.util.remote_rights import read_regular
+
+ASK_S = 10
+
+
+def run(argv: Sequence[str], timeout_s: float = ASK_S, *, any_exit: bool = False) -> Optional[str]:
+    """What a command says; None if it fails, takes too long, or is not there."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            timeout=timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode("utf-8", "replace") if any_exit or done.returncode == 0 else None
+
+
+def read(path: str) -> str:
+    """The text of a regular file; "" where there is none."""
+    try:
+        return read_regular(path).decode("utf-8", "replace")
+    except OSError:
+        return ""
