@@ -11,6 +11,9 @@ PROGRAM = Path(__file__).with_name("nvidia_smi.py")
 
 Machine = dict[str, Any]
 
+DRIVERS = {"535": "535.261.03", "570": "570.124.06", "580": "580.173.02", "590": "590.48.01"}
+"""Branches of drivers whose nvidia-smi was looked at: what each knows is in nvidia_smi.py."""
+
 _WELL: Machine = {
     "driver": "580.95.05",
     "temperature": 41,
@@ -45,7 +48,13 @@ def gpu(index: int, name: str, **differs: Any) -> Machine:
         "bus_id": f"00000000:{0x10 + index:02X}:00.0",
         "memory_mib": 81559,
     }
-    return {**_WELL, **own, **differs}
+    card = {**_WELL, **own, **differs}
+    return {"mig_pending": card["mig_mode"], **card}
+
+
+def with_driver(machine: Machine, version: str) -> Machine:
+    """The same cards under another driver."""
+    return {**machine, "gpus": [{**card, "driver": version} for card in machine["gpus"]]}
 
 
 def t4() -> Machine:

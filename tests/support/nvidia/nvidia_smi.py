@@ -28,6 +28,7 @@ FIELDS = {
     "compute_mode": "compute_mode",
     "persistence_mode": "persistence_mode",
     "mig.mode.current": "mig_mode",
+    "mig.mode.pending": "mig_pending",
     "ecc.errors.uncorrected.volatile.total": "ecc",
     "pcie.link.gen.current": "pcie_gen",
     "pcie.link.gen.gpucurrent": "pcie_gen",
@@ -42,6 +43,27 @@ FIELDS = {
     "fabric.state": "fabric_state",
     "fabric.status": "fabric_status",
 }
+SINCE = {
+    "clocks_event_reasons.active": 535,
+    "pcie.link.gen.gpucurrent": 535,
+    "fabric.state": 535,
+    "fabric.status": 535,
+    "remapped_rows.pending": 570,
+    "remapped_rows.failure": 570,
+}
+"""The branch of drivers from which `--query-gpu` knows a field; the others are older than branch 470.
+
+Read on 2026-11-24 in the help of 470.182.03 (github.com/huggingface/candle/issues/733), 580.173.02 and
+590.48.01 (internal/captures of github.com/utkuozdemir/nvidia_gpu_exporter), and in the programs' own tables:
+535.261.03, 550.163.01 and 555.58.02 of Debian's package nvidia-smi, 570.124.06, 580.178.04 and 615.71.09 of
+Ubuntu's packages nvidia-utils-570-server and so on.
+"""
+ROWS = ("remapped_rows.pending", "remapped_rows.failure")
+"""What `--query-remapped-rows` knows in all of these branches.
+
+Before 570, where `--query-gpu` got the same fields, it said 1 and 0 instead of Yes and No: programs of that
+time read numbers (`parse_nvidia_smi_remapped_rows` in public code).
+"""
 UNITS = {"memory.total": "MiB"}
 LEGEND = """
 Legend:
@@ -71,8 +93,9 @@ def main() -> int:
         as_xml(gpus)
     elif asked in (["topo", "-m"], ["topo", "--matrix"]):
         matrix(gpus)
-    elif asked and asked[0].startswith("--query-gpu=") and len(asked) == 2:
-        return queried(machine, asked[0].partition("=")[2].split(","), asked[1].partition("=")[2].split(","))
+    elif len(asked) == 2 and asked[0].startswith(("--query-gpu=", "--query-remapped-rows=")):
+        fields, form = (word.partition("=")[2].split(",") for word in asked)
+        return queried(machine, fields, form, of_rows=asked[0].startswith("--query-remapped-rows"))
     else:
         say("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n")
         return 6
@@ -86,8 +109,19 @@ def listed(gpus: list[Machine]) -> None:
             say("  MIG {profile:<11} Device  {index}: (UUID: {uuid})".format(**part))
 
 
-def queried(machine: Machine, fields: list[str], form: list[str]) -> int:
-    unknown = [field for field in fields if field not in FIELDS or field in machine.get("gone", ())]
+def branch(machine: Machine) -> int:
+    """The driver's: 580 of 580.95.05."""
+    return int(machine["gpus"][0]["driver"].split(".")[0]) if machine["gpus"] else max(SINCE.values())
+
+
+def fields_of(branch: int) -> list[str]:
+    """What `--query-gpu` of a branch of drivers knows."""
+    return [field for field in FIELDS if SINCE.get(field, 0) <= branch]
+
+
+def queried(machine: Machine, fields: list[str], form: list[str], *, of_rows: bool) -> int:
+    known = [*ROWS] if of_rows else fields_of(branch(machine))
+    unknown = [field for field in fields if field not in known]
     if unknown:
         say(f'Field "{unknown[0]}" is not a valid field to query.\n')
         return 2
@@ -97,6 +131,8 @@ def queried(machine: Machine, fields: list[str], form: list[str]) -> int:
         cells = []
         for field in fields:
             value = gpu.get("lost", gpu[FIELDS[field]]) if field != "index" else gpu["index"]
+            if of_rows and branch(machine) < SINCE[field]:
+                value = {"Yes": 1, "No": 0}.get(value, value)
             unit = f" {UNITS[field]}" if field in UNITS and "nounits" not in form else ""
             cells.append("[N/A]" if value is None else f"{value}{unit}")
         say(", ".join(cells))
@@ -109,7 +145,7 @@ def as_xml(gpus: list[Machine]) -> None:
     for gpu in gpus:
         say('\t<gpu id="{bus_id}">\n\t\t<product_name>{name}</product_name>'.format(**gpu))
         say("\t\t<mig_mode>\n\t\t\t<current_mig>{}</current_mig>".format(gpu["mig_mode"] or "N/A"))
-        say("\t\t\t<pending_mig>{}</pending_mig>\n\t\t</mig_mode>".format(gpu["mig_mode"] or "N/A"))
+        say("\t\t\t<pending_mig>{}</pending_mig>\n\t\t</mig_mode>".format(gpu["mig_pending"] or "N/A"))
         if not gpu.get("parts"):
             say("\t\t<mig_devices>\n\t\t\tNone\n\t\t</mig_devices>")
         else:

@@ -29,11 +29,12 @@ def seen(
     return found({"gpus": {**remote.gpus(), "secure_boot": False, "nouveau": False}}, **more)
 
 
+@pytest.mark.parametrize("driver", machines.DRIVERS.values())
 @pytest.mark.parametrize("name", [name for name, state in machines.STATES.items() if "doctor" in state])
 def test_each_state_is_named_with_what_to_do(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (finding,) = seen(tmp_path, monkeypatch, machines.unwell(name))
+    (finding,) = seen(tmp_path, monkeypatch, machines.with_driver(machines.unwell(name), driver))
     assert finding.code == machines.STATES[name]["doctor"]
     assert finding.fix
     said = machines.STATES[name].get("says", "").strip().partition("\n")[0]
@@ -56,11 +57,13 @@ def test_cards_are_told_from_what_else_is_on_the_bus(tmp_path: Path, monkeypatch
     assert (found["cards"], found["switches"], found["oldest"]) == (2, 1, 0x1DB4)
 
 
-def test_a_card_that_is_well_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("driver", ["470.182.03", *machines.DRIVERS.values()])
+def test_a_card_that_is_well_is_no_finding(
+    driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ready = machines.rtx_4070(fabric_state="Completed", fabric_status="Success")
-    assert seen(tmp_path, monkeypatch, machines.rtx_4070()) == []
-    assert seen(tmp_path, monkeypatch, ready) == []
-    assert seen(tmp_path, monkeypatch, {**machines.rtx_4070(), "gone": ["fabric.state"]}) == []
+    assert seen(tmp_path, monkeypatch, machines.with_driver(machines.rtx_4070(), driver)) == []
+    assert seen(tmp_path, monkeypatch, machines.with_driver(ready, driver)) == []
 
 
 def test_a_driver_and_a_library_of_two_versions_want_a_reboot(

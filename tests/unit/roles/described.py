@@ -10,13 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.support.nvidia.machines import Machine
-from tests.support.nvidia.nvidia_smi import FIELDS
+from tests.support.nvidia.nvidia_smi import FIELDS, ROWS, fields_of
 
-RENAMED = {
-    "clocks_throttle_reasons.active": "clocks_event_reasons.active",
-    "pcie.link.gen.current": "pcie.link.gen.gpucurrent",
-}
-"""Fields that have another name in later drivers."""
 LASTING = ("index", "name", "uuid", "pci.bus_id", "driver_version", "memory.total", "pcie.link.width.max")
 """Fields that are the same at every look."""
 _PART = re.compile(r"^\s+MIG (?P<profile>\S+)\s+Device\s+(?P<index>\d+):\s+\(UUID: (?P<uuid>MIG-\S+)\)")
@@ -34,22 +29,22 @@ def ask(environment: Environment, *argv: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def rows(environment: Environment, *fields: str) -> list[list[str]]:
+def rows(environment: Environment, *fields: str, switch: str = "--query-gpu") -> list[list[str]]:
     """The fields of every card."""
-    rc, said = ask(environment, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+    rc, said = ask(environment, f"{switch}={','.join(fields)}", "--format=csv,noheader,nounits")
     assert rc == 0, said
     return [line.split(", ") for line in said.splitlines()]
 
 
 def described(environment: Environment) -> Machine:
     """A description of all GPUs that an nvidia-smi shows."""
-    known = [name for name in FIELDS if name not in {*RENAMED, *RENAMED.values()}]
-    for old, new in RENAMED.items():
-        rc, _ = ask(environment, f"--query-gpu={old}", "--format=csv")
-        known.append(old if rc == 0 else new)
+    branch = int(rows(environment, "driver_version")[0][0].split(".")[0])
+    asked = {"--query-gpu": [f for f in fields_of(branch) if f not in ROWS], "--query-remapped-rows": [*ROWS]}
+    told = [rows(environment, *fields, switch=switch) for switch, fields in asked.items()]
+    names = [FIELDS[field] for fields in asked.values() for field in fields]
     cards = [
-        {FIELDS[name]: _value(cell) for name, cell in zip(known, row, strict=True)}
-        for row in rows(environment, *known)
+        dict(zip(names, map(_value, [cell for row in of_card for cell in row]), strict=True))
+        for of_card in zip(*told, strict=True)
     ]
     _, listed = ask(environment, "--list-gpus")
     _, log = ask(environment, "--query", "--xml-format")

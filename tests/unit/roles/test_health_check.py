@@ -17,19 +17,13 @@ from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.scheduler.slurm_conf import health_file
 from clusterctl.util.assets import asset
 from tests.support.nvidia import machines
-from tests.unit.roles.described import RENAMED
+from tests.support.nvidia.nvidia_smi import SINCE
+from tests.support.sweeps import in_sweep
 from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
 
 pytestmark = pytest.mark.platform("stand-in", "nvidia-smi")
 
-FIELDS_ASKED = (
-    "pcie.link.gen.current",
-    "clocks_throttle_reasons.active",
-    "remapped_rows.pending",
-    "remapped_rows.failure",
-    "fabric.state",
-    "fabric.status",
-)
+OLD_DRIVER = "470.182.03"  # the last branch before those of today
 
 _PROGRAM = asset("ansible") / "roles" / "health" / "files" / "health.py"
 
@@ -160,7 +154,11 @@ class Problem:
 
 _PROBLEMS: Mapping[str, Problem] = {
     "too hot": Problem("GPU 0: 96 C, and 90 are allowed", machines.hot()),
-    "a later driver": Problem("GPU 0: 96 C, and 90 are allowed", {**machines.hot(), "gone": list(RENAMED)}),
+    "an older driver": Problem(
+        "GPU 0: slowed down (hardware slowdown)",
+        machines.with_driver(machines.awake(throttle="0x08"), OLD_DRIVER),
+        lasting=True,
+    ),
     "memory errors": Problem("GPU 0: 3 memory errors that ECC could not correct", machines.rtx_4070(ecc=3)),
     "narrow link": Problem("GPU 0: PCIe x4 instead of x16", machines.awake(pcie_width=4), lasting=True),
     "slow link": Problem("GPU 0: PCIe generation 2 instead of 4", machines.awake(pcie_gen=2), lasting=True),
@@ -222,14 +220,23 @@ def test_what_is_to_be_done_is_said(host: Host) -> None:
     assert host.look() == ["GPU 0: GPU is lost: a GPU has fallen off the bus: boot the node"]
 
 
-def test_fields_that_an_older_driver_does_not_know_are_asked_for_once(host: Host) -> None:
-    gone = ["remapped_rows.pending", "remapped_rows.failure", "fabric.state", "fabric.status", *RENAMED]
-    host.becomes({**machines.hot(), "gone": gone})
+@pytest.mark.parametrize("version", [OLD_DRIVER, machines.DRIVERS["535"]])
+def test_fields_that_an_older_driver_does_not_know_are_asked_for_once(host: Host, version: str) -> None:
+    host.becomes(machines.with_driver(machines.hot(), version))
     assert host.look() == ["GPU 0: 96 C, and 90 are allowed"]
-    assert json.loads((host.folder / "state.json").read_text())["gone"] == [
-        name for name in FIELDS_ASKED if name in gone
-    ]
+    unknown = {field for field, branch in SINCE.items() if branch > int(version[:3])}
+    assert set(json.loads((host.folder / "state.json").read_text())["gone"]) == unknown
     assert host.look() == ["GPU 0: 96 C, and 90 are allowed"]
+
+
+@pytest.mark.parametrize("branch", ["535", "580", *in_sweep("570", "590")])
+@pytest.mark.parametrize("name", [name for name, state in machines.STATES.items() if "cells" in state])
+def test_what_is_told_of_cards_is_seen_under_every_driver(host: Host, name: str, branch: str) -> None:
+    host.becomes(machines.with_driver(machines.unwell(name), machines.DRIVERS[branch]))
+    found = [*host.look(), *host.look()]  # what lasts is said at the second look
+    assert machines.STATES[name]["health"] in found[-1]
+    host.becomes(machines.with_driver(machines.rtx_4070(), machines.DRIVERS[branch]))
+    assert host.look() == []
 
 
 def test_a_card_that_is_lost_hides_no_other(tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ from clusterctl.util.assets import asset
 from payload.device import choose
 from payload.nvml import Gpus
 from tests.support.nvidia import machines
+from tests.support.nvidia.nvidia_smi import ROWS, fields_of
 from tests.support.sweeps import in_sweep
-from tests.unit.roles.described import LASTING, RENAMED, Environment, ask, described, rows
+from tests.unit.roles.described import LASTING, Environment, ask, described, rows
 
 # What this machine's own nvidia-smi lists, where there is one whose driver answers.
 _LISTED = ask({}, "--list-gpus")[1] if shutil.which("nvidia-smi") else ""
@@ -31,6 +32,7 @@ _SHOWN: dict[str, machines.Machine | None] = {
     "t4": machines.t4(),
     "rtx-4070": machines.rtx_4070(),
     "h100": machines.h100_node(parts=3),
+    "h100, driver 535": machines.with_driver(machines.h100_node(), machines.DRIVERS["535"]),
     **({"this machine": None} if _OWN else {}),
 }
 FORM = "--format=csv,noheader,nounits"
@@ -87,11 +89,11 @@ def test_slurm_is_told_the_same(shown: Environment, double: Environment) -> None
 
 
 def test_the_health_check_finds_all_its_fields(shown: Environment) -> None:
-    """Under their old names, or all under the new ones, as it tries them."""
+    """Those of remapped rows, where the driver is older than 570, under another switch."""
     health = health_check()
-    assert health.NEW_NAMES == RENAMED
-    names = [",".join(health.FIELDS), ",".join(RENAMED.get(name, name) for name in health.FIELDS)]
-    assert 0 in [ask(shown, f"--query-gpu={fields}", FORM)[0] for fields in names]
+    known = fields_of(int(rows(shown, "driver_version")[0][0].split(".")[0]))
+    assert rows(shown, *(field for field in health.FIELDS if field in known or field not in ROWS))
+    assert rows(shown, *health.ROWS, switch="--query-remapped-rows")
 
 
 def test_nvml_knows_the_cards_of_nvidia_smi() -> None:

@@ -32,13 +32,15 @@ COOLED_C = 5  # so much cooler than its limit a drained GPU must be, or it would
 
 FIELDS = (
     "index temperature.gpu ecc.errors.uncorrected.volatile.total pcie.link.width.current pcie.link.width.max "
-    "pcie.link.gen.current pcie.link.gen.max pstate compute_mode clocks_throttle_reasons.active "
+    "pcie.link.gen.gpucurrent pcie.link.gen.max pstate compute_mode clocks_event_reasons.active "
     "retired_pages.pending remapped_rows.pending remapped_rows.failure fabric.state fabric.status"
 ).split()
-NEW_NAMES = {  # since driver 535, or earlier
-    "clocks_throttle_reasons.active": "clocks_event_reasons.active",
-    "pcie.link.gen.current": "pcie.link.gen.gpucurrent",
+OLD_NAMES = {  # before driver 535
+    "clocks_event_reasons.active": "clocks_throttle_reasons.active",
+    "pcie.link.gen.gpucurrent": "pcie.link.gen.current",
 }
+ROWS = ("remapped_rows.pending", "remapped_rows.failure")  # before driver 570 known to another switch alone
+YES = {"Yes", "1"}
 UNTOLD = "[N/A]"
 UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
 LOST = re.compile(r"\[(GPU [\w ]+)\]")  # what a card's cells say that does not answer
@@ -142,6 +144,9 @@ def gpus(config: dict[str, Any], state: State) -> Iterator[Problem]:
         return
     rows = [[cell.strip() for cell in line.split(",")] for line in answer.text.splitlines() if line]
     told = [dict(zip(asked, row)) for row in rows if len(row) == len(asked)]  # noqa: B905 - 3.9 has no strict
+    if set(ROWS) <= set(state.gone):
+        for card, more in zip(told, remapped_rows(len(told))):  # noqa: B905
+            card.update(more)
     cards = [{**dict.fromkeys(FIELDS, UNTOLD), **card} for card in told]
     if answer.rc and not any(LOST.search(str(card)) for card in cards):
         said = (answer.text.splitlines() or ["no answer"])[0][:120]
@@ -157,9 +162,9 @@ def gpus(config: dict[str, Any], state: State) -> Iterator[Problem]:
 
 
 def query(state: State) -> tuple[Answer, list[str]]:
-    """The fields of every card that the driver knows, under these names or new ones, and which these are."""
+    """The fields of every card that the driver knows, under these names or old ones, and which these are."""
     while True:
-        names = {name: NEW_NAMES.get(name, "") if name in state.gone else name for name in FIELDS}
+        names = {name: OLD_NAMES.get(name, "") if name in state.gone else name for name in FIELDS}
         asked = {name: own for name, own in names.items() if own and (own == name or own not in state.gone)}
         argv = (f"--query-gpu={','.join(asked.values())}", "--format=csv,noheader,nounits")
         answer = ask("nvidia-smi", *argv, seconds=DRIVER_S)
@@ -167,6 +172,14 @@ def query(state: State) -> tuple[Answer, list[str]]:
         if not answer.rc or not unknown or unknown[1] not in asked.values():
             return answer, list(asked)
         state.gone.append(unknown[1])
+
+
+def remapped_rows(cards: int) -> list[dict[str, str]]:
+    """What each of so many cards says of its remapped rows; nothing if they are not as many there."""
+    answer = ask("nvidia-smi", f"--query-remapped-rows={','.join(ROWS)}", "--format=csv,noheader")
+    lines = answer.text.splitlines()
+    known = answer.rc == 0 and len(lines) == cards
+    return [dict(zip(ROWS, line.split(", "))) for line in lines] if known else []  # noqa: B905
 
 
 def one_gpu(card: dict[str, str], config: dict[str, Any], state: State) -> Iterator[Problem]:
@@ -177,7 +190,7 @@ def one_gpu(card: dict[str, str], config: dict[str, Any], state: State) -> Itera
         means = [text for words, text in config["faults"].items() if words in lost[1]]
         yield Problem(": ".join([name, lost[1], *means[:1]]))
         return
-    yield from (Problem(f"{name}: {text}") for key, text in WAITING.items() if card[key] == "Yes")
+    yield from (Problem(f"{name}: {text}") for key, text in WAITING.items() if card[key] in YES)
     fabric = card["fabric.state"].strip("[]")
     if fabric not in NO_FABRIC and card["fabric.status"] != LINKED.get(fabric):
         why = card["fabric.status"] if fabric in LINKED else fabric
@@ -192,7 +205,7 @@ def one_gpu(card: dict[str, str], config: dict[str, Any], state: State) -> Itera
     yield from link(name, value, state, at_work=card["pstate"] == "P0")
     if card["compute_mode"] == "Prohibited":
         yield Problem(f"{name}: its compute mode forbids all work")
-    reasons = value["clocks_throttle_reasons.active"] or 0
+    reasons = value["clocks_event_reasons.active"] or 0
     for bit, words in SLOWED.items():
         if reasons & bit:
             yield Problem(f"{name}: slowed down ({words})", lasting=True)
@@ -218,7 +231,7 @@ def link_at_work(name: str, value: dict[str, int | None]) -> Iterator[Problem]:
     width, widest = value["pcie.link.width.current"], value["pcie.link.width.max"]
     if width is not None and widest is not None and width < widest:
         yield Problem(f"{name}: PCIe x{width} instead of x{widest}", lasting=True)
-    speed, fastest = value["pcie.link.gen.current"], value["pcie.link.gen.max"]
+    speed, fastest = value["pcie.link.gen.gpucurrent"], value["pcie.link.gen.max"]
     if speed is not None and fastest is not None and speed < fastest:
         yield Problem(f"{name}: PCIe generation {speed} instead of {fastest}", lasting=True)
 
