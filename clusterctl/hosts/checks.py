@@ -12,7 +12,7 @@ from typing import Final, Literal
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, TransportError
 from clusterctl.hosts.expected import CLAIM, FABRIC_MANAGER, Expected
 from clusterctl.hosts.firewall import Chain, firewall_of
-from clusterctl.hosts.gpus import fault_of
+from clusterctl.hosts.gpus import fault_of, flags
 from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, ProbeRequest, parse_report, taken_numbers
 from clusterctl.spec.common import LAST_FOR_VOLTA
 from clusterctl.spec.distributions import distribution_of
@@ -31,6 +31,8 @@ _SLURM: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
 _RUNS: Final = {"/var": "the scripts of Slurm's jobs", "/opt": "the Python of jobs"}
 _LOOPBACK: Final = "127."
 _READY: Final = ("Completed, Success", "[", "N/A", "Not Supported")  # how a card's state begins that is fine
+_MIG_NOW: Final = "mig.mode.current"
+_MIG_THEN: Final = "mig.mode.pending"
 _ON_10: Final = frozenset({"rocky-10", "almalinux-10", "rhel-10"})
 _EPEL_MINOR: Final = 3  # the first of 10 for which EPEL has Slurm
 _TURING: Final = 0x1E00  # numbers of models begin here with what NVIDIA's open modules know
@@ -176,23 +178,58 @@ def _gpus(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
         yield from _unfit(host, gpus, expected) or [_no_driver(host, gpus, expected)]
     if gpus.driver:
         yield from _fabric(host, facts, expected)
+        yield from _cards(host, facts, expected)
 
 
 def _fabric(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     """Cards that programs can't use (CUDA error 802) until the fabric manager has linked them."""
-    gpus, waiting = facts.gpus, [state for state in facts.gpus.fabric if not state.startswith(_READY)]
-    if gpus.switches and FABRIC_MANAGER not in facts.units:
+    gpus = facts.gpus
+    told = [f"{one['fabric.state']}, {one['fabric.status']}" for one in gpus.states if "fabric.state" in one]
+    waiting = [state for state in told if not state.startswith(_READY)]
+    stopped = gpus.switches > 0 and FABRIC_MANAGER not in facts.units
+    level: Level = "error" if stopped and expected.gpus and not expected.driver else "warning"
+    if (stopped or waiting) and gpus.manager not in ("", gpus.driver):
+        what = "the fabric manager is of another version than the driver"
+        why = (
+            f"{FABRIC_MANAGER} is {gpus.manager}, the driver {gpus.driver}, and it works with its own alone: "
+            "programs end with CUDA error 802"
+        )
+        fix = f"install it in version {gpus.driver}, then `systemctl restart {FABRIC_MANAGER}` there"
+        yield Finding(host, level, "fabric-manager", what, why, fix)
+    elif stopped:
         why = f"{FABRIC_MANAGER} does not run, without which no program can use cards behind NVSwitches"
         fix = f"install it in version {gpus.driver}, the driver's; software.nvidia does: see docs/gpus.md"
-        level: Level = "error" if expected.gpus and not expected.driver else "warning"
+        if gpus.manager:
+            fix = f"`systemctl enable --now {FABRIC_MANAGER}` there; if it ends again, see its log"
         yield Finding(host, level, "fabric-manager", "NVSwitches are not set up", why, fix)
     elif waiting:
-        why = f"{len(waiting)} of {len(gpus.fabric)} GPUs say {waiting[0]}; programs end with CUDA error 802"
+        why = f"{len(waiting)} of {len(told)} GPUs say {waiting[0]}; programs end with CUDA error 802"
         fix = (
             f"wait a minute after a boot; then see `systemctl status {FABRIC_MANAGER}` there: it must run, "
             f"in version {gpus.driver}, the driver's. In a virtual machine its host must link them"
         )
         yield Finding(host, "warning", "fabric-not-ready", "NVLinks are not set up", why, fix)
+
+
+def _cards(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
+    """Cards whose memory a boot repairs, if anything does, or whose parts it changes."""
+    cards = dict(enumerate(facts.gpus.states))
+    for flag in flags():
+        if those := [number for number, card in cards.items() if flag.is_set(card)]:
+            why, fix = f"{_numbered(those)}: {flag.means}", flag.fix or _boot(host, expected)
+            yield Finding(host, "warning", "gpu-memory", "a GPU's memory has faults", why, fix)
+    modes = {number: (card.get(_MIG_NOW, ""), card.get(_MIG_THEN, "")) for number, card in cards.items()}
+    for now, then in dict.fromkeys(mode for mode in modes.values() if {*mode} == {"Enabled", "Disabled"}):
+        those = [number for number, mode in modes.items() if mode == (now, then)]
+        why = (
+            f"{_numbered(those)}: MIG is {now}, and {then} after a boot or a reset, with other GPUs for jobs"
+        )
+        fix = f"{_boot(host, expected)}, then run `clusterctl up`"
+        yield Finding(host, "warning", "mig-pending", "MIG changes with the next boot", why, fix)
+
+
+def _numbered(cards: Sequence[int]) -> str:
+    return f"GPU{'s' * (len(cards) > 1)} {', '.join(map(str, cards))}"
 
 
 def _unfit(host: str, gpus: GpuFacts, expected: Expected) -> list[Finding]:

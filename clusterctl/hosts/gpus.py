@@ -91,9 +91,36 @@ class Fault:
     fix: str
 
 
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A field of a card that says Yes where something is wrong: what it means, what to do; "": boot."""
+
+    field: str
+    means: str
+    fix: str = ""
+
+    def is_set(self, card: Mapping[str, str]) -> bool:
+        return card.get(self.field) in {"Yes", "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    faults: tuple[Fault, ...]
+    flags: tuple[Flag, ...]
+
+
+def _known() -> _Known:
+    return table(Path(__file__).with_name("data") / "nvidia.toml", _Known)
+
+
 def faults() -> tuple[Fault, ...]:
     """Those that are known."""
-    return table(Path(__file__).with_name("data") / "nvidia.toml", dict[str, tuple[Fault, ...]])["faults"]
+    return _known().faults
+
+
+def flags() -> tuple[Flag, ...]:
+    """Those that are known."""
+    return _known().flags
 
 
 def fault_of(said: str) -> Fault | None:

@@ -132,8 +132,9 @@ class GpuFacts(_Answer):
     """NVIDIA's cards on the PCI bus, and those that the driver shows, by name.
 
     ``driver`` is the version of the one that answers, ``installed`` that of the kernel module on disk,
-    ``fault`` what nvidia-smi says in place of an answer, ``fabric`` the state and the status of each card's
-    NVLinks. ``oldest`` is the lowest number of a card's model.
+    ``manager`` that of the fabric manager, ``fault`` what nvidia-smi says in place of an answer, ``states``
+    the fields of each card that tell of its NVLinks, its memory and its parts (MIG). ``oldest`` is the lowest
+    number of a card's model.
     """
 
     cards: int
@@ -144,7 +145,8 @@ class GpuFacts(_Answer):
     switches: int = 0
     installed: str = ""
     fault: str = ""
-    fabric: tuple[str, ...] = ()
+    manager: str = ""
+    states: tuple[Mapping[str, str], ...] = ()
     oldest: int | None = None
 
 

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Final
 
 from clusterctl.errors import SlurmError
-from clusterctl.hosts.gpus import Driver, Gpu, by_type, faults
+from clusterctl.hosts.gpus import Driver, Gpu, by_type, faults, flags
 from clusterctl.hosts.probe import NodeFacts
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION
@@ -271,6 +271,7 @@ def health_file(spec: ClusterSpec, inventory: Inventory, drivers: Mapping[str, D
             "gpus": {"cards": driver.cards, "parts": sum(bool(gpu.caps) for gpu in driver.gpus)},
             "gpu_temperature_c": limits.gpu_temperature,
             "faults": {one.says: f"{one.means}: {one.fix.partition(';')[0]}" for one in faults()},
+            "flags": {one.field: f"{one.means}: {one.fix or 'boot the node'}" for one in flags()},
             "xids": _GRAVE_XIDS,
             "disks": _DISKS,
             "disk_free_mib": limits.disk_free,

@@ -105,7 +105,8 @@ def unwell(name: str) -> Machine:
     """A workstation in one of these states."""
     said = STATES[name]
     fault = {"fault": said["says"].lstrip()} if "says" in said else {}
-    return {**rtx_4070(**said.get("cells", {})), **fault, "exit": said.get("exit", 0)}
+    more = {key: said[key] for key in ("manager",) if key in said}
+    return {**rtx_4070(**said.get("cells", {})), **fault, **more, "exit": said.get("exit", 0)}
 
 
 def kernel_log(name: str) -> tuple[str, ...]:
@@ -165,7 +166,12 @@ def install(
 
 
 def describe(file: Path, machine: Machine) -> None:
+    """What the stand-ins in the same folder show from now on."""
     file.write_text(json.dumps(machine))
+    manager = file.with_name("nv-fabricmanager")
+    manager.unlink(missing_ok=True)
+    if "manager" in machine:  # said by Ubuntu's nvidia-fabricmanager-570 570.172.08, 2026-11-24
+        _program(manager, f"#!/bin/sh\necho 'Fabric Manager version is : {machine['manager']}'\n")
 
 
 def _part(card: int, number: int) -> Machine:

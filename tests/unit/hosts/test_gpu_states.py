@@ -10,8 +10,9 @@ import pytest
 
 from clusterctl.hosts import remote_gpus as remote
 from clusterctl.hosts.checks import Finding
-from clusterctl.hosts.gpus import fault_of, faults
+from clusterctl.hosts.gpus import fault_of, faults, flags
 from tests.support.nvidia import machines
+from tests.support.nvidia.nvidia_smi import FIELDS, ROWS
 from tests.unit.hosts.test_doctor import found
 
 pytestmark = pytest.mark.platform("stand-in", "nvidia-smi")
@@ -103,7 +104,37 @@ def test_gpus_of_a_partition_need_their_fabric_manager(gpus: int | None, driver:
     assert "in version 580.95.05" in finding.fix
 
 
+@pytest.mark.parametrize(
+    ("manager", "units", "code", "fix"),
+    [
+        ("", [], "fabric-manager", "install it in version 580.95.05"),
+        ("580.95.05", [], "fabric-manager", "`systemctl enable --now nvidia-fabricmanager`"),
+        ("580.82.07", [], "fabric-manager", "install it in version 580.95.05, then `systemctl restart"),
+        ("580.82.07", ["nvidia-fabricmanager"], None, ""),  # NVIDIA lets some versions go together
+    ],
+)
+def test_what_a_fabric_manager_that_does_not_run_lacks(
+    manager: str, units: list[str], code: str | None, fix: str
+) -> None:
+    linked = {"gpus.cards": 8, "gpus.shown": ["H100"] * 8, "gpus.driver": "580.95.05", "gpus.switches": 4}
+    findings = found({**linked, "gpus.manager": manager, "units": units}, gpus=8)
+    assert [(one.code, one.level) for one in findings] == ([(code, "error")] if code else [])
+    assert all(fix in one.fix for one in findings)
+
+
+def test_cards_of_one_state_are_one_finding() -> None:
+    pending = {"retired_pages.pending": "Yes", "mig.mode.current": "Enabled", "mig.mode.pending": "Disabled"}
+    well = {"retired_pages.pending": "No", "mig.mode.current": "Disabled", "mig.mode.pending": "Disabled"}
+    cards = {"gpus.cards": 3, "gpus.shown": ["A100"] * 3, "gpus.driver": "535.261.03"}
+    memory, mig = found({**cards, "gpus.states": [pending, well, pending]})
+    assert (memory.code, memory.why) == ("gpu-memory", "GPUs 0, 2: memory pages wait to be retired")
+    assert (mig.code, mig.why.partition(",")[0]) == ("mig-pending", "GPUs 0")
+    assert all("`clusterctl node reboot two`" in one.fix for one in (memory, mig))
+
+
 def test_what_is_known_of_faults_is_whole() -> None:
     assert len({one.says for one in faults()}) == len(faults())
     assert all((one.code, one.what, one.means, one.fix) for one in faults())
     assert fault_of("something else") is None
+    asked = {*remote.STATES.split(","), *remote.ROWS.split(",")}
+    assert {one.field for one in flags()} <= asked & {*FIELDS, *ROWS}

@@ -177,7 +177,7 @@ _PROBLEMS: Mapping[str, Problem] = {
         name: Problem(
             state["health"],
             machines.unwell(name) if "says" in state or "cells" in state else machines.rtx_4070(),
-            lasting="fabric" in name,
+            lasting=name.startswith(("fabric", "mig")),
         )
         for name, state in machines.STATES.items()
         if "says" in state or "cells" in state

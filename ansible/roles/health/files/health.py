@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,10 @@ LONGEST_REASON = 240
 COOLED_C = 5  # so much cooler than its limit a drained GPU must be, or it would come and go
 
 FIELDS = (
-    "index temperature.gpu ecc.errors.uncorrected.volatile.total pcie.link.width.current pcie.link.width.max "
-    "pcie.link.gen.gpucurrent pcie.link.gen.max pstate compute_mode clocks_event_reasons.active "
-    "retired_pages.pending remapped_rows.pending remapped_rows.failure fabric.state fabric.status"
+    "index driver_version temperature.gpu ecc.errors.uncorrected.volatile.total pcie.link.width.current "
+    "pcie.link.width.max pcie.link.gen.gpucurrent pcie.link.gen.max pstate compute_mode "
+    "clocks_event_reasons.active mig.mode.current mig.mode.pending retired_pages.pending "
+    "remapped_rows.pending remapped_rows.failure fabric.state fabric.status"
 ).split()
 OLD_NAMES = {  # before driver 535
     "clocks_event_reasons.active": "clocks_throttle_reasons.active",
@@ -44,11 +46,7 @@ YES = {"Yes", "1"}
 UNTOLD = "[N/A]"
 UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
 LOST = re.compile(r"\[(GPU [\w ]+)\]")  # what a card's cells say that does not answer
-WAITING = {
-    "retired_pages.pending": "memory pages wait to be retired: boot the node",
-    "remapped_rows.pending": "memory rows wait to be remapped: boot the node",
-    "remapped_rows.failure": "a memory row could not be remapped: replace the card",
-}
+MANAGER = re.compile(r"Fabric Manager version is\s*:\s*(\S+)")
 LINKED = {"Completed": "Success"}  # the state of a fabric that is ready, and its status
 NO_FABRIC = {"N/A", "Not Supported"}
 SLOWED = {0x08: "hardware slowdown", 0x40: "too hot, says the hardware", 0x80: "power brake"}
@@ -190,11 +188,14 @@ def one_gpu(card: dict[str, str], config: dict[str, Any], state: State) -> Itera
         means = [text for words, text in config["faults"].items() if words in lost[1]]
         yield Problem(": ".join([name, lost[1], *means[:1]]))
         return
-    yield from (Problem(f"{name}: {text}") for key, text in WAITING.items() if card[key] in YES)
+    yield from (Problem(f"{name}: {text}") for key, text in config["flags"].items() if card[key] in YES)
     fabric = card["fabric.state"].strip("[]")
     if fabric not in NO_FABRIC and card["fabric.status"] != LINKED.get(fabric):
         why = card["fabric.status"] if fabric in LINKED else fabric
-        yield Problem(f"{name}: its NVLink fabric is {why}: see nvidia-fabricmanager", lasting=True)
+        yield Problem(f"{name}: its NVLink fabric is {why}: {manager(card['driver_version'])}", lasting=True)
+    now, then = card["mig.mode.current"], card["mig.mode.pending"]
+    if {now, then} == {"Enabled", "Disabled"}:
+        yield Problem(f"{name}: MIG is {now}, and {then} after a boot: boot the node", lasting=True)
     limit = config["gpu_temperature_c"] - (COOLED_C if state.drained else 0)
     heat = value["temperature.gpu"]
     if heat is not None and heat > limit:
@@ -209,6 +210,15 @@ def one_gpu(card: dict[str, str], config: dict[str, Any], state: State) -> Itera
     for bit, words in SLOWED.items():
         if reasons & bit:
             yield Problem(f"{name}: slowed down ({words})", lasting=True)
+
+
+@cache
+def manager(driver: str) -> str:
+    """What the fabric manager's version tells of a fabric that is not ready."""
+    found = MANAGER.search(ask("nv-fabricmanager", "--version").text)
+    if found and found[1] != driver:
+        return f"nvidia-fabricmanager is {found[1]}, and works with its own driver alone, not with {driver}"
+    return "see nvidia-fabricmanager"
 
 
 def link(name: str, value: dict[str, int | None], state: State, *, at_work: bool) -> Iterator[Problem]:
