@@ -23,6 +23,8 @@ from clusterctl.cluster.hardware import (
     hardware_known_to_slurm,
     node_config,
     nodes_with_jobs,
+    with_plugins,
+    without_cgroups,
     without_jitter,
 )
 from clusterctl.cluster.node_class import (
@@ -107,7 +109,7 @@ def converge(
     without = fetch_gpu_wheels(
         spec, inventory, workspace, nodes.reports, to=session.connections.to, report=session.report
     )
-    notes = (*nodes.notes, *without)
+    notes = (*nodes.notes, *without, *without_cgroups(inventory, nodes.reports))
     inputs = render(spec, inventory, workspace, nodes.reports)
     before = {host: report.checksums for host, report in reports.items()}
     has = hardware(spec, inventory, nodes.reports)
@@ -311,7 +313,7 @@ def stale(
     if not recorded.inputs:
         return "the last `clusterctl up` did not end"
     same = without_jitter(reports, recorded.hardware)
-    inputs, _ = inputs_of(spec, _with_plugins(inventory, same), workspace, same)
+    inputs, _ = inputs_of(spec, with_plugins(inventory, same), workspace, same)
     if inputs == recorded.inputs:
         return ""
     return "the spec, clusterctl itself or the hardware is not what the hosts were configured for"
@@ -381,22 +383,12 @@ def render(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
 ) -> str:
     """Write what Ansible ships; the digest of ``inputs_of``."""
-    inventory = _with_plugins(inventory, reports)
+    inventory = with_plugins(inventory, reports)
     inputs, files = inputs_of(spec, inventory, workspace, reports)
     for name, content in files.items():
         write_atomic(workspace.rendered / name, content)
     inventory_file.write_ansible_inventory(spec, inventory, workspace)
     return inputs
-
-
-def _with_plugins(inventory: Inventory, reports: Mapping[str, HostReport]) -> Inventory:
-    """The inventory, without control groups on nodes whose Slurm lacks the plugin for them."""
-    lacking = {host for host, seen in reports.items() if seen.facts and not seen.facts.cgroups}
-    hosts = (
-        host.model_copy(update={"cgroups": False}) if host.name in lacking else host
-        for host in inventory.hosts
-    )
-    return inventory.model_copy(update={"hosts": tuple(hosts)})
 
 
 def _read(workspace: Workspace, without: Collection[str] = ()) -> Configured:

@@ -15,9 +15,11 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Final
 
+from ClusterShell.NodeSet import NodeSet
+
 from clusterctl.cluster.nodes import drain_usable
 from clusterctl.errors import Failure, SchedulerError, TransportError, VerifyError
-from clusterctl.hosts.checks import Finding
+from clusterctl.hosts.checks import Finding, no_cgroups
 from clusterctl.hosts.gpus import Driver, fault_of
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
@@ -105,6 +107,27 @@ def hardware(spec: ClusterSpec, inventory: Inventory, reports: Reports) -> dict[
         for host in inventory.compute
         if (seen := reports.get(host.name))
     }
+
+
+def without_cgroups(inventory: Inventory, reports: Reports) -> tuple[str, ...]:
+    """What is to be said of nodes for which Slurm uses no control groups on any."""
+    whole = (host.name for host in inventory.compute if needs_facts(inventory, host))
+    lacking = _without_plugin(reports).intersection(whole)
+    return (str(no_cgroups(str(NodeSet.fromlist(sorted(lacking))))),) if lacking else ()
+
+
+def with_plugins(inventory: Inventory, reports: Reports) -> Inventory:
+    """The inventory, without control groups on nodes whose Slurm lacks the plugin for them."""
+    lacking = _without_plugin(reports)
+    hosts = (
+        host.model_copy(update={"cgroups": False}) if host.name in lacking else host
+        for host in inventory.hosts
+    )
+    return inventory.model_copy(update={"hosts": tuple(hosts)})
+
+
+def _without_plugin(reports: Reports) -> set[str]:
+    return {host for host, seen in reports.items() if seen.facts and not seen.facts.cgroups}
 
 
 def node_config(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from clusterctl.cluster import converge, verify
+from clusterctl.cluster.hardware import without_cgroups
 from clusterctl.cluster.look import look_at_leaving
 from clusterctl.cluster.node_class import class_ahead
 from clusterctl.cluster.nodes import drain_usable
@@ -132,7 +133,8 @@ def preview(session: ClusterSession) -> Plan:
         if worker := session.workspace.worker():
             notes.append(f"{worker}: what it does may change this")
         notes += _refusals(session, before)
-        found = replace(found, drift=tuple(_drift(session, found, before)), notes=tuple(notes))
+        drift = tuple(_drift(session, found, before, notes))
+        found = replace(found, drift=drift, notes=tuple(notes))
         if before is None or found.is_empty or not session.spec.provider.user_owned:
             return found
         return _with_tasks(session, found, before, copy)
@@ -174,7 +176,10 @@ def plan_changes(session: ClusterSession) -> Plan:
     return replace(plan, upgrade=upgrade)
 
 
-def _drift(session: ClusterSession, found: Plan, before: Inventory | None) -> Iterator[Drift]:
+def _drift(
+    session: ClusterSession, found: Plan, before: Inventory | None, notes: list[str]
+) -> Iterator[Drift]:
+    """What `up` would repair; what else is seen of the hosts is added to ``notes``."""
     spec, workspace, staying = session.spec, session.workspace, found.staying
     if before is None or before.controller.name not in staying:
         if staying:
@@ -189,6 +194,7 @@ def _drift(session: ClusterSession, found: Plan, before: Inventory | None) -> It
             host = failure.host or before.controller.name
             yield Drift(host, f"it does not answer: {failure.cause}")
         return
+    notes += without_cgroups(before, reports)
     yield from converge.drift_of(workspace, reports)
     for host, report in reports.items():
         for disk in report.full:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Final, Literal
@@ -36,6 +37,7 @@ _MIG_THEN: Final = "mig.mode.pending"
 _ON_10: Final = frozenset({"rocky-10", "almalinux-10", "rhel-10"})
 _EPEL_MINOR: Final = 3  # the first of 10 for which EPEL has Slurm
 _TURING: Final = 0x1E00  # numbers of models begin here with what NVIDIA's open modules know
+NO_CGROUPS: Final = "no-cgroups"
 SECURE_BOOT: Final = "Secure Boot is on: the kernel loads no module that no enrolled key has signed"
 _NUMBERS: Final = {
     "uid-differs": "an account differs",
@@ -77,7 +79,8 @@ def check_hosts(
     found = [*_clocks(seen, leader), *_twins(seen), *_names(seen, expected)]
     found += other_numbers({host: one.facts.accounts for host, one in seen.items()}, leader)
     for host, one in seen.items():
-        for check in (_system, _kernel, _space, _ports, _locks, _gpus, _accounts, _in_use, _firewall):
+        of_slurm = (_cgroups, _ports, _in_use)
+        for check in (_system, _kernel, _space, _locks, _gpus, _accounts, _firewall, *of_slurm):
             found += check(host, one.facts, expected[host])
     order = {host: i for i, host in enumerate(expected)}
     return tuple(sorted(found, key=lambda f: (order[f.host], f.level)))
@@ -284,6 +287,24 @@ def _boot(host: str, expected: Expected) -> str:
 def _accounts(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     for code, why, fix in taken_numbers(expected.accounts, facts.accounts, facts.groups):
         yield Finding(host, "error", code, _NUMBERS[code], why, fix)
+
+
+def _cgroups(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
+    """Slurm that can't keep jobs in control groups, by its build, or by its release before it is there."""
+    with suppress(ProvisionError):  # which another check is about
+        knows = distribution_of(facts.system.release).cgroup_v2
+        if expected.cgroups and (facts.cgroup_plugin is False or not knows):
+            yield no_cgroups(host)
+
+
+def no_cgroups(host: str) -> Finding:
+    """That Slurm limits nothing by control groups, since it can't on this host, or on these."""
+    why = (
+        "it has no plugin for the kernel's: jobs are not kept from others' GPUs, and are ended some seconds "
+        "after they use more memory than they asked for"
+    )
+    fix = f"where that matters, take a distribution whose Slurm has it: see {NO_CGROUPS} in docs/doctor.md"
+    return Finding(host, "warning", NO_CGROUPS, "Slurm does without control groups", why, fix)
 
 
 def _in_use(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ class Expected:
     cluster's yet; what somebody already runs of these would be taken over. ``driver``: the kind that `up`
     installs, of this ``branch``; "" where it installs none. ``epel``: Slurm is to come from there. ``here``:
     it is the machine that one is on. ``others``: where the traffic of the cluster's other hosts comes from.
+    ``cgroups``: Slurm is to keep jobs in control groups there.
     """
 
     address: str
@@ -41,6 +42,7 @@ class Expected:
     epel: bool = False
     here: bool = False
     others: tuple[IPv4Network, ...] = ()
+    cgroups: bool = False
 
 
 # MiB: Slurm, MariaDB, Open MPI and the Python of jobs, with what unpacks them; and once they are there.
@@ -85,6 +87,7 @@ def expected(
     cupy, nvidia = set(gpus) - set(installed) if spec.software.cupy else (), spec.software.nvidia
     from_epel = spec.scheduler == "slurm" and spec.software.slurm == "distribution"
     from_epel = from_epel and spec.software.mirrors.epel is None
+    cgroups = spec.scheduler == "slurm" and not spec.provider.shares_kernel
     here = [name for name, machine in spec.provider.machines.items() if machine.is_here]
     return {
         member.name: Expected(
@@ -99,6 +102,7 @@ def expected(
             epel=from_epel and member.name not in installed,
             here=member.name in here,
             others=_others(spec, member, members),
+            cgroups=cgroups and member.is_compute,
         )
         for member in members
     }

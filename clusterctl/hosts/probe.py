@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -188,6 +188,7 @@ class HostFacts(_Answer):
     newest_kernel: str = ""  # of those that are installed
     headers: bool = True  # of the kernel that runs: a driver's modules can be built, or they can be installed
     cgroups: bool = True  # root can make control groups there
+    cgroup_plugin: bool | None = None  # its Slurm has the plugin for them; None: there is no Slurm
     databases: tuple[str, ...] = ()  # of MariaDB or MySQL, but for its own
     slurm_state: tuple[str, ...] = ()  # what a slurmctld keeps for its next start
     files: tuple[str, ...] = ()  # of those that were asked for
@@ -203,6 +204,7 @@ class NodeAnswer(_Answer):
     checksums: Checksums
     space: tuple[Space, ...]
     cards: int
+    cgroup_plugin: bool | None = None
     accounts: Mapping[str, int] = {}
     groups: Mapping[str, int] = {}
 
@@ -257,6 +259,7 @@ def parse_report(text: str) -> HostReport:
             fix="look at its load, then try again",
         )
     facts, driver = read_node(node.said)
+    facts = facts and replace(facts, cgroups=node.cgroup_plugin is not False)
     full = tuple(one for one in node.space if one.largest is not None)
     release, numbers = node.system.release, (node.accounts, node.groups)
     return HostReport(facts, node.checksums, full, release, driver, node.cards, host, *numbers)
@@ -308,7 +311,6 @@ def read_node(text: str) -> tuple[NodeFacts | None, Driver]:
             memory_mib=int(pairs["RealMemory"]),
             gpus=driver.gpus,
             mpi=tuple(sorted(line.removeprefix("mpi_") for line in sections.get("mpi", "").split())),
-            cgroups=sections.get("cgroup", "").strip() != "absent",
         )
     except (KeyError, ValueError) as exc:
         raise SlurmError(

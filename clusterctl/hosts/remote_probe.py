@@ -23,7 +23,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from clusterctl.hosts.remote_gpus import PCI_DISPLAY, gpus, nvidia_devices
 from clusterctl.hosts.remote_run import ASK_S, read, run
@@ -39,6 +39,9 @@ LOCK_NOTES = ("var/cache/dnf/*_lock.pid", "var/lib/dnf/*_lock.pid", "run/dnf*.pi
 FLOCK = "hhqqi"  # struct flock of 64-bit Linux
 FIREWALLD_POLICY = "/etc/firewalld/policies/clusterctl.xml"  # of the role firewall
 CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")  # of versions 2 and 1
+CGROUPS_V2 = "/sys/fs/cgroup/cgroup.controllers"
+SLURMD = "/usr/sbin/slurmd"
+SLURM_PLUGINS = ("/usr/lib64/slurm", "/usr/lib/*/slurm*")  # of EL, of Debian
 DATABASES = "/var/lib/mysql"
 SLURM_STATE = "/var/lib/slurm/slurmctld"
 OWN_DATABASES = {"mysql", "performance_schema", "sys", "test", "lost+found"}
@@ -165,6 +168,14 @@ def clock_alone() -> bool:
     if tracking is not None:
         return "Not synchronised" in tracking
     return (run(["timedatectl", "show", "--property=NTPSynchronized", "--value"]) or "").strip() == "no"
+
+
+def cgroup_plugin() -> Optional[bool]:
+    """Whether Slurm has its plugin for this kernel's control groups; None: there is no Slurm."""
+    if not Path(SLURMD).exists():
+        return None
+    name = "cgroup_v{}.so".format(2 if Path(CGROUPS_V2).exists() else 1)
+    return any(glob.glob("{}/{}".format(folder, name)) for folder in SLURM_PLUGINS)  # noqa: PTH207
 
 
 def firewall() -> Dict[str, Any]:
@@ -387,6 +398,7 @@ def host_facts(asked: Dict[str, Any]) -> Dict[str, Any]:
         "units": [n for n, mark in unit_marks(units).items() if mark.startswith("running")],
         "gpus": gpus(),
         "cgroups": any(os.access(path, os.W_OK) for path in CGROUPS),
+        "cgroup_plugin": cgroup_plugin(),
         "databases": databases(),
         "slurm_state": sorted(path.name for path in Path(SLURM_STATE).glob("*"))[:16],
         "files": sorted(path for pattern in asked["files"] for path in glob.glob(pattern)),  # noqa: PTH207
@@ -411,6 +423,7 @@ def main() -> None:
                 "system": system(),
                 "cards": [kind for kind, _ in nvidia_devices()].count(PCI_DISPLAY),
                 "said": run(asked["node_argv"], 3 * ASK_S) or "",
+                "cgroup_plugin": cgroup_plugin(),
                 "checksums": checksums(asked),
                 "space": space(asked["space"]),
                 "accounts": accounts([*asked["numbers"]], set(asked["numbers"].values())),

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Prints in sections what a node has: what slurmd says of it, NVIDIA's driver (none where there is no
-# nvidia-smi), Slurm's plugins for MPI, and whether it has one for this kernel's control groups.
+# nvidia-smi), and Slurm's plugins for MPI.
 PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin"
 echo @node
 if command -v slurmd >/dev/null 2>&1; then slurmd -C; else echo absent; fi
@@ -21,11 +21,6 @@ if command -v nvidia-smi >/dev/null 2>&1; then
     echo @cores
     lscpu --parse=CPU,SOCKET,CORE 2>/dev/null
 fi
-echo @cgroup
-version=v1
-if [ -e /sys/fs/cgroup/cgroup.controllers ]; then version=v2; fi
-set -- /usr/lib64/slurm/cgroup_"$version".so /usr/lib/*/slurm*/cgroup_"$version".so
-if [ -e "$1" ] || [ -e "$2" ]; then echo present; else echo absent; fi
 echo @mpi
 for plugin in /usr/lib64/slurm/mpi_*.so /usr/lib/*/slurm*/mpi_*.so; do
     if [ -e "$plugin" ]; then basename "$plugin" .so; fi

@@ -280,6 +280,13 @@ def _is_where_it_was(one: Host, host: Host) -> bool:
     return one.host_key in ("", host.host_key) and address_of(one) == address_of(host)
 
 
+def notes(spec: ClusterSpec, findings: Sequence[Finding], *, known: bool) -> tuple[str, ...]:
+    """What of the findings a plan says; where a cluster is ``known``, all of it is looked at for the rest."""
+    later = {"no-driver"} if spec.software.nvidia.has_driver else set()  # said once one is installed
+    later |= {checks.NO_CGROUPS} if known else set()
+    return tuple(str(one) for one in findings if one.code not in later)
+
+
 def preview(
     spec: ClusterSpec, asked: Sequence[Host], facts: Mapping[str, HostFacts], new: Collection[str]
 ) -> tuple[str, ...]:

@@ -218,8 +218,7 @@ class OnpremProvider(Provider):
             proxies=login.proxies([one.name for one in asked]),
             silent=silent,
         )
-        installs = spec.software.nvidia.has_driver  # what is then still missing is said once it is installed
-        notes = tuple(str(f) for f in checked.findings if not (installs and f.code == "no-driver"))
+        notes = members.notes(spec, checked.findings, known=bool(ours))
         access = _access_before(workspace) or self._settings
         ahead = members.preview(spec, asked, checked.facts, new)
         self._found = _Found(dump_spec(spec), inventory, new, silent, access, notes, ahead)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterctl.cluster.converge import render
-from clusterctl.cluster.hardware import fetch_gpu_wheels, gpus_file, mark_of_wheels, reject_missing_gpus
+from clusterctl.cluster.hardware import (
+    fetch_gpu_wheels,
+    gpus_file,
+    mark_of_wheels,
+    reject_missing_gpus,
+    without_cgroups,
+)
 from clusterctl.errors import VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver, Gpu
-from clusterctl.hosts.probe import NODE_ARGV, HostReport, read_node
+from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
@@ -53,43 +59,24 @@ def views(one: Driver, two: Driver) -> dict[str, HostReport]:
     }
 
 
-@pytest.mark.parametrize(("said", "tracks"), [("present", "cgroup"), ("absent", "linuxproc")])
+@pytest.mark.parametrize(("has", "tracks"), [(True, "cgroup"), (False, "linuxproc")])
 def test_a_slurm_without_the_plugin_for_the_kernels_control_groups_does_without(
-    workspace: Workspace, said: str, tracks: str
+    workspace: Workspace, has: bool, tracks: str
 ) -> None:
     """slurmd would not start on any node: the plugin is a file that not every build has."""
     workspace.create_secrets()
-    node = (
-        "@node\nCPUs=4 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=64000\n@gpus\n@cgroup\n"
-    )
-    reports = views(Driver(), Driver())
-    for host, found in ((ONE, "present"), (TWO, said)):
-        reports[host] = HostReport(read_node(f"{node}{found}\n@mpi\n")[0], {})
+    facts = NodeFacts(4, 1, 1, 4, 1, 64000)
+    reports = {**views(Driver(), Driver()), ONE: HostReport(facts, {})}
+    reports[TWO] = HostReport(replace(facts, cgroups=has), {})
     render(spec(), INVENTORY, workspace, reports)
     conf = (workspace.rendered / "slurm.conf").read_text().splitlines()
     assert f"ProctrackType=proctrack/{tracks}" in conf
     variables = workspace.ansible_inventory.read_text()
-    assert ("job_env_constrains_gpus: true" in variables) is (said == "present")
-
-
-@pytest.mark.parametrize(("kernel", "file"), [("v2", "cgroup_v2.so"), ("v1", "cgroup_v1.so")])
-def test_a_node_says_whether_it_has_that_plugin(tmp_path: Path, kernel: str, file: str) -> None:
-    program = NODE_ARGV[-1]
-    for place in ("/usr/lib64", "/usr/lib/", "/sys/fs/cgroup"):
-        program = program.replace(place, f"{tmp_path}{place}")
-    (tmp_path / "usr/lib64/slurm").mkdir(parents=True)
-    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    if kernel == "v2":
-        (tmp_path / "sys/fs/cgroup/cgroup.controllers").touch()
-
-    def section() -> str:
-        said = subprocess.run(["sh", "-c", program], capture_output=True, text=True, check=True).stdout
-        return said.partition("@cgroup\n")[2].splitlines()[0]
-
-    (tmp_path / "usr/lib64/slurm/cgroup_v9.so").touch()
-    assert section() == "absent"
-    (tmp_path / "usr/lib64/slurm" / file).touch()
-    assert section() == "present"
+    assert ("job_env_constrains_gpus: true" in variables) is has
+    notes = without_cgroups(INVENTORY, reports)
+    assert [note.partition(":")[0] for note in notes] == ([] if has else [TWO])
+    shares = tuple(host.model_copy(update={"cpus": 1, "memory_mib": 900}) for host in INVENTORY.hosts)
+    assert without_cgroups(INVENTORY.model_copy(update={"hosts": shares}), reports) == ()
 
 
 @pytest.fixture

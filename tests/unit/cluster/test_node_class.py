@@ -275,7 +275,7 @@ class Played:
 
     def converge(
         self, *, again: bool = False, classed: tuple[str, ...] = (ONE, TWO), cards: str = ""
-    ) -> None:
+    ) -> converge.Converged:
         made = Provisioned(self.inventory, made=(CTL, ONE, TWO), classed=classed, class_marks=self.marks)
         reports = {
             host.name: HostReport(None, self.before.get(host.name, {})) for host in self.inventory.hosts
@@ -285,7 +285,7 @@ class Played:
             made = replace(made, made=tuple(host for host in classed if host not in self.before))
         session = session_of(self.spec, self.workspace)
         session.connections = cast(Connections, Silent())
-        converge.converge(session, made, reports, again=again)
+        return converge.converge(session, made, reports, again=again)
 
 
 @pytest.fixture
@@ -298,6 +298,11 @@ def test_nodes_of_a_class_need_no_ansible(played: Played) -> None:
     assert played.limits == [(CTL,)]
     assert set(_read(played.workspace).marks) == {CTL, ONE, TWO}
     assert _read(played.workspace).marks[ONE] == played.shown[ONE]
+
+
+def test_nodes_without_control_groups_are_told_of(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(converge, "without_cgroups", lambda _, reports: (f"{len(reports)} without",))
+    assert played.converge().notes == ("3 without",)
 
 
 def test_nor_does_a_controller_of_one(played: Played) -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from clusterctl.cluster.plan import Plan, preview
 from clusterctl.errors import UsageError
+from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.providers.base import HostChange, HostPlan, Size
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import CONTROLLER, Host, Inventory
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Reporter
 from tests.support.cluster_session import session_of
@@ -155,3 +156,19 @@ def test_hosts_that_do_not_answer_are_named(tmp_path: Path, monkeypatch: pytest.
     (drift,) = found.drift
     assert drift.host == "d-ctl"
     assert "does not answer" in drift.what
+
+
+def test_nodes_whose_slurm_does_without_control_groups_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = CTL.model_copy(update={"name": "d-train-1", "roles": (COMPUTE,)})
+    before = Inventory.model_validate_json(inventory()).model_copy(update={"hosts": (CTL, node)})
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    workspace.create_secrets()
+    workspace.inventory.write_text(before.model_dump_json())
+    reports = {node.name: HostReport(NodeFacts(4, 1, 1, 4, 1, 64000, cgroups=False), {})}
+    monkeypatch.setattr("clusterctl.cluster.plan.probe_hosts", lambda *_, **__: reports)
+    monkeypatch.setattr("clusterctl.cluster.plan._drift_of_services", lambda *_: ())
+    found = look(workspace, Stub((HostChange("d-ctl", "keep", "the controller"),)))
+    assert [note for note in found.notes if note.startswith("d-train-1: Slurm does without control groups")]

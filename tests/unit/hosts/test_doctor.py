@@ -81,6 +81,7 @@ def found(
     driver: str = "",
     branch: str | None = None,
     epel: bool = False,
+    cgroups: bool = False,
 ) -> list[Finding]:
     """What is found of two hosts, of which the second is as ``changed`` says; dots lead inwards."""
     two = json.loads(json.dumps(WELL | {"addresses": ["10.0.0.2/24"]}))
@@ -97,7 +98,7 @@ def found(
         return answer(**facts | {"time": time.time() + (skew_s if host == "two" else 0.0)})
 
     two_expected = replace(expected("10.0.0.2", gpus=gpus, brings=brings), here=here)
-    two_expected = replace(two_expected, driver=driver, branch=branch, epel=epel)
+    two_expected = replace(two_expected, driver=driver, branch=branch, epel=epel, cgroups=cgroups)
     hosts = {"one": expected("10.0.0.1"), "two": two_expected}
     return list(examine(ProbeRequest(), hosts, root, leader="one").findings)
 
@@ -258,6 +259,25 @@ def test_a_release_without_slurm_is_told_of_before_anything_is_installed(
     name, _, version = release.partition("-")
     findings = found({"system.id": name, "system.version": version}, epel=epel)
     assert [one.code for one in findings] == codes
+
+
+@pytest.mark.parametrize(
+    ("release", "plugin", "codes"),
+    [
+        ("rocky-9.6", True, []),
+        ("rocky-9.6", None, []),
+        ("rocky-9.6", False, ["no-cgroups"]),
+        ("ubuntu-22.04", None, ["no-cgroups"]),
+        ("arch-1", None, ["distribution"]),
+    ],
+)
+def test_a_slurm_that_limits_nothing_by_control_groups_is_told_of(
+    release: str, plugin: bool | None, codes: list[str]
+) -> None:
+    name, _, version = release.partition("-")
+    host = {"system.id": name, "system.version": version, "cgroup_plugin": plugin}
+    assert [one.code for one in found(host, cgroups=True)] == codes
+    assert "no-cgroups" not in [one.code for one in found(host)]
 
 
 def test_gpus_that_the_spec_says_must_be_there() -> None:

@@ -42,6 +42,7 @@ def test_only_the_ports_that_are_needed_must_be_free(
     asked = host_facts_request(spec, HOSTS).host
     assert asked is not None
     assert asked["ports"] == sorted(port for one in ports.values() for port in one)
+    assert {name: one.cgroups for name, one in found.items()} == {"a": False, "b": scheduler == "slurm"}
     assert ("clusterctl" in asked["accounts"]) == (scheduler == "slurm")  # whose jobs prove the cluster
 
 

@@ -259,6 +259,28 @@ def test_a_host_says_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert distribution() == "linux"
 
 
+@pytest.mark.parametrize(("kernel", "file"), [("v2", "cgroup_v2.so"), ("v1", "cgroup_v1.so")])
+def test_a_host_says_whether_its_slurm_knows_the_kernels_control_groups(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: str, file: str
+) -> None:
+    plugins, slurmd, controllers = tmp_path / "slurm-wlm", tmp_path / "slurmd", tmp_path / "controllers"
+    plugins.mkdir()
+    if kernel == "v2":
+        controllers.touch()
+    monkeypatch.setattr(remote_probe, "SLURMD", str(slurmd))
+    monkeypatch.setattr(remote_probe, "CGROUPS_V2", str(controllers))
+    monkeypatch.setattr(remote_probe, "SLURM_PLUGINS", (f"{tmp_path}/none", f"{tmp_path}/slurm*"))
+    assert remote_probe.cgroup_plugin() is None
+    slurmd.touch()
+    (plugins / "cgroup_v9.so").touch()
+    assert remote_probe.cgroup_plugin() is False
+    without = parse_report(answer(cgroup_plugin=False)).facts
+    (plugins / file).touch()
+    assert remote_probe.cgroup_plugin() is True
+    having = parse_report(answer(cgroup_plugin=True)).facts
+    assert (without and without.cgroups, having and having.cgroups) == (False, True)
+
+
 def test_other_answers_are_errors() -> None:
     with pytest.raises(StoppingError):
         parse_report('{"state": "stopping"}')

@@ -19,7 +19,7 @@ from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.roles import role_packages
 from clusterctl.providers.base import OfferedKey
 from clusterctl.providers.onprem.access import AccessError, explain
-from clusterctl.providers.onprem.members import examine, members, trusted
+from clusterctl.providers.onprem.members import examine, members, notes, trusted
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
@@ -152,6 +152,8 @@ def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
     yield "n1", "kernel", "5.14.0-580", "reboot"
     two["gpus"] = {"cards": 0, "shown": [], "driver": None, "nouveau": False, "secure_boot": False}
     yield "n2", "gpus-missing", "the PCI bus has 0", "correct gpus in the spec"
+    three["cgroup_plugin"] = False
+    yield "n3", "no-cgroups", "no plugin for the kernel's", "docs/doctor.md"
     two["accounts"] = {"ada": 1500}
     yield "n2", "uid-differs", "1500", "uid: 1500"
     three["accounts"] = {"ada": 2001, "eve": 2001}
@@ -191,6 +193,15 @@ def test_all_that_stands_in_the_way_is_named_at_once(machines: Machines) -> None
         assert len(hits) == 1, (host, code, [*map(str, findings)])
     # Drivers that are not there yet are said beside what keeps them from being built.
     assert len([f for f in findings if f.code != "no-driver"]) == len(planted), [*map(str, findings)]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_plan_leaves_out_what_is_said_at_another_place(machines: Machines, known: bool) -> None:
+    machines.facts["n1"] |= {"cgroup_plugin": False, "clock_alone": True}
+    machines.facts["n1"]["gpus"] |= {"shown": [], "driver": None}
+    said = [one.split(": ")[1] for one in notes(machines.spec, machines.found(), known=known)]
+    others = [] if known else ["Slurm does without control groups"]
+    assert said == ["the clock is not synchronized", *others]
 
 
 def test_what_a_firewall_of_the_host_itself_drops_is_not_said_twice(machines: Machines) -> None:

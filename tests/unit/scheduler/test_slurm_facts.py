@@ -50,5 +50,5 @@ def test_a_host_without_slurm_is_one_clear_error(text: str) -> None:
 def test_the_script_runs_in_any_shell_and_survives_missing_tools() -> None:
     result = LocalTransport().run(NODE_ARGV)
     sections = [line for line in result.stdout.splitlines() if line.startswith("@")]
-    assert sections == ["@node", "@gpus", "@cgroup", "@mpi"]
+    assert sections == ["@node", "@gpus", "@mpi"]
     assert result.stderr == ""
