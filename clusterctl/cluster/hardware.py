@@ -327,7 +327,10 @@ def reject_missing_gpus(
     Raises:
         VerifyError: some don't; one failure a host. All else was done, and the others are at work.
     """
-    known = {one.host: one for one in needs}
+    lacking: dict[str, Finding] = {}
+    unlinked: dict[str, Finding] = {}
+    for one in needs:
+        (unlinked if one.code in NOT_LINKED else lacking)[one.host] = one
     wanted = {partition.name: partition.gpus for partition in spec.partitions}
     failures = []
     for host in inventory.compute:
@@ -337,10 +340,10 @@ def reject_missing_gpus(
         driver = reports[host.name].driver
         if driver.cards < gpus.count:
             why, fix = _why_missing(driver)
-            if (found := known.get(host.name)) and found.code not in NOT_LINKED:
+            if found := lacking.get(host.name):
                 why, fix = found.why, found.fix
             code = "gpus-missing"
-        elif (found := known.get(host.name)) and found.code in NOT_LINKED:
+        elif found := unlinked.get(host.name):
             code, why, fix = found.code, found.why, found.fix
         else:
             continue

@@ -266,9 +266,9 @@ def _no_driver(host: str, gpus: GpuFacts, expected: Expected) -> Finding:
         fix = _boot(host, expected)
         return Finding(host, "warning", "reboot-needed", "a reboot is needed", why, fix)
     why = "nouveau has them" if gpus.nouveau else f"{gpus.cards} NVIDIA cards and no driver that answers"
-    fix = (
-        "install it, or write software: {nvidia: {driver: open}}; then run `clusterctl up`: see docs/gpus.md"
-    )
+    manager = f" and, for its NVSwitches, {FABRIC_MANAGER} of the same version" if gpus.switches else ""
+    fix = f"install it{manager}, or write software: {{nvidia: {{driver: open}}}}; then run `clusterctl up`"
+    fix += ": see docs/gpus.md"
     if expected.driver:
         fix = "`clusterctl up` installs it; where it has, `dkms status` there says why it was not built"
     if gpus.secure_boot:

@@ -106,6 +106,11 @@ class Machine:
     only: tuple[str, ...] = ()
     reservation_bound: bool = False
 
+    @property
+    def has_nvswitches(self) -> bool:
+        """Whether NVSwitches link its GPUs, which the machine may show or hide."""
+        return bool(self.gpu and self.gpu.count > 1 and data()["gpus"][self.gpu.type].get("nvswitches"))
+
 
 @cache
 def data() -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ from clusterctl.hosts.checks import Finding
 from clusterctl.providers.gcp import apply
 from clusterctl.providers.gcp.allowance import HostGroup, demand, forbidden
 from clusterctl.providers.gcp.api import Api, Json, check_gcloud, org_policy, rules
+from clusterctl.providers.gcp.notes import unlinked
 from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.providers.gcp.terraform_run import Diagnostic
 from clusterctl.spec import gcp, gcp_nodes
@@ -358,6 +359,7 @@ class _Look:
             why = f"{name} has no driver of NVIDIA's, and software.nvidia installs none"
             fix = "write software: {nvidia: {driver: open}}, or name an image with a driver, or none"
             yield Finding(group.who, "error", "image-driver", "GPUs without a driver", why, fix)
+        yield from unlinked(self.spec, group.who, group.machine)
 
     def reservation(self, group: HostGroup) -> Iterator[Finding]:
         name = str(group.nodes.reservation)

@@ -26,13 +26,13 @@ from clusterctl.providers.base import (
 from clusterctl.providers.gcp import apply, costs, images, orphans, storage
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
 from clusterctl.providers.gcp.images import SHARED
+from clusterctl.providers.gcp.notes import ahead, job_environment, notes
 from clusterctl.providers.gcp.preflight import preflight
 from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
 from clusterctl.providers.node_class import NodeClass, SharedFiles
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
 from clusterctl.spec import gcp, gcp_nodes
-from clusterctl.spec.base import Model
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcpSettings, GcsState
 from clusterctl.spec.gcp_nodes import GcpDisk, GcpNodes, Machine, image_of
@@ -41,7 +41,7 @@ from clusterctl.spec.names import ADMIN_USER
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.util.assets import asset, digest, table, tree_files
+from clusterctl.util.assets import asset, digest, tree_files
 from clusterctl.util.progress import Reporter
 
 
@@ -141,7 +141,8 @@ class GcpProvider(Provider):
             other_unpriced=unknown,
             other_lost=apply.lost(plan),
             notes=(
-                *_notes(spec),
+                *notes(spec),
+                *ahead(spec, made),
                 *_taken_up(plan, kept),
                 *(images.without_base(spec, self._images) if inputs else ()),
                 *(to_make if made else ()),
@@ -173,7 +174,7 @@ class GcpProvider(Provider):
         self._shown, self._is_done = None, True
         made, started = _new_hosts(plan)
         inventory = self._inventory(spec, workspace, terraform.outputs(), report)
-        return Provisioned(inventory, (*_notes(spec), *_taken_up(plan, kept)), made, started)
+        return Provisioned(inventory, (*notes(spec), *_taken_up(plan, kept)), made, started)
 
     def _since_shown(self, terraform: Terraform) -> Plan:
         """What there is to do where nothing was shown, or all of that is done: hosts that went down since."""
@@ -331,46 +332,6 @@ def _new_hosts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     made = tuple(name for name, change in found.items() if change.action in ("create", "replace"))
     off = (name for name, change in found.items() if (change.before or {}).get("current_status") in costs.OFF)
     return made, tuple(name for name in off if name not in made)
-
-
-def _notes(spec: ClusterSpec) -> tuple[str, ...]:
-    partitions = (gcp.machine_of(spec, partition) for partition in spec.partitions)
-    notes = [*map(network_note, (gcp.controller_machine(spec), *partitions))]
-    if gcp.settings_of(spec).shared_disk and not gcp.shared_disk(spec):
-        notes.append("provider.shared_disk is not used: it is for storage.keep, without filestore")
-    if gcp.settings_of(spec).bucket and spec.provider.expected_release(spec) == "rocky-10":
-        notes.append(
-            "/bucket may fail on Rocky Linux 10, which refuses the key that gcsfuse was signed with in 2025 "
-            "(github.com/GoogleCloudPlatform/gcsfuse/issues/3874): take images of Rocky Linux 9 if it does"
-        )
-    return tuple(dict.fromkeys(filter(None, notes)))
-
-
-_NAME_PARTS: Final = 2  # of a machine type, that name its family: a3-highgpu
-
-
-class _JobsData(Model):
-    gpu: Mapping[str, str]
-    gvnic: Mapping[str, str]
-    notes: Mapping[str, str]
-
-
-def job_environment(machine: Machine, *, gvnic: bool) -> dict[str, str]:
-    """The variables of all jobs on such a machine; none where there is no GPU."""
-    if machine.gpu is None:
-        return {}
-    return {**_jobs_data().gpu, **(_jobs_data().gvnic if gvnic else {})}
-
-
-def network_note(machine: Machine) -> str | None:
-    """What its network could do beyond plain sockets, and what that takes."""
-    family = "-".join(machine.name.split("-")[:_NAME_PARTS])
-    said = _jobs_data().notes.get(family)
-    return f"{family}: jobs talk over gVNIC's sockets; {said} (docs/gcp.md)" if said else None
-
-
-def _jobs_data() -> _JobsData:
-    return table(Path(__file__).with_name("data") / "jobs.yaml", _JobsData)
 
 
 _SERVICES: Final = ("compute", "iam", "iap", "serviceusage", "cloudresourcemanager", "logging", "monitoring")

@@ -7,11 +7,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from clusterctl.cluster.converge import render
+from clusterctl.cluster import verify
+from clusterctl.cluster.converge import Converged, render
 from clusterctl.cluster.hardware import (
     fetch_gpu_wheels,
     gpus_file,
@@ -27,12 +29,15 @@ from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
+from clusterctl.transport.connections import Connections
 from clusterctl.util.assets import gpu_lock
 from clusterctl.util.process import Result
+from tests.support.cluster_session import session_of
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
 from tests.support.here import LocalTransport
 from tests.support.nvidia import machines
 from tests.support.plays import program
+from tests.unit.hosts.test_doctor import WELL, answer
 
 T4 = Driver(1, (Gpu("t4", 0, uuid="GPU-1"),))
 PARTS = Driver(
@@ -208,6 +213,34 @@ def test_gpus_that_show_and_are_not_linked_are_a_failure(code: str) -> None:
     (failure,) = caught.value.failures
     assert (failure.code, failure.host, failure.fix) == (code, TWO, "install it")
     reject_missing_gpus(spec(), INVENTORY, views(T4, T4), limit=(ONE,), needs=needs)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_up_ends_with_what_it_sees_of_the_nodes_drivers(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
+    """Without their fabric manager GPUs show, and the proof job, which uses none, runs."""
+    cards = {"cards": 3, "shown": ["T4"] * 2, "driver": "580.95.05", "nouveau": False, "secure_boot": False}
+    linked = {"gpus": {**cards, "switches": 4}, "units": ["nvidia-fabricmanager"] if runs else []}
+
+    def run(host: str) -> Any:
+        said = answer(**WELL | (linked if host == TWO else {}))
+        return SimpleNamespace(run=lambda *_, **__: SimpleNamespace(stdout=said))
+
+    session = session_of(spec(), workspace)
+    session.connections = cast(Connections, SimpleNamespace(to=run))
+    monkeypatch.setattr(verify, "run_verification", lambda *_, **__: verify.Verification((ONE, TWO)))
+    no_jobs = SimpleNamespace(release_held_jobs=lambda: ())
+    monkeypatch.setattr(verify, "scheduler_of", lambda *_: no_jobs)
+    up = Converged(INVENTORY, views(T4, T4), ())
+    if runs:
+        verify.verify(session, up)
+    else:
+        with pytest.raises(VerifyError, match=f"GPUs can not be used on {TWO}") as caught:
+            verify.verify(session, up)
+        assert [(one.host, one.code) for one in caught.value.failures] == [(TWO, "fabric-manager")]
+    told = [note.split(": ")[:2] for note in session.notes]
+    assert [TWO, "a GPU does not answer"] in told
 
 
 def test_a_driver_that_waits_for_a_reboot_is_told_of_instead() -> None:

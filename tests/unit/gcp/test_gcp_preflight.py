@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.hosts.checks import Finding
+from clusterctl.providers.gcp.notes import ahead
 from clusterctl.providers.gcp.preflight import preflight
 from clusterctl.providers.gcp.provider import services
 from clusterctl.spec.gcp import settings_of
@@ -304,3 +305,40 @@ def test_an_image_of_the_nodes_needs_rights_and_a_project_that_is_trusted(google
     assert set(said) == {"permission", "org-policy"}
     assert "compute.images.create" in said["permission"]
     assert f"images of {PROJECT}" in said["org-policy"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "software", "codes"),
+    [
+        ("{type: a100, count: 2}", "", ["fabric-manager"]),
+        ("{type: h100, count: 8}", "", ["fabric-manager"]),
+        ("{type: h100, count: 8}", "software: {nvidia: {driver: open}}\n", []),
+        ("{type: a100}", "", []),
+        ("{type: l4, count: 8}", "", []),
+    ],
+)
+def test_gpus_behind_nvswitches_are_told_of_where_their_fabric_manager_is_left_to_the_image(
+    gpus: str, software: str, codes: list[str]
+) -> None:
+    """By `plan --preflight` and `up`, and by `plan` of the hosts that are to be made."""
+    text = PLAIN.replace("nodes: 2, gpus: {type: l4}", f"nodes: 2, gpus: {gpus}") + software
+    findings = [one for one in found(text) if one.code != "quota"]
+    assert [(one.host, one.level, one.code) for one in findings] == [
+        ("partition train", "warning", code) for code in codes
+    ]
+    spec = parse_spec(text, "cluster.yaml")
+    assert [*ahead(spec, ["demo-train-2"])] == [*map(str, findings)]
+    assert not [*ahead(spec, ["demo-ctl"])]
+
+
+@pytest.mark.parametrize(("release", "said"), [("2204", True), ("2404", False)])
+def test_nodes_whose_slurm_will_do_without_control_groups_are_told_of(release: str, said: bool) -> None:
+    image = f"{{project: ubuntu-os-cloud, family: ubuntu-{release}-lts}}"
+    nodes = f"controller: {{image: {image}}}, partitions: {{train: {{image: {image}}}}}, zone:"
+    text = PLAIN.replace("zone:", nodes).replace(", gpus: {type: l4}", "")
+    spec = parse_spec(text, "cluster.yaml")
+    notes = [*ahead(spec, ["demo-train-1"])]
+    assert ["Slurm does without control groups" in note for note in notes] == [True] * said
+    assert not [*ahead(spec, [])]
+    without = spec.model_copy(update={"scheduler": "none"})
+    assert not [*ahead(without, ["demo-train-1"])]

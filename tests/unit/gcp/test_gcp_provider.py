@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import MachineError, StalePlanError, UsageError
-from clusterctl.providers.gcp import api, provider
-from clusterctl.providers.gcp.provider import job_environment, network_note
+from clusterctl.providers.gcp import api, notes, provider
+from clusterctl.providers.gcp.notes import job_environment, network_note
 from clusterctl.spec import gcp_nodes
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcsState
@@ -47,6 +47,16 @@ def raised(spec: ClusterSpec, workspace: Workspace) -> Any:
     done = provider_of(spec).apply(spec, workspace, keep={}, report=silent)
     workspace.inventory.write_text(done.inventory.model_dump_json())
     return done
+
+
+@pytest.mark.usefixtures("cloud")
+def test_a_plan_says_what_hosts_may_lack_that_are_to_be_made(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_of()
+    monkeypatch.setattr(gcp_nodes.Machine, "has_nvswitches", True)
+    planned = provider_of(spec).plan(spec, workspace, keep={}, report=silent)
+    assert any("GPUs may need a fabric manager" in note for note in planned.notes)
 
 
 def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace) -> None:
@@ -199,9 +209,9 @@ def test_a_bucket_on_a_release_that_refuses_its_key_is_told_of(release: str, is_
     """Before anything is made: the note of `plan`, and of `up`."""
     image = {"family": f"rocky-linux-{release}-optimized-gcp", "project": "rocky-linux-cloud"}
     images = {"controller": {"image": image}, "partitions": {"train": {"image": image}}}
-    said = " ".join(provider._notes(spec_of(bucket={"name": "my-data"}, **images)))
+    said = " ".join(notes.notes(spec_of(bucket={"name": "my-data"}, **images)))
     assert ("/bucket may fail on Rocky Linux 10" in said) is is_said
-    assert "/bucket" not in " ".join(provider._notes(spec_of(**images)))
+    assert "/bucket" not in " ".join(notes.notes(spec_of(**images)))
 
 
 def test_jobs_get_what_their_machine_has() -> None:

@@ -104,6 +104,14 @@ def test_gpus_of_a_partition_need_their_fabric_manager(gpus: int | None, driver:
     assert "in version 580.95.05" in finding.fix
 
 
+@pytest.mark.parametrize(("switches", "said"), [(0, False), (4, True)])
+def test_who_installs_a_driver_is_told_of_the_fabric_manager(switches: int, said: bool) -> None:
+    (finding,) = found({"gpus.cards": 8, "gpus.switches": switches})
+    assert ("nvidia-fabricmanager of the same version" in finding.fix) is said
+    (finding,) = found({"gpus.cards": 8, "gpus.switches": switches}, driver="open")
+    assert "fabricmanager" not in finding.fix
+
+
 @pytest.mark.parametrize(
     ("manager", "units", "code", "fix"),
     [
