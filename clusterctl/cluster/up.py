@@ -391,5 +391,6 @@ def send_packages(
 def build_environment(session: ClusterSession, environment: Environment, inventory: Inventory) -> None:
     """Build the environment of the spec's requirements on the cluster, unless it is there."""
     controller = session.connections.to(inventory.controller.name, session.spec.job_user.name)
-    built = build(controller, environment, report=session.report)
+    rented = session.spec.provider.is_cloud
+    built = build(controller, environment, report=session.report, rented=rented)
     session.note = "built" if built else "unchanged"
