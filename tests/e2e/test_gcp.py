@@ -148,7 +148,7 @@ def gcp(
         }
     path = f"{gcloud.install(folder, cloud.store.path)}:{os.environ['PATH']}"
     with Google(world) as google, guest.metadata(world, inventory):
-        shell(beneath, f"{cluster_name}-train-1", "sudo useradd --uid 1000 packer")  # its image has one more
+        shell(beneath, f"{cluster_name}-ctl", "sudo useradd --uid 1000 packer")  # its image has an account more
         for host in inventory.hosts:
             guest.start_agent(partial(shell, beneath, host.name))
         environ = {
@@ -195,7 +195,7 @@ def test_the_accounts_are_those_that_the_guest_agent_made_once_sshd_answered(gcp
     has more accounts. So `up` gave it one uid on all; its gid is the agent's.
     """
     for host in gcp.cloud.instances:
-        first = 1001 if host == f"{gcp.name}-train-1" else 1000
+        first = 1001 if host == f"{gcp.name}-ctl" else 1000
         said = gcp.ssh(
             host,
             "getent group google-sudoers; id --user; id --group --name; id --group; stat -c %U .ssh/*;"
