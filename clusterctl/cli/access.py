@@ -109,9 +109,10 @@ def shell(
 def _environment(screen: Screen, options: Options, session: Session, words: JobOptions) -> Environment:
     """The Python of the spec's and the flag's requirements, on the cluster before nodes are asked for."""
     (environment,) = resolve(screen, options, session.spec, [words], lambda: session.distribution)
+    rented = session.spec.provider.is_cloud
     with showing_progress(screen) as progress:
         for transport in (session.transport, *session.transports_of_partition(None)):
-            build(transport, environment, report=screen.note, progress=progress)
+            build(transport, environment, report=screen.note, progress=progress, rented=rented)
     return environment
 
 

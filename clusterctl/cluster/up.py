@@ -31,6 +31,7 @@ from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.hosts.checks import failures, other_numbers
 from clusterctl.hosts.probe import (
     HostReport,
+    ProbeRequest,
     probe_hosts,
     reject_full_disks,
     reject_taken_numbers,
@@ -45,9 +46,11 @@ from clusterctl.providers.base import Provisioned, Size
 from clusterctl.providers.node_class import NodeClass, NodeFiles, SharedFiles
 from clusterctl.providers.storage import record as record_storage
 from clusterctl.scheduler.script import PLAIN, Environment
+from clusterctl.spec.common import ADMIN_ID
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.names import ADMIN_USER
 from clusterctl.state.inventory import (
     COMPUTE,
     CONTROLLER,
@@ -60,6 +63,7 @@ from clusterctl.state.inventory import (
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.multiplex import end_all
 from clusterctl.util.assets import job_lock
+from clusterctl.util.process import parallel_map
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,10 +334,42 @@ def probe(
     reports = probe_hosts(asked, session.connections.to, revive=revive, report=session.report)
     reject_full_disks(reports)
     reject_taken_numbers(reports, {user.name: user.uid for user in session.spec.users})
+    if session.spec.provider.is_cloud:
+        reports = _with_one_uid(session, asked, reports)
     accounts = {host: one.accounts for host, one in reports.items()}
     session.notes += map(str, other_numbers(accounts, inventory.controller.name))
     session.note = f"{len(reports)} hosts answer"
     return reports
+
+
+# usermod refuses to renumber an account that has processes, such as the shell that starts it: it sees none here.
+_RENUMBER = (
+    *("sudo", "-n", "unshare", "--pid", "--fork", "--mount-proc"),
+    *("usermod", "--uid", str(ADMIN_ID), ADMIN_USER),
+)
+
+
+def _with_one_uid(
+    session: ClusterSession, asked: Mapping[str, ProbeRequest], reports: Mapping[str, HostReport]
+) -> Mapping[str, HostReport]:
+    """Renumber our account to ADMIN_ID on all hosts where it has several uids: the proof job needs one.
+
+    Rented hosts make it with the next uid that their image has free. Where it can't be done, it stays.
+    """
+    uids = {host: one.accounts[ADMIN_USER] for host, one in reports.items() if ADMIN_USER in one.accounts}
+    if len({*uids.values()}) <= 1:
+        return reports
+
+    def renumber(host: str) -> None:
+        connection = session.connections.to(host)
+        connection.run(_RENUMBER, check=False)
+        connection.close()  # its processes have the old uid
+
+    others = [host for host, uid in uids.items() if uid != ADMIN_ID]
+    end_all(session.workspace.ssh_config)
+    parallel_map(others, renumber)
+    again = {host: asked[host] for host in others}
+    return {**reports, **probe_hosts(again, session.connections.to, report=session.report)}
 
 
 def send_packages(
@@ -355,5 +391,6 @@ def send_packages(
 def build_environment(session: ClusterSession, environment: Environment, inventory: Inventory) -> None:
     """Build the environment of the spec's requirements on the cluster, unless it is there."""
     controller = session.connections.to(inventory.controller.name, session.spec.job_user.name)
-    built = build(controller, environment, report=session.report)
+    rented = session.spec.provider.is_cloud
+    built = build(controller, environment, report=session.report, rented=rented)
     session.note = "built" if built else "unchanged"

@@ -15,7 +15,7 @@ from clusterctl.hosts.expected import CLAIM, FABRIC_MANAGER, Expected
 from clusterctl.hosts.firewall import Chain, firewall_of
 from clusterctl.hosts.gpus import fault_of, flags
 from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, ProbeRequest, parse_report, taken_numbers
-from clusterctl.spec.common import LAST_FOR_VOLTA
+from clusterctl.spec.common import ADMIN_ID, LAST_FOR_VOLTA
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.names import ADMIN_USER
 from clusterctl.spec.units import format_duration, format_size
@@ -397,7 +397,8 @@ def other_numbers(accounts: Mapping[str, Mapping[str, int]], leader: str) -> Ite
         there = numbers.get(ADMIN_USER, ours)
         if there != ours and ours is not None:
             why = f"{ADMIN_USER} has uid {there} there, and {ours} on {leader}, as the proof job of `up` has"
-            fix = "take images of one kind for all hosts; of your own machines `clusterctl down`, then `up`"
+            rented = f"`clusterctl up` gives it uid {ADMIN_ID} on rented hosts where that is free"
+            fix = f"{rented}; of your own machines `clusterctl down`, then `up`"
             yield Finding(host, "warning", "admin-differs", "our own account differs", why, fix)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +12,7 @@ from clusterctl.scheduler.script import BASE_ENVIRONMENT, ENVIRONMENTS, PLAIN, E
 from clusterctl.spec.job import JobSpec, Launcher
 from clusterctl.state.brief import SpecBrief
 from clusterctl.transport.base import Transport, lines, remote_argv
-from clusterctl.transport.put import send_to_store
+from clusterctl.transport.put import STORE, send_to_store
 from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.tree import Progress, shown_size
 from clusterctl.util.assets import job_lock
@@ -19,7 +20,7 @@ from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import LineReporter
 
 if TYPE_CHECKING:
-    from clusterctl.packages.wheelhouse import Lock, NodePlatform
+    from clusterctl.packages.wheelhouse import Lock, NodePlatform, Wheel
     from clusterctl.spec.distributions import Distribution
     from clusterctl.spec.job_options import JobOptions
     from clusterctl.spec.models import ClusterSpec
@@ -28,6 +29,8 @@ _LOCK: Final = f"{ENVIRONMENTS}/.lock"
 _BUILD_S: Final = 3600.0  # pip says nothing
 _WAIT_S: Final = 1800.0  # for another one's build, which says nothing either
 _BUILD: Final = (Path(__file__).parent / "remote_build.sh").read_text(encoding="utf-8")
+_FETCH: Final = (Path(__file__).parent / "remote_fetch.sh").read_text(encoding="utf-8")
+_LARGE: Final = 1 << 20  # bytes of a wheel that are sent more slowly than pip starts
 
 
 def environment_of(
@@ -135,11 +138,13 @@ def build(
     *,
     report: LineReporter,
     progress: Progress = lambda *_: None,
+    rented: bool = False,
     base: str = BASE_ENVIRONMENT,
     wait_s: float = _WAIT_S,
 ) -> bool:
     """Have the environment on the cluster, whole; whether it had to be built. ``transport``: the job user's.
 
+    A ``rented`` host is reached through a tunnel, which is slow: it fetches large wheels itself if it can.
     While another one builds, it is waited for, up to ``wait_s``. After a build that was killed at any moment,
     the next one builds anew.
 
@@ -149,7 +154,8 @@ def build(
     """
     if environment.lock is None or _is_there(transport, environment.lock):
         return False
-    sent = _send(transport, environment.lock, report, progress)
+    fetched = _fetch(transport, environment.lock, base, report) if rented else None
+    sent = _send(transport, environment.lock, fetched, report, progress)
     key = environment.lock.key
     argv = ["sh", "-c", _BUILD, "build", key, base, f"{wait_s:g}", str(HELD), ENVIRONMENTS]
     built = False
@@ -192,14 +198,46 @@ def _is_there(transport: Transport, lock: Lock) -> bool:
     return transport.run(argv, check=False).rc == 0
 
 
-def _send(transport: Transport, lock: Lock, report: LineReporter, progress: Progress) -> bytes:
+def _fetch(transport: Transport, lock: Lock, base: str, report: LineReporter) -> frozenset[str]:
+    """Have the host download large wheels from a package index into the store; the hashes of those there."""
+    from clusterctl.packages.accelerators import cpu_index  # noqa: PLC0415 - as above
+
+    sizes = {wheel: size for wheel in lock.wheels if (size := _size(wheel)) >= _LARGE}
+    if not sizes:
+        return frozenset()
+    report(f"{transport.host} fetches {len(sizes)} wheels, {shown_size(sum(sizes.values()))}")
+    more = ["--extra-index-url", cpu_index()] if any("+cpu" in wheel.version for wheel in sizes) else []
+    argv = ["sh", "-c", _FETCH, "fetch", base, STORE, *more]
+    found: list[bytes] = []
+    with suppress(CommandError), transport.converse(argv, silence_s=_BUILD_S) as talk:
+        talk.send("".join([*(f"{wheel}\n" for wheel in sizes), "\n"]).encode())
+        found += lines(iter(talk.receive, b""), TransportError("a line does not end"))
+        talk.finish()
+    return frozenset(line.decode(errors="replace") for line in found)
+
+
+def _size(wheel: Wheel) -> int:
+    from clusterctl.packages.wheelhouse import wheel_path  # noqa: PLC0415 - as above
+
+    return wheel_path(wheel).stat().st_size
+
+
+def _send(
+    transport: Transport,
+    lock: Lock,
+    fetched: frozenset[str] | None,
+    report: LineReporter,
+    progress: Progress,
+) -> bytes:
     """Have the wheels and the lock in the store; what the build reads of them."""
     from clusterctl.packages.wheelhouse import wheel_path  # noqa: PLC0415 - as above
 
-    wheels = [wheel_path(wheel) for wheel in lock.wheels]
-    report(f"sending {len(wheels)} wheels, {shown_size(sum(path.stat().st_size for path in wheels))}")
+    if sizes := [_size(wheel) for wheel in lock.wheels if wheel.sha256 not in (fetched or ())]:
+        why = ": no package index that the host reaches has the large ones"
+        is_slow = fetched is not None and max(sizes) >= _LARGE
+        report(f"sending {len(sizes)} wheels, {shown_size(sum(sizes))}{why if is_slow else ''}")
     with temporary_folder() as folder:
         text = folder / "requirements.lock"
         text.write_text(lock.text)
-        there = send_to_store(transport, [*wheels, text], progress=progress)
+        there = send_to_store(transport, [*map(wheel_path, lock.wheels), text], progress=progress)
     return "".join([*(f"{path.name} {at}\n" for path, at in there.items()), "\n"]).encode()

@@ -160,8 +160,9 @@ def submit(
     folder = job.script.parent if job.script is not None else Path.cwd()
     known = {"folder": str(source.folder) if source is not None else None, **known}
     facts = client_facts(job, environment, folder=folder, known=known)
+    rented = environment.lock is not None and session.spec.provider.is_cloud
     for transport in (session.transport, *others):
-        build(transport, environment, report=report, progress=progress)
+        build(transport, environment, report=report, progress=progress, rented=rented)
     token = token or secrets.token_hex(4)
     ours: Mapping[str, bytes] = {
         **outputs_file(job),

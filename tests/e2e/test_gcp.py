@@ -148,6 +148,7 @@ def gcp(
         }
     path = f"{gcloud.install(folder, cloud.store.path)}:{os.environ['PATH']}"
     with Google(world) as google, guest.metadata(world, inventory):
+        shell(beneath, f"{cluster_name}-ctl", "sudo useradd --uid 1000 packer")  # its image has an account more
         for host in inventory.hosts:
             guest.start_agent(partial(shell, beneath, host.name))
         environ = {
@@ -188,12 +189,21 @@ def test_its_instances_are_made_once(gcp: Gcp) -> None:
 
 
 def test_the_accounts_are_those_that_the_guest_agent_made_once_sshd_answered(gcp: Gcp) -> None:
-    """Its group and its account take the numbers from 1000 on; `up` was refused at first, and asked again."""
+    """`up` was refused at first, and asked again.
+
+    The agent's group and account take the numbers from 1000 on: the account others on one host, whose image
+    has more accounts. So `up` gave it one uid on all; its gid is the agent's.
+    """
     for host in gcp.cloud.instances:
+        first = 1001 if host == f"{gcp.name}-ctl" else 1000
         said = gcp.ssh(
-            host, "getent group 1000; id --user; id --group --name; sudo --non-interactive id --user"
+            host,
+            "getent group google-sudoers; id --user; id --group --name; id --group; stat -c %U .ssh/*;"
+            "sudo --non-interactive id --user",
         )
-        assert said.stdout.split() == ["google-sudoers:x:1000:clusterctl", "1000", "clusterctl", "0"], said
+        group = f"google-sudoers:x:{first}:clusterctl"
+        owned = ["clusterctl", str(first + 1), "clusterctl"]
+        assert said.stdout.split() == [group, "64100", *owned, "0"], said
         said_by_sshd = "sudo journalctl --quiet --identifier={sshd,sshd-session}"
         refused = gcp.ssh(host, f"{said_by_sshd} | grep --count 'Invalid user clusterctl'")
         assert int(refused.stdout) >= 1

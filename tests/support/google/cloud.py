@@ -10,7 +10,10 @@
 
 The test's own process serves the provider: started anew, three times for a plan, it costs thrice as much.
 The ``terraform`` in ``cloud.bin``, first on the PATH of ``cloud.env``, tells Terraform where it is
-(``TF_REATTACH_PROVIDERS``). With ``started`` Terraform starts it, as Google's: it can crash, and be killed.
+(``TF_REATTACH_PROVIDERS``). With ``started`` Terraform starts it, as Google's: it can crash, and be killed. Then a
+new service account, and an API that was just enabled, are unknown to the next call that needs them, as at Google
+(cloud.google.com/iam/docs/access-change-propagation, 2025-10: "typically 2 minutes"; of APIs the text of the refusal says
+it); ``lag`` is the number of such calls.
 
 Kinds of faults are in ``provider/faults.py``; the file's form in ``provider/store.py``.
 """
@@ -39,13 +42,17 @@ VERSION = "8.7.0"
 class GoogleCloud:
     """A cloud in ``folder``, whose provider Terraform finds by ``env``."""
 
-    def __init__(self, folder: Path, version: str = VERSION, *, started: bool = False) -> None:
+    def __init__(
+        self, folder: Path, version: str = VERSION, *, started: bool = False, lag: int | None = None
+    ) -> None:
         self.folder = folder / "google-cloud"
         self.home = self.folder / "home"
         self.home.mkdir(parents=True)
         self.store = Store(self.folder / "cloud.json")
         self.bin = self.folder / "bin"
         self.started = started
+        with self.store.change() as world:
+            world["lag"] = int(started) if lag is None else lag
         self._install_provider(version)
         if not started:
             self._serve(version)

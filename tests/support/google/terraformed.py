@@ -27,7 +27,7 @@ from tests.support.google.cloud import GoogleCloud
 from tests.support.terraform import addresses, in_state
 
 CLUSTER_ID = "a1b2c3"
-PLACE = Place("my-project", "us-central1-a", "demo-ctl")
+PLACE = Place("my-project", "us-central1-a", "demo-ctl", enables_apis=True)
 SPEC = """
 version: 1
 name: demo
@@ -40,9 +40,14 @@ class Terraformed:
     """The cluster `demo` of the id ``CLUSTER_ID``, and its cloud."""
 
     def __init__(
-        self, folder: Path, setenv: Callable[[str, str], None], *, program: Program | None = None
+        self,
+        folder: Path,
+        setenv: Callable[[str, str], None],
+        *,
+        program: Program | None = None,
+        lag: int | None = None,
     ) -> None:
-        self.cloud = GoogleCloud(folder, started=program is not None)
+        self.cloud = GoogleCloud(folder, started=program is not None, lag=lag)
         for name, value in self.cloud.env.items():
             setenv(name, value)
         self.folder = folder / "terraform"

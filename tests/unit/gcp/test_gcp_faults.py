@@ -26,7 +26,7 @@ def chosen(request: pytest.FixtureRequest) -> Program | None:
 @pytest.fixture
 def cluster(chosen: Program | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terraformed:
     """A cluster of which nothing is made yet."""
-    return Terraformed(tmp_path, monkeypatch.setenv, program=chosen)
+    return Terraformed(tmp_path, monkeypatch.setenv, program=chosen, lag=0)
 
 
 def failures(error: TerraformError) -> list[tuple[str, str | None]]:
@@ -56,6 +56,22 @@ def test_quota_ends_it_with_the_host_named_and_once_lifted_only_what_is_missing_
     cluster.up()
     assert made(cluster) == missing
     assert set(cluster.cloud.instances) == ALL
+    assert cluster.terraform.plan().is_empty
+
+
+def test_new_accounts_and_apis_are_waited_for_until_google_knows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is unknown to the next two calls that need it: networks after their API, grants after accounts."""
+    cluster = Terraformed(tmp_path, monkeypatch.setenv, lag=2)
+    cluster.nodes(1)
+    cluster.up()
+    assert set(cluster.cloud.instances) == {"demo-ctl", "demo-train-1"}
+    assert cluster.waited == [5, 10]
+    (first, second) = (line for line in cluster.said if "; going on in" in line)
+    assert "the API compute.googleapis.com is not enabled in project my-project" in first
+    assert "Google's IAM has not heard of the new service account everywhere yet" in first
+    assert second.startswith("the API compute.googleapis.com")
     assert cluster.terraform.plan().is_empty
 
 

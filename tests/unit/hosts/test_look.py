@@ -7,6 +7,7 @@ import os
 import pwd
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from clusterctl.hosts.probe import (
     reject_full_disks,
     reject_taken_numbers,
 )
+from clusterctl.util.process import Result
 from tests.support.hostile import deep_folder, nest
 
 FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
@@ -231,12 +233,68 @@ def test_up_tells_where_our_own_account_has_another_number(monkeypatch: pytest.M
     monkeypatch.setattr(up, "probe_hosts", lambda *_, **__: reports)
     to = SimpleNamespace(to=None)
     session: Any = SimpleNamespace(
-        spec=SimpleNamespace(users=()), workspace=None, report=None, connections=to, notes=[]
+        spec=SimpleNamespace(users=(), provider=SimpleNamespace(is_cloud=False)),
+        workspace=None,
+        report=None,
+        connections=to,
+        notes=[],
     )
     inventory: Any = SimpleNamespace(controller=SimpleNamespace(name="ctl"))
     assert up.probe(session, inventory, {}) == reports
     (note,) = session.notes
     assert note.startswith("train-1: our own account differs: clusterctl has uid 1001 there, and 1000 on ctl")
+
+
+class Rented:
+    """A host that made our account with this uid; sudo refuses a connection from before it had another.
+
+    usermod's exit status 4: the uid is taken. sudo's words: sudo 1.9, plugins/sudoers/sudoers.c.
+    """
+
+    def __init__(self, uid: int, *, taken: bool = False) -> None:
+        self.uid, self.taken, self.connected_as = uid, taken, uid
+
+    def run(self, argv: Sequence[str], *, check: bool = True, **_: Any) -> Result:
+        if self.connected_as != self.uid:
+            raise TransportError("sudo: you do not exist in the passwd database")
+        if "usermod" not in argv:
+            return Result(0, answer(accounts={"clusterctl": self.uid}), "")
+        assert argv[:3] == ("sudo", "-n", "unshare"), "usermod sees no process of the account"
+        assert argv[-4:] == ("usermod", "--uid", "64100", "clusterctl")
+        assert not check
+        self.uid = self.uid if self.taken else 64100
+        return Result(4 if self.taken else 0, "", "")
+
+    def close(self) -> None:
+        self.connected_as = self.uid
+
+
+def test_our_account_gets_one_uid_on_rented_hosts_that_gave_it_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One where that is another account's keeps its own, and is named; where all have one, none is changed."""
+    hosts: dict[str, Any] = {"ctl": Rented(1000), "train-1": Rented(1000)}
+    monkeypatch.setattr(up, "probe_requests", lambda *_: dict.fromkeys(hosts, ProbeRequest()))
+    inventory: Any = SimpleNamespace(controller=SimpleNamespace(name="ctl"))
+
+    def uids() -> tuple[list[int], list[str]]:
+        session: Any = SimpleNamespace(
+            spec=SimpleNamespace(users=(), provider=SimpleNamespace(is_cloud=True)),
+            workspace=SimpleNamespace(ssh_config=tmp_path / "ssh_config"),
+            report=lambda _: None,
+            connections=SimpleNamespace(to=hosts.__getitem__),
+            notes=[],
+        )
+        reports = up.probe(session, inventory, {})
+        return [one.accounts["clusterctl"] for one in reports.values()], session.notes
+
+    assert uids() == ([1000, 1000], [])
+    hosts |= {"train-2": Rented(1001), "train-3": Rented(64100)}
+    assert uids() == ([64100] * 4, [])
+    hosts |= {"train-4": Rented(1000, taken=True)}
+    numbers, (note,) = uids()
+    assert numbers == [64100] * 4 + [1000]
+    assert note.startswith("train-4: our own account differs: clusterctl has uid 1000 there, and 64100 on ctl")
 
 
 def test_a_disk_without_inodes_is_told_so() -> None:

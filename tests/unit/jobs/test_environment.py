@@ -222,6 +222,72 @@ def test_wheels_that_the_cluster_has_are_not_sent_again(home: Path, resolve: Res
     assert sent == {tool.stat().st_size + len(environment.lock.text)}
 
 
+@pytest.fixture
+def heavy(home: Path, tmp_path: Path, resolve: Resolve, monkeypatch: pytest.MonkeyPatch) -> Environment:
+    """An environment of two large wheels and a small one; a rented host's index is tmp_path / "its"."""
+    for name in ("heavy", "large"):
+        a_wheel(tmp_path / "index", name, files={f"{name}.py": "x = 1" + "\n" * (1 << 20)})
+    environment = resolve("first\nheavy\nlarge")
+    (tmp_path / "its").mkdir()
+    settings = tmp_path / "pip.conf"
+    settings.write_text(f"[global]\nno-index = true\nfind-links = {tmp_path}/its\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)  # it would count for the build, too
+    return environment
+
+
+def on_rented(environment: Environment) -> tuple[list[str], int]:
+    """Build it on a rented host: what was said, and how many bytes were sent."""
+    said: list[str] = []
+    sent: set[int] = set()
+    build(
+        LocalTransport(),
+        environment,
+        report=said.append,
+        progress=lambda what, _done, total: sent.add(total) if what == "sending" else None,
+        base=BASE,
+        rented=True,
+    )
+    assert run(environment, "python -c 'import first, heavy, large'") == ""
+    assert not list((Path.home() / "clusterctl/store/partial").iterdir())
+    return [line.partition(",")[0] for line in said], max(sent)
+
+
+def test_a_rented_host_fetches_large_wheels_itself(home: Path, tmp_path: Path, heavy: Environment) -> None:
+    """By their hashes, and only those that its store lacks."""
+    for name in ("first", "heavy", "large"):
+        for path in (tmp_path / "index").glob(f"{name}-*"):
+            shutil.copy(path, tmp_path / "its")
+    said, sent = on_rented(heavy)
+    assert said == ["localhost fetches 2 wheels", "sending 1 wheels", "building the environment"]
+    assert sent < 1 << 20
+    shutil.rmtree(home)
+    shutil.rmtree(tmp_path / "its")
+    said, sent = on_rented(heavy)
+    assert said == ["localhost fetches 2 wheels", "sending 1 wheels", "building the environment"]
+    assert sent == 0, "all of it is in the store"
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_what_a_rented_host_can_not_fetch_is_sent(
+    home: Path, tmp_path: Path, heavy: Environment, monkeypatch: pytest.MonkeyPatch, reached: bool
+) -> None:
+    """One wheel is another file there, of the same name. After it the next is tried, if PyPI answers."""
+    a_wheel(tmp_path / "its", "heavy", files={"heavy.py": "evil = 1\n"})
+    shutil.copy(tmp_path / "index/large-1.0-py3-none-any.whl", tmp_path / "its")
+    curl = tmp_path / "bin/curl"
+    curl.parent.mkdir()
+    curl.write_text(f"#!/bin/sh\necho \"$@\" >>{tmp_path}/asked\nexit {0 if reached else 6}\n")
+    curl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{curl.parent}:{os.environ['PATH']}")
+    said, sent = on_rented(heavy)
+    count = 2 if reached else 3
+    assert said == ["localhost fetches 2 wheels", f"sending {count} wheels", "building the environment"]
+    assert (sent < 2 << 20) == reached
+    assert (tmp_path / "asked").read_text().count("https://pypi.org/simple/") == 1
+    assert run(heavy, "python -c 'import heavy; print(heavy.x)'") == "1"
+
+
 def test_many_at_once_build_it_once(home: Path, resolve: Resolve) -> None:
     environment = resolve("first")
     with ThreadPoolExecutor(4) as pool:

@@ -20,6 +20,7 @@ from tests.support.google.provider.store import Store
 INSTANCE = "google_compute_instance"
 DISK = "google_compute_disk"
 EMPTY: Mapping[str, Any] = {"string": "", "number": 0, "bool": False, "map": {}, "list": [], "set": []}
+UNSETTLED = {"google_service_account", "google_project_service"}  # of which Google's servers hear one by one
 GIVEN_OFTEN = ("_iam_member", "_project_service")  # there already is as good as made
 
 
@@ -147,8 +148,11 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             said = refused and faults.text_of(refused, kind, planned, id=identifier, name=name)
             if said and refused not in faults.MADE:
                 raise RefusedError(said)
+            _refuse_unsettled(cloud, kind, planned)
             _refuse_attached(cloud, kind, planned, identifier)
             _refuse_image(cloud, kind, planned)
+            if kind in UNSETTLED and identifier not in there:
+                cloud["unsettled"][identifier.rpartition("/")[2]] = cloud["lag"]
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
             made = there[identifier] = world.shown(kind, made)
             if said:
@@ -250,6 +254,21 @@ def _counted(settings: Mapping[str, Any]) -> str | None:
 def _size(disk: Mapping[str, Any]) -> int:
     """A disk grows in place; where it shrinks, Google's provider forces a new one (IsDiskShrinkage)."""
     return int(disk["size"]) if isinstance(disk.get("size"), int | float | str) else 0
+
+
+def _refuse_unsettled(cloud: dict[str, Any], kind: str, planned: Mapping[str, Any]) -> None:
+    """What is new is unknown to the next calls that need it: an account to its grants and machines, an API."""
+    account = str(planned.get("member") or "").removeprefix("serviceAccount:")
+    needed = {account: "account_unknown_yet"}
+    if kind == INSTANCE:
+        accounts = (one["email"] for one in _listed(planned, "service_account"))
+        needed = dict.fromkeys(accounts, "account_not_found_yet")
+    if kind.startswith("google_compute_"):
+        needed["compute.googleapis.com"] = "api_off_by_id"
+    for what, refusal in needed.items():
+        if cloud["unsettled"].get(what):
+            cloud["unsettled"][what] -= 1
+            raise RefusedError(faults.text_of(refusal, kind, planned, email=what))
 
 
 def _refuse_attached(

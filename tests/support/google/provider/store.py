@@ -1,7 +1,9 @@
 """The cloud as one JSON file: what exists, what was done, which faults will play. It outlives every process.
 
 {"resources": {TYPE: {ID: ATTRIBUTES}}, "log": [{"at", "op", "type", "name", "id", "error"}],
- "faults": [...], "addresses": {NAME: IP}, "filled": [BUCKET], "next": NUMBER}
+ "faults": [...], "addresses": {NAME: IP}, "filled": [BUCKET], "next": NUMBER, "lag": CALLS, "unsettled": {WHAT: CALLS}}
+
+``lag`` is to how many calls that need it a new service account or API is unknown, ``unsettled`` to how many yet.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-EMPTY = '{"resources": {}, "log": [], "faults": [], "addresses": {}, "filled": [], "next": 1}'
+EMPTY = '{"resources": {}, "log": [], "faults": [], "addresses": {}, "filled": [], "next": 1, "lag": 0, "unsettled": {}}'
 
 
 class Store:
