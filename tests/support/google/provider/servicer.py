@@ -212,7 +212,8 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
                 "Cannot import non-existent remote object", f"{kind} {identifier} does not exist"
             )
             return pb.ImportResourceState.Response(diagnostics=[missing])
-        imported = pb.ImportResourceState.ImportedResource(type_name=kind, state=to_dynamic_value(found))
+        state = to_dynamic_value(world.imported(kind, found))
+        imported = pb.ImportResourceState.ImportedResource(type_name=kind, state=state)
         return pb.ImportResourceState.Response(imported_resources=[imported])
 
     def ReadDataSource(self, request: Any, context: Any) -> Any:

@@ -125,15 +125,22 @@ def shown(kind: str, made: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(kind: str, there: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What Google's provider reads: what Google shows, some lists in the order that the state has."""
-    arranged: dict[str, Any] = {}
+    """What Google's provider makes of what Google shows: some of it is as the state has it."""
+    found = {**there, **{name: state[name] for name in KNOWN["unread"].get(kind, ())}}
+    if kind == "google_compute_instance":  # its status is read if one is desired
+        found["desired_status"] = state["desired_status"] and there["current_status"]
     for name, key in KNOWN["order"].get(kind, {}).items():
-        known = [str(each[key]).removeprefix(COMPUTE) for each in state[name]]
+        known = [str(each[key]).removeprefix(COMPUTE) for each in state[name] or ()]
         place = {identifier: number for number, identifier in enumerate(known)}
-        arranged[name] = sorted(
-            there[name], key=lambda each: place.get(each[key].removeprefix(COMPUTE), len(place))
+        found[name] = sorted(
+            found[name], key=lambda each: place.get(each[key].removeprefix(COMPUTE), len(place))
         )
-    return {**there, **arranged}
+    return found
+
+
+def imported(kind: str, there: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an import knows: nothing of what only the configuration says."""
+    return read(kind, there, {**dict.fromkeys(there), "id": there["id"]})
 
 
 def at(value: Any, words: Sequence[str], change: Callable[[str], str]) -> Any:
