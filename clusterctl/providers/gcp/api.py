@@ -215,7 +215,12 @@ class Api:
             if self.clock.now() > until:
                 raise CloudError("Google is not done in time", where=path, why=f"within {timeout_s:.0f} s")
             operation = self.post("compute", f"{path}/operations/{operation['name']}/wait")
-        if errors := (operation.get("error") or {}).get("errors"):
+        self.check(path, operation)
+
+    def check(self, path: str, operation: Json) -> None:
+        """That an operation, of whichever API, did not end in an error; CloudError if it did."""
+        error = operation.get("error") or {}
+        if errors := error.get("errors", [error] if error else []):
             why = "; ".join(f"{one.get('code')}: {one.get('message')}" for one in errors)
             raise self._known(first_rule(rules(), why), path, "Google began, and failed", why)
 

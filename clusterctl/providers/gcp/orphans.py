@@ -37,6 +37,7 @@ def cluster_id_of(resource: Mapping[str, Any]) -> str | None:
 
 WAIT_S = 600.0
 _LOOK_EVERY_S = 2.0
+_LATE: Final = "it was still being deleted when the time was up"
 _ID = "[0-9a-f]{6}"
 _CLUSTER = "[a-z][a-z0-9-]*"
 _ROWS = {"file": "instances", "iam": "accounts"}
@@ -170,30 +171,30 @@ def _delete(api: Api, stage: Iterable[Found], give_up: float) -> Iterator[Failur
         try:
             begun.append((one, api.delete(one.service, one.path) or {}))
         except CloudError as exc:
-            yield Failure(exc.code, f"{one.priced}: {exc.why}", fix=exc.fix, retryable=True)
+            yield _failure(one, exc)
     for one, operation in begun:
         try:
-            problem = _wait(api, one, operation, give_up)
+            _wait(api, one, operation, give_up)
         except CloudError as exc:
-            problem = exc.why
-        if problem:
-            yield Failure(ProvisionError.code, f"{one.priced}: {problem}", retryable=True)
+            yield _failure(one, exc)
 
 
-def _wait(api: Api, one: Found, operation: Json, give_up: float) -> str:
-    """Wait until an operation is done: what went wrong, "" if nothing."""
+def _failure(one: Found, exc: CloudError) -> Failure:
+    return Failure(exc.failures[0].code, f"{one.priced}: {exc.why}", fix=exc.fix, retryable=True)
+
+
+def _wait(api: Api, one: Found, operation: Json, give_up: float) -> None:
+    """Wait until an operation is done; CloudError if it ends in an error, or does not end."""
     name = str(operation.get("name", ""))
     while not _is_done(operation):
         if api.clock.now() >= give_up:
-            return "it was still being deleted when the time was up"
+            raise CloudError(_LATE, why=_LATE)
         if one.service == "compute":
             operation = api.post("compute", f"{one.path.rsplit('/', 2)[0]}/operations/{name}/wait")
         else:
             api.clock.sleep(_LOOK_EVERY_S)
             operation = api.get(one.service, name)
-    error = operation.get("error") or {}
-    errors = error.get("errors", [error] if error else [])
-    return "; ".join(str(row.get("message") or row.get("code")) for row in errors)
+    api.check(one.path, operation)
 
 
 def _is_done(operation: Json) -> bool:

@@ -419,17 +419,28 @@ def _is_left_of(shown: ResourceChange, other: ResourceChange) -> bool:
         return True  # the provider takes it for what was shown, where Google writes links in full
     if shown.after is None or other.after is None:
         return shown.after is other.after or other.action == "delete"
-    return all(_agrees(value, other.after.get(name)) for name, value in shown.after.items())
+    there = (other.before if other.adopts else None) or {}
+    return all(
+        _agrees(value, other.after.get(name), there.get(name, UNKNOWN)) for name, value in shown.after.items()
+    )
 
 
-def _agrees(shown: Any, other: Any) -> bool:
-    """The same value, as far as it was known when it was shown."""
-    if UNKNOWN in (shown, other) or shown is None:
+def _agrees(shown: Any, other: Any, there: Any = UNKNOWN) -> bool:
+    """The same value, as far as it was known when it was shown.
+
+    What is ``there`` already and stays so is: the provider takes it for what was asked, however Google
+    writes it.
+    """
+    if UNKNOWN in (shown, other) or shown is None or there == other:
         return True
     if isinstance(shown, dict) and isinstance(other, dict):
-        return all(_agrees(value, other.get(name)) for name, value in shown.items())
+        known = there if isinstance(there, dict) else {}
+        return all(_agrees(value, other.get(name), known.get(name, UNKNOWN)) for name, value in shown.items())
     if isinstance(shown, list) and isinstance(other, list):
         if UNKNOWN in shown:  # perhaps of a set, in which it may have another place once it is known
             return len(shown) == len(other) and all(any(_agrees(one, its) for its in other) for one in shown)
-        return len(shown) == len(other) and all(map(_agrees, shown, other))
+        alike = isinstance(there, list) and len(there) == len(other)
+        return len(shown) == len(other) and all(
+            map(_agrees, shown, other, there if alike else [UNKNOWN] * len(other))
+        )
     return bool(shown == other)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tests.support.google.api import Google
 
 PAGE = 2
+WAITED_S = 120.0  # then a wait ends, and the operation "might be `DONE` or still in progress": its document
 HOST_KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIKeyOfTheDouble"
 Row = dict[str, Any]
 # Collection -> Terraform's type, and the word of its scope.
@@ -45,11 +46,12 @@ class RefusedError(Exception):
 
 @dataclass
 class Operation:
-    """Something that takes time. It is done when asked for the second time, or waited for."""
+    """Something that takes time: ``Google.lasts``, or until it is asked for twice, or waited for."""
 
     name: str
     effect: Callable[[], None]
-    error: str = ""
+    error: Mapping[str, str] | None = None
+    begun: float = 0
     asked: int = 0
 
 
@@ -297,8 +299,8 @@ _OTHERS: dict[str, Callable[[Google, Mapping[str, str], Mapping[str, str]], Any]
 
 def _begin(google: Google, effect: Callable[[], None], row: Row) -> Row:
     name = f"operation-{len(google.operations) + 1}"
-    error = google.failing.pop(0) if google.failing else ""
-    google.operations[name] = Operation(name, effect, error)
+    error = google.failing.pop(0) if google.failing else None
+    google.operations[name] = Operation(name, effect, error, google.clock.now())
     if "/locations/" in row["id"]:  # Filestore's kind of operation
         return {"name": f"projects/demo-project/locations/{row['location']}/operations/{name}", "done": False}
     return _told(google.operations[name], "RUNNING")
@@ -309,18 +311,30 @@ def _operation(google: Google, service: str, name: str, *, waited: bool) -> Row:
     if operation is None:
         raise RefusedError(404, f"no operation {name}", "notFound")
     operation.asked += 1
-    done = waited or operation.asked > 1
+    done = _is_done(google, operation, waited=waited)
     if done and not operation.error:
         operation.effect()
     if service == "file":
-        return {"name": name, "done": done}
+        error = operation.error or {}
+        ended = {"error": {**error, "code": int(error["code"])}} if done and error else {}
+        return {"name": name, "done": done, **ended}
     return _told(operation, "DONE" if done else "RUNNING")
+
+
+def _is_done(google: Google, operation: Operation, *, waited: bool) -> bool:
+    if not google.lasts:
+        return waited or operation.asked > 1
+    left = operation.begun + google.lasts - google.clock.now()
+    if waited and left > 0:
+        google.clock.sleep(min(left, WAITED_S))
+        left -= WAITED_S
+    return left <= 0
 
 
 def _told(operation: Operation, status: str) -> Row:
     said: Row = {"kind": "compute#operation", "name": operation.name, "status": status}
     if status == "DONE" and operation.error:
-        said["error"] = {"errors": [{"code": operation.error, "message": f"played {operation.error}"}]}
+        said["error"] = {"errors": [operation.error]}
     return said
 
 

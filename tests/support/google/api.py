@@ -4,14 +4,15 @@
         google.environment                       # variables under which clusterctl and google-auth talk to it
         google.fail("compute.instances.delete", 503, times=2)          # refuse the next calls of a method
         google.fail("compute.instances.delete", 403, reason="SERVICE_DISABLED")
-        google.operation_fails("RESOURCE_IN_USE_BY_ANOTHER_RESOURCE")  # the next operation ends badly
+        google.operation_fails("stockout_plain")                       # the next operation ends badly
     google.off.add("file")                                         # the project has not enabled this API
     google.enforced.add("compute.disableGuestAttributesAccess")    # a policy of the organization
         google.called("compute.instances.delete")                      # paths, in order
     assert not google.violations                 # what of any request or answer was not as Google documents
 
 Calls count on the project of X-Goog-User-Project, which has the APIs if it is this one.
-A page has two items. An operation is done when it was asked for twice, or waited for.
+A page has two items. An operation is done when it was asked for twice, or waited for; with ``google.lasts``
+when so many seconds have passed on ``google.clock``, of which a wait takes up to 2 minutes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
+from clusterctl.util.progress import Clock
 from tests.support.google import answers, discovery
 from tests.support.google.project import Project
 from tests.support.google.provider.faults import NUMBER
@@ -34,6 +36,9 @@ Answer = tuple[int, Any, Mapping[str, str]]  # status, JSON, headers
 TOKEN = "double-token"  # noqa: S105
 PROJECT = "demo-project"
 _FACTS = {
+    "project": PROJECT,
+    "number": NUMBER,
+    "zone": "us-central1-a",
     "region": "us-central1",
     "id": "projects/demo-project/zones/us-central1-a/instances/x",
     "name": "x",
@@ -88,7 +93,9 @@ class Google:
     calls: list[tuple[str, str]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     operations: dict[str, answers.Operation] = field(default_factory=dict)
-    failing: list[str] = field(default_factory=list)
+    failing: list[Mapping[str, str]] = field(default_factory=list)
+    lasts: float = 0
+    clock: Clock = field(default_factory=Clock)
     off: set[str] = field(default_factory=set)  # services
 
     def __enter__(self) -> Self:
@@ -135,12 +142,12 @@ class Google:
     def refuse(self, method: str, name: str, *, times: int = 99) -> None:
         """Refuse the next calls of a method by the rule book, or let what they begin end so."""
         refusal = REFUSALS[name]
-        body = refusal.body({"project": PROJECT, "number": NUMBER, "zone": "us-central1-a", **_FACTS})
+        body = refusal.body(_FACTS)
         self.faults.append(Fault(method, refusal.status or 200, "", "", times, {}, body))
 
-    def operation_fails(self, code: str) -> None:
-        """Let the next operation end with this error, and nothing done."""
-        self.failing.append(code)
+    def operation_fails(self, name: str) -> None:
+        """Let the next operation end with this error of the rule book, and nothing done."""
+        self.failing += REFUSALS[name].body(_FACTS)["error"]["errors"]
 
     def called(self, method: str) -> list[str]:
         """The paths of all calls of a method, in order."""

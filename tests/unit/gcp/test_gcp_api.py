@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
@@ -167,6 +168,32 @@ class TestRefusals:
         with pytest.raises(CloudError, match="refused") as caught:
             api.get("compute", NETWORKS)
         assert caught.value.why == "Not Found (HTTP 404)"
+
+
+class TestOperations:
+    def deleting(self, google: Google, api: Api, lasts: float) -> dict[str, Any]:
+        instance(google, "demo-ctl")
+        google.clock, google.lasts = api.clock, lasts
+        return api.delete("compute", f"{INSTANCE}/demo-ctl") or {}
+
+    def test_what_lasts_for_minutes_is_waited_for(self, google: Google, api: Api) -> None:
+        api.finish(f"projects/{PROJECT}/zones/{ZONE}", self.deleting(google, api, 1000), timeout_s=1800)
+        assert google.world.names("google_compute_instance") == []
+        assert len(google.called("compute.zoneOperations.wait")) == 9  # of 2 minutes
+
+    def test_what_fails_after_minutes_is_understood(self, google: Google, api: Api) -> None:
+        google.operation_fails("stockout_plain")
+        operation = self.deleting(google, api, 1000)
+        with pytest.raises(CloudError, match=f"no more such machines in {ZONE}") as caught:
+            api.finish(f"projects/{PROJECT}/zones/{ZONE}", operation, timeout_s=1800)
+        assert [failure.code for failure in caught.value.failures] == ["stockout"]
+        assert api.clock.now() == 1000
+
+    def test_what_does_not_end_is_given_up(self, google: Google, api: Api) -> None:
+        operation = self.deleting(google, api, 10_000)
+        with pytest.raises(CloudError, match="not done in time"):
+            api.finish(f"projects/{PROJECT}/zones/{ZONE}", operation, timeout_s=1800)
+        assert 1800 <= api.clock.now() <= 1800 + 120
 
 
 class TestHostKeys:

@@ -111,6 +111,8 @@ def test_what_is_anothers_is_never_touched(cluster: Terraformed) -> None:
 
 @pytest.mark.sweep
 def test_a_state_that_was_lost_is_made_again_of_what_is_there(cluster: Terraformed) -> None:
+    """An imported host has its disks in Google's order, which is not the configuration's."""
+    cluster.nodes(2, "extra_disks: [{size: 100GiB}, {size: 200GiB}]")
     cluster.up()
     before = cluster.cloud.resources()
     cluster.cloud.forget_log()

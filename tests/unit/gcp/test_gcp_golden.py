@@ -1,4 +1,7 @@
-"""The plan of some specs: golden files, and what must hold of each. UPDATE_GOLDEN=1 writes the files anew."""
+"""The plan of some specs: golden files, what must hold of each, and that nothing is left once it is applied.
+
+UPDATE_GOLDEN=1 writes the files anew.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ import pytest
 
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.spec import gcp
-from tests.support.google.module import CLUSTER_ID, NAMES, PUBLIC_KEY, spec_of
-from tests.unit.gcp.many import copies, planned
+from tests.support.google.module import CLUSTER_ID, NAMES, PUBLIC_KEY, Module, spec_of
+from tests.unit.gcp.many import Edit, copies, planned
 from tests.unit.gcp.policy import findings
 
 pytestmark = pytest.mark.platform("rendered", "google-terraform")
@@ -24,9 +27,20 @@ LEFT_OUT = frozenset({"effective_labels", "terraform_labels", "project", "metada
 Resources = Mapping[str, Mapping[str, Any]]
 
 
-def test_the_plan_of_each_spec_is_its_golden_file_and_keeps_every_promise(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Module, Mapping[str, Any]]:
+    """The module once for each spec, once more with a mistake, and the plan that makes all of them."""
     asked = {name: variables(spec_of(name), CLUSTER_ID, PUBLIC_KEY) for name in NAMES}
-    plan = copies(tmp_path, asked).planned()
+    asked["planted"] = {**asked["h100"], "project": "another-project"}
+    mistake = Edit("modules/instance/main.tf", "      scratch_disk,\n", "")
+    module = copies(tmp_path_factory.mktemp("everything"), asked, {"planted": mistake})
+    return module, module.planned()
+
+
+def test_the_plan_of_each_spec_is_its_golden_file_and_keeps_every_promise(
+    everything: tuple[Module, Mapping[str, Any]],
+) -> None:
+    _, plan = everything
     wrong = []
     for name in NAMES:
         resources = planned(plan, name)
@@ -40,6 +54,23 @@ def test_the_plan_of_each_spec_is_its_golden_file_and_keeps_every_promise(tmp_pa
             path.read_text().splitlines(), text.splitlines(), str(path), "planned", lineterm=""
         )
     assert not wrong, "\n".join(wrong)
+
+
+def test_what_google_shows_otherwise_than_it_was_sent_is_no_change(
+    everything: tuple[Module, Mapping[str, Any]],
+) -> None:
+    """Links in full, images of families, disks in another order, what machine types bring, capitals."""
+    module, _ = everything
+    applied = module.run("apply", "plan.tfplan")
+    assert applied.rc == 0, applied.said
+    shown = module.cloud.instances["big-train-1"]
+    assert shown["network_interface"][0]["subnetwork"].startswith("https://")
+    assert shown["guest_accelerator"][0]["type"].endswith("/acceleratorTypes/nvidia-tesla-a100")
+    assert shown["boot_disk"][0]["initialize_params"][0]["image"].endswith("-v20261101")
+    assert [each["device_name"] for each in shown["attached_disk"]] == ["extra-1", "extra-0"]
+    left = module.plan()
+    assert {address for address in left if not address.startswith("module.planted.")} == set()
+    assert set(map(tuple, left.values())) == {("delete", "create")}, "its machines bring local SSDs"
 
 
 def rendered(resources: Resources) -> str:

@@ -7,18 +7,23 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from clusterctl.errors import ProvisionError, TerraformError
 from clusterctl.providers.gcp.apply import words_for
-from tests.support.google.refusals import REFUSALS, Refusal
-from tests.support.google.terraformed import PLACE, Terraformed
+from tests.support.google.refusals import REFUSALS
+from tests.support.google.terraformed import CLUSTER_ID, PLACE, Terraformed
 from tests.support.processes import descendants
+from tests.support.sweeps import in_sweep
 from tests.support.terraform import addresses, program
-from tests.unit.gcp.clusters import removed
+from tests.unit.gcp.clusters import google_of, remove, removed
 
 INSTANCE = "google_compute_instance"
 HOSTS = {"demo-ctl", "demo-train-1", "demo-train-2"}
@@ -30,17 +35,28 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terraformed:
     return Terraformed(tmp_path, monkeypatch.setenv, program=program("found"))
 
 
-def kill(cluster: Terraformed, verb: str, moment: str, *, all_of_it: bool) -> None:
-    """Run a verb and kill it when it says that; with ``all_of_it``, Terraform and its provider as well."""
-    argv = [sys.executable, "-m", "tests.unit.gcp.carry", str(cluster.folder), verb]
+def kill(
+    cluster: Terraformed,
+    verb: str,
+    *moments: str,
+    all_of_it: bool = False,
+    until: Callable[[], object] = lambda: True,
+) -> None:
+    """Run a verb and kill it once it has said all of that; with ``all_of_it``, Terraform too."""
+    argv = [sys.executable, "-m", "tests.unit.gcp.carry", str(cluster.folder), verb, CLUSTER_ID]
     environ = dict(os.environ)
     if all_of_it:  # this process does not serve the provider then: Terraform starts it
         replace(cluster.terraform, program=program("found")).init()
         environ["PATH"] = environ["PATH"].removeprefix(f"{cluster.cloud.bin}:")
+    argv += [PLACE.project, PLACE.zone, PLACE.controller]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environ) as process:
         assert process.stdout is not None
-        said = next((line for line in process.stdout if re.search(moment, line)), None)
-        assert said is not None, f"it never said {moment!r}"
+        awaited = set(moments)
+        while awaited and (line := process.stdout.readline()):
+            awaited -= {moment for moment in awaited if re.search(moment, line)}
+        assert not awaited, f"it never said {awaited}"
+        while not until():
+            time.sleep(0.01)
         for pid in [process.pid, *(descendants(process.pid) if all_of_it else [])]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -108,48 +124,59 @@ NODES = [
     if (each.type, each.on, each.transient) == (INSTANCE, "create", False)
 ]
 OTHERS = [name for name in REFUSALS if name not in NODES]
-WHEN = ("asked", "told")
 ASKED_FOR = {
     "google_storage_bucket": "bucket: {name: my-results, create: true}",
     "google_filestore_instance": "filestore: {tier: BASIC_SSD, capacity: 2560GiB}",
 }
 
 
-def moment(refusal: Refusal, when: str) -> str:
-    """What clusterctl says while Google is asked for what it refuses, or once clusterctl was told so."""
-    thing = "demo-train-1" if refusal.type == INSTANCE else words_for(refusal.type)
-    told = "going on in" if refusal.transient else f"^{thing}.*: failed"
-    return f"^{thing}.*: {DOING[refusal.on]}" if when == "asked" else told
+def moments(names: list[str], when: str) -> list[str]:
+    """What it says when nothing is asked yet, while Google is asked for all, or once that is refused."""
+    first = REFUSALS[names[0]]
+    if when == "planned" or (when == "told" and first.transient):
+        return ["^planned$" if when == "planned" else "going on in"]
+    nodes = [rf"demo-train-{number}\b" for number in range(1, len(names) + 1)]
+    things = nodes if first.type == INSTANCE else [words_for(first.type)]
+    return [f"^{thing}.*: {DOING[first.on] if when == 'asked' else 'failed'}" for thing in things]
+
+
+def refuse(cluster: Terraformed, names: list[str], *, seconds: float = 1.5) -> None:
+    """Have node N refused for the Nth reason, or what else the only one is of."""
+    for number, name in enumerate(names, start=1):
+        of = REFUSALS[name].type
+        which = f"demo-train-{number}" if of == INSTANCE else "*"
+        cluster.cloud.fail(name, of=of, name=which, on=REFUSALS[name].on, seconds=seconds)
 
 
 def refused(cluster: Terraformed, names: list[str]) -> str:
-    """Have node N refused for the Nth reason, or what else the only one is of; the verb that runs into it."""
+    """Make what is there before the first refusal; the verb that runs into it."""
     first = REFUSALS[names[0]]
     cluster.nodes(len(names), more=ASKED_FOR.get(first.type, ""))
     if first.on != "create":
         cluster.up()
     if first.on == "update":
         cluster.nodes(len(names), more="labels: {team: vision}")
-    for number, name in enumerate(names, start=1):
-        of = REFUSALS[name].type
-        which = f"demo-train-{number}" if of == INSTANCE else "*"
-        cluster.cloud.fail(name, of=of, name=which, on=first.on, seconds=1.5)
+    refuse(cluster, names)
     return "down" if first.on == "delete" else "up"
 
 
-QUICK = {"quota_of_filestore", "read_rate"}  # in `make test`: what stays, and what passes by itself
+# When it is killed, what dies with it, and the next run: `up`, `down`, or the same verb while still refused.
+HOW = """
+    planned-alone-up
+    asked-alone-up asked-alone-down asked-alone-still asked-all-up asked-all-down
+    told-alone-up told-alone-down told-all-up told-all-down told-all-still
+""".split()
+GROUPS = NODES[0::2], NODES[1::2]
+QUICK = {  # in `make test`: all of the nodes', what else stays, and what passes by itself
+    *((group[0], how) for group in GROUPS for how in ("asked-alone-up", "told-alone-up")),
+    ("quota_of_filestore", "asked-alone-still"),
+    ("read_rate", "told-alone-up"),
+}
 MATRIX = [
-    pytest.param(
-        names,
-        f"{when}-{lost}-{then}",
-        marks=[]
-        if names[0] in QUICK and (when, lost, then) == ("told", "alone", "up")
-        else pytest.mark.sweep,
-    )
-    for names in (*(NODES[i::4] for i in range(4)), *([name] for name in OTHERS))
-    for when in WHEN
-    for lost in ("alone", "all")  # Terraform and its provider as well
-    for then in (("down",) if REFUSALS[names[0]].on == "delete" else ("up", "down"))
+    pytest.param(names, how, marks=[] if (names[0], how) in QUICK else pytest.mark.sweep)
+    for names in (*GROUPS, *([name] for name in OTHERS))
+    for how in HOW
+    if not (REFUSALS[names[0]].on == "delete" and how.endswith("up"))
 ]
 
 
@@ -159,18 +186,42 @@ MATRIX = [
 def test_killed_while_google_refuses_the_next_runs_converge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], how: str
 ) -> None:
-    """Killed while Google is asked, or once it was told: `up` goes on from there, `down` leaves nothing."""
+    """Killed before, while or after Google is asked: `up` goes on from there, `down` leaves nothing."""
     when, lost, then = how.split("-")
-    all_of_it = lost == "all"
     cluster = Terraformed(tmp_path, monkeypatch.setenv)
     verb = refused(cluster, names)
-    kill(cluster, verb, moment(REFUSALS[names[0]], when), all_of_it=all_of_it)
-    if then == "up" or verb == "down":
+    kill(cluster, verb, *moments(names, when), all_of_it=lost == "all")
+    if then == "still":
         cluster.cloud.heal()
-    if then == "up":
+        refuse(cluster, names, seconds=0)
+        with pytest.raises(TerraformError):
+            cluster.down() if verb == "down" else cluster.up()
+    if then != "down" or verb == "down":
+        cluster.cloud.heal()
+    if then != "down" and verb == "up":
         cluster.up()
         nodes = {f"demo-train-{n + 1}" for n in range(len(names))}
         assert set(cluster.cloud.instances) == {"demo-ctl", *nodes}
         assert not made_twice(cluster)
         assert cluster.terraform.plan().is_empty
+    removed(cluster)
+
+
+@pytest.mark.parametrize(
+    "name", ["unavailable", *in_sweep("permission", "protected", "internal_error_of_operation")]
+)
+def test_killed_while_google_refuses_our_own_deletions_the_next_down_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    cluster = Terraformed(tmp_path, monkeypatch.setenv)
+    cluster.nodes(1)
+    cluster.up()
+    cluster.forget("demo-train-1")
+    with google_of(cluster) as google:
+        google.refuse("compute.instances.delete", name)
+        called = partial(google.called, "compute.instances.delete")
+        kill(cluster, "remove", "deleting 1 x instance", until=called)
+        with pytest.raises(ProvisionError, match="could not be deleted"):
+            remove(cluster)
+    assert cluster.cloud.instances
     removed(cluster)

@@ -11,7 +11,6 @@ import pytest
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.spec.models import ClusterSpec
 from tests.support.google.module import CLUSTER_ID, PUBLIC_KEY, Module, spec_of
-from tests.unit.gcp.many import copies
 
 INSTANCE = "google_compute_instance"
 NODE = 'module.nodes.module.node["{}"].google_compute_instance.host'
@@ -132,22 +131,6 @@ def test_a_filestore_instance_may_call_back_for_locks_and_goes_with_its_rule(tmp
     assert module.plan() == {}
     module.destroy()
     assert module.cloud.resources() == {}
-
-
-def test_what_google_shows_otherwise_than_it_was_sent_is_no_change(tmp_path: Path) -> None:
-    """Links in full, images of families, GPUs and disks that a machine type brings, names in capitals."""
-    asked = {name: variables(spec_of(name), CLUSTER_ID, PUBLIC_KEY) for name in ("a100", "h100", "spot")}
-    asked["spot"]["bucket"] = {"name": "my-results", "create": True}
-    module = copies(tmp_path, {name: {**values, "services": []} for name, values in asked.items()})
-    module.apply()
-    shown = module.cloud.instances["big-train-1"]
-    assert shown["network_interface"][0]["subnetwork"].startswith("https://")
-    assert shown["guest_accelerator"][0]["type"].endswith("/acceleratorTypes/nvidia-tesla-a100")
-    assert shown["boot_disk"][0]["initialize_params"][0]["image"].endswith("-v20261101")
-    assert module.plan() == {}
-    instance = module.path / "h100/modules/instance/main.tf"
-    instance.write_text(instance.read_text().replace("      scratch_disk,\n", ""))
-    assert set(map(tuple, module.plan().values())) == {("delete", "create")}, "it brings its local SSDs"
 
 
 def test_a_reservation_of_newer_gpus_binds_its_instances(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_resources
 from clusterctl.util.progress import Clock
 from tests.support.google.api import PROJECT, Google
+from tests.support.google.refusals import REFUSALS
 from tests.support.google.world import description, labels
 
 OURS, THEIRS = "aaaaaa", "bbbbbb"
@@ -206,8 +207,8 @@ class TestRemoving:
         [
             (lambda g: g.fail("compute.disks.delete", 403, message="Required 'compute.disks.delete'"), "403"),
             (
-                lambda g: g.operation_fails("ZONE_RESOURCE_POOL_EXHAUSTED"),
-                "played ZONE_RESOURCE_POOL_EXHAUSTED",
+                lambda g: g.operation_fails("stockout_plain"),
+                "ZONE_RESOURCE_POOL_EXHAUSTED",
             ),
         ],
     )
@@ -231,11 +232,34 @@ class TestRemoving:
         remove_resources(api, find_resources(api, OURS), report=quiet)
         assert find_resources(api, OURS) == ()
 
-    def test_waiting_is_bounded(self, google: Google, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(
+        ("name", "code", "what"),
+        [
+            ("internal_error_of_operation", "server-error", "instance demo-ctl"),
+            ("key_not_delegated", "kms-permission", "shared folder demo-aaaaaa-shared"),
+        ],
+    )
+    def test_what_ends_in_an_error_after_minutes_is_waited_for_and_understood(
+        self, google: Google, api: Api, name: str, code: str, what: str
+    ) -> None:
         make(google)
-        ticks = iter(range(0, 100_000, 100))
-        monkeypatch.setattr(api, "clock", Clock(now=lambda: next(ticks), sleep=lambda _: None))
-        monkeypatch.setattr(api, "post", lambda *_: {"name": "operation-1", "status": "RUNNING"})
+        google.clock, google.lasts = api.clock, 500
+        found = [one for one in find_resources(api, OURS) if one.kind == what.rpartition(" ")[0]]
+        google.operation_fails(name)
+        with pytest.raises(ProvisionError, match=f"1 of {len(found)} things") as caught:
+            remove_resources(api, found, report=quiet)
+        (failure,) = caught.value.failures
+        assert failure.code == code
+        assert failure.cause.startswith(what)
+        assert REFUSALS[name].message in failure.cause
+        assert REFUSALS[name].fix in failure.fix
+        assert 500 <= api.clock.now() <= 502
+        assert [one.what for one in find_resources(api, OURS) if one.kind == found[0].kind] == [found[0].what]
+
+    def test_waiting_is_bounded(self, google: Google, api: Api) -> None:
+        make(google)
+        google.clock, google.lasts = api.clock, 10_000
         with pytest.raises(ProvisionError, match="could not be deleted") as caught:
-            remove_resources(api, find_resources(api, OURS), report=quiet)
-        assert "when the time was up" in caught.value.why
+            remove_resources(api, find_resources(api, OURS)[:3], report=quiet)
+        assert caught.value.why.count("when the time was up") == 3
+        assert len(google.called("compute.zoneOperations.wait")) == 600 / 120

@@ -132,37 +132,43 @@ def test_what_passes_is_waited_for_wherever_it_comes(cluster: Terraformed) -> No
     assert set(cluster.cloud.instances) == {"demo-ctl", "demo-train-1", "demo-train-2"}
     assert cluster.waited
     assert cluster.terraform.plan().is_empty
+    removed(cluster)
 
 
-ELSEWHERE = [
-    pytest.param("policy_members"),
-    *(pytest.param(name, marks=pytest.mark.sweep) for name in ("range_taken", "service_usage_off")),
-]
+def test_what_is_refused_beside_the_nodes_is_said_and_leaves_nothing(cluster: Terraformed) -> None:
+    """Each reason once, of whatever it comes upon: services first, then accounts, networks and storage."""
+    beside = {name: each for name, each in REFUSALS.items() if each.type != INSTANCE and each.on == "create"}
+    lasting = [name for name, each in beside.items() if not each.transient]
+    cluster.nodes(
+        1, more="bucket: {name: results, create: true}, filestore: {tier: BASIC_SSD, capacity: 2560GiB}"
+    )
+    for name in lasting:
+        cluster.cloud.fail(name, of=REFUSALS[name].type, times=1)
+    told: list[str] = []
+    while not all(fault["played"] for fault in cluster.cloud.store.read()["faults"]):
+        with pytest.raises(TerraformError) as caught:
+            cluster.up()
+        told += [failure.cause for failure in caught.value.failures]
+    causes = {name: filled(REFUSALS[name].cause).replace(PROJECT, PLACE.project) for name in lasting}
+    assert [name for name, cause in causes.items() if not any(cause in one for one in told)] == []
+    assert len(told) == len(lasting)
+    assert cluster.waited == []
+    removed(cluster)
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_what_is_refused_before_the_nodes_leaves_nothing_either(cluster: Terraformed, name: str) -> None:
-    cluster.cloud.fail(name, of=REFUSALS[name].type)
-    with pytest.raises(TerraformError) as caught:
-        cluster.up()
-    assert {failure.code for failure in caught.value.failures} == {REFUSALS[name].code}
-    cluster.down()
-    assert cluster.cloud.resources() == {}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name for name, each in REFUSALS.items() if each.on == "delete" and each.type != "google_storage_bucket"],
-)
-def test_what_can_not_be_deleted_is_said_and_goes_once_it_can(cluster: Terraformed, name: str) -> None:
+def test_what_can_not_be_deleted_is_said_and_goes_once_it_can(cluster: Terraformed) -> None:
+    names = ["protected", "subnetwork_in_use", "network_in_use"]  # in the order in which they are deleted
+    lasting = {name for name, each in REFUSALS.items() if each.on == "delete"}
+    assert lasting - {"bucket_not_empty"} == set(names)
     cluster.nodes(1)
     cluster.up()
-    cluster.cloud.fail(name, of=REFUSALS[name].type, on="delete")
-    with pytest.raises(TerraformError, match="not all could be removed") as caught:
-        cluster.down()
-    assert REFUSALS[name].code in {failure.code for failure in caught.value.failures}
-    assert cluster.cloud.resources(REFUSALS[name].type)
-    cluster.cloud.heal()
+    for name in names:
+        cluster.cloud.fail(name, of=REFUSALS[name].type, on="delete")
+        with pytest.raises(TerraformError, match="not all could be removed") as caught:
+            cluster.down()
+        assert REFUSALS[name].code in {failure.code for failure in caught.value.failures}
+        assert cluster.cloud.resources(REFUSALS[name].type)
+        cluster.cloud.heal()
     cluster.down()
     assert cluster.cloud.resources() == {}
 

@@ -90,6 +90,36 @@ def test_what_stands_in_the_way_is_named_at_once_and_up_makes_nothing(tmp_path: 
     assert not google.violations
 
 
+def test_the_first_line_of_an_error_says_what_google_refused(tmp_path: Path) -> None:
+    cloud = GoogleCloud(tmp_path)
+    with Google(World(cloud.store.path)) as google:
+        cli = runner(cloud, google, tmp_path)
+
+        def first_line(verb: str) -> str:
+            lines = cli(verb, "--yes", rc=1).stderr.splitlines()
+            return next(line for line in lines if "error" in line)
+
+        where = f"(project {PROJECT}, us-central1-a)"
+        cloud.fail("permission_required", of="google_service_account", times=2)
+        cause = f"you lack the right iam.serviceAccounts.create in project {PROJECT}"
+        assert first_line("up") == f"error: not all could be made: {cause} {where}"
+        cloud.fail("gpus_all_regions", name="demo-train-*")
+        cause = f"the quota GPUS_ALL_REGIONS of project {PROJECT} is used up (limit: 0)"
+        nodes = {
+            f"error: not all could be made: demo-train-{a}, demo-train-{3 - a}: {cause} {where}"
+            for a in (1, 2)
+        }
+        assert first_line("up") in nodes
+        cloud.fail("protected", on="delete")
+        google.refuse("compute.instances.delete", "protected")
+        assert first_line("down") == "error: 3 of 5 things of the cluster could not be deleted"
+        cloud.heal()
+        google.faults.clear()
+        cli("down", "--yes")
+    assert not cloud.resources()
+    assert not google.violations
+
+
 def test_a_lost_cluster_is_shown_with_its_cost_and_removed(
     lost: tuple[Module, Google], tmp_path: Path
 ) -> None:

@@ -44,7 +44,7 @@ class Server:
     def __init__(self, version: str, cloud: Path, credentials: grpc.ServerCredentials | None = None) -> None:
         limits = [("grpc.max_send_message_length", LARGEST), ("grpc.max_receive_message_length", LARGEST)]
         self._controller = Controller()
-        self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=16), options=limits)
+        self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=32), options=limits)
         rpc.add_ProviderServicer_to_server(Google(version, Store(cloud)), self._server)
         controller_rpc.add_GRPCControllerServicer_to_server(self._controller, self._server)
         stdio_rpc.add_GRPCStdioServicer_to_server(Stdio(), self._server)

@@ -49,7 +49,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
 
     def ValidateResourceConfig(self, request: Any, context: Any) -> Any:
         wrong = world.refused_by_validate(request.type_name, read_dynamic_value(request.config))
-        return pb.ValidateResourceConfig.Response(diagnostics=[_error(said) for said in wrong])
+        return pb.ValidateResourceConfig.Response(diagnostics=[_error(*said) for said in wrong])
 
     def ValidateDataResourceConfig(self, request: Any, context: Any) -> Any:
         return pb.ValidateDataResourceConfig.Response()
@@ -82,6 +82,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         for default in ("project", "region", "zone"):
             if default in proposed and proposed[default] is None:
                 proposed[default] = self.settings.get(default)
+        proposed = world.with_defaults(kind, proposed)
         if prior:
             proposed = world.kept(kind, proposed, prior)
         planned = self._with_labels(schema.with_unknowns(self._block(kind), proposed, prior))
@@ -158,7 +159,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             if said:
                 raise RefusedError(said)
         _crash_if(fault)
-        return made
+        return world.read(kind, made, planned)
 
     def _update(self, kind: str, prior: Mapping[str, Any], planned: Mapping[str, Any]) -> Mapping[str, Any]:
         fault = self._fault("update", kind, planned)
@@ -173,7 +174,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             _refuse_attached(cloud, kind, planned, prior["id"])
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
             made = cloud["resources"].setdefault(kind, {})[prior["id"]] = world.shown(kind, made)
-        return made
+        return world.read(kind, made, planned)
 
     def _delete(self, kind: str, prior: Mapping[str, Any]) -> None:
         name, identifier = world.name_of(kind, prior), prior["id"]
@@ -204,6 +205,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
     def ReadResource(self, request: Any, context: Any) -> Any:
         state = read_dynamic_value(request.current_state)
         found = self.store.read()["resources"].get(request.type_name, {}).get(state["id"])
+        found = found and world.read(request.type_name, found, state)
         return pb.ReadResource.Response(new_state=to_dynamic_value(found))
 
     def ImportResourceState(self, request: Any, context: Any) -> Any:
@@ -214,7 +216,8 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
                 "Cannot import non-existent remote object", f"{kind} {identifier} does not exist"
             )
             return pb.ImportResourceState.Response(diagnostics=[missing])
-        imported = pb.ImportResourceState.ImportedResource(type_name=kind, state=to_dynamic_value(found))
+        state = to_dynamic_value(world.imported(kind, found))
+        imported = pb.ImportResourceState.ImportedResource(type_name=kind, state=state)
         return pb.ImportResourceState.Response(imported_resources=[imported])
 
     def ReadDataSource(self, request: Any, context: Any) -> Any:

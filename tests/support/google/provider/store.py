@@ -39,5 +39,5 @@ class Store:
                 yield world
             finally:
                 fresh = self.path.with_suffix(".new")
-                fresh.write_text(json.dumps(world, indent=1))
+                fresh.write_text(json.dumps(world))  # with an indent, Python writes it, slowly
                 fresh.replace(self.path)

@@ -6,11 +6,14 @@ import hashlib
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
+
+from tf.types import Unknown
 
 from tests.support.google.provider.schema import Trail
 
@@ -114,10 +117,30 @@ def shown(kind: str, made: dict[str, Any]) -> dict[str, Any]:
         made["scratch_disk"] = made["scratch_disk"] or [disk] * brings.get("ssds", 0)
     if kind == "google_compute_instance" and not made["reservation_affinity"]:
         made["reservation_affinity"] = [{"type": "ANY_RESERVATION", "specific_reservation": []}]
+    made |= {name: made[name][::-1] for name in KNOWN["order"].get(kind, ())}
     link = partial(_link, f"projects/{made.get('project')}/zones/{made.get('zone')}")
     for words, how in KNOWN["shown"].get(kind, {}).items():
         made = at(made, words.split("."), str.upper if how == "upper" else link)
     return made
+
+
+def read(kind: str, there: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What Google's provider makes of what Google shows: some of it is as the state has it."""
+    found = {**there, **{name: state[name] for name in KNOWN["unread"].get(kind, ())}}
+    if kind == "google_compute_instance":  # its status is read if one is desired
+        found["desired_status"] = state["desired_status"] and there["current_status"]
+    for name, key in KNOWN["order"].get(kind, {}).items():
+        known = [str(each[key]).removeprefix(COMPUTE) for each in state[name] or ()]
+        place = {identifier: number for number, identifier in enumerate(known)}
+        found[name] = sorted(
+            found[name], key=lambda each: place.get(each[key].removeprefix(COMPUTE), len(place))
+        )
+    return found
+
+
+def imported(kind: str, there: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an import knows: nothing of what only the configuration says."""
+    return read(kind, there, {**dict.fromkeys(there), "id": there["id"]})
 
 
 def at(value: Any, words: Sequence[str], change: Callable[[str], str]) -> Any:
@@ -132,6 +155,23 @@ def at(value: Any, words: Sequence[str], change: Callable[[str], str]) -> Any:
 def _link(zone: str, text: str) -> str:
     path = text if "/" in text else f"{zone}/acceleratorTypes/{text}"
     return COMPUTE + re.sub(r"/images/family/(.*)", r"/images/\1-v20261101", path.removeprefix(COMPUTE))
+
+
+def with_defaults(kind: str, proposed: Any) -> Any:
+    """What is asked for, with the defaults of the provider's schema, of what this version of it has."""
+    for words, default in KNOWN["default"].get(kind, {}).items():
+        proposed = _with_default(proposed, words.split("."), default)
+    return proposed
+
+
+def _with_default(value: Any, words: Sequence[str], default: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_default(each, words, default) for each in value]
+    if not isinstance(value, dict) or words[0] not in value:
+        return value
+    if words[1:]:
+        return value | {words[0]: _with_default(value[words[0]], words[1:], default)}
+    return value | {words[0]: default if value[words[0]] is None else value[words[0]]}
 
 
 def kept(kind: str, planned: dict[str, Any], prior: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,23 +198,68 @@ def _plain(text: str) -> str:
     return re.sub(r"-v\d{8}$", "", name)
 
 
-def refused_by_validate(kind: str, config: Mapping[str, Any]) -> Iterator[str]:
-    """What the provider's Validate says of a configuration, as far as it is known."""
-    for words, values in KNOWN["one_of"].get(kind, {}).items():
-        for text in _texts_at(config, words.split(".")):
-            if text not in values:
-                allowed = " ".join(f'"{value}"' for value in values)
-                yield f"expected {words} to be one of [{allowed}], got {text}"
-    for words, pattern in KNOWN["pattern"].get(kind, {}).items():
-        for text in _texts_at(config, words.split(".")):
-            if not re.fullmatch(pattern, text):
-                yield f'"{words}" ("{text}") doesn\'t match regexp "^{pattern}$"'
+def refused_by_validate(kind: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the provider's Validate says of a configuration, as far as it is known: a summary and a detail.
+
+    The words are those of terraform-plugin-sdk v2 (helper/validation, and helper/schema/schema.go) and of the
+    provider's verify/validation.go. What is unknown yet is taken.
+    """
+    for rule, wrong in _WRONG.items():
+        for words, right in KNOWN[rule].get(kind, {}).items():
+            given = _given(config, words.split("."))
+            yield from ((said, "") for each in given if (said := wrong(words, each, right)))
+    for names in KNOWN["exactly_one"].get(kind, ()):
+        there = [name for name in names if config[name] not in (None, [])]
+        every, summary = ",".join(names), "Invalid combination of arguments"
+        if not there:
+            yield summary, f'"{names[0]}": one of `{every}` must be specified'
+        elif there[1:] and all(config[name] is not Unknown for name in names):
+            both = f"but `{','.join(there)}` were specified."
+            yield summary, f'"{there[0]}": only one of `{every}` can be specified, {both}'
+    for name, others in KNOWN["conflicts"].get(kind, {}).items():
+        for other in others if config[name] else ():
+            if config[other]:
+                yield "Conflicting configuration arguments", f'"{name}": conflicts with {other}'
 
 
-def _texts_at(value: Any, words: Sequence[str]) -> list[str]:
-    found: list[str] = []
-    at(value, words, lambda text: found.append(text) or text)  # type: ignore[func-returns-value]
-    return found
+def _not_one_of(words: str, given: Any, right: Sequence[str]) -> str:
+    allowed = " ".join(f'"{value}"' for value in right)
+    return "" if given in right else f"expected {words} to be one of [{allowed}], got {given}"
+
+
+def _unlike(words: str, given: Any, right: str) -> str:
+    return "" if re.fullmatch(right, given) else f'"{words}" ("{given}") doesn\'t match regexp "^{right}$"'
+
+
+def _out_of_range(words: str, given: Any, right: Sequence[int]) -> str:
+    if right[0] <= given <= right[-1] or (len(right) == 1 and given >= right[0]):
+        return ""
+    there = "at least (%d)" if len(right) == 1 else "in the range (%d - %d)"
+    return f"expected {words} to be {there % tuple(right)}, got {given}"
+
+
+def _no_cidr(words: str, given: Any, _: bool) -> str:
+    with suppress(ValueError):
+        if "/" in given and ip_network(given, strict=False):
+            return ""
+    return f'"{words}" is not a valid IP CIDR range: invalid CIDR address: {given}'
+
+
+_WRONG: Mapping[str, Callable[[str, Any, Any], str]] = {
+    **{"one_of": _not_one_of, "pattern": _unlike},
+    **{"range": _out_of_range, "cidr": _no_cidr},
+}
+
+
+def _given(value: Any, words: Sequence[str]) -> Iterator[Any]:
+    """The texts and numbers below these names."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _given(each, words)
+    elif isinstance(value, Mapping) and words:
+        yield from _given(value.get(words[0]), words[1:])
+    elif isinstance(value, str | int | float) and not words:
+        yield value
 
 
 def _known(world: Mapping[str, Any], kind: str, value: Mapping[str, Any], number: int) -> dict[str, Any]:
