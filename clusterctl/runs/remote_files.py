@@ -16,7 +16,6 @@ followed.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
 import fnmatch
@@ -27,10 +26,18 @@ import stat
 import sys
 from collections.abc import Collection
 from re import Pattern
-from typing import Any, Optional
+from typing import Optional
 
 from clusterctl.runs.remote_checkpoints import Checkpoints, Size, measure
-from clusterctl.transport.remote_content import LEFT, Beat, hash_of, line_of, row, send_wanted
+from clusterctl.transport.remote_content import (
+    ALIVE_LINE,
+    LEFT,
+    Beat,
+    hash_of,
+    line_of,
+    line_of_status,
+    send_wanted,
+)
 from clusterctl.transport.remote_open import Opener, read_json
 
 TASK = re.compile(rb"task-[0-9]+")
@@ -62,7 +69,7 @@ NEGATED = re.compile(r"\[\^")
 
 
 def alive() -> None:
-    sys.stdout.write("{}\n")
+    sys.stdout.write(ALIVE_LINE)
     sys.stdout.flush()
 
 
@@ -107,7 +114,7 @@ class Listing:
         self.checkpoints = Checkpoints(self.opener, "all" if all_wanted else checkpoints, most, self.beat)
         self.told: list[bytes] = []  # the path of each line
         # The folders around, that are listed once something in them is.
-        self.untold: dict[bytes, list[Any]] = {}
+        self.untold: dict[bytes, str] = {}
 
     def write_line(self, path: bytes, line: str) -> None:
         self.told.append(path)
@@ -116,15 +123,13 @@ class Listing:
     def tell_found(self, path: bytes, status: os.stat_result) -> None:
         """Tell of a file or folder, after the folders above it."""
         for folder, line in self.untold.items():
-            self.write_line(folder, line_of(line))
+            self.write_line(folder, line)
         self.untold.clear()
-        self.write_line(path, line_of(row(path, status, b"")[1]))
+        self.write_line(path, line_of_status(path, status))
 
     def tell_left(self, path: bytes, reason: str, size: Size | None = None) -> None:
         size = size or measure(self.opener, path, self.beat)
-        name = base64.b64encode(path or b".").decode("ascii")
-        line = [LEFT, name, 0, 0, size.bytes, reason, size.files]
-        self.write_line(path, json.dumps(line) + "\n")
+        self.write_line(path, line_of(LEFT, path or b".", reason, size=size.bytes, space=size.files))
 
     def folder(self, below: bytes, depth: int = 0) -> bool | None:
         """List a folder, its files first. Returns whether anything of it was told; None if it holds nothing.
@@ -139,7 +144,7 @@ class Listing:
         if below and not files and not folders:
             return self.empty(below, status)
         if below:
-            self.untold[below] = row(below, status, b"")[1]
+            self.untold[below] = line_of_status(below, status)
         both = [*((path, False) for path in files), *((path, True) for path in folders)]
         stay = self.checkpoints.left(below, both)
         for path, (reason, size) in stay.items():

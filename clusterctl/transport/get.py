@@ -17,6 +17,7 @@ from typing import Any
 from clusterctl.errors import CommandError, TransferError, UsageError, printable
 from clusterctl.transport.base import Conversation, Transport, remote_argv
 from clusterctl.transport.remote_content import (
+    ALIVE_LINE,
     LEFT,
     NOT_THERE,
     SAME,
@@ -40,6 +41,7 @@ from clusterctl.util.disk import reason
 _AGAIN = "run it again; what has arrived is kept"
 _SPARE_BYTES = 16 << 20
 _MAX_NAME = 255  # bytes; Linux file systems take no longer one
+_ALIVE = ALIVE_LINE.encode().rstrip()
 _MOST = 1 << 63  # what can be a size, or a time in nanoseconds, is below
 _MOST_BYTES = 1 << 28  # of a list that is to have an end; the cluster names 16 MiB at most
 
@@ -335,10 +337,9 @@ def parse_listing(
             size += len(line)
             if number >= most or (most != sys.maxsize and size > _MOST_BYTES):
                 raise ValueError("it does not end")
-            row = json.loads(line)
-            if row == {}:  # a sign of life
+            if line == _ALIVE:
                 continue
-            entry = Entry(row, len(found) + len(left))
+            entry = Entry(line, len(found) + len(left))
             if entry.kind == LEFT:
                 if entry.path != b".":  # the folder itself
                     _parts(entry.path)

@@ -147,7 +147,7 @@ def _converse(
             request.flush()
             if hashes is None:
                 alike = _rows(talk, answers, transport.host, "alike", partial(_alike, items))
-                talk.send(_line(_different(items, alike, progress)))
+                talk.send(json.dumps(_different(items, alike, progress)).encode() + b"\n")
             missing = _rows(talk, answers, transport.host, "send", partial(_missing, items))
             total = sum(item.size - have for item, have in missing)
             rest = hashes is None
@@ -163,9 +163,7 @@ def _converse(
     return Sent(folder, sum(item.kind is Kind.FILE for item in items), size, total, at)
 
 
-def _different(
-    items: Sequence[Item], alike: Sequence[tuple[int, str]], progress: Progress
-) -> list[str | int]:
+def _different(items: Sequence[Item], alike: Sequence[tuple[int, str]], progress: Progress) -> list[int]:
     """Those of the files, by index, that the cluster has in the same size but with another content."""
     hashes = hash_items([items[index] for index, _ in alike], progress=progress)
     return [index for index, sha256 in alike if hashes[items[index].origin] != sha256]
@@ -176,21 +174,22 @@ def _request(
 ) -> Iterator[bytes]:
     for item in items:
         known = "" if hashes is None else hashes.get(item.origin, "")
-        payload = known if item.kind is Kind.FILE else _b64(os.fsencode(item.target))
-        path = _b64(os.fsencode(item.path))
-        yield line_of([item.kind, path, item.mode, item.mtime_ns, item.size, payload, item.size]).encode()
+        payload = known if item.kind is Kind.FILE else os.fsencode(item.target)
+        yield line_of(
+            item.kind,
+            os.fsencode(item.path),
+            payload,
+            mode=item.mode,
+            mtime_ns=item.mtime_ns,
+            size=item.size,
+            space=item.size,
+        ).encode()
     now = time.time_ns()
     for name, content in ours.items():
-        yield _line(["ours", _b64(os.fsencode(name)), 0o600, now, len(content), _b64(content), len(content)])
+        size = len(content)
+        line = line_of("ours", os.fsencode(name), content, mode=0o600, mtime_ns=now, size=size, space=size)
+        yield line.encode()
     yield b"\n"
-
-
-def _line(row: list[str | int]) -> bytes:
-    return json.dumps(row).encode() + b"\n"
-
-
-def _b64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
 
 
 def _send_content(

@@ -2,10 +2,11 @@
 
 Runs here and on the cluster: standard library only, Python 3.9.
 
-Whatever lists the files, it says a JSON array a line, [KIND, PATH, MODE, MTIME_NS, SIZE, PAYLOAD, SPACE], and
-an empty line. KIND is folder, file, link, or left, which does not travel. PAYLOAD is a link's target, the
-sha256 of a file ("": not known), or why something is left. SPACE is what a file takes on a disk; of what is
-left, how many files it is. Paths and targets are base64, since they may be any bytes. {} is a sign of life.
+Whatever lists the files, it says a line each, KIND PATH MODE MTIME_NS SIZE SPACE PAYLOAD with a blank between
+two, and an empty line. KIND is folder, file, link, or left, which does not travel. SPACE is what a file takes
+on a disk; of what is left, how many files it is. PAYLOAD is a link's target, the sha256 of a file, if that is
+known, or why something is left. Paths and targets are base64, since they may be any bytes. `alive` on a line
+is a sign of life.
 
 ``send_wanted`` sends what is asked for: stdin brings a line with a JSON array of [KEY, HAVE, SIZE, SHA256]:
 the files that are wanted, how many bytes of each are there already, how many it had when it was listed, and
@@ -23,6 +24,7 @@ missing, the exit status is 67.
 from __future__ import annotations
 
 import base64
+import binascii
 import contextlib
 import errno
 import fcntl
@@ -55,6 +57,7 @@ BLOCK = 512  # bytes of st_blocks
 ALIVE_S = 1.0
 UNREADABLE, SAME, ALIVE = -1, -2, -3
 LEFT = "left"
+ALIVE_LINE = "alive\n"
 SETTLED_S = 2.0
 NOT_THERE = 67
 LONGEST_LINE = 1 << 20
@@ -352,12 +355,14 @@ class Entry:
         *("mtime_ns", "partial", "path", "payload", "size", "space"),
     )
 
-    def __init__(self, row: list[Any], index: int = 0) -> None:
+    def __init__(self, line: bytes, index: int = 0) -> None:
+        """Raises ValueError where the line is none."""
+        kind, path, mode, mtime_ns, size, space, payload = line.split(b" ", 6)
         self.index = index
-        self.kind, self.path, self.payload = str(row[0]), base64.b64decode(row[1]), str(row[5])
-        self.local = self.path
-        self.mode, self.mtime_ns = int(row[2]) & 0o777, int(row[3])
-        self.size, self.space = int(row[4]), int(row[6])
+        self.kind, self.payload = kind.decode(), payload.decode()
+        self.path = self.local = binascii.a2b_base64(path)
+        self.mode, self.mtime_ns = int(mode) & 0o777, int(mtime_ns)
+        self.size, self.space = int(size), int(space)
         self.final = self.partial = b""
         self.is_new = False
 
@@ -461,19 +466,31 @@ def finish(place: bytes | int, entry: Entry) -> None:
     os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
-def line_of(row: list[Any]) -> str:
-    """The line of a list, whose texts are base64 or hex; ``json.dumps`` takes much longer."""
-    return '["{}", "{}", {}, {}, {}, "{}", {}]\n'.format(*row)
+def line_of(
+    kind: str,
+    path: bytes,
+    payload: str | bytes = "",
+    *,
+    mode: int = 0,
+    mtime_ns: int = 0,
+    size: int = 0,
+    space: int = 0,
+) -> str:
+    """A line of a list; ``payload`` is bytes if it is a link's target."""
+    if isinstance(payload, bytes):
+        payload = base64.b64encode(payload).decode("ascii")
+    name = binascii.b2a_base64(path, newline=False).decode("ascii")
+    return f"{kind} {name} {mode} {mtime_ns} {size} {space} {payload}\n"
 
 
-def row(path: bytes, status: os.stat_result, full: bytes) -> tuple[str, list[Any]]:
-    mode, target = status.st_mode, b""
-    kind = "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else LEFT
-    if stat.S_ISLNK(mode):
-        kind, target = "link", os.readlink(full)
-    name, text = base64.b64encode(path).decode("ascii"), base64.b64encode(target).decode("ascii")
-    size, space = (status.st_size, status.st_blocks * BLOCK) if kind == "file" else (0, 0)
-    return kind, [kind, name, stat.S_IMODE(mode), status.st_mtime_ns, size, text, space]
+def line_of_status(path: bytes, status: os.stat_result, target: bytes | None = None) -> str:
+    """The line of a file, of a folder, of a link with its ``target``, or of what does not travel."""
+    mode, mtime_ns = stat.S_IMODE(status.st_mode), status.st_mtime_ns
+    if stat.S_ISREG(status.st_mode):
+        size, space = status.st_size, status.st_blocks * BLOCK
+        return line_of("file", path, mode=mode, mtime_ns=mtime_ns, size=size, space=space)
+    kind = "folder" if stat.S_ISDIR(status.st_mode) else LEFT if target is None else "link"
+    return line_of(kind, path, target or "", mode=mode, mtime_ns=mtime_ns)
 
 
 def list_all(roots: list[bytes]) -> list[bytes]:
@@ -488,10 +505,11 @@ def list_all(roots: list[bytes]) -> list[bytes]:
         left = [(os.path.basename(os.path.abspath(root)), real)]
         while left:
             path, full = left.pop()
-            kind, line = row(path, os.stat(full, follow_symlinks=False), full)
+            status = os.stat(full, follow_symlinks=False)
             places.append(full)
-            sys.stdout.write(line_of(line))
-            if kind == "folder":
+            target = os.readlink(full) if stat.S_ISLNK(status.st_mode) else None
+            sys.stdout.write(line_of_status(path, status, target))
+            if stat.S_ISDIR(status.st_mode):
                 names = sorted(entry.name for entry in os.scandir(full))
                 left += [(path + b"/" + name, os.path.join(full, name)) for name in reversed(names)]
     sys.stdout.write("\n")

@@ -36,7 +36,7 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Any
 
-from clusterctl.transport.remote_content import BLOCK, HEADER, Beat, line_of, row, send_wanted
+from clusterctl.transport.remote_content import BLOCK, HEADER, Beat, line_of_status, send_wanted
 from clusterctl.transport.remote_open import FOLDER, Opener, open_file
 
 DIGEST = 8  # bytes
@@ -324,7 +324,7 @@ def send_top(walk: Walk, top: Top, most: int) -> None:
 
     def write(path: bytes, status: os.stat_result) -> None:
         told.append(path)
-        sys.stdout.write(line_of(row(path, status, b"")[1]))
+        sys.stdout.write(line_of_status(path, status))
 
     for path, status in islice(walk.files(top), most):
         parts = path.split(b"/")

@@ -93,7 +93,7 @@ def read_entries() -> list[Entry]:
     while (line := STDIN.readline()) != b"\n":
         if not line:
             raise TruncatedError
-        entries.append(Entry(json.loads(line)))
+        entries.append(Entry(line[:-1]))
     return entries
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import errno
 import fcntl
-import json
 import os
 from pathlib import Path
 
@@ -111,7 +110,7 @@ def test_a_file_system_without_unnamed_files(theirs, here, monkeypatch):
 
 
 def test_what_came_into_the_place_of_a_new_file_meanwhile_is_replaced(tmp_path):
-    entry = Entry(["file", base64.b64encode(b"one").decode(), 0o640, 10**18, 3, "", 3])
+    entry = Entry(b"file b25l %d %d 3 3 " % (0o640, 10**18))
     place_below(os.fsencode(tmp_path), entry, "0" * 64)
     entry.is_new = True
     fd = open_unnamed(entry)
@@ -174,7 +173,7 @@ class Claiming(LocalTransport):
     """A cluster with one file, of 8 TiB."""
 
     def converse(self, argv, **options):  # noqa: ARG002
-        row = json.dumps(["file", base64.b64encode(b"huge").decode(), 0o644, 0, 8 << 40, "", 8 << 40])
+        row = f"file {base64.b64encode(b'huge').decode()} {0o644} 0 {8 << 40} {8 << 40} "
         say = ["sh", "-c", 'printf "%s\\n\\n" "$1"; exec cat >/dev/null', "sh", row]
         return super().converse(say, **options)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import base64
 import fcntl
 import hashlib
 import io
@@ -473,8 +472,8 @@ def test_a_file_that_became_shorter_while_it_was_hashed_is_not_taken_for_whole(t
 @pytest.mark.parametrize(("stored", "mode"), [(True, 0o400), (False, 0o444)])
 def test_a_file_without_its_place_can_still_be_opened_by_another_transfer(home, monkeypatch, stored, mode):
     """An ordinary user who sends one content twice at once was refused by their own partial file."""
-    row = ["file", base64.b64encode(b"one").decode(), 0o444, 0, 5, hashlib.sha256(b"whole").hexdigest(), 5]
-    entry = remote_content.Entry(row)
+    sha256 = hashlib.sha256(b"whole").hexdigest().encode()
+    entry = remote_content.Entry(b"file b25l %d 0 5 5 %s" % (0o444, sha256))
     entry.final, entry.partial = os.fsencode(home / "final"), os.fsencode(home / "partial")
     coming = remote_content.Incoming(lambda: b"whole" + HEADER.pack(0))
     seen = []
