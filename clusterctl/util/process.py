@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from clusterctl.errors import ClusterctlError
+from clusterctl.util.progress import Limit
 
 PREFIX = ".clusterctl-run-"
 _SUBREAPER = Path(__file__).with_name("subreaper.py")
@@ -254,3 +255,28 @@ def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = 
             while any(thread.is_alive() for thread in threads):
                 time.sleep(_INTERRUPTIBLE_S)
     return [results[number] for number in range(len(items))]  # type: ignore[misc]  # complete here
+
+
+def within(limit: Limit, call: Callable[[], R]) -> R:
+    """The result of a call that only looks: one that does not return in time is left alone.
+
+    Raises:
+        TimeoutError: the limit is over.
+    """
+    done: queue.SimpleQueue[tuple[R | None, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            done.put((call(), None))
+        except BaseException as exc:  # raised again in the caller
+            done.put((None, exc))
+
+    if limit.rest_s > 0:
+        threading.Thread(target=work, daemon=True).start()
+    while limit.rest_s > 0:
+        with suppress(queue.Empty):
+            result, failed = done.get(timeout=_INTERRUPTIBLE_S)
+            if failed is not None:
+                raise failed
+            return result  # type: ignore[return-value]  # it is complete
+    raise TimeoutError("there is no time left")

@@ -21,7 +21,7 @@ from clusterctl.errors import ApiOffError, CloudError, CredentialsError, Machine
 from clusterctl.hosts.checks import Finding
 from clusterctl.providers.gcp import apply
 from clusterctl.providers.gcp.allowance import HostGroup, demand, forbidden
-from clusterctl.providers.gcp.api import Api, Json, check_gcloud, org_policy, rules
+from clusterctl.providers.gcp.api import Api, Json, LateError, check_gcloud, org_policy, rules
 from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.providers.gcp.terraform_run import Diagnostic
 from clusterctl.spec import gcp, gcp_nodes
@@ -32,10 +32,12 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.util.assets import filled, table
 from clusterctl.util.process import parallel_map
-from clusterctl.util.progress import Clock
+from clusterctl.util.progress import Limit
 
-PATIENCE_S: Final = 20.0
+LIMIT_S: Final = 25.0  # of all calls together
+ANSWER_S: Final = 10.0
 _MOST: Final = 12  # calls at once
+_UNSEEN: Final = (403, 404)
 _SSH: Final = 22
 _FOR_SOME: Final = ("targetResources", "targetSecureTags", "targetServiceAccounts")
 _OURS_PRIORITY: Final = 1000  # of the module's rules that let SSH in
@@ -69,35 +71,27 @@ class _Data(Model):
 
 
 def preflight(
-    spec: ClusterSpec, cluster_id: str | None, services: Collection[str], *, patience_s: float = PATIENCE_S
+    spec: ClusterSpec, cluster_id: str | None, services: Collection[str], *, api: Api | None = None
 ) -> tuple[Finding, ...]:
     """Everything that keeps the hosts from being made that are not there yet, each with what to do.
 
-    ``cluster_id`` is that of a cluster that is there in part; ``services`` are the APIs that it needs. A busy
-    Google is asked again for ``patience_s``.
+    ``cluster_id`` is that of a cluster that is there in part; ``services`` are the APIs that it needs. What
+    Google does not answer within the limit of ``api`` is a finding.
     """
     settings = gcp.settings_of(spec)
-    api = Api(settings.project, clock=_bounded(patience_s), answer_s=patience_s)
+    api = api or Api(settings.project, answer_s=ANSWER_S, limit=Limit.within(LIMIT_S))
     look = _Look(spec, settings, api, cluster_id)
+    parts: tuple[Callable[[], tuple[Finding, ...]], ...] = (_gcloud, partial(look.google, services))
+    answers = parallel_map(parts, lambda part: part())
+    return _joined(one for answer in answers for one in answer)
+
+
+def _gcloud() -> tuple[Finding, ...]:
     try:
         check_gcloud()
-        begun: list[Finding] = []
     except MachineError as exc:
-        begun = [Finding("this machine", "error", "gcloud", exc.what, exc.why, exc.fix)]
-    try:
-        groups = look.groups()
-    except CredentialsError as exc:  # nothing else can be asked
-        return (*begun, look.refused(exc))
-    except CloudError:  # an API is off, or the right is missing: the checks below name it
-        groups = look.all_groups(())
-    if not groups:
-        return tuple(begun)
-    found = [*begun, *look.project(), *look.services(services)]
-    if not any(one.code == "project-missing" for one in found):
-        checks = [*look.checks(groups, off={one.host for one in found})]
-        answers = parallel_map(checks, look.asked, most=_MOST)
-        found += [one for answer in answers for one in answer]
-    return _joined(found)
+        return (Finding("this machine", "error", "gcloud", exc.what, exc.why, exc.fix),)
+    return ()
 
 
 def _joined(found: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -108,22 +102,7 @@ def _joined(found: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(replace(one, host=", ".join(dict.fromkeys(hosts))) for one, hosts in places.items())
 
 
-def _bounded(patience_s: float) -> Clock:
-    """A clock by which a busy Google is asked again only while there is time."""
-    clock = Clock()
-    until = clock.now() + patience_s
-
-    def sleep(seconds: float) -> None:
-        if clock.now() + seconds > until:
-            raise CloudError(
-                "Google does not answer", why=f"not within {patience_s:.0f} s", fix="try again later"
-            )
-        clock.sleep(seconds)
-
-    return Clock(now=clock.now, sleep=sleep)
-
-
-Check = Callable[[], Iterable[Finding]]
+Check = tuple[str, Callable[[], Iterable[Finding]]]  # what is looked at, and how
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,29 +114,52 @@ class _Look:
     api: Api
     cluster_id: str | None
 
+    def google(self, services: Collection[str]) -> tuple[Finding, ...]:
+        try:
+            groups = self.groups()
+        except (ApiOffError, PermissionDeniedError):  # the checks below name it
+            groups = self.all_groups(())
+        except CloudError as exc:  # nothing else can be asked
+            return (self.refused(exc),)
+        if not groups:
+            return ()
+        found = self.all([("the project", self.project)])
+        if any(one.level == "error" and one.code != ApiOffError.code for one in found):
+            return found
+        found += self.all((name, partial(self.service, name)) for name in services)
+        return (*found, *self.all(self.checks(groups, off={one.host for one in found})))
+
     def checks(self, groups: Collection[HostGroup], *, off: Collection[str]) -> Iterator[Check]:
         """Those of APIs that are on."""
-        yield self.buckets
+        yield "buckets", self.buckets
         if "cloudresourcemanager.googleapis.com" not in off:
-            yield self.permissions
+            yield "roles", self.permissions
             for name, constraint in _data().constraints.items():
-                yield partial(self.policy, name, constraint, groups)
+                yield f"policy {name}", partial(self.policy, name, constraint, groups)
         if "compute.googleapis.com" in off:
             return
-        yield self.zone
-        yield partial(self.quotas, groups)
+        yield "zone", self.zone
+        yield "quotas", partial(self.quotas, groups)
         for one in groups:
-            yield partial(self.machine, one)
-            yield partial(self.image, one)
+            yield f"machine type of {one.who}", partial(self.machine, one)
+            yield f"image of {one.who}", partial(self.image, one)
             if one.nodes.reservation:
-                yield partial(self.reservation, one)
+                yield f"reservation of {one.who}", partial(self.reservation, one)
         if self.settings.network.network:
-            yield self.network
-            yield self.firewall
+            yield "network", self.network
+            yield "firewall rules", self.firewall
 
-    def asked(self, check: Check) -> tuple[Finding, ...]:
+    def all(self, checks: Iterable[Check]) -> tuple[Finding, ...]:
+        """What these checks find, several at once."""
+        answers = parallel_map([*checks], self._asked, most=_MOST)
+        return tuple(one for answer in answers for one in answer)
+
+    def _asked(self, check: Check) -> tuple[Finding, ...]:
+        name, look = check
         try:
-            return tuple(check())
+            return tuple(look())
+        except LateError as exc:
+            return (Finding(name, "warning", exc.code, exc.what, exc.why, exc.fix),)
         except CloudError as exc:
             return (self.refused(exc),)
 
@@ -204,8 +206,6 @@ class _Look:
             search = f'labels.{ID_LABEL}="{self.cluster_id}"'
             pages = self.api.pages("compute", f"{self._zone}/instances", filter=search)
             there = {row["name"] for page in pages for row in page.get("items", ())}
-        else:  # who calls is known before many calls begin at once
-            self.api.get("cloudresourcemanager", self._project)
         return self.all_groups(there)
 
     def all_groups(self, there: Collection[str]) -> tuple[HostGroup, ...]:
@@ -224,10 +224,10 @@ class _Look:
     def project(self) -> Iterator[Finding]:
         try:
             found = self.api.get("cloudresourcemanager", self._project)
-        except (ApiOffError, CredentialsError) as exc:
-            yield self.refused(exc)
-            return
-        except CloudError as exc:  # Google tells nobody whether a project exists that they may not see
+        except CloudError as exc:
+            if isinstance(exc, ApiOffError | CredentialsError) or exc.status not in _UNSEEN:
+                raise
+            # Google tells nobody whether a project exists that they may not see.
             what = f"there is no project {self.settings.project}, or the login may not see it"
             yield self._found("project-missing", self.settings.project, what, exc.why)
             return
@@ -235,12 +235,8 @@ class _Look:
             why = f"its state is {state}"
             yield self._found("project-missing", self.settings.project, "the project is being deleted", why)
 
-    def services(self, names: Collection[str]) -> tuple[Finding, ...]:
-        """The APIs that are off, as the hosts of these findings; `up` enables them where the spec lets it."""
-        answers = parallel_map([partial(self._service, name) for name in names], self.asked, most=_MOST)
-        return tuple(one for found in answers for one in found)
-
-    def _service(self, name: str) -> Iterator[Finding]:
+    def service(self, name: str) -> Iterator[Finding]:
+        """An API that is off, as the host of the finding; `up` enables it where the spec lets it."""
         state = self.api.get("serviceusage", f"{self._project}/services/{name}").get("state")
         if state == "ENABLED":
             return

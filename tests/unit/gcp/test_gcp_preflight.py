@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from clusterctl.hosts.checks import Finding
+from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.preflight import preflight
 from clusterctl.providers.gcp.provider import services
 from clusterctl.spec.gcp import settings_of
 from clusterctl.spec.load import parse_spec
+from clusterctl.util.progress import Limit
 from tests.support.google import discovery, gcloud
 from tests.support.google.api import PROJECT, Google
 
@@ -50,7 +52,8 @@ partitions: [{{name: train, nodes: 2, gpus: {{type: l4}}}}]
 
 def found(text: str, cluster_id: str | None = None) -> tuple[Finding, ...]:
     spec = parse_spec(text, "cluster.yaml")
-    return preflight(spec, cluster_id, services(settings_of(spec)), patience_s=300)
+    api = Api(PROJECT, limit=Limit.within(300))
+    return preflight(spec, cluster_id, services(settings_of(spec)), api=api)
 
 
 LAN, SUB = (
