@@ -38,6 +38,7 @@ LIMIT_S: Final = 25.0  # of all calls together
 ANSWER_S: Final = 10.0
 _MOST: Final = 12  # calls at once
 _UNSEEN: Final = (403, 404)
+_COUNTED: Final = "serviceusage.services.use"
 _SSH: Final = 22
 _FOR_SOME: Final = ("targetResources", "targetSecureTags", "targetServiceAccounts")
 _OURS_PRIORITY: Final = 1000  # of the module's rules that let SSH in
@@ -227,6 +228,11 @@ class _Look:
         except CloudError as exc:
             if isinstance(exc, ApiOffError | CredentialsError) or exc.status not in _UNSEEN:
                 raise
+            if _COUNTED in exc.cause:  # no call is answered, for all of them count on this project
+                role = next(role for role, one in _data().roles.items() if _COUNTED in one.permissions)
+                what = f"{role} is missing"
+                yield self._found("permission", self.settings.project, what, exc.why, role=role)
+                return
             # Google tells nobody whether a project exists that they may not see.
             what = f"there is no project {self.settings.project}, or the login may not see it"
             yield self._found("project-missing", self.settings.project, what, exc.why)

@@ -65,7 +65,7 @@ _STATUS = {
 
 @dataclass
 class Fault:
-    """The next ``times`` calls of a method are refused."""
+    """The next ``times`` calls of a method are refused; of all methods, if it is `*`."""
 
     method: str
     status: int
@@ -176,7 +176,7 @@ class Google:
         if counted not in {"", self.id} or method.service in self.off:
             return _disabled(_OFF, method.service, NUMBER if counted == self.id else counted)
         for fault in self.faults:
-            if fault.method == method.id and fault.times > 0:
+            if fault.method in {method.id, "*"} and fault.times > 0:
                 fault.times -= 1
                 said = refusal(fault.status, fault.message, fault.reason, fault.headers)
                 return said if fault.body is None else (fault.status, fault.body, {})

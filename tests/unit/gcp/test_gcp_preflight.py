@@ -282,6 +282,25 @@ def test_all_obstacles_are_named_at_once_and_nothing_is_made(google: Google, log
     assert google.world.read() == before
 
 
+@pytest.mark.parametrize("cluster_id", [None, "a1b2c3"])
+def test_a_login_that_may_not_count_calls_on_the_project_is_told_the_role(
+    google: Google, cluster_id: str | None
+) -> None:
+    """Every call counts on it, so Google answers none."""
+    google.refuse("*", "quota_project_denied")
+    (one,) = found(PLAIN, cluster_id)
+    assert (one.level, one.code) == ("error", "permission")
+    assert "Caller does not have required permission to use project" in one.why
+    assert "--role roles/serviceusage.serviceUsageConsumer" in one.fix
+
+
+def test_a_project_that_is_not_there_is_one_that_the_login_may_not_see(google: Google) -> None:
+    google.refuse("*", "consumer_invalid")
+    (one,) = found(PLAIN)
+    assert one.code == "project-missing"
+    assert "gcloud projects list" in one.fix
+
+
 def test_managed_policies_that_can_not_be_looked_at_are_one_warning(google: Google) -> None:
     """Of an API that most projects never enabled; a project without an organization has no policies."""
     google.off.add("orgpolicy")
