@@ -12,10 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import IPv4Network
 from math import inf
-from pathlib import Path
 from typing import Any, Final
-
-from pydantic import Field
 
 from clusterctl.errors import ApiOffError, CloudError, CredentialsError, MachineError, PermissionDeniedError
 from clusterctl.hosts.checks import Finding
@@ -23,14 +20,14 @@ from clusterctl.providers.gcp import apply
 from clusterctl.providers.gcp.allowance import HostGroup, demand, forbidden
 from clusterctl.providers.gcp.api import Api, Json, LateError, check_gcloud, org_policy, rules
 from clusterctl.providers.gcp.orphans import ID_LABEL
+from clusterctl.providers.gcp.requirements import Constraint, Rights, requirements
 from clusterctl.providers.gcp.terraform_run import Diagnostic
 from clusterctl.spec import gcp, gcp_nodes
-from clusterctl.spec.base import Model
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.gcp_nodes import image_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import GIB_MIB
-from clusterctl.util.assets import filled, table
+from clusterctl.util.assets import filled
 from clusterctl.util.process import parallel_map
 from clusterctl.util.progress import Limit
 
@@ -43,32 +40,8 @@ _SSH: Final = 22
 _FOR_SOME: Final = ("targetResources", "targetSecureTags", "targetServiceAccounts")
 _OURS_PRIORITY: Final = 1000  # of the module's rules that let SSH in
 _IAP: Final = IPv4Network("35.235.240.0/20")
-# Quota -> where the module makes what counts for it, in a project; none of it where a network is named.
-_OF_NEW_NETWORK: Final = {
-    "NETWORKS": "global/networks/{prefix}-network",
-    "SUBNETWORKS": "regions/{region}/subnetworks/{prefix}-subnetwork",
-    "ROUTERS": "regions/{region}/routers/{prefix}-router",
-}
+_OF_NEW_NETWORK: Final = ("NETWORKS", "SUBNETWORKS", "ROUTERS")  # quotas; none where a network is named
 _DRIVER_IN: Final = re.compile(r"nvidia|-cu\d|accelerator|deeplearning")
-
-
-class _Role(Model):
-    permissions: tuple[str, ...]
-    of_new_network: tuple[str, ...] = ()
-    of_images: tuple[str, ...] = ()
-    key: str | None = Field(None, alias="for")
-    unseen: str | None = None
-
-
-class _Constraint(Model):
-    why: str
-    needs: str | None = None
-    unless: str | None = None
-
-
-class _Data(Model):
-    roles: Mapping[str, _Role]
-    constraints: Mapping[str, _Constraint]
 
 
 def preflight(
@@ -135,7 +108,7 @@ class _Look:
         yield "buckets", self.buckets
         if "cloudresourcemanager.googleapis.com" not in off:
             yield "roles", self.permissions
-            for name, constraint in _data().constraints.items():
+            for name, constraint in requirements().constraints.items():
                 yield f"policy {name}", partial(self.policy, name, constraint, groups)
         if "compute.googleapis.com" in off:
             return
@@ -229,7 +202,7 @@ class _Look:
             if isinstance(exc, ApiOffError | CredentialsError) or exc.status not in _UNSEEN:
                 raise
             if _COUNTED in exc.cause:  # no call is answered, for all of them count on this project
-                role = next(role for role, one in _data().roles.items() if _COUNTED in one.permissions)
+                role = next(role for role, one in requirements().roles.items() if _COUNTED in one.permissions)
                 what = f"{role} is missing"
                 yield self._found("permission", self.settings.project, what, exc.why, role=role)
                 return
@@ -254,27 +227,17 @@ class _Look:
             yield self._found("api-off", name, "an API is off", service=name)
 
     def permissions(self) -> Iterator[Finding]:
-        roles, is_new = _data().roles, not self.settings.network.network
-        wanted = {
-            role: (
-                *one.permissions,
-                *(one.of_new_network if is_new else ()),
-                *(one.of_images if self.settings.bakes else ()),
-            )
-            for role, one in roles.items()
-            if one.key is None or getattr(self.settings, one.key)
-        }
-        body = {"permissions": [name for names in wanted.values() for name in names]}
-        path = f"{self._project}:testIamPermissions"
-        held = set(self.api.post("cloudresourcemanager", path, body).get("permissions", ()))
-        for role, names in wanted.items():
-            if missing := [name for name in names if name not in held]:
-                unseen = roles[role].unseen
-                why = "; ".join(filter(None, (f"the login lacks {', '.join(missing)}", unseen)))
-                one = self._found("permission", self.settings.project, f"{role} is missing", why, role=role)
-                yield replace(one, level="warning") if unseen else one
+        for role, missing in self._rights.lacking():
+            unseen = requirements().roles[role].unseen
+            why = "; ".join(filter(None, (f"the login lacks {', '.join(missing)}", unseen)))
+            one = self._found("permission", self.settings.project, f"{role} is missing", why, role=role)
+            yield replace(one, level="warning") if unseen else one
 
-    def policy(self, name: str, rule: _Constraint, groups: Collection[HostGroup]) -> Iterator[Finding]:
+    @property
+    def _rights(self) -> Rights:
+        return Rights(self.api, self.settings, self.spec.name, self.cluster_id)
+
+    def policy(self, name: str, rule: Constraint, groups: Collection[HostGroup]) -> Iterator[Finding]:
         if rule.unless and getattr(self.settings, rule.unless):
             return
         try:
@@ -397,11 +360,8 @@ class _Look:
 
     def _network_to_make(self) -> Iterator[str]:
         """The quotas of which one more is needed: what an earlier `up` made counts already."""
-        if self.settings.network.network:
-            return
-        words = {"prefix": f"{self.spec.name}-{self.cluster_id}", "region": self.settings.region_name}
-        for metric, place in _OF_NEW_NETWORK.items():
-            if not self.cluster_id or self._there(f"{self._project}/{place.format_map(words)}") is None:
+        for metric in () if self.settings.network.network else _OF_NEW_NETWORK:
+            if not self._rights.is_done(f"compute.{metric.lower()}.create"):
                 yield metric
 
     def _quota(self, metric: str, count: int, known: Json | None, region: str) -> Iterator[Finding]:
@@ -462,10 +422,6 @@ class _Look:
                 f"firewall-rules update {one} --priority=3000 --project {self.settings.project}`"
             )
             yield Finding("provider.network", "error", "iap-firewall", "a firewall keeps SSH out", why, fix)
-
-
-def _data() -> _Data:
-    return table(Path(__file__).with_name("data") / "preflight.yaml", _Data)
 
 
 def _covers(ranges: Iterable[str]) -> bool:

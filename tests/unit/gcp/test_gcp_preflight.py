@@ -14,9 +14,12 @@ from clusterctl.providers.gcp.preflight import preflight
 from clusterctl.providers.gcp.provider import services
 from clusterctl.spec.gcp import settings_of
 from clusterctl.spec.load import parse_spec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.util.progress import Limit
 from tests.support.google import discovery, gcloud
 from tests.support.google.api import PROJECT, Google
+from tests.support.google.module import CLUSTER_ID, Module, spec_of
+from tests.support.google.world import World
 
 ZONE = "us-central1-a"
 CUDA = "images/family/rocky-linux-9-optimized-gcp-nvidia-580"
@@ -258,6 +261,52 @@ def test_on_a_network_that_is_there_nobody_needs_the_right_to_make_one(google: G
     assert one.why == (
         "the login lacks compute.networks.create, compute.subnetworks.create, compute.routers.create"
     )
+
+
+# What a login lacks that may make instances and disks, and act as service accounts, but nothing else.
+ONCE = ("compute.networks.create", "compute.subnetworks.create", "compute.routers.create",
+        "compute.firewalls.create", "iam.serviceAccounts.create", "iam.serviceAccounts.delete",
+        "resourcemanager.projects.setIamPolicy")  # fmt: skip
+
+
+def test_one_more_node_needs_no_right_to_make_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As real Terraform makes it; where some of it is missing, the right to that is needed."""
+    module, asked = Module(tmp_path), spec_of("t4")
+    module.ask(asked)
+    module.apply()
+    more = asked.partitions[0].model_copy(update={"nodes": asked.partitions[0].nodes + 1})
+    asked = asked.model_copy(update={"partitions": (more, *asked.partitions[1:])})
+    with Google(World(module.cloud.store.path)) as google:
+        for name, value in google.environment.items():
+            monkeypatch.setenv(name, value)
+        deny(google, *ONCE)
+        assert lacking(asked, CLUSTER_ID) == set()
+        assert lacking(asked, None) == set(ONCE), "of another cluster"
+        for kind, one in (
+            ("google_compute_network", "compute.networks.create"),
+            ("google_compute_subnetwork", "compute.subnetworks.create"),
+            ("google_compute_router", "compute.routers.create"),
+            ("google_compute_firewall", "compute.firewalls.create"),
+            ("google_project_iam_member", "resourcemanager.projects.setIamPolicy"),
+        ):
+            with google.world.change() as state:
+                path, gone = state["resources"][kind].popitem()
+            assert lacking(asked, CLUSTER_ID) == {one}
+            with google.world.change() as state:
+                state["resources"][kind][path] = gone
+        with google.world.change() as state:
+            state["resources"]["google_service_account"].popitem()
+        assert lacking(asked, CLUSTER_ID) == {"iam.serviceAccounts.create", "iam.serviceAccounts.delete"}
+    assert not google.violations
+
+
+def lacking(spec: ClusterSpec, cluster_id: str | None) -> set[str]:
+    api = Api(PROJECT, limit=Limit.within(300))
+    findings = preflight(spec, cluster_id, services(settings_of(spec)), api=api)
+    said = [one.why.removeprefix("the login lacks ") for one in findings if one.level == "error"]
+    return {name for text in said for name in text.split(", ")}
 
 
 def test_a_right_that_may_be_given_under_a_condition_keeps_nobody_from_up(google: Google) -> None:
