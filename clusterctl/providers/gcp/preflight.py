@@ -14,14 +14,12 @@ from ipaddress import IPv4Network
 from math import inf
 from typing import Any, Final
 
-from clusterctl.errors import ApiOffError, CloudError, CredentialsError, MachineError, PermissionDeniedError
+from clusterctl.errors import ApiOffError, CloudError, MachineError, PermissionDeniedError
 from clusterctl.hosts.checks import Finding
-from clusterctl.providers.gcp import apply
 from clusterctl.providers.gcp.allowance import HostGroup, demand, forbidden
 from clusterctl.providers.gcp.api import Api, Json, LateError, check_gcloud, org_policy, rules
 from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.providers.gcp.requirements import Constraint, Rights, requirements
-from clusterctl.providers.gcp.terraform_run import Diagnostic
 from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.gcp_nodes import image_of
@@ -34,7 +32,7 @@ from clusterctl.util.progress import Limit
 LIMIT_S: Final = 25.0  # of all calls together
 ANSWER_S: Final = 10.0
 _MOST: Final = 12  # calls at once
-_UNSEEN: Final = (403, 404)
+_NOT_FOUND: Final = 404
 _COUNTED: Final = "serviceusage.services.use"
 _SSH: Final = 22
 _FOR_SOME: Final = ("targetResources", "targetSecureTags", "targetServiceAccounts")
@@ -139,16 +137,8 @@ class _Look:
 
     def refused(self, exc: CloudError) -> Finding:
         """Google's refusal in the words of its own error, or of the table of diagnoses."""
-        if isinstance(exc, CredentialsError | ApiOffError | PermissionDeniedError):
-            return Finding(self.settings.project, "error", exc.code, exc.what, exc.why, exc.fix)
-        found = apply.diagnose(Diagnostic("error", exc.why), self._place).failure
-        known = found.code != exc.code and exc.status
-        code, fix = (found.code, found.fix) if known else (exc.code, exc.fix)
-        return Finding(self.settings.project, "error", code, exc.what, exc.why, fix or "try again later")
-
-    @property
-    def _place(self) -> apply.Place:
-        return apply.Place(self.settings.project, self.settings.zone, self.spec.controller_host)
+        code = exc.failures[0].code
+        return Finding(self.settings.project, "error", code, exc.what, exc.why, exc.fix or "try again later")
 
     def _found(self, code: str, where: str, what: str, why: str = "", /, **words: str) -> Finding:
         """A finding with the fix, and without a ``why`` the cause, of that code in the table of diagnoses."""
@@ -199,7 +189,7 @@ class _Look:
         try:
             found = self.api.get("cloudresourcemanager", self._project)
         except CloudError as exc:
-            if isinstance(exc, ApiOffError | CredentialsError) or exc.status not in _UNSEEN:
+            if exc.status != _NOT_FOUND and not isinstance(exc, PermissionDeniedError):
                 raise
             if _COUNTED in exc.cause:  # no call is answered, for all of them count on this project
                 role = next(role for role, one in requirements().roles.items() if _COUNTED in one.permissions)

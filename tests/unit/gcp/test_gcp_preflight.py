@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
+from google.auth.exceptions import RefreshError
 
 from clusterctl.hosts.checks import Finding
 from clusterctl.providers.gcp.api import Api
@@ -53,9 +55,12 @@ partitions: [{{name: train, nodes: 2, gpus: {{type: l4}}}}]
 """
 
 
-def found(text: str, cluster_id: str | None = None) -> tuple[Finding, ...]:
-    spec = parse_spec(text, "cluster.yaml")
-    api = Api(PROJECT, limit=Limit.within(300))
+def found(text: str, cluster_id: str | None = None, api: Api | None = None) -> tuple[Finding, ...]:
+    return look(parse_spec(text, "cluster.yaml"), cluster_id, api)
+
+
+def look(spec: ClusterSpec, cluster_id: str | None, api: Api | None = None) -> tuple[Finding, ...]:
+    api = api or Api(PROJECT, limit=Limit.within(300))
     return preflight(spec, cluster_id, services(settings_of(spec)), api=api)
 
 
@@ -303,9 +308,8 @@ def test_one_more_node_needs_no_right_to_make_what_is_there(
 
 
 def lacking(spec: ClusterSpec, cluster_id: str | None) -> set[str]:
-    api = Api(PROJECT, limit=Limit.within(300))
-    findings = preflight(spec, cluster_id, services(settings_of(spec)), api=api)
-    said = [one.why.removeprefix("the login lacks ") for one in findings if one.level == "error"]
+    errors = [one for one in look(spec, cluster_id) if one.level == "error"]
+    said = [one.why.removeprefix("the login lacks ") for one in errors]
     return {name for text in said for name in text.split(", ")}
 
 
@@ -348,6 +352,54 @@ def test_a_project_that_is_not_there_is_one_that_the_login_may_not_see(google: G
     (one,) = found(PLAIN)
     assert one.code == "project-missing"
     assert "gcloud projects list" in one.fix
+
+
+def test_billing_that_is_off_is_one_finding(google: Google) -> None:
+    """Compute Engine refuses all calls then."""
+    google.refuse("compute.*", "billing_disabled")
+    (one,) = found(PLAIN)
+    assert (one.level, one.code) == ("error", "billing-disabled")
+    assert f"billing/linkedaccount?project={PROJECT}" in one.fix
+
+
+def test_without_a_login_nothing_else_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"CLOUDSDK_CONFIG": str(tmp_path), "NO_GCE_CHECK": "true"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
+    (one,) = found(PLAIN)
+    assert (one.level, one.code, one.what) == ("error", "credentials", "no login to Google Cloud")
+    assert "`gcloud auth application-default login`" in one.fix
+
+
+class ExpiredSession(requests.Session):
+    """As google-auth's: what Google's token endpoint says (google-auth 2.62, oauth2/_client.py)."""
+
+    def request(self, *_: object, **__: object) -> requests.Response:
+        raise RefreshError("invalid_grant: Token has been expired or revoked.")
+
+
+@pytest.mark.parametrize("cluster_id", [None, "a1b2c3"])
+def test_of_a_login_that_has_expired_nothing_else_is_said(cluster_id: str | None) -> None:
+    api = Api(PROJECT, session=ExpiredSession())
+    (one,) = found(PLAIN, cluster_id, api)
+    assert (one.level, one.code, one.what) == ("error", "credentials", "the login has expired")
+    assert "`gcloud auth application-default login`" in one.fix
+
+
+@pytest.mark.parametrize(
+    ("image", "software", "codes"),
+    [
+        ("project: debian-cloud, family: debian-12", "", ["image-driver"]),
+        ("project: debian-cloud, family: debian-12", "nvidia: {driver: open}", []),
+        ("project: deeplearning-platform-release, family: common-cu129-ubuntu-2204-nvidia-580", "", []),
+        ("project: my-images, family: with-a-driver-of-ours", "", []),
+    ],
+)
+def test_gpus_on_a_public_image_without_a_driver(image: str, software: str, codes: list[str]) -> None:
+    text = PLAIN.replace("zone:", f"partitions: {{train: {{image: {{{image}}}}}}}, zone:")
+    findings = found(f"{text}software: {{{software}}}\n")
+    assert [one.code for one in findings] == codes
+    assert all("software: {nvidia: {driver: open}}" in one.fix for one in findings)
 
 
 def test_managed_policies_that_can_not_be_looked_at_are_one_warning(google: Google) -> None:
