@@ -30,6 +30,7 @@ from clusterctl.transport.base import Connect
 from clusterctl.util.process import on_each
 
 _NO_PLACE: Final = "network"
+UNFIT: Final = ("release-differs", "address")  # what keeps machines from being one cluster
 _HERE: Final = "127.0.0.1"  # whatever other addresses this machine has, now or tomorrow
 _THEN: Final = "then run the same command again"
 # What else their network has, a host's own InfiniBand among it, Ansible finds out.
@@ -231,7 +232,31 @@ def examine(
         for host, exc in lost.items()
         for failure in exc.failures
     ]
-    return replace(report, findings=(*unseen, *report.findings, *unreached))
+    return replace(report, findings=(*unseen, *report.findings, *unfit(spec, asked, report), *unreached))
+
+
+def unfit(spec: ClusterSpec, asked: Sequence[Host], report: DoctorReport) -> Iterator[Finding]:
+    """What ``inventory`` would refuse of the machines that answered, but what is said of each already."""
+    facts, leader = report.facts, asked[0]
+    known = facts.keys() - {one.host for one in report.findings if one.code == "distribution"}
+    there = [one for one in asked if one.name in known]
+    if not there:
+        return
+    release, address = UNFIT
+    try:
+        common({one.name: facts[one.name].system.release for one in there})
+    except ProvisionError as exc:
+        for one in exc.failures:
+            yield Finding(str(one.host), "error", release, "its release differs", one.cause, one.fix)
+    network = spec.provider.known_network
+    try:
+        if network is None and leader.name in facts:
+            network = _network(leader, facts[leader.name])
+        if network is not None:
+            _places(there, facts, network)
+    except ProvisionError as exc:
+        for one in exc.failures:
+            yield Finding(str(one.host), "error", address, "not on the network", one.cause, one.fix)
 
 
 def _wanted(spec: ClusterSpec, asked: Sequence[Host], new: Collection[str], workspace: Workspace) -> Wanted:

@@ -96,8 +96,9 @@ class OnpremProvider(Provider):
         asked = members.members(spec, self._settings)
         with open_login(self._settings.machines, workspace, self._prompts) as login:
             ours, silent, report = self._examined(spec, workspace, asked, login, find_all=True)
-        new = [one.name for one in asked if one.name not in {**ours, **silent}]
-        errors = set(in_the_way(report, asked, new, workspace, silent))
+            new = [one.name for one in asked if one.name not in {**ours, **silent}]
+            wrong = in_the_way(report, asked, new, workspace, silent)
+            errors = dict.fromkeys((*wrong, *self._not_taken_up(spec, workspace, login, report)))
         found = [one for one in report.findings if one.level != "error" or one in errors]
         return replace(report, findings=(*found, *(one for one in errors if one not in found)))
 
@@ -196,6 +197,19 @@ class OnpremProvider(Provider):
         kept = to_take_up(spec, found)
         return (taken_up_note(kept),) if kept else ()
 
+    def _not_taken_up(
+        self, spec: ClusterSpec, workspace: Workspace, login: Login, report: DoctorReport
+    ) -> tuple[Finding, ...]:
+        """Why the storage that an earlier cluster left can't be taken up by a new one."""
+        leader = self._settings.controller
+        if not spec.storage.keep or leader not in report.facts or hosts_as_raised(workspace):
+            return ()
+        try:
+            to_take_up(spec, find_homes(login, self._settings, spec.name, [user.name for user in spec.users]))
+        except ClusterctlError as exc:
+            return (Finding(leader, "error", "kept-storage", exc.what, exc.why, exc.fix),)
+        return ()
+
     def _look(self, spec: ClusterSpec, workspace: Workspace, report: Reporter) -> _Found:
         """See what the machines are and what they can become."""
         asked = members.members(spec, self._settings)
@@ -203,7 +217,9 @@ class OnpremProvider(Provider):
         login = Login(self._settings.machines, workspace, self._prompts)
         ours, silent, checked = self._examined(spec, workspace, asked, login)
         new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
-        if found := failures(in_the_way(checked, asked, new, workspace, silent), phase="plan"):
+        if wrong := in_the_way(checked, asked, new, workspace, silent):
+            wrong = (*wrong, *self._not_taken_up(spec, workspace, login, checked))  # else `plan` raises it
+            found = failures(wrong, phase="plan")
             raise ProvisionError.of_hosts("these machines can't be used: {hosts}", found, then=_THEN)
         keys = {name: host.host_key for name, host in ours.items()} | {
             name: login.key_of(name) for name in new
@@ -278,7 +294,10 @@ def in_the_way(
     wrong = [
         one
         for one in report.findings
-        if one.host in new or one.host not in report.facts or (new and one.code in ("firewall", "network"))
+        if one.host in new
+        or one.host not in report.facts
+        or one.code in members.UNFIT
+        or (new and one.code in ("firewall", "network"))
     ]
     wrong += members.claim_findings(report.facts, workspace.known_id() or "")
     found = [one for one in wrong if one.level == "error"]

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +17,10 @@ from clusterctl.errors import ClusterctlError, ProvisionError
 from clusterctl.hosts import remote_reach
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.roles import role_packages
-from clusterctl.providers.base import OfferedKey
+from clusterctl.providers.base import NO_PROMPTS, OfferedKey
 from clusterctl.providers.onprem.access import AccessError, explain
 from clusterctl.providers.onprem.members import examine, members, trusted
+from clusterctl.providers.onprem.provider import OnpremProvider
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
@@ -191,6 +192,64 @@ def test_all_that_stands_in_the_way_is_named_at_once(machines: Machines) -> None
         assert len(hits) == 1, (host, code, [*map(str, findings)])
     # Drivers that are not there yet are said beside what keeps them from being built.
     assert len([f for f in findings if f.code != "no-driver"]) == len(planted), [*map(str, findings)]
+
+
+def other_release(machines: Machines) -> None:
+    machines.facts["n3"]["system"] |= {"id": "debian", "version": "12"}
+
+
+def other_network(machines: Machines) -> None:
+    at = {"addresses": ["127.0.0.1/8", "10.9.0.3/24"], "interfaces": {"eth0": ["10.9.0.3/24"]}}
+    machines.facts["n3"] |= at
+
+
+def behind_nat(machines: Machines) -> None:
+    at = {"eth0": ["10.1.0.1/24"], "eth1": ["10.2.0.1/24"]}
+    machines.facts["n1"] |= {"addresses": [one for some in at.values() for one in some], "interfaces": at}
+
+
+@pytest.mark.parametrize(
+    ("planted", "expected"),
+    [
+        (other_release, ("n3", "release-differs", "n1 has Rocky Linux 9", "hosts of one distribution")),
+        (other_network, ("n3", "address", "the cluster's network 10.0.0.0/24", "write provider.network")),
+        (behind_nat, ("n1", "address", "10.0.0.1 is no address of its own", "write provider.network")),
+    ],
+)
+def test_machines_that_are_no_cluster_together_are_found_before_one_is_made_of_them(
+    machines: Machines, planted: Callable[[Machines], None], expected: tuple[str, str, str, str]
+) -> None:
+    planted(machines)
+    (one,) = machines.found()
+    host, code, why, fix = expected
+    assert (one.host, one.level, one.code) == (host, "error", code)
+    assert why in one.why
+    assert fix in one.fix
+
+
+def test_a_release_that_is_refused_is_said_once(machines: Machines) -> None:
+    machines.facts["n3"]["system"] |= {"version": "7.9"}
+    assert [one.code for one in machines.found()] == ["distribution"]
+
+
+def test_kept_storage_of_other_accounts_is_found_with_all_else(tmp_path: Path) -> None:
+    """Of this machine itself, which has no address on that network."""
+    shared, workspace = tmp_path / "shared", Workspace(tmp_path / "d")
+    (shared / "home/ada").mkdir(parents=True)
+    workspace.create()
+    workspace.bundle.write_text("{}")  # so that no repository is asked
+    desk = {"controller": "desk", "hosts": {"desk": {"address": "localhost", "become": "none"}}}
+    given = {"type": "onprem", **desk, "network": "203.0.113.0/24", "shared": {"path": str(shared)}}
+    partitions, users = [{"name": "t", "hosts": "desk"}], [{"name": "ada", "uid": os.getuid() + 2001}]
+    spec = spec_of(provider=given, partitions=partitions, users=users, storage={"keep": True})
+    assert isinstance(spec.provider, OnpremSettings)
+    provider = OnpremProvider(spec.provider, NO_PROMPTS)
+    report = provider.preflight(spec, workspace)
+    assert report is not None
+    assert {"address", "kept-storage"} <= {one.code for one in report.errors}
+    with pytest.raises(ProvisionError) as caught:
+        provider.plan(spec, workspace, keep={}, report=lambda _: None)
+    assert {"address", "kept-storage"} <= {one.code for one in caught.value.failures}
 
 
 def test_what_a_firewall_of_the_host_itself_drops_is_not_said_twice(machines: Machines) -> None:
