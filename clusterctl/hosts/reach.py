@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv4Network
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from clusterctl.hosts.checks import Finding, RunAsRoot
@@ -33,6 +35,8 @@ class Wanted:
     network: IPv4Network | None
     offline: bool
     nfs: str | None = None  # the server that has the shared folder
+    export: str = ""  # what it exports
+    exports: bool = False  # whether the controller does
     folder: str | None = None  # that has to be there already
 
 
@@ -46,7 +50,7 @@ def examine(wanted: Wanted, facts: Mapping[str, HostFacts], root: RunAsRoot) -> 
     def ask(name: str) -> tuple[Finding, ...]:
         request = _request(wanted, name, hosts, places, facts)
         said = json.loads(root(name, ("sh", "-c", START, "sh", json.dumps(request)), _PROGRAM))
-        return tuple(_findings(wanted, name, said, places))
+        return (*_findings(wanted, name, said, places), *_exports(wanted, name, said["exports"], facts[name]))
 
     found, _ = on_each(hosts, ask)  # how a host failed, the other checks say
     return (*_mtus(wanted, places), *(one for some in found.values() for one in some))
@@ -80,7 +84,7 @@ def _request(
 ) -> Mapping[str, object]:
     leader = wanted.asked[0].name
     peers = {
-        other: [place.address, [*role_ports(wanted.spec, hosts[other].roles), _OF_JOBS]]
+        other: [place.address, [*_ports(wanted, hosts[other])]]
         for other, place in places.items()
         if other != name and place is not None and _says(facts[other])
     }
@@ -98,6 +102,16 @@ def _request(
         "folders": [wanted.folder] if wanted.folder and new else [],
         "repositories": lacks and not wanted.offline,
     }
+
+
+def _ports(wanted: Wanted, host: Host) -> Iterator[int]:
+    """Those that the cluster's other hosts need of a host."""
+    yield from role_ports(wanted.spec, host.roles)
+    yield _OF_JOBS
+    if wanted.exports and host.name == wanted.asked[0].name:
+        yield _NFS
+    if wanted.spec.scheduler == "none":  # mpirun starts ranks by SSH
+        yield host.port
 
 
 def _says(facts: HostFacts) -> bool:
@@ -143,6 +157,32 @@ def _findings(
     for path in said["missing"]:
         why, fix = f"there is no {path}, and shared.kind is existing", f"mount it there: `mount {path}`"
         yield Finding(name, "error", "shared-folder", "the shared folder is missing", why, fix)
+
+
+def _exports(
+    wanted: Wanted, name: str, exports: Sequence[Sequence[str]] | None, facts: HostFacts
+) -> Iterator[Finding]:
+    """A folder that the NFS server does not export to the host, as far as its list tells.
+
+    It may be below an export; names of clients only the server can resolve. NFS 4 may have a root of its own,
+    below which paths are shorter: so this is a warning.
+    """
+    if exports is None:
+        return
+    above = {path: clients for path, *clients in exports if PurePosixPath(wanted.export).is_relative_to(path)}
+    allowed = {client for clients in above.values() for client in clients}
+    own = [one.ip for one in map(IPv4Interface, facts.addresses) if not one.ip.is_loopback]
+    why = ""
+    with suppress(ValueError):  # a name, or `*`
+        networks = [IPv4Network(client, strict=False) for client in allowed]
+        if not any(ip in network for ip in own for network in networks):
+            why = f"{wanted.nfs} exports it to {', '.join(sorted(allowed))}, and not to this host"
+    if not above:
+        listed = ", ".join(path for path, *_ in exports) or "nothing"
+        why = f"{wanted.nfs} exports {listed}, and not {wanted.export}"
+    if why:
+        fix = f"have {wanted.nfs} export {wanted.export} to {name}: /etc/exports there, then `exportfs -ra`"
+        yield Finding(name, "warning", "nfs-export", "the folder is not exported to it", why, fix)
 
 
 def _mtus(wanted: Wanted, places: Mapping[str, _Place | None]) -> Iterator[Finding]:

@@ -262,9 +262,17 @@ def unfit(spec: ClusterSpec, asked: Sequence[Host], report: DoctorReport) -> Ite
 def _wanted(spec: ClusterSpec, asked: Sequence[Host], new: Collection[str], workspace: Workspace) -> Wanted:
     """What these are to reach."""
     shared = spec.provider.shared if isinstance(spec.provider, OnpremSettings) else OnpremShared()
-    there = shared.path if shared.kind == "existing" else None
-    offline = workspace.bundle.exists()
-    return Wanted(spec, asked, new, spec.provider.known_network, offline, shared.server, there)
+    return Wanted(
+        spec,
+        asked,
+        new,
+        spec.provider.known_network,
+        offline=workspace.bundle.exists(),
+        nfs=shared.server,
+        export=shared.export or "",
+        exports=shared.kind == "nfs" and shared.server is None,
+        folder=shared.path if shared.kind == "existing" else None,
+    )
 
 
 def trusted(login: Login, hosts: Sequence[str]) -> Mapping[str, ClusterctlError]:

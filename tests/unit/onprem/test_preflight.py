@@ -66,7 +66,10 @@ class Machines:
         return examine(self.spec, self.asked, login, (), only=names, lost=self.lost).findings
 
 
-_REACHES: Mapping[str, Any] = {"peers": [], "narrow": False, "nfs": "", "repositories": {}, "missing": []}
+_REACHES: Mapping[str, Any] = {
+    **{"peers": [], "narrow": False, "repositories": {}, "missing": []},
+    **{"nfs": "", "exports": [["/vol", "*"]]},
+}
 
 
 def _well(name: str) -> dict[str, Any]:
@@ -182,6 +185,8 @@ def plant_on_the_network(machines: Machines) -> Iterator[tuple[str, str, str, st
     yield "n1", "repository", "mirrors.rockylinux.org:443", "curl -sSI"
     machines.reach["n2"]["nfs"] = "the connection is refused"
     yield "n2", "nfs", "nas, port 2049", "showmount -e nas"
+    machines.reach["n3"]["exports"] = [["/vol", "10.0.0.1", "10.0.0.2"]]
+    yield "n3", "nfs-export", "exports it to 10.0.0.1, 10.0.0.2, and not to this host", "export /vol to n3"
 
 
 def test_all_that_stands_in_the_way_is_named_at_once(machines: Machines) -> None:
@@ -271,6 +276,50 @@ def test_repositories_are_for_those_who_lack_packages_and_have_no_bundle(machine
     assert not machines.requests["n1"]["repositories"]
 
 
+@pytest.mark.parametrize(
+    ("exports", "is_found"),
+    [
+        (None, False),  # without showmount, or by a server of NFS 4 alone
+        ([], True),
+        ([["/home", "*"]], True),
+        ([["/vol2", "*"]], True),
+        ([["/vol", "(everyone)"]], False),
+        ([["/", "10.0.0.0/255.255.255.0"]], False),
+        ([["/vol", "10.0.0.0/24"]], False),
+        ([["/vol", "192.168.0.0/16"]], True),
+        ([["/vol", "10.0.0.1"], ["/", "10.0.0.2"]], False),
+        ([["/vol", "192.168.0.0/16", "@trusted"]], False),  # which the server alone can tell
+    ],
+)
+def test_a_folder_that_the_server_does_not_export_to_a_host(
+    machines: Machines, exports: list[list[str]] | None, is_found: bool
+) -> None:
+    machines.reach["n2"]["exports"] = exports
+    expected = [("n2", "warning", "nfs-export")] if is_found else []
+    assert [(one.host, one.level, one.code) for one in machines.found()] == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "of_leader", "of_others"),
+    [
+        ({}, {6817, 6818, 6819, 61000}, {6818, 61000}),
+        ({"shared": {"path": "/shared"}}, {6817, 6818, 6819, 61000, 2049}, {6818, 61000}),
+        ({"shared": {"kind": "existing"}}, {6817, 6818, 6819, 61000}, {6818, 61000}),
+        ({"scheduler": "none"}, {22, 61000}, {22, 61000}),
+    ],
+)
+def test_the_ports_that_hosts_need_of_each_other(
+    tmp_path: Path, more: Mapping[str, Any], of_leader: set[int], of_others: set[int]
+) -> None:
+    spec = spec_of()
+    shared = more.get("shared", {"server": "nas", "export": "/vol"})
+    given = spec.provider.model_dump() | {"shared": shared}
+    machines = Machines(tmp_path, spec_of(provider=given, scheduler=more.get("scheduler", "slurm")))
+    machines.found()
+    asked = machines.requests["n2"]["peers"]
+    assert (set(asked["n1"][1]), set(asked["n3"][1])) == (of_leader, of_others)
+
+
 def test_a_key_that_nobody_confirmed_keeps_none_of_the_others_from_being_looked_at() -> None:
     key = OfferedKey("n2", "10.0.0.2", "ssh-ed25519 AAAA", "SHA256:x")
 
@@ -300,8 +349,17 @@ def test_the_program_runs_as_it_is_sent(capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr("sys.argv", ["-", json.dumps(request)])
     remote_reach.main()
     said = json.loads(capsys.readouterr().out)
-    assert (said["peers"], said["missing"]) == ([], ["/nowhere"])
+    assert (said["peers"], said["missing"], said["exports"]) == ([], ["/nowhere"], None)
     assert "refused" in said["nfs"]
+
+
+def test_what_a_server_exports_is_read_of_showmount(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lines as nfs-utils 2.8 prints them (utils/showmount/showmount.c)."""
+    said = "/srv/a b 10.0.0.0/24,@trusted\n/vol     (everyone)\n"
+    argv = ["showmount", "--no-headers", "--exports", "nas"]
+    monkeypatch.setattr(remote_reach, "run", lambda asked, _: said if asked == argv else None)
+    assert remote_reach.exports("nas") == [["/srv/a b", "10.0.0.0/24", "@trusted"], ["/vol", "(everyone)"]]
+    assert remote_reach.exports("other") is None
 
 
 def test_repositories_are_the_package_managers_own(monkeypatch: pytest.MonkeyPatch) -> None:
