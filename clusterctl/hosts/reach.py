@@ -10,6 +10,7 @@ from ipaddress import IPv4Interface, IPv4Network
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from clusterctl.errors import TransportError
 from clusterctl.hosts.checks import Finding, RunAsRoot
 from clusterctl.hosts.firewall import firewall_of
 from clusterctl.hosts.probe import START, HostFacts
@@ -19,6 +20,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host
 from clusterctl.transport.base import remote_program
 from clusterctl.util.process import on_each
+from clusterctl.util.progress import NO_LIMIT, Limit
 
 _PROGRAM: Final = remote_program("clusterctl.hosts.remote_reach").encode()
 _OF_JOBS: Final = 61000  # the first port of srun, and near those that MPI gets from the kernel
@@ -40,7 +42,9 @@ class Wanted:
     folder: str | None = None  # that has to be there already
 
 
-def examine(wanted: Wanted, facts: Mapping[str, HostFacts], root: RunAsRoot) -> tuple[Finding, ...]:
+def examine(
+    wanted: Wanted, facts: Mapping[str, HostFacts], root: RunAsRoot, limit: Limit = NO_LIMIT
+) -> tuple[Finding, ...]:
     """Have every host that answered try; what it does not reach, and what is wrong between them."""
     hosts = {one.name: one for one in wanted.asked if one.name in facts}
     if not set(hosts) & set(wanted.new):
@@ -52,8 +56,14 @@ def examine(wanted: Wanted, facts: Mapping[str, HostFacts], root: RunAsRoot) -> 
         said = json.loads(root(name, ("sh", "-c", START, "sh", json.dumps(request)), _PROGRAM))
         return (*_findings(wanted, name, said, places), *_exports(wanted, name, said["exports"], facts[name]))
 
-    found, _ = on_each(hosts, ask)  # how a host failed, the other checks say
-    return (*_mtus(wanted, places), *(one for some in found.values() for one in some))
+    found, failed = on_each(hosts, ask, limit=limit)
+    what, fix = "what it reaches was not looked at", "run the same command again"
+    unseen = (
+        Finding(host, "warning", "not-looked-at", what, one.cause, one.fix or fix)
+        for host, one in failed.items()
+        if isinstance(one, TransportError)  # what else is wrong, the other checks say
+    )
+    return (*_mtus(wanted, places), *unseen, *(one for some in found.values() for one in some))
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ def repositories() -> list[tuple[str, str]]:
         urls = re.findall(r"^'(https?://[^']+)'", said, re.MULTILINE)
         found += [(url, unless_bypassed(url, apt_proxy(url, known))) for url in urls]
     for python in ("/usr/libexec/platform-python", "/usr/bin/python3") if said is None else ():
-        listed = run([python, "-c", DNF], 20.0)
+        listed = run([python, "-c", DNF])
         if listed is not None:
             rows = [line.split() for line in listed.splitlines()]
             for url, proxy in (row for row in rows if len(row) > 1):

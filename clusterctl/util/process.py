@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from clusterctl.errors import ClusterctlError
-from clusterctl.util.progress import Limit
+from clusterctl.errors import ClusterctlError, UnreachableError
+from clusterctl.util.progress import NO_LIMIT, Limit
 
 PREFIX = ".clusterctl-run-"
 _SUBREAPER = Path(__file__).with_name("subreaper.py")
@@ -198,13 +199,19 @@ def _locked(folder: Path) -> int | None:
 
 
 def on_each(
-    hosts: Iterable[str], ask: Callable[[str], R], *, most: int = _MAX_THREADS
+    hosts: Iterable[str], ask: Callable[[str], R], *, most: int = _MAX_THREADS, limit: Limit = NO_LIMIT
 ) -> tuple[dict[str, R], dict[str, ClusterctlError]]:
-    """What every host answered, and how some failed: at most ``most`` at once, and none stops the others."""
+    """What every host answered, and how some failed: at most ``most`` at once, and none stops the others.
+
+    Under a ``limit``, ``ask`` only looks; see ``within``.
+    """
 
     def answer(host: str) -> R | ClusterctlError:
         try:
-            return ask(host)
+            return ask(host) if limit is NO_LIMIT else within(limit, partial(ask, host))
+        except TimeoutError:
+            why, fix = "it gave no answer in the time that there was for all hosts", "look at the host's load"
+            return UnreachableError(f"{host} does not answer", why=why, fix=fix, host=host)
         except ClusterctlError as exc:
             return exc
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +27,8 @@ from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import Clock, Limit
+from tests.support.played_time import PlayedTime
 
 UFW = "Status: active\nDefault: deny (incoming), allow (outgoing), disabled (routed)\n"
 
@@ -51,9 +55,14 @@ class Machines:
         self.skew_s: dict[str, float] = {}
         self.lost: dict[str, ClusterctlError] = {}
         self.requests: dict[str, Mapping[str, Any]] = {}
+        self.time, self.ended = PlayedTime(), threading.Event()
+        self.hangs: dict[str, str] = {}  # until `ended`
 
     def root(self, host: str, argv: Sequence[str], _: bytes) -> str:
         request = json.loads(argv[-1])
+        if self.hangs.get(host) == ("peers" if "peers" in request else "host"):
+            self.time.passes(3600)
+            self.ended.wait()
         if "peers" in request:
             self.requests[host] = request
             return json.dumps(self.reach[host])
@@ -63,7 +72,8 @@ class Machines:
     def found(self) -> tuple[Finding, ...]:
         names = [one.name for one in self.asked]
         login: Any = SimpleNamespace(root=self.root, workspace=self.workspace)
-        return examine(self.spec, self.asked, login, (), only=names, lost=self.lost).findings
+        limit = Limit.within(28, self.time.clock)
+        return examine(self.spec, self.asked, login, (), only=names, lost=self.lost, limit=limit).findings
 
 
 _REACHES: Mapping[str, Any] = {
@@ -237,24 +247,59 @@ def test_a_release_that_is_refused_is_said_once(machines: Machines) -> None:
     assert [one.code for one in machines.found()] == ["distribution"]
 
 
-def test_kept_storage_of_other_accounts_is_found_with_all_else(tmp_path: Path) -> None:
-    """Of this machine itself, which has no address on that network."""
-    shared, workspace = tmp_path / "shared", Workspace(tmp_path / "d")
+def desk(folder: Path, clock: Clock | None = None) -> tuple[ClusterSpec, Workspace, OnpremProvider]:
+    """This machine itself, which has no address on that network, and kept the files of another ada."""
+    shared, workspace = folder / "shared", Workspace(folder / "d")
     (shared / "home/ada").mkdir(parents=True)
     workspace.create()
     workspace.bundle.write_text("{}")  # so that no repository is asked
-    desk = {"controller": "desk", "hosts": {"desk": {"address": "localhost", "become": "none"}}}
-    given = {"type": "onprem", **desk, "network": "203.0.113.0/24", "shared": {"path": str(shared)}}
+    machine = {"controller": "desk", "hosts": {"desk": {"address": "localhost", "become": "none"}}}
+    given = {"type": "onprem", **machine, "network": "203.0.113.0/24", "shared": {"path": str(shared)}}
     partitions, users = [{"name": "t", "hosts": "desk"}], [{"name": "ada", "uid": os.getuid() + 2001}]
     spec = spec_of(provider=given, partitions=partitions, users=users, storage={"keep": True})
     assert isinstance(spec.provider, OnpremSettings)
-    provider = OnpremProvider(spec.provider, NO_PROMPTS)
+    return spec, workspace, OnpremProvider(spec.provider, NO_PROMPTS, clock)
+
+
+def test_the_look_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    hours = itertools.count(0, 3600)
+    spec, workspace, provider = desk(tmp_path, Clock(now=lambda: next(hours)))
+    report = provider.preflight(spec, workspace)
+    assert report is not None
+    assert [(one.host, one.level, one.code) for one in report.findings] == [("desk", "error", "unreachable")]
+    with pytest.raises(ProvisionError, match="these machines can't be used: desk"):
+        provider.plan(spec, workspace, keep={}, report=lambda _: None)
+
+
+def test_kept_storage_of_other_accounts_is_found_with_all_else(tmp_path: Path) -> None:
+    spec, workspace, provider = desk(tmp_path)
     report = provider.preflight(spec, workspace)
     assert report is not None
     assert {"address", "kept-storage"} <= {one.code for one in report.errors}
     with pytest.raises(ProvisionError) as caught:
         provider.plan(spec, workspace, keep={}, report=lambda _: None)
     assert {"address", "kept-storage"} <= {one.code for one in caught.value.failures}
+
+
+def test_a_host_that_hangs_is_not_waited_for(machines: Machines) -> None:
+    """Others of which nobody had asked yet are named, too."""
+    machines.hangs["n3"] = "host"
+    try:
+        silent = {one.host: one for one in machines.found() if one.code == "unreachable"}
+    finally:
+        machines.ended.set()
+    assert silent["n3"].level == "error"
+    assert "n3 does not answer" in str(silent["n3"])
+    assert all("in the time that there was for all hosts" in one.why for one in silent.values())
+
+
+def test_what_a_host_reaches_may_take_no_longer_either(machines: Machines) -> None:
+    machines.hangs["n3"] = "peers"
+    try:
+        found = {one.host: one for one in machines.found()}
+    finally:
+        machines.ended.set()
+    assert (found["n3"].level, found["n3"].code) == ("warning", "not-looked-at")
 
 
 def test_what_a_firewall_of_the_host_itself_drops_is_not_said_twice(machines: Machines) -> None:
@@ -323,7 +368,7 @@ def test_the_ports_that_hosts_need_of_each_other(
 def test_a_key_that_nobody_confirmed_keeps_none_of_the_others_from_being_looked_at() -> None:
     key = OfferedKey("n2", "10.0.0.2", "ssh-ed25519 AAAA", "SHA256:x")
 
-    def trust(hosts: Sequence[str]) -> Mapping[str, ClusterctlError]:
+    def trust(hosts: Sequence[str], _: Limit) -> Mapping[str, ClusterctlError]:
         if "n2" in hosts:
             raise ProvisionError.of_hosts("unknown host keys: {hosts}", [key.failure])
         return {}
