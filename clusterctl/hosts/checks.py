@@ -21,6 +21,7 @@ from clusterctl.spec.names import ADMIN_USER
 from clusterctl.spec.units import format_duration, format_size
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util.process import on_each
+from clusterctl.util.progress import NO_LIMIT, Limit
 
 Level = Literal["error", "warning"]
 
@@ -455,13 +456,14 @@ def examine(
     *,
     leader: str,
     only: Collection[str] = (),
+    limit: Limit = NO_LIMIT,
 ) -> DoctorReport:
     """Look at every host of ``expected``, or at those of ``only``.
 
-    One that can't be reached is a finding, like all else.
+    One that can't be reached, or gives no answer within ``limit``, is a finding, like all else.
     """
     hosts = [host for host in expected if not only or host in only]
-    seen, failed = on_each(hosts, lambda host: _look(host, request, root))
+    seen, failed = on_each(hosts, lambda host: _look(host, request, root), limit=limit)
     silent = [_unreached(host, error) for host, error in failed.items()]
     found = check_hosts(seen, expected, leader=leader)
     return DoctorReport((*silent, *found), {host: one.facts for host, one in seen.items()})

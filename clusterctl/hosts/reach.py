@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv4Network
+from pathlib import PurePosixPath
 from typing import Any, Final
 
+from clusterctl.errors import TransportError
 from clusterctl.hosts.checks import Finding, RunAsRoot
 from clusterctl.hosts.firewall import firewall_of
 from clusterctl.hosts.probe import START, HostFacts
@@ -17,6 +20,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host
 from clusterctl.transport.base import remote_program
 from clusterctl.util.process import on_each
+from clusterctl.util.progress import NO_LIMIT, Limit
 
 _PROGRAM: Final = remote_program("clusterctl.hosts.remote_reach").encode()
 _OF_JOBS: Final = 61000  # the first port of srun, and near those that MPI gets from the kernel
@@ -33,10 +37,14 @@ class Wanted:
     network: IPv4Network | None
     offline: bool
     nfs: str | None = None  # the server that has the shared folder
+    export: str = ""  # what it exports
+    exports: bool = False  # whether the controller does
     folder: str | None = None  # that has to be there already
 
 
-def examine(wanted: Wanted, facts: Mapping[str, HostFacts], root: RunAsRoot) -> tuple[Finding, ...]:
+def examine(
+    wanted: Wanted, facts: Mapping[str, HostFacts], root: RunAsRoot, limit: Limit = NO_LIMIT
+) -> tuple[Finding, ...]:
     """Have every host that answered try; what it does not reach, and what is wrong between them."""
     hosts = {one.name: one for one in wanted.asked if one.name in facts}
     if not set(hosts) & set(wanted.new):
@@ -46,10 +54,16 @@ def examine(wanted: Wanted, facts: Mapping[str, HostFacts], root: RunAsRoot) -> 
     def ask(name: str) -> tuple[Finding, ...]:
         request = _request(wanted, name, hosts, places, facts)
         said = json.loads(root(name, ("sh", "-c", START, "sh", json.dumps(request)), _PROGRAM))
-        return tuple(_findings(wanted, name, said, places))
+        return (*_findings(wanted, name, said, places), *_exports(wanted, name, said["exports"], facts[name]))
 
-    found, _ = on_each(hosts, ask)  # how a host failed, the other checks say
-    return (*_mtus(wanted, places), *(one for some in found.values() for one in some))
+    found, failed = on_each(hosts, ask, limit=limit)
+    what, fix = "what it reaches was not looked at", "run the same command again"
+    unseen = (
+        Finding(host, "warning", "not-looked-at", what, one.cause, one.fix or fix)
+        for host, one in failed.items()
+        if isinstance(one, TransportError)  # what else is wrong, the other checks say
+    )
+    return (*_mtus(wanted, places), *unseen, *(one for some in found.values() for one in some))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +94,7 @@ def _request(
 ) -> Mapping[str, object]:
     leader = wanted.asked[0].name
     peers = {
-        other: [place.address, [*role_ports(wanted.spec, hosts[other].roles), _OF_JOBS]]
+        other: [place.address, [*_ports(wanted, hosts[other])]]
         for other, place in places.items()
         if other != name and place is not None and _says(facts[other])
     }
@@ -98,6 +112,16 @@ def _request(
         "folders": [wanted.folder] if wanted.folder and new else [],
         "repositories": lacks and not wanted.offline,
     }
+
+
+def _ports(wanted: Wanted, host: Host) -> Iterator[int]:
+    """Those that the cluster's other hosts need of a host."""
+    yield from role_ports(wanted.spec, host.roles)
+    yield _OF_JOBS
+    if wanted.exports and host.name == wanted.asked[0].name:
+        yield _NFS
+    if wanted.spec.scheduler == "none":  # mpirun starts ranks by SSH
+        yield host.port
 
 
 def _says(facts: HostFacts) -> bool:
@@ -143,6 +167,32 @@ def _findings(
     for path in said["missing"]:
         why, fix = f"there is no {path}, and shared.kind is existing", f"mount it there: `mount {path}`"
         yield Finding(name, "error", "shared-folder", "the shared folder is missing", why, fix)
+
+
+def _exports(
+    wanted: Wanted, name: str, exports: Sequence[Sequence[str]] | None, facts: HostFacts
+) -> Iterator[Finding]:
+    """A folder that the NFS server does not export to the host, as far as its list tells.
+
+    It may be below an export; names of clients only the server can resolve. NFS 4 may have a root of its own,
+    below which paths are shorter: so this is a warning.
+    """
+    if exports is None:
+        return
+    above = {path: clients for path, *clients in exports if PurePosixPath(wanted.export).is_relative_to(path)}
+    allowed = {client for clients in above.values() for client in clients}
+    own = [one.ip for one in map(IPv4Interface, facts.addresses) if not one.ip.is_loopback]
+    why = ""
+    with suppress(ValueError):  # a name, or `*`
+        networks = [IPv4Network(client, strict=False) for client in allowed]
+        if not any(ip in network for ip in own for network in networks):
+            why = f"{wanted.nfs} exports it to {', '.join(sorted(allowed))}, and not to this host"
+    if not above:
+        listed = ", ".join(path for path, *_ in exports) or "nothing"
+        why = f"{wanted.nfs} exports {listed}, and not {wanted.export}"
+    if why:
+        fix = f"have {wanted.nfs} export {wanted.export} to {name}: /etc/exports there, then `exportfs -ra`"
+        yield Finding(name, "warning", "nfs-export", "the folder is not exported to it", why, fix)
 
 
 def _mtus(wanted: Wanted, places: Mapping[str, _Place | None]) -> Iterator[Finding]:

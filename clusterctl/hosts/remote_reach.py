@@ -22,6 +22,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 CONNECT_S = 3.0
+SHOWMOUNT_S = 6.0
 CONCURRENT = 64
 DETECT = ("proxy-auto-detect", "proxyautodetect")
 PING = ("ping", "-n", "-q", "-c", "2", "-i", "0.2", "-W", "2")
@@ -65,7 +66,7 @@ def repositories() -> list[tuple[str, str]]:
         urls = re.findall(r"^'(https?://[^']+)'", said, re.MULTILINE)
         found += [(url, unless_bypassed(url, apt_proxy(url, known))) for url in urls]
     for python in ("/usr/libexec/platform-python", "/usr/bin/python3") if said is None else ():
-        listed = run([python, "-c", DNF], 20.0)
+        listed = run([python, "-c", DNF])
         if listed is not None:
             rows = [line.split() for line in listed.splitlines()]
             for url, proxy in (row for row in rows if len(row) > 1):
@@ -132,6 +133,18 @@ def refused(host: str, port: int) -> str:
         return blocked(host, port)
 
 
+def exports(server: str) -> list[list[str]] | None:
+    """What an NFS server says that it exports, as [path, client...]; None where nobody can say it here.
+
+    One that speaks NFS 4 alone says nothing.
+    """
+    said = run(["showmount", "--no-headers", "--exports", server], SHOWMOUNT_S)
+    if said is None:
+        return None
+    rows = (line.rstrip().rpartition(" ") for line in said.splitlines())
+    return [[path.rstrip(), *clients.split(",")] for path, _, clients in rows if path]
+
+
 def narrow(address: str, mtu: int) -> bool:
     """Whether small packets get there and back, and the largest ones do not."""
     if run([*PING, address]) is None:  # it answers no ping at all
@@ -158,11 +171,13 @@ def main() -> None:
         peers = [pool.submit(blocked, asked["peers"][name][0], port) for name, port in pairs]
         narrows = pool.submit(narrow, asked["ping"], asked["mtu"]) if asked["ping"] else None
         server = pool.submit(refused, asked["nfs"], asked["nfs_port"]) if asked["nfs"] else None
+        exported = pool.submit(exports, asked["nfs"]) if asked["nfs"] else None
         found = unreached_repositories() if asked["repositories"] else {}
         answer = {
             "peers": [[*pair, one.result()] for pair, one in zip(pairs, peers) if one.result()],  # noqa: B905
             "narrow": narrows.result() if narrows else False,
             "nfs": server.result() if server else "",
+            "exports": exported.result() if exported else None,
             "repositories": found,
             "missing": [path for path in asked["folders"] if not Path(path).is_dir()],
         }

@@ -20,10 +20,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, UnreachableError
+from clusterctl.util.progress import NO_LIMIT, Limit
 
 PREFIX = ".clusterctl-run-"
 _SUBREAPER = Path(__file__).with_name("subreaper.py")
@@ -197,13 +199,19 @@ def _locked(folder: Path) -> int | None:
 
 
 def on_each(
-    hosts: Iterable[str], ask: Callable[[str], R], *, most: int = _MAX_THREADS
+    hosts: Iterable[str], ask: Callable[[str], R], *, most: int = _MAX_THREADS, limit: Limit = NO_LIMIT
 ) -> tuple[dict[str, R], dict[str, ClusterctlError]]:
-    """What every host answered, and how some failed: at most ``most`` at once, and none stops the others."""
+    """What every host answered, and how some failed: at most ``most`` at once, and none stops the others.
+
+    Under a ``limit``, ``ask`` only looks; see ``within``.
+    """
 
     def answer(host: str) -> R | ClusterctlError:
         try:
-            return ask(host)
+            return ask(host) if limit is NO_LIMIT else within(limit, partial(ask, host))
+        except TimeoutError:
+            why, fix = "it gave no answer in the time that there was for all hosts", "look at the host's load"
+            return UnreachableError(f"{host} does not answer", why=why, fix=fix, host=host)
         except ClusterctlError as exc:
             return exc
 
@@ -254,3 +262,28 @@ def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = 
             while any(thread.is_alive() for thread in threads):
                 time.sleep(_INTERRUPTIBLE_S)
     return [results[number] for number in range(len(items))]  # type: ignore[misc]  # complete here
+
+
+def within(limit: Limit, call: Callable[[], R]) -> R:
+    """The result of a call that only looks: one that does not return in time is left alone.
+
+    Raises:
+        TimeoutError: the limit is over.
+    """
+    done: queue.SimpleQueue[tuple[R | None, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            done.put((call(), None))
+        except BaseException as exc:  # raised again in the caller
+            done.put((None, exc))
+
+    if limit.rest_s > 0:
+        threading.Thread(target=work, daemon=True).start()
+    while limit.rest_s > 0:
+        with suppress(queue.Empty):
+            result, failed = done.get(timeout=_INTERRUPTIBLE_S)
+            if failed is not None:
+                raise failed
+            return result  # type: ignore[return-value]  # it is complete
+    raise TimeoutError("there is no time left")

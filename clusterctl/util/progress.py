@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +59,24 @@ class Clock:
             if (left := give_up - self.now()) <= 0:
                 return
             self.sleep(min(pause, left))
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A moment by which something has to be done, by its clock."""
+
+    until: float = math.inf
+    clock: Clock = field(default_factory=Clock)
+
+    @classmethod
+    def within(cls, seconds: float, clock: Clock | None = None) -> Limit:
+        clock = clock or Clock()
+        return cls(clock.now() + seconds, clock)
+
+    @property
+    def rest_s(self) -> float:
+        """How long there still is; negative once it is over."""
+        return self.until - self.clock.now()
+
+
+NO_LIMIT = Limit()

@@ -15,9 +15,11 @@ import subprocess
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import google.auth
 import requests
@@ -36,8 +38,8 @@ from clusterctl.errors import (
 )
 from clusterctl.util import assets
 from clusterctl.util.assets import first_rule, table
-from clusterctl.util.process import run
-from clusterctl.util.progress import Clock
+from clusterctl.util.process import run, within
+from clusterctl.util.progress import NO_LIMIT, Clock, Limit
 
 ENDPOINT: Final = "CLUSTERCTL_GCP_ENDPOINT"
 LOG_IN: Final = "log in: `gcloud auth application-default login`"
@@ -53,6 +55,7 @@ _TRIES = 6
 _DELAY_S = 0.5
 _LONGEST_DELAY_S = 20.0
 _CONNECT_S = 10.0
+_GRACE_S = 1.0  # in which timeouts say more than that the time is over
 _LONGEST_ANSWER_S = 150.0  # an operation is waited for by up to two minutes
 _NOT_FOUND = 404
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
@@ -75,17 +78,53 @@ def rules() -> tuple[Rule, ...]:
     return table(Path(__file__).with_name("data") / "diagnoses.yaml", tuple[Rule, ...])
 
 
+class LateError(CloudError):
+    """Google was not asked, or cut short, for the time was over that all calls have together."""
+
+    code = "not-looked-at"
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            "not looked at",
+            where=where,
+            why="Google did not answer in time",
+            fix="run the same command again",
+        )
+
+
+class _CutError(requests.Timeout):
+    """There was less time than an answer may take, or none."""
+
+
+class _BusyError(Exception):
+    """Asking again may help; else it is this error."""
+
+    def __init__(self, error: CloudError, response: requests.Response | None = None) -> None:
+        super().__init__(error)
+        self.error, self.response = error, response
+
+
 class Api:
     """The APIs of one project. Paths lack the service's own prefix: `projects/p/global/networks`."""
 
     def __init__(
-        self, project: str, *, clock: Clock | None = None, answer_s: float = _LONGEST_ANSWER_S
+        self,
+        project: str,
+        *,
+        clock: Clock | None = None,
+        answer_s: float = _LONGEST_ANSWER_S,
+        limit: Limit = NO_LIMIT,
+        session: requests.Session | None = None,
     ) -> None:
-        """``answer_s``: how long an answer may take, for one call."""
+        """``answer_s``: how long an answer may take, for one call; ``limit``: how long all of them together.
+
+        ``session`` makes the calls, by default as the user who is logged in.
+        """
         self.project = project
-        self.clock = clock or Clock()
-        self._timeout_s = (_CONNECT_S, answer_s)
-        self._session: requests.Session | None = None
+        self.clock = clock or limit.clock
+        self._answer_s = answer_s
+        self._limit = limit
+        self._session = session
         self._services: dict[str, Json] = {}  # what Service Usage says of each that was asked about
 
     def get(self, service: str, path: str, **query: str) -> Json:
@@ -152,32 +191,66 @@ class Api:
     def _call(
         self, verb: str, service: str, path: str, query: Mapping[str, str], body: Json | None = None
     ) -> Json:
-        """Ask, and again with growing patience while Google is busy."""
+        """Ask, and again with growing patience while Google is busy, as long as there is time.
+
+        Raises:
+            LateError: there was no time for an answer.
+        """
+        for attempt in range(_TRIES):
+            try:
+                return self._once(verb, service, path, query, body)
+            except _BusyError as busy:
+                cause, delay_s = busy.__cause__, _delay(attempt, busy.response)
+                if attempt == 0 and isinstance(cause, _CutError):
+                    raise LateError(path) from cause
+                if attempt == _TRIES - 1 or delay_s >= self._limit.rest_s:
+                    raise busy.error from cause
+                self.clock.sleep(delay_s)
+        raise AssertionError("the last try returns or raises")
+
+    def _once(self, verb: str, service: str, path: str, query: Mapping[str, str], body: Json | None) -> Json:
         endpoint = os.environ.get(ENDPOINT) or "https://{service}.googleapis.com"
         url = f"{endpoint.replace('{service}', service).rstrip('/')}/{_PATHS[service]}/{path}"
-        for attempt in range(_TRIES):
-            last = attempt == _TRIES - 1
+        try:
+            response = self._request(verb, url, params=dict(query), json=body)
+        except RefreshError as exc:
+            raise CredentialsError("the login has expired", why=_first_line(exc), fix=LOG_IN) from exc
+        except (requests.ConnectionError, requests.Timeout, TransportError) as exc:
+            is_silent = isinstance(exc, requests.Timeout)
+            why = f"{urlsplit(url).netloc} is silent" if is_silent else _first_line(exc)
+            raise _BusyError(CloudError("Google does not answer", where=url, why=why)) from exc
+        except (GoogleAuthError, requests.RequestException) as exc:
+            raise CloudError("Google could not be asked", where=url, why=_first_line(exc)) from exc
+        if response.ok:
+            return _json(response)
+        refusal = self._refusal(service, verb, path, response)
+        refusal.status = response.status_code
+        if response.status_code in _RETRIED or _refused(_json(response))[0] & _TOO_FAST:
+            raise _BusyError(refusal, response)
+        raise refusal
+
+    def _request(self, verb: str, url: str, **more: Any) -> requests.Response:
+        """One request. Its timeouts are of single reads: under a limit it is left alone when that is over."""
+
+        def ask(limit: Limit) -> requests.Response:
+            if (rest_s := limit.rest_s) <= 0:
+                raise _CutError
+            session = self._session = self._session or _session(self.project)
+            timeout_s = (min(_CONNECT_S, rest_s), min(self._answer_s, rest_s))
             try:
-                session = self._session = self._session or _session(self.project)
-                response = session.request(verb, url, params=dict(query), json=body, timeout=self._timeout_s)
-            except RefreshError as exc:
-                raise CredentialsError("the login has expired", why=_first_line(exc), fix=LOG_IN) from exc
-            except (requests.ConnectionError, requests.Timeout, TransportError) as exc:
-                if last:
-                    raise CloudError("Google does not answer", where=url, why=_first_line(exc)) from exc
-                self.clock.sleep(_delay(attempt))
-                continue
-            except (GoogleAuthError, requests.RequestException) as exc:
-                raise CloudError("Google could not be asked", where=url, why=_first_line(exc)) from exc
-            answer = _json(response)
-            if response.ok:
-                return answer
-            if last or not (response.status_code in _RETRIED or _refused(answer)[0] & _TOO_FAST):
-                refusal = self._refusal(service, verb, path, response)
-                refusal.status = response.status_code
-                raise refusal
-            self.clock.sleep(_delay(attempt, response))
-        raise AssertionError("the last try returns or raises")
+                return session.request(verb, url, timeout=timeout_s, **more)
+            except requests.Timeout as exc:
+                if rest_s < self._answer_s:
+                    raise _CutError from exc
+                raise
+
+        if self._limit is NO_LIMIT:
+            return ask(NO_LIMIT)
+        grace = replace(self._limit, until=self._limit.until + _GRACE_S)
+        try:
+            return within(grace, partial(ask, self._limit))
+        except TimeoutError as exc:
+            raise _CutError from exc
 
     def _refusal(self, service: str, verb: str, path: str, response: requests.Response) -> CloudError:
         """A refusal as one of our errors."""
@@ -385,7 +458,7 @@ def _status(api: Api, zone: str, name: str) -> str:
     return str(instance.get("status", "in no state"))
 
 
-_ANSWER_S: Final = 60.0
+_ANSWER_S: Final = 25.0
 _INSTALL: Final = (
     "install the Google Cloud CLI (https://cloud.google.com/sdk/docs/install), then: gcloud auth login"
 )

@@ -12,93 +12,59 @@ from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import IPv4Network
 from math import inf
-from pathlib import Path
 from typing import Any, Final
 
-from pydantic import Field
-
-from clusterctl.errors import ApiOffError, CloudError, CredentialsError, MachineError, PermissionDeniedError
+from clusterctl.errors import ApiOffError, CloudError, MachineError, PermissionDeniedError
 from clusterctl.hosts.checks import Finding
-from clusterctl.providers.gcp import apply
 from clusterctl.providers.gcp.allowance import HostGroup, demand, forbidden
-from clusterctl.providers.gcp.api import Api, Json, check_gcloud, org_policy, rules
+from clusterctl.providers.gcp.api import Api, Json, LateError, check_gcloud, org_policy, rules
 from clusterctl.providers.gcp.notes import unlinked
 from clusterctl.providers.gcp.orphans import ID_LABEL
-from clusterctl.providers.gcp.terraform_run import Diagnostic
+from clusterctl.providers.gcp.requirements import Constraint, Rights, requirements
 from clusterctl.spec import gcp, gcp_nodes
-from clusterctl.spec.base import Model
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.gcp_nodes import image_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import GIB_MIB
-from clusterctl.util.assets import filled, table
+from clusterctl.util.assets import filled
 from clusterctl.util.process import parallel_map
-from clusterctl.util.progress import Clock
+from clusterctl.util.progress import Limit
 
-PATIENCE_S: Final = 20.0
+LIMIT_S: Final = 25.0  # of all calls together
+ANSWER_S: Final = 10.0
 _MOST: Final = 12  # calls at once
+_NOT_FOUND: Final = 404
+_COUNTED: Final = "serviceusage.services.use"
 _SSH: Final = 22
 _FOR_SOME: Final = ("targetResources", "targetSecureTags", "targetServiceAccounts")
 _OURS_PRIORITY: Final = 1000  # of the module's rules that let SSH in
 _IAP: Final = IPv4Network("35.235.240.0/20")
-# Quota -> where the module makes what counts for it, in a project; none of it where a network is named.
-_OF_NEW_NETWORK: Final = {
-    "NETWORKS": "global/networks/{prefix}-network",
-    "SUBNETWORKS": "regions/{region}/subnetworks/{prefix}-subnetwork",
-    "ROUTERS": "regions/{region}/routers/{prefix}-router",
-}
+_OF_NEW_NETWORK: Final = ("NETWORKS", "SUBNETWORKS", "ROUTERS")  # quotas; none where a network is named
 _DRIVER_IN: Final = re.compile(r"nvidia|-cu\d|accelerator|deeplearning")
 
 
-class _Role(Model):
-    permissions: tuple[str, ...]
-    of_new_network: tuple[str, ...] = ()
-    of_images: tuple[str, ...] = ()
-    key: str | None = Field(None, alias="for")
-    unseen: str | None = None
-
-
-class _Constraint(Model):
-    why: str
-    needs: str | None = None
-    unless: str | None = None
-
-
-class _Data(Model):
-    roles: Mapping[str, _Role]
-    constraints: Mapping[str, _Constraint]
-
-
 def preflight(
-    spec: ClusterSpec, cluster_id: str | None, services: Collection[str], *, patience_s: float = PATIENCE_S
+    spec: ClusterSpec, cluster_id: str | None, services: Collection[str], *, api: Api | None = None
 ) -> tuple[Finding, ...]:
     """Everything that keeps the hosts from being made that are not there yet, each with what to do.
 
-    ``cluster_id`` is that of a cluster that is there in part; ``services`` are the APIs that it needs. A busy
-    Google is asked again for ``patience_s``.
+    ``cluster_id`` is that of a cluster that is there in part; ``services`` are the APIs that it needs. What
+    Google does not answer within the limit of ``api`` is a finding.
     """
     settings = gcp.settings_of(spec)
-    api = Api(settings.project, clock=_bounded(patience_s), answer_s=patience_s)
+    api = api or Api(settings.project, answer_s=ANSWER_S, limit=Limit.within(LIMIT_S))
     look = _Look(spec, settings, api, cluster_id)
+    parts: tuple[Callable[[], tuple[Finding, ...]], ...] = (_gcloud, partial(look.google, services))
+    answers = parallel_map(parts, lambda part: part())
+    return _joined(one for answer in answers for one in answer)
+
+
+def _gcloud() -> tuple[Finding, ...]:
     try:
         check_gcloud()
-        begun: list[Finding] = []
     except MachineError as exc:
-        begun = [Finding("this machine", "error", "gcloud", exc.what, exc.why, exc.fix)]
-    try:
-        groups = look.groups()
-    except CredentialsError as exc:  # nothing else can be asked
-        return (*begun, look.refused(exc))
-    except CloudError:  # an API is off, or the right is missing: the checks below name it
-        groups = look.all_groups(())
-    if not groups:
-        return tuple(begun)
-    found = [*begun, *look.project(), *look.services(services)]
-    if not any(one.code == "project-missing" for one in found):
-        checks = [*look.checks(groups, off={one.host for one in found})]
-        answers = parallel_map(checks, look.asked, most=_MOST)
-        found += [one for answer in answers for one in answer]
-    return _joined(found)
+        return (Finding("this machine", "error", "gcloud", exc.what, exc.why, exc.fix),)
+    return ()
 
 
 def _joined(found: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -109,22 +75,7 @@ def _joined(found: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(replace(one, host=", ".join(dict.fromkeys(hosts))) for one, hosts in places.items())
 
 
-def _bounded(patience_s: float) -> Clock:
-    """A clock by which a busy Google is asked again only while there is time."""
-    clock = Clock()
-    until = clock.now() + patience_s
-
-    def sleep(seconds: float) -> None:
-        if clock.now() + seconds > until:
-            raise CloudError(
-                "Google does not answer", why=f"not within {patience_s:.0f} s", fix="try again later"
-            )
-        clock.sleep(seconds)
-
-    return Clock(now=clock.now, sleep=sleep)
-
-
-Check = Callable[[], Iterable[Finding]]
+Check = tuple[str, Callable[[], Iterable[Finding]]]  # what is looked at, and how
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,44 +87,59 @@ class _Look:
     api: Api
     cluster_id: str | None
 
+    def google(self, services: Collection[str]) -> tuple[Finding, ...]:
+        try:
+            groups = self.groups()
+        except (ApiOffError, PermissionDeniedError):  # the checks below name it
+            groups = self.all_groups(())
+        except CloudError as exc:  # nothing else can be asked
+            return (self.refused(exc),)
+        if not groups:
+            return ()
+        found = self.all([("the project", self.project)])
+        if any(one.level == "error" and one.code != ApiOffError.code for one in found):
+            return found
+        found += self.all((name, partial(self.service, name)) for name in services)
+        return (*found, *self.all(self.checks(groups, off={one.host for one in found})))
+
     def checks(self, groups: Collection[HostGroup], *, off: Collection[str]) -> Iterator[Check]:
         """Those of APIs that are on."""
-        yield self.buckets
+        yield "buckets", self.buckets
         if "cloudresourcemanager.googleapis.com" not in off:
-            yield self.permissions
-            for name, constraint in _data().constraints.items():
-                yield partial(self.policy, name, constraint, groups)
+            yield "roles", self.permissions
+            for name, constraint in requirements().constraints.items():
+                yield f"policy {name}", partial(self.policy, name, constraint, groups)
         if "compute.googleapis.com" in off:
             return
-        yield self.zone
-        yield partial(self.quotas, groups)
+        yield "zone", self.zone
+        yield "quotas", partial(self.quotas, groups)
         for one in groups:
-            yield partial(self.machine, one)
-            yield partial(self.image, one)
+            yield f"machine type of {one.who}", partial(self.machine, one)
+            yield f"image of {one.who}", partial(self.image, one)
             if one.nodes.reservation:
-                yield partial(self.reservation, one)
+                yield f"reservation of {one.who}", partial(self.reservation, one)
         if self.settings.network.network:
-            yield self.network
-            yield self.firewall
+            yield "network", self.network
+            yield "firewall rules", self.firewall
 
-    def asked(self, check: Check) -> tuple[Finding, ...]:
+    def all(self, checks: Iterable[Check]) -> tuple[Finding, ...]:
+        """What these checks find, several at once."""
+        answers = parallel_map([*checks], self._asked, most=_MOST)
+        return tuple(one for answer in answers for one in answer)
+
+    def _asked(self, check: Check) -> tuple[Finding, ...]:
+        name, look = check
         try:
-            return tuple(check())
+            return tuple(look())
+        except LateError as exc:
+            return (Finding(name, "warning", exc.code, exc.what, exc.why, exc.fix),)
         except CloudError as exc:
             return (self.refused(exc),)
 
     def refused(self, exc: CloudError) -> Finding:
         """Google's refusal in the words of its own error, or of the table of diagnoses."""
-        if isinstance(exc, CredentialsError | ApiOffError | PermissionDeniedError):
-            return Finding(self.settings.project, "error", exc.code, exc.what, exc.why, exc.fix)
-        found = apply.diagnose(Diagnostic("error", exc.why), self._place).failure
-        known = found.code != exc.code and exc.status
-        code, fix = (found.code, found.fix) if known else (exc.code, exc.fix)
-        return Finding(self.settings.project, "error", code, exc.what, exc.why, fix or "try again later")
-
-    @property
-    def _place(self) -> apply.Place:
-        return apply.Place(self.settings.project, self.settings.zone, self.spec.controller_host)
+        code = exc.failures[0].code
+        return Finding(self.settings.project, "error", code, exc.what, exc.why, exc.fix or "try again later")
 
     def _found(self, code: str, where: str, what: str, why: str = "", /, **words: str) -> Finding:
         """A finding with the fix, and without a ``why`` the cause, of that code in the table of diagnoses."""
@@ -205,8 +171,6 @@ class _Look:
             search = f'labels.{ID_LABEL}="{self.cluster_id}"'
             pages = self.api.pages("compute", f"{self._zone}/instances", filter=search)
             there = {row["name"] for page in pages for row in page.get("items", ())}
-        else:  # who calls is known before many calls begin at once
-            self.api.get("cloudresourcemanager", self._project)
         return self.all_groups(there)
 
     def all_groups(self, there: Collection[str]) -> tuple[HostGroup, ...]:
@@ -225,10 +189,15 @@ class _Look:
     def project(self) -> Iterator[Finding]:
         try:
             found = self.api.get("cloudresourcemanager", self._project)
-        except (ApiOffError, CredentialsError) as exc:
-            yield self.refused(exc)
-            return
-        except CloudError as exc:  # Google tells nobody whether a project exists that they may not see
+        except CloudError as exc:
+            if exc.status != _NOT_FOUND and not isinstance(exc, PermissionDeniedError):
+                raise
+            if _COUNTED in exc.cause:  # no call is answered, for all of them count on this project
+                role = next(role for role, one in requirements().roles.items() if _COUNTED in one.permissions)
+                what = f"{role} is missing"
+                yield self._found("permission", self.settings.project, what, exc.why, role=role)
+                return
+            # Google tells nobody whether a project exists that they may not see.
             what = f"there is no project {self.settings.project}, or the login may not see it"
             yield self._found("project-missing", self.settings.project, what, exc.why)
             return
@@ -236,12 +205,8 @@ class _Look:
             why = f"its state is {state}"
             yield self._found("project-missing", self.settings.project, "the project is being deleted", why)
 
-    def services(self, names: Collection[str]) -> tuple[Finding, ...]:
-        """The APIs that are off, as the hosts of these findings; `up` enables them where the spec lets it."""
-        answers = parallel_map([partial(self._service, name) for name in names], self.asked, most=_MOST)
-        return tuple(one for found in answers for one in found)
-
-    def _service(self, name: str) -> Iterator[Finding]:
+    def service(self, name: str) -> Iterator[Finding]:
+        """An API that is off, as the host of the finding; `up` enables it where the spec lets it."""
         state = self.api.get("serviceusage", f"{self._project}/services/{name}").get("state")
         if state == "ENABLED":
             return
@@ -253,27 +218,17 @@ class _Look:
             yield self._found("api-off", name, "an API is off", service=name)
 
     def permissions(self) -> Iterator[Finding]:
-        roles, is_new = _data().roles, not self.settings.network.network
-        wanted = {
-            role: (
-                *one.permissions,
-                *(one.of_new_network if is_new else ()),
-                *(one.of_images if self.settings.bakes else ()),
-            )
-            for role, one in roles.items()
-            if one.key is None or getattr(self.settings, one.key)
-        }
-        body = {"permissions": [name for names in wanted.values() for name in names]}
-        path = f"{self._project}:testIamPermissions"
-        held = set(self.api.post("cloudresourcemanager", path, body).get("permissions", ()))
-        for role, names in wanted.items():
-            if missing := [name for name in names if name not in held]:
-                unseen = roles[role].unseen
-                why = "; ".join(filter(None, (f"the login lacks {', '.join(missing)}", unseen)))
-                one = self._found("permission", self.settings.project, f"{role} is missing", why, role=role)
-                yield replace(one, level="warning") if unseen else one
+        for role, missing in self._rights.lacking():
+            unseen = requirements().roles[role].unseen
+            why = "; ".join(filter(None, (f"the login lacks {', '.join(missing)}", unseen)))
+            one = self._found("permission", self.settings.project, f"{role} is missing", why, role=role)
+            yield replace(one, level="warning") if unseen else one
 
-    def policy(self, name: str, rule: _Constraint, groups: Collection[HostGroup]) -> Iterator[Finding]:
+    @property
+    def _rights(self) -> Rights:
+        return Rights(self.api, self.settings, self.spec.name, self.cluster_id)
+
+    def policy(self, name: str, rule: Constraint, groups: Collection[HostGroup]) -> Iterator[Finding]:
         if rule.unless and getattr(self.settings, rule.unless):
             return
         try:
@@ -397,11 +352,8 @@ class _Look:
 
     def _network_to_make(self) -> Iterator[str]:
         """The quotas of which one more is needed: what an earlier `up` made counts already."""
-        if self.settings.network.network:
-            return
-        words = {"prefix": f"{self.spec.name}-{self.cluster_id}", "region": self.settings.region_name}
-        for metric, place in _OF_NEW_NETWORK.items():
-            if not self.cluster_id or self._there(f"{self._project}/{place.format_map(words)}") is None:
+        for metric in () if self.settings.network.network else _OF_NEW_NETWORK:
+            if not self._rights.is_done(f"compute.{metric.lower()}.create"):
                 yield metric
 
     def _quota(self, metric: str, count: int, known: Json | None, region: str) -> Iterator[Finding]:
@@ -462,10 +414,6 @@ class _Look:
                 f"firewall-rules update {one} --priority=3000 --project {self.settings.project}`"
             )
             yield Finding("provider.network", "error", "iap-firewall", "a firewall keeps SSH out", why, fix)
-
-
-def _data() -> _Data:
-    return table(Path(__file__).with_name("data") / "preflight.yaml", _Data)
 
 
 def _covers(ranges: Iterable[str]) -> bool:

@@ -23,6 +23,7 @@ from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.target import paramiko
 from clusterctl.util.assets import Rule, digest, first_rule, render, table
 from clusterctl.util.process import on_each, run, temporary_folder
+from clusterctl.util.progress import NO_LIMIT, Limit
 
 _JUMP: Final = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>[^:]+)(?::(?P<port>\d+))?")
 
@@ -115,7 +116,7 @@ def explain(stderr: str, *, host: str, user: str, address: str) -> AccessError |
     return AccessError(rule.failure({**words, **groups}, host=host, phase="access"))
 
 
-ANSWER_S: Final = 120.0
+ANSWER_S: Final = 20.0
 
 
 def raise_failures(failed: Mapping[str, ClusterctlError], *, what: str, then: str) -> None:
@@ -146,7 +147,9 @@ class HostKeys:
     def key_of(self, host: str) -> str:
         return self._keys[host]
 
-    def trust(self, machines: Mapping[str, OnpremHost], confirm: Confirm) -> Mapping[str, ClusterctlError]:
+    def trust(
+        self, machines: Mapping[str, OnpremHost], confirm: Confirm, limit: Limit = NO_LIMIT
+    ) -> Mapping[str, ClusterctlError]:
         """Have a key of every machine, and of those on the way; those that did not show one, and why.
 
         What ``confirm`` raises ends it: nothing that was shown is kept then.
@@ -160,17 +163,19 @@ class HostKeys:
                 for peer in there
                 if peer.before and peer.before.title in lost
             }
-            lost |= self._round([peer for peer in there if peer.title not in lost], confirm)
+            lost |= self._round([peer for peer in there if peer.title not in lost], confirm, limit)
         return {name: lost[name] for name in machines if name in lost}
 
-    def _round(self, peers: Sequence[SshHost], confirm: Confirm) -> Mapping[str, ClusterctlError]:
+    def _round(
+        self, peers: Sequence[SshHost], confirm: Confirm, limit: Limit
+    ) -> Mapping[str, ClusterctlError]:
         """Trust machines whose way is trusted already."""
         for peer in peers:
             if known := peer.host_key or self._keys.get(peer.title) or _users_own(peer):
                 self._keys[peer.title] = known
         # A confirmed key is only ever replaced by one that is named: a changed one is somebody in between.
         asked = {peer.title: peer for peer in peers if peer.title not in self._keys or self._accepted}
-        found, failed = on_each(list(asked), lambda title: _offered(asked[title], self._config))
+        found, failed = on_each(list(asked), lambda title: _offered(asked[title], self._config), limit=limit)
         fine = {title: one for title, one in found.items() if one.fingerprint in self._accepted}
         unknown = [one for title, one in found.items() if title not in fine and title not in self._keys]
         if unknown:

@@ -41,6 +41,7 @@ from clusterctl.transport.ssh import SSHTransport
 from clusterctl.transport.target import Target
 from clusterctl.util import process
 from clusterctl.util.process import temporary_folder
+from clusterctl.util.progress import NO_LIMIT, Limit
 
 GATE: Final = Path("/etc/clusterctl/sshd")
 # Without a terminal: sudo would put a pseudo-terminal of its own in between.
@@ -175,9 +176,16 @@ class Login:
     """The machines as their owner logs in to them. Its ssh_config is written when this is made."""
 
     def __init__(
-        self, machines: Mapping[str, OnpremHost], workspace: Workspace, prompts: Prompts = NO_PROMPTS
+        self,
+        machines: Mapping[str, OnpremHost],
+        workspace: Workspace,
+        prompts: Prompts = NO_PROMPTS,
+        *,
+        answer_s: float = OWNER_ANSWER_S,
     ) -> None:
+        """``answer_s``: how long a command may take."""
         self.workspace = workspace
+        self.answer_s = answer_s
         self.prompts = prompts
         self._machines = machines
         self._config = workspace.access_config
@@ -192,16 +200,17 @@ class Login:
         return tuple(self._machines)
 
     def run(
-        self, host: str, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = OWNER_ANSWER_S
+        self, host: str, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float | None = None
     ) -> str:
         """Run a command as the user; its standard output."""
+        timeout_s = timeout_s or self.answer_s
         ssh = ("ssh", "-F", str(self._config), "-T", "--", host)
         words = [*(("sh", "-c") if self.is_here(host) else ssh), shlex.join(argv)]
         try:
             done = process.run(words, stdin=stdin, timeout_s=timeout_s)
         except subprocess.TimeoutExpired as exc:
-            what = f"{host}: no answer from `{shown(argv)}` within {timeout_s:g} s"
-            raise UnreachableError(what, host=host, fix="look at the host's load") from exc
+            what, why = f"{host} does not answer", f"`{shown(argv)}` did not end within {timeout_s:g} s"
+            raise UnreachableError(what, why=why, host=host, fix="look at the host's load") from exc
         except OSError as exc:
             raise MachineError("missing tool: ssh", why=str(exc), fix="install OpenSSH's client") from exc
         if done.rc == 0:
@@ -253,13 +262,13 @@ class Login:
                 fix="correct `key` in the spec: relative to the spec's folder, or from ~",
             )
 
-    def trust(self, hosts: Sequence[str]) -> Mapping[str, ClusterctlError]:
+    def trust(self, hosts: Sequence[str], limit: Limit = NO_LIMIT) -> Mapping[str, ClusterctlError]:
         """Have the keys of these; those that did not show one, and why. See ``HostKeys.trust``."""
         here = [name for name in hosts if self.is_here(name)]
         lost: dict[str, ClusterctlError] = {}
         lost |= {name: exc for name in here if (exc := check_this_machine(name)) is not None}
         if there := {name: self._machines[name] for name in hosts if name not in here}:
-            lost |= self._keys.trust(there, self._confirm)
+            lost |= self._keys.trust(there, self._confirm, limit)
         return lost
 
     def _confirm(self, offered: Sequence[OfferedKey]) -> None:
@@ -290,13 +299,17 @@ class Login:
 
 @contextmanager
 def open_login(
-    machines: Mapping[str, OnpremHost], workspace: Workspace | None, prompts: Prompts
+    machines: Mapping[str, OnpremHost],
+    workspace: Workspace | None,
+    prompts: Prompts,
+    *,
+    answer_s: float = OWNER_ANSWER_S,
 ) -> Iterator[Login]:
     """A login that is written to the cluster's workspace, or to one for the moment where it has none."""
     if workspace is not None and workspace.root.is_dir():
-        yield Login(machines, workspace, prompts)
+        yield Login(machines, workspace, prompts, answer_s=answer_s)
         return
     with temporary_folder() as folder:
         one = Workspace(folder / (workspace.root.name if workspace else "lost"))
         one.create()
-        yield Login(machines, one, prompts)
+        yield Login(machines, one, prompts, answer_s=answer_s)

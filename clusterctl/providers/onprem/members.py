@@ -20,7 +20,7 @@ from clusterctl.hosts.reach import Wanted
 from clusterctl.hosts.roles import role_files, role_packages
 from clusterctl.providers.base import address_of
 from clusterctl.providers.onprem.access import NO_LOGIN, SshHost, ssh_host
-from clusterctl.providers.onprem.login import ANSWER_S, Login, check_sudo, connect
+from clusterctl.providers.onprem.login import Login, check_sudo, connect
 from clusterctl.spec.distributions import common, distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings, OnpremShared
@@ -28,8 +28,10 @@ from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Invento
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect
 from clusterctl.util.process import on_each
+from clusterctl.util.progress import NO_LIMIT, Limit
 
 _NO_PLACE: Final = "network"
+UNFIT: Final = ("release-differs", "address")  # what keeps machines from being one cluster
 _HERE: Final = "127.0.0.1"  # whatever other addresses this machine has, now or tomorrow
 _THEN: Final = "then run the same command again"
 # What else their network has, a host's own InfiniBand among it, Ansible finds out.
@@ -183,18 +185,18 @@ def admin_login(workspace: Workspace) -> Connect:
 
 
 def log_in(
-    hosts: Sequence[str], workspace: Workspace
+    hosts: Sequence[str], workspace: Workspace, limit: Limit = NO_LIMIT
 ) -> tuple[Collection[str], Mapping[str, ClusterctlError]]:
     """The hosts that let our account in, and to root; and how the others did not."""
-    return on_each(hosts, lambda host: check_sudo(admin_login(workspace)(host)))
+    return on_each(hosts, lambda host: check_sudo(admin_login(workspace)(host)), limit=limit)
 
 
 def joined_members(
-    asked: Sequence[Host], before: Mapping[str, Host], workspace: Workspace
+    asked: Sequence[Host], before: Mapping[str, Host], workspace: Workspace, limit: Limit = NO_LIMIT
 ) -> tuple[Mapping[str, Host], Mapping[str, Host]]:
     """Of the machines that were ours: those that let our account in, and those that do not answer at all."""
     same = [one.name for one in asked if one.name in before and _is_where_it_was(one, before[one.name])]
-    found, failed = log_in(same, workspace)
+    found, failed = log_in(same, workspace, limit)
     silent = {host: before[host] for host, exc in failed.items() if isinstance(exc, UnreachableError)}
     return {host: before[host] for host in found}, silent
 
@@ -207,10 +209,12 @@ def examine(
     *,
     only: Collection[str],
     lost: Mapping[str, ClusterctlError],
+    limit: Limit = NO_LIMIT,
 ) -> DoctorReport:
     """The machines of ``only`` as they are, what is wrong with them, and what new ones do not reach.
 
-    Those that are ``ours`` are asked by our own account, ``lost`` ones are not asked.
+    Those that are ``ours`` are asked by our own account, ``lost`` ones are not asked. What does not answer
+    within ``limit`` is a finding.
     """
     every = expected(spec, asked, installed=ours)
     wanted = {one.name: every[one.name] for one in asked if one.name in only and one.name not in lost}
@@ -221,31 +225,64 @@ def examine(
                 return login.root(host, argv, stdin)
             transport = connect(host, login.workspace.ssh_config)
             stack.callback(transport.close)
-            return transport.run(("sudo", "-n", *argv), stdin=stdin, timeout_s=ANSWER_S).stdout
+            return transport.run(("sudo", "-n", *argv), stdin=stdin, timeout_s=login.answer_s).stdout
 
-        report = checks.examine(host_facts_request(spec, asked), wanted, root, leader=asked[0].name)
+        request, leader = host_facts_request(spec, asked), asked[0].name
+        report = checks.examine(request, wanted, root, leader=leader, limit=limit)
         new = [name for name in wanted if name not in ours]
-        unreached = reach.examine(_wanted(spec, asked, new, login.workspace), report.facts, root)
+        unreached = reach.examine(_wanted(spec, asked, new, login.workspace), report.facts, root, limit)
     unseen = [
         Finding(host, "error", failure.code, NO_LOGIN, failure.cause, failure.fix)
         for host, exc in lost.items()
         for failure in exc.failures
     ]
-    return replace(report, findings=(*unseen, *report.findings, *unreached))
+    return replace(report, findings=(*unseen, *report.findings, *unfit(spec, asked, report), *unreached))
+
+
+def unfit(spec: ClusterSpec, asked: Sequence[Host], report: DoctorReport) -> Iterator[Finding]:
+    """What ``inventory`` would refuse of the machines that answered, but what is said of each already."""
+    facts, leader = report.facts, asked[0]
+    known = facts.keys() - {one.host for one in report.findings if one.code == "distribution"}
+    there = [one for one in asked if one.name in known]
+    if not there:
+        return
+    release, address = UNFIT
+    try:
+        common({one.name: facts[one.name].system.release for one in there})
+    except ProvisionError as exc:
+        for one in exc.failures:
+            yield Finding(str(one.host), "error", release, "its release differs", one.cause, one.fix)
+    network = spec.provider.known_network
+    try:
+        if network is None and leader.name in facts:
+            network = _network(leader, facts[leader.name])
+        if network is not None:
+            _places(there, facts, network)
+    except ProvisionError as exc:
+        for one in exc.failures:
+            yield Finding(str(one.host), "error", address, "not on the network", one.cause, one.fix)
 
 
 def _wanted(spec: ClusterSpec, asked: Sequence[Host], new: Collection[str], workspace: Workspace) -> Wanted:
     """What these are to reach."""
     shared = spec.provider.shared if isinstance(spec.provider, OnpremSettings) else OnpremShared()
-    there = shared.path if shared.kind == "existing" else None
-    offline = workspace.bundle.exists()
-    return Wanted(spec, asked, new, spec.provider.known_network, offline, shared.server, there)
+    return Wanted(
+        spec,
+        asked,
+        new,
+        spec.provider.known_network,
+        offline=workspace.bundle.exists(),
+        nfs=shared.server,
+        export=shared.export or "",
+        exports=shared.kind == "nfs" and shared.server is None,
+        folder=shared.path if shared.kind == "existing" else None,
+    )
 
 
-def trusted(login: Login, hosts: Sequence[str]) -> Mapping[str, ClusterctlError]:
+def trusted(login: Login, hosts: Sequence[str], limit: Limit = NO_LIMIT) -> Mapping[str, ClusterctlError]:
     """Have the keys of hosts, as ``Login.trust``; those that nobody has confirmed are among the lost ones."""
     try:
-        return login.trust(hosts)
+        return login.trust(hosts, limit)
     except ProvisionError as exc:
         unknown = {
             str(one.host): ProvisionError(one.cause, fix=one.fix, failures=(one,)) for one in exc.failures
@@ -253,7 +290,7 @@ def trusted(login: Login, hosts: Sequence[str]) -> Mapping[str, ClusterctlError]
         left = [name for name in hosts if name not in unknown]
         if len(left) == len(hosts):  # of one on the way to them
             return dict.fromkeys(hosts, exc)
-        return {**{name: unknown[name] for name in hosts if name in unknown}, **trusted(login, left)}
+        return {**{name: unknown[name] for name in hosts if name in unknown}, **trusted(login, left, limit)}
 
 
 def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Finding, ...]:

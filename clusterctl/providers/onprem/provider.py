@@ -44,8 +44,9 @@ from clusterctl.state.inventory import Host, Inventory, applied_spec
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.process import on_each
-from clusterctl.util.progress import HostStep, Reporter
+from clusterctl.util.progress import Clock, HostStep, Limit, Reporter
 
+_HOST_S: Final = 0.5  # of the time of this machine's processors, for a look at one host
 _THEN: Final = "nothing was changed; correct it, then run the same command again"
 
 
@@ -63,8 +64,21 @@ class _Found:
     joined: set[str] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True)
+class _Patience:
+    """Seconds that a look may take: a command on a host, and all of it, but for many hosts."""
+
+    answer_s: float
+    whole_s: float
+
+
+_PREFLIGHT: Final = _Patience(20.0, 28.0)
+_UP: Final = _Patience(30.0, 60.0)  # a look that ends `up` at a host which is busy
+
+
 class OnpremProvider(Provider):
-    def __init__(self, settings: OnpremSettings, prompts: Prompts) -> None:
+    def __init__(self, settings: OnpremSettings, prompts: Prompts, clock: Clock | None = None) -> None:
+        self._clock = clock or Clock()
         self._settings = settings
         self._prompts = prompts
         self._found: _Found | None = None
@@ -94,10 +108,12 @@ class OnpremProvider(Provider):
 
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
         asked = members.members(spec, self._settings)
-        with open_login(self._settings.machines, workspace, self._prompts) as login:
+        answer_s = _PREFLIGHT.answer_s
+        with open_login(self._settings.machines, workspace, self._prompts, answer_s=answer_s) as login:
             ours, silent, report = self._examined(spec, workspace, asked, login, find_all=True)
-        new = [one.name for one in asked if one.name not in {**ours, **silent}]
-        errors = set(in_the_way(report, asked, new, workspace, silent))
+            new = [one.name for one in asked if one.name not in {**ours, **silent}]
+            wrong = in_the_way(report, asked, new, workspace, silent)
+            errors = dict.fromkeys((*wrong, *self._not_taken_up(spec, workspace, login, report)))
         found = [one for one in report.findings if one.level != "error" or one in errors]
         return replace(report, findings=(*found, *(one for one in errors if one not in found)))
 
@@ -196,14 +212,29 @@ class OnpremProvider(Provider):
         kept = to_take_up(spec, found)
         return (taken_up_note(kept),) if kept else ()
 
+    def _not_taken_up(
+        self, spec: ClusterSpec, workspace: Workspace, login: Login, report: DoctorReport
+    ) -> tuple[Finding, ...]:
+        """Why the storage that an earlier cluster left can't be taken up by a new one."""
+        leader = self._settings.controller
+        if not spec.storage.keep or leader not in report.facts or hosts_as_raised(workspace):
+            return ()
+        try:
+            to_take_up(spec, find_homes(login, self._settings, spec.name, [user.name for user in spec.users]))
+        except ClusterctlError as exc:
+            return (Finding(leader, "error", "kept-storage", exc.what, exc.why, exc.fix),)
+        return ()
+
     def _look(self, spec: ClusterSpec, workspace: Workspace, report: Reporter) -> _Found:
         """See what the machines are and what they can become."""
         asked = members.members(spec, self._settings)
         report(f"looking at {len(asked)} machines")
-        login = Login(self._settings.machines, workspace, self._prompts)
+        login = Login(self._settings.machines, workspace, self._prompts, answer_s=_UP.answer_s)
         ours, silent, checked = self._examined(spec, workspace, asked, login)
         new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
-        if found := failures(in_the_way(checked, asked, new, workspace, silent), phase="plan"):
+        if wrong := in_the_way(checked, asked, new, workspace, silent):
+            wrong = (*wrong, *self._not_taken_up(spec, workspace, login, checked))  # else `plan` raises it
+            found = failures(wrong, phase="plan")
             raise ProvisionError.of_hosts("these machines can't be used: {hosts}", found, then=_THEN)
         keys = {name: host.host_key for name, host in ours.items()} | {
             name: login.key_of(name) for name in new
@@ -235,14 +266,21 @@ class OnpremProvider(Provider):
     ) -> tuple[Mapping[str, Host], Mapping[str, Host], DoctorReport]:
         """The machines that are ours, those that are silent, and what was found of all others.
 
-        ``find_all``: a host key that is not confirmed is one of the findings, too.
+        ``find_all``: for `plan --preflight`; a host key that is not confirmed is one of the findings, too.
         """
-        ours, silent = members.joined_members(asked, hosts_as_raised(workspace), workspace)
+        whole_s = max((_PREFLIGHT if find_all else _UP).whole_s, _HOST_S * len(asked))
+        limit, first = (Limit.within(seconds, self._clock) for seconds in (whole_s, whole_s / 3))
+        ours, silent = members.joined_members(asked, hosts_as_raised(workspace), workspace, first)
         new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
         login.check_keys(new)
-        lost = members.trusted(login, new) if find_all else login.trust(new)
+        if find_all:
+            lost = members.trusted(login, new, limit)
+        else:
+            lost = login.trust(new)
+            limit = Limit.within(whole_s, self._clock)  # somebody was asked about keys
         there = [one.name for one in asked if one.name not in silent]
-        return ours, silent, members.examine(spec, asked, login, ours, only=there, lost=lost)
+        report = members.examine(spec, asked, login, ours, only=there, lost=lost, limit=limit)
+        return ours, silent, report
 
     def _join(self, found: _Found, joining: Sequence[str], workspace: Workspace, report: Reporter) -> None:
         inventory = found.inventory
@@ -277,7 +315,10 @@ def in_the_way(
     wrong = [
         one
         for one in report.findings
-        if one.host in new or one.host not in report.facts or (new and one.code in ("firewall", "network"))
+        if one.host in new
+        or one.host not in report.facts
+        or one.code in members.UNFIT
+        or (new and one.code in ("firewall", "network"))
     ]
     wrong += members.claim_findings(report.facts, workspace.known_id() or "")
     found = [one for one in wrong if one.level == "error"]

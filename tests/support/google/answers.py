@@ -248,6 +248,18 @@ def _accounts(google: Google, values: Mapping[str, str], query: Mapping[str, str
     return {"accounts": found} | token
 
 
+def _account(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
+    return {"email": _row(google, "google_service_account", values["serviceAccountsId"])["email"]}
+
+
+def _iam_policy(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
+    bound: dict[str, list[str]] = {}
+    for row in _rows(google, "google_project_iam_member"):
+        bound.setdefault(row["role"], []).append(row["member"])
+    bindings = [{"role": role, "members": members} for role, members in bound.items()]
+    return {"version": 1, "etag": "BwX", "bindings": bindings}
+
+
 def _buckets(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
     rows = [
         {
@@ -289,6 +301,8 @@ _OTHERS: dict[str, Callable[[Google, Mapping[str, str], Mapping[str, str]], Any]
     "file.projects.locations.instances.list": _filestores,
     "file.projects.locations.instances.delete": _delete_plain("google_filestore_instance", "instancesId"),
     "iam.projects.serviceAccounts.list": _accounts,
+    "iam.projects.serviceAccounts.get": _account,
+    "cloudresourcemanager.projects.getIamPolicy": _iam_policy,
     "iam.projects.serviceAccounts.delete": _delete_plain("google_service_account", "serviceAccountsId"),
     "storage.buckets.list": _buckets,
     "storage.buckets.delete": _delete_plain("google_storage_bucket", "bucket"),

@@ -21,6 +21,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
@@ -70,7 +71,7 @@ _STATUS = {
 
 @dataclass
 class Fault:
-    """The next ``times`` calls of a method are refused."""
+    """The next ``times`` calls of a method are refused: of several if it is a pattern, as `compute.*`."""
 
     method: str
     status: int
@@ -183,7 +184,7 @@ class Google:
         if counted not in {"", self.id} or method.service in self.off:
             return _disabled(_OFF, method.service, NUMBER if counted == self.id else counted)
         for fault in self.faults:
-            if fault.method == method.id and fault.times > 0:
+            if fnmatchcase(method.id, fault.method) and fault.times > 0:
                 fault.times -= 1
                 said = refusal(fault.status, fault.message, fault.reason, fault.headers)
                 return said if fault.body is None else (fault.status, fault.body, {})

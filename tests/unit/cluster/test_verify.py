@@ -7,15 +7,22 @@ import socket
 import subprocess
 import threading
 from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
 
 import pytest
 
-from clusterctl.cluster.verify import Verification, out_of_service, unusable
+from clusterctl.cluster.verify import Verification, out_of_service, preflight, unusable
 from clusterctl.cluster.verify import run_verification as verify_by
-from clusterctl.errors import VerifyError
+from clusterctl.errors import MachineError, VerifyError
+from clusterctl.hosts.checks import DoctorReport, Finding
+from clusterctl.providers.base import Provider
 from clusterctl.scheduler.base import NodeInfo
 from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.spec.load import parse_spec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport, remote_argv
 from tests.support.scripted import Call, ScriptedTransport, Step
 from tests.support.slurm import records
@@ -321,3 +328,24 @@ def test_who_waits_is_told_what_is_out_of_service_and_how_it_comes_back() -> Non
         "`clusterctl up` puts back what Slurm took out itself",
         "what the health check drained comes back by itself once it is well",
     )
+
+
+class Looks:
+    """A provider whose look at this machine ends only when the other one has begun."""
+
+    def __init__(self) -> None:
+        self.looking = threading.Event()
+
+    def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
+        assert self.looking.wait(60)
+        raise MachineError("missing tool: gcloud", why="it carries SSH")
+
+    def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport:  # noqa: ARG002
+        self.looking.set()
+        return DoctorReport((Finding("z", "error", "quota", "too little quota", "0 are left", "ask"),), {})
+
+
+def test_a_slow_look_at_this_machine_takes_no_time_from_the_other(tmp_path: Path) -> None:
+    spec = parse_spec("{version: 1, name: d, partitions: [{name: t, nodes: 1}]}", "cluster.yaml")
+    found = preflight(spec, Workspace(tmp_path / "d"), cast("Provider", Looks())).findings
+    assert [one.what for one in found] == ["missing tool: gcloud", "too little quota"]

@@ -7,15 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
+from google.auth.exceptions import RefreshError
 
 from clusterctl.hosts.checks import Finding
+from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.notes import ahead
 from clusterctl.providers.gcp.preflight import preflight
 from clusterctl.providers.gcp.provider import services
 from clusterctl.spec.gcp import settings_of
 from clusterctl.spec.load import parse_spec
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.util.progress import Limit
 from tests.support.google import discovery, gcloud
 from tests.support.google.api import PROJECT, Google
+from tests.support.google.module import CLUSTER_ID, Module, spec_of
+from tests.support.google.world import World
 
 ZONE = "us-central1-a"
 CUDA = "images/family/rocky-linux-9-optimized-gcp-nvidia-580"
@@ -49,9 +56,13 @@ partitions: [{{name: train, nodes: 2, gpus: {{type: l4}}}}]
 """
 
 
-def found(text: str, cluster_id: str | None = None) -> tuple[Finding, ...]:
-    spec = parse_spec(text, "cluster.yaml")
-    return preflight(spec, cluster_id, services(settings_of(spec)), patience_s=300)
+def found(text: str, cluster_id: str | None = None, api: Api | None = None) -> tuple[Finding, ...]:
+    return look(parse_spec(text, "cluster.yaml"), cluster_id, api)
+
+
+def look(spec: ClusterSpec, cluster_id: str | None, api: Api | None = None) -> tuple[Finding, ...]:
+    api = api or Api(PROJECT, limit=Limit.within(300))
+    return preflight(spec, cluster_id, services(settings_of(spec)), api=api)
 
 
 LAN, SUB = (
@@ -258,6 +269,51 @@ def test_on_a_network_that_is_there_nobody_needs_the_right_to_make_one(google: G
     )
 
 
+# What a login lacks that may make instances and disks, and act as service accounts, but nothing else.
+ONCE = ("compute.networks.create", "compute.subnetworks.create", "compute.routers.create",
+        "compute.firewalls.create", "iam.serviceAccounts.create", "iam.serviceAccounts.delete",
+        "resourcemanager.projects.setIamPolicy")  # fmt: skip
+
+
+def test_one_more_node_needs_no_right_to_make_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As real Terraform makes it; where some of it is missing, the right to that is needed."""
+    module, asked = Module(tmp_path), spec_of("t4")
+    module.ask(asked)
+    module.apply()
+    more = asked.partitions[0].model_copy(update={"nodes": asked.partitions[0].nodes + 1})
+    asked = asked.model_copy(update={"partitions": (more, *asked.partitions[1:])})
+    with Google(World(module.cloud.store.path)) as google:
+        for name, value in google.environment.items():
+            monkeypatch.setenv(name, value)
+        deny(google, *ONCE)
+        assert lacking(asked, CLUSTER_ID) == set()
+        assert lacking(asked, None) == set(ONCE), "of another cluster"
+        for kind, one in (
+            ("google_compute_network", "compute.networks.create"),
+            ("google_compute_subnetwork", "compute.subnetworks.create"),
+            ("google_compute_router", "compute.routers.create"),
+            ("google_compute_firewall", "compute.firewalls.create"),
+            ("google_project_iam_member", "resourcemanager.projects.setIamPolicy"),
+        ):
+            with google.world.change() as state:
+                path, gone = state["resources"][kind].popitem()
+            assert lacking(asked, CLUSTER_ID) == {one}
+            with google.world.change() as state:
+                state["resources"][kind][path] = gone
+        with google.world.change() as state:
+            state["resources"]["google_service_account"].popitem()
+        assert lacking(asked, CLUSTER_ID) == {"iam.serviceAccounts.create", "iam.serviceAccounts.delete"}
+    assert not google.violations
+
+
+def lacking(spec: ClusterSpec, cluster_id: str | None) -> set[str]:
+    errors = [one for one in look(spec, cluster_id) if one.level == "error"]
+    said = [one.why.removeprefix("the login lacks ") for one in errors]
+    return {name for text in said for name in text.split(", ")}
+
+
 def test_a_right_that_may_be_given_under_a_condition_keeps_nobody_from_up(google: Google) -> None:
     """testIamPermissions of a project does not show it, nor one on the instances."""
     deny(google, "iap.tunnelInstances.accessViaIAP")
@@ -278,6 +334,73 @@ def test_all_obstacles_are_named_at_once_and_nothing_is_made(google: Google, log
         hits = [f for f in findings if f.code == code and why in str(f) and fix in f.fix]
         assert len(hits) == 1, (code, why, [*map(str, findings)])
     assert google.world.read() == before
+
+
+@pytest.mark.parametrize("cluster_id", [None, "a1b2c3"])
+def test_a_login_that_may_not_count_calls_on_the_project_is_told_the_role(
+    google: Google, cluster_id: str | None
+) -> None:
+    """Every call counts on it, so Google answers none."""
+    google.refuse("*", "quota_project_denied")
+    (one,) = found(PLAIN, cluster_id)
+    assert (one.level, one.code) == ("error", "permission")
+    assert "Caller does not have required permission to use project" in one.why
+    assert "--role roles/serviceusage.serviceUsageConsumer" in one.fix
+
+
+def test_a_project_that_is_not_there_is_one_that_the_login_may_not_see(google: Google) -> None:
+    google.refuse("*", "consumer_invalid")
+    (one,) = found(PLAIN)
+    assert one.code == "project-missing"
+    assert "gcloud projects list" in one.fix
+
+
+def test_billing_that_is_off_is_one_finding(google: Google) -> None:
+    """Compute Engine refuses all calls then."""
+    google.refuse("compute.*", "billing_disabled")
+    (one,) = found(PLAIN)
+    assert (one.level, one.code) == ("error", "billing-disabled")
+    assert f"billing/linkedaccount?project={PROJECT}" in one.fix
+
+
+def test_without_a_login_nothing_else_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"CLOUDSDK_CONFIG": str(tmp_path), "NO_GCE_CHECK": "true"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
+    (one,) = found(PLAIN)
+    assert (one.level, one.code, one.what) == ("error", "credentials", "no login to Google Cloud")
+    assert "`gcloud auth application-default login`" in one.fix
+
+
+class ExpiredSession(requests.Session):
+    """As google-auth's: what Google's token endpoint says (google-auth 2.62, oauth2/_client.py)."""
+
+    def request(self, *_: object, **__: object) -> requests.Response:
+        raise RefreshError("invalid_grant: Token has been expired or revoked.")
+
+
+@pytest.mark.parametrize("cluster_id", [None, "a1b2c3"])
+def test_of_a_login_that_has_expired_nothing_else_is_said(cluster_id: str | None) -> None:
+    api = Api(PROJECT, session=ExpiredSession())
+    (one,) = found(PLAIN, cluster_id, api)
+    assert (one.level, one.code, one.what) == ("error", "credentials", "the login has expired")
+    assert "`gcloud auth application-default login`" in one.fix
+
+
+@pytest.mark.parametrize(
+    ("image", "software", "codes"),
+    [
+        ("project: debian-cloud, family: debian-12", "", ["image-driver"]),
+        ("project: debian-cloud, family: debian-12", "nvidia: {driver: open}", []),
+        ("project: deeplearning-platform-release, family: common-cu129-ubuntu-2204-nvidia-580", "", []),
+        ("project: my-images, family: with-a-driver-of-ours", "", []),
+    ],
+)
+def test_gpus_on_a_public_image_without_a_driver(image: str, software: str, codes: list[str]) -> None:
+    text = PLAIN.replace("zone:", f"partitions: {{train: {{image: {{{image}}}}}}}, zone:")
+    findings = found(f"{text}software: {{{software}}}\n")
+    assert [one.code for one in findings] == codes
+    assert all("software: {nvidia: {driver: open}}" in one.fix for one in findings)
 
 
 def test_managed_policies_that_can_not_be_looked_at_are_one_warning(google: Google) -> None:

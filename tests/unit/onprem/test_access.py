@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import ClusterctlError, CommandError, ProvisionError
+from clusterctl.errors import ClusterctlError, CommandError, ProvisionError, UnreachableError
 from clusterctl.providers.base import Prompts
 from clusterctl.providers.onprem.access import (
     AccessError,
@@ -54,6 +54,14 @@ def test_why_root_is_out_of_reach(played: Path, how: str, password: str | None, 
     assert (failure.code, failure.host) == (code, "a")
     assert failure.fix
     assert PASSWORD not in f"{caught.value}{failure}"
+
+
+def test_a_host_that_lets_in_and_hangs_does_not_answer(played: Path) -> None:
+    (played / "a").write_text("free")
+    way = Login({"a": OnpremHost(user="rocky")}, Workspace(played), answer_s=0.2)
+    with pytest.raises(UnreachableError, match="a does not answer") as caught:
+        way.root("a", ("sleep", "3600"))
+    assert "within 0.2 s" in caught.value.why
 
 
 def test_a_command_that_fails_is_no_refusal(played: Path) -> None:

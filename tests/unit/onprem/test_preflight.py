@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +19,16 @@ from clusterctl.errors import ClusterctlError, ProvisionError
 from clusterctl.hosts import remote_reach
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.roles import role_packages
-from clusterctl.providers.base import OfferedKey
+from clusterctl.providers.base import NO_PROMPTS, OfferedKey
 from clusterctl.providers.onprem.access import AccessError, explain
 from clusterctl.providers.onprem.members import examine, members, notes, trusted
+from clusterctl.providers.onprem.provider import OnpremProvider
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import Clock, Limit
+from tests.support.played_time import PlayedTime
 
 UFW = "Status: active\nDefault: deny (incoming), allow (outgoing), disabled (routed)\n"
 
@@ -50,9 +55,14 @@ class Machines:
         self.skew_s: dict[str, float] = {}
         self.lost: dict[str, ClusterctlError] = {}
         self.requests: dict[str, Mapping[str, Any]] = {}
+        self.time, self.ended = PlayedTime(), threading.Event()
+        self.hangs: dict[str, str] = {}  # until `ended`
 
     def root(self, host: str, argv: Sequence[str], _: bytes) -> str:
         request = json.loads(argv[-1])
+        if self.hangs.get(host) == ("peers" if "peers" in request else "host"):
+            self.time.passes(3600)
+            self.ended.wait()
         if "peers" in request:
             self.requests[host] = request
             return json.dumps(self.reach[host])
@@ -62,10 +72,14 @@ class Machines:
     def found(self) -> tuple[Finding, ...]:
         names = [one.name for one in self.asked]
         login: Any = SimpleNamespace(root=self.root, workspace=self.workspace)
-        return examine(self.spec, self.asked, login, (), only=names, lost=self.lost).findings
+        limit = Limit.within(28, self.time.clock)
+        return examine(self.spec, self.asked, login, (), only=names, lost=self.lost, limit=limit).findings
 
 
-_REACHES: Mapping[str, Any] = {"peers": [], "narrow": False, "nfs": "", "repositories": {}, "missing": []}
+_REACHES: Mapping[str, Any] = {
+    **{"peers": [], "narrow": False, "repositories": {}, "missing": []},
+    **{"nfs": "", "exports": [["/vol", "*"]]},
+}
 
 
 def _well(name: str) -> dict[str, Any]:
@@ -183,6 +197,8 @@ def plant_on_the_network(machines: Machines) -> Iterator[tuple[str, str, str, st
     yield "n1", "repository", "mirrors.rockylinux.org:443", "curl -sSI"
     machines.reach["n2"]["nfs"] = "the connection is refused"
     yield "n2", "nfs", "nas, port 2049", "showmount -e nas"
+    machines.reach["n3"]["exports"] = [["/vol", "10.0.0.1", "10.0.0.2"]]
+    yield "n3", "nfs-export", "exports it to 10.0.0.1, 10.0.0.2, and not to this host", "export /vol to n3"
 
 
 def test_all_that_stands_in_the_way_is_named_at_once(machines: Machines) -> None:
@@ -204,6 +220,99 @@ def test_a_plan_leaves_out_what_is_said_at_another_place(machines: Machines, kno
     assert said == ["the clock is not synchronized", *others]
 
 
+def other_release(machines: Machines) -> None:
+    machines.facts["n3"]["system"] |= {"id": "debian", "version": "12"}
+
+
+def other_network(machines: Machines) -> None:
+    at = {"addresses": ["127.0.0.1/8", "10.9.0.3/24"], "interfaces": {"eth0": ["10.9.0.3/24"]}}
+    machines.facts["n3"] |= at
+
+
+def behind_nat(machines: Machines) -> None:
+    at = {"eth0": ["10.1.0.1/24"], "eth1": ["10.2.0.1/24"]}
+    machines.facts["n1"] |= {"addresses": [one for some in at.values() for one in some], "interfaces": at}
+
+
+@pytest.mark.parametrize(
+    ("planted", "expected"),
+    [
+        (other_release, ("n3", "release-differs", "n1 has Rocky Linux 9", "hosts of one distribution")),
+        (other_network, ("n3", "address", "the cluster's network 10.0.0.0/24", "write provider.network")),
+        (behind_nat, ("n1", "address", "10.0.0.1 is no address of its own", "write provider.network")),
+    ],
+)
+def test_machines_that_are_no_cluster_together_are_found_before_one_is_made_of_them(
+    machines: Machines, planted: Callable[[Machines], None], expected: tuple[str, str, str, str]
+) -> None:
+    planted(machines)
+    (one,) = machines.found()
+    host, code, why, fix = expected
+    assert (one.host, one.level, one.code) == (host, "error", code)
+    assert why in one.why
+    assert fix in one.fix
+
+
+def test_a_release_that_is_refused_is_said_once(machines: Machines) -> None:
+    machines.facts["n3"]["system"] |= {"version": "7.9"}
+    assert [one.code for one in machines.found()] == ["distribution"]
+
+
+def desk(folder: Path, clock: Clock | None = None) -> tuple[ClusterSpec, Workspace, OnpremProvider]:
+    """This machine itself, which has no address on that network, and kept the files of another ada."""
+    shared, workspace = folder / "shared", Workspace(folder / "d")
+    (shared / "home/ada").mkdir(parents=True)
+    workspace.create()
+    workspace.bundle.write_text("{}")  # so that no repository is asked
+    machine = {"controller": "desk", "hosts": {"desk": {"address": "localhost", "become": "none"}}}
+    given = {"type": "onprem", **machine, "network": "203.0.113.0/24", "shared": {"path": str(shared)}}
+    partitions, users = [{"name": "t", "hosts": "desk"}], [{"name": "ada", "uid": os.getuid() + 2001}]
+    spec = spec_of(provider=given, partitions=partitions, users=users, storage={"keep": True})
+    assert isinstance(spec.provider, OnpremSettings)
+    return spec, workspace, OnpremProvider(spec.provider, NO_PROMPTS, clock)
+
+
+def test_the_look_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    hours = itertools.count(0, 3600)
+    spec, workspace, provider = desk(tmp_path, Clock(now=lambda: next(hours)))
+    report = provider.preflight(spec, workspace)
+    assert report is not None
+    assert [(one.host, one.level, one.code) for one in report.findings] == [("desk", "error", "unreachable")]
+    with pytest.raises(ProvisionError, match="these machines can't be used: desk"):
+        provider.plan(spec, workspace, keep={}, report=lambda _: None)
+
+
+def test_kept_storage_of_other_accounts_is_found_with_all_else(tmp_path: Path) -> None:
+    spec, workspace, provider = desk(tmp_path)
+    report = provider.preflight(spec, workspace)
+    assert report is not None
+    assert {"address", "kept-storage"} <= {one.code for one in report.errors}
+    with pytest.raises(ProvisionError) as caught:
+        provider.plan(spec, workspace, keep={}, report=lambda _: None)
+    assert {"address", "kept-storage"} <= {one.code for one in caught.value.failures}
+
+
+def test_a_host_that_hangs_is_not_waited_for(machines: Machines) -> None:
+    """Others of which nobody had asked yet are named, too."""
+    machines.hangs["n3"] = "host"
+    try:
+        silent = {one.host: one for one in machines.found() if one.code == "unreachable"}
+    finally:
+        machines.ended.set()
+    assert silent["n3"].level == "error"
+    assert "n3 does not answer" in str(silent["n3"])
+    assert all("in the time that there was for all hosts" in one.why for one in silent.values())
+
+
+def test_what_a_host_reaches_may_take_no_longer_either(machines: Machines) -> None:
+    machines.hangs["n3"] = "peers"
+    try:
+        found = {one.host: one for one in machines.found()}
+    finally:
+        machines.ended.set()
+    assert (found["n3"].level, found["n3"].code) == ("warning", "not-looked-at")
+
+
 def test_what_a_firewall_of_the_host_itself_drops_is_not_said_twice(machines: Machines) -> None:
     machines.facts["n1"]["firewall"] = {"firewalld": "running"}
     machines.facts["n2"]["firewall"] = {"ufw": UFW}
@@ -223,10 +332,54 @@ def test_repositories_are_for_those_who_lack_packages_and_have_no_bundle(machine
     assert not machines.requests["n1"]["repositories"]
 
 
+@pytest.mark.parametrize(
+    ("exports", "is_found"),
+    [
+        (None, False),  # without showmount, or by a server of NFS 4 alone
+        ([], True),
+        ([["/home", "*"]], True),
+        ([["/vol2", "*"]], True),
+        ([["/vol", "(everyone)"]], False),
+        ([["/", "10.0.0.0/255.255.255.0"]], False),
+        ([["/vol", "10.0.0.0/24"]], False),
+        ([["/vol", "192.168.0.0/16"]], True),
+        ([["/vol", "10.0.0.1"], ["/", "10.0.0.2"]], False),
+        ([["/vol", "192.168.0.0/16", "@trusted"]], False),  # which the server alone can tell
+    ],
+)
+def test_a_folder_that_the_server_does_not_export_to_a_host(
+    machines: Machines, exports: list[list[str]] | None, is_found: bool
+) -> None:
+    machines.reach["n2"]["exports"] = exports
+    expected = [("n2", "warning", "nfs-export")] if is_found else []
+    assert [(one.host, one.level, one.code) for one in machines.found()] == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "of_leader", "of_others"),
+    [
+        ({}, {6817, 6818, 6819, 61000}, {6818, 61000}),
+        ({"shared": {"path": "/shared"}}, {6817, 6818, 6819, 61000, 2049}, {6818, 61000}),
+        ({"shared": {"kind": "existing"}}, {6817, 6818, 6819, 61000}, {6818, 61000}),
+        ({"scheduler": "none"}, {22, 61000}, {22, 61000}),
+    ],
+)
+def test_the_ports_that_hosts_need_of_each_other(
+    tmp_path: Path, more: Mapping[str, Any], of_leader: set[int], of_others: set[int]
+) -> None:
+    spec = spec_of()
+    shared = more.get("shared", {"server": "nas", "export": "/vol"})
+    given = spec.provider.model_dump() | {"shared": shared}
+    machines = Machines(tmp_path, spec_of(provider=given, scheduler=more.get("scheduler", "slurm")))
+    machines.found()
+    asked = machines.requests["n2"]["peers"]
+    assert (set(asked["n1"][1]), set(asked["n3"][1])) == (of_leader, of_others)
+
+
 def test_a_key_that_nobody_confirmed_keeps_none_of_the_others_from_being_looked_at() -> None:
     key = OfferedKey("n2", "10.0.0.2", "ssh-ed25519 AAAA", "SHA256:x")
 
-    def trust(hosts: Sequence[str]) -> Mapping[str, ClusterctlError]:
+    def trust(hosts: Sequence[str], _: Limit) -> Mapping[str, ClusterctlError]:
         if "n2" in hosts:
             raise ProvisionError.of_hosts("unknown host keys: {hosts}", [key.failure])
         return {}
@@ -252,8 +405,17 @@ def test_the_program_runs_as_it_is_sent(capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr("sys.argv", ["-", json.dumps(request)])
     remote_reach.main()
     said = json.loads(capsys.readouterr().out)
-    assert (said["peers"], said["missing"]) == ([], ["/nowhere"])
+    assert (said["peers"], said["missing"], said["exports"]) == ([], ["/nowhere"], None)
     assert "refused" in said["nfs"]
+
+
+def test_what_a_server_exports_is_read_of_showmount(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lines as nfs-utils 2.8 prints them (utils/showmount/showmount.c)."""
+    said = "/srv/a b 10.0.0.0/24,@trusted\n/vol     (everyone)\n"
+    argv = ["showmount", "--no-headers", "--exports", "nas"]
+    monkeypatch.setattr(remote_reach, "run", lambda asked, _: said if asked == argv else None)
+    assert remote_reach.exports("nas") == [["/srv/a b", "10.0.0.0/24", "@trusted"], ["/vol", "(everyone)"]]
+    assert remote_reach.exports("other") is None
 
 
 def test_repositories_are_the_package_managers_own(monkeypatch: pytest.MonkeyPatch) -> None:

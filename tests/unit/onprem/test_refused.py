@@ -30,6 +30,8 @@ partitions: [{name: train, hosts: b}]
         (("error", "firewall"), ["a"], True),  # it keeps the new one out
         (("error", "firewall"), [], False),  # nothing changes: the jobs show who gets through
         (("warning", "firewall"), ["b"], False),
+        (("error", "release-differs"), [], True),  # no cluster can be made of them
+        (("error", "address"), [], True),
     ],
 )
 def test_errors_of_new_hosts_end_it_and_any_firewall_that_they_meet(
