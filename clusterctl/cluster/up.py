@@ -36,7 +36,7 @@ from clusterctl.hosts.probe import (
     reject_taken_numbers,
     with_distributions,
 )
-from clusterctl.hosts.roles import probe_requests
+from clusterctl.hosts.roles import probe_requests, wanted_accounts
 from clusterctl.jobs.environment import build, environment_of
 from clusterctl.packages.bundle import Bundle
 from clusterctl.packages.bundle_checks import cluster_bundle, missing_bundle, use_bundle
@@ -329,7 +329,7 @@ def probe(
     asked = probe_requests(session.spec, inventory, session.workspace)
     reports = probe_hosts(asked, session.connections.to, revive=revive, report=session.report)
     reject_full_disks(reports)
-    reject_taken_numbers(reports, {user.name: user.uid for user in session.spec.users})
+    reject_taken_numbers(reports, wanted_accounts(session.spec))
     accounts = {host: one.accounts for host, one in reports.items()}
     session.notes += map(str, other_numbers(accounts, inventory.controller.name))
     session.note = f"{len(reports)} hosts answer"

@@ -26,6 +26,8 @@ from clusterctl.hosts.probe import (
     reject_full_disks,
     reject_taken_numbers,
 )
+from clusterctl.hosts.roles import wanted_accounts
+from clusterctl.spec.models import ClusterSpec
 from tests.support.hostile import deep_folder, nest
 
 FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
@@ -216,11 +218,32 @@ def test_numbers_that_others_have_are_found_on_all_hosts_before_any_is_changed()
         (host, code, cause)
         for host in ("ctl", "train-1")
         for code, cause in (
-            ("gid-taken", "gid 1000 is that of the group google-sudoers"),
-            ("uid-taken", "uid 1001 is that of clusterctl"),
+            ("gid-taken", "gid 1000 of ada is that of the group google-sudoers"),
+            ("uid-taken", "uid 1001 of bob is that of clusterctl"),
         )
     }
     reject_taken_numbers(reports, {"ada": 10000, "clusterctl": 7})  # an account of ours is set right later
+
+
+def test_numbers_of_slurm_and_munge_that_others_have_are_found_as_well() -> None:
+    """The role makes these accounts before their packages are there: groupadd would fail on such a host."""
+    partitions = [{"name": "t", "nodes": 1}]
+    told = {"version": 1, "name": "d", "provider": {"type": "local"}, "partitions": partitions}
+    spec = ClusterSpec.model_validate(told)
+    reports = {
+        "fine": parse_report(answer(accounts={"slurm": 64030, "munge": 997}, groups={"munge": 995})),
+        "left": parse_report(answer(accounts={}, groups={"slurm": 990})),  # of a package that was removed
+        "one": parse_report(answer(accounts={"lims": 64030}, groups={"lims": 64030})),
+        "two": parse_report(answer(accounts={}, groups={"lab": 64031})),
+    }
+    with pytest.raises(ConfigureError, match="accounts can't be made on one, two") as caught:
+        reject_taken_numbers(reports, wanted_accounts(spec))
+    user, group = (f"give it another: `{one}" for one in ("usermod --uid UID", "groupmod --gid GID"))
+    said = {(failure.host, failure.code, failure.cause, failure.fix) for failure in caught.value.failures}
+    assert said == {
+        ("one", "uid-taken", "uid 64030 of slurm is that of lims", f"{user} lims`"),
+        ("two", "gid-taken", "gid 64031 of munge is that of the group lab", f"{group} lab`"),
+    }
 
 
 def test_up_tells_where_our_own_account_has_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +254,11 @@ def test_up_tells_where_our_own_account_has_another_number(monkeypatch: pytest.M
     monkeypatch.setattr(up, "probe_hosts", lambda *_, **__: reports)
     to = SimpleNamespace(to=None)
     session: Any = SimpleNamespace(
-        spec=SimpleNamespace(users=()), workspace=None, report=None, connections=to, notes=[]
+        spec=SimpleNamespace(users=(), scheduler="slurm"),
+        workspace=None,
+        report=None,
+        connections=to,
+        notes=[],
     )
     inventory: Any = SimpleNamespace(controller=SimpleNamespace(name="ctl"))
     assert up.probe(session, inventory, {}) == reports
