@@ -21,6 +21,7 @@ from clusterctl.cluster.session import ClusterSession, workspace_copy
 from clusterctl.configure import ansible, inventory_file
 from clusterctl.configure.events import TaskProgress
 from clusterctl.hosts.probe import Checksums, ProbeRequest, with_distributions
+from clusterctl.hosts.roles import system_accounts
 from clusterctl.providers.node_class import NodeFile, NodeFiles, SharedFiles
 from clusterctl.scheduler.slurm_conf import accounting_files
 from clusterctl.spec.distributions import Distribution
@@ -29,7 +30,7 @@ from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, dis
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.connections import Connections
-from clusterctl.util.assets import asset, digest, job_lock, table, tree_hash
+from clusterctl.util.assets import asset, digest, job_lock, tree_hash
 
 _HOSTS: Final = "/etc/hosts"
 _EDGES: Final = ("# BEGIN hosts of this cluster (clusterctl)\n", "# END hosts of this cluster (clusterctl)\n")
@@ -115,14 +116,14 @@ def node_files(
 ) -> NodeFiles:
     """Host -> the files that it has for itself; ``rendered`` are those made for all hosts."""
     variables = inventory_file.role_variables(spec, inventory, workspace)
-    known = table(asset("ansible") / "roles/users/defaults/main.yml", dict[str, Any])
-    munge = NodeFile(workspace.munge_key.read_bytes(), 0o400, known["users_munge_id"])
+    accounts = system_accounts()
+    munge = NodeFile(workspace.munge_key.read_bytes(), 0o400, accounts["munge"])
     openmpi = NodeFile(_templated("openmpi/templates/openmpi-mca-params.conf.j2", variables))
     health = json.loads(rendered[inventory_file.HEALTH_FILE])
     digests = json.loads(rendered[inventory_file.SLURMD_FILE])
     slurmd = "slurmd/templates/clusterctl.conf.j2"
     slurm = {f"/etc/slurm/{name}": NodeFile(rendered[name].encode()) for name in _SLURM}
-    slurm[_SLURMDBD] = NodeFile(rendered[Path(_SLURMDBD).name].encode(), 0o600, known["users_slurm_id"])
+    slurm[_SLURMDBD] = NodeFile(rendered[Path(_SLURMDBD).name].encode(), 0o600, accounts["slurm"])
     of_compute = {
         host.name: {
             _SLURMD: NodeFile(_templated(slurmd, {**variables, "slurmd_config_digest": digests[host.name]})),

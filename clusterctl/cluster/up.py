@@ -37,7 +37,7 @@ from clusterctl.hosts.probe import (
     reject_taken_numbers,
     with_distributions,
 )
-from clusterctl.hosts.roles import probe_requests
+from clusterctl.hosts.roles import probe_requests, wanted_accounts
 from clusterctl.jobs.environment import build, environment_of
 from clusterctl.packages.bundle import Bundle
 from clusterctl.packages.bundle_checks import cluster_bundle, missing_bundle, use_bundle
@@ -333,7 +333,7 @@ def probe(
     asked = probe_requests(session.spec, inventory, session.workspace)
     reports = probe_hosts(asked, session.connections.to, revive=revive, report=session.report)
     reject_full_disks(reports)
-    reject_taken_numbers(reports, {user.name: user.uid for user in session.spec.users})
+    reject_taken_numbers(reports, wanted_accounts(session.spec))
     if session.spec.provider.is_cloud:
         reports = _with_one_uid(session, asked, reports)
     accounts = {host: one.accounts for host, one in reports.items()}
@@ -342,7 +342,7 @@ def probe(
     return reports
 
 
-# usermod refuses to renumber an account that has processes, such as the shell that starts it: it sees none here.
+# usermod renumbers no account that has processes, such as the shell that starts it: here they are out of sight.
 _RENUMBER = (
     *("sudo", "-n", "unshare", "--pid", "--fork", "--mount-proc"),
     *("usermod", "--uid", str(ADMIN_ID), ADMIN_USER),

@@ -8,7 +8,7 @@ from ipaddress import IPv4Network
 from typing import Final
 
 from clusterctl.hosts.probe import ProbeRequest
-from clusterctl.hosts.roles import role_files, role_packages, role_ports, role_units
+from clusterctl.hosts.roles import role_files, role_packages, role_ports, role_units, wanted_accounts
 from clusterctl.spec.distributions import releases
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_USER
@@ -62,10 +62,10 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeReque
         "paths": [*_BEFORE],  # whose room counts
         "units": sorted({FABRIC_MANAGER}.union(*(role_units(spec, group) for group in roles))),
         "accounts": [
-            *(user.name for user in spec.users),
+            *wanted_accounts(spec),
             *([ADMIN_USER] if spec.scheduler == "slurm" else ()),
         ],
-        "uids": [user.uid for user in spec.users],
+        "uids": [*wanted_accounts(spec).values()],
         "files": sorted({file for group in roles for file in role_files(spec, group)}),  # are they there
         "texts": [CLAIM],  # whose first bytes are read
         "packages": sorted(packages),
@@ -93,7 +93,7 @@ def expected(
         member.name: Expected(
             address=member.address,
             ports=role_ports(spec, member.roles),
-            accounts={user.name: user.uid for user in spec.users},
+            accounts=wanted_accounts(spec),
             free_mib=room[member.name in installed] | (_CUPY if member.name in cupy else {}),
             gpus=gpus.get(member.name),
             brings=frozenset() if member.name in installed else role_units(spec, member.roles),

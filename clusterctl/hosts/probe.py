@@ -26,6 +26,7 @@ from clusterctl.errors import (
 )
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.spec import distributions
+from clusterctl.spec.names import SYSTEM_ACCOUNTS
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
@@ -58,7 +59,7 @@ class ProbeRequest:
     blocks: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> first and last line
     paths: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
-    numbers: Mapping[str, int] = field(default_factory=dict)  # user -> uid and gid: has another one these?
+    numbers: Mapping[str, int] = field(default_factory=dict)  # account -> uid and gid: has another one these?
     homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder
     far_homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder that another host checks
     keys: Mapping[str, str] = field(default_factory=dict)  # user -> public key; unless the home is far
@@ -400,24 +401,34 @@ def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
 def taken_numbers(
     wanted: Mapping[str, int], accounts: Mapping[str, int], groups: Mapping[str, int]
 ) -> Iterator[tuple[str, str, str]]:
-    """Code, cause and fix of each account that can't be made beside what is there, with its uid and gid."""
+    """Code, cause and fix of each account that can't be made beside what is there, with its uid and gid.
+
+    No spec says the numbers of slurm and munge, so what is there gives way. An account munge may have any
+    number, and the role gives a group of these names its gid.
+    """
     holders, owners = ({number: name for name, number in table.items()} for table in (accounts, groups))
     for name, number in wanted.items():
-        other = f"give {name} another uid in the spec"
+        fixed, other = name in SYSTEM_ACCOUNTS, f"give {name} another uid in the spec"
+        if name == "munge" and name in accounts:
+            continue
         if (there := accounts.get(name)) is not None:
             if there != number:
-                why = f"{name} has uid {there} there, and {number} in the spec"
-                yield "uid-differs", why, f"write uid: {there}"
+                said = "on all hosts of a cluster" if fixed else "in the spec"
+                why = f"{name} has uid {there} there, and {number} {said}"
+                fix = f"write uid: {there}"
+                yield "uid-differs", why, f"`usermod --uid {number} {name}`, and its files" if fixed else fix
             elif twins := sorted(one for one, its in accounts.items() if its == number and one != name):
                 why = f"uid {number} of {name} is that of {', '.join(twins)}, too: they share files"
                 yield "uid-shared", why, f"give one of them another: `usermod -u UID {twins[0]}`"
         elif number in holders:
-            yield "uid-taken", f"uid {number} is that of {holders[number]}", other
-        elif groups.get(name, number) != number:
+            fix = f"give it another: `usermod --uid UID {holders[number]}`" if fixed else other
+            yield "uid-taken", f"uid {number} of {name} is that of {holders[number]}", fix
+        elif groups.get(name, number) != number and not fixed:
             why = f"the group {name} has gid {groups[name]} there, and {number} in the spec"
             yield "gid-differs", why, f"write uid: {groups[name]}, or give the account another name"
         elif owners.get(number, name) != name:
-            yield "gid-taken", f"gid {number} is that of the group {owners[number]}", other
+            fix = f"give it another: `groupmod --gid GID {owners[number]}`" if fixed else other
+            yield "gid-taken", f"gid {number} of {name} is that of the group {owners[number]}", fix
 
 
 def reject_taken_numbers(reports: Mapping[str, HostReport], wanted: Mapping[str, int]) -> None:

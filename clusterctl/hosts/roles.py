@@ -28,7 +28,7 @@ from clusterctl.packages.os_packages import packages_of
 from clusterctl.spec.common import ADMIN_ID
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.names import ADMIN_USER
+from clusterctl.spec.names import ADMIN_USER, SYSTEM_ACCOUNTS
 from clusterctl.state.inventory import LOGIN, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import asset, payload_hash, table
@@ -92,6 +92,18 @@ def spec_variables(spec: ClusterSpec, roles: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def wanted_accounts(spec: ClusterSpec) -> dict[str, int]:
+    """Account -> its uid and gid on every host of the cluster: the daemons' and the users'."""
+    daemons = system_accounts() if spec.scheduler == "slurm" else {}
+    return {**daemons, **{user.name: user.uid for user in spec.users}}
+
+
+def system_accounts() -> Mapping[str, int]:
+    """The accounts of Slurm's daemons -> the uid and gid that the role gives them."""
+    known = table(asset("ansible") / "roles/users/defaults/main.yml", dict[str, Any])
+    return {name: known[f"users_{name}_id"] for name in SYSTEM_ACCOUNTS}
+
+
 def role_hint(role: str) -> str:
     """What to look at where a task of the role failed; "" if there is nothing to say."""
     return str(_touches().get(role, {}).get("hint", ""))
@@ -140,7 +152,7 @@ def _probe_request(
         blocks={path: tuple(edges) for one in drift for path, edges in one.get("blocks", {}).items()},
         paths=tuple(path for one in drift for path in one.get("paths", ())),
         users=users,
-        numbers=own | {user.name: user.uid for user in spec.users},
+        numbers=own | wanted_accounts(spec),
         homes=homes if has_homes else {},
         far_homes={} if has_homes else homes,
         keys=dict.fromkeys(users, values["public_key"]),

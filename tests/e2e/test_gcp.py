@@ -148,7 +148,9 @@ def gcp(
         }
     path = f"{gcloud.install(folder, cloud.store.path)}:{os.environ['PATH']}"
     with Google(world) as google, guest.metadata(world, inventory):
-        shell(beneath, f"{cluster_name}-ctl", "sudo useradd --uid 1000 packer")  # its image has an account more
+        shell(
+            beneath, f"{cluster_name}-ctl", "sudo useradd --uid 1000 packer"
+        )  # its image has an account more
         for host in inventory.hosts:
             guest.start_agent(partial(shell, beneath, host.name))
         environ = {

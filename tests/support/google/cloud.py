@@ -10,10 +10,10 @@
 
 The test's own process serves the provider: started anew, three times for a plan, it costs thrice as much.
 The ``terraform`` in ``cloud.bin``, first on the PATH of ``cloud.env``, tells Terraform where it is
-(``TF_REATTACH_PROVIDERS``). With ``started`` Terraform starts it, as Google's: it can crash, and be killed. Then a
-new service account, and an API that was just enabled, are unknown to the next call that needs them, as at Google
-(cloud.google.com/iam/docs/access-change-propagation, 2025-10: "typically 2 minutes"; of APIs the text of the refusal says
-it); ``lag`` is the number of such calls.
+(``TF_REATTACH_PROVIDERS``). With ``started`` Terraform starts it, as Google's: it can crash, and be killed.
+Then a new service account, and an API that was just enabled, are unknown to the next call that needs them, as
+at Google (cloud.google.com/iam/docs/access-change-propagation, 2025-10: "typically 2 minutes"; of APIs the
+text of the refusal says it); ``lag`` is the number of such calls.
 
 Kinds of faults are in ``provider/faults.py``; the file's form in ``provider/store.py``.
 """

@@ -58,7 +58,7 @@ WELL: dict[str, Any] = {
     "selinux": "enforcing",
     "units": [],
     "gpus": {"cards": 0, "shown": [], "driver": None, "nouveau": False, "secure_boot": False},
-    "accounts": {"hpc": 10000, "clusterctl": 64100},
+    "accounts": {"hpc": 10000, "clusterctl": 64100, "munge": 997},
     "groups": {"hpc": 10000, "lab": 10001},
 }
 
@@ -68,7 +68,8 @@ def answer(**facts: object) -> str:
 
 
 def expected(address: str, *, gpus: int | None = None, brings: frozenset[str] = frozenset()) -> Expected:
-    return Expected(address, PORTS, {"hpc": 10000}, {"/": 20, "/var": 4096}, gpus, brings)
+    accounts = {"hpc": 10000, "slurm": 64030, "munge": 64031}
+    return Expected(address, PORTS, accounts, {"/": 20, "/var": 4096}, gpus, brings)
 
 
 def found(
@@ -159,6 +160,8 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
             "process 7 (dnf upgrade)",
         ),
         ({"accounts": {"hpc": 1001}}, "error", "uid-differs", "uid 1001 there, and 10000"),
+        ({"accounts": {"slurm": 997}}, "error", "uid-differs", "uid 997 there, and 64030 on all hosts"),
+        ({"accounts": {"lims": 64031}}, "error", "uid-taken", "64031 of munge is that of lims"),
         ({"accounts": {"anna": 10000}}, "error", "uid-taken", "that of anna"),
         (
             {"accounts": {"clusterctl": 1000}},

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.hosts.expected import expected, host_facts_request
-from clusterctl.hosts.roles import role_files
+from clusterctl.hosts.roles import probe_requests, role_files
 from clusterctl.providers.onprem.members import members
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.onprem import OnpremSettings
-from clusterctl.state.inventory import Host
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.workspace import Workspace
 
 SPEC = """\
 version: 1
@@ -44,6 +45,30 @@ def test_only_the_ports_that_are_needed_must_be_free(
     assert asked["ports"] == sorted(port for one in ports.values() for port in one)
     assert {name: one.cgroups for name, one in found.items()} == {"a": False, "b": scheduler == "slurm"}
     assert ("clusterctl" in asked["accounts"]) == (scheduler == "slurm")  # whose jobs prove the cluster
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "daemons"), [("slurm", {"slurm": 64030, "munge": 64031}), ("none", {})]
+)
+def test_the_numbers_of_the_daemons_accounts_must_be_free_too(
+    tmp_path: Path, scheduler: str, daemons: dict[str, int]
+) -> None:
+    spec = parse_spec(SPEC.replace("SCHEDULER", scheduler), Path("cluster.yaml"))
+    wanted = daemons | {user.name: user.uid for user in spec.users}
+    assert {name: one.accounts for name, one in expected(spec, HOSTS, installed=()).items()} == {
+        "a": wanted,
+        "b": wanted,
+    }
+    asked = host_facts_request(spec, HOSTS).host
+    assert asked is not None
+    assert set(wanted) <= set(asked["accounts"])
+    assert set(wanted.values()) <= set(asked["uids"])
+    (tmp_path / "id_ed25519.pub").write_text("ssh-ed25519 AAAA")
+    told = {"cluster": "demo", "cluster_id": "a1b2c3", "provider": "onprem", "scheduler": scheduler}
+    told |= {"hosts": HOSTS, "network": "10.0.0.0/24", "shared": "/shared", "baked": False}
+    inventory = Inventory.model_validate(told)
+    for request in probe_requests(spec, inventory, Workspace(tmp_path)).values():
+        assert {name: uid for name, uid in request.numbers.items() if name != "clusterctl"} == wanted
 
 
 @pytest.mark.parametrize(

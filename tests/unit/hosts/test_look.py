@@ -27,6 +27,8 @@ from clusterctl.hosts.probe import (
     reject_full_disks,
     reject_taken_numbers,
 )
+from clusterctl.hosts.roles import wanted_accounts
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.util.process import Result
 from tests.support.hostile import deep_folder, nest
 
@@ -218,11 +220,32 @@ def test_numbers_that_others_have_are_found_on_all_hosts_before_any_is_changed()
         (host, code, cause)
         for host in ("ctl", "train-1")
         for code, cause in (
-            ("gid-taken", "gid 1000 is that of the group google-sudoers"),
-            ("uid-taken", "uid 1001 is that of clusterctl"),
+            ("gid-taken", "gid 1000 of ada is that of the group google-sudoers"),
+            ("uid-taken", "uid 1001 of bob is that of clusterctl"),
         )
     }
     reject_taken_numbers(reports, {"ada": 10000, "clusterctl": 7})  # an account of ours is set right later
+
+
+def test_numbers_of_slurm_and_munge_that_others_have_are_found_as_well() -> None:
+    """The role makes these accounts before their packages are there: groupadd would fail on such a host."""
+    partitions = [{"name": "t", "nodes": 1}]
+    told = {"version": 1, "name": "d", "provider": {"type": "local"}, "partitions": partitions}
+    spec = ClusterSpec.model_validate(told)
+    reports = {
+        "fine": parse_report(answer(accounts={"slurm": 64030, "munge": 997}, groups={"munge": 995})),
+        "left": parse_report(answer(accounts={}, groups={"slurm": 990})),  # of a package that was removed
+        "one": parse_report(answer(accounts={"lims": 64030}, groups={"lims": 64030})),
+        "two": parse_report(answer(accounts={}, groups={"lab": 64031})),
+    }
+    with pytest.raises(ConfigureError, match="accounts can't be made on one, two") as caught:
+        reject_taken_numbers(reports, wanted_accounts(spec))
+    user, group = (f"give it another: `{one}" for one in ("usermod --uid UID", "groupmod --gid GID"))
+    said = {(failure.host, failure.code, failure.cause, failure.fix) for failure in caught.value.failures}
+    assert said == {
+        ("one", "uid-taken", "uid 64030 of slurm is that of lims", f"{user} lims`"),
+        ("two", "gid-taken", "gid 64031 of munge is that of the group lab", f"{group} lab`"),
+    }
 
 
 def test_up_tells_where_our_own_account_has_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +256,7 @@ def test_up_tells_where_our_own_account_has_another_number(monkeypatch: pytest.M
     monkeypatch.setattr(up, "probe_hosts", lambda *_, **__: reports)
     to = SimpleNamespace(to=None)
     session: Any = SimpleNamespace(
-        spec=SimpleNamespace(users=(), provider=SimpleNamespace(is_cloud=False)),
+        spec=SimpleNamespace(users=(), scheduler="slurm", provider=SimpleNamespace(is_cloud=False)),
         workspace=None,
         report=None,
         connections=to,
@@ -272,7 +295,7 @@ class Rented:
 def test_our_account_gets_one_uid_on_rented_hosts_that_gave_it_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One where that is another account's keeps its own, and is named; where all have one, none is changed."""
+    """One where another account has that one keeps its own, and is named; equal ones are not changed."""
     hosts: dict[str, Any] = {"ctl": Rented(1000), "train-1": Rented(1000)}
     monkeypatch.setattr(up, "probe_requests", lambda *_: dict.fromkeys(hosts, ProbeRequest()))
     inventory: Any = SimpleNamespace(controller=SimpleNamespace(name="ctl"))
@@ -294,7 +317,7 @@ def test_our_account_gets_one_uid_on_rented_hosts_that_gave_it_several(
     hosts |= {"train-4": Rented(1000, taken=True)}
     numbers, (note,) = uids()
     assert numbers == [64100] * 4 + [1000]
-    assert note.startswith("train-4: our own account differs: clusterctl has uid 1000 there, and 64100 on ctl")
+    assert note.startswith("train-4: our own account differs: clusterctl has uid 1000 there, and 64100")
 
 
 def test_a_disk_without_inodes_is_told_so() -> None:

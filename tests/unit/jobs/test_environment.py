@@ -277,7 +277,7 @@ def test_what_a_rented_host_can_not_fetch_is_sent(
     shutil.copy(tmp_path / "index/large-1.0-py3-none-any.whl", tmp_path / "its")
     curl = tmp_path / "bin/curl"
     curl.parent.mkdir()
-    curl.write_text(f"#!/bin/sh\necho \"$@\" >>{tmp_path}/asked\nexit {0 if reached else 6}\n")
+    curl.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\nexit {0 if reached else 6}\n')
     curl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{curl.parent}:{os.environ['PATH']}")
     said, sent = on_rented(heavy)

@@ -173,7 +173,7 @@ def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
     three["accounts"] = {"ada": 2001, "eve": 2001}
     yield "n3", "uid-shared", "uid 2001 of ada is that of eve", "usermod -u UID eve"
     one["accounts"] = {"ada": 2001, "carl": 2002}
-    yield "n1", "uid-taken", "uid 2002 is that of carl", "another uid"
+    yield "n1", "uid-taken", "uid 2002 of bob is that of carl", "another uid"
     yield from plant_on_the_network(machines)
 
 

@@ -260,7 +260,7 @@ def _size(disk: Mapping[str, Any]) -> int:
 
 
 def _refuse_unsettled(cloud: dict[str, Any], kind: str, planned: Mapping[str, Any]) -> None:
-    """What is new is unknown to the next calls that need it: an account to its grants and machines, an API."""
+    """A new account is unknown to the next calls that grant or use it, an API to those that call it."""
     account = str(planned.get("member") or "").removeprefix("serviceAccount:")
     needed = {account: "account_unknown_yet"}
     if kind == INSTANCE:

@@ -1,9 +1,10 @@
 """The cloud as one JSON file: what exists, what was done, which faults will play. It outlives every process.
 
 {"resources": {TYPE: {ID: ATTRIBUTES}}, "log": [{"at", "op", "type", "name", "id", "error"}],
- "faults": [...], "addresses": {NAME: IP}, "filled": [BUCKET], "next": NUMBER, "lag": CALLS, "unsettled": {WHAT: CALLS}}
+ "faults": [...], "addresses": {NAME: IP}, "filled": [BUCKET], "next": NUMBER, "lag": CALLS,
+ "unsettled": {WHAT: CALLS}}
 
-``lag`` is to how many calls that need it a new service account or API is unknown, ``unsettled`` to how many yet.
+``lag``: to so many calls that need it a new service account or API is unknown; ``unsettled``: so many are left.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-EMPTY = '{"resources": {}, "log": [], "faults": [], "addresses": {}, "filled": [], "next": 1, "lag": 0, "unsettled": {}}'
+EMPTY = (
+    '{"resources": {}, "log": [], "faults": [], "addresses": {}, "filled": [], "next": 1, "lag": 0,'
+    ' "unsettled": {}}'
+)
 
 
 class Store:
