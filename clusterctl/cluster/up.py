@@ -342,7 +342,7 @@ def probe(
     return reports
 
 
-# usermod renumbers no account that has processes, such as the shell that starts it: here they are out of sight.
+# usermod renumbers no account that has processes, as the shell that starts it; here it sees none.
 _RENUMBER = (
     *("sudo", "-n", "unshare", "--pid", "--fork", "--mount-proc"),
     *("usermod", "--uid", str(ADMIN_ID), ADMIN_USER),

@@ -4,7 +4,7 @@
  "faults": [...], "addresses": {NAME: IP}, "filled": [BUCKET], "next": NUMBER, "lag": CALLS,
  "unsettled": {WHAT: CALLS}}
 
-``lag``: to so many calls that need it a new service account or API is unknown; ``unsettled``: so many are left.
+``lag``: so many calls that need a new service account or API do not know it; ``unsettled``: so many are left.
 """
 
 from __future__ import annotations
