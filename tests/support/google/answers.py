@@ -282,7 +282,7 @@ def _delete_plain(kind: str, parameter: str) -> Callable[[Google, Mapping[str, s
     def delete(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Any:
         row = _row(google, kind, values[parameter])
         if row["name"] in google.world.read()["filled"]:
-            raise RefusedError(409, "The bucket you tried to delete is not empty.", "conflict")
+            raise RefusedError(409, REFUSALS["bucket_not_empty"].message, "conflict")
         if kind == "google_filestore_instance":
             return _begin(google, lambda: _remove(google, kind, row["id"]), row)
         _remove(google, kind, row["id"])
