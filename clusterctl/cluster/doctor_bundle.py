@@ -29,7 +29,7 @@ from clusterctl.state.inventory import inventory_of
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.connections import Connections
 from clusterctl.util.process import on_each, run
-from clusterctl.util.redact import HIDDEN, SECRET_NAME, redactor
+from clusterctl.util.redact import HIDDEN, is_secret_name, redactor
 
 _FACTS: Final = Path(__file__).with_name("data").joinpath("facts.sh").read_text()
 _ANSWER_S: Final = 60.0
@@ -162,15 +162,19 @@ def _secrets(workspace: Workspace) -> Iterator[str | bytes]:
             raw = (workspace.root / name).read_bytes()
             yield raw
             yield from (line for line in raw.splitlines() if not line.startswith(b"-----"))
-    yield from (value for name, value in os.environ.items() if SECRET_NAME.search(name))
-    if named := os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+    yield from (value for name, value in os.environ.items() if is_secret_name(name))
+    for path in _logins():
         with suppress(OSError, ValueError):
-            login = json.loads(Path(named).read_bytes())
-            yield from (value for name, value in login.items() if isinstance(value, str) and _is_secret(name))
+            login = json.loads(path.read_bytes())
+            yield from (v for name, v in login.items() if isinstance(v, str) and is_secret_name(name))
 
 
-def _is_secret(name: str) -> bool:
-    return SECRET_NAME.search(name) is not None
+def _logins() -> Iterator[Path]:
+    """Files of application default credentials: the named one, and gcloud's own."""
+    if named := os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+        yield Path(named)
+    folder = Path(os.environ.get("CLOUDSDK_CONFIG", "~/.config/gcloud"))
+    yield folder.expanduser() / "application_default_credentials.json"
 
 
 def _versions(spec: ClusterSpec) -> Mapping[str, Any]:
@@ -195,7 +199,7 @@ def _environment() -> str:
     """Names and values of the variables that are read; those of secrets without their values."""
     chosen = {name: value for name, value in os.environ.items() if _ENVIRONMENT.match(name)}
     return "".join(
-        f"{name}={HIDDEN if _is_secret(name) else value}\n" for name, value in sorted(chosen.items())
+        f"{name}={HIDDEN if is_secret_name(name) else value}\n" for name, value in sorted(chosen.items())
     )
 
 

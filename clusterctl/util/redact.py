@@ -1,100 +1,117 @@
 """Takes secrets out of text that leaves this machine: keys, tokens, passwords, credentials in URLs.
 
 What is known to be secret is taken out wherever it stands and however it is written; else what looks like a
-secret is: a value beside a name such as `password`, a well-known form of token, a long run of random letters.
+secret is: what a pattern of data/secrets.toml finds, and long random words.
 """
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase, digits
+from typing import Any, Final
 from urllib.parse import quote
+
+from clusterctl.util.assets import table
 
 HIDDEN: Final = "[redacted]"
 LEAST: Final = 6  # letters of a secret that is taken out wherever it stands: shorter ones are words, too
-# Parts of a name that say that its value is secret.
-_WORDS: Final = (
-    r"passw(?:or)?d|passwd|passphrase|storagepass|sshpass|mysql_pwd|secret|token"
-    r"|(?:api|access|private|auth|munge|encryption)[-_]?key|credentials?|cookie|webhook"
+_TABLE: Final = Path(__file__).with_name("data") / "secrets.toml"
+_WRAPPED_AT: Final = (60, 64, 70, 76)  # columns of xxd -p, PEM, OpenSSH and base64
+# A word that may be a key; not a public key of SSH, nor a digest that is called one.
+_LONG: Final = re.compile(
+    r"(?<![\w+/-])(?<!SHA256:)(?<!h1:)(?<!sha256[=:-])(?<!sha384[=:-])(?<!sha512[=:-])"
+    r"(?!AAAA(?:[BC]3NzaC1|E2VjZHNh|[GI]nNr))[A-Za-z0-9+/_-]{40,}={0,2}"
 )
-SECRET_NAME: Final = re.compile(rf"{_WORDS}|_pass$|_pat$|_psk$", re.IGNORECASE)
-_OPTION: Final = rf"[\w.-]{{0,60}}?(?:{_WORDS}|_pass|_pat|_psk)[\w.-]{{0,60}}"  # behind dashes
-_NAME: Final = rf"(?<![\w.-]){_OPTION}"
-_BARE: Final = r"(?:[^\s,;}\])'\"]|,(?=[^\s'\"}\]]))+(?: +[^\s,;:=}\])'\"-][^\s,;:=}\])'\"]*)*"
-_VALUE: Final = rf"(?:(\\?[\"'])(?:(?!\3)[^\\\n]|\\.)*?\3|{_BARE})"  # quoted, or not
-# A list or a mapping in one line of YAML, in JSON or Python; one that is not closed, to the end of its line.
-_PART: Final = r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|\\.|\[[^\[\]]*\]|\{[^{}]*\}|[^\[\]{}\"'\\]"
-_SEVERAL: Final = rf"(?:\[(?:{_PART})*\]|\{{(?:{_PART})*\}}|[\[{{][^\n]*)"
-_BAR: Final = r"[|>][-+0-9]{0,2}[ \t]*"  # what a block of YAML begins with; its lines follow
-_PATTERNS: Final = tuple(
-    (re.compile(pattern, flags), into)
-    for pattern, flags, into in (
-        # A block is one whether its lines are its own, or written as \n in JSON.
-        (r"-----BEGIN [A-Z ]*(?:PRIVATE|PGP)[A-Z ]*-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL, HIDDEN),
-        (r"(?<![\w+/-])(?!AAAA[BCE]3Nz)[A-Za-z0-9+/_-]{100,}={0,2}", 0, HIDDEN),
-        (r"\b([a-z][a-z0-9+.-]{0,20}://)[^\s?#'\"<>]{0,500}@", re.IGNORECASE, rf"\1{HIDDEN}@"),
-        (r"(proxy\s*[:=]\s*\\?[\"']?)[^\s:/@'\"]+:[^\s'\"]{1,200}@", re.IGNORECASE, rf"\1{HIDDEN}@"),
-        (r"(\bsshpass\s+-p\s*|\bIDENTIFIED BY )\S+", re.IGNORECASE, rf"\1{HIDDEN}"),
-        (r"(\bcurl\b[^\n]{0,200}? (?:-u|--user)[ =]?)\S+", re.IGNORECASE, rf"\1{HIDDEN}"),
-        (r"(\bmachine\s+\S+\s+login\s+\S+\s+password\s+)\S+", re.IGNORECASE, rf"\1{HIDDEN}"),
-        (r"(hooks\.slack\.com/services/)\S+", 0, rf"\1{HIDDEN}"),
-        (r"([?&](?:sig|X-Amz-Signature|X-Goog-Signature)=)[^\s&'\"]+", re.IGNORECASE, rf"\1{HIDDEN}"),
-        (r"\b((?:proxy-)?authorization)(\\?[\"']?\s*[:=]\s*)[^\n\"']+", re.IGNORECASE, rf"\1\2{HIDDEN}"),
-        (r"\b(bearer|basic)\s+[A-Za-z0-9+/=._~-]{8,}", re.IGNORECASE, rf"\1 {HIDDEN}"),
-        (rf"(--{_OPTION})([ =]+){_VALUE}", re.IGNORECASE, rf"\1\2\3{HIDDEN}\3"),
-        (  # a block of YAML, also of a diff; then one that JSON has in a string
-            rf"^([-+ \t]*)([\"']?{_OPTION}[\"']?[ \t]*:[ \t]+{_BAR}(?:#[^\n]*)?\n(?:[ \t]*\n)*)"
-            r"(?!\1[^ \t])([+-]?[ \t]+)[^\n]*(?:\n\3[^\n]*|\n[ \t]*(?=\n))*",
-            re.IGNORECASE | re.MULTILINE,
-            rf"\1\2\3{HIDDEN}",
-        ),
-        (
-            rf"({_NAME}\\?[\"']?[ \t]*:[ \t]+){_BAR}(?:\\n[ \t]+(?:(?!\\n)(?:\\.|[^\n\"\\]))*|\\n(?=\\n))+",
-            re.IGNORECASE,
-            rf"\1{HIDDEN}",
-        ),
-        (rf"({_NAME}[\"']?[ \t]*:)(?:[ \t]*\n[-+ \t]*- [^\n]*)+", re.IGNORECASE, rf"\1 {HIDDEN}"),
-        (rf"({_NAME})(\\?[\"']?\s*[:=]\s*){_SEVERAL}", re.IGNORECASE, rf"\1\2{HIDDEN}"),
-        (
-            rf"({_NAME})(\\?[\"']?\s*[:=]\s*)(?!\s|{_BAR}\n|{re.escape(HIDDEN)}){_VALUE}",
-            re.IGNORECASE,
-            rf"\1\2\3{HIDDEN}\3",
-        ),
-        (r"\b(?:gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[abprs]-|npm_|pypi-)[\w.-]{12,}", 0, HIDDEN),
-        (r"\b(?:ya29\.|AIza|AKIA|ASIA)[\w.-]{12,}", 0, HIDDEN),
-        (r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*", 0, HIDDEN),
-        (r"\$(?:1|2[aby]?|5|6|y|7)\$[\w./$=,-]{16,}", 0, HIDDEN),  # hashes of passwords
-    )
-)  # fmt: skip
+_KINDS: Final = {letter: kind for kind in (ascii_lowercase, ascii_uppercase, digits) for letter in kind}
+_ANY: Final = 100  # letters of a word that is a secret whatever it looks like
+_ORDINARY: Final = re.compile(r"[0-9a-f]{128}|.*[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # SHA512, UUID
+_SECRET: Final = ("secret", "several", "items", "heredoc", "json")  # groups of patterns: what is replaced
+_CHANGES: Final = 0.3  # of these kinds in a word: in base64 0.6, in a path 0.1
+_LEAST_LINE: Final = 16  # letters
 
 
-def redactor(secrets: Iterable[str | bytes]) -> Callable[[str], str]:
+@cache
+def patterns() -> Mapping[str, re.Pattern[str]]:
+    """The patterns of data/secrets.toml by their names, in the order in which they are applied."""
+    return {name: re.compile(_filled(text)) for name, text in _data()["patterns"].items()}
+
+
+@cache
+def _secret_name() -> re.Pattern[str]:
+    return re.compile(_filled("(?!PWD$).*(?i:@word@)"))
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether the value of an environment variable or a key that is called so is secret."""
+    return _secret_name().match(name) is not None
+
+
+def _data() -> Mapping[str, Mapping[str, Any]]:
+    return table(_TABLE, dict[str, dict[str, Any]])
+
+
+def _filled(text: str) -> str:
+    """A pattern with the pieces that it names."""
+
+    def piece(found: re.Match[str]) -> str:
+        one = _data()["pieces"][found[1]]
+        return _filled(one if isinstance(one, str) else f"(?:{'|'.join(one)})")
+
+    return re.sub(r"@([a-z_]+)@", piece, text)
+
+
+def redactor(
+    secrets: Iterable[str | bytes], looks: Iterable[re.Pattern[str]] | None = None
+) -> Callable[[str], str]:
     """What takes these secrets, in all spellings, and all that looks like one, out of a text."""
+    looking = tuple(patterns().values() if looks is None else looks)
     known: set[str] = set()
     for secret in secrets:
         raw = secret.encode() if isinstance(secret, str) else secret
         if len(raw.strip()) >= LEAST:
             known |= {form for one in (raw, raw.strip()) for form in _spellings(one)}
-    words = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
-    literal = re.compile(words) if words else None
+    words = sorted(known, key=len, reverse=True)
 
     def redact(text: str) -> str:
-        if literal is not None:
-            text = literal.sub(HIDDEN, text)
-        for pattern, into in _PATTERNS:
-            text = pattern.sub(into, text)
-        return text
+        for word in words:
+            text = text.replace(word, HIDDEN)
+        for pattern in looking:
+            text = pattern.sub(_hidden, text)
+        return _LONG.sub(lambda found: HIDDEN if _is_random(found[0]) else found[0], text)
 
     return redact
 
 
-def _spellings(raw: bytes) -> set[str]:
-    """A secret as text, as JSON and URLs write it, in base64 and in hexadecimal digits."""
-    found = {base64.b64encode(raw).decode(), base64.urlsafe_b64encode(raw).decode(), raw.hex()}
-    try:
+def _hidden(found: re.Match[str]) -> str:
+    """What stands for a match: only its group that says so is replaced, if it has one."""
+    group = next((name for name in _SECRET if found.groupdict().get(name) is not None), 0)
+    (start, end), (first, last) = found.span(), found.span(group)
+    return found.string[start:first] + HIDDEN + found.string[last:end]
+
+
+def _is_random(word: str) -> bool:
+    """Whether it has small and capital letters and digits that change places as in base64, not as in a path."""
+    if _ORDINARY.fullmatch(word) is not None:
+        return False
+    kinds = [_KINDS.get(letter) for letter in word]
+    changes = sum(one != other and None not in (one, other) for one, other in pairwise(kinds))
+    mixed = {*_KINDS.values()} <= {*kinds} and changes > _CHANGES * len(word)
+    return mixed or len(word) >= _ANY
+
+
+def _spellings(raw: bytes) -> Iterator[str]:
+    """A secret as text, as JSON and URLs write it, in base64 and in hexadecimal digits, also in lines."""
+    for form in (base64.b64encode(raw).decode(), base64.urlsafe_b64encode(raw).decode(), raw.hex()):
+        yield form
+        for width in _WRAPPED_AT:
+            lines = (form[at : at + width] for at in range(0, len(form), width))
+            yield from (line for line in lines if len(line) >= _LEAST_LINE)
+    with suppress(UnicodeDecodeError):
         text = raw.decode()
-    except UnicodeDecodeError:
-        return found
-    return found | {text, text.replace("\n", "\\n"), quote(text, safe=""), quote(text)}
+        yield from (text, text.replace("\n", "\\n"), quote(text, safe=""), quote(text))

@@ -1,0 +1,68 @@
+"""What is taken out of text as a secret, in which notation it may stand, and what stays."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from typing import Final
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterctl.util.assets import yaml_text
+from clusterctl.util.redact import HIDDEN, patterns, redactor
+from tests.support.planted import FACTS, PLANTED, PORTS
+
+# The ways in which logs, specs and command lines write a password; 7777 stands beside it.
+NOTATIONS: Final[dict[str, Callable[[str], str]]] = {
+    "YAML": lambda word: yaml_text({"db": {"password": word, "port": 7777}}),
+    "YAML, single quotes": lambda word: "password: '{}'\nport: 7777".format(word.replace("'", "''")),
+    "JSON": lambda word: json.dumps({"password": word, "port": 7777}),
+    "JSON in JSON": lambda word: json.dumps({"stdout": json.dumps({"password": word, "port": 7777})}),
+    "Python": lambda word: repr({"password": word, "port": 7777}),
+    "a variable of a shell": lambda word: f"DB_PASSWORD={shlex.quote(word)}\nport=7777",
+    "a shell in JSON": lambda word: json.dumps({"cmd": f"PASSWORD={shlex.quote(word)}", "port": 7777}),
+    "an option": lambda word: f"app --password={shlex.quote(word)} --port 7777",
+    "a list of arguments": lambda word: json.dumps({"cmd": ["app", "--password", word], "port": 7777}),
+    "arguments of curl": lambda word: json.dumps({"cmd": ["curl", "-u", f"a:{word}"], "port": 7777}),
+    "pairs in JSON": lambda word: json.dumps({"env": [{"name": "PASSWORD", "value": word}], "port": 7777}),
+    "pairs in YAML": lambda word: yaml_text({"env": [{"name": "PASSWORD", "value": word}], "port": 7777}),
+}
+SPECIAL: Final = "!@#$%^&*()-_=+[]{};:,.<>/?|~ '\""
+
+
+def test_planted_secrets_go_and_what_stands_beside_them_stays() -> None:
+    redact = redactor(())
+    left = {secret: redact(text) for secret, text in PLANTED.items()}
+    assert not {secret: text for secret, text in left.items() if secret in text}
+    for secret, text in PLANTED.items():
+        assert not [port for port in PORTS if str(port) in text and str(port) not in left[secret]], text
+
+
+def test_facts_stay_as_they_are() -> None:
+    assert redactor(())(FACTS) == FACTS
+
+
+def test_each_pattern_is_needed() -> None:
+    def leaks(without: str) -> bool:
+        redact = redactor((), (pattern for name, pattern in patterns().items() if name != without))
+        return any(secret in redact(text) for secret, text in PLANTED.items())
+
+    assert not [name for name in patterns() if not leaks(name)]
+
+
+@given(st.lists(st.text("abcxyzABCXYZ012789", min_size=5, max_size=5), min_size=1), st.data())
+def test_no_part_of_a_password_stays_in_any_notation(parts: list[str], data: st.DataObject) -> None:
+    marks = data.draw(st.lists(st.sampled_from(SPECIAL), min_size=len(parts), max_size=len(parts)))
+    word = "".join(f"{part}{mark}" for part, mark in zip(parts, marks, strict=True)).strip()
+    redact = redactor(())
+    for notation, write in NOTATIONS.items():
+        text = redact(write(word))
+        assert not [part for part in parts if part in text], notation
+        assert "7777" in text, notation
+
+
+def test_short_words_are_no_secrets() -> None:
+    redact = redactor(["ab", b"longer-secret"])
+    assert redact("about longer%2Dsecret longer-secret") == f"about longer%2Dsecret {HIDDEN}"
