@@ -40,6 +40,18 @@ _EPEL_MINOR: Final = 3  # the first of 10 for which EPEL has Slurm
 _TURING: Final = 0x1E00  # numbers of models begin here with what NVIDIA's open modules know
 NO_CGROUPS: Final = "no-cgroups"
 SECURE_BOOT: Final = "Secure Boot is on: the kernel loads no module that no enrolled key has signed"
+# Package manager -> who knows of no headers, and what to do.
+_HEADERS: Final = {
+    "apt": (
+        "apt",
+        "`apt-get update`, or install the newest kernel (`apt-get install linux-image-amd64`), reboot",
+    ),
+    "dnf": (
+        "dnf's cache",
+        "`dnf makecache`, or `dnf upgrade kernel` and a reboot first: `up` installs the newest kernel with "
+        "its headers, and the driver is loaded after the next boot",
+    ),
+}
 _NUMBERS: Final = {
     "uid-differs": "an account differs",
     "uid-taken": "a uid is taken",
@@ -120,8 +132,10 @@ def _kernel(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding
         why = f"it runs {kernel}, and has {newest}: the driver is built for the newest, and can't be loaded"
         yield Finding(host, "warning", "kernel", "a newer kernel waits for a boot", why, "reboot it first")
     elif not facts.headers:
-        why = f"headers of {kernel} are not here, and apt knows none: without them no module can be built"
-        fix = "`apt-get update`, or install the newest kernel (`apt-get install linux-image-amd64`), reboot"
+        manager, fix = _HEADERS["apt" if facts.system.id in ("debian", "ubuntu") else "dnf"]
+        why = (
+            f"headers of {kernel} are not here, and {manager} knows none: without them no module can be built"
+        )
         yield Finding(host, "warning", "kernel-headers", "the kernel's headers are missing", why, fix)
 
 

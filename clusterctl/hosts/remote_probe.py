@@ -61,6 +61,7 @@ LEAST_FREE = 16 << 20
 OWNER_ALL = stat.S_IRWXU
 OTHERS_WRITE_OWNER_ALL = stat.S_IRWXU | stat.S_IWGRP | stat.S_IWOTH
 LARGEST = 3
+CACHED = ("dnf", "--quiet", "--cacheonly", "--setopt=logfilelevel=0", "repoquery")
 TEXT = 4096
 WALK_S = 5
 PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,InactiveExitTimestampMonotonic"
@@ -199,12 +200,17 @@ def newest_kernel() -> str:
 
 
 def headers() -> bool:
-    """Whether modules can be built for the kernel that runs: its headers are here, or known to be had."""
+    """Whether modules can be built for the kernel that runs: its headers are here, or known to be had.
+
+    Where it can't be told, as without dnf's cache, they are.
+    """
     kernel = platform.release()
     if Path(f"/lib/modules/{kernel}/build").exists():
         return True
-    # EL's packages bring those of the newest kernel; which that is, newest_kernel says.
-    return run(["apt-cache", "show", f"linux-headers-{kernel}"], any_exit=True) != ""
+    known = run(["apt-cache", "show", f"linux-headers-{kernel}"], any_exit=True)
+    if known is None:
+        known = run([*CACHED, f"kernel-devel-{kernel}"])
+    return known != ""
 
 
 def packages(names: Sequence[str]) -> List[str]:
@@ -387,7 +393,7 @@ def host_facts(asked: Dict[str, Any]) -> Dict[str, Any]:
         "mtus": {link["ifname"]: link.get("mtu", 0) for link in shown},
         "kernel": platform.release(),
         "newest_kernel": newest_kernel(),
-        "headers": headers(),
+        "headers": not nvidia_devices() or headers(),
         "resolved": {name: resolved(name) for name in asked["names"]},
         "space": space(asked["paths"]),
         "listeners": listeners(set(asked["ports"])),

@@ -397,3 +397,23 @@ def test_accounts_that_a_directory_service_does_not_list(
     assert remote_probe.accounts(["nobody-there", "anna"], set()) == {"anna": 10001}
     assert remote_probe.accounts(["root"], {10000, 10001}) == {"root": 0, "anna": 10001}
     assert remote_probe.accounts(["root"], set()) == {"root": 0}
+
+
+# Package manager, what it says, whether headers can be had. As dnf 4.14 of Rocky Linux 9 said it, 2026-11.
+@pytest.mark.parametrize(
+    ("manager", "said", "known"),
+    [
+        ("apt-cache", "", False),
+        ("apt-cache", "Package: linux-headers-0.1\n", True),
+        ("dnf", "", False),
+        ("dnf", "kernel-devel-0:0.1.el9.x86_64\n", True),
+        ("dnf", None, True),  # exit 1: "Error: Cache-only enabled but no cache for 'baseos'"
+        ("zypper", None, True),
+    ],
+)
+def test_headers_are_asked_of_the_package_manager_that_is_there(
+    monkeypatch: pytest.MonkeyPatch, manager: str, said: str | None, known: bool
+) -> None:
+    monkeypatch.setattr(remote_probe.platform, "release", lambda: "0.1")
+    monkeypatch.setattr(remote_probe, "run", lambda argv, **_: said if argv[0] == manager else None)
+    assert remote_probe.headers() is known

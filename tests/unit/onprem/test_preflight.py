@@ -160,7 +160,7 @@ def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
     yield "n2", "port-taken", "nginx listens on port 6818", "ss -lptn"
     three["gpus"] = {"cards": 1, "shown": [], "driver": None, "nouveau": False, "secure_boot": False}
     three["headers"] = False
-    yield "n3", "kernel-headers", "no module can be built", "apt-get install linux-image"
+    yield "n3", "kernel-headers", "dnf's cache knows none: without them no module can be built", "dnf upgrade"
     one["gpus"] = three["gpus"]
     one["newest_kernel"] = "5.14.0-580.el9.x86_64"
     yield "n1", "kernel", "5.14.0-580", "reboot"
@@ -290,6 +290,27 @@ def test_kept_storage_of_other_accounts_is_found_with_all_else(tmp_path: Path) -
     with pytest.raises(ProvisionError) as caught:
         provider.plan(spec, workspace, keep={}, report=lambda _: None)
     assert {"address", "kept-storage"} <= {one.code for one in caught.value.failures}
+
+
+@pytest.mark.parametrize(
+    ("release", "why", "fix"),
+    [
+        ({"id": "debian", "version": "12"}, "apt knows none", "apt-get install linux-image-amd64"),
+        ({"id": "rocky", "version": "9.6"}, "dnf's cache knows none", "dnf upgrade kernel"),
+    ],
+)
+def test_headers_that_are_missing_are_told_with_the_hosts_own_package_manager(
+    tmp_path: Path, release: Mapping[str, str], why: str, fix: str
+) -> None:
+    machines = Machines(tmp_path, spec_of())
+    no_driver = {"cards": 1, "shown": [], "driver": None, "nouveau": False, "secure_boot": False}
+    for one in machines.facts.values():
+        one["system"] |= release
+    machines.facts["n3"] |= {"gpus": no_driver, "headers": False}
+    (one,) = (one for one in machines.found() if one.code == "kernel-headers")
+    assert (one.host, one.level) == ("n3", "warning")
+    assert why in one.why
+    assert fix in one.fix
 
 
 def test_a_host_that_hangs_is_not_waited_for(machines: Machines) -> None:
