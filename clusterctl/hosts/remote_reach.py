@@ -27,6 +27,7 @@ CONCURRENT = 64
 DETECT = ("proxy-auto-detect", "proxyautodetect")
 PING = ("ping", "-n", "-q", "-c", "2", "-i", "0.2", "-W", "2")
 IP_AND_ICMP = 28  # bytes of headers before what ping sends
+PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
 PORTS = {"http": 80, "https": 443, "ftp": 21}
 # dnf's own reading of its files, where variables are replaced: a line a repository that must answer.
 DNF = """
@@ -89,8 +90,23 @@ def apt_proxy(url: str, settings: Mapping[str, str]) -> str:
     return "" if chosen == "DIRECT" else chosen
 
 
+def take_sudos_environment() -> None:
+    """Have the proxies of Ansible's tasks, which sudo starts: a login as root may have others.
+
+    Whether a session of sudo's has what is in /etc/environment, its PAM decides: not on Debian.
+    """
+    said = None if "SUDO_UID" in os.environ else run(["sudo", "-n", "env"])
+    if said is None:  # it is one of sudo's, or there is no sudo
+        return
+    found = dict(line.partition("=")[::2] for line in said.splitlines())
+    for name in PROXIES:
+        os.environ.pop(name, None)
+        if name in found:
+            os.environ[name] = found[name]
+
+
 def from_environment(*names: str) -> str:
-    """The proxy of the first of these; Ansible's tasks have our environment: that of sudo or of the login."""
+    """The proxy of the first of these."""
     return next(filter(None, (os.environ.get(f"{name}_proxy") for name in names)), "")
 
 
@@ -172,6 +188,8 @@ def main() -> None:
         narrows = pool.submit(narrow, asked["ping"], asked["mtu"]) if asked["ping"] else None
         server = pool.submit(refused, asked["nfs"], asked["nfs_port"]) if asked["nfs"] else None
         exported = pool.submit(exports, asked["nfs"]) if asked["nfs"] else None
+        if asked["repositories"]:
+            take_sudos_environment()
         found = unreached_repositories() if asked["repositories"] else {}
         answer = {
             "peers": [[*pair, one.result()] for pair, one in zip(pairs, peers) if one.result()],  # noqa: B905

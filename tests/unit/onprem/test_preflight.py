@@ -498,6 +498,26 @@ def test_apts_repositories_are_asked_by_the_proxy_that_apt_takes(
     assert remote_reach.repositories() == [(url, proxy)]
 
 
+@pytest.mark.parametrize(
+    ("ours", "of_sudo", "proxy"),
+    [
+        ({"http_proxy": "http://login.lan:1"}, "HOME=/root\n", ""),  # root by SSH on Debian 12 and 13
+        ({}, "http_proxy=http://env.lan:1\nno_proxy=lan\n", "http://env.lan:1"),
+        ({"http_proxy": "http://login.lan:1"}, None, "http://login.lan:1"),  # there is no sudo
+        ({"SUDO_UID": "1000", "http_proxy": "http://env.lan:1"}, "HOME=/root\n", "http://env.lan:1"),
+    ],
+)
+def test_the_proxy_of_the_environment_is_that_of_sudo_as_ansibles_tasks_have_it(
+    monkeypatch: pytest.MonkeyPatch, ours: dict[str, str], of_sudo: str | None, proxy: str
+) -> None:
+    """sshd's PAM reads /etc/environment; sudo's does on Rocky Linux and Ubuntu, not on Debian 12 and 13."""
+    said = {"sudo": of_sudo, "apt-get": "'http://deb.org/x' x 0 \n", "apt-config": ""}
+    monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: said.get(argv[0]))
+    monkeypatch.setattr(os, "environ", {**ours})
+    remote_reach.take_sudos_environment()
+    assert remote_reach.repositories() == [("http://deb.org/x", proxy)]
+
+
 def test_dnfs_repositories_are_asked_by_the_proxy_that_dnf_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "https://a.dev/x http://dnf.lan:1\nhttps://b.dev/x -\nhttp://c.lan/x -\n"
     monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: said if argv[1:2] == ["-c"] else None)
