@@ -96,7 +96,7 @@ def _hidden(found: re.Match[str]) -> str:
 
 
 def _is_random(word: str) -> bool:
-    """Whether it has small and capital letters and digits that change places as in base64, not as in a path."""
+    """Whether it has small and capital letters and digits that alternate as in base64, not as in a path."""
     if _ORDINARY.fullmatch(word) is not None:
         return False
     kinds = [_KINDS.get(letter) for letter in word]

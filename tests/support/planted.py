@@ -12,7 +12,7 @@ from typing import Final
 
 KEY: Final = "-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n-----END OPENSSH PRIVATE KEY-----\n"
 PORTS: Final = range(6817, 6837)  # each stands beside a secret, and must stay
-_RANDOM: Final = random.Random(7)
+_RANDOM: Final = random.Random(7)  # noqa: S311 - the same words in each run
 
 
 def _random(size: int) -> str:
@@ -75,7 +75,9 @@ PLANTED: Final = {
     "of-curl": "curl -sS -u ada:of-curl https://example.org",
     "of-netrc": "machine pypi.example.org login ada password of-netrc",
     "of-mysql": "GRANT ALL ON *.* TO slurm IDENTIFIED BY 'of-mysql'",
-    "94BDCEBE19083CE2A1F959FD02F964C7AF4CFC29": "IDENTIFIED BY PASSWORD '*94BDCEBE19083CE2A1F959FD02F964C7AF4CFC29'",
+    "94BDCEBE19083CE2A1F959FD02F964C7AF4CFC29": (
+        "IDENTIFIED BY PASSWORD '*94BDCEBE19083CE2A1F959FD02F964C7AF4CFC29'"
+    ),
     "of-via": "ALTER USER slurm IDENTIFIED VIA mysql_native_password USING PASSWORD('of-via')",
     "Hunter22aa": json.dumps({"cmd": ["mysql", "--password", "Hunter22aa"]}),
     "of-a-list": json.dumps({"cmd": ["curl", "-s", "-u", "ada:of-a-list"]}),
@@ -135,9 +137,13 @@ PLANTED: Final = {
     WRAPPED[1]: "\n".join([*WRAPPED, "-----END RSA PRIVATE KEY-----"]),
     WRAPPED[3]: json.dumps("\n".join([*WRAPPED, "-----END RSA PRIVATE KEY-----"])),
     LOGGED[1]: "\n".join(f"head app[7]: {line}" for line in [*LOGGED, "-----END PRIVATE KEY-----"]),
-    "of-PuTTY": "PuTTY-User-Key-File-3: ssh-ed25519\nComment: ada\nPrivate-Lines: 1\nof-PuTTY\nPrivate-MAC: 0f",
+    "of-PuTTY": (
+        "PuTTY-User-Key-File-3: ssh-ed25519\nComment: ada\nPrivate-Lines: 1\nof-PuTTY\nPrivate-MAC: 0f"
+    ),
     "of-cut-PuTTY": "Private-Lines: 1\nof-cut-PuTTY\nPrivate-MAC: 0f1e",
-    "of-SSH2": "---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----\nof-SSH2\n---- END SSH2 ENCRYPTED PRIVATE KEY ----",
+    "of-SSH2": (
+        "---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----\nof-SSH2\n---- END SSH2 ENCRYPTED PRIVATE KEY ----"
+    ),
     # long random words, whatever they are
     AWS: f"configure set {AWS}",
     MUNGE_LINE: f"# base64 /etc/munge/munge.key\n{MUNGE_LINE}",

@@ -302,7 +302,7 @@ def test_our_account_gets_one_uid_on_rented_hosts_that_gave_it_several(
 
     def uids() -> tuple[list[int], list[str]]:
         session: Any = SimpleNamespace(
-            spec=SimpleNamespace(users=(), provider=SimpleNamespace(is_cloud=True)),
+            spec=SimpleNamespace(users=(), scheduler="slurm", provider=SimpleNamespace(is_cloud=True)),
             workspace=SimpleNamespace(ssh_config=tmp_path / "ssh_config"),
             report=lambda _: None,
             connections=SimpleNamespace(to=hosts.__getitem__),
