@@ -220,7 +220,8 @@ def test_a_machine_that_can_not_be_removed_is_said_to_be_billed(baked: Baked, is
 
 
 def test_an_image_that_google_began_and_did_not_end_is_made_anew(baked: Baked) -> None:
-    baked.google.failing += ["", "RESOURCE_EXHAUSTED"]  # the machine stops; the image fails
+    # the machine stops; the image fails
+    baked.google.failing += [{}, {"code": "RESOURCE_EXHAUSTED", "message": "played"}]
     with pytest.raises(ClusterctlError, match=r"."):
         baked.up(spec_of())
     (name,) = baked.images
