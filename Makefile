@@ -12,7 +12,7 @@ demo:  ## Raise a cluster, train on two of its nodes, bring the run home, take a
 	@scripts/bootstrap --runtime
 	@scripts/demo
 
-test:  ## Every behaviour once: linters, unit tests, then real clusters
+test:  ## Every behaviour once: linters, unit tests and real clusters, side by side
 	$(DEV)
 	@.venv/bin/python scripts/run_tests.py
 

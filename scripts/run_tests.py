@@ -1,4 +1,4 @@
-"""Runs the linters, the unit tests and the end-to-end tests, all of them whatever fails, and adds them up.
+"""Runs the linters, the unit tests and the end-to-end tests side by side, whatever fails, and adds them up.
 
 The last line is `N passed, N failed`; a part that broke without naming a test, or did not end in time, counts
 as one failure. Ctrl-C, SIGTERM and a closed terminal end all that was started; what a killed run leaves, the
@@ -51,20 +51,21 @@ class Outcome:
 
 
 @contextmanager
-def linting() -> Iterator[Callable[[], Outcome]]:
-    """All linters, as one check, beside what runs meanwhile; the function waits for them and shows the text.
+def beside(part: str, argv: list[str], report: Path) -> Iterator[Callable[[], Outcome]]:
+    """Run a part while others run; the function waits for its end and prints its output.
 
-    They take one core most of the time, and the unit tests not always two.
+    It has a lower priority: what waits for real machines in the foreground goes on when they answer.
     """
     began = time.time()
-    with tempfile.TemporaryFile("w+") as said, started([str(ROOT / "scripts" / "lint")], output=said) as lint:
+    lower = ["nice", "-n10", *argv]
+    with tempfile.TemporaryFile("w+") as said, started(lower, grace_s=GRACE_S, output=said) as process:
 
         def outcome() -> Outcome:
-            clean = ended(lint, LIMIT_S) == 0
-            seconds = os.fstat(said.fileno()).st_mtime - began  # they may have ended long ago
+            code = ended(process, LIMIT_S)
+            seconds = os.fstat(said.fileno()).st_mtime - began  # it may have ended long ago
             said.seek(0)
             print(said.read(), end="", flush=True)
-            return Outcome("lint", int(clean), int(not clean), 0, seconds)
+            return outcome_of(part, code, report, seconds)
 
         yield outcome
 
@@ -74,13 +75,22 @@ def pytest(part: str, *options: str, nodes: str = "") -> Outcome:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as reports:
         report = Path(reports) / "report.xml"
-        argv = ["env", f"TEST_DISTRIBUTION={nodes}", sys.executable, "-m", "pytest", f"--junitxml={report}"]
-        argv += options
-        code = run(argv)
-        passed, failed, skipped = count(report)
-    if code != 0 and failed == 0:
-        failed = 1
-    return Outcome(part, passed, failed, skipped, time.monotonic() - began)
+        code = run(["env", f"TEST_DISTRIBUTION={nodes}", *pytest_argv(report, *options)])
+        return outcome_of(part, code, report, time.monotonic() - began)
+
+
+def pytest_argv(report: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", f"--junitxml={report}", *options]
+
+
+def outcome_of(part: str, code: int, report: Path, seconds: float) -> Outcome:
+    """What a part came to by its exit code and its report, if it writes one: the linters do not."""
+    passed, failed, skipped = count(report)
+    if code == 0:
+        passed = passed or 1
+    else:
+        failed = failed or 1
+    return Outcome(part, passed, failed, skipped, seconds)
 
 
 def run(argv: list[str], *, limit_s: float = LIMIT_S, grace_s: int = GRACE_S) -> int:
@@ -156,15 +166,9 @@ def main() -> int:
     has_sweeps = parser.parse_args().all
     sweeps = "" if has_sweeps else " and not sweep"
     words = ("-v", *SPREAD, "-m", "e2e and not alone and not sweep")
+    # A worker begins with a third of the tests in their order: they share what their module sets up.
+    units = (UNIT, "-n3", "--dist=worksteal", "--durations=10", "-m", f"not e2e{sweeps}")
     parts: tuple[Callable[[], Outcome | None], ...] = (
-        remove_remains,
-        # A worker begins with a third of the tests in their order: they share what their module sets up.
-        # Some wait, so three workers keep two cores at work.
-        lambda: pytest("unit", UNIT, "-n3", "--dist=worksteal", "--durations=10", "-m", f"not e2e{sweeps}"),
-        # Real clusters wait as much as they compute: three at a time keep two cores at work.
-        lambda: pytest(
-            "end to end", E2E, "-v", *SPREAD, "--durations=10", "-m", f"e2e and not alone{sweeps}"
-        ),
         remove_remains,
         lambda: pytest("Debian 12", *ON_DEBIAN_12, *words, nodes="debian-12") if has_sweeps else None,
         remove_remains,
@@ -174,10 +178,21 @@ def main() -> int:
     end_by_signals()
     outcomes: list[Outcome] = []
     try:
-        with linting() as linted:
-            for part in (*parts[:2], linted, *parts[2:]):
-                if outcome := part():
-                    outcomes.append(outcome)
+        remove_remains()
+        with tempfile.TemporaryDirectory() as folder:
+            none, report = Path(folder) / "none", Path(folder) / "report.xml"
+            # Real clusters wait about as much as they compute, unit tests and linters compute: together they
+            # keep two cores at work.
+            with (
+                beside("lint", [str(ROOT / "scripts" / "lint")], none) as lint,
+                beside("unit", pytest_argv(report, *units), report) as unit,
+            ):
+                chosen = f"e2e and not alone{sweeps}"
+                outcomes.append(pytest("end to end", E2E, "-v", *SPREAD, "--durations=10", "-m", chosen))
+                outcomes += [lint(), unit()]
+        for part in parts:
+            if outcome := part():
+                outcomes.append(outcome)
     except SystemExit as exc:
         outcomes.append(Outcome("interrupted", 0, 1, 0, 0))
         return int(exc.code or 1)

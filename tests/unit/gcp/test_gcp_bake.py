@@ -30,6 +30,7 @@ from tests.support.google import gcloud
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.google.world import World
+from tests.support.sweeps import in_sweep
 from tests.unit.gcp.clusters import NOT_BILLED, provider_of, silent, workspace_in
 
 pytestmark = pytest.mark.platform("stand-in", "google-image")
@@ -105,7 +106,11 @@ def baked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Baked]:
 
 
 def test_it_is_made_once_and_nodes_start_from_it(baked: Baked) -> None:
-    done = baked.up(spec_of())
+    provider = provider_of(spec_of())
+    (note,) = [one for one in baked.planned(provider, spec_of()).notes if "makes the image" in one]
+    assert re.search(r"about 5 to 20 minutes more, on demo-image \(e2-standard-2, 0\.07 USD an hour\)", note)
+    assert not baked.cloud.instances
+    done = baked.up_from(provider, spec_of())
     ((name, image),) = baked.images.items()
     assert image["status"] == "READY"
     assert image["labels"] == {"clusterctl-image": name.removeprefix("clusterctl-")}
@@ -126,7 +131,9 @@ def test_it_is_made_once_and_nodes_start_from_it(baked: Baked) -> None:
         ("create", "google_compute_instance", NODES[0])
     )
 
-    baked.up(spec_of(3))
+    more = provider_of(spec_of(3))
+    assert not [one for one in baked.planned(more, spec_of(3)).notes if "makes the image" in one]
+    baked.up_from(more, spec_of(3))
     assert len(baked.seen) == 1, "a node more is of the same class"
     assert baked.image_under("demo-train-3") == name
     assert not provider_of(spec_of(3)).plan(spec_of(3), baked.workspace, keep={}, report=silent).changes
@@ -141,16 +148,6 @@ def test_another_configuration_is_another_image_and_replaces_no_node(baked: Bake
     assert [baked.image_under(node) for node in [*NODES, "demo-train-3"]] == [first, first, second]
     changed = [name for _, kind, name in baked.cloud.done("delete") if kind == "google_compute_instance"]
     assert changed == [MACHINE]
-
-
-def test_the_plan_says_what_it_takes_and_only_once(baked: Baked) -> None:
-    provider = provider_of(spec_of())
-    (note,) = [one for one in baked.planned(provider, spec_of()).notes if "makes the image" in one]
-    assert re.search(r"about 5 to 20 minutes more, on demo-image \(e2-standard-2, 0\.07 USD an hour\)", note)
-    assert not baked.cloud.instances
-    baked.up(spec_of())
-    again = baked.planned(provider_of(spec_of(3)), spec_of(3))
-    assert not [one for one in again.notes if "makes the image" in one]
 
 
 def test_a_family_without_an_image_any_more_stops_new_nodes_alone(baked: Baked) -> None:
@@ -179,7 +176,7 @@ def test_a_driver_is_installed_where_there_are_cards(baked: Baked) -> None:
     assert "demo-image (g2-standard-4" in note
 
 
-@pytest.mark.parametrize("moment", ["baking", pytest.param("stopping", marks=pytest.mark.sweep), "inserting"])
+@pytest.mark.parametrize("moment", ["inserting", *in_sweep("baking", "stopping")])
 def test_whatever_fails_leaves_no_machine_and_the_next_run_makes_it(baked: Baked, moment: str) -> None:
     match moment:
         case "baking":
@@ -199,7 +196,7 @@ def test_whatever_fails_leaves_no_machine_and_the_next_run_makes_it(baked: Baked
     assert {baked.image_under(node) for node in NODES} == {name}
 
 
-@pytest.mark.parametrize("is_baked", [False, True])
+@pytest.mark.parametrize("is_baked", [False, *in_sweep(True)])
 def test_a_machine_that_can_not_be_removed_is_said_to_be_billed(baked: Baked, is_baked: bool) -> None:
     """As where the login at Google ends meanwhile: then the baking and the removal fail."""
     baked.fails = None if is_baked else ClusterctlError("no packages", fix="look at the mirror")
@@ -269,6 +266,7 @@ def test_a_machine_that_a_killed_run_left_is_removed_first(baked: Baked) -> None
     assert made.count(MACHINE) == 2
 
 
+@pytest.mark.sweep  # the removal: the test before; that an image there is used: test_it_is_made_once
 def test_a_machine_that_a_killed_run_left_is_removed_though_the_image_is_there(baked: Baked) -> None:
     """As where it was killed once the image was made."""
     baked.cloud.fail("quota_of_region", name=MACHINE, on="delete")
@@ -418,6 +416,17 @@ def test_ahead_of_up_nothing_but_the_image_stays(
 
     monkeypatch.setattr(GcpProvider, "destroy", seen)
     workspace = Workspace(tmp_path / "none" / "demo")
+    shown = list[tuple[str, ...]]()
+
+    def refuse(images: tuple[str, ...]) -> None:
+        shown.append(images)
+        raise UsageError("nothing was done")
+
+    with pytest.raises(UsageError):
+        bake_ahead(session_of(spec_of(), workspace), refuse)
+    assert not set(baked.cloud.resources().values())
+    (line,) = shown.pop()
+    assert "on demo-image (e2-standard-2, 0.07 USD an hour)" in line
     ahead.append(ClusterctlError("no packages"))
     with pytest.raises(ClusterctlError, match="no packages"):
         bake_ahead(session_of(spec_of(), workspace))
@@ -427,12 +436,13 @@ def test_ahead_of_up_nothing_but_the_image_stays(
     assert set(baked.cloud.resources().values()) <= {*NOT_BILLED, "google_compute_image"}
     assert len(baked.images) == 1
     assert not workspace.root.exists()
-    assert bake_ahead(session_of(spec_of(), workspace)) == "cached"
+    assert bake_ahead(session_of(spec_of(), workspace), refuse) == "cached"
+    assert not shown
     assert workers, "what it took was removed"
     assert set(workers) == {"bake"}, "under the lock that it was made under"
 
 
-@pytest.mark.parametrize("is_spec_written", [True, False])
+@pytest.mark.parametrize("is_spec_written", [True, *in_sweep(False)])
 def test_what_a_killed_one_left_goes_with_the_next(
     baked: Baked,
     tmp_path: Path,
@@ -454,26 +464,6 @@ def test_what_a_killed_one_left_goes_with_the_next(
     assert bake_ahead(session_of(spec_of(), workspace)) == "made"
     assert set(baked.cloud.resources().values()) <= {*NOT_BILLED, "google_compute_image"}
     assert not workspace.root.exists()
-
-
-def test_ahead_of_up_it_is_asked_about_before_anything_is_made(
-    baked: Baked, tmp_path: Path, ahead: list[BaseException]
-) -> None:
-    workspace, shown = Workspace(tmp_path / "none" / "demo"), list[tuple[str, ...]]()
-
-    def refuse(images: tuple[str, ...]) -> None:
-        shown.append(images)
-        raise UsageError("nothing was done")
-
-    with pytest.raises(UsageError):
-        bake_ahead(session_of(spec_of(), workspace), refuse)
-    assert not set(baked.cloud.resources().values())
-    (line,) = shown.pop()
-    assert "on demo-image (e2-standard-2, 0.07 USD an hour)" in line
-    assert bake_ahead(session_of(spec_of(), workspace)) == "made"
-    assert bake_ahead(session_of(spec_of(), workspace), refuse) == "cached"
-    assert not ahead
-    assert not shown
 
 
 def test_a_cluster_that_is_begun_stays(baked: Baked, tmp_path: Path, ahead: list[BaseException]) -> None:
