@@ -16,7 +16,6 @@ from clusterctl.runs.collect import collect as collect_runs
 from clusterctl.runs.fetch import ALL, MAX_CHECKPOINT, MAX_FILE, Selection
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.spec.units import parse_size_mib
-from clusterctl.state.inventory import inventory_of, keeps_storage
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import UNCHANGED
 from clusterctl.state.workspace import Workspace
@@ -104,6 +103,8 @@ def collect(
 
 def _what_becomes(workspace: Workspace) -> str:
     """What `down` does to files in jobs' folders."""
+    from clusterctl.state.inventory import inventory_of, keeps_storage
+
     if inventory_of(workspace).traits.user_owned:
         return "it stays on your machines"
     return "it stays on the kept storage" if keeps_storage(workspace) else "it ends with the cluster"

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clusterctl.errors import (
     ClusterctlError,
@@ -23,7 +24,6 @@ from clusterctl.errors import (
     SchedulerError,
     printable,
 )
-from clusterctl.providers.registry import node_price
 from clusterctl.runs.fetch import (
     DEFAULT,
     FROM_JOB,
@@ -46,8 +46,6 @@ from clusterctl.scheduler.base import (
 )
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_submissions
 from clusterctl.scheduler.session import session as session_of
-from clusterctl.spec.load import dump_spec
-from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.ledger import RunRecord, Skipped, TaskRecord, node_hours, note_runs_folder
 from clusterctl.state.submissions import (
     CLIENT_FACTS,
@@ -64,6 +62,10 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.get import Sender
 from clusterctl.transport.tree import Progress, titled
 from clusterctl.util.disk import reason
+from clusterctl.util.process import started
+
+if TYPE_CHECKING:
+    from clusterctl.spec.models import ClusterSpec
 
 GOING_ON = frozenset(state.value for state in JobState if state.outcome is Outcome.GOES_ON)
 
@@ -243,8 +245,12 @@ class _Collecting:
         jobs = self.jobs.get(job_id) or self.session.scheduler.jobs([job_id]) or (_purged(entry),)
         with self.writing(job_id, final), working_folder(final) as work:
             hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
-            manifest = self.fetched(entry, hosts, work, still_changing=not all(job.ended for job in jobs))
-            record = assemble(self.session, entry, jobs, work / "tree", manifest)
+            ended = all(job.ended for job in jobs)
+            answers = started(partial(_answers, self.session.scheduler, jobs, ended=ended))
+            manifest = self.fetched(entry, hosts, work, still_changing=not ended)
+            record = _assembled(
+                self.session, entry, jobs, tree=work / "tree", manifest=manifest, said=answers()
+            )
             put_in_place(work, final)
         self.session.ledger.update(entry, run_dir=str(final), run_state=record.state, state=record.state)
         note_runs_folder(self.out)
@@ -334,16 +340,48 @@ def _purged(entry: JobEntry) -> JobInfo:
     )
 
 
-def assemble(
-    session: Session, entry: JobEntry, jobs: Sequence[JobInfo], tree: Path, manifest: Manifest
+class _Answers(NamedTuple):
+    """What the scheduler says for a run: its record of the job or why there is none, and its version."""
+
+    accounting: str | None
+    missing: str
+    version: str | None
+
+
+def _answers(scheduler: Scheduler, jobs: Sequence[JobInfo], *, ended: bool) -> _Answers:
+    import clusterctl.providers.registry  # noqa: F401, PLC0415 - 0.1 s that pass while files come
+
+    version = scheduler.version()
+    heard = ended and jobs[0].state is not JobState.PURGED
+    try:
+        return _Answers(_accounting(scheduler, jobs[0].whole_id, ended=heard), "", version)
+    except SchedulerError as exc:
+        if exc.retryable:
+            raise
+        return _Answers(None, printable(exc.cause), version)
+
+
+def _assembled(
+    session: Session,
+    entry: JobEntry,
+    jobs: Sequence[JobInfo],
+    *,
+    tree: Path,
+    manifest: Manifest,
+    said: _Answers,
 ) -> RunRecord:
     """Add to the job's files ours, and the sums over all."""
-    ended = all(job.ended for job in jobs)
+    from clusterctl.spec.load import dump_spec  # noqa: PLC0415 - once files have come
+
     kept = session.ledger.kept(entry.token) or {SPEC_FILE: dump_spec(session.spec).encode()}
     _write_kept(tree, kept)
-    manifest = _with_accounting(session.scheduler, jobs, manifest, tree, ended=ended)
+    if said.missing:
+        missing = Skipped(path=_ACCOUNTING, reason=said.missing, files=0)
+        manifest = replace(manifest, skipped=(*manifest.skipped, missing))
+    elif said.accounting is not None:
+        (tree / _ACCOUNTING).write_text(said.accounting, encoding="utf-8")
     facts = _json(kept.get(CLIENT_FACTS, b""))
-    (tree / ENVIRONMENT_FILE).write_text(_environment(tree, manifest, facts, session.scheduler.version()))
+    (tree / ENVIRONMENT_FILE).write_text(_environment(tree, manifest, facts, said.version))
     source = _json(kept.get(SOURCE_FILE, b""))
     record = _record(session, entry, jobs, manifest, source["hash"] if source else None)
     record = _with_summary(record, tree, facts, _json(kept.get(SWEEP_FILE, b"")))
@@ -403,6 +441,8 @@ def _write_kept(tree: Path, kept: Mapping[str, bytes]) -> None:
 def _record(
     session: Session, entry: JobEntry, jobs: Sequence[JobInfo], manifest: Manifest, source: str | None
 ) -> RunRecord:
+    from clusterctl.providers.registry import node_price  # noqa: PLC0415 - once files have come
+
     head = worst(jobs)
     starts = [job.start_time for job in jobs if job.start_time is not None]
     ends = [job.end_time for job in jobs if job.end_time is not None]
@@ -437,23 +477,6 @@ def _record(
         source=source,
         skipped=manifest.skipped,
     )
-
-
-def _with_accounting(
-    scheduler: Scheduler, jobs: Sequence[JobInfo], manifest: Manifest, tree: Path, *, ended: bool
-) -> Manifest:
-    """Write what the accounting says; where it says nothing of this job, the manifest has that as skipped."""
-    heard = ended and jobs[0].state is not JobState.PURGED
-    try:
-        accounting = _accounting(scheduler, jobs[0].whole_id, ended=heard)
-    except SchedulerError as exc:
-        if exc.retryable:
-            raise
-        lacks = Skipped(path=_ACCOUNTING, reason=printable(exc.cause), files=0)
-        return replace(manifest, skipped=(*manifest.skipped, lacks))
-    if accounting is not None:
-        (tree / _ACCOUNTING).write_text(accounting, encoding="utf-8")
-    return manifest
 
 
 def _accounting(scheduler: Scheduler, job_id: str, *, ended: bool) -> str | None:

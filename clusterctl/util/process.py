@@ -264,11 +264,11 @@ def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = 
     return [results[number] for number in range(len(items))]  # type: ignore[misc]  # complete here
 
 
-def within(limit: Limit, call: Callable[[], R]) -> R:
-    """The result of a call that only looks: one that does not return in time is left alone.
+def started(call: Callable[[], R]) -> Callable[..., R]:
+    """Begin a call in a thread. The function that is returned waits for its result or raises its exception.
 
-    Raises:
-        TimeoutError: the limit is over.
+    It takes a ``Limit``, and raises TimeoutError once that is over. Nothing waits for a call whose result is
+    not asked for, nor does the interpreter's exit.
     """
     done: queue.SimpleQueue[tuple[R | None, BaseException | None]] = queue.SimpleQueue()
 
@@ -278,12 +278,25 @@ def within(limit: Limit, call: Callable[[], R]) -> R:
         except BaseException as exc:  # raised again in the caller
             done.put((None, exc))
 
-    if limit.rest_s > 0:
-        threading.Thread(target=work, daemon=True).start()
-    while limit.rest_s > 0:
-        with suppress(queue.Empty):
-            result, failed = done.get(timeout=_INTERRUPTIBLE_S)
-            if failed is not None:
-                raise failed
-            return result  # type: ignore[return-value]  # it is complete
-    raise TimeoutError("there is no time left")
+    def result(limit: Limit | None = None) -> R:
+        while limit is None or limit.rest_s > 0:
+            with suppress(queue.Empty):
+                found, failed = done.get(timeout=_INTERRUPTIBLE_S)
+                if failed is not None:
+                    raise failed
+                return found  # type: ignore[return-value]  # it is complete
+        raise TimeoutError("there is no time left")
+
+    threading.Thread(target=work, daemon=True).start()
+    return result
+
+
+def within(limit: Limit, call: Callable[[], R]) -> R:
+    """The result of a call that only looks: one that does not return in time is left alone.
+
+    Raises:
+        TimeoutError: the limit is over.
+    """
+    if limit.rest_s <= 0:
+        raise TimeoutError("there is no time left")
+    return started(call)(limit)
