@@ -1,6 +1,7 @@
 """Writes docs/platforms.md: what the tests' markers say ran for real, on a stand-in, or was only rendered.
 
 A test says it with ``@pytest.mark.platform("stand-in", "rocky-9")``; scripts/platforms.toml describes each.
+Tests with ``@pytest.mark.sweep`` run in `make test-all` only.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ import ast
 import itertools
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PAGE: Final = ROOT / "docs" / "platforms.md"
 TABLE: Final = Path(__file__).with_name("platforms.toml")
+FACTS: Final = ROOT / "tests" / "unit" / "packages" / "facts"
 WAYS: Final = ("real", "stand-in", "rendered")
 HEAD: Final = """\
 # Platforms
@@ -24,11 +27,34 @@ HEAD: Final = """\
 
 What ran for real, what ran on a stand-in, and what no test shows. A *stand-in* is a program or a machine of
 the tests that behaves as the named thing does, as far as its documentation and source tell. *Only rendered*
-means that files or requests were written and compared, and nothing ran them. Each cell names the tests.
+means that files or requests were written and compared, and nothing ran them.
+
+Each cell names the tests. They run in every `make test`, several of them with further cases in
+`make test-all`; those after *sweep* run in `make test-all` only.
 
 **Nothing has run on Google Cloud, on Rocky Linux or Ubuntu, or on a machine with a GPU yet.**
 """
 COLUMNS: Final = ("platform", "versions", "for real", "on a stand-in", "only rendered", "not shown")
+
+
+UNCONFIRMED: Final = """\
+## Package names
+
+Every name of a package that a role asks for is recorded with a source and a date in
+[tests/unit/packages/facts](../tests/unit/packages/facts). For these, no source was found:
+"""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A test file that shows something of a platform. ``sweep``: in `make test-all` only."""
+
+    test: Path
+    sweep: bool
+
+    @property
+    def link(self) -> str:
+        return f"[{self.test.stem.removeprefix('test_')}](../{self.test.relative_to(ROOT)})"
 
 
 def page() -> str:
@@ -46,38 +72,66 @@ def page() -> str:
     for group, platforms in itertools.groupby(listed, key=lambda one: one["group"]):
         parts += [f"## {group}\n", _line(COLUMNS), _line(["---"] * len(COLUMNS))]
         parts += [*(_line(_cells(one, proofs)) for one in platforms), ""]
-    return "\n".join(parts)
+    return "\n".join([*parts, UNCONFIRMED, *_unconfirmed(), ""])
 
 
-def _cells(platform: Mapping[str, Any], proofs: Mapping[tuple[str, str], list[Path]]) -> Sequence[str]:
-    ran = [", ".join(map(_link, proofs.get((way, platform["id"]), []))) for way in WAYS]
+def _cells(platform: Mapping[str, Any], proofs: Mapping[tuple[str, str], list[Proof]]) -> Sequence[str]:
+    ran = [_listed(proofs.get((way, platform["id"]), [])) for way in WAYS]
     missing = platform.get("missing", "")
     never = "" if any(ran) else "**never ran**: "
     return [platform["name"], platform["versions"], *ran, never + missing]
+
+
+def _listed(proofs: Iterable[Proof]) -> str:
+    always, sweep = ([one.link for one in proofs if one.sweep == late] for late in (False, True))
+    return "; ".join(filter(None, (", ".join(always), f"*sweep*: {', '.join(sweep)}" if sweep else "")))
 
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _link(test: Path) -> str:
-    return f"[{test.stem.removeprefix('test_')}](../{test.relative_to(ROOT)})"
+def _unconfirmed() -> Iterator[str]:
+    """A line of names for each release that has any."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for facts in FACTS.glob("*.toml"):
+        for one in tomllib.loads(facts.read_text()).get("unconfirmed", ()):
+            for release in one["of"]:
+                found[release].update(name.partition("=")[0] for name in one["names"].split())
+    for release, names in sorted(found.items()):
+        yield f"- {release}: {', '.join(f'`{name}`' for name in sorted(names))}"
 
 
-def _proofs() -> Mapping[tuple[str, str], list[Path]]:
+def _proofs() -> Mapping[tuple[str, str], list[Proof]]:
     """(way, platform) -> the test files that say so, in order of their paths."""
-    found: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    found: dict[tuple[str, str], list[Proof]] = defaultdict(list)
     for test in sorted((ROOT / "tests").rglob("test_*.py")):
-        for key in dict.fromkeys(_markers(test)):
-            found[key].append(test)
+        shown: dict[tuple[str, str], list[bool]] = defaultdict(list)
+        for key, sweep in _markers(test):
+            shown[key].append(sweep)
+        for key, sweeps in shown.items():
+            found[key].append(Proof(test, all(sweeps)))
     return found
 
 
-def _markers(test: Path) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(ast.parse(test.read_text())):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.platform":
-            way, *platforms = map(ast.literal_eval, node.args)
-            yield from ((way, one) for one in platforms)
+def _markers(test: Path) -> Iterator[tuple[tuple[str, str], bool]]:
+    """((way, platform), whether in the sweep only) of each test function that a marker is for."""
+    tree = ast.parse(test.read_text())
+    of_module = [
+        one
+        for one in tree.body
+        if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "pytestmark"
+    ]
+    for function in ast.walk(tree):
+        if not (isinstance(function, ast.FunctionDef) and function.name.startswith("test_")):
+            continue
+        decorators = function.decorator_list
+        parts = itertools.chain(decorators, *map(ast.walk, of_module))
+        swept = "pytest.mark.sweep" in map(ast.unparse, parts)
+        for node in itertools.chain(*map(ast.walk, [*of_module, *decorators])):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.platform":
+                way, *platforms = map(ast.literal_eval, node.args)
+                yield from (((way, one), swept) for one in platforms)
 
 
 if __name__ == "__main__":

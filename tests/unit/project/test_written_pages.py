@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,60 @@ def test_a_marker_of_an_unknown_platform_or_way_is_refused(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_it.py").write_text(f"pytestmark = pytest.mark.platform({words})\n")
+    (tmp_path / "tests" / "test_it.py").write_text(
+        f"pytestmark = pytest.mark.platform({words})\ndef test_it(): ...\n"
+    )
     monkeypatch.setattr(platforms, "ROOT", tmp_path)
     with pytest.raises(ValueError, match="no such platform or way"):
         platforms.page()
+
+
+PLATFORM = 'pytest.mark.platform("real", "debian-13")'
+SWEEP = "pytest.mark.sweep"
+
+
+@pytest.mark.parametrize(
+    ("text", "only"),
+    [
+        (f"pytestmark = {PLATFORM}\ndef test_a(): ...\n@{SWEEP}\ndef test_b(): ...\n", False),
+        (f"pytestmark = {PLATFORM}\n@{SWEEP}\ndef test_b(): ...\n", True),
+        (f"pytestmark = [{SWEEP}, {PLATFORM}]\nclass TestIt:\n    def test_a(self): ...\n", True),
+        (f"pytestmark = {SWEEP}\n@{PLATFORM}\ndef test_a(): ...\n", True),
+        (f"@{PLATFORM}\ndef test_a(): ...\n@{SWEEP}\ndef test_b(): ...\n", False),
+        (f"@{PLATFORM}\n@pytest.mark.parametrize('a', [1, *in_sweep(2)])\ndef test_a(a): ...\n", False),
+    ],
+)
+def test_a_test_that_runs_in_the_sweep_only_is_listed_as_such(
+    text: str, only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_it.py").write_text(text)
+    monkeypatch.setattr(platforms, "ROOT", tmp_path)
+    (line,) = (one for one in platforms.page().splitlines() if one.startswith("| Debian 13 |"))
+    assert line.split(" | ")[2] == ("*sweep*: " if only else "") + "[it](../tests/test_it.py)"
+
+
+def test_the_first_screen_of_the_readme_says_the_same() -> None:
+    """What it calls proven ran for real in `make test`; what it says ran on stand-ins never ran for real."""
+    said = (platforms.ROOT / "README.md").read_text().partition("## ")[0]
+    proven, _, stood_in = said.partition("**Proven**")[2].partition("**On stand-ins only**")
+    rows = [line.strip("| ").split(" | ") for line in platforms.page().splitlines() if line.count(" | ") == 5]
+    real = {row[0]: row[2].partition("*sweep*")[0].strip("; ") for row in rows}
+    assert all(real[name] for name in ("Debian 12", "Debian 13"))
+    assert "Debian 12 and 13" in proven
+    never = {
+        "Google Cloud": ("Google's API", "Terraform", "instances"),
+        "Rocky Linux": ("Rocky Linux 9, AlmaLinux 9, RHEL 9", "Rocky Linux 10, AlmaLinux 10, RHEL 10"),
+        "Ubuntu": ("Ubuntu 22.04", "Ubuntu 24.04"),
+        "NVIDIA GPUs": ("NVIDIA driver: nvidia-smi, NVML, XIDs", "CuPy, cuBLAS, NCCL on a GPU"),
+        "InfiniBand": ("InfiniBand, RoCE",),
+        "NFS": ("NFS, Filestore",),
+        "SELinux": ("SELinux",),
+        "Apptainer": ("containers, by Apptainer",),
+    }
+    for words, names in never.items():
+        assert words in stood_in
+        assert not any(real[name] for name in names), words
 
 
 def test_every_verb_and_option_is_explained() -> None:
@@ -39,3 +90,14 @@ def test_the_list_of_verbs_says_the_first_sentence_of_each() -> None:
         *group, name = path
         verb = app.commands[group[0]].commands[name] if group else app.commands[name]
         assert f"{command.help} ".replace("\n", " ").startswith(f"{verb.help} "), path
+
+
+def test_the_scope_names_what_is_missing_of_what_is_there_in_part() -> None:
+    text = (platforms.ROOT / "docs" / "scope.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.count(" | ") == 2]
+    rows = [row for row in rows if row[0] not in {"named", "---"}]
+    assert len(rows) > 100
+    assert {state for _, state, _ in rows} == {"done", "partly", "planned", "adapted", "out"}
+    for name, state, how in rows:
+        assert ("Missing: " in how) == (state == "partly"), name
+        assert state != "done" or not re.search("stand-in|on a double|only rendered|never ran", how), name
