@@ -64,7 +64,9 @@ LARGEST = 3
 CACHED = ("dnf", "--quiet", "--cacheonly", "--setopt=logfilelevel=0", "repoquery")
 TEXT = 4096
 WALK_S = 5
-PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,InactiveExitTimestampMonotonic"
+# A daemon that executes itself anew moves the second: slurmctld since 23.11, at `scontrol reconfigure`.
+STARTED = ("InactiveExitTimestampMonotonic", "ExecMainStartTimestampMonotonic")
+PROPERTIES = ",".join(("Id", "LoadState", "ActiveState", "UnitFileState", *STARTED))
 
 
 def system() -> Dict[str, Any]:
@@ -282,7 +284,7 @@ def _unit_mark(unit: Dict[str, str], config: List[str]) -> str:
     words = [states.get(unit["ActiveState"], "stopped")]
     if unit["UnitFileState"] != "enabled":
         words.append("disabled")
-    started = time.time() - time.monotonic() + int(unit["InactiveExitTimestampMonotonic"] or 0) / 1e6
+    started = time.time() - time.monotonic() + max(int(unit.get(key) or 0) for key in STARTED) / 1e6
     if words[0] == "running" and any(ctime(path) > started for path in config):
         words.append("outdated")
     return " ".join(words)

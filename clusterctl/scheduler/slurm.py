@@ -67,6 +67,10 @@ timeout 2 scontrol ping | grep -q " is DOWN" && {
     exit 1
 }
 cd -- "$1" && shift && exec sbatch "$@\""""
+# A slurmctld that executes itself anew would forget to start a job in whose prologue it does so.
+_RECONFIGURE = """\
+for _ in $(seq 300); do pgrep -f "/prolog-slurmctl[d]" >/dev/null || break; sleep 0.1; done
+exec scontrol reconfigure"""
 _SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
 _SINFO = ("sinfo", "--noheader")
 # What Slurm says -> the flag that is wrong, and the command that lists what it can be.
@@ -346,7 +350,7 @@ class SlurmClient(Scheduler):
         return tuple(released)
 
     def reconfigure(self) -> None:
-        self.transport.run(["scontrol", "reconfigure"])
+        self.transport.run(["sh", "-c", _RECONFIGURE])
 
     def steps(self, job_id: str) -> tuple[StepInfo, ...]:
         self.check_id(job_id)
