@@ -37,7 +37,7 @@ from clusterctl.cluster.node_class import (
 )
 from clusterctl.cluster.session import ClusterSession, Drift
 from clusterctl.configure import ansible, events, inventory_file
-from clusterctl.errors import CommandError, SchedulerError, TransportError
+from clusterctl.errors import SchedulerError, TransportError
 from clusterctl.hosts.probe import Checksums, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import Provisioned
@@ -145,7 +145,7 @@ def converge(
     to = session.connections.to
     parallel_map(renewed, lambda host: renew(files[host], before[host], to(host)))
     if reconfigures:
-        _reconfigure(session, inventory, renewed)
+        scheduler_of(inventory, to).reconfigure()
     if left:
         expected = class_marks_of(session, provisioned, classed)
         expected |= {host: {**before[host], **own_marks(files[host])} for host in renewed}
@@ -172,18 +172,6 @@ def _configure(
     recap = _run("configure", session, inventory, hosts)
     session.note = f"{recap}; {introduced.changed} changed on others" if introduced else str(recap)
     return _probe(session, inventory, (*hosts, *others))
-
-
-def _reconfigure(session: ClusterSession, inventory: Inventory, renewed: Collection[str]) -> None:
-    """Have all daemons read their configuration; Ansible sees why a controller with newer files can't."""
-    scheduler = scheduler_of(inventory, session.connections.to)
-    try:
-        scheduler.reconfigure()
-    except CommandError:
-        if inventory.controller.name not in renewed:
-            raise
-        _run("configure", session, inventory, [inventory.controller.name])
-        scheduler.reconfigure()
 
 
 def _as_their_class(

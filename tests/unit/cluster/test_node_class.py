@@ -20,7 +20,7 @@ from clusterctl.cluster.node_class import can_renew, class_inputs, expected_mark
 from clusterctl.configure import inventory_file
 from clusterctl.configure.events import Recap
 from clusterctl.configure.inventory_file import class_inventory_text, class_variables
-from clusterctl.errors import CommandError, ConfigureError
+from clusterctl.errors import ConfigureError
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.probe import HostReport, ProbeRequest
 from clusterctl.hosts.roles import probe_requests
@@ -238,7 +238,7 @@ class Played:
         monkeypatch.setattr(converge, "renew", lambda *asked: self.renewed.append(asked[2].host))
         monkeypatch.setattr(converge, "_START_SLURMD", ())
         self.started: list[str] = []
-        self.reconfigured, self.refusals = 0, 0
+        self.reconfigured = 0
         monkeypatch.setattr(converge, "scheduler_of", lambda *_, **__: self)
         monkeypatch.setattr(converge, "fetch_gpu_wheels", lambda *_, **__: ())
         spec, inventory = self.spec, self.inventory
@@ -252,9 +252,6 @@ class Played:
         self.show(inventory)
 
     def reconfigure(self) -> None:
-        if self.refusals:
-            self.refusals -= 1
-            raise CommandError("scontrol", rc=1, stderr="slurm_reconfigure error")
         self.reconfigured += 1
 
     def nodes(self) -> tuple[NodeInfo, ...]:
@@ -438,13 +435,6 @@ def test_so_is_a_controller_that_gets_more_than_nodes(growing: Played, change: d
     growing.converge(classed=(THREE.name,))
     assert CTL in growing.limits[0]
     assert CTL not in growing.renewed
-
-
-def test_one_whose_slurmctld_refuses_its_files_is_ansibles(growing: Played) -> None:
-    growing.refusals = 1
-    growing.converge(classed=(THREE.name,))
-    assert growing.limits == [(CTL,)]
-    assert growing.reconfigured == 1
 
 
 @pytest.mark.parametrize("path", ["/etc/munge/munge.key", "/etc/slurm/slurmdbd.conf"])
