@@ -68,9 +68,11 @@ class ProbeRequest:
     space: tuple[str, ...] = ("/",)
     host: Mapping[str, Sequence[str | int]] | None = None
     node: bool = True
+    sized: bool = False  # what slurmd says of its size is not needed: there are no facts in the report
 
     def argv(self) -> tuple[str, ...]:
-        request = json.dumps({"node_argv": NODE_ARGV, **asdict(self)})
+        node_argv = (*NODE_ARGV, "sh", "known") if self.sized else NODE_ARGV
+        request = json.dumps({"node_argv": node_argv, **asdict(self)})
         return ("sh", "-c", START, "sh", request)
 
 
@@ -218,7 +220,7 @@ class _ProbeAnswer(_Answer):
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    facts: NodeFacts | None  # None: it has no slurmd
+    facts: NodeFacts | None  # None: it has no slurmd, or was not asked for them
     checksums: Checksums
     full: tuple[Space, ...] = ()  # file systems without room
     distribution: str = ""  # ID and VERSION_ID of its os-release

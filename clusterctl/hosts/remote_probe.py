@@ -231,10 +231,12 @@ def databases() -> List[str]:
 
 def accounts(names: Sequence[str], uids: Set[int], table: str = "passwd") -> Dict[str, int]:
     """Account -> its number, or group, of those that have one of the names or one of the numbers."""
-    lines = (run(["getent", table]) or read("/etc/" + table)).splitlines()
-    keys = [*names, *map(str, sorted(uids))]
-    if keys:  # a directory service may know more than it lists
-        lines += (run(["getent", table, *keys], any_exit=True) or "").splitlines()
+    listed = pwd.getpwall() if table == "passwd" else grp.getgrall()  # type: List[Any]
+    lines = [":".join(map(str, row[:ROW])) for row in listed]
+    keys = {*names, *map(str, uids)}
+    if not keys <= {str(one) for row in listed for one in (row[0], row[2])}:
+        # A directory service may know more than it lists.
+        lines += (run(["getent", table, *sorted(keys)], any_exit=True) or "").splitlines()
     rows = (line.split(":") for line in lines)
     known = {row[0]: int(row[2]) for row in rows if len(row) >= ROW and row[2].isdigit()}
     return {name: uid for name, uid in known.items() if name in names or uid in uids}
