@@ -72,13 +72,9 @@ action:
   sample: restart
 """
 
-PROPERTIES = (
-    "LoadState",
-    "ActiveState",
-    "UnitFileState",
-    "NeedDaemonReload",
-    "InactiveExitTimestampMonotonic",
-)
+# A daemon that executes itself anew moves the second: slurmctld since 23.11, at `scontrol reconfigure`.
+STARTED = ("InactiveExitTimestampMonotonic", "ExecMainStartTimestampMonotonic")
+PROPERTIES = ("LoadState", "ActiveState", "UnitFileState", "NeedDaemonReload", *STARTED)
 MAX_ERRORS = 5
 BOOTED = "/run/systemd/system"  # sd_booted(3)
 PAUSE_S = 30
@@ -94,7 +90,7 @@ def read_unit(module: AnsibleModule, name: str) -> dict[str, str]:
 
 def is_stale(unit: dict[str, str], config: list[str], *, now: float, monotonic: float) -> bool:
     """Whether a file changed after the unit was started, or is to come. Times in seconds."""
-    started = now - (monotonic - int(unit["InactiveExitTimestampMonotonic"]) / 1e6)
+    started = now - monotonic + max(int(unit.get(key) or 0) for key in STARTED) / 1e6
     return any(not Path(path).exists() or os.stat(path).st_ctime > started for path in config)  # noqa: PTH116
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from clusterctl.providers.local.layout import machine_name
+from clusterctl.providers.local.machine import cgroup_members
 
 BIN = Path(sys.executable).parent
 PLAIN = Path(__file__).with_name("plain.py")
@@ -65,6 +69,18 @@ class Cluster:
 
     def down(self) -> None:
         self.run("down", "--yes", "--discard")
+
+    def memory_mib(self) -> float:
+        """Of a machine of its own, on average: its processes, with their parts of what they share (PSS)."""
+        machines = machine_name((self.workspace / "id").read_text().strip(), 0).removesuffix("000")
+        used, seen = 0, set()
+        for pid, name in cgroup_members():
+            if name.startswith(machines):
+                seen.add(name)
+                with suppress(OSError):  # it has ended
+                    found = re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
+                    used += int(found[1]) if found else 0
+        return used / 1024 / max(1, len(seen))
 
     def ssh(self, *words: str, user: str = "hpc", host: str = "", stdin: bytes | None = None) -> str:
         """Plain ssh with the file that clusterctl wrote; a connection of its own."""

@@ -75,13 +75,13 @@ class Converged:
 class Configured(BaseModel):
     """What the last configuring left. ``inputs`` is empty while another one replaces it, for ``tried``.
 
-    ``shared`` is a digest of that part of them which compute nodes have in common.
+    ``groups``: group -> the digest of that part of them which its hosts have in common.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     inputs: str = ""
-    shared: str = ""
+    groups: Mapping[str, str] = {}
     marks: Mapping[str, Checksums] = {}
     hardware: Mapping[str, Hardware] = {}
     tried: Mapping[str, Hardware] = {}
@@ -120,19 +120,19 @@ def converge(
         return Converged(inventory, reports, notes)
 
     if limit or everything:
-        _write(workspace, recorded.model_copy(update={"inputs": "", "shared": "", "tried": has}))
+        _write(workspace, recorded.model_copy(update={"inputs": "", "groups": {}, "tried": has}))
     chosen = [host.name for host in inventory.hosts if host.name in limit or host.is_controller]
     classed = () if again else _as_their_class(session, provisioned, reports, limit)
     hosts = chosen if limit else () if everything else drifting
-    shared = "" if limit else shared_inputs(session, inventory)
+    shared = {} if limit else shared_inputs(session, inventory)
     files = _own_files(session, inventory) if shared else {}
-    same = everything and not again and shared and shared == recorded.shared
+    same = {group for group, one in shared.items() if one == recorded.groups.get(group)}
+    equal = same if everything and not again else set()
+    known = [h.name for h in inventory.hosts if h.name in recorded.marks and equal.intersection(h.roles)]
     renewed = [
         host
-        for host in _without_cards(session, recorded.marks.keys() & files.keys() if same else ())
-        if host != inventory.controller.name
-        and not drifted(recorded.marks[host], before[host])
-        and can_renew(files[host], before[host])
+        for host in _without_cards(session, known)
+        if not drifted(recorded.marks[host], before[host]) and can_renew(files[host], before[host])
     ]
     if left := {*classed, *renewed}:
         hosts = [h.name for h in inventory.hosts if (not hosts or h.name in hosts) and h.name not in left]
@@ -141,9 +141,7 @@ def converge(
     slurm_drifted = touches_slurm(drifted(recorded.marks.get(controller, {}), before[controller]))
     # Other nodes' slurmd are not restarted for what concerns one alone.
     reconfigures = bool(limit) or slurm_drifted or (everything and bool(recorded.marks))
-    seen: Mapping[str, HostReport] = {}
-    if hosts or not left:
-        seen = _configure(session, inventory, hosts, others)
+    seen = dict(_configure(session, inventory, hosts, others)) if hosts or not left else {}
     to = session.connections.to
     parallel_map(renewed, lambda host: renew(files[host], before[host], to(host)))
     if reconfigures:
@@ -151,9 +149,9 @@ def converge(
     if left:
         expected = class_marks_of(session, provisioned, classed)
         expected |= {host: {**before[host], **own_marks(files[host])} for host in renewed}
-        seen = {**seen, **_take_in(session, inventory, expected, reports)}
+        seen |= _take_in(session, inventory, expected, reports, new=classed)
     after = before | {host: report.checksums for host, report in seen.items()}
-    done = Configured(inputs=_SOME if limit else inputs, shared=shared, marks=after, hardware=has)
+    done = Configured(inputs=_SOME if limit else inputs, groups=shared, marks=after, hardware=has)
     _write(workspace, done)
     if limit or recorded.inputs:  # else nothing is known of how the hosts were left
         session.repaired(Drift(host, change, "configured") for host, change in nodes.taken_up.items())
@@ -197,13 +195,14 @@ def _take_in(
     inventory: Inventory,
     expected: Mapping[str, Checksums],
     reports: Mapping[str, HostReport],
+    new: Collection[str],
 ) -> Mapping[str, HostReport]:
     """Look at hosts that have what their class has and their own files; those that lack it are configured.
 
     ``reports``: of hosts as they were seen before.
     """
     to = session.connections.to
-    compute = [host.name for host in inventory.compute if host.name in expected]
+    compute = [host.name for host in inventory.compute if host.name in new]
     # The controller was not there at their boot: newer slurmd ask again after 10 s only.
     parallel_map(compute, lambda host: to(host).run(_START_SLURMD))
     seen = {host: reports[host] for host in expected if _shows(reports[host], expected[host])}
@@ -220,9 +219,12 @@ def _take_in(
 
 def _shows(report: HostReport, expected: Checksums) -> bool:
     """Whether a host is as expected; what is not, because it can't be known before, must be no fault."""
-    known = {key: mark for key, mark in report.checksums.items() if not key.startswith("accounting ")}
+    known, asked = (
+        {key: mark for key, mark in marks.items() if not key.startswith("accounting ")}
+        for marks in (report.checksums, expected)
+    )
     others = (mark for key, mark in report.checksums.items() if key not in known)
-    return known == dict(expected) and all(mark not in (_UNKNOWN, _MISSING) for mark in others)
+    return known == asked and all(mark not in (_UNKNOWN, _MISSING) for mark in others)
 
 
 def _own_files(session: ClusterSession, inventory: Inventory) -> NodeFiles:
@@ -371,7 +373,7 @@ def inputs_of(
         inventory_file.GPUS_FILE: gpus_file(spec, inventory, workspace, reports),
     }
     if slurm:
-        files[inventory_file.SLURMD_FILE] = slurmd_file(slurm, [host.name for host in inventory.compute])
+        files[inventory_file.SLURMD_FILE] = slurmd_file(slurm, inventory)
     secrets = (workspace.munge_key.read_bytes(), workspace.public_key.read_bytes())
     variables = inventory_file.inventory_text(spec, inventory, workspace)
     cards = json.dumps({host: has.cards for host, has in hardware(spec, inventory, reports).items()})

@@ -23,7 +23,7 @@ from clusterctl.configure.events import TaskProgress
 from clusterctl.hosts.probe import Checksums, ProbeRequest, with_distributions
 from clusterctl.hosts.roles import system_accounts
 from clusterctl.providers.node_class import NodeFile, NodeFiles, SharedFiles
-from clusterctl.scheduler.slurm_conf import accounting_files
+from clusterctl.scheduler.slurm_conf import accounting_files, takes_nodes_by_reconfigure
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, distribution_ahead
@@ -100,7 +100,7 @@ def _bake_machine(
 
 def class_inputs(variables: Mapping[str, Any]) -> str:
     """A digest of all that decides what a class has, besides the image under it."""
-    return digest(tree_hash(asset("ansible")), json.dumps(variables, sort_keys=True))
+    return digest(tree_hash(asset("ansible")), json.dumps(variables, sort_keys=True, default=str))
 
 
 def class_ahead(session: ClusterSession) -> str:
@@ -168,18 +168,19 @@ def own_marks(files: Mapping[str, NodeFile]) -> Checksums:
 
 
 def can_renew(files: Mapping[str, NodeFile], seen: Checksums) -> bool:
-    """Whether a node as it was seen lacks nothing but newer files of its own, none of them secret."""
-    key = f"file {_MUNGE_KEY}"
-    return seen.get(key) == own_marks(files)[key] and f"block {_HOSTS}" in seen
+    """Whether a host as it was seen lacks nothing but newer files of its own, none of them secret."""
+    marks = own_marks(files)
+    secrets = [f"file {path}" for path, file in files.items() if not file.mode & 0o077]
+    return all(seen.get(key) == marks[key] for key in secrets) and f"block {_HOSTS}" in seen
 
 
 def renew(files: Mapping[str, NodeFile], seen: Checksums, transport: Transport) -> None:
-    """Write on a node those of its own files that it shows otherwise, and restart slurmd if it reads one."""
+    """Write on a host those of its own files that it shows otherwise, and restart slurmd if it reads one."""
     marks = own_marks(files)
     changed = {
         path: [file.data.decode(), file.mode]
         for path, file in files.items()
-        if path not in (_HOSTS, _MUNGE_KEY) and seen.get(f"file {path}") != marks[f"file {path}"]
+        if path != _HOSTS and seen.get(f"file {path}") != marks[f"file {path}"]
     }
     block = f"block {_HOSTS}"
     blocks = {} if seen[block] == marks[block] else {_HOSTS: [_EDGES[0], _hosts_block(files), _EDGES[1]]}
@@ -189,14 +190,23 @@ def renew(files: Mapping[str, NodeFile], seen: Checksums, transport: Transport) 
         transport.run(("sudo", "-n", *argv))
 
 
-def shared_inputs(session: ClusterSession, inventory: Inventory) -> str:
-    """The digest of what compute nodes have in common; "" where files of their own are not all they have."""
-    if session.provider.known_shared is None or not inventory_file.has_classes(session.spec):
-        return ""
+def shared_inputs(session: ClusterSession, inventory: Inventory) -> Mapping[str, str]:
+    """Group -> the digest of all that decides what its hosts have, but for the files of their own.
+
+    None where those are not all that differs; no controller's where it has to start its slurmctld anew.
+    """
+    spec = session.spec
+    if session.provider.known_shared is None or not inventory_file.has_classes(spec):
+        return {}
     if not inventory.baked:  # a firewall, a mount
-        return ""
-    variables = inventory_file.class_variables(session.spec, inventory.distribution, inventory.shared)
-    return class_inputs(variables)
+        return {}
+    found = {COMPUTE: inventory_file.class_variables(spec, inventory.distribution, inventory.shared)}
+    if takes_nodes_by_reconfigure(inventory):
+        alone = {"host": inventory.controller.model_dump(mode="json"), "slurm": inventory.slurm}
+        given = inventory_file.role_variables(spec, inventory, session.workspace)
+        in_files = ("common_hosts", "openmpi_yield_when_idle")
+        found[CONTROLLER] = alone | {key: given[key] for key in given if key not in in_files}
+    return {group: class_inputs(variables) for group, variables in found.items()}
 
 
 def expected_marks(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -68,9 +69,11 @@ class ProbeRequest:
     space: tuple[str, ...] = ("/",)
     host: Mapping[str, Sequence[str | int]] | None = None
     node: bool = True
+    sized: bool = False  # what slurmd says of its size is not needed: there are no facts in the report
 
     def argv(self) -> tuple[str, ...]:
-        request = json.dumps({"node_argv": NODE_ARGV, **asdict(self)})
+        node_argv = (*NODE_ARGV, "sh", "known") if self.sized else NODE_ARGV
+        request = json.dumps({"node_argv": node_argv, **asdict(self)})
         return ("sh", "-c", START, "sh", request)
 
 
@@ -218,7 +221,7 @@ class _ProbeAnswer(_Answer):
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    facts: NodeFacts | None  # None: it has no slurmd
+    facts: NodeFacts | None  # None: it has no slurmd, or was not asked for them
     checksums: Checksums
     full: tuple[Space, ...] = ()  # file systems without room
     distribution: str = ""  # ID and VERSION_ID of its os-release
@@ -343,27 +346,30 @@ def probe_hosts(
 ) -> Mapping[str, HostReport]:
     """Host name -> its report, once every host answers.
 
-    ``to`` connects to a host. ``revive`` is called every few seconds while some give no answer: it starts
-    hosts that have been powered off. ``new`` hosts may refuse our key until they have made our account.
-    ``report`` is told, from threads, of each host's answer.
+    ``to`` connects to a host. ``revive`` is called every few seconds while some can't be reached, however
+    slow others are: it starts hosts that are off. ``new`` hosts may refuse our key until they have made our
+    account. ``report`` is told, from threads, of each host's answer.
 
     Raises:
         TransportError: some hosts did not answer in time; one failure a host.
     """
     deadline = time.monotonic() + timeout_s
     given_up = threading.Event()
+    unreached: set[str] = set()
     again = (UnreachableError, StoppingError, *((KeyRefusedError,) if new else ()))
 
     def ask(name: str) -> HostReport | ClusterctlError:
-        answer = _ask(to(name), requests[name], deadline, given_up, patient=again)
+        away = partial(unreached.add, name)
+        answer = _ask(to(name), requests[name], deadline, given_up, patient=again, away=away)
         report(HostStep(name, "answers", len(requests), failed=isinstance(answer, ClusterctlError)))
         return answer
 
     with ThreadPoolExecutor(max_workers=max(1, min(_MAX_PARALLEL, len(requests)))) as pool:
         asking = {name: pool.submit(ask, name) for name in requests}
         try:
-            while wait(asking.values(), timeout=revive_after_s).not_done:
-                revive()
+            while slow := wait(asking.values(), timeout=revive_after_s).not_done:
+                if any(asking[name] in slow for name in [*unreached]):
+                    revive()
         except BaseException:  # the pool waits for its threads: Ctrl-C must reach them, also in a frozen host
             given_up.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -455,12 +461,14 @@ def _ask(
     given_up: threading.Event,
     *,
     patient: tuple[type[ClusterctlError], ...],
+    away: Callable[[], None],
 ) -> HostReport | ClusterctlError:
     while True:
         try:
             answer = transport.run(("sudo", "-n", *request.argv()), stdin=PROGRAM, timeout_s=_ANSWER_S)
             return parse_report(answer.stdout)
         except patient as exc:  # still booting, perhaps, or about to
+            away()
             pause_s = _REFUSED_PAUSE_S if isinstance(exc, KeyRefusedError) else _PAUSE_S
             if time.monotonic() > deadline or given_up.wait(pause_s):
                 return exc

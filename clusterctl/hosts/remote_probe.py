@@ -64,7 +64,9 @@ LARGEST = 3
 CACHED = ("dnf", "--quiet", "--cacheonly", "--setopt=logfilelevel=0", "repoquery")
 TEXT = 4096
 WALK_S = 5
-PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,InactiveExitTimestampMonotonic"
+# A daemon that executes itself anew moves the second: slurmctld since 23.11, at `scontrol reconfigure`.
+STARTED = ("InactiveExitTimestampMonotonic", "ExecMainStartTimestampMonotonic")
+PROPERTIES = ",".join(("Id", "LoadState", "ActiveState", "UnitFileState", *STARTED))
 
 
 def system() -> Dict[str, Any]:
@@ -229,10 +231,12 @@ def databases() -> List[str]:
 
 def accounts(names: Sequence[str], uids: Set[int], table: str = "passwd") -> Dict[str, int]:
     """Account -> its number, or group, of those that have one of the names or one of the numbers."""
-    lines = (run(["getent", table]) or read("/etc/" + table)).splitlines()
-    keys = [*names, *map(str, sorted(uids))]
-    if keys:  # a directory service may know more than it lists
-        lines += (run(["getent", table, *keys], any_exit=True) or "").splitlines()
+    listed = pwd.getpwall() if table == "passwd" else grp.getgrall()  # type: List[Any]
+    lines = [":".join(map(str, row[:ROW])) for row in listed]
+    keys = {*names, *map(str, uids)}
+    if not keys <= {str(one) for row in listed for one in (row[0], row[2])}:
+        # A directory service may know more than it lists.
+        lines += (run(["getent", table, *sorted(keys)], any_exit=True) or "").splitlines()
     rows = (line.split(":") for line in lines)
     known = {row[0]: int(row[2]) for row in rows if len(row) >= ROW and row[2].isdigit()}
     return {name: uid for name, uid in known.items() if name in names or uid in uids}
@@ -282,7 +286,7 @@ def _unit_mark(unit: Dict[str, str], config: List[str]) -> str:
     words = [states.get(unit["ActiveState"], "stopped")]
     if unit["UnitFileState"] != "enabled":
         words.append("disabled")
-    started = time.time() - time.monotonic() + int(unit["InactiveExitTimestampMonotonic"] or 0) / 1e6
+    started = time.time() - time.monotonic() + max(int(unit.get(key) or 0) for key in STARTED) / 1e6
     if words[0] == "running" and any(ctime(path) > started for path in config):
         words.append("outdated")
     return " ".join(words)

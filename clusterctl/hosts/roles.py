@@ -122,11 +122,13 @@ def probe_requests(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "mariadb_conf": inventory.distribution.mariadb_conf,
         "public_key": workspace.public_key.read_text().strip(),
     }
-    made: dict[tuple[tuple[str, ...], bool], ProbeRequest] = {}  # of hosts alike it is the same
+    made: dict[tuple[tuple[str, ...], bool, bool], ProbeRequest] = {}  # of hosts alike it is the same
+    found = {}
     for host in inventory.hosts:
-        if (kind := (tuple(host.roles), bool(host.local_ssds))) not in made:
+        if (kind := (tuple(host.roles), bool(host.local_ssds), host.cpus is None)) not in made:
             made[kind] = _probe_request(host, spec, inventory, values, _of_host(of_cluster, host))
-    return {host.name: made[tuple(host.roles), bool(host.local_ssds)] for host in inventory.hosts}
+        found[host.name] = made[kind]
+    return found
 
 
 def _probe_request(
@@ -159,6 +161,7 @@ def _probe_request(
         units={unit: tuple(files) for one in drift for unit, files in one.get("units", {}).items()},
         accounting=tuple(tuple(words) for one in drift for words in one.get("accounting", ())),
         space=(*_PLACES, inventory.shared),
+        sized=host.cpus is not None or not host.is_compute,
     )
 
 

@@ -67,6 +67,16 @@ timeout 2 scontrol ping | grep -q " is DOWN" && {
     exit 1
 }
 cd -- "$1" && shift && exec sbatch "$@\""""
+# A slurmctld that executes itself anew would forget to start a job in whose prologue it does so. Why it can't
+# with its new configuration, its log says up to a fatal error: scontrol has only a number.
+_RECONFIGURE = """\
+for _ in $(seq 300); do pgrep -f "/prolog-slurmctl[d]" >/dev/null || break; sleep 0.1; done
+log=/var/log/slurm/slurmctld.log
+from=$(sudo -n stat -c %s "$log" || echo 0)
+scontrol reconfigure && exit
+sudo -n tail -c "+$((from + 1))" "$log" |
+    sed -n 's/^.*] \\(\\(error\\|fatal\\): .*\\)/\\1/p; /^fatal: /q' | tail -n 5 >&2
+exit 1"""
 _SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
 _SINFO = ("sinfo", "--noheader")
 # What Slurm says -> the flag that is wrong, and the command that lists what it can be.
@@ -346,7 +356,14 @@ class SlurmClient(Scheduler):
         return tuple(released)
 
     def reconfigure(self) -> None:
-        self.transport.run(["scontrol", "reconfigure"])
+        result = self.transport.run(["sh", "-c", _RECONFIGURE], check=False)
+        if result.rc != 0:
+            raise SlurmError(
+                "slurmctld did not take over its configuration",
+                why="; ".join(result.stderr.strip().splitlines()),
+                fix="if that is a setting of `slurm` in the spec, correct it; then run `clusterctl up` again",
+                host=self.transport.host,
+            )
 
     def steps(self, job_id: str) -> tuple[StepInfo, ...]:
         self.check_id(job_id)

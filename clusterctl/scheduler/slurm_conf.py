@@ -31,6 +31,9 @@ CONTROLLER_PROLOG = "/opt/clusterctl/prolog-slurmctld"  # of the role slurmctld
 # The kernel's figure moves by some MiB from boot to boot, and a node with less than promised is drained.
 _MEMORY_PROMISED = 0.98
 _DISABLES_CGROUPS = "24.11"  # `CgroupPlugin=disabled` is known there; tried with this release and 26.05
+# Since 23.11 `scontrol reconfigure` has the daemons execute themselves anew: scontrol(1). Before 23.11.8 that
+# could lose credentials and crash slurmctld (Slurm's CHANGELOG/slurm-23.11.md), and Ubuntu 24.04 has 23.11.4.
+_RECONFIGURES = "24.05"
 _TREE_WIDTH = 128  # above that slurmd forwards messages in more than one step
 _PROOF_PRIORITY_TIER = 1000
 _PROOF_MAX_MINUTES = 10
@@ -61,7 +64,7 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
         return {}
     nodes = tuple(_node(host, facts) for host in inventory.compute)
     uses_cgroups = inventory.cgroups and all(node.topology for node in nodes)
-    knows_disabled = (inventory.slurm or inventory.distribution.slurm or "") >= _DISABLES_CGROUPS
+    knows_disabled = _release(inventory) >= _DISABLES_CGROUPS
     gpus = [_line(settings) for node in nodes for settings in _gres_settings(node)]
     switches = [
         f"SwitchName={name} " + (f"Nodes={one.hosts}" if one.hosts else f"Switches={one.switches}")
@@ -90,6 +93,11 @@ def accounting_files(cluster: str, port: int) -> dict[str, str]:
         "slurm.conf": _line(lines, "\n") + "\n",
         "slurmdbd.conf": render("slurmdbd.conf.j2", host="localhost", port=port),
     }
+
+
+def takes_nodes_by_reconfigure(inventory: Inventory) -> bool:
+    """Whether its Slurm learns of other nodes by `scontrol reconfigure`, and no daemon needs a restart."""
+    return _release(inventory) >= _RECONFIGURES
 
 
 def needs_facts(inventory: Inventory, host: Host) -> bool:
@@ -132,6 +140,11 @@ def promised_mib(memory_mib: int) -> int:
 def slurm_minutes(seconds: int) -> int:
     """Slurm counts limits in whole minutes; a shorter limit than asked for would be a surprise."""
     return -(-seconds // 60)
+
+
+def _release(inventory: Inventory) -> str:
+    """Of its Slurm; "" where it is not known."""
+    return inventory.slurm or inventory.distribution.slurm or ""
 
 
 def _node(host: Host, facts: Mapping[str, NodeFacts]) -> Node:
@@ -285,14 +298,22 @@ _SIZE: Final = re.compile(r"(?<= )CPUs=.*?(?=Feature=)")
 _PARTITION_SIZE: Final = re.compile(r"(?<= )DefMemPerCPU=\d+ ")
 
 
-def slurmd_file(files: Mapping[str, str], hosts: Iterable[str]) -> str:
-    """JSON: host -> a digest of what its slurmd is started with, of Slurm's files as rendered."""
+def slurmd_file(files: Mapping[str, str], inventory: Inventory) -> str:
+    """JSON: host -> a digest of what its slurmd is started with, of Slurm's files as rendered.
+
+    Where `scontrol reconfigure` tells of nodes, it is without them, but for a node itself that is no share:
+    what slurmd measures, it measures when it is started, and keeps hwloc's file at a reconfigure.
+    """
+    reconfigures = takes_nodes_by_reconfigure(inventory)
+    of_others = ("NodeName=", "PartitionName=", *(f"{key}=" for key in timeouts(0))) if reconfigures else ()
     own: dict[str, list[str]] = {}
-    common = [files["cgroup.conf"], files["topology.conf"]]
+    common = [files["cgroup.conf"], "" if reconfigures else files["topology.conf"]]
     for line in (*files["slurm.conf"].splitlines(), *files["gres.conf"].splitlines()):
-        if match := _NODE.match(line):
+        match = _NODE.match(line)
+        if match and not (reconfigures and " CPUs=" in line and " Boards=" not in line):
             own.setdefault(match[1], []).append(line)
-        if not (match and " Name=gpu " in line):
+        if not (line.startswith(of_others) or (match and " Name=gpu " in line)):
             common.append(_PARTITION_SIZE.sub("", _SIZE.sub("", line)))
     shared = digest(*common)
-    return json.dumps({host: digest(shared, *own.get(host, ())) for host in hosts}, indent=1) + "\n"
+    names = [host.name for host in inventory.compute]
+    return json.dumps({host: digest(shared, *own.get(host, ())) for host in names}, indent=1) + "\n"

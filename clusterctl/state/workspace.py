@@ -76,13 +76,17 @@ def _private_folder(path: Path) -> None:
         path.mkdir(mode=0o700, exist_ok=True)
 
 
-def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600) -> None:
+def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600, anew: bool = False) -> bool:
     """Write a file so that a reader, or a crash, sees the old content or the new, never a part.
+
+    One that has this content stays the file that it is, unless ``anew``; whether it was written.
 
     Raises:
         MachineError: it can't be written; see ``disk.writing``.
     """
     raw = data.encode() if isinstance(data, str) else data
+    if not anew and _has(path, raw, mode):
+        return False
     with writing(path):
         fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -95,6 +99,16 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600) -> None:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
+    return True
+
+
+def _has(path: Path, raw: bytes, mode: int) -> bool:
+    """Whether a file of our own has this content."""
+    with suppress(OSError):
+        found = path.lstat()
+        fits = (found.st_mode, found.st_size, found.st_uid) == (stat.S_IFREG | mode, len(raw), os.geteuid())
+        return fits and path.read_bytes() == raw
+    return False
 
 
 class _Path:

@@ -190,9 +190,10 @@ class OpenSSH:
 
 
 def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:
-    write_atomic(workspace.known_hosts, inventory.known_hosts())
+    """Write what ssh reads. Connections that are kept go by the file: it stays if nothing has changed."""
+    changed = write_atomic(workspace.known_hosts, inventory.known_hosts())
     ssh_config = inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
-    write_atomic(workspace.ssh_config, ssh_config)
+    write_atomic(workspace.ssh_config, ssh_config, anew=changed)
 
 
 def attached(argv: Sequence[str]) -> int:

@@ -31,6 +31,7 @@ echo "process $$ restarted ${{SLURM_RESTART_COUNT-never}}"
 for ((i = 1; ; i++)); do echo "$i"; sleep 0.2; done
 """
 PATIENCE_S = 60
+SPOOL = "/var/spool/clusterctl-slurmd"
 
 
 @pytest.fixture(scope="module")
@@ -137,14 +138,12 @@ def test_an_edited_configuration_and_nodes_without_power_come_back_in_one_up(one
         key,
     }
     assert answer["probed"] == [second, third]
-    configure = next(phase for phase in answer["phases"] if phase["phase"] == "converge")
-    assert "tasks on 4 hosts" in configure["note"]
+    assert "tasks on 4 hosts" in converged(answer)
     see_that_root_was_led_nowhere(one)
     assert one.ssh(leader, shown) == was
     for number in (1, 2, 3):
-        spool = "/var/spool/clusterctl-slurmd"
-        assert "77" not in one.ssh(node(one, number), f"sudo grep -r ^SlurmdTimeout {spool}/conf-cache")
-    assert "cred_state.left" not in one.ssh(third, "sudo ls /var/spool/clusterctl-slurmd")
+        assert "77" not in one.ssh(node(one, number), f"sudo grep -r ^SlurmdTimeout {SPOOL}/conf-cache")
+    assert "cred_state.left" not in one.ssh(third, f"sudo ls {SPOOL}")
 
 
 def test_what_a_person_drained_stays_and_what_slurm_drained_is_resumed(one: Cluster) -> None:
@@ -239,6 +238,20 @@ def hosts(plan: dict[str, Any]) -> set[tuple[str, str]]:
     return {host for host in found if host[1] != "change"}
 
 
+def daemons(cluster: Cluster, count: int) -> list[str]:
+    """Which slurmd runs on each of the first nodes."""
+    return on_each(cluster, count, "systemctl show --property=MainPID,ExecMainStartTimestampMonotonic slurmd")
+
+
+def on_each(cluster: Cluster, count: int, command: str) -> list[str]:
+    """What a command says on each of the first nodes."""
+    return [cluster.ssh(node(cluster, number), command) for number in range(1, count + 1)]
+
+
+def converged(answer: dict[str, Any]) -> str:
+    return next(str(phase["note"]) for phase in answer["phases"] if phase["phase"] == "converge")
+
+
 def test_a_cluster_grows_and_shrinks_beside_the_job_as_planned(one: Cluster) -> None:
     def ask_for(train: int, more: str = "") -> None:
         one.spec.write_text(SPEC.format(name=one.name, train=train) + more)
@@ -248,11 +261,15 @@ def test_a_cluster_grows_and_shrinks_beside_the_job_as_planned(one: Cluster) -> 
 
     ask_for(3)
     assert planned(one, rc=0)["changes"] == []
+    slurmd = daemons(one, 3)
     ask_for(4, OTHER)
     fourth, other = node(one, 4), f"{one.name}-other-1"
     assert hosts(planned(one, rc=3)) == {(fourth, "make"), (other, "make")}
     answer = up()
     assert answer["probed"] == [node(one, 2), node(one, 3), node(one, 4), f"{one.name}-other-1"]
+    # Ansible has nothing to do, and slurmd goes on.
+    assert (converged(answer), daemons(one, 3)) == ("6 hosts as their class", slurmd)
+    assert on_each(one, 3, f"sudo grep -c ^NodeName= {SPOOL}/conf-cache/slurm.conf") == ["5\n"] * 3
     on_second = begin(one, "second", COUNTER.format(node=node(one, 2)))
     script = one.runner.cwd / "waits.sh"
     script.write_text("#!/bin/bash\n#SBATCH --hold --partition=other\nhostname\n")
@@ -289,6 +306,7 @@ def test_a_cluster_grows_and_shrinks_beside_the_job_as_planned(one: Cluster) -> 
     assert f"ended job {on_second} (second)" in notes
     assert f"{node(one, 1)} keeps 1 CPU" in notes
     assert [each["name"] for each in one.json("status")["nodes"]] == [node(one, 1)]
+    assert (converged(answer), daemons(one, 1)) == ("2 hosts as their class", slurmd[:1])
     assert "leaves the cluster" in one.sacct(on_second, "AdminComment")
     assert one.sacct(waits, "State").startswith("CANCELLED")
     assert planned(one, rc=0)["changes"] == []

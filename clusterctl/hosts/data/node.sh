@@ -1,9 +1,9 @@
 #!/bin/sh
-# Prints in sections what a node has: what slurmd says of it, NVIDIA's driver (none where there is no
-# nvidia-smi), and Slurm's plugins for MPI.
+# Prints in sections what a node has: what slurmd says of it, unless that is "known", NVIDIA's driver (none where
+# there is no nvidia-smi), and Slurm's plugins for MPI.
 PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin"
 echo @node
-if command -v slurmd >/dev/null 2>&1; then slurmd -C; else echo absent; fi
+if [ "$1" != known ] && command -v slurmd >/dev/null 2>&1; then slurmd -C; else echo absent; fi
 echo @gpus
 if command -v nvidia-smi >/dev/null 2>&1; then
     if said=$(timeout 30 nvidia-smi --query --xml-format 2>&1); then
@@ -23,5 +23,5 @@ if command -v nvidia-smi >/dev/null 2>&1; then
 fi
 echo @mpi
 for plugin in /usr/lib64/slurm/mpi_*.so /usr/lib/*/slurm*/mpi_*.so; do
-    if [ -e "$plugin" ]; then basename "$plugin" .so; fi
+    if [ -e "$plugin" ]; then plugin=${plugin##*/}; echo "${plugin%.so}"; fi
 done

@@ -53,8 +53,13 @@ _FURNISH = Path(__file__).with_name("data") / "furnish.sh"
 _BASES = table(Path(__file__).with_name("data") / "images.toml", dict[str, Base])
 DEBIAN, REDHAT = _BASES["debian"], _BASES["redhat"]
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-_BAKE = "clusterctl-bake-"  # how the machine is called that an image is baked in
 _RETRIES = "Acquire::Retries 3"
+_MMDEBSTRAP: Final = (
+    *("--mode=root", "--variant=minbase", f"--aptopt={_RETRIES}", "--dpkgopt=force-unsafe-io"),
+    *(f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("man", "doc", "locale")),
+)
+_DNF: Final = ("install_weak_deps=False", "tsflags=nodocs", "keepcache=False")
+_BAKE = "clusterctl-bake-"  # how the machine is called that an image is baked in
 _BAKE_TIMEOUT_S = 10.0
 _KEPT_CLASSES = 12  # that no cluster uses; a controller's has 70 MB
 _BUILDS_S = 3600.0  # to wait for others that build an image, each for minutes
@@ -67,9 +72,10 @@ _OWN_PROCESSES = (
 
 def base_inputs(release: str) -> tuple[str, ...]:
     """What decides how the base of that distribution looks, besides the mirror: hashed into its key."""
-    if suite := DEBIAN.suites.get(release):
-        return ("base v2", suite, platform.machine(), *DEBIAN.packages, *DEBIAN.masked, DEBIAN.fstab)
-    return ("base v1", release, platform.machine(), *REDHAT.packages, *REDHAT.masked, REDHAT.fstab)
+    base, options = (DEBIAN, _MMDEBSTRAP) if release in DEBIAN.suites else (REDHAT, _DNF)
+    table_of = base.model_dump_json(exclude={"unused", "suites"})  # the first is said at each boot
+    suite = base.suites.get(release, release)
+    return (suite, platform.machine(), *options, table_of, _FURNISH.read_text(), str(ADMIN_ID))
 
 
 def boot_words(release: str | None) -> tuple[str, ...]:
@@ -149,9 +155,7 @@ def build_base(request: layout.BakeRequest, report: Callable[[str], None]) -> Pa
 
 
 def debootstrap(root: Path, mirror: str, packages: Sequence[str], suite: str) -> None:
-    argv = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}"]
-    argv += [f"--aptopt={_RETRIES}", "--dpkgopt=force-unsafe-io"]
-    argv += [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("man", "doc", "locale")]
+    argv = ["mmdebstrap", *_MMDEBSTRAP, f"--include={','.join(packages)}"]
     fix = f"check that this machine reaches {mirror}; provider.mirror names another Debian mirror"
     if _KEYRING.exists():
         argv.append(f"--keyring={_KEYRING}")
@@ -335,7 +339,7 @@ def dnf_install(root: Path, name: str, *, through: tuple[str, ...] = ()) -> None
     release = name.rpartition("-")[2]
     argv = ["dnf", "--quiet", "--assumeyes", f"--installroot={root}", f"--releasever={release}"]
     argv += [f"--config=/{_DNF_CONF}", "--setopt=reposdir=/etc/yum.repos.d", "--setopt=varsdir=/etc/dnf/vars"]
-    argv += ["--setopt=install_weak_deps=False", "--setopt=tsflags=nodocs", "--setopt=keepcache=False"]
+    argv += [f"--setopt={option}" for option in _DNF]
     run(
         [*through, *argv, "install", says_so, *REDHAT.packages],
         what="building the base image",

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from clusterctl.cluster import converge, node_class
 from clusterctl.cluster.converge import _read, inputs_of
-from clusterctl.cluster.node_class import class_inputs, expected_marks, node_files
+from clusterctl.cluster.node_class import can_renew, class_inputs, expected_marks, node_files
 from clusterctl.configure import inventory_file
 from clusterctl.configure.events import Recap
 from clusterctl.configure.inventory_file import class_inventory_text, class_variables
@@ -76,6 +76,7 @@ def inventory_of(name: str = "demo", network: str = "10.9.0.0/24") -> Inventory:
         network=network,
         shared="/shared",
         baked=True,
+        slurm="24.11",
     )
 
 
@@ -201,23 +202,26 @@ def test_each_node_has_its_own_files(workspace: Workspace) -> None:
     assert files[CTL]["/etc/slurm/slurmdbd.conf"].mark.endswith(" 600 64030:64030")
     assert not files[ONE].keys() & {path for path in files[CTL] if path.startswith("/etc/slurm/")}
     same = [path for path in files[ONE] if files[ONE][path] == files[TWO][path]]
-    assert same == ["/etc/munge/munge.key", "/etc/openmpi/openmpi-mca-params.conf"]
+    slurmd = (
+        "/etc/systemd/system/slurmd.service.d/clusterctl.conf"  # of shares; else with a digest of its size
+    )
+    assert same == ["/etc/munge/munge.key", "/etc/openmpi/openmpi-mca-params.conf", slurmd]
     assert files[ONE]["/etc/munge/munge.key"].mark.endswith(" 400 64031:64031")
     assert b"10.9.0.0/24" in files[ONE]["/etc/openmpi/openmpi-mca-params.conf"].data
     assert json.loads(files[TWO]["/opt/clusterctl/health.json"].data)["node"] == TWO
 
 
 class Silent:
-    """Connections to hosts on which every command does well."""
+    """Connections to hosts on which every command does well; ``ran``: the hosts of all commands."""
 
-    def __init__(self, host: str = "") -> None:
-        self.host = host
+    def __init__(self, ran: list[str], host: str = "") -> None:
+        self.ran, self.host = ran, host
 
     def to(self, host: str, user: str = "") -> Silent:  # noqa: ARG002
-        return Silent(host)
+        return Silent(self.ran, host)
 
     def run(self, *_: object, **__: object) -> None:
-        return
+        self.ran.append(self.host)
 
 
 class Played:
@@ -233,6 +237,7 @@ class Played:
         self.renewed: list[str] = []
         monkeypatch.setattr(converge, "renew", lambda *asked: self.renewed.append(asked[2].host))
         monkeypatch.setattr(converge, "_START_SLURMD", ())
+        self.started: list[str] = []
         self.reconfigured = 0
         monkeypatch.setattr(converge, "scheduler_of", lambda *_, **__: self)
         monkeypatch.setattr(converge, "fetch_gpu_wheels", lambda *_, **__: ())
@@ -284,7 +289,7 @@ class Played:
         if self.before:
             made = replace(made, made=tuple(host for host in classed if host not in self.before))
         session = session_of(self.spec, self.workspace)
-        session.connections = cast(Connections, Silent())
+        session.connections = cast(Connections, Silent(self.started))
         return converge.converge(session, made, reports, again=again)
 
 
@@ -396,31 +401,59 @@ def growing(played: Played) -> Played:
     """A cluster that is configured and gets a node more."""
     played.converge()
     played.limits.clear()
+    played.started.clear()
     played.before = dict(played.shown)
     played.show(grown(played.inventory))
     return played
 
 
-def test_a_node_more_leaves_ansible_to_the_controller(growing: Played) -> None:
+def test_a_node_more_needs_no_ansible(growing: Played) -> None:
     """Those that were there get newer files of their own, and all daemons read their configuration, once."""
+    growing.converge(classed=(THREE.name,))
+    assert growing.limits == []
+    assert sorted(growing.renewed) == [CTL, ONE, TWO]
+    assert growing.reconfigured == 1
+    assert growing.started == [THREE.name]
+    assert _read(growing.workspace).marks == growing.shown
+
+
+@pytest.mark.parametrize("release", ["23.11", "26.05"])
+def test_a_slurmctld_that_is_older_or_another_is_ansibles(growing: Played, release: str) -> None:
+    """It has to be restarted."""
+    growing.show(growing.inventory.model_copy(update={"slurm": release}))
     growing.converge(classed=(THREE.name,))
     assert growing.limits == [(CTL,)]
     assert sorted(growing.renewed) == [ONE, TWO]
-    assert growing.reconfigured == 1
-    assert _read(growing.workspace).marks[ONE] == growing.shown[ONE]
+
+
+@pytest.mark.parametrize(
+    "change", [{"users": []}, {"users": [{"name": "ada", "uid": 2001, "accounts": ["x"]}]}]
+)
+def test_so_is_a_controller_that_gets_more_than_nodes(growing: Played, change: dict[str, Any]) -> None:
+    growing.spec = spec_of(**change)
+    growing.show(growing.inventory)
+    growing.converge(classed=(THREE.name,))
+    assert CTL in growing.limits[0]
+    assert CTL not in growing.renewed
+
+
+@pytest.mark.parametrize("path", ["/etc/munge/munge.key", "/etc/slurm/slurmdbd.conf"])
+def test_no_secret_is_written_anew(growing: Played, path: str) -> None:
+    assert can_renew(growing.files[CTL], growing.before[CTL])
+    assert not can_renew(growing.files[CTL], {**growing.before[CTL], f"file {path}": "an older one"})
 
 
 def test_one_that_drifted_meanwhile_is_configured(growing: Played) -> None:
     growing.before[TWO] = {**growing.before[TWO], "file /opt/clusterctl/health": "changed"}
     growing.converge(classed=(THREE.name,))
-    assert growing.limits == [(CTL, TWO)]
-    assert growing.renewed == [ONE]
+    assert growing.limits == [(TWO,)]
+    assert growing.renewed == [CTL, ONE]
 
 
 def test_one_that_does_not_show_its_newer_files_is_configured(growing: Played) -> None:
     growing.shown[ONE] = growing.before[ONE]
     growing.converge(classed=(THREE.name,))
-    assert growing.limits == [(CTL,), (ONE,)]
+    assert growing.limits == [(ONE,)]
 
 
 def test_another_class_is_ansibles_on_all(growing: Played, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,7 +468,7 @@ def test_after_an_up_that_did_not_end_nothing_is_known_of_what_they_share(growin
         raise ConfigureError("tasks failed")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(converge.ansible, "run", fail)
+        patch.setattr(converge, "renew", fail)
         with pytest.raises(ConfigureError):
             growing.converge(classed=(THREE.name,))
     growing.converge(classed=())

@@ -101,6 +101,9 @@ class TestServiceCurrent:
         assert is_stale(started(-1), [str(config)], now=now, monotonic=monotonic)
         assert not is_stale(started(+1), [str(config)], now=now, monotonic=monotonic)
         assert not is_stale(started(-1), [], now=now, monotonic=monotonic)
+        executed = started(+1)["InactiveExitTimestampMonotonic"]  # itself anew, as slurmctld
+        anew = {**started(-1), "ExecMainStartTimestampMonotonic": executed}
+        assert not is_stale(anew, [str(config)], now=now, monotonic=monotonic)
 
     def test_a_changed_mode_counts_as_a_change(self, module: Load, tmp_path: Path) -> None:
         """A daemon that could not read its file must be restarted once it can."""

@@ -67,8 +67,13 @@ def test_the_numbers_of_the_daemons_accounts_must_be_free_too(
     told = {"cluster": "demo", "cluster_id": "a1b2c3", "provider": "onprem", "scheduler": scheduler}
     told |= {"hosts": HOSTS, "network": "10.0.0.0/24", "shared": "/shared", "baked": False}
     inventory = Inventory.model_validate(told)
-    for request in probe_requests(spec, inventory, Workspace(tmp_path)).values():
+    requests = probe_requests(spec, inventory, Workspace(tmp_path))
+    for request in requests.values():
         assert {name: uid for name, uid in request.numbers.items() if name != "clusterctl"} == wanted
+    # slurmd tells the size of nodes, unless that is known.
+    assert {name: one.sized for name, one in requests.items()} == {"a": True, "b": False}
+    shares = inventory.model_copy(update={"hosts": [one.model_copy(update={"cpus": 1}) for one in HOSTS]})
+    assert all(one.sized for one in probe_requests(spec, shares, Workspace(tmp_path)).values())
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,15 @@ def test_a_file_system_without_room_is_told_with_its_largest_files(monkeypatch: 
         ({"ActiveState": "inactive"}, "stopped"),
         ({"LoadState": "masked", "ActiveState": "active"}, "masked"),
         ({"ActiveState": "active", "InactiveExitTimestampMonotonic": "1"}, "running outdated"),
+        # It executed itself anew.
+        (
+            {
+                "ActiveState": "active",
+                "InactiveExitTimestampMonotonic": "1",
+                "ExecMainStartTimestampMonotonic": str(10**15),
+            },
+            "running",
+        ),
     ],
 )
 def test_how_a_unit_stands(unit: dict[str, str], mark: str, tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import threading
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -103,14 +106,39 @@ class Frozen(ScriptedTransport):
 
 def test_ctrl_c_does_not_wait_for_a_frozen_host() -> None:
     host = Frozen()
+    hosts: dict[str, Transport] = {"a": host, "b": Dead()}
 
     def revive() -> None:
         host.asked.wait()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        probe_hosts({"a": ProbeRequest()}, lambda _: host, revive=revive, revive_after_s=0.1)
+        probe_hosts(
+            dict.fromkeys(hosts, ProbeRequest()), hosts.__getitem__, revive=revive, revive_after_s=0.1
+        )
     assert host.let_go == [True]
+
+
+def test_a_host_that_is_merely_slow_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    enough = threading.Event()
+    waits: list[None] = []
+
+    class Slow(ScriptedTransport):
+        def _next(self, _: Call) -> Step:
+            assert enough.wait(20)
+            return FINE
+
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        waits.append(None)
+        if len(waits) == 3:
+            enough.set()
+        return concurrent.futures.wait(*args, **kwargs)
+
+    monkeypatch.setattr(probe, "wait", wait)
+    revived: list[None] = []
+    revive = partial(revived.append, None)
+    probe_hosts({"a": ProbeRequest()}, lambda _: Slow([]), revive=revive, revive_after_s=0.01)
+    assert not revived
 
 
 def test_a_provider_that_fails_ends_the_asking() -> None:

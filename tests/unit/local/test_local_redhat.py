@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,57 @@ def test_each_release_has_images_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert set(image_keys(LocalSettings(distribution="debian-13"))) < keys
     keys |= set(image_keys(LocalSettings(distribution="debian-12")))
     assert len(keys) == 8
+
+
+def _another(field: str) -> Callable[[pytest.MonkeyPatch, Path], None]:
+    """A change of what the table of bases says."""
+
+    def change(patch: pytest.MonkeyPatch, _: Path) -> None:
+        for name in ("DEBIAN", "REDHAT"):
+            base = getattr(image, name)
+            had = getattr(base, field)
+            more = {**had, "/x": "y"} if isinstance(had, dict) else (*had, "x")
+            patch.setattr(image, name, base.model_copy(update={field: more}))
+
+    return change
+
+
+def _furnished(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    (folder / "furnish.sh").write_text(image._FURNISH.read_text() + "true\n")
+    patch.setattr(image, "_FURNISH", folder / "furnish.sh")
+
+
+def _with_options(patch: pytest.MonkeyPatch, _: Path) -> None:
+    for name in ("_MMDEBSTRAP", "_DNF"):
+        patch.setattr(image, name, (*getattr(image, name), "another"))
+
+
+INPUTS = {
+    **{field: _another(field) for field in ("packages", "masked", "enabled", "mounts", "units")},
+    "furnish.sh": _furnished,
+    "options": _with_options,
+    "uid": lambda patch, _: patch.setattr(image, "ADMIN_ID", 1),
+    "machine": lambda patch, _: patch.setattr(image.platform, "machine", lambda: "another"),
+}
+
+
+@pytest.mark.parametrize("release", [None, "rocky-9"])
+@pytest.mark.parametrize("name", INPUTS)
+def test_whatever_goes_into_a_base_makes_another_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str | None, name: str
+) -> None:
+    monkeypatch.setattr(distributions, "redhat_release", lambda: release)
+    before = image_keys(LocalSettings())
+    assert image_keys(LocalSettings()) == before
+    INPUTS[name](monkeypatch, tmp_path)
+    after = image_keys(LocalSettings())
+    assert not set(before) & set(after)
+
+
+def test_what_is_said_at_each_boot_makes_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = image_keys(LocalSettings())
+    _another("unused")(monkeypatch, tmp_path)
+    assert image_keys(LocalSettings()) == before
 
 
 def test_dnf_fills_a_tree_from_the_machines_own_repositories(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from itertools import islice
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import AnswerLostError, NoAnswerError, SlurmError, UnreachableError, UsageError
+from clusterctl.scheduler import slurm
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
 from clusterctl.util.progress import Clock, backoff
+from tests.support.here import LocalTransport
 from tests.support.played.cluster import Nearby, PlayedCluster
 from tests.support.scripted import ScriptedTransport, Step
 from tests.support.slurm import said
@@ -284,3 +287,29 @@ def test_nodes_and_jobs_are_one_round_trip_which_ends_at_the_first_failure(
     assert asked == (["sinfo"] if fails == "sinfo" else ["sinfo", "squeue"])
     if not fails:
         assert (nodes, jobs) == (slurm.nodes(), slurm.all_jobs())
+
+
+def test_why_slurmctld_refuses_its_configuration_its_log_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each daemon would go on with the former one. What was logged before is not the cause."""
+    log = tmp_path / "slurmctld.log"
+    log.write_text("[2026-11-25T02:00:00.000] error: an older one\n")
+    programs = {
+        "sudo": 'shift; exec "$@"',
+        "pgrep": "exit 1",
+        "scontrol": f"cat {CAPTURES / 'reconfigure-refused.log'} >>{log}; exit 1",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    here = slurm._RECONFIGURE.replace("/var/log/slurm", str(tmp_path))
+    monkeypatch.setattr(slurm, "_RECONFIGURE", here)
+    with pytest.raises(SlurmError, match="did not take over") as caught:
+        SlurmClient(LocalTransport()).reconfigure()
+    why = caught.value.why.split("; ")
+    assert "error: cannot find sched plugin for sched/nonsense" in why
+    assert why[-1] == "fatal: Failed to initialize the various schedulers"
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 0\n")
+    SlurmClient(LocalTransport()).reconfigure()

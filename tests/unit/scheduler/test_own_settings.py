@@ -17,13 +17,22 @@ ONE, TWO = "d-train-1", "d-train-2"
 FACTS = NodeFacts(4, 1, 1, 4, 1, 8000, gpus=(Gpu("t4", 0),))
 
 
-def digests(one: NodeFacts, *, max_time: str = "1h") -> dict[str, str]:
-    partition = {"name": "train", "nodes": 2, "max_time": max_time}
-    spec = ClusterSpec.model_validate({"version": 1, "name": "d", "partitions": [partition]})
+def digests(
+    one: NodeFacts,
+    *,
+    nodes: int = 2,
+    slurm: str = "",
+    extra: tuple[str, ...] = (),
+    share: int | None = None,
+) -> dict[str, str]:
+    partition = {"name": "train", "nodes": nodes}
+    document = {"version": 1, "name": "d", "partitions": [partition], "slurm": {"extra": extra}}
+    spec = ClusterSpec.model_validate(document)
     hosts = [Host(name="d-ctl", address="10.0.0.2", roles=(CONTROLLER,), host_key="k")]
+    size = {"partition": "train", "cpus": share and 1, "memory_mib": share}
     hosts += [
-        Host(name=name, address=address, roles=(COMPUTE,), partition="train", host_key="k")
-        for name, address in ((ONE, "10.0.0.3"), (TWO, "10.0.0.4"))
+        Host(name=f"d-train-{n}", address=f"10.0.0.{n + 2}", roles=(COMPUTE,), host_key="k", **size)
+        for n in range(1, nodes + 1)
     ]
     inventory = Inventory(
         cluster="d",
@@ -33,13 +42,14 @@ def digests(one: NodeFacts, *, max_time: str = "1h") -> dict[str, str]:
         network="10.0.0.0/24",
         shared="/shared",
         baked=True,
+        slurm=slurm,
     )
-    found: dict[str, str] = json.loads(
-        slurmd_file(render_files(spec, inventory, {ONE: one, TWO: FACTS}), [ONE, TWO])
-    )
+    facts = {host.name: one if host.name == ONE else FACTS for host in inventory.compute}
+    found: dict[str, str] = json.loads(slurmd_file(render_files(spec, inventory, facts), inventory))
     return found
 
 
+@pytest.mark.parametrize("slurm", ["22.05", "24.11"])
 @pytest.mark.parametrize(
     "changed",
     [
@@ -51,12 +61,30 @@ def digests(one: NodeFacts, *, max_time: str = "1h") -> dict[str, str]:
     ],
     ids=["card", "device", "model", "cpus", "memory"],
 )
-def test_what_came_to_a_node_starts_its_slurmd_alone(changed: dict[str, object]) -> None:
-    before, after = digests(FACTS), digests(replace(FACTS, **changed))  # type: ignore[arg-type]
+def test_what_came_to_a_node_starts_its_slurmd_alone(changed: dict[str, object], slurm: str) -> None:
+    before = digests(FACTS, slurm=slurm)
+    after = digests(replace(FACTS, **changed), slurm=slurm)  # type: ignore[arg-type]
     assert before[ONE] != after[ONE]
     assert before[TWO] == after[TWO]
 
 
 def test_what_all_need_to_know_starts_all() -> None:
-    before, after = digests(FACTS), digests(FACTS, max_time="2h")
+    before, after = digests(FACTS), digests(FACTS, extra=("LaunchParameters=use_interactive_step",))
     assert all(before[host] != after[host] for host in (ONE, TWO))
+
+
+@pytest.mark.parametrize("slurm", ["22.05", "23.11", "24.05", "24.11", "26.05"])
+def test_other_nodes_start_it_only_where_reconfigure_does_not_tell_of_them(slurm: str) -> None:
+    before = digests(FACTS, slurm=slurm)
+    for nodes in (3, 16):  # from 8 on, timeouts grow
+        after = digests(FACTS, nodes=nodes, slurm=slurm)
+        assert (before[ONE] == after[ONE]) == (slurm >= "24.05")
+        assert len(after) == nodes
+
+
+@pytest.mark.parametrize(("slurm", "starts"), [("22.05", True), ("24.11", False)])
+def test_a_share_of_another_size_starts_it_only_where_reconfigure_does_not_tell(
+    slurm: str, *, starts: bool
+) -> None:
+    before, after = (digests(FACTS, slurm=slurm, share=share) for share in (1000, 500))
+    assert (before[ONE] != after[ONE]) == starts

@@ -165,6 +165,30 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]  # noqa: PTH208 - hidden ones too
 
 
+def test_a_file_that_has_the_content_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    assert write_atomic(path, "old")
+    known = path.stat()
+    assert not write_atomic(path, b"old")
+    assert path.stat() == known
+    assert write_atomic(path, "old", anew=True)
+    assert path.stat().st_ino != known.st_ino or path.stat().st_mtime_ns != known.st_mtime_ns
+
+
+@pytest.mark.parametrize("other", ["content", "size", "mode", "link"])
+def test_one_that_differs_in_anything_is_written(tmp_path: Path, other: str) -> None:
+    path, mine = tmp_path / "file", tmp_path / "mine"
+    write_atomic(path, {"content": "odd", "size": "older"}.get(other, "old"))
+    if other == "mode":
+        path.chmod(0o644)
+    if other == "link":
+        path.rename(mine)
+        path.symlink_to(mine)
+    assert write_atomic(path, "old")
+    assert path.lstat().st_mode == stat.S_IFREG | 0o600
+    assert path.read_text() == "old"
+
+
 def test_a_state_folder_that_became_unwritable_is_one_clear_error(workspace: Workspace) -> None:
     workspace.create()
     full = f"mount -t tmpfs -o ro none {workspace.root} && exec {sys.executable} -c "

@@ -18,10 +18,12 @@ from socket import socket as connect
 import pytest
 
 from clusterctl.errors import HostKeyError
+from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import multiplex
 from clusterctl.transport.connections import Connections, PersistentSSH
 from clusterctl.transport.multiplex import Master, MayHaveRunError, end_all
+from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.transport.ssh import SSHTransport
 from tests.support.processes import gone
 
@@ -189,6 +191,23 @@ def test_one_of_older_files_is_not_used(sshd, me, config) -> None:
     sshd.config(known=KNOWN, where=config.parent)
     with closing(PersistentSSH("node", config, user=me)) as node, pytest.raises(HostKeyError):
         node.run(["true"])
+
+
+def test_ssh_files_stay_until_either_says_something_else(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    host = Host(name="ctl", address="10.0.0.2", roles=(CONTROLLER,), host_key="ssh-ed25519 AAAA")
+    place = {"cluster": "d", "cluster_id": "a1b2c3", "provider": "local", "network": "", "shared": ""}
+
+    def written(host: Host) -> tuple[int, int]:
+        write_ssh_files(Inventory(hosts=(host,), baked=True, **place), workspace)
+        found = workspace.ssh_config.stat()
+        return found.st_ino, found.st_mtime_ns
+
+    first = written(host)
+    assert written(host) == first
+    other_key = host.model_copy(update={"host_key": "ssh-ed25519 BBBB"})
+    renamed = host.model_copy(update={"user": "else"})
+    assert len({first, written(other_key), written(renamed)}) == 3
 
 
 def test_where_another_verb_takes_long_to_connect_we_connect_by_ourselves(
