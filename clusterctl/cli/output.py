@@ -386,16 +386,21 @@ class _Phase:
     name: str
     task: str = ""
     hosts: dict[str, None] = field(default_factory=dict)  # all that were heard of
-    done: dict[str, None] = field(default_factory=dict)  # those that are through with ``task``
+    through: dict[str, dict[str, None]] = field(default_factory=dict)  # task -> hosts
     of: int = 0
+
+    @property
+    def done(self) -> dict[str, None]:
+        """The hosts that are through with ``task``; others may be at another one."""
+        return self.through.setdefault(self.task, {})
 
     def take(self, what: str | HostStep) -> None:
         if isinstance(what, str):
-            self.task, self.done, self.of = what, {}, 0
+            self.task, self.through, self.of = what, {}, 0
             return
-        if what.task != self.task:
-            self.task, self.done = what.task, {}
-        self.of = what.of
+        self.task, self.of = what.task, what.of
+        if what.host in self.done:  # another task of this name
+            self.done.clear()
         self.done[what.host] = self.hosts[what.host] = None
 
     def __str__(self) -> str:

@@ -94,8 +94,11 @@ def _run_with_pullers(
     progress: Callable[[TaskProgress], None],
     others: tuple[str, ...],
     begin: Callable[[Callable[[Event], None]], Pull],
+    controller: str,
 ) -> Recap:
     """Run it here for the ``others``, while hosts that ``begin`` has started run it themselves.
+
+    Those need nothing of another host but the controller: if it fails, they end before they are configured.
 
     Raises:
         ConfigureError: as ``run_playbook``, of all hosts.
@@ -110,15 +113,18 @@ def _run_with_pullers(
     failures: tuple[Failure, ...] = ()
     recap = Recap({}, 0)
     try:
-        if others:
-            recap = run_playbook(replace(run, hosts=len(others), limit=others), progress)
-    except ConfigureError as exc:
-        failures = exc.failures
+        try:
+            if others:
+                recap = run_playbook(replace(run, hosts=len(others), limit=others), progress)
+        except ConfigureError as exc:
+            failures = exc.failures
+        # A failure of no host is Ansible's own: nothing is known of the controller then.
+        own = pull.finish(ready=all(one.host not in {None, controller} for one in failures))
     except BaseException:
         pull.abandon()
         raise
-    own = pull.finish(others_ready=not failures)
-    collected.file.close()
+    finally:
+        collected.file.close()
     if failures := (*failures, *events.failures_of(collected.failed), *own):
         raise _error_of(run, failures)
     return recap if collected.recap is None else recap + collected.recap
@@ -358,9 +364,8 @@ def _run(
     own = {one.host for one in pulling}
     names = asked.limit or tuple(host.name for host in inventory.hosts)
     others = tuple(name for name in names if name not in own)
-    return _run_with_pullers(
-        asked, progress, others, partial(Pull, asked.playbook, pulling, workspace, to, check=asked.check)
-    )
+    begin = partial(Pull, asked.playbook, pulling, workspace, to, check=asked.check)
+    return _run_with_pullers(asked, progress, others, begin, inventory.controller.name)
 
 
 def preview(

@@ -21,22 +21,26 @@ import re
 import tarfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.configure import inventory_file
+from clusterctl.configure import events, inventory_file
 from clusterctl.errors import CommandError, Failure, TransportError
 from clusterctl.packages.bundle import PAYLOAD
 from clusterctl.state.inventory import COMPUTE, Host, Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import LONGEST_LINE, Connect, lines, remote_program
+from clusterctl.transport.base import LONGEST_LINE, Connect, Conversation, lines, remote_program
 from clusterctl.util.assets import asset, gpu_lock, job_lock, tree_files
 from clusterctl.util.process import on_each
+from clusterctl.util.progress import Limit
 
 FOLDER = "/var/lib/clusterctl-ansible"  # on a host, while it runs a playbook
 _MAX_PARALLEL: Final = 128
-_SILENCE_S: Final = 1800.0  # a task says nothing before its end
+_ALIVE_S = 20.0  # how often a host says that it is still there: a task says nothing before its end
+_SILENCE_S: Final = 300.0
+_PATIENCE_S: Final = 5.0  # for hosts that are told to end
 _PROGRAM: Final = remote_program("clusterctl.configure.remote_playbook")
 
 # Distributions of Python that Ansible needs, all of them usable without compiled parts.
@@ -55,14 +59,15 @@ _RENDERED: Final = (
 # site.yml in two parts. The second needs the shared folder, and all else that the controller has by then.
 _STEPS: Final = {"site.yml": (("install_first.yml",), ("configure.yml", "seal.yml"))}
 
-# The first Python that Ansible runs in; then which of the marks are there.
-_ASK: Final = """\
+# The first Python that Ansible runs in, and which of the marks are there. The account's shell may say more.
+_ANSWER: Final = "clusterctl: "
+_ASK: Final = f"""\
+echo
 can='import asyncio, ctypes, multiprocessing, ssl, sys; sys.exit(sys.version_info < (3, 11))'
 for python in python3 python3.13 python3.12 python3.11 /opt/clusterctl/env/bin/python; do
-    "$python" -I -c "$can" 2>/dev/null && command -v "$python" && break
+    "$python" -I -c "$can" 2>/dev/null && echo "{_ANSWER}$(command -v "$python")" && break
 done
-echo
-for mark; do [ ! -e "$mark" ] || echo "$mark"; done
+for mark; do [ ! -e "$mark" ] || echo "{_ANSWER}$mark"; done
 """
 
 Take = Callable[[Mapping[str, Any]], None]
@@ -100,13 +105,14 @@ def _ask(
     host: Host, gpus: Mapping[str, Any], marks: Mapping[Path, str], workspace: Workspace, to: Connect
 ) -> Puller | None:
     answer = to(host.name).run(["sh", "-c", _ASK, "sh", *marks.values()]).stdout
-    python, _, there = answer.partition("\n\n") if not answer.startswith("\n") else ("", "", "")
-    if not python:
+    said = [line.removeprefix(_ANSWER) for line in answer.splitlines() if line.startswith(_ANSWER)]
+    python = next((path for path in said if path not in marks.values()), None)
+    if python is None:
         return None
     wants = [(job_lock(), workspace.wheels)]
     if gpus.get(host.name, {}).get("cupy"):
         wants.append((gpu_lock(), workspace.gpu_wheels))
-    lacks = [folder for lock, folder in wants if marks[lock] not in there.split() and folder.is_dir()]
+    lacks = [folder for lock, folder in wants if marks[lock] not in said and folder.is_dir()]
     return Puller(host.name, python, tuple(lacks))
 
 
@@ -139,19 +145,28 @@ class Pull:
         self._check, self._to, self._take = check, to, take
         self._bundle = bundle(workspace)
         self._others = threading.Event()
-        self._goes_on = False
+        self._goes_on = self._abandoned = False
+        self._talks: dict[str, Conversation] = {}
         self._failures: tuple[Failure, ...] = ()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="pull", daemon=True)
         self._thread.start()
 
     def abandon(self) -> None:
-        """Have hosts that wait end; the others end with their connections."""
+        """Have all hosts end what they run, and wait a moment for that; what is left ends by itself."""
+        self._abandoned = True
         self._others.set()
+        talks = dict(self._talks)
 
-    def finish(self, *, others_ready: bool) -> tuple[Failure, ...]:
-        """Have the hosts go on, if the others are ready, and wait for their ends; what failed by itself."""
-        self._goes_on = others_ready
+        def end(name: str) -> None:
+            with suppress(OSError, ValueError):  # its own thread has closed it
+                talks[name].finish()
+
+        on_each(talks, end, most=_MAX_PARALLEL, limit=Limit.within(_PATIENCE_S))
+
+    def finish(self, *, ready: bool) -> tuple[Failure, ...]:
+        """Have hosts go on, if the controller is ready, and wait for their ends; what failed by itself."""
+        self._goes_on = ready
         self._others.set()
         while self._thread.is_alive():
             self._thread.join(0.2)
@@ -167,10 +182,13 @@ class Pull:
             self._error = exc
 
     def _play(self, name: str) -> None:
-        host, failed = self._hosts[name], False
+        host, failed, stopped = self._hosts[name], False, False
         argv = ["sudo", "-n", "python3", "-I", "-c", _PROGRAM, json.dumps(self._request(host))]
         try:
+            if self._abandoned:
+                return
             with self._to(name).converse(argv, bulk=bool(host.wheels), silence_s=_SILENCE_S) as talk:
+                self._talks[name] = talk
                 with tarfile.open(fileobj=_Sink(talk.send), mode="w|", dereference=True) as tar:  # type: ignore[call-overload]
                     _add(tar, "common.tgz", self._bundle)
                     for folder in host.wheels:
@@ -179,17 +197,18 @@ class Pull:
                 for line in lines(iter(talk.receive, b""), long):
                     event = _event(name, line)
                     if "event" in event:
-                        failed |= event["event"] in ("runner_on_failed", "runner_on_unreachable")
-                        self._take(event)
-                        continue
-                    self._others.wait()
-                    if self._goes_on:
+                        progress = events.progress_of(event)
+                        failed |= progress is not None and progress.failed
+                        if not self._abandoned:
+                            self._take(event)
+                    elif "waits" in event:
+                        self._others.wait()
+                        if stopped := not self._goes_on:
+                            break
                         talk.send(b"go\n")
-                    else:
-                        break
                 talk.finish()  # at the end of its stdin, a host that waits ends, too
         except CommandError:
-            if not failed and (self._goes_on or not self._others.is_set()):
+            if not (failed or stopped):  # else it has ended for what is known
                 raise
 
     def _request(self, host: Puller) -> Mapping[str, Any]:
@@ -201,6 +220,7 @@ class Pull:
             "steps": self._steps,
             "options": f"{'--check --diff ' if self._check else ''}-e '{local}'",
             "longest": LONGEST_LINE // 2,
+            "alive_s": _ALIVE_S,
             "environment": {
                 "LC_ALL": "C.UTF-8",
                 "PYTHONUNBUFFERED": "1",
@@ -216,10 +236,17 @@ class Pull:
 
 
 class _Sink:
-    """A file that is written to a conversation."""
+    """A file that is written to a conversation; not after an error, when tarfile still ends its archive."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
-        self.write = send
+        self._send = send
+        self._broken = False
+
+    def write(self, data: bytes) -> None:
+        if not self._broken:
+            self._broken = True
+            self._send(data)
+            self._broken = False
 
 
 def bundle(workspace: Workspace) -> bytes:
@@ -268,12 +295,12 @@ def _runtime() -> Iterator[tuple[str, Path]]:
 
 
 def _event(host: str, line: bytes) -> Mapping[str, Any]:
-    try:
-        found: Mapping[str, Any] = json.loads(line)
-    except ValueError as exc:
-        said = line[:200].decode(errors="replace").strip()
-        raise TransportError(f"{host} says what is no event of Ansible's", why=said, host=host) from exc
-    return found
+    with suppress(ValueError):
+        found = json.loads(line)
+        if isinstance(found, dict):
+            return found
+    said = line[:200].decode(errors="replace").strip()
+    raise TransportError(f"{host} says what is no event of Ansible's", why=said, host=host)
 
 
 def _of_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:

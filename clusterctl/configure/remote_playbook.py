@@ -4,7 +4,8 @@
 
 REQUEST is a JSON object; ``clusterctl.configure.pull`` says what is in it. Stdin brings a tar, later a line
 for each playbooks that have to wait, and its end means that nobody listens any more: Ansible is ended, and
-what it was in the middle of may end, such as a package manager. Stdout has one JSON object a line. All files
+what it was in the middle of may end, such as a package manager. Stdout has one JSON object a line, and one in
+between that says no more than that the host is there. All files
 lie in one folder that only root can read; it is removed at the end, and what a killed run has left by the
 next one. Standard library only, Python 3.9; ``_PLAY`` alone runs in the Python that Ansible needs.
 """
@@ -30,6 +31,7 @@ from typing import Any
 ENDING_S = 600.0  # for what Ansible was in the middle of
 _SET_CHILD_SUBREAPER = 36  # prctl(2): what loses its parent becomes our child
 _CHUNK = 1 << 16
+_STDOUT = threading.Lock()
 
 # Arguments: the folder, the request, the playbooks.
 _PLAY = """\
@@ -98,6 +100,7 @@ class Session:
 def main() -> None:
     asked = json.loads(sys.argv[1])
     folder = Path(asked["folder"])
+    threading.Thread(target=stay_alive, args=(asked["alive_s"],), daemon=True).start()
     # A lock that leaves no file. The run of a clusterctl that is gone ends first.
     fcntl.flock(os.open(folder.parent, os.O_RDONLY), fcntl.LOCK_EX)
     end_ansible(folder)  # of a run that was killed itself
@@ -107,7 +110,6 @@ def main() -> None:
         code = run(asked, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    sys.stdout.flush()
     os._exit(code)  # the thread reads stdin until then
 
 
@@ -123,18 +125,35 @@ def run(asked: Mapping[str, Any], folder: Path) -> int:
     threading.Thread(target=session.watch, daemon=True).start()
     for number, playbooks in enumerate(asked["steps"]):
         if number:
-            sys.stdout.write(json.dumps({"waits": number}) + "\n")
-            sys.stdout.flush()
+            write_line(json.dumps({"waits": number}).encode() + b"\n")
             session.may_go_on.wait()
         if session.lost:
             return 1
         words = ["-I", "-c", _PLAY, str(folder), json.dumps(asked), json.dumps(playbooks)]
-        session.process = subprocess.Popen([asked["python"], *words], stdin=subprocess.DEVNULL)
-        code = session.process.wait()
+        session.process = process = subprocess.Popen(
+            [asked["python"], *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        )
+        for line in process.stdout or ():
+            write_line(line)
+        code = process.wait()
         if code or session.lost:
             await_children()
             return code or 1
     return 0
+
+
+def write_line(line: bytes) -> None:
+    """Write a line as a whole, if anybody listens."""
+    with _STDOUT, suppress(OSError):
+        while line:
+            line = line[os.write(1, line) :]
+
+
+def stay_alive(every_s: float) -> None:
+    """Say again and again that this host is there."""
+    while True:
+        time.sleep(every_s)
+        write_line(b'{"alive": true}\n')
 
 
 def unpack(folder: Path) -> None:

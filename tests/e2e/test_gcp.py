@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -165,6 +166,8 @@ def gcp(
         state["guest_attributes"] = {
             host.name: {kind: key} for host, (kind, key) in zip(inventory.hosts, keys, strict=True)
         }
+        theirs = f"mallory:{inventory.hosts[0].host_key}"
+        state["project_metadata"] = {"enable-oslogin": "TRUE", "ssh-keys": theirs}
     path = f"{gcloud.install(folder, cloud.store.path)}:{os.environ['PATH']}"
     with Google(world) as google, guest.metadata(world, inventory):
         shell(
@@ -212,6 +215,7 @@ def test_its_instances_are_made_once(gcp: Gcp) -> None:
 def test_the_accounts_are_those_that_the_guest_agent_made_once_sshd_answered(gcp: Gcp) -> None:
     """`up` was refused at first, and asked again.
 
+    The project has OS Login on, and keys of its own: neither counts on the cluster's instances.
     The agent's group and account take the numbers from 1000 on: the account others on one host, whose image
     has more accounts. So `up` gave it one uid on all; its gid is the agent's.
     """
@@ -220,6 +224,7 @@ def test_the_accounts_are_those_that_the_guest_agent_made_once_sshd_answered(gcp
         said = gcp.ssh(
             host,
             "getent group google-sudoers; id --user; id --group --name; id --group; stat -c %U .ssh/*;"
+            "getent passwd mallory;"
             "sudo --non-interactive id --user",
         )
         group = f"google-sudoers:x:{first}:clusterctl"
@@ -252,6 +257,26 @@ def test_fewer_nodes_touch_only_those(gcp: Gcp) -> None:
     gcp.json("up", "--yes")
     changed = list(gcp.cloud.done("create", "update", "delete"))
     assert changed == [("delete", "google_compute_instance", f"{gcp.name}-train-{MOST_NODES}")]
+
+
+def test_an_instance_whose_os_login_somebody_turned_on_is_the_only_one_that_changes(gcp: Gcp) -> None:
+    """As `gcloud compute instances add-metadata` does it: the agent takes our account's key and sudo away."""
+    first = f"{gcp.name}-train-1"
+    with gcp.google.world.change() as state:
+        for one in state["resources"]["google_compute_instance"].values():
+            if one["name"] == first:
+                one["metadata"]["enable-oslogin"] = "TRUE"
+    deadline = time.monotonic() + 60
+    while gcp.ssh(first, "true").returncode == 0:
+        assert time.monotonic() < deadline
+    refused = gcp.runner("-f", gcp.spec, "ssh", "--admin", first, "--", "true", rc=None)
+    assert refused.rc != 0
+    assert "publickey" in refused.stderr or "does not accept our key" in refused.stderr
+    gcp.cloud.forget_log()
+    gcp.json("up", "--yes")
+    changed = list(gcp.cloud.done("create", "update", "delete"))
+    assert changed == [("update", "google_compute_instance", first)]
+    assert gcp.cloud.instances[first]["metadata"]["enable-oslogin"] == "FALSE"
 
 
 def test_plain_ssh_goes_through_the_tunnel(gcp: Gcp) -> None:

@@ -39,6 +39,12 @@ _SSH: Final = 22
 _FOR_SOME: Final = ("targetResources", "targetSecureTags", "targetServiceAccounts")
 _OURS_PRIORITY: Final = 1000  # of the module's rules that let SSH in
 _IAP: Final = IPv4Network("35.235.240.0/20")
+_OS_LOGIN: Final = ("compute.requireOsLogin", "compute.managed.requireOsLogin")
+_MAY_BE_REQUIRED: Final = (
+    "the project has OS Login on, and its organization may require it",
+    "Google rejects the cluster's instances then: they have it off, and their account from their metadata",
+    "ask who administers the organization whether compute.requireOsLogin is enforced, and for an exception",
+)
 _OF_NEW_NETWORK: Final = ("NETWORKS", "SUBNETWORKS", "ROUTERS")  # quotas; none where a network is named
 _DRIVER_IN: Final = re.compile(r"nvidia|-cu\d|accelerator|deeplearning")
 
@@ -240,11 +246,22 @@ class _Look:
                     return  # it is in no organization
                 fix = exc.fix or fix
             yield Finding(self.settings.project, "warning", "org-policy", what, exc.what, fix)
+            if name in _OS_LOGIN and self._has_os_login():
+                yield Finding(self.settings.project, "warning", "org-policy", *_MAY_BE_REQUIRED)
             return
         thing = forbidden(policy, rule.needs, self.settings, groups)
         if thing is not None:
             title, why = f"a policy of the organization: {name}", filled(rule.why, {"needs": thing})
             yield self._found("org-policy", self.settings.project, title, why, constraint=name)
+
+    def _has_os_login(self) -> bool:
+        """Whether the project has it on, as Google makes new ones where the organization requires it."""
+        try:
+            common = self.api.get("compute", self._project).get("commonInstanceMetadata", {})
+        except CloudError:  # other checks name that
+            return False
+        said = {one.get("key"): one.get("value", "") for one in common.get("items", ())}
+        return str(said.get("enable-oslogin")).lower() == "true"
 
     def buckets(self) -> Iterator[Finding]:
         bucket, state = self.settings.bucket, self.settings.state

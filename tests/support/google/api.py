@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,7 +27,7 @@ from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from clusterctl.util.progress import Clock
-from tests.support.google import answers, discovery
+from tests.support.google import answers, discovery, metadata
 from tests.support.google.project import Project
 from tests.support.google.provider.faults import NUMBER
 from tests.support.google.refusals import REFUSALS
@@ -250,35 +250,22 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
         raw = self.rfile.read(length)
+        asked = {name.lower(): value for name, value in self.headers.items()}
         if self.path == "/" or self.path.startswith("/computeMetadata/"):
-            self._send(*self._metadata())
+            self._send(*metadata.answer(self._known, self.path, asked))
             return
         given = json.loads(raw) if raw else None
-        status, said, headers = self.server.double.answer(
-            self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, given
-        )
+        status, said, headers = self.server.double.answer(self.command, self.path, asked, given)
         self._send(status, json.dumps(said).encode(), headers)
 
-    def _metadata(self) -> tuple[int, bytes, Mapping[str, str]]:
-        """The metadata server of ``Google.instance``."""
-        flavor = {"Metadata-Flavor": "Google"}
-        if self.headers.get("Metadata-Flavor") != "Google":
-            return 403, b"no Metadata-Flavor", {}
-        known: dict[str, Callable[[], str]] = {
-            "project/project-id": lambda: PROJECT,
-            "instance/name": lambda: self.server.double.instance,
-            "instance/service-accounts/default/email": lambda: EMAIL,
-            "instance/service-accounts/default/token": lambda: json.dumps(
-                {"access_token": TOKEN, "expires_in": 3599, "token_type": "Bearer"}
-            ),
+    def _known(self) -> Mapping[str, Any]:
+        """What the metadata server knows of ``Google.instance``."""
+        token = json.dumps({"access_token": TOKEN, "expires_in": 3599, "token_type": "Bearer"})
+        account = {"email": EMAIL, "token": token}
+        return {
+            "instance": {"name": self.server.double.instance, "service-accounts": {"default": account}},
+            "project": {"project-id": PROJECT},
         }
-        path = urlsplit(self.path).path.removeprefix("/computeMetadata/v1/")
-        if path == "/":
-            return 200, b"computeMetadata/", flavor
-        if path not in known:
-            return 404, b"not found", flavor
-        text = known[path]()
-        return 200, text.encode(), flavor | ({"Content-Type": "application/json"} if text[:1] == "{" else {})
 
     def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self.send_response(status)

@@ -4,7 +4,8 @@
         start_agent(run)                       # ``run`` has a machine's shell run a command
 
 Until Terraform has made the instance with a machine's address, that has no metadata. The agent
-(guest-agent.sh) removes clusterctl's account, and makes it anew from them once sshd has refused somebody.
+(guest_agent.py) removes clusterctl's account, and makes it anew from them once sshd has refused somebody.
+"project_metadata" in the world's file is the project's.
 As root, in that network: `python -m tests.support.google.guest WORLD_FILE BRIDGE SUBNET`.
 """
 
@@ -14,20 +15,22 @@ import base64
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from clusterctl.providers.local.layout import bridge_name, netns_name
 from clusterctl.providers.local.system import NETNS_DIR
 from clusterctl.state.inventory import Inventory
+from tests.support.google.metadata import answer
+from tests.support.google.provider.faults import NUMBER
 from tests.support.google.world import World
 from tests.support.nested import ROOT, as_root
 
 _ADDRESS = "169.254.169.254"
-_AGENT = Path(__file__).with_name("guest-agent.sh")
-_PATH = "/computeMetadata/v1/instance/attributes/"
+_AGENT = Path(__file__).with_name("guest_agent.py")
 _PLACE = "/usr/local/bin/google_guest_agent"
 
 
@@ -52,17 +55,28 @@ class _Handler(BaseHTTPRequestHandler):
     world: World
 
     def do_GET(self) -> None:
-        there = self.world.read()["resources"].get("google_compute_instance", {}).values()
-        said: str | None = None
-        for one in there:
-            if one["network_interface"][0]["network_ip"] == self.client_address[0]:
-                said = one["metadata"].get(self.path.removeprefix(_PATH))
-        # The real one refuses whoever does not say that it is asked for on purpose.
-        meant = self.headers.get("Metadata-Flavor") == "Google"
-        self.send_response(403 if not meant else 404 if said is None else 200)
-        self.send_header("Metadata-Flavor", "Google")
+        asked = {name.lower(): value for name, value in self.headers.items()}
+        status, body, headers = answer(self._known, self.path, asked)
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write((said or "").encode() if meant else b"")
+        self.wfile.write(body)
+
+    def _known(self) -> Mapping[str, Any]:
+        """What there is of the instance that has the caller's address."""
+        world = self.world.read()
+        for one in world["resources"].get("google_compute_instance", {}).values():
+            if one["network_interface"][0]["network_ip"] == self.client_address[0]:
+                return {
+                    "instance": {"attributes": one["metadata"] or {}, "name": one["name"]},
+                    "project": {
+                        "attributes": world.get("project_metadata", {}),
+                        "numeric-project-id": NUMBER,
+                        "project-id": one["project"],
+                    },
+                }
+        return {}
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Nothing."""

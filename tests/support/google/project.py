@@ -3,6 +3,7 @@
     google.project.quotas["NVIDIA_L4_GPUS"] = (0, 0)            # its limit, and what is used
     google.project.denied.add("iap.tunnelInstances.accessViaIAP")
     google.project.enforced.add("compute.requireOsLogin")
+    google.project.metadata["enable-oslogin"] = "TRUE"
     google.project.allowed["compute.trustedImageProjects"] = ["projects/debian-cloud"]
     google.project.has["zones/us-central1-a/machineTypes/g2-standard-4"] = None  # it is missing
 
@@ -57,6 +58,7 @@ class Project:
     denied: set[str] = field(default_factory=set)
     enforced: set[str] = field(default_factory=set)
     allowed: dict[str, list[str]] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
     has: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     state: str = "ACTIVE"
     has_parent: bool = True
@@ -95,11 +97,22 @@ class Project:
                 rules += [{"enforce": True, "condition": {"expression": "resource.hasTagKey('1/a')"}}]
                 return {"name": f"projects/{NUMBER}/policies/{constraint}", "spec": {"rules": rules}}
             case "quotas":
-                known = _EVERYWHERE if method == "compute.projects.get" else _REGIONAL
-                return {"name": name, "quotas": [*map(self._quota, known)]}
+                return {
+                    "name": name,
+                    **(
+                        self._common()
+                        if method == "compute.projects.get"
+                        else {"quotas": [*map(self._quota, _REGIONAL)]}
+                    ),
+                }
         special = next((one for end, one in self.has.items() if path.endswith(end)), {})
         named = {} if method.endswith("getEffectiveFirewalls") else {"name": name}
         return None if special is None else named | _FOUND[method] | special
+
+    def _common(self) -> dict[str, Any]:
+        items = [{"key": key, "value": value} for key, value in self.metadata.items()]
+        common = {"kind": "compute#metadata"} | ({"items": items} if items else {})
+        return {"quotas": [*map(self._quota, _EVERYWHERE)], "commonInstanceMetadata": common}
 
     def _quota(self, metric: str) -> dict[str, Any]:
         limit, usage = self.quotas.get(metric, PLENTY)

@@ -37,6 +37,19 @@ def test_a_phase_says_how_many_hosts_are_through_and_who_is_not(phases: Phases) 
     )
 
 
+def test_hosts_that_are_at_different_tasks_are_counted_for_each(phases: Phases) -> None:
+    """As nodes are that configure themselves: each of them seemed to wait for the others in turn."""
+    configure(phases, "munge: Run", range(1, 3), 3)
+    assert "1/3 hosts" in configure(phases, "slurmd: Run", range(1, 2), 3)
+    assert "3 hosts  munge: Run" in configure(phases, "munge: Run", range(3, 4), 3)
+    assert "2/3 hosts, waiting for demo-train-3  slurmd: Run" in configure(
+        phases, "slurmd: Run", range(2, 3), 3
+    )
+    assert "1/3 hosts, waiting for demo-train-2, demo-train-3" in configure(
+        phases, "slurmd: Run", range(1, 2), 3
+    ), "a task of the same name that comes later"
+
+
 def test_many_hosts_are_counted(phases: Phases) -> None:
     assert "64 hosts  munge: Run" in configure(phases, "munge: Run", range(1, 65), 64)
     assert "31/64 hosts  slurmd: Do what" in configure(phases, LONG, range(1, 32), 64)

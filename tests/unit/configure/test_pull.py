@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import shutil
+import signal
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +96,15 @@ def pulled(
     return taken, Pull(playbook, found, workspace, lambda _: here, taken.append, check=check)
 
 
+def runs_there(there: Path) -> bool:
+    """Whether any process of the Ansible in this folder is left."""
+    program, found = str(there / "ansible-playbook").encode(), False
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found |= program in line.read_bytes()
+    return found
+
+
 def told(progress: list[TaskProgress]) -> list[tuple[str, str, str]]:
     return sorted((one.host, one.task, one.status) for one in progress)
 
@@ -105,7 +118,7 @@ def test_its_events_are_those_of_a_run_from_here(local_inventory: WriteInventory
     there.mkdir()
     (there / "left").write_text("by a run that was killed")
     taken, both = pulled(workspace_with(inventory), "report.yml", "good", "bad")
-    assert both.finish(others_ready=True) == ()
+    assert both.finish(ready=True) == ()
     assert told([one for event in taken if (one := events.progress_of(event))]) == told(pushed)
     assert events.failures_of(taken) == raised.value.failures
     assert "A play of every outcome" in "".join(event.get("stdout", "") for event in taken)
@@ -117,7 +130,7 @@ def test_what_needs_the_others_is_not_run_without_them(
 ) -> None:
     monkeypatch.setattr(pull, "_STEPS", {"report.yml": (("report.yml",), ("forever.yml",))})
     taken, alone = pulled(workspace_with(local_inventory("one")), "report.yml", "one")
-    assert alone.finish(others_ready=False) == ()
+    assert alone.finish(ready=False) == ()
     plays = {event["event_data"]["play"] for event in taken if event["event_data"].get("play")}
     assert plays == {"A play of every outcome"}
     assert not there.exists()
@@ -128,28 +141,68 @@ def test_a_host_whose_connection_breaks_fails_alone_and_its_run_ends(
 ) -> None:
     workspace = workspace_with(local_inventory("one"))
     _, broken = pulled(workspace, "forever.yml", "one", transport=Unprivileged(lost=True))
-    (failure,) = broken.finish(others_ready=True)
+    (failure,) = broken.finish(ready=True)
     assert (failure.host, failure.code, failure.retryable) == ("one", "unreachable", True)
     taken, again = pulled(workspace, "report.yml", "one")  # which waits until nothing of the first one runs
-    assert again.finish(others_ready=True) == ()
+    assert again.finish(ready=True) == ()
     assert taken
     assert not there.exists()
-    program = str(there / "ansible-playbook").encode()
-    assert not [line for line in Path("/proc").glob("[0-9]*/cmdline") if program in line.read_bytes()]
+    assert not runs_there(there)
 
 
-def test_a_host_that_says_something_else_fails_alone(local_inventory: WriteInventory, there: Path) -> None:
-    class Chatty(Unprivileged):
-        @contextmanager
-        def converse(self, argv: Sequence[str], **how: Any) -> Iterator[Conversation]:
-            says = [*argv[:2], "sh", "-c", "echo Welcome; cat >/dev/null"]
-            with super().converse(says, **how) as talk:
-                yield talk
+READ = "import tarfile; list(tarfile.open(fileobj=open(0, 'rb', buffering=0), mode='r|'))"
 
-    _, chatty = pulled(workspace_with(local_inventory("one")), "report.yml", "one", transport=Chatty())
-    (failure,) = chatty.finish(others_ready=True)
-    assert (failure.host, failure.cause) == ("one", "Welcome")
+
+class Scripted(Unprivileged):
+    """A host on which this shell script takes the place of the program."""
+
+    def __init__(self, script: str) -> None:
+        super().__init__()
+        self._script = script
+
+    @contextmanager
+    def converse(self, argv: Sequence[str], **how: Any) -> Iterator[Conversation]:
+        with super().converse([*argv[:2], "sh", "-c", self._script], **how) as talk:
+            yield talk
+
+
+@pytest.mark.parametrize("says", ["Welcome", "42"])
+def test_a_host_that_says_something_else_fails_alone(
+    local_inventory: WriteInventory, there: Path, says: str
+) -> None:
+    workspace = workspace_with(local_inventory("one"))
+    _, chatty = pulled(workspace, "report.yml", "one", transport=Scripted(f"echo {says}; cat >/dev/null"))
+    (failure,) = chatty.finish(ready=True)
+    assert (failure.host, failure.cause) == ("one", says)
     assert not there.exists()
+
+
+def test_a_run_that_ends_early_is_a_failure_also_after_one_that_was_ignored(
+    local_inventory: WriteInventory, there: Path
+) -> None:
+    """The host counted as configured."""
+    assert not there.exists()
+    ignored = {"host": "one", "task": "Try", "ignore_errors": True, "res": {}}
+    said = json.dumps({"event": "runner_on_failed", "event_data": ignored})
+    crash = Scripted(f"{sys.executable} -c \"{READ}\"; echo '{said}'; echo out of memory >&2; exit 3")
+    _, crashed = pulled(workspace_with(local_inventory("one")), "report.yml", "one", transport=crash)
+    (failure,) = crashed.finish(ready=True)
+    assert (failure.host, failure.cause) == ("one", "out of memory")
+
+
+def test_what_breaks_while_hosts_wait_is_told_beside_what_broke_here(
+    local_inventory: WriteInventory, there: Path, tmp_path: Path
+) -> None:
+    """It was taken for the end of a host that had been told to end."""
+    assert not there.exists()
+    crash = Scripted(f"until [ -e {tmp_path}/go ]; do :; done; echo no space left >&2; exit 3")
+    _, crashed = pulled(workspace_with(local_inventory("one")), "report.yml", "one", transport=crash)
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(crashed.finish, ready=False)
+        assert crashed._others.wait(60)
+        (tmp_path / "go").touch()
+        (failure,) = ended.result()
+    assert (failure.host, failure.cause) == ("one", "no space left")
 
 
 def test_all_that_a_host_gets_is_its_own_to_know(
@@ -178,14 +231,17 @@ def test_all_that_a_host_gets_is_its_own_to_know(
 
 
 class Answering(LocalTransport):
-    """A host that finds this Python."""
+    """A host with this ``python3`` alone, or none, whose shell greets whoever comes."""
 
     def __init__(self, python: str) -> None:
         self._python = python
 
     def run(self, argv: Sequence[str], **_: Any) -> Result:
-        assert argv[:2] == ["sh", "-c"]
-        return Result(0, f"{self._python}\n\n" if self._python else "\n", "")
+        with tempfile.TemporaryDirectory() as folder:
+            if self._python:
+                Path(folder, "python3").symlink_to(self._python)
+            greeting = ["/bin/sh", "-c", 'printf "Welcome\n\nto it"; exec "$@"', "sh", "/bin/sh", *argv[1:]]
+            return super().run(greeting, env={"PATH": folder})
 
 
 @pytest.fixture
@@ -204,8 +260,10 @@ def test_the_spec_and_the_hosts_decide_which_way_is_taken(owned: Inventory, tmp_
 
     def hosts(inventory: Inventory, *chosen: str, old: Sequence[str] = ()) -> list[str]:
         pythons = dict.fromkeys(old, "")
-        to = {h.name: Answering(pythons.get(h.name, "/usr/bin/python3")) for h in inventory.hosts}
-        return [one.host for one in pullers(inventory, chosen, workspace, to.__getitem__)]
+        to = {h.name: Answering(pythons.get(h.name, sys.executable)) for h in inventory.hosts}
+        found = pullers(inventory, chosen, workspace, to.__getitem__)
+        assert all(one.python.startswith("/") and one.python.endswith("/python3") for one in found)
+        return [one.host for one in found]
 
     names = [f"n{number}" for number in range(10)]
     assert hosts(owned) == names
@@ -224,27 +282,77 @@ def test_wheels_go_to_those_that_lack_them(owned: Inventory, tmp_path: Path) -> 
     workspace.gpu_wheels.mkdir()
     gpus = {host.name: {"cupy": host.name == "n1", "uuids": []} for host in owned.hosts}
     (workspace.rendered / "gpus.json").write_text(json.dumps(gpus))
-    found = pullers(owned, (), workspace, lambda _: Answering("/usr/bin/python3"))
+    found = pullers(owned, (), workspace, lambda _: Answering(sys.executable))
     wheels = {one.host: one.wheels for one in found}
     assert wheels["n1"] == (workspace.wheels, workspace.gpu_wheels)
     assert wheels["n2"] == (workspace.wheels,)
 
 
-def test_one_failure_of_the_others_keeps_all_from_going_on(
-    local_inventory: WriteInventory, there: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("controller", "goes_on"), [("bad", False), ("other", True)])
+def test_a_failure_of_the_controller_alone_keeps_nodes_from_going_on(
+    local_inventory: WriteInventory,
+    there: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    controller: str,
+    goes_on: bool,
 ) -> None:
-    """As `up` does it: the controller from here, the node by itself; both failures are told."""
+    """As `up` does it: one host from here, a node by itself."""
     monkeypatch.setattr(ansible, "asset", lambda _: there.parents[1] / "data" / "ansible")
     workspace = workspace_with(local_inventory("good", "bad"))
     run = PlaybookRun("report.yml", workspace.ansible_inventory, 2, workspace.logs / "ansible.log")
+    event = json.dumps({"event": "runner_on_ok", "event_data": {"host": "good", "task": "Go on"}})
+    node = f"""{sys.executable} -c "{READ}"; echo '{{"waits": 1}}'; read said && echo '{event}'"""
     seen: list[TaskProgress] = []
 
     def begin(take: Callable[[Mapping[str, Any]], None]) -> Pull:
         good = [Puller("good", sys.executable)]
-        return Pull("report.yml", good, workspace, lambda _: Unprivileged(), take, check=False)
+        return Pull("report.yml", good, workspace, lambda _: Scripted(node), take, check=False)
 
     with pytest.raises(ConfigureError) as raised:
-        ansible._run_with_pullers(run, seen.append, ("bad",), begin)
+        ansible._run_with_pullers(run, seen.append, ("bad",), begin, controller)
     assert [one.host for one in raised.value.failures] == ["bad"]
-    assert {one.host for one in seen} == {"good", "bad"}
+    assert [one.task for one in seen if one.host == "good"] == ["Go on"] * goes_on
     assert run.log.stat().st_mode & 0o077 == 0
+
+
+class Waited(Breaking):
+    """We are interrupted when the host has said three times during its second task that it is there."""
+
+    _tasks = _alive = 0
+
+    def receive(self) -> bytes:
+        data = self._talk.receive()
+        self._tasks += data.count(b'"runner_on_start"')
+        self._alive += data.count(b'"alive"') if self._tasks > 1 else 0
+        if self._alive >= 3:
+            self._alive = -sys.maxsize  # once
+            _thread.interrupt_main()
+        return data
+
+
+def test_while_a_task_says_nothing_its_host_says_that_it_is_there_and_an_interrupt_ends_it(
+    local_inventory: WriteInventory, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task was given up after half an hour; an interrupted one went on until the end of our process."""
+    monkeypatch.setattr(pull, "_ALIVE_S", 0.05)
+    workspace = workspace_with(local_inventory("one", never=tmp_path / "never"))
+    run = PlaybookRun("forever.yml", workspace.ansible_inventory, 1, workspace.logs / "ansible.log")
+
+    class Slow(Unprivileged):
+        @contextmanager
+        def converse(self, argv: Sequence[str], **how: Any) -> Iterator[Conversation]:
+            with super().converse(argv, **how) as talk:
+                yield Waited(talk)
+
+    def begin(take: Callable[[Mapping[str, Any]], None]) -> Pull:
+        hosts = [Puller("one", sys.executable)]
+        return Pull("forever.yml", hosts, workspace, lambda _: Slow(), take, check=False)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it is ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ansible._run_with_pullers(run, lambda _: None, (), begin, "lead")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not runs_there(there)
+    assert not there.exists()

@@ -414,6 +414,24 @@ def test_managed_policies_that_can_not_be_looked_at_are_one_warning(google: Goog
     assert found(PLAIN) == ()
 
 
+@pytest.mark.parametrize("unseen", ["the managed policy", "all policies"])
+def test_os_login_of_the_project_is_named_where_its_policy_can_not_be_looked_at(
+    google: Google, unseen: str
+) -> None:
+    """Google turns it on in new projects of an organization that requires it: instances would be rejected."""
+    google.project.metadata["enable-oslogin"] = "TRUE"
+    assert found(PLAIN) == (), "the instances have it off, and no policy forbids that"
+    google.off.add("orgpolicy")
+    if unseen == "all policies":
+        why = {"reason": "forbidden", "message": "The caller does not have permission"}
+        google.fail("cloudresourcemanager.projects.getEffectiveOrgPolicy", 403, times=100, **why)
+    named = [one for one in found(PLAIN) if "OS Login" in one.what]
+    assert [(one.level, one.code) for one in named] == [("warning", "org-policy")]
+    assert "compute.requireOsLogin" in named[0].fix
+    google.project.metadata["enable-oslogin"] = "FALSE"
+    assert not [one for one in found(PLAIN) if "OS Login" in one.what]
+
+
 def test_an_image_of_the_nodes_needs_rights_and_a_project_that_is_trusted(google: Google) -> None:
     bakes = PLAIN.replace("zone:", "image: {bake: true}, zone:")
     deny(google, "compute.images.create")

@@ -102,10 +102,13 @@ def test_what_stands_in_the_way_is_named_at_once_and_up_makes_nothing(tmp_path: 
         as_shown(cli("plan", "--preflight", rc=1), "clusterctl plan --preflight")
         google.off.clear()
         google.project.denied.add("iam.serviceAccounts.actAs")
+        google.project.enforced.add("compute.requireOsLogin")
         looked = cli("-o", "json", "plan", "--preflight", rc=1).json
-        assert [one["code"] for one in looked["failures"]] == ["permission", "quota"]
+        named = ["org-policy", "permission", "quota"]
+        assert sorted(one["code"] for one in looked["failures"]) == named
         refused = cli("-o", "json", "up", "--yes", rc=1).json
-        assert [one["code"] for one in refused["failures"]] == ["permission", "quota"]
+        assert sorted(one["code"] for one in refused["failures"]) == named
+        assert any("rejects instances with OS Login off" in one["cause"] for one in refused["failures"])
         assert cli("plan", "--preflight", "--check", rc=2).stderr
     assert not cloud.resources()
     assert not google.violations
