@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster.slurm_upgrade import RELEASES, planned_upgrade, taken_over
+from clusterctl.cluster import slurm_upgrade_plan
+from clusterctl.cluster.slurm_upgrade_plan import objections, planned_upgrade
 from clusterctl.errors import UsageError
 from clusterctl.packages.repository import installed_of
 from clusterctl.scheduler.script import with_launcher
@@ -17,8 +18,11 @@ from clusterctl.spec.distributions import Distribution, distribution_of, release
 from clusterctl.spec.job import JobSpec, Launcher
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.slurm_releases import known_releases, taken_over
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import Result
+from tests.support.cluster_session import session_of
 
 TRIXIE = distribution_of("debian-13")
 
@@ -89,15 +93,41 @@ def test_a_release_that_can_not_be_had_is_refused(release: str, asked: str, why:
 def test_the_releases_a_distribution_can_have_are_within_slurms_window(distribution: Distribution) -> None:
     for newer in distribution.newer_slurm:
         assert distribution.slurm in taken_over(newer)
-    assert distribution.slurm is None or distribution.slurm in RELEASES
+    assert distribution.slurm is None or distribution.slurm in known_releases()
 
 
 def test_keys_that_the_new_release_removed_are_refused() -> None:
-    asked = spec(version="26.05", extra=["GetEnvTimeout=5", "MaxArraySize=5001"])
+    asked = spec(version="24.11", extra=["GetEnvTimeout=5", "MaxArraySize=5001"])
+    asked = asked.model_copy(update={"slurm": asked.slurm.model_copy(update={"version": "26.05"})})
     with pytest.raises(UsageError, match="does not know GetEnvTimeout") as refused:
         planned_upgrade(asked, inventory(), TRIXIE)
     assert refused.value.where == "slurm.extra"
     assert planned_upgrade(spec(version="26.05", extra=["MaxArraySize=5001"]), inventory(), TRIXIE)
+
+
+def objected(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, plugins: set[str], conf: str
+) -> tuple[list[UsageError], list[str]]:
+    """What speaks against 24.11 -> 26.05 with these plugins in its packages and this slurm.conf; notes."""
+    monkeypatch.setattr(slurm_upgrade_plan, "hosts_to_exchange", lambda *_: [inventory().controller])
+    monkeypatch.setattr(slurm_upgrade_plan, "fetch_packages", lambda *_: frozenset(plugins))
+    (folder / "slurm.conf").write_text(conf)
+    session = session_of(spec(version="26.05"), Workspace(folder / "d"))
+    upgrade = planned_upgrade(session.spec, inventory(), TRIXIE)
+    assert upgrade is not None
+    return [*objections(session, upgrade, inventory(), folder)], session.notes
+
+
+def test_all_that_speaks_against_an_upgrade_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = "SelectType=select/cons_tres\nTaskPlugin=task/cgroup,task/affinity\nMpiDefault=pmix\n"
+    plugins = {"select_cons_tres", "task_cgroup", "task_affinity", "mpi_pmix"}
+    assert objected(tmp_path, monkeypatch, plugins, conf) == ([], [])
+    found, _ = objected(tmp_path, monkeypatch, plugins - {"task_cgroup"}, f"{conf}GetEnvTimeout=5\n")
+    assert [one.what for one in found] == [
+        "Slurm 26.05 does not know GetEnvTimeout",
+        "Slurm 26.05 lacks plugins that slurm.conf names: task_cgroup",
+    ]
+    assert all(one.where and one.why and one.fix for one in found)
 
 
 def test_the_packages_of_slurm_are_found_in_dpkgs_status() -> None:
