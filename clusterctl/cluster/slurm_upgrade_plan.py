@@ -18,7 +18,8 @@ from clusterctl.cluster.session import ClusterSession
 from clusterctl.errors import UsageError
 from clusterctl.packages.repository import fetch_slurm
 from clusterctl.packages.wheelhouse import cache_of_downloads
-from clusterctl.scheduler.base import JobState
+from clusterctl.scheduler.base import JobInfo, JobState, active_jobs
+from clusterctl.scheduler.script import may_start_by_pmix, starts_by_pmix
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, scheduler_of
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
@@ -31,8 +32,19 @@ from clusterctl.util.process import parallel_map
 _WHERE: Final = "slurm.version"
 _CONF_KEY: Final = re.compile(r"^(\w+)=", re.MULTILINE)
 _PMIX: Final = "mpi_pmix"
-_STARTS_BY_PMIX: Final = re.compile(r"--mpi[= ]pmix|SLURM_MPI_TYPE=pmix")
 _PLUGIN: Final = re.compile(r"=(\w+)/(\w+)$", re.MULTILINE)
+# JOB:FOLDER...: the script of each job, and the user's own beside it that a script of `submit` runs.
+_SCRIPTS: Final = r"""
+for one; do
+    script=$(scontrol write batch_script "${one%%:*}" - 2>/dev/null)
+    printf '\001%s\n%s\n' "${one%%:*}" "$script"
+    own=$(printf '%s\n' "$script" | sed -n \
+        -e "s|.*\"\$submit_dir\"/'\([^']*\)'.*|\1|p;t" \
+        -e "s|.*\"\$submit_dir\"/\([^' ]*\).*|\1|p" | head -n 1)
+    [ -z "$own" ] || [ ! -f "${one#*:}/$own" ] || head -c 1000000 "${one#*:}/$own"
+done
+"""
+_NAMED: Final = 10  # jobs, in one message
 # The release of the packages, and whether a daemon runs a program that was exchanged since.
 _LOOK: Final = """\
 dpkg-query --show --showformat '${Version}\\n' slurm-client
@@ -109,8 +121,12 @@ def prepare_slurm(
         raise UsageError(
             "a part of a cluster can't have another release of Slurm", where=_WHERE, fix="leave out --limit"
         )
-    for one in objections(session, upgrade, before, session.workspace.rendered, force=force):
-        raise one
+    known = len(session.notes)
+    found = [*objections(session, upgrade, before, session.workspace.rendered, force=force)]
+    for note in session.notes[known:]:
+        session.on_warning(note)
+    if found:
+        raise found[0]
     if upgrade.steps:
         session.note = f"{upgrade.old} to {upgrade.new}"
 
@@ -145,16 +161,22 @@ def objections(
     if _PMIX in plugins:
         return
     session.notes.append(
-        f"Slurm {upgrade.new} has no plugin for PMIx here: `submit` starts ranks by mpirun instead of srun"
+        f"Slurm {upgrade.new} has no plugin for PMIx here: `submit` starts ranks by mpirun instead of srun, "
+        "and an MPI program that a plain srun starts fails in MPI_Init"
     )
-    waiting = [*_waiting_for_pmix(session, before)] if not force else []
-    if waiting:
+    by_pmix, by_srun = _jobs_by_srun(session, before)
+    if by_srun:
+        session.notes.append(
+            f"these jobs call srun without --mpi, and fail if that starts MPI programs: {_first(by_srun)}"
+        )
+    if by_pmix and not force:
         yield UsageError(
-            f"waiting jobs start their ranks by PMIx: {', '.join(waiting)}",
+            f"jobs start ranks by PMIx: {_first(by_pmix)}",
             where=_WHERE,
-            why=f"the packages of Slurm {upgrade.new} have no plugin for PMIx, so they would fail",
-            fix="wait until they have run; or cancel them, and submit them again after the upgrade, when "
-            "mpirun starts ranks; or let them fail: `clusterctl up --force`",
+            why=f"the packages of Slurm {upgrade.new} have no plugin for PMIx: a step that is running goes "
+            "on, and all that start after the upgrade fail",
+            fix="wait until they have ended; or cancel them, and submit them again after the upgrade, when "
+            "mpirun starts ranks; or let those steps fail: `clusterctl up --force`",
         )
 
 
@@ -226,13 +248,28 @@ def _plugins_used(rendered: Path) -> frozenset[str]:
     return frozenset(f"{kind}_{name}" for kind, name in _PLUGIN.findall(said)) - {"task_none"}
 
 
-def _waiting_for_pmix(session: ClusterSession, before: Inventory) -> Iterator[str]:
-    """Waiting jobs whose scripts start ranks by PMIx, each as ``12 (train)``."""
+def _jobs_by_srun(session: ClusterSession, before: Inventory) -> tuple[list[JobInfo], list[JobInfo]]:
+    """The jobs that wait or run whose scripts ask srun for PMIx, and those that call it without."""
     scheduler = scheduler_of(before, session.connections.to, patience_s=SHORT_PATIENCE_S)
+    jobs: dict[str, JobInfo] = {}
+    for job in active_jobs(scheduler):
+        jobs.setdefault(str(job.number), job)  # the tasks of an array have one script
     controller = session.connections.to(before.controller.name)
-    for job in scheduler.all_jobs():
-        if job.state is not JobState.PENDING:
-            continue
-        argv = ["scontrol", "write", "batch_script", job.id, "-"]
-        if _STARTS_BY_PMIX.search(controller.run(argv, check=False).stdout):
-            yield f"{job.id} ({job.name})"
+    asked = [f"{number}:{job.work_dir}" for number, job in jobs.items()]
+    said = controller.run(["sudo", "-n", "sh", "-c", _SCRIPTS, "sh", *asked], check=False).stdout
+    by_pmix, by_srun = [], []
+    for number, _, script in (part.partition("\n") for part in said.split("\x01")[1:]):
+        if starts_by_pmix(script):
+            by_pmix.append(jobs[number])
+        elif may_start_by_pmix(script):
+            by_srun.append(jobs[number])
+    return by_pmix, by_srun
+
+
+def _first(jobs: Collection[JobInfo]) -> str:
+    """``12 (train, running), 13 (mine, waiting) and 7 more``."""
+    named = [
+        f"{job.id} ({job.name}, {'waiting' if job.state is JobState.PENDING else 'running'})" for job in jobs
+    ]
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    return ", ".join(named[:_NAMED]) + more
