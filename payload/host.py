@@ -110,12 +110,12 @@ def pmi_complaint(library: str, environ: Mapping[str, str]) -> str | None:
 
     Without a PMI to talk to, Open MPI ends the process in MPI_Init, and blames the way it was built.
     """
-    has_pmi = any(name.startswith(("PMIX_", "PMI_")) for name in environ)
+    has_pmi = any(name == "PMIX_RANK" or name.startswith("PMI_") for name in environ)
     if "SLURM_STEP_ID" not in environ or has_pmi or not library.startswith("Open MPI"):
         return None
     return (
         "srun started this task without PMIx, by which the ranks of Open MPI find each other: "
-        "use `srun --mpi=pmix` (for a list: `srun --mpi=list`)"
+        "use `srun --mpi=pmix`, or mpirun if `srun --mpi=list` shows no pmix"
     )
 
 

@@ -353,12 +353,14 @@ def _prepared(
     ``model`` is sent with a job that uses one. Of a replay, all that is as it was.
     """
     from clusterctl.jobs.source import source_of
-    from clusterctl.scheduler.script import with_gpus, with_launcher
+    from clusterctl.scheduler.script import reject_pmix, with_gpus, with_launcher
     from clusterctl.scheduler.session import script_of
 
     for job in wanted if not has_pmix else ():
         if "launcher" in job.model_fields_set and job.launcher == "srun":
             screen.note(f"note: {job.name}: mpirun starts the ranks, for Slurm has no plugin for PMIx here")
+        if note := reject_pmix(job):
+            screen.note(f"note: {note}")
     wanted = [with_launcher(with_gpus(spec, job), has_pmix=has_pmix) for job in wanted]
     for job in wanted:
         script_of(spec, job)  # none is sent, nor are its packages looked for, while another can't be

@@ -180,6 +180,7 @@ def raise_cluster(
         provider=provider_of(spec.provider, prompts),
         reporter=phases,
         on_repair=on_repair,
+        on_warning=lambda text: screen.note(f"note: {text}"),
         wait_s=0 if no_wait else WAIT_S,
     )
     with phases.shown("`clusterctl up` goes on from here, `clusterctl down` removes what there is"):

@@ -9,8 +9,10 @@ Ansible configures it.
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 from collections.abc import Callable, Collection, Mapping
+from operator import or_
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +25,7 @@ from clusterctl.configure.events import TaskProgress
 from clusterctl.hosts.probe import Checksums, ProbeRequest, with_distributions
 from clusterctl.hosts.roles import system_accounts
 from clusterctl.providers.node_class import NodeFile, NodeFiles, SharedFiles
-from clusterctl.scheduler.slurm_conf import accounting_files, takes_nodes_by_reconfigure
+from clusterctl.scheduler.slurm_conf import TASK_PROLOG, accounting_files, takes_nodes_by_reconfigure
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, distribution_ahead
@@ -122,6 +124,16 @@ def node_files(
     health = json.loads(rendered[inventory_file.HEALTH_FILE])
     digests = json.loads(rendered[inventory_file.SLURMD_FILE])
     slurmd = "slurmd/templates/clusterctl.conf.j2"
+    prolog = "job_env/templates/task-prolog.sh.j2"
+    of_tasks = {
+        **variables,
+        "job_env_root": "/opt/clusterctl",
+        "job_env_fabric": {},
+        "job_env_variables": {},
+        "job_env_gpus": {"uuids": ()},
+    }
+    # Without PMIx the nodes have one, which says no more than that.
+    of_all = {} if inventory.pmix else {TASK_PROLOG: NodeFile(_templated(prolog, of_tasks), 0o755)}
     slurm = {f"/etc/slurm/{name}": NodeFile(rendered[name].encode()) for name in _SLURM}
     slurm[_SLURMDBD] = NodeFile(rendered[Path(_SLURMDBD).name].encode(), 0o600, accounts["slurm"])
     of_compute = {
@@ -134,6 +146,7 @@ def node_files(
     return {
         host.name: {
             _MUNGE_KEY: munge,
+            **of_all,
             inventory.distribution.openmpi_conf: openmpi,
             **of_compute.get(host.name, slurm),
             _HOSTS: NodeFile(_hosts_file(host, inventory).encode()),
@@ -152,6 +165,7 @@ def _templated(template: str, variables: Mapping[str, Any]) -> bytes:
     environment = jinja2.Environment(  # noqa: S701 - no HTML
         undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
+    environment.filters |= {"combine": or_, "quote": shlex.quote}  # Ansible's
     source = (asset("ansible") / "roles" / template).read_text()
     return environment.from_string(source).render(ansible_managed="Ansible managed", **variables).encode()
 

@@ -20,7 +20,7 @@ from clusterctl.cluster.look import look_at_leaving
 from clusterctl.cluster.node_class import class_ahead
 from clusterctl.cluster.nodes import drain_usable
 from clusterctl.cluster.session import ClusterSession, Drift, workspace_copy
-from clusterctl.cluster.slurm_upgrade import Upgrade, planned_upgrade
+from clusterctl.cluster.slurm_upgrade_plan import Upgrade, objections, planned_upgrade
 from clusterctl.configure import ansible
 from clusterctl.configure.events import TaskProgress
 from clusterctl.errors import (
@@ -129,10 +129,11 @@ def preview(session: ClusterSession) -> Plan:
         planning = replace(session, workspace=copy)  # where the provider writes
         planning.connections = session.connections
         found = plan_changes(planning)
+        objected = [*_slurm_objections(planning, found, before, session.workspace)]
         notes = [*planning.notes, *found.hosts.notes, *found.jobs.notes]
         if worker := session.workspace.worker():
             notes.append(f"{worker}: what it does may change this")
-        notes += _refusals(session, before)
+        notes += [*objected, *_refusals(session, before)]
         drift = tuple(_drift(session, found, before, notes))
         found = replace(found, drift=drift, notes=tuple(notes))
         if before is None or found.is_empty or not session.spec.provider.user_owned:
@@ -237,7 +238,25 @@ def _refusals(session: ClusterSession, before: Inventory | None) -> Iterator[str
         try:
             check()
         except (MachineError, UsageError) as exc:
-            yield f"`up` refuses this: {exc.what}; {exc.why}; {exc.fix}"
+            yield _refused(exc)
+
+
+def _refused(exc: ClusterctlError) -> str:
+    return f"`up` refuses this: {exc.what}; {exc.why}; {exc.fix}"
+
+
+def _slurm_objections(
+    planning: ClusterSession, found: Plan, before: Inventory | None, workspace: Workspace
+) -> Iterator[str]:
+    """Why `up` would refuse an upgrade of Slurm on hosts that are up; its packages are fetched for that."""
+    if found.upgrade is None or before is None:
+        return
+    try:
+        yield from map(_refused, objections(planning, found.upgrade, before, workspace.rendered))
+    except MachineError as exc:
+        yield _refused(exc)
+    except TransportError as exc:
+        yield f"whether Slurm can be upgraded can't be told: {exc.what}"
 
 
 def _with_tasks(session: ClusterSession, found: Plan, before: Inventory, copy: Workspace) -> Plan:

@@ -57,7 +57,8 @@ class Drift:
 class PhaseRunner:
     """One `up` or `down` of a cluster: its phases are journaled, timed and reported while they run.
 
-    ``reporter`` gets (phase, message), ``on_repair`` each repair as soon as it is made. ``wait_s`` bounds how
+    ``reporter`` gets (phase, message), ``on_repair`` each repair as soon as it is made, ``on_warning`` what
+    is to be read before anything is changed. ``wait_s`` bounds how
     long another clusterctl that works on the cluster is waited for. A phase leaves in ``note`` what the table
     of phases says of it.
     """
@@ -65,6 +66,7 @@ class PhaseRunner:
     workspace: Workspace
     reporter: PhaseReporter = lambda *_: None
     on_repair: Callable[[Drift], None] = lambda _: None
+    on_warning: Callable[[str], None] = lambda _: None
     wait_s: float = WAIT_S
     phases: list[Phase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -18,13 +18,8 @@ from clusterctl.cluster.node_class import node_files, prepare_class
 from clusterctl.cluster.nodes import limited, replacing
 from clusterctl.cluster.plan import Plan, plan_changes, reject, review
 from clusterctl.cluster.session import ClusterSession, Drift, Phase, PhaseRunner, write_inventory
-from clusterctl.cluster.slurm_upgrade import (
-    carried_over,
-    planned_upgrade,
-    prepare_slurm,
-    upgrade_first,
-    upgrade_then,
-)
+from clusterctl.cluster.slurm_upgrade import carried_over, upgrade_first, upgrade_then
+from clusterctl.cluster.slurm_upgrade_plan import planned_upgrade, prepare_slurm
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import ansible, inventory_file
 from clusterctl.errors import ProvisionError, UsageError

@@ -273,7 +273,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "openmpi_yield_when_idle": inventory.oversubscribed,
         "job_env_payload_src": _literal(str(workspace.rendered / PAYLOAD)),
         "job_env_payload_hash": payload_hash(),
-        "job_env_task_prolog": inventory.has_job_environment,
+        "job_env_task_prolog": inventory.has_task_prolog,
         "job_env_network": inventory.network,
         "job_env_constrains_gpus": inventory.constrains_devices,
         "job_env_gpus_src": _literal(str(workspace.rendered / GPUS_FILE)),

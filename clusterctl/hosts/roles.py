@@ -179,7 +179,7 @@ def _of_inventory(spec: ClusterSpec, inventory: Inventory) -> dict[str, object]:
         "shared_disk": bool(inventory.shared_folder.disk),
         "bucket": bool(inventory.bucket),
         "mpi_module": bool(inventory.distribution.mpi_module),
-        "job_environment": inventory.has_job_environment,
+        "task_prolog": inventory.has_task_prolog,
     }
 
 

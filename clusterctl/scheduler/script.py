@@ -339,6 +339,47 @@ def with_launcher(job: JobSpec, *, has_pmix: bool) -> JobSpec:
     return job.model_copy(update={"launcher": Launcher.MPIRUN}) if by_srun else job
 
 
+_BY_PMIX: Final = re.compile(r"^[^#\n]*(?:--mpi[= ]pmix|SLURM_MPI_TYPE=pmix)", re.MULTILINE)
+_BY_SRUN: Final = re.compile(r"^(?!.*--(?:mpi|overlap))[^#\n]*\bsrun\b", re.MULTILINE)
+
+
+def starts_by_pmix(script: str) -> bool:
+    """Whether a shell script asks srun for PMIx, which fails where Slurm has no plugin for it."""
+    return bool(_BY_PMIX.search(script))
+
+
+def may_start_by_pmix(script: str) -> bool:
+    """Whether it calls srun without a word of it: of MPI programs Slurm's default decides.
+
+    Telemetry, which overlaps with a job's steps, is none.
+    """
+    return bool(_BY_SRUN.search(script))
+
+
+def reject_pmix(job: JobSpec) -> str:
+    """What to know of a job on a cluster whose Slurm has no plugin for PMIx; "" if there is nothing.
+
+    Raises:
+        UsageError: its shell script asks for PMIx.
+    """
+    if job.script is None or is_python(job.script):
+        return ""
+    text = job.script.read_text(errors="replace")
+    if starts_by_pmix(text):
+        raise UsageError(
+            f"{job.script.name} starts ranks by PMIx",
+            where=str(job.script),
+            why="this cluster's Slurm has no plugin for PMIx, so the step would fail",
+            fix="write `mpirun PROGRAM` instead of `srun --mpi=pmix PROGRAM`",
+        )
+    if not may_start_by_pmix(text):
+        return ""
+    return (
+        f"{job.script.name} calls srun: MPI programs fail so in MPI_Init, for Slurm has no plugin for PMIx "
+        "here; start them by mpirun"
+    )
+
+
 def render_script(
     job: JobSpec, *, payload_hash: str, interval_s: float, environment: Environment = PLAIN
 ) -> str:

@@ -177,8 +177,8 @@ def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]
         switches=spec.provider.switches,
         tasks=_line(_tasks(has_shares=has_shares, cgroups=inventory.cgroups), "\n"),
         mpi="pmix" if inventory.pmix else "none",
-        # Tells jobs the variables of their host, and what CUDA calls their GPUs.
-        task_prolog=TASK_PROLOG if inventory.has_job_environment or counted_otherwise else None,
+        # Tells jobs the variables of their host, what CUDA calls their GPUs, and that there is no PMIx.
+        task_prolog=TASK_PROLOG if inventory.has_task_prolog or counted_otherwise else None,
         prolog=CONTROLLER_PROLOG,
         timeouts=_line(timeouts(len(nodes)), "\n"),
         health=HEALTH_PROGRAM,

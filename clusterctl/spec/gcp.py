@@ -264,12 +264,18 @@ def refusal(spec: Cluster) -> UsageError | None:
             fix=f"name images of one release there, of one of {', '.join(distributions.supported())}; "
             "without any, all hosts start from Rocky Linux 9",
         )
-    if settings_of(spec).bakes and spec.provider.expected_release(spec) is None:
-        return UsageError(
-            "no image of the nodes can be made: which distribution they have is known only once they run",
-            where="provider.image.bake",
-            fix="name images of Google's own projects, or remove bake",
-        )
+    if spec.provider.expected_release(spec) is not None:
+        return None
+    for where, what in (
+        ("provider.image.bake", "no image of the nodes can be made" if settings_of(spec).bakes else ""),
+        ("slurm.version", f"Slurm {spec.slurm.version} can't be promised" if spec.slurm.version else ""),
+    ):
+        if what:
+            return UsageError(
+                f"{what}: which distribution they have is known only once they run",
+                where=where,
+                fix=f"name images of Google's own projects, or remove {where.rpartition('.')[2]}",
+            )
     return None
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from ipaddress import IPv4Network
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from clusterctl.errors import ProvisionError
 from clusterctl.spec import distributions
 from clusterctl.spec.base import (
     INCONSISTENT,
@@ -128,6 +130,8 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
     if spec.scheduler == "none":
         fix = "remove {}, or write scheduler: slurm"
         yield from spec.refused((key, why, fix.format(key.split(".")[1])) for key, why in _OF_SLURM.items())
+    else:
+        yield from _slurm_release(spec)
     fields = (
         ("partitions", "name", [partition.name for partition in spec.partitions]),
         ("users", "name", [user.name for user in spec.users]),
@@ -149,3 +153,21 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
         for number, _ in repeated(user.accounts):
             message = f"{shown(user.accounts[number])} is in this list already"
             yield Fault(("users", index, "accounts", number), message, "remove it")
+
+
+def _slurm_release(spec: ClusterSpec) -> Iterator[Fault]:
+    """Whether the hosts can have the release of Slurm, as far as the spec says what they are."""
+    at, asked, provider = ("slurm", "version"), spec.slurm.version, spec.provider
+    if not asked:
+        return
+    from clusterctl.spec.slurm_releases import refusal, removed_keys  # noqa: PLC0415 - few specs ask for one
+
+    for index, line in enumerate(spec.slurm.extra):
+        for key in removed_keys([line.partition("=")[0].strip()], asked):
+            message = f"Slurm {asked} does not know {key} any more, and would not start"
+            yield Fault(("slurm", "extra", index), message, "remove it")
+    release = provider.expected_release(spec)
+    with suppress(ProvisionError):  # of an unknown distribution, which is said where it is named
+        distribution = distributions.distribution_of(release) if release else None
+        if why := refusal(asked, distribution, upgrades=provider.shares_kernel):
+            yield Fault(at, f"{why.what}: {why.why}", why.fix)

@@ -164,8 +164,9 @@ class Inventory(BaseModel):
         return self.scheduler == "slurm"
 
     @property
-    def has_job_environment(self) -> bool:
-        return any(host.job_environment for host in self.hosts)
+    def has_task_prolog(self) -> bool:
+        """Whether tasks are told something of their host: its variables, or that Slurm has no PMIx there."""
+        return any(host.job_environment for host in self.hosts) or (self.has_slurm and not self.pmix)
 
     def host(self, name: str) -> Host | None:
         return next((h for h in self.hosts if h.name == name), None)

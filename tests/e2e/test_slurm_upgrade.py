@@ -37,6 +37,16 @@ until [[ -e $HOME/go ]]; do sleep 0.2; done
 srun --version
 """
 UNTIL = "timeout 90 bash -c 'until [[ {} ]]; do sleep 0.3; done'"
+RANKS = """\
+#!/bin/bash
+srun {options} python3 -c '
+import os, time
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+while not os.path.exists(os.path.expanduser("~/go")):
+    time.sleep(0.2)
+print("a world of", world.allreduce(1))'
+"""
 QUICK = "for i in {{1..{count}}}; do sbatch --parsable --output=/dev/null --wrap='srun hostname'; done"
 
 
@@ -52,13 +62,18 @@ def with_release(cluster: Cluster, release: str) -> None:
 
 
 @contextmanager
-def jobs_at_work(cluster: Cluster, *, waiting: int) -> Iterator[list[str]]:
-    """Two jobs that run and others that wait; after the body they go on, and all must complete, once."""
-    controller, script = f"{cluster.name}-ctl", cluster.runner.cwd / "waits.sh"
-    script.write_text(WAITS)
+def jobs_at_work(cluster: Cluster, *, waiting: int, by_pmix: bool = False) -> Iterator[list[str]]:
+    """Two jobs that run and others that wait; after the body they go on, and all must complete, once.
+
+    ``by_pmix``: the second that runs is an MPI program under PMIx.
+    """
+    controller, cwd = f"{cluster.name}-ctl", cluster.runner.cwd
+    scripts = [cwd / "waits.sh", cwd / ("ranks.sh" if by_pmix else "waits.sh")]
+    (cwd / "ranks.sh").write_text(RANKS.format(options="--mpi=pmix"))
+    scripts[0].write_text(WAITS)
     cluster.ssh(controller, UNTIL.format("-z $(squeue -h)"))  # after a way back, jobs run again
     cluster.ssh(controller, "rm -f go", user=cluster.user)
-    running = [cluster.json("submit", script, "--nodes", "1")["job_id"] for _ in range(2)]
+    running = [cluster.json("submit", script, "--nodes", "1")["job_id"] for script in scripts]
     cluster.ssh(controller, UNTIL.format("$(squeue -h -t running | wc -l) == 2"))
     queued = cluster.ssh(controller, QUICK.format(count=waiting), user=cluster.user).split()
     yield running
@@ -74,23 +89,44 @@ def test_slurm_is_upgraded_in_place_and_no_job_is_lost(newer: Cluster) -> None:
     hosts = [f"{newer.name}-{host}" for host in ("ctl", "train-1", "train-2")]
     before = newer.ssh(hosts[0], "sacct -nXaP -o jobid,state")
     with_release(newer, "26.05")
-    with jobs_at_work(newer, waiting=20) as running:
+    with jobs_at_work(newer, waiting=20, by_pmix=True) as running:
         by_pmix = newer.json("submit", "train", "--nodes", "2")["job_id"]
         (failure,) = newer.json("up", rc=2)["failures"]
-        assert f"waiting jobs start their ranks by PMIx: {by_pmix} (train)" in failure["cause"]
+        named = f"{running[1]} (ranks, running)", f"{by_pmix} (train, waiting)"
+        assert failure["cause"].startswith("jobs start ranks by PMIx: ")
+        assert all(one in failure["cause"] for one in named), failure
         assert {version_of(newer, host) for host in hosts} == {"24.11"}
         newer("cancel", by_pmix)
 
-        steps = [row["what"] for row in newer.json("plan")["changes"] if row["kind"] == "slurm"]
+        planned = newer.json("plan")
+        steps = [row["what"] for row in planned["changes"] if row["kind"] == "slurm"]
         assert steps[0] == "Slurm 24.11 is upgraded to 26.05 in place: waiting and running jobs are kept"
-        newer("up")
+        (refused,) = (note for note in planned["notes"] if "`up` refuses this" in note)
+        assert named[0] in refused
+        assert any("a plain srun starts fails in MPI_Init" in note for note in planned["notes"])
+        newer("up", "--force")  # a step that runs goes on
         assert {version_of(newer, host) for host in hosts} == {"26.05"}
         newer("plan", "--check")
     assert "slurm-wlm 26.05" in newer("logs", running[0]).stdout  # a step of a job that began before
     assert before in newer.ssh(hosts[0], "sacct -nXaP -o jobid,state")
+    assert "a world of 1" in newer("logs", running[1]).stdout
     assert newer.json("up")["probed"] == hosts[1:]  # by mpirun
     job = newer.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "2")["job_id"]
     assert json.loads((newer.run_of(job) / "environment.json").read_text())["slurm"].startswith("26.05")
+
+
+def test_without_pmix_srun_does_not_start_ranks_alone(newer: Cluster) -> None:
+    script = newer.runner.cwd / "ranks.sh"
+    script.write_text(RANKS.format(options="--mpi=pmix"))
+    (failure,) = newer.json("submit", script, "--nodes", "2", rc=2)["failures"]
+    assert "ranks.sh starts ranks by PMIx" in failure["cause"]
+    assert "mpirun" in failure["fix"]
+    script.write_text(RANKS.format(options=""))
+    said = newer("submit", script, "--nodes", "2", "--wait", rc=4)
+    assert "MPI programs fail so in MPI_Init" in said.stderr
+    shown = newer("logs")
+    assert "a world of" not in shown.stdout
+    assert 'use "mpirun"' in " ".join(shown.stderr.split())
 
 
 def test_an_upgrade_is_taken_back(newer: Cluster) -> None:

@@ -24,6 +24,7 @@ from clusterctl.providers.onprem.login import Login, check_sudo, connect
 from clusterctl.spec.distributions import common, distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings, OnpremShared
+from clusterctl.spec.slurm_releases import refusal
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect
@@ -247,11 +248,15 @@ def unfit(spec: ClusterSpec, asked: Sequence[Host], report: DoctorReport) -> Ite
     if not there:
         return
     release, address = UNFIT
+    of = {one.name: distribution_of(facts[one.name].system.release) for one in there}
     try:
         common({one.name: facts[one.name].system.release for one in there})
     except ProvisionError as exc:
         for one in exc.failures:
             yield Finding(str(one.host), "error", release, "its release differs", one.cause, one.fix)
+    for host, distribution in of.items():
+        if spec.slurm.version and (why := refusal(spec.slurm.version, distribution, upgrades=False)):
+            yield Finding(host, "error", "slurm-release", why.what, why.why, why.fix)
     network = spec.provider.known_network
     try:
         if network is None and leader.name in facts:

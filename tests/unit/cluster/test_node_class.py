@@ -211,6 +211,17 @@ def test_each_node_has_its_own_files(workspace: Workspace) -> None:
     assert json.loads(files[TWO]["/opt/clusterctl/health.json"].data)["node"] == TWO
 
 
+def test_without_pmix_nodes_have_the_prolog_that_ansible_would_write(workspace: Workspace) -> None:
+    spec, inventory = spec_of(), inventory_of().model_copy(update={"pmix": False})
+    files = node_files(spec, inventory, workspace, inputs_of(spec, inventory, workspace, {})[1])
+    prolog = files[ONE]["/opt/clusterctl/task-prolog"]
+    assert prolog.mark.endswith(" 755 0:0")
+    assert subprocess.run(["bash", "-n"], input=prolog.data, check=False).returncode == 0
+    (line,) = (line for line in prolog.data.decode().splitlines() if "echo" in line)
+    assert "export PMIX_NAMESPACE=" in line
+    assert "/opt/clusterctl/task-prolog" in probe_requests(spec, inventory, workspace)[ONE].files
+
+
 class Silent:
     """Connections to hosts on which every command does well; ``ran``: the hosts of all commands."""
 

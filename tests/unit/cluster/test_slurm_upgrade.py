@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from clusterctl.cluster.slurm_upgrade import RELEASES, planned_upgrade, taken_over
+from clusterctl.cluster import slurm_upgrade_plan
+from clusterctl.cluster.slurm_upgrade_plan import objections, planned_upgrade
 from clusterctl.errors import UsageError
 from clusterctl.packages.repository import installed_of
-from clusterctl.scheduler.script import with_launcher
+from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.script import reject_pmix, render_script, with_launcher
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.scheduler.slurm_conf import render_files
 from clusterctl.spec.distributions import Distribution, distribution_of, releases
 from clusterctl.spec.job import JobSpec, Launcher
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
+from clusterctl.spec.slurm_releases import known_releases, taken_over
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import Result
+from tests.support.cluster_session import session_of
 
 TRIXIE = distribution_of("debian-13")
 
@@ -89,15 +98,107 @@ def test_a_release_that_can_not_be_had_is_refused(release: str, asked: str, why:
 def test_the_releases_a_distribution_can_have_are_within_slurms_window(distribution: Distribution) -> None:
     for newer in distribution.newer_slurm:
         assert distribution.slurm in taken_over(newer)
-    assert distribution.slurm is None or distribution.slurm in RELEASES
+    assert distribution.slurm is None or distribution.slurm in known_releases()
 
 
 def test_keys_that_the_new_release_removed_are_refused() -> None:
-    asked = spec(version="26.05", extra=["GetEnvTimeout=5", "MaxArraySize=5001"])
+    asked = spec(version="24.11", extra=["GetEnvTimeout=5", "MaxArraySize=5001"])
+    asked = asked.model_copy(update={"slurm": asked.slurm.model_copy(update={"version": "26.05"})})
     with pytest.raises(UsageError, match="does not know GetEnvTimeout") as refused:
         planned_upgrade(asked, inventory(), TRIXIE)
     assert refused.value.where == "slurm.extra"
     assert planned_upgrade(spec(version="26.05", extra=["MaxArraySize=5001"]), inventory(), TRIXIE)
+
+
+SCRIPTS = {
+    "7": "#!/bin/bash\nsrun --mpi=pmix ./solver\n",
+    "8": "",
+    "12": "",
+    "9": "#!/bin/bash\n# not srun --mpi=pmix\nmpirun ./solver\nexec srun --overlap telemetry\n",
+    "10": "#!/bin/bash\nsrun -n 2 ./solver\n",
+    "11": "#!/bin/bash\nsrun --mpi=pmix ./ended\n",
+}
+
+
+class Here:
+    """This machine in place of the controller, whose Slurm has the scripts of these jobs."""
+
+    def run(self, argv: Sequence[str], **_: object) -> Result:
+        scripts = "".join(f"{number}) printf %s {shlex.quote(text)} ;;\n" for number, text in SCRIPTS.items())
+        scontrol = f'scontrol() {{ [ "$1 $2 $4" = "write batch_script -" ] && case $3 in {scripts} esac; }}\n'
+        assert argv[:4] == ["sudo", "-n", "sh", "-c"]
+        done = subprocess.run(
+            ["sh", "-c", scontrol + argv[4], *argv[5:]], check=False, capture_output=True, text=True
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
+
+
+def jobs_of(folder: Path) -> tuple[JobInfo, ...]:
+    """Those of SCRIPTS; two were sent by `submit`, which has them run a script of the user's."""
+    known = {"7": JobState.RUNNING, "8": JobState.PENDING, "9": JobState.RUNNING, "10": JobState.PENDING}
+    known["12"] = JobState.RUNNING
+    for number, name in (("8", "plain.sh"), ("12", "with a space.sh")):
+        own = folder / number / name
+        own.parent.mkdir()
+        own.write_text("#!/bin/bash\nexport SLURM_MPI_TYPE=pmix\nsrun ./solver\n")
+        job = JobSpec(name="own", script=own)
+        SCRIPTS[number] = render_script(job, payload_hash="0123456789abcdef", interval_s=1)
+    return tuple(
+        JobInfo(
+            number=int(number),
+            name=f"job{number}",
+            user="a",
+            state=known.get(number, JobState.COMPLETED),
+            reason="",
+            work_dir=str(folder / number),
+        )
+        for number in SCRIPTS
+    )
+
+
+def test_jobs_that_start_ranks_by_pmix_are_named_whether_they_wait_or_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = jobs_of(tmp_path)
+    (refused,), notes = objected(tmp_path, monkeypatch, set(), "MpiDefault=pmix\n", lambda: jobs)
+    assert (
+        refused.what == "jobs start ranks by PMIx: 7 (job7, running), 8 (job8, waiting), 12 (job12, running)"
+    )
+    assert "`clusterctl up --force`" in refused.fix
+    assert "a plain srun starts fails in MPI_Init" in notes[0]
+    assert notes[1].endswith("fail if that starts MPI programs: 10 (job10, waiting)")
+    assert objected(tmp_path, monkeypatch, {"mpi_pmix"}, "MpiDefault=pmix\n", lambda: jobs) == ([], [])
+
+
+def objected(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    plugins: set[str],
+    conf: str,
+    jobs: Callable[[], tuple[JobInfo, ...]] = tuple,
+) -> tuple[list[UsageError], list[str]]:
+    """What speaks against 24.11 -> 26.05 with these plugins in its packages and this slurm.conf; notes."""
+    monkeypatch.setattr(slurm_upgrade_plan, "hosts_to_exchange", lambda *_: [inventory().controller])
+    monkeypatch.setattr(slurm_upgrade_plan, "fetch_packages", lambda *_: frozenset(plugins))
+    (folder / "slurm.conf").write_text(conf)
+    monkeypatch.setattr(slurm_upgrade_plan, "scheduler_of", lambda *_, **__: SimpleNamespace(all_jobs=jobs))
+    session = session_of(spec(version="26.05"), Workspace(folder / "d"))
+    monkeypatch.setattr(session.connections, "to", lambda _: Here())
+    upgrade = planned_upgrade(session.spec, inventory(), TRIXIE)
+    assert upgrade is not None
+    return [*objections(session, upgrade, inventory(), folder)], session.notes
+
+
+def test_all_that_speaks_against_an_upgrade_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = "SelectType=select/cons_tres\nTaskPlugin=task/cgroup,task/affinity\nMpiDefault=pmix\n"
+    plugins = {"select_cons_tres", "task_cgroup", "task_affinity", "mpi_pmix"}
+    assert objected(tmp_path, monkeypatch, plugins, conf) == ([], [])
+    found, _ = objected(tmp_path, monkeypatch, plugins - {"task_cgroup"}, f"{conf}GetEnvTimeout=5\n")
+    assert [one.what for one in found] == [
+        "Slurm 26.05 does not know GetEnvTimeout",
+        "Slurm 26.05 lacks plugins that slurm.conf names: task_cgroup",
+    ]
+    assert all(one.where and one.why and one.fix for one in found)
 
 
 def test_the_packages_of_slurm_are_found_in_dpkgs_status() -> None:
@@ -125,6 +226,7 @@ Status: install ok installed
 def test_without_the_plugin_for_pmix_mpirun_starts_ranks(has_pmix: bool, default: str) -> None:
     files = render_files(spec(), inventory(pmix=has_pmix), {})
     assert default in files["slurm.conf"].splitlines()
+    assert ("TaskProlog=/opt/clusterctl/task-prolog" in files["slurm.conf"].splitlines()) is not has_pmix
 
     job = JobSpec(name="a", bundled="train")
     torch = job.model_copy(update={"launcher": Launcher.TORCHRUN})
@@ -142,6 +244,19 @@ class Recorder:
     def run(self, argv: tuple[str, ...], **_: object) -> Result:
         self.argv = tuple(argv)
         return Result(0, "", "")
+
+
+def test_a_script_that_asks_for_pmix_is_rejected_where_there_is_none(tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    job = JobSpec(name="job", script=script)
+    script.write_text("#!/bin/bash\nsrun --mpi=pmix ./solver\n")
+    with pytest.raises(UsageError, match="starts ranks by PMIx") as refused:
+        reject_pmix(job)
+    assert "write `mpirun PROGRAM`" in refused.value.fix
+    script.write_text("#!/bin/bash\nsrun ./solver\n")
+    assert "start them by mpirun" in reject_pmix(job)
+    script.write_text("#!/bin/bash\nmpirun ./solver\nsrun --mpi=none hostname\n")
+    assert reject_pmix(job) == reject_pmix(JobSpec(name="a", bundled="train")) == ""
 
 
 def test_the_proof_of_the_cluster_does_too(tmp_path: Path) -> None:

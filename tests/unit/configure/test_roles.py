@@ -121,6 +121,28 @@ def test_jobs_get_the_nodes_variables_unless_they_set_them(tmp_path: Path) -> No
     assert prolog(script, NCCL_DEBUG="INFO", ODD="") == ["export NCCL_SOCKET_IFNAME==lo"]
 
 
+def test_without_pmix_an_mpi_program_that_srun_starts_is_to_fail(tmp_path: Path) -> None:
+    play(
+        tmp_path,
+        "job_env",
+        "variables",
+        job_env_root=str(tmp_path),
+        job_env_network="127.0.0.0/8",
+        job_env_task_prolog=True,
+    )
+    script, conf = tmp_path / "task-prolog", tmp_path / "slurm.conf"
+    step = {"SLURM_SCRIPT_CONTEXT": "prolog_task", "SLURM_STEP_NUM_TASKS": "2", "SLURM_CONF": str(conf)}
+    conf.write_text("MpiDefault=none\n")
+    assert prolog(script, **step) == ["export PMIX_NAMESPACE=srun-without-pmix"]
+    assert prolog(script, **step, PMIX_NAMESPACE="prterun-1") == []  # it is a rank of mpirun's
+    assert prolog(script, **{**step, "SLURM_STEP_NUM_TASKS": "1"}) == []
+    assert (
+        prolog(script, **{**step, "SLURM_SCRIPT_CONTEXT": ""}) == []
+    )  # a rank that reads the variables itself
+    conf.write_text("MpiDefault=pmix\n")
+    assert prolog(script, **step) == []
+
+
 _BY_UUID = {
     False: [
         ({"CUDA_VISIBLE_DEVICES": "1"}, "MIG-b"),

@@ -17,12 +17,12 @@ import pytest
 
 from clusterctl.errors import ClusterctlError, ProvisionError
 from clusterctl.hosts import remote_reach
-from clusterctl.hosts.checks import Finding
+from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.roles import role_packages
 from clusterctl.providers.base import NO_PROMPTS, OfferedKey
 from clusterctl.providers.onprem.access import AccessError, explain
 from clusterctl.providers.onprem.members import examine, members, notes, trusted
-from clusterctl.providers.onprem.provider import OnpremProvider
+from clusterctl.providers.onprem.provider import OnpremProvider, in_the_way
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
@@ -251,6 +251,34 @@ def test_machines_that_are_no_cluster_together_are_found_before_one_is_made_of_t
     assert (one.host, one.level, one.code) == (host, "error", code)
     assert why in one.why
     assert fix in one.fix
+
+
+@pytest.mark.parametrize(
+    ("system", "why"),
+    [
+        ({}, "its packages are of another release"),
+        ({"id": "debian", "version": "12"}, "its packages are of 22.05; 24.11 takes over"),
+        ({"id": "debian", "version": "13"}, None),
+    ],
+)
+def test_a_release_of_slurm_that_hosts_can_not_have_is_found_before_they_are_changed(
+    tmp_path: Path, system: Mapping[str, str], why: str | None
+) -> None:
+    machines = Machines(tmp_path, spec_of(slurm={"version": "24.11"}))
+    for facts in machines.facts.values():
+        facts["system"] |= system
+    found = machines.found()
+    if why is None:
+        assert found == ()
+        return
+    assert {(one.host, one.level, one.code) for one in found} == {
+        (name, "error", "slurm-release") for name in machines.facts
+    }
+    assert all(why in one.why and "remove slurm.version" in one.fix for one in found)
+    wrong = in_the_way(
+        DoctorReport(found, {}), machines.asked, [*machines.facts], machines.workspace, silent={}
+    )
+    assert {one.host for one in wrong} == machines.facts.keys()
 
 
 def test_a_release_that_is_refused_is_said_once(machines: Machines) -> None:

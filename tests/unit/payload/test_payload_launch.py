@@ -77,6 +77,7 @@ def test_srun_without_pmix_is_named_before_mpi_dies_of_it(alone: Runner) -> None
 def test_only_open_mpi_under_srun_needs_pmi() -> None:
     assert pmi_complaint("Open MPI v4.1.4", {"SLURM_STEP_ID": "0"}) is not None
     assert pmi_complaint("Open MPI v4.1.4", {"SLURM_STEP_ID": "0", "PMIX_RANK": "0"}) is None
+    assert pmi_complaint("Open MPI v5.0.7", {"SLURM_STEP_ID": "0", "PMIX_NAMESPACE": "none"}) is not None
     assert pmi_complaint("Open MPI v4.1.4", {"SLURM_JOB_ID": "1"}) is None
     assert pmi_complaint("MPICH Version: 4.2", {"SLURM_STEP_ID": "0"}) is None
 

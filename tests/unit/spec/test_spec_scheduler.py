@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.errors import SpecError
+from clusterctl.spec.gcp import refusal
 from clusterctl.spec.load import parse_spec
 
 BASE = """\
@@ -70,3 +71,60 @@ def test_hosts_need_a_shared_folder_unless_they_are_one() -> None:
     assert found == ("provider.shared.kind", "without Slurm, jobs need a folder that all hosts see")
     alone = ONPREM.replace("NODES", "one").replace(", two: {address: 10.0.0.2}", "")
     assert not parse_spec(alone, "c.yaml").has_slurm
+
+
+LOCAL = BASE.replace("scheduler: none\n", "")
+OWN = ONPREM.replace("scheduler: none\n", "").replace("NODES", "two")
+GCP = LOCAL.replace("type: local", "type: gcp, project: my-project, zone: us-central1-a")
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "message"),
+    [
+        (
+            LOCAL.replace("type: local", "type: local, distribution: debian-12"),
+            "24.11",
+            "Debian 12 can't have Slurm 24.11: its packages are of 22.05; 24.11 takes over jobs and "
+            "accounting of 23.02, 23.11, 24.05 alone",
+        ),
+        (
+            LOCAL.replace("type: local", "type: local, distribution: debian-12"),
+            "26.05",
+            "Debian 12 can't have Slurm 26.05: its packages are of 22.05; 26.05 takes over jobs and "
+            "accounting of 24.11, 25.05, 25.11 alone",
+        ),
+        (
+            OWN,
+            "26.05",
+            "Slurm is upgraded in place on local nodes alone: on other machines nobody has tried it yet",
+        ),
+        (GCP, "24.11", "Rocky Linux 9 can't have Slurm 24.11: its packages are of another release"),
+    ],
+)
+def test_a_release_that_the_hosts_can_not_have_is_refused(text: str, asked: str, message: str) -> None:
+    assert problems(f'{text}slurm: {{version: "{asked}"}}\n') == [("slurm.version", message)]
+    parse_spec(text, "c.yaml")
+
+
+@pytest.mark.parametrize(("text", "asked"), [(LOCAL, "24.11"), (LOCAL, "26.05"), (OWN, "24.11")])
+def test_one_that_they_may_have_is_not(text: str, asked: str) -> None:
+    """Of machines of one's own the spec does not say what they are."""
+    parse_spec(f'{text}slurm: {{version: "{asked}"}}\n', "c.yaml")
+
+
+def test_keys_that_a_release_does_not_know_are_refused_in_their_place() -> None:
+    more = 'slurm: {version: "26.05", extra: [MaxArraySize=5001, GetEnvTimeout=5]}\n'
+    message = "Slurm 26.05 does not know GetEnvTimeout any more, and would not start"
+    assert problems(LOCAL + more) == [("slurm.extra[1]", message)]
+    parse_spec(LOCAL + more.replace("26.05", "24.11"), "c.yaml")
+
+
+def test_an_image_that_does_not_say_its_distribution_can_not_be_promised_a_release() -> None:
+    image = "image: {project: our-images, name: hpc-7}"
+    text = GCP.replace("zone: us", f"controller: {{{image}}}, partitions: {{train: {{{image}}}}}, zone: us")
+    asked = parse_spec(f'{text}slurm: {{version: "24.11"}}\n', "c.yaml")
+    refused = refusal(asked)
+    assert refused is not None
+    assert "Slurm 24.11 can't be promised: which distribution they have is known only once" in refused.what
+    assert refused.where == "slurm.version"
+    assert refusal(parse_spec(text, "c.yaml")) is None
