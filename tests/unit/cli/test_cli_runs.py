@@ -13,6 +13,7 @@ from clusterctl.cli.run import app
 from clusterctl.scheduler import slurm
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.models import PROVIDERS
+from clusterctl.state import inventory
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.copies import Copies, note
@@ -83,8 +84,8 @@ def test_what_came_with_the_files_of_a_home_needs_none(workspace: Workspace, tmp
 def test_what_becomes_of_it_depends_on_the_cluster(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, provider: str, said: str, *, keep: bool
 ) -> None:
-    monkeypatch.setattr(collecting, "inventory_of", lambda _: SimpleNamespace(traits=PROVIDERS[provider]))
-    monkeypatch.setattr(collecting, "keeps_storage", lambda _: keep)
+    monkeypatch.setattr(inventory, "inventory_of", lambda _: SimpleNamespace(traits=PROVIDERS[provider]))
+    monkeypatch.setattr(inventory, "keeps_storage", lambda _: keep)
     assert collecting._what_becomes(workspace) == said
 
 
