@@ -2,7 +2,7 @@
 
 Terraform is real, its provider and Google's API are stand-ins, `gcloud` leads to the machines, whose accounts
 a guest agent makes (a stand-in, too). All that comes after the inventory is the same as everywhere: Ansible,
-Slurm, jobs, runs.
+Slurm, jobs, runs. What is printed is compared with docs/howto/first-day-gcp.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from clusterctl.configure.inventory_file import install_mark
-from clusterctl.providers.local.layout import cluster_dir
+from clusterctl.providers.local import layout
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import Inventory, SharedFolder
@@ -34,15 +34,18 @@ from tests.support.google import gcloud, guest
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.google.world import World
-from tests.support.nested import as_root
+from tests.support.manual import ROOT, assert_shown
+from tests.support.nested import Host, as_root, leader
 from tests.support.nvidia import machines as nvidia
 from tests.support.nvidia.furnish import furnish
-from tests.support.verbs import Clusterctl
+from tests.support.terminal import plain, terminal
+from tests.support.verbs import Clusterctl, Ran
 
 pytestmark = pytest.mark.platform(
     "stand-in", "google-machines", "google-api", "google-terraform", "google-image"
 )
 
+FIRST_DAY = ROOT / "docs" / "howto" / "first-day-gcp.md"
 ZONE = "us-central1-a"
 MOST_NODES = 3
 WITH_DRIVER = "{project: deeplearning-platform-release, family: common-cu128-debian-12}"
@@ -83,7 +86,6 @@ class Gcp:
     cloud: GoogleCloud
     google: Google
     subnet: str
-    unfurnished: dict[str, Any]  # what `up` said of a node without NVIDIA's driver
 
     @property
     def spec(self) -> Path:
@@ -103,6 +105,23 @@ class Gcp:
         """A verb's answer under `-o json`."""
         answer: dict[str, Any] = self.runner("-o", "json", "-f", self.spec, *argv, rc=rc).json
         return answer
+
+    def answered(self, verb: str) -> str:
+        """What a verb shows to somebody who says yes; it is what the page of the first day has."""
+        size = (60, 200)
+        with terminal(self.runner, "-f", self.spec, verb, size=size, **self.runner.environ) as window:
+            window.read_until("[y/N] ", timeout_s=120)
+            window.type("y\n")
+            code = window.end()
+        assert code == 0, window.shown
+        self.as_shown(plain(window.shown), f"clusterctl {verb}")
+        return window.shown
+
+    def as_shown(self, said: Ran | str, text: str) -> None:
+        """Fails unless the page shows this to be printed."""
+        if isinstance(said, Ran):
+            said = f"{said.stderr}{said.stdout}"
+        assert_shown(FIRST_DAY, text, said, {self.name: "demo"})
 
     def ssh(self, *words: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
         """Plain `ssh -F` with the file that clusterctl wrote; ``path``: a PATH without gcloud."""
@@ -135,7 +154,7 @@ def gcp(
     clusterctl_home: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Gcp]:
-    """All machines as a cluster; the last node lacks NVIDIA's driver, until it leaves."""
+    """All machines but the last as a cluster."""
     beneath, inventory = machines
     folder = tmp_path_factory.mktemp("google")
     cloud = GoogleCloud(folder, started=True)
@@ -161,11 +180,11 @@ def gcp(
             "XDG_CACHE_HOME": str(cache_home().parent),
         }
         runner = Clusterctl(clusterctl_home, tmp_path_factory.mktemp("cwd"), environ, forked=True)
-        cluster = Gcp(cluster_name, runner, cloud, google, str(IPv4Network(inventory.network)), {})
+        cluster = Gcp(cluster_name, runner, cloud, google, str(IPv4Network(inventory.network)))
         settle_in(cluster.workspace, beneath)
-        cluster.ask_for(MOST_NODES)
+        cluster.ask_for(MOST_NODES - 1)
         try:
-            cluster.unfurnished.update(cluster.json("up", "--yes", rc=1))
+            cluster.answered("up")
             yield cluster
         finally:
             google.faults.clear()
@@ -186,7 +205,7 @@ def settle_in(workspace: Path, beneath: Workspace) -> None:
 def test_its_instances_are_made_once(gcp: Gcp) -> None:
     made = [name for _, kind, name in gcp.cloud.done("create") if kind == "google_compute_instance"]
     assert sorted(made) == sorted(gcp.cloud.instances)
-    nodes = [f"{gcp.name}-train-{number}" for number in range(1, MOST_NODES + 1)]
+    nodes = [f"{gcp.name}-train-{number}" for number in range(1, MOST_NODES)]
     assert sorted(gcp.cloud.instances) == [f"{gcp.name}-ctl", *nodes]
 
 
@@ -211,8 +230,14 @@ def test_the_accounts_are_those_that_the_guest_agent_made_once_sshd_answered(gcp
         assert int(refused.stdout) >= 1
 
 
-def test_a_node_without_the_gpus_of_its_partition_was_named(gcp: Gcp) -> None:
-    (failure,) = gcp.unfurnished["failures"]
+@pytest.mark.sweep  # tests/unit/cluster/test_converge_gpus.py
+def test_a_node_without_the_gpus_of_its_partition_is_named(gcp: Gcp) -> None:
+    """The last machine lacks NVIDIA's driver."""
+    gcp.cloud.forget_log()
+    gcp.ask_for(MOST_NODES)
+    (failure,) = gcp.json("up", "--yes", rc=1)["failures"]
+    changed = list(gcp.cloud.done("create", "update", "delete"))
+    assert changed == [("create", "google_compute_instance", f"{gcp.name}-train-{MOST_NODES}")]
     assert (failure["code"], failure["host"]) == ("gpus-missing", f"{gcp.name}-train-{MOST_NODES}")
     assert failure["cause"] == (
         "partition train has gpus: 1 x nvidia-l4, and there is no nvidia-smi there that shows any"
@@ -220,20 +245,13 @@ def test_a_node_without_the_gpus_of_its_partition_was_named(gcp: Gcp) -> None:
     assert "clusterctl up" in failure["fix"]
 
 
-def resized(gcp: Gcp, nodes: int) -> list[tuple[str, str, str]]:
-    """What `up` did to the cloud for another number of nodes."""
-    gcp.cloud.forget_log()
-    gcp.ask_for(nodes)
-    gcp.json("up", "--yes")
-    assert len(gcp.json("status")["nodes"]) == nodes
-    return list(gcp.cloud.done("create", "update", "delete"))
-
-
+@pytest.mark.sweep  # on local nodes: test_drift.py; what Terraform does then: tests/unit/gcp
 def test_fewer_nodes_touch_only_those(gcp: Gcp) -> None:
-    assert resized(gcp, 2) == [("delete", "google_compute_instance", f"{gcp.name}-train-3")]
-    said = gcp.json("status")
-    assert said["ready"]
-    assert said["provider"] == "gcp"
+    gcp.cloud.forget_log()
+    gcp.ask_for(MOST_NODES - 1)
+    gcp.json("up", "--yes")
+    changed = list(gcp.cloud.done("create", "update", "delete"))
+    assert changed == [("delete", "google_compute_instance", f"{gcp.name}-train-{MOST_NODES}")]
 
 
 def test_plain_ssh_goes_through_the_tunnel(gcp: Gcp) -> None:
@@ -246,6 +264,10 @@ def test_plain_ssh_goes_through_the_tunnel(gcp: Gcp) -> None:
 
 
 def test_a_second_up_changes_nothing(gcp: Gcp) -> None:
+    said = gcp.json("status")
+    assert (said["ready"], said["provider"], len(said["nodes"])) == (True, "gcp", MOST_NODES - 1)
+    gcp.as_shown(gcp.runner("-f", gcp.spec, "status"), "clusterctl status")
+    gcp.as_shown(gcp.runner("-f", gcp.spec, "doctor"), "clusterctl doctor")
     gcp.cloud.forget_log()
     gcp.runner("-f", gcp.spec, "plan", "--check")
     said = gcp.json("up", "--yes")
@@ -254,9 +276,14 @@ def test_a_second_up_changes_nothing(gcp: Gcp) -> None:
 
 
 def test_a_job_trains_and_comes_home(gcp: Gcp) -> None:
-    gcp.runner("-f", gcp.spec, "submit", "train", "--nodes", "2", "--follow", "--", "--iterations", "3")
-    (run,) = gcp.json("collect")["runs"]
-    record = json.loads((Path(run["dir"]) / "run.json").read_text())
+    for text in (
+        "submit probe --nodes 2 --wait",
+        "submit train --nodes 2 --follow -- --epochs 3",
+        "collect",
+    ):
+        gcp.as_shown(gcp.runner("-f", gcp.spec, *text.split()), f"clusterctl {text}")
+    (run,) = gcp.runner.cwd.glob("runs/*-train")
+    record = json.loads((run / "run.json").read_text())
     assert record["state"] == "COMPLETED"
     assert sorted(record["nodes"]) == [f"{gcp.name}-train-1", f"{gcp.name}-train-2"]
 
@@ -284,26 +311,29 @@ def of_job(gcp: Gcp, script: Path, *options: str) -> list[str]:
     return (Path(run["dir"]) / "stdout.log").read_text().splitlines()
 
 
-@pytest.mark.sweep  # a node more on a live cluster: test_drift.py; what Terraform does then: tests/unit/gcp
-def test_more_nodes_touch_only_those(gcp: Gcp, machines: tuple[Workspace, Inventory]) -> None:
-    third = f"{gcp.name}-train-3"
-    furnish(partial(shell, machines[0], third), L4)
-    for nodes, change in ((3, "create"), (2, "delete")):
-        assert resized(gcp, nodes) == [(change, "google_compute_instance", third)]
+def nested_host(inventory: Inventory, address: str) -> Host:
+    """The machine that has this address, without its sshd."""
+    subnet = IPv4Network(inventory.network)
+    number = next(n for n in range(1, subnet.num_addresses) if layout.address(subnet, n) == address)
+    name = layout.machine_name(inventory.cluster_id, number)
+    pid = leader(name)
+    assert pid is not None, f"{name} does not run"
+    return Host(name, pid)
 
 
 def test_an_image_is_made_of_a_machine_that_keeps_nothing_of_its_own(
     gcp: Gcp, machines: tuple[Workspace, Inventory]
 ) -> None:
     """The third machine becomes one. It is installed already: nothing here leads to a mirror."""
-    beneath, inventory = machines
+    _, inventory = machines
     third, name = f"{gcp.name}-train-3", f"{gcp.name}-image"
     host = next(host for host in inventory.hosts if host.name == third)
     mark = install_mark(inventory.model_copy(update={"shared_folder": SharedFolder(kind="nfs")}))
     payload = "/opt/clusterctl/payload"
     own = "/etc/ssh/ssh_host_ed25519_key /etc/munge/munge.key /home/clusterctl/.ssh/authorized_keys"
-    shell(beneath, third, f"sudo touch /opt/clusterctl/installed-{mark}-compute; sudo ls {own}")
-    shell(beneath, third, f"sudo rm -rf {payload}/*; test -s /etc/machine-id")
+    inside = nested_host(inventory, host.address)  # the agent has not made our account yet, or it has
+    inside.sh(f"mkdir -p {payload}; rm -rf {payload}/*; touch /opt/clusterctl/installed-{mark}-compute")
+    inside.sh("test -s /etc/machine-id; test -s /etc/ssh/ssh_host_ed25519_key; test -s /etc/munge/munge.key")
     kind, key = host.host_key.split()
     gcp.cloud.addresses({name: host.address})
     with gcp.google.world.change() as state:
@@ -320,7 +350,7 @@ def test_an_image_is_made_of_a_machine_that_keeps_nothing_of_its_own(
     assert not gcp.json("image", "bake")["made"]
     assert gcp.json("status")["ready"]
 
-    folder = cluster_dir(inventory.cluster_id) / "nodes" / third / "upper"
+    folder = layout.cluster_dir(inventory.cluster_id) / "nodes" / third / "upper"
     look = f"for file in {own}; do [ ! -f {folder}$file ] || echo $file; done"  # what is gone is no file
     argv = [*as_root(), "sh", "-c", f"{look}; wc -c <{folder}/etc/machine-id; ls {folder}{payload}"]
     there = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
@@ -341,7 +371,7 @@ def test_down_names_what_it_leaves_with_its_cost_and_ends_clean(gcp: Gcp) -> Non
     (why,) = [one["cause"] for one in said["failures"] if "forgotten" in one["cause"]]
     assert re.match(rf"disk forgotten in {ZONE} \(0\.\d+ USD an hour\): .*compute\.disks\.delete", why), why
     gcp.google.faults.clear()
-    gcp.runner("-f", gcp.spec, "down", "--yes", "--discard")
+    gcp.answered("down")
     assert left(gcp) == ["google_compute_disk", "google_compute_image"], "the shared folder's, and the nodes'"
     assert not gcp.workspace.exists()
 
@@ -356,6 +386,9 @@ def test_storage_that_is_kept_is_listed_taken_up_and_removed(gcp: Gcp) -> None:
     gcp.runner("-f", gcp.spec, "down", "--storage", "--discard", "--yes")
     assert left(gcp) == ["google_compute_image"]
     assert gcp.json("list")["storage"] == []
+    text = f"down --orphans --cluster {gcp.name} --project {PROJECT}"
+    said = gcp.runner(*text.split())
+    gcp.as_shown(said, "clusterctl down --orphans --cluster demo --project my-project")
 
 
 def left(gcp: Gcp) -> list[str]:

@@ -2,11 +2,13 @@
 
 They are somebody's own: an ordinary user with a key and sudo, a running firewall, dnf and its repositories.
 What such a machine is and what it can't show: tests/support/el, docs/onprem.md.
+What is printed is compared with docs/howto/first-day-rocky.md.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -17,13 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
+from clusterctl.spec.hosts import expand
 from tests.support.cluster import Cluster, records
-from tests.support.lab import Box, Lab, lab
-from tests.support.manual import blocks
+from tests.support.lab import Lab, lab
+from tests.support.manual import assert_shown, blocks
 from tests.support.nested import Host
 from tests.support.nvidia.machines import PROGRAM, rtx_4070
-from tests.support.verbs import Clusterctl
+from tests.support.terminal import plain, terminal
+from tests.support.verbs import Clusterctl, Ran
 
 pytestmark = [
     pytest.mark.platform("stand-in", "rocky-9", "nvidia-packages"),
@@ -141,14 +146,48 @@ def file(machines: Lab, cluster_name: str, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def rocky(file: Path, before: dict[str, str], cluster_name: str, clusterctl_home: Path) -> Iterator[Cluster]:
-    """The cluster, up."""
+def rocky(
+    file: Path, machines: Lab, before: dict[str, str], cluster_name: str, clusterctl_home: Path
+) -> Iterator[Cluster]:
+    """The cluster, up. Nobody has confirmed the host keys before."""
     runner = Clusterctl(clusterctl_home, file.parent, forked=True)
+    file.write_text(re.sub(r"host_key: ssh-ed25519\s+\S+(?=})", "", file.read_text()))
     try:
-        up = runner("-o", "json", "-f", file, "up", "--yes")
-        yield Cluster(cluster_name, file, runner, up.json)
+        shown = answered(runner, file, "up")
+        for turn in (0, 1):
+            as_shown(shown, "clusterctl up", cluster_name, turn)
+        yield Cluster(cluster_name, file, runner, {"shown": shown})
     finally:
         runner("-f", file, "down", "--yes", "--discard", rc=None)
+
+
+def answered(runner: Clusterctl, spec: Path, verb: str) -> str:
+    """What a verb shows to somebody who says yes."""
+    with terminal(runner, "-f", spec, verb, size=(60, 200)) as window:
+        window.read_until("[y/N] ")
+        window.type("y\n")
+        code = window.end()
+    assert code == 0, window.shown
+    return plain(window.shown)
+
+
+def as_shown(said: Ran | str, text: str, name: str, turn: int = 0) -> None:
+    """Fails unless the page of the first day shows this to be printed."""
+    if isinstance(said, Ran):
+        said = f"{said.stderr}{said.stdout}"
+    assert_shown(FIRST_DAY, text, said, {name: "lab"}, turn)
+
+
+def spec_of_the_page(machines: Lab, **provider: Any) -> str:
+    """What the page has the reader write, of these machines."""
+    (text,) = (block.text for block in blocks(FIRST_DAY) if block.language == "yaml")
+    said = YAML(typ="safe").load(text)
+    assert expand(*said["provider"]["hosts"]) == tuple(NODES)
+    hosts = {host.name: {"address": host.address, "host_key": host.host_key} for host in machines.hosts}
+    access = {**said["provider"]["access"], "key": str(machines.key)}
+    return json.dumps(
+        {**said, "provider": {**said["provider"], "hosts": hosts, "access": access, **provider}}
+    )
 
 
 def test_a_machine_whose_dnf_is_at_work_is_told_by_pid_and_command(
@@ -171,26 +210,30 @@ def test_a_machine_whose_dnf_is_at_work_is_told_by_pid_and_command(
 def test_obstacles_are_told_as_the_page_of_the_first_day_shows(
     no_residue: None, clusterctl: Clusterctl, tmp_path: Path
 ) -> None:
-    every = (one for block in blocks(FIRST_DAY) for one in block.commands)
-    obstacles, well = (one for one in every if one.text == "clusterctl plan --preflight")
-    with lab("el", [Box("head"), Box("gpu01"), Box("gpu02")]) as machines:
+    with lab("el", 2) as machines:
         spec = tmp_path / "cluster.yaml"
-        spec.write_text(machines.spec("lab", partitions={"train": "gpu[01-02]"}))
-        web = machines.enter("gpu01", ["getent", "hosts", "dl.rockylinux.org"]).stdout.split()[0]
-        drops = {"gpu01": (web, "80"), "gpu02": (machines.host("head").address, "6817, 6819")}
+        spec.write_text(spec_of_the_page(machines, shared={"kind": "none"}))  # no kernel of NFS is here
+        web = machines.enter("node1", ["getent", "hosts", "dl.rockylinux.org"]).stdout.split()[0]
+        drops = {"node1": (web, "80"), "node2": (machines.host("node1").address, "6817, 6819")}
         for name, place in drops.items():
             machines.host(name).inside.sh(f"nft -f - <<'EOF'\n{DROPPED % place}\nEOF")
-        said = clusterctl("-f", spec, "plan", "--preflight", rc=1)
-        assert not obstacles.differs(said.stdout), str(said)
+        as_shown(clusterctl("-f", spec, "plan", "--preflight", rc=1), "clusterctl plan --preflight", "lab")
         for name in drops:
             machines.host(name).inside.sh("nft delete table ip lab")
-        said = clusterctl("-f", spec, "plan", "--preflight")
-        assert not well.differs(said.stdout), str(said)
+        as_shown(clusterctl("-f", spec, "plan", "--preflight"), "clusterctl plan --preflight", "lab", 1)
+
+
+def test_the_first_day_is_planned_as_its_page_shows(
+    machines: Lab, clusterctl: Clusterctl, tmp_path: Path
+) -> None:
+    spec = tmp_path / "cluster.yaml"
+    spec.write_text(spec_of_the_page(machines))
+    for verb in ("validate", "plan"):
+        as_shown(clusterctl("-f", spec, verb), f"clusterctl {verb}", "lab")
 
 
 def test_up_proves_itself(rocky: Cluster) -> None:
-    assert rocky.raised["ready"]
-    assert rocky.raised["probed"] == NODES
+    assert rocky.json("status")["ready"]
 
 
 def test_the_distributions_own_packages_are_there(rocky: Cluster) -> None:
@@ -206,6 +249,7 @@ def test_doctor_shows_the_firewall_that_is_in_force_and_finds_it_open(rocky: Clu
     firewalls = [host["firewall"] for host in looked["hosts"].values()]
     assert firewalls == [{"name": "firewalld", "zone": "public", "closed": []}] * 2
     assert "firewall" not in [finding["code"] for finding in looked["findings"]]
+    as_shown(rocky("status"), "clusterctl status", rocky.name)
 
 
 def test_the_firewall_lets_members_through_and_nobody_else(rocky: Cluster, machines: Lab) -> None:
@@ -223,19 +267,24 @@ def test_a_host_with_cards_has_what_the_spec_asks_for_and_says_what_it_waits_for
     assert rocky.ssh("node2", f"rpm -q --qf '%{{name}} ' {wanted}").split() == wanted.split()
     assert "not installed" in rocky.ssh("node1", "rpm -q nvidia-open || true")
     assert rocky.ssh("node2", "rpm -q libnccl-devel libnccl-static || true").count("not installed") == 2
-    (needed,) = (note for note in rocky.raised["notes"] if "a reboot is needed" in note)
-    assert needed.startswith("node2: ")
+    lines = rocky.raised["shown"].splitlines()
+    (needed,) = (line for line in lines if "a reboot is needed" in line)
+    assert needed.startswith("note: node2: ")
     assert "`clusterctl node reboot node2`" in needed
 
 
 def test_two_nodes_train_together_and_the_run_comes_home(rocky: Cluster) -> None:
-    job = rocky.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "2")
-    assert job["ok"]
-    run = rocky.run_of(job["job_id"])
+    for text in (
+        "submit probe --nodes 2 --wait",
+        "submit train --nodes 2 --follow -- --epochs 2",
+        "collect",
+    ):
+        as_shown(rocky(*text.split()), f"clusterctl {text}", rocky.name)
+    (run,) = rocky.runner.cwd.glob("runs/*-train")
     (start,) = (record for record in records(run / "metrics.jsonl") if record["kind"] == "run")
     assert (start["world_size"], [rank["host"] for rank in start["ranks"]]) == (2, NODES)
     assert json.loads((run / "run.json").read_text())["state"] == "COMPLETED"
-    assert job["job_id"] in (run / "sacct.json").read_text()
+    assert run.name.split("-")[1] in (run / "sacct.json").read_text()
 
 
 def test_up_again_leaves_all_as_it_is(rocky: Cluster) -> None:
@@ -284,5 +333,5 @@ def test_a_node_is_booted_when_its_job_has_ended_and_has_its_gpu_then(rocky: Clu
 
 def test_down_gives_them_back_as_they_were(rocky: Cluster, machines: Lab, before: dict[str, Any]) -> None:
     assert not any(traces(machines)[host] == said for host, said in before.items())
-    rocky("down", "--yes")
+    as_shown(answered(rocky.runner, rocky.spec, "down"), "clusterctl down", rocky.name)
     assert traces(machines) == before

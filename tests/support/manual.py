@@ -8,14 +8,14 @@
     ```console elsewhere: tests/e2e/test_wheel.py    run there, not here
 
 What a command prints is compared line by line, in order: words must agree, words with digits need only be
-words with digits, and `ada` is whoever reads. Lines may be left out of the manual; `...` says so.
+words with digits, and `ada` is whoever reads. The manual may leave out lines and the end of one: `...` there.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,8 +160,24 @@ def _typed(block: Block) -> Iterator[Command]:
         yield Command(f"{block.page.relative_to(ROOT)}:{at}", text, tuple(prints))
 
 
+def shown(page: Path, text: str, turn: int = 0) -> Command:
+    """The command of a page that is typed like this, the ``turn``-th of them from 0."""
+    typed = (one for block in blocks(page) if block.language in RUN for one in block.commands)
+    return [one for one in typed if one.text == text][turn]
+
+
+def assert_shown(page: Path, text: str, said: str, names: Mapping[str, str], turn: int = 0) -> None:
+    """Fails unless ``said`` is what the page shows that command to print. ``names``: ours -> the page's."""
+    for ours, its in names.items():
+        said = said.replace(ours, its)
+    missing = shown(page, text, turn).differs(said)
+    assert not missing, f"{missing!r} was not printed by {text}:\n{said}"
+
+
 def _alike(expected: str, line: str) -> bool:
     words, said = expected.split(), line.split()
+    if words[-1:] == ["..."]:
+        words, said = words[:-1], said[: len(words) - 1]
     return len(words) == len(said) and all(map(_same, words, said))
 
 

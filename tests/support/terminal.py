@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -15,6 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.support.verbs import Clusterctl
+
+
+def plain(shown: str) -> str:
+    """What a terminal was sent, without colours and moves of its cursor."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r", "")
 
 
 class Terminal:

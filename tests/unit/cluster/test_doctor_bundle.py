@@ -22,6 +22,7 @@ from clusterctl.spec.load import parse_spec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.redact import HIDDEN
+from tests.support.manual import ROOT, assert_shown
 from tests.support.planted import FACTS, PLANTED, PORTS
 from tests.support.verbs import Clusterctl
 
@@ -127,6 +128,10 @@ def test_it_is_made_of_a_cluster_that_never_was(tmp_path: Path) -> None:
     cli = Clusterctl(tmp_path / "home", cwd, forked=True)
     said = cli("doctor", "--bundle", "mine.tar.gz").stdout
     assert "wrote mine.tar.gz" in said
+    page = ROOT / "docs" / "howto" / "first-day-rocky.md"
+    assert_shown(
+        page, "clusterctl doctor --bundle", said, {"mine.tar.gz": "lab-doctor-20261124T101500.tar.gz"}
+    )
     assert "not to be had: the records of the cluster" in said
     assert "demo-doctor/spec.yaml" in files(cwd / "mine.tar.gz")
     assert "exists" in cli("doctor", "--bundle", "mine.tar.gz", rc=2).stderr

@@ -1,4 +1,7 @@
-"""`plan` and `down --orphans` on Google Cloud, as a user runs them: real Terraform, a stand-in of Google."""
+"""`plan` and `down --orphans` on Google Cloud, as a user runs them: real Terraform, a stand-in of Google.
+
+What docs/howto/first-day-gcp.md shows to be printed, and needs no machines, is compared here.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.google.module import CLUSTER_ID, Module, spec_of
 from tests.support.google.world import World
-from tests.support.verbs import Clusterctl
+from tests.support.manual import ROOT, assert_shown, blocks, shown
+from tests.support.verbs import Clusterctl, Ran
+
+FIRST_DAY = ROOT / "docs" / "howto" / "first-day-gcp.md"
 
 SPEC = f"""\
 version: 1
@@ -28,15 +34,27 @@ partitions: [{{name: train, nodes: 2, gpus: {{type: l4}}}}]
 """
 
 
-def runner(cloud: GoogleCloud, google: Google, folder: Path) -> Clusterctl:
+def runner(cloud: GoogleCloud, google: Google, folder: Path, spec: str = SPEC) -> Clusterctl:
     """clusterctl with that cloud, and a `gcloud` that is logged in."""
     discovery.methods("compute")  # which takes seconds to read, in which the double answers nobody
     cwd = folder / "cwd"
     cwd.mkdir()
-    (cwd / "cluster.yaml").write_text(SPEC)
+    (cwd / "cluster.yaml").write_text(spec)
     path = f"{gcloud.install(folder, cloud.store.path)}:{cloud.env['PATH']}"
     environ = {**cloud.env, "PATH": path, **google.environment, "XDG_CACHE_HOME": str(cache_home().parent)}
     return Clusterctl(folder / "home", cwd, environ, forked=True)
+
+
+def spec_of_the_page() -> str:
+    """What the page of the first day has the reader write, of the stand-in's project."""
+    (spec,) = (block.text for block in blocks(FIRST_DAY) if block.language == "yaml")
+    return spec.replace("my-project", PROJECT)
+
+
+def as_shown(ran: Ran, text: str, turn: int = 0) -> Ran:
+    """Fails unless the page shows this."""
+    assert_shown(FIRST_DAY, text, f"{ran.stderr}{ran.stdout}", {PROJECT: "my-project"}, turn)
+    return ran
 
 
 @pytest.fixture
@@ -74,15 +92,18 @@ def test_a_plan_of_a_new_cluster_says_what_it_costs_and_makes_nothing(tmp_path: 
 def test_what_stands_in_the_way_is_named_at_once_and_up_makes_nothing(tmp_path: Path) -> None:
     cloud = GoogleCloud(tmp_path)
     with Google(World(cloud.store.path)) as google:
-        cli = runner(cloud, google, tmp_path)
-        assert cli("plan", "--preflight").stdout == "nothing stands in the way of `clusterctl up`\n"
+        cli = runner(cloud, google, tmp_path, spec_of_the_page())
+        as_shown(cli("validate"), "clusterctl validate")
+        as_shown(cli("plan", "--preflight"), "clusterctl plan --preflight", 1)
+        planned = as_shown(cli("plan"), "clusterctl plan").stdout.splitlines()
+        assert not set(shown(FIRST_DAY, "clusterctl plan").prints) - set(planned), "to the cent"
         google.project.quotas["NVIDIA_L4_GPUS"] = (0, 0)
+        google.off.add("iap")
+        as_shown(cli("plan", "--preflight", rc=1), "clusterctl plan --preflight")
+        google.off.clear()
         google.project.denied.add("iam.serviceAccounts.actAs")
         looked = cli("-o", "json", "plan", "--preflight", rc=1).json
         assert [one["code"] for one in looked["failures"]] == ["permission", "quota"]
-        shown = cli("plan", "--preflight", rc=1).stdout
-        assert "us-central1: error: too little quota NVIDIA_L4_GPUS" in shown
-        assert "fix: ask for more: `gcloud beta quotas preferences create" in shown
         refused = cli("-o", "json", "up", "--yes", rc=1).json
         assert [one["code"] for one in refused["failures"]] == ["permission", "quota"]
         assert cli("plan", "--preflight", "--check", rc=2).stderr
@@ -93,26 +114,23 @@ def test_what_stands_in_the_way_is_named_at_once_and_up_makes_nothing(tmp_path: 
 def test_the_first_line_of_an_error_says_what_google_refused(tmp_path: Path) -> None:
     cloud = GoogleCloud(tmp_path)
     with Google(World(cloud.store.path)) as google:
-        cli = runner(cloud, google, tmp_path)
+        cli = runner(cloud, google, tmp_path, spec_of_the_page())
 
-        def first_line(verb: str) -> str:
-            lines = cli(verb, "--yes", rc=1).stderr.splitlines()
-            return next(line for line in lines if "error" in line)
+        def first_line(ran: Ran) -> str:
+            return next(line for line in ran.stderr.splitlines() if "error" in line)
 
-        where = f"(project {PROJECT}, us-central1-a)"
         cloud.fail("permission_required", of="google_service_account", times=2)
         cause = f"you lack the right iam.serviceAccounts.create in project {PROJECT}"
-        assert first_line("up") == f"error: not all could be made: {cause} {where}"
-        cloud.fail("gpus_all_regions", name="demo-train-*")
-        cause = f"the quota GPUS_ALL_REGIONS of project {PROJECT} is used up (limit: 0)"
-        nodes = {
-            f"error: not all could be made: demo-train-{a}, demo-train-{3 - a}: {cause} {where}"
-            for a in (1, 2)
-        }
-        assert first_line("up") in nodes
+        said = f"error: not all could be made: {cause} (project {PROJECT}, us-central1-a)"
+        assert first_line(cli("up", "--yes", rc=1)) == said
+        cloud.fail("stockout_plain", name="demo-train-*")
+        as_shown(cli("up", "--yes", rc=1), "clusterctl up --yes")
+        as_shown(cli("plan"), "clusterctl plan", 1)
+        as_shown(cli("doctor", "--bundle"), "clusterctl doctor --bundle")
         cloud.fail("protected", on="delete")
         google.refuse("compute.instances.delete", "protected")
-        assert first_line("down") == "error: 3 of 5 things of the cluster could not be deleted"
+        said = "error: 3 of 5 things of the cluster could not be deleted"
+        assert first_line(cli("down", "--yes", rc=1)) == said
         cloud.heal()
         google.faults.clear()
         cli("down", "--yes")
