@@ -1,124 +1,100 @@
-"""`configure.yml` on a live cluster with nothing to change: clusterctl's strategy against Ansible's own.
+"""`configure.yml` with nothing to change: clusterctl's strategy and Ansible's own, or run here and by nodes.
 
 Raises a cluster of its own, runs both sides in turn, prints every round, medians and their ratio.
-Usage: python benchmarks/configure.py [ROUNDS]
-       python benchmarks/configure.py own [ROUNDS [NODES]]
+Usage: python benchmarks/configure.py [--rounds N]
+       python benchmarks/configure.py own [--rounds N] [--nodes N] [--kind KIND]
 
-The second compares, on machines of one's own (a lab's, Debian), `up --reconfigure` with all of Ansible run
-here and with nodes that run it themselves: processor time of the programs started here, and the phase in
-seconds. All machines share the processors of this one, which real ones don't.
+The second compares, on machines of one's own, a lab's (tests/support/lab.py) of a kind (`debian`, `el`,
+...), the phase `converge` of `up --reconfigure` with `ansible: nodes` and with all of Ansible here, and the
+processor time of the programs started here. All machines share this one's processors, which real ones don't.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import os
-import resource
-import secrets
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import Final
+
+from support.clusters import BIN, Cluster, raised
+from support.rounds import machine, measure
 
 ROOT = Path(__file__).resolve().parents[1]
-BIN = Path(sys.executable).parent
-SPEC = "version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n  - {{name: train, nodes: 2}}\n"
 
 
-def environment(strategy: str) -> dict[str, str]:
-    """Ansible's environment for one side; everything else is the same."""
-    return {
-        **os.environ,
-        "ANSIBLE_CONFIG": str(ROOT / "ansible/ansible.cfg"),
-        "ANSIBLE_STRATEGY_PLUGINS": str(ROOT / "ansible/strategy_plugins"),
-        "ANSIBLE_STRATEGY": strategy,
-    }
+def strategies(rounds: int) -> None:
+    """Plain `ansible-playbook` with both strategies; all else is the same."""
+    with raised(2) as cluster:
+        settings = {
+            "ANSIBLE_CONFIG": str(ROOT / "ansible/ansible.cfg"),
+            "ANSIBLE_STRATEGY_PLUGINS": str(ROOT / "ansible/strategy_plugins"),
+        }
+        argv = [
+            BIN / "ansible-playbook",
+            "-i",
+            cluster.workspace / "inventory.yml",
+            ROOT / "ansible/configure.yml",
+        ]
+
+        def play(strategy: str) -> None:
+            environ = {**os.environ, **settings, "ANSIBLE_STRATEGY": strategy}
+            subprocess.run(argv, env=environ, check=True, stdout=subprocess.DEVNULL)
+
+        measure(
+            "configure.yml on 1 + 2 local nodes, nothing to change",
+            rounds,
+            clusterctl_linear=lambda: play("clusterctl_linear"),
+            linear=lambda: play("linear"),
+        ).show()
 
 
-def seconds(inventory: Path, strategy: str) -> float:
-    """One run of the playbook, in seconds."""
-    start = time.perf_counter()
-    subprocess.run(
-        [BIN / "ansible-playbook", "-i", inventory, ROOT / "ansible/configure.yml"],
-        env=environment(strategy),
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    return time.perf_counter() - start
-
-
-SIDES: Final = ("here", "nodes")
-
-
-def children_s() -> float:
-    """The processor time of the programs that were started here and have ended, in seconds."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def own_machines(rounds: int, nodes: int) -> None:
-    """Measure both ways on machines of one's own."""
+def own_machines(rounds: int, nodes: int, kind: str) -> None:
+    """Both ways on machines of one's own."""
     sys.path.insert(0, str(ROOT))
     from tests.support.lab import lab  # noqa: PLC0415 - needs root, and this checkout
 
+    has_mirror = not kind.startswith("el")  # its packages are in its image
     with (
-        tempfile.TemporaryDirectory() as folder,
-        lab("debian", nodes + 1, shared="/shared", internet=True) as one,
+        tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as folder,
+        lab(kind, nodes + 1, shared="/shared", internet=has_mirror) as one,  # type: ignore[arg-type]
     ):
-        environ, file = {**os.environ, "CLUSTERCTL_HOME": folder}, Path(folder, "cluster.yaml")
-        name = f"b{secrets.token_hex(3)}"
+        cluster = Cluster.new(folder, nodes)
 
-        def run(side: str, *words: str) -> str:
-            file.write_text(one.spec(name, provider={"ansible": side}))
-            argv = [BIN / "clusterctl", "-o", "json", "-f", file, *words]
-            return subprocess.run(argv, env=environ, check=True, stdout=subprocess.PIPE, text=True).stdout
+        def converge(where: str) -> float:
+            spec = one.spec(cluster.name, provider={"ansible": where})
+            (cluster.folder / "cluster.yaml").write_text(spec)
+            phases = cluster.run("up", "--yes", "--reconfigure")["phases"]
+            return next(float(phase["seconds"]) for phase in phases if phase["phase"] == "converge")
 
         try:
-            run("nodes", "up", "--yes")
-            for _ in range(rounds):
-                for side in SIDES:
-                    before = children_s()
-                    phases = json.loads(run(side, "up", "--yes", "--reconfigure"))["phases"]
-                    spent = children_s() - before
-                    (took,) = (phase["seconds"] for phase in phases if phase["phase"] == "converge")
-                    load = os.getloadavg()[0]
-                    print(
-                        f"{side:5} processor {spent:6.1f} s   converge {took:6.1f} s   load {load:.1f}",
-                        flush=True,
-                    )
+            print(
+                f"first `up`, packages and all, with `ansible: nodes`: converge {converge('nodes'):.1f} s",
+                flush=True,
+            )
+            measure(
+                f"converge of `up --reconfigure`, 1 + {nodes} {kind} machines, nothing to change",
+                rounds,
+                on_the_nodes=lambda: converge("nodes"),
+                here=lambda: converge("here"),
+            ).show()
         finally:
-            run("here", "down", "--yes", "--discard")
+            cluster.down()
 
 
 def main() -> None:
-    """Measure."""
-    if sys.argv[1:2] == ["own"]:
-        rounds, nodes = (int(given) for given in (*sys.argv[2:4], *("2", "16")[len(sys.argv) - 2 :]))
-        own_machines(rounds, nodes)
-        return
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    name = f"b{secrets.token_hex(3)}"
-    with tempfile.TemporaryDirectory() as folder:
-        environ = {**os.environ, "CLUSTERCTL_HOME": folder}
-        file = Path(folder, "cluster.yaml")
-        file.write_text(SPEC.format(name=name))
-        command = [BIN / "clusterctl", "-f", file]
-        subprocess.run([*command, "up"], env=environ, check=True, stdout=subprocess.DEVNULL)
-        try:
-            times: dict[str, list[float]] = {"clusterctl_linear": [], "linear": []}
-            for _ in range(rounds):
-                for strategy, taken in times.items():
-                    taken.append(seconds(Path(folder, name, "inventory.yml"), strategy))
-        finally:
-            subprocess.run([*command, "down", "--yes"], env=environ, check=True, stdout=subprocess.DEVNULL)
-    for strategy, taken in times.items():
-        shown = " ".join(f"{t:.2f}" for t in taken)
-        print(f"{strategy:17} median {statistics.median(taken):6.2f} s   rounds {shown}")
-    ratio = statistics.median(times["linear"]) / statistics.median(times["clusterctl_linear"])
-    print(f"ratio             linear / clusterctl_linear = {ratio:.2f}   ({rounds} rounds, 1 + 2 nodes)")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("what", nargs="?", choices=["strategies", "own"], default="strategies")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--nodes", type=int, default=16)
+    parser.add_argument("--kind", default="debian")
+    asked = parser.parse_args()
+    print(machine(), flush=True)
+    if asked.what == "own":
+        own_machines(asked.rounds, asked.nodes, asked.kind)
+    else:
+        strategies(asked.rounds)
 
 
 if __name__ == "__main__":

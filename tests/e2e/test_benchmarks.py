@@ -27,6 +27,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
                 "rsync / put = ",
             ),
         ),
+        ("configure.py", (), ("linear / clusterctl linear = ",)),
         (
             "collecting.py",
             ("--jobs", "5", "--log", "0.2", "--files", "1200"),
