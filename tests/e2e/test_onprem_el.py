@@ -178,14 +178,16 @@ def as_shown(said: Ran | str, text: str, name: str, turn: int = 0) -> None:
     assert_shown(FIRST_DAY, text, said, {name: "lab"}, turn)
 
 
-def spec_of_the_page(machines: Lab) -> str:
+def spec_of_the_page(machines: Lab, **provider: Any) -> str:
     """What the page has the reader write, of these machines."""
     (text,) = (block.text for block in blocks(FIRST_DAY) if block.language == "yaml")
     said = YAML(typ="safe").load(text)
     assert expand(*said["provider"]["hosts"]) == tuple(NODES)
     hosts = {host.name: {"address": host.address, "host_key": host.host_key} for host in machines.hosts}
     access = {**said["provider"]["access"], "key": str(machines.key)}
-    return json.dumps({**said, "provider": {**said["provider"], "hosts": hosts, "access": access}})
+    return json.dumps(
+        {**said, "provider": {**said["provider"], "hosts": hosts, "access": access, **provider}}
+    )
 
 
 def test_a_machine_whose_dnf_is_at_work_is_told_by_pid_and_command(
@@ -210,7 +212,7 @@ def test_obstacles_are_told_as_the_page_of_the_first_day_shows(
 ) -> None:
     with lab("el", 2) as machines:
         spec = tmp_path / "cluster.yaml"
-        spec.write_text(spec_of_the_page(machines))
+        spec.write_text(spec_of_the_page(machines, shared={"kind": "none"}))  # no kernel of NFS is here
         web = machines.enter("node1", ["getent", "hosts", "dl.rockylinux.org"]).stdout.split()[0]
         drops = {"node1": (web, "80"), "node2": (machines.host("node1").address, "6817, 6819")}
         for name, place in drops.items():
