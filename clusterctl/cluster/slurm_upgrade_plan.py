@@ -169,7 +169,9 @@ def objections(
         session.notes.append(
             f"these jobs call srun without --mpi, and fail if that starts MPI programs: {_first(by_srun)}"
         )
-    if by_pmix and not force:
+    if by_pmix and force:
+        session.notes.append(f"steps that these jobs start by PMIx from now on fail: {_first(by_pmix)}")
+    elif by_pmix:
         yield UsageError(
             f"jobs start ranks by PMIx: {_first(by_pmix)}",
             where=_WHERE,

@@ -20,6 +20,7 @@ provider: {{type: local, distribution: debian-13}}
 partitions:
   - {{name: train, nodes: 2}}
 monitoring: {{interval: 1s}}
+slurm: {{qos: [{{name: urgent, priority: 100}}]{version}}}
 """
 
 
@@ -27,7 +28,8 @@ monitoring: {{interval: 1s}}
 def newer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     name = f"t{secrets.token_hex(3)}"
     home, cwd = tmp_path_factory.mktemp("newer home"), tmp_path_factory.mktemp("newer cwd")
-    with raised(name, SPEC.format(name=name), home, cwd) as one:
+    with raised(name, SPEC.format(name=name, version=""), home, cwd) as one:
+        assert one.sacct("1", "State") == "COMPLETED"  # what the accounting is to keep
         yield one
 
 
@@ -58,14 +60,28 @@ def version_of(cluster: Cluster, host: str) -> str:
 
 
 def with_release(cluster: Cluster, release: str) -> None:
-    cluster.spec.write_text(SPEC.format(name=cluster.name) + f'slurm: {{version: "{release}"}}\n')
+    cluster.spec.write_text(SPEC.format(name=cluster.name, version=f', version: "{release}"'))
+
+
+def accounting(cluster: Cluster) -> tuple[set[str], str]:
+    """What slurmdbd knows: jobs that have ended with their steps; associations and qualities of service."""
+    steps = "sacct -naP -S 2020-01-01 -o jobid,jobname,user,account,qos,state,exitcode,start,end"
+    kept = (
+        "sacctmgr -nP show assoc format=cluster,account,user,partition,share,qos,defaultqos",
+        "sacctmgr -nP show qos format=name,priority,maxwall,flags",
+        "sacctmgr -nP show user format=user,admin",
+    )
+    ran, rest = (cluster.ssh(f"{cluster.name}-ctl", asked) for asked in (steps, "; ".join(kept)))
+    assert "urgent|100" in rest
+    assert ".0|" in ran
+    return {line for line in ran.splitlines() if not line.endswith("|Unknown")}, rest
 
 
 @contextmanager
 def jobs_at_work(cluster: Cluster, *, waiting: int, by_pmix: bool = False) -> Iterator[list[str]]:
     """Two jobs that run and others that wait; after the body they go on, and all must complete, once.
 
-    ``by_pmix``: the second that runs is an MPI program under PMIx.
+    The accounting keeps what it had. ``by_pmix``: the second that runs is an MPI program under PMIx.
     """
     controller, cwd = f"{cluster.name}-ctl", cluster.runner.cwd
     scripts = [cwd / "waits.sh", cwd / ("ranks.sh" if by_pmix else "waits.sh")]
@@ -73,6 +89,7 @@ def jobs_at_work(cluster: Cluster, *, waiting: int, by_pmix: bool = False) -> It
     scripts[0].write_text(WAITS)
     cluster.ssh(controller, UNTIL.format("-z $(squeue -h)"))  # after a way back, jobs run again
     cluster.ssh(controller, "rm -f go", user=cluster.user)
+    before, kept = accounting(cluster)
     running = [cluster.json("submit", script, "--nodes", "1")["job_id"] for script in scripts]
     cluster.ssh(controller, UNTIL.format("$(squeue -h -t running | wc -l) == 2"))
     queued = cluster.ssh(controller, QUICK.format(count=waiting), user=cluster.user).split()
@@ -83,11 +100,13 @@ def jobs_at_work(cluster: Cluster, *, waiting: int, by_pmix: bool = False) -> It
     cluster.ssh(controller, UNTIL.format("-z $(squeue -h)"))
     for job in (*running, *queued):
         assert cluster.sacct(job, "State,Restarts") == "COMPLETED|0"
+    after, still = accounting(cluster)
+    assert before <= after, before - after
+    assert still == kept
 
 
 def test_slurm_is_upgraded_in_place_and_no_job_is_lost(newer: Cluster) -> None:
     hosts = [f"{newer.name}-{host}" for host in ("ctl", "train-1", "train-2")]
-    before = newer.ssh(hosts[0], "sacct -nXaP -o jobid,state")
     with_release(newer, "26.05")
     with jobs_at_work(newer, waiting=20, by_pmix=True) as running:
         by_pmix = newer.json("submit", "train", "--nodes", "2")["job_id"]
@@ -108,7 +127,6 @@ def test_slurm_is_upgraded_in_place_and_no_job_is_lost(newer: Cluster) -> None:
         assert {version_of(newer, host) for host in hosts} == {"26.05"}
         newer("plan", "--check")
     assert "slurm-wlm 26.05" in newer("logs", running[0]).stdout  # a step of a job that began before
-    assert before in newer.ssh(hosts[0], "sacct -nXaP -o jobid,state")
     assert "a world of 1" in newer("logs", running[1]).stdout
     assert newer.json("up")["probed"] == hosts[1:]  # by mpirun
     job = newer.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "2")["job_id"]

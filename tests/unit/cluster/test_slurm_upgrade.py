@@ -167,6 +167,9 @@ def test_jobs_that_start_ranks_by_pmix_are_named_whether_they_wait_or_run(
     assert "`clusterctl up --force`" in refused.fix
     assert "a plain srun starts fails in MPI_Init" in notes[0]
     assert notes[1].endswith("fail if that starts MPI programs: 10 (job10, waiting)")
+    none, notes = objected(tmp_path, monkeypatch, set(), "MpiDefault=pmix\n", lambda: jobs, force=True)
+    assert none == []
+    assert "from now on fail: 7 (job7, running), 8 (job8, waiting)" in notes[2]
     assert objected(tmp_path, monkeypatch, {"mpi_pmix"}, "MpiDefault=pmix\n", lambda: jobs) == ([], [])
 
 
@@ -176,6 +179,8 @@ def objected(
     plugins: set[str],
     conf: str,
     jobs: Callable[[], tuple[JobInfo, ...]] = tuple,
+    *,
+    force: bool = False,
 ) -> tuple[list[UsageError], list[str]]:
     """What speaks against 24.11 -> 26.05 with these plugins in its packages and this slurm.conf; notes."""
     monkeypatch.setattr(slurm_upgrade_plan, "hosts_to_exchange", lambda *_: [inventory().controller])
@@ -186,7 +191,7 @@ def objected(
     monkeypatch.setattr(session.connections, "to", lambda _: Here())
     upgrade = planned_upgrade(session.spec, inventory(), TRIXIE)
     assert upgrade is not None
-    return [*objections(session, upgrade, inventory(), folder)], session.notes
+    return [*objections(session, upgrade, inventory(), folder, force=force)], session.notes
 
 
 def test_all_that_speaks_against_an_upgrade_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
