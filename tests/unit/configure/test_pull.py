@@ -150,6 +150,12 @@ def test_a_host_whose_connection_breaks_fails_alone_and_its_run_ends(
     assert not runs_there(there)
 
 
+@pytest.fixture
+def empty_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much as hosts get, for those that do not look at it: to make it takes a second."""
+    monkeypatch.setattr(pull, "bundle", lambda _: bytes(4 << 20))
+
+
 READ = "import tarfile; list(tarfile.open(fileobj=open(0, 'rb', buffering=0), mode='r|'))"
 
 
@@ -166,6 +172,7 @@ class Scripted(Unprivileged):
             yield talk
 
 
+@pytest.mark.usefixtures("empty_bundle")
 @pytest.mark.parametrize("says", ["Welcome", "42"])
 def test_a_host_that_says_something_else_fails_alone(
     local_inventory: WriteInventory, there: Path, says: str
@@ -177,6 +184,7 @@ def test_a_host_that_says_something_else_fails_alone(
     assert not there.exists()
 
 
+@pytest.mark.usefixtures("empty_bundle")
 def test_a_run_that_ends_early_is_a_failure_also_after_one_that_was_ignored(
     local_inventory: WriteInventory, there: Path
 ) -> None:
@@ -190,6 +198,7 @@ def test_a_run_that_ends_early_is_a_failure_also_after_one_that_was_ignored(
     assert (failure.host, failure.cause) == ("one", "out of memory")
 
 
+@pytest.mark.usefixtures("empty_bundle")
 def test_what_breaks_while_hosts_wait_is_told_beside_what_broke_here(
     local_inventory: WriteInventory, there: Path, tmp_path: Path
 ) -> None:
@@ -288,6 +297,7 @@ def test_wheels_go_to_those_that_lack_them(owned: Inventory, tmp_path: Path) -> 
     assert wheels["n2"] == (workspace.wheels,)
 
 
+@pytest.mark.usefixtures("empty_bundle")
 @pytest.mark.parametrize(("controller", "goes_on"), [("bad", False), ("other", True)])
 def test_a_failure_of_the_controller_alone_keeps_nodes_from_going_on(
     local_inventory: WriteInventory,
