@@ -96,7 +96,7 @@ def start(rounds: int, nodes: int = 2) -> None:
 
 @dataclass
 class Raised:
-    """What the rounds of a side took besides `up`: its phase `converge`, `down`, and memory a machine."""
+    """What the rounds of a side took besides `up`: its phase `converge`, `down`, and memory of a node."""
 
     converge: list[float] = field(default_factory=list)
     down: list[float] = field(default_factory=list)
@@ -129,7 +129,7 @@ def _fresh(nodes: int, rounds: int, aim: str, *, plain: bool) -> None:
     _raise(2, Raised(), name)
     measured = measure(f"up, 1 + {nodes} nodes, image there, proof job included", rounds, aim=aim, **sides)
     memory = max(one for side in taken.values() for one in side.memory_mib)
-    measured.notes.append(f"memory a machine, of its processes: at most {memory:.1f} MiB")
+    measured.notes.append(f"memory of a node, of its processes: at most {memory:.1f} MiB")
     measured.show()
     Measured("of that, the phase `converge`", {side: one.converge for side, one in taken.items()}).show()
     Measured(f"down of 1 + {nodes} nodes", {side: one.down for side, one in taken.items()}).show()

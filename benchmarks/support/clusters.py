@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -71,16 +72,15 @@ class Cluster:
         self.run("down", "--yes", "--discard")
 
     def memory_mib(self) -> float:
-        """Of a machine of its own, on average: its processes, with their parts of what they share (PSS)."""
+        """Of a compute node, by median: its processes, with their parts of what they share (PSS)."""
         machines = machine_name((self.workspace / "id").read_text().strip(), 0).removesuffix("000")
-        used, seen = 0, set()
+        used: dict[str, int] = {}
         for pid, name in cgroup_members():
             if name.startswith(machines):
-                seen.add(name)
                 with suppress(OSError):  # it has ended
                     found = re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
-                    used += int(found[1]) if found else 0
-        return used / 1024 / max(1, len(seen))
+                    used[name] = used.get(name, 0) + (int(found[1]) if found else 0)
+        return statistics.median(used.values()) / 1024
 
     def ssh(self, *words: str, user: str = "hpc", host: str = "", stdin: bytes | None = None) -> str:
         """Plain ssh with the file that clusterctl wrote; a connection of its own."""

@@ -16,7 +16,7 @@ from clusterctl.cli.prompts import AcceptHostKey, AskBecomePass, prompts_for, re
 from clusterctl.errors import UsageError
 from clusterctl.state.workspace import WAIT_S, Workspace
 
-if TYPE_CHECKING:  # the rest is imported while the provider starts what it needs
+if TYPE_CHECKING:  # imported while the provider starts what it needs
     from clusterctl.cluster.plan import Plan
     from clusterctl.cluster.session import Drift, Phase
     from clusterctl.cluster.up import UpOptions, UpResult
@@ -74,7 +74,11 @@ def up(
     """
     if bundle is not None and no_bundle:
         raise UsageError("--bundle and --no-bundle exclude each other", fix="use one of them")
-    spec = _spec_to_raise(screen, options)
+    spec = spec_of(screen, options)
+    if not dry_run:  # what has to be started for it starts while the rest is imported
+        from clusterctl.providers.registry import provider_of
+
+        provider_of(spec.provider).start_ahead()
     from clusterctl.cluster.nodes import names_of
     from clusterctl.cluster.up import UpOptions
     from clusterctl.spec.load import CurrentUser, job_user_notes
@@ -101,15 +105,6 @@ def up(
         ask_become_pass=ask_become_pass,
         accept_host_key=accept_host_key,
     )
-
-
-def _spec_to_raise(screen: Screen, options: Options) -> ClusterSpec:
-    """The spec; what its provider takes a while to start is started meanwhile."""
-    from clusterctl.providers.registry import provider_of
-
-    spec = spec_of(screen, options)
-    provider_of(spec.provider).start_ahead()
-    return spec
 
 
 def bring_up(
@@ -214,8 +209,9 @@ def plan(
         if check or diff:
             raise UsageError("--preflight excludes --check and --diff", fix="run the one, then the other")
         return show_preflight(screen, spec_of(screen, options), ask_become_pass=ask_become_pass)
-    spec = _spec_to_raise(screen, options)
-    return show_plan(screen, spec, check=check, diff=diff, ask_become_pass=ask_become_pass)
+    return show_plan(
+        screen, spec_of(screen, options), check=check, diff=diff, ask_become_pass=ask_become_pass
+    )
 
 
 def show_plan(

@@ -78,6 +78,13 @@ def test_the_call_says_why_none_could_be_started_ahead(monkeypatch: pytest.Monke
     client.start_ahead()
     with pytest.raises(MachineError, match="no right"):
         client.call("look", {})
+    ends = ["sh", "-c", "echo 'sudo: a password is required' >&2; exit 1"]
+    monkeypatch.setattr(client, "elevation", lambda _: ends)
+    client.start_ahead()
+    client._idle[0].wait()
+    with pytest.raises(MachineError, match="no right") as caught:
+        client.call("look", {})
+    assert caught.value.why == "sudo: a password is required"
 
 
 def test_this_machine_is_taken() -> None:
