@@ -5,7 +5,10 @@ Every machine has a fault of its own at once. Then all are mended, and nothing i
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +17,12 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from clusterctl.util.assets import asset
 from tests.support.lab import Box, Lab, lab
-from tests.support.nested import as_root
+from tests.support.nested import Host, as_root
 from tests.support.verbs import Clusterctl
 
+ANSIBLE = Path(sys.executable).with_name("ansible-playbook")
 PORT = 6818  # slurmd's
 HOUR_S = 3600
 DISK_MIB, FILLER_MIB = 8192, 7000
@@ -25,8 +30,10 @@ FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ0PTNqbyrBJ7lBB7gR9M7zZbS6s1xKfsZCkqQpA0h4T"
 HOLDS_LOCK = (
     "import fcntl, time; file = open('/var/lib/dpkg/lock-frontend', 'r+'); "
-    "fcntl.lockf(file, fcntl.LOCK_EX); time.sleep(600)"
+    "fcntl.lockf(file, fcntl.LOCK_EX); open('/run/held', 'w'); time.sleep(600)"
 )
+# What dpkg notes while it works, and leaves where it is cut off.
+INTERRUPTED = "sed -n '/^Package: bash$/,/^$/p' /var/lib/dpkg/status >/var/lib/dpkg/updates/0000"
 # The machine's own clock is everybody's: what looks at it there is told another time.
 EARLY = f'#!/bin/sh\nLD_PRELOAD=/opt/early.so FAKETIME=+{HOUR_S}s exec /usr/bin/python3.11 "$@"\n'
 # What lets in nothing but SSH: on `lead`, which is well otherwise.
@@ -120,11 +127,11 @@ def break_them(one: Lab) -> None:
         "wrongkey": "mv ~rocky/.ssh/authorized_keys /root/",
         "alien": "sed -i.true 's/^ID=.*/ID=arch/' /etc/os-release",
         "busy": f"systemd-run --quiet --unit=lodger python3 -m http.server {PORT}",
-        "locked": f'systemd-run --quiet --unit=upgrade python3 -c "{HOLDS_LOCK}"',
         "early": "ln -sf /opt/early /usr/bin/python3",
         "lead": f"apt-get -qq update; apt-get -qq install nftables >/dev/null; nft -f - <<'END'\n{SHUT}END",
     }.items():
         one.host(host).inside.sh(script)
+    hold_lock(one.host("locked").inside)
 
 
 def mend_them(one: Lab, cure_of_firewall: str) -> None:
@@ -140,6 +147,14 @@ def mend_them(one: Lab, cure_of_firewall: str) -> None:
         "lead": cure_of_firewall,
     }.items():
         one.host(host).inside.sh(script)
+
+
+def hold_lock(host: Host) -> None:
+    """Be another program that installs packages."""
+    host.sh(
+        f'rm -f /run/held; systemd-run --quiet --unit=upgrade python3 -c "{HOLDS_LOCK}"\n'
+        "until [ -e /run/held ]; do sleep 0.1; done"
+    )
 
 
 def test_each_fault_is_told_apart_and_no_machine_is_touched(broken: Broken, cluster_name: str) -> None:
@@ -173,3 +188,30 @@ def test_up_makes_a_cluster_of_all_that_were_mended(broken: Broken, cluster_name
     finally:
         broken.runner("-f", broken.spec, "down", "--yes", "--discard", rc=None, timeout_s=900)
     assert not any(broken.accounts().values())
+
+
+@pytest.mark.sweep  # two minutes; each task: tests/unit/configure/test_packages.py
+def test_an_apt_that_is_at_work_is_waited_for(broken: Broken, tmp_path: Path) -> None:
+    """As unattended-upgrades is after a boot. dpkg itself does not wait."""
+    host = broken.lab.host("locked").inside
+    host.sh(INTERRUPTED)
+    hold_lock(host)
+    tasks = [{"ansible.builtin.include_role": {"name": "repositories", "tasks_from": "install"}}]
+    play = tmp_path / "play.yml"
+    play.write_text(json.dumps([{"hosts": "locked", "become": True, "gather_facts": True, "tasks": tasks}]))
+    argv = [str(ANSIBLE), "-i", "locked,", f"--ssh-common-args=-F {broken.lab.ssh_config}", str(play)]
+    ours = asset("ansible")
+    env = {"ANSIBLE_CONFIG": str(ours / "ansible.cfg"), "ANSIBLE_ROLES_PATH": str(ours / "roles")}
+    with subprocess.Popen(
+        argv, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout
+        said = ""
+        for line in process.stdout:
+            said += line
+            if "RETRYING: [locked]" in line:
+                host.sh("systemctl stop upgrade || true")
+    assert process.returncode == 0, said
+    assert "RETRYING" in said
+    assert not host.sh("ls /var/lib/dpkg/updates")
+    assert "Release" in host.sh("ls /var/lib/apt/lists")

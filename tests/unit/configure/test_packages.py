@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +125,47 @@ def test_every_distribution_has_names_for_all_roles(release: str) -> None:
     assert any(name.startswith("python3") for name in names)
 
 
-def test_no_other_role_says_apt_or_dnf() -> None:
-    allowed = {"packages", "repositories", "bucket", "apptainer"}  # a list to refresh; a file of upstream's
-    for path in ROLES.glob("*/tasks/*.yml"):
-        if path.parts[-3] not in allowed:
-            words = set(path.read_text().split())
-            assert not words & {f"ansible.builtin.{m}:" for m in ("apt", "dnf", "package", "yum")}, path
+def modules(tasks: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """(module, its arguments) of each task, those of blocks too."""
+    for task in tasks:
+        yield from modules(task.get("block", []))
+        yield from ((name, said) for name, said in task.items() if "." in name)
+
+
+def waits(task: tuple[str, Any], before: tuple[str, Any] | None) -> bool:
+    """Whether a task that takes a lock of apt or dnf waits for another process that has it."""
+    module, said = task
+    words = str(said.get("cmd") or said.get("argv")) if isinstance(said, dict) else str(said)
+    by_dnf = module.endswith((".dnf", ".dnf_config_manager", ".yum", ".package"))
+    if by_dnf or (module.endswith(".command") and "dnf" in words):
+        name, its = before or ("", {})
+        return name.startswith("ansible.builtin.include_") and "wait" in str(its)
+    return module != "ansible.builtin.apt" or said.get("lock_timeout") == "{{ packages_lock_timeout_s }}"
+
+
+def test_whatever_uses_apt_or_dnf_waits_for_another_that_does() -> None:
+    """Of dnf, the task before it does: Ansible's lock_timeout has no effect there."""
+    seen = Counter[str]()
+    for path in sorted(ROLES.glob("*/tasks/*.yml")):
+        tasks = list(modules(yaml.safe_load(path.read_text()) or []))
+        seen.update(name for name, _ in tasks)
+        for number, task in enumerate(tasks):
+            assert waits(task, tasks[number - 1] if number else None), f"{path}: {task[0]}"
+            module = task[0].rpartition(".")[2]
+            assert module not in {"apt", "dnf", "package", "yum"} or path.parts[-3] == "packages", path
+    assert (seen["ansible.builtin.apt"], seen["ansible.builtin.dnf"]) == (3, 1)
+
+
+def test_what_waits_for_no_lock_by_itself_is_tried_until_it_is_free() -> None:
+    words = ("dpkg --configure", "apt-get, clean")
+    tasks = [
+        task
+        for name in ("refresh", "clean")
+        for task in yaml.safe_load((ROLES / f"packages/tasks/{name}.yml").read_text())
+    ]
+    commands = [task for task in tasks if "ansible.builtin.command" in task]
+    assert len(commands) == len(words)
+    assert all("packages_lock_timeout_s" in task["retries"] and "lock" in task["until"] for task in commands)
 
 
 def test_a_role_that_only_installs_counts_whole() -> None:
