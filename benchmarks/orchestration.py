@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -94,51 +94,74 @@ def start(rounds: int, nodes: int = 2) -> None:
             ).show()
 
 
+@dataclass
+class Raised:
+    """What the rounds of a side took besides `up`: its phase `converge`, `down`, and memory of a node."""
+
+    converge: list[float] = field(default_factory=list)
+    down: list[float] = field(default_factory=list)
+    memory_mib: list[float] = field(default_factory=list)
+
+
 def up(rounds: int) -> None:
     """Fresh nodes each time, the image there; the last side has each node configured by plain Ansible."""
-    phases: dict[str, list[float]] = {"class_cached": [], "plain_linear": [], "class_made": []}
+    _fresh(2, rounds, "at most 4 s from the cache, 7 s without; 4.5 times as fast as plain", plain=True)
+
+
+def many(rounds: int) -> None:
+    """Many nodes on this one machine; with more than 16, each configured for itself takes minutes."""
+    _fresh(16, min(rounds, 2), "at most 9 s from the cache, 15 s without", plain=True)
+    for nodes, aim in ((64, "40 s"), (128, "75 s; its down at most 20 s")):
+        _fresh(nodes, min(rounds, 2), f"at most {aim}", plain=False)
+
+
+def _fresh(nodes: int, rounds: int, aim: str, *, plain: bool) -> None:
+    """Fresh nodes: what they share cached, made first, or each of them configured for itself."""
     name = f"b{secrets.token_hex(3)}"  # the class of a controller is of a name
-    _raise(2, [], name)
-    measure(
-        "up, 1 + 2 nodes, image there, proof job included",
-        rounds,
-        aim="at most 4 s from the cache, 7 s without; 4.5 times as fast as plain",
-        class_cached=lambda: _raise(2, phases["class_cached"], name),
-        plain_linear=lambda: _raise(2, phases["plain_linear"], name, plain=True),
-        class_made=lambda: _raise(2, phases["class_made"], name, cached=False),
-    ).show()
-    Measured("of that, the phase `converge`", phases).show()
+    taken = {"class cached": Raised(), "plain linear": Raised(), "class made": Raised()}
+    sides = {
+        "class_cached": partial(_raise, nodes, taken["class cached"], name),
+        "plain_linear": partial(_raise, nodes, taken["plain linear"], name, plain=True),
+        "class_made": partial(_raise, nodes, taken["class made"]),
+    }
+    if not plain:
+        del sides["plain_linear"], taken["plain linear"]
+    _raise(2, Raised(), name)
+    measured = measure(f"up, 1 + {nodes} nodes, image there, proof job included", rounds, aim=aim, **sides)
+    memory = max(one for side in taken.values() for one in side.memory_mib)
+    measured.notes.append(f"memory of a node, of its processes: at most {memory:.1f} MiB")
+    measured.show()
+    Measured("of that, the phase `converge`", {side: one.converge for side, one in taken.items()}).show()
+    Measured(f"down of 1 + {nodes} nodes", {side: one.down for side, one in taken.items()}).show()
 
 
-def _raise(
-    nodes: int, taken: list[float], name: str = "", *, cached: bool = True, plain: bool = False
-) -> float:
-    """The seconds of `up` of a cluster of this name; ``taken`` gets those of `converge`.
-
-    Not ``cached``: no class has the uid of its user.
-    """
-    more = "" if cached else f"users: [{{name: hpc, uid: {20_000 + secrets.randbelow(40_000)}}}]\n"
+def _raise(nodes: int, taken: Raised, name: str = "", *, plain: bool = False) -> float:
+    """The seconds of `up` of a cluster of this name; without one, no class has its name or its user's uid."""
+    more = "" if name else f"users: [{{name: hpc, uid: {20_000 + secrets.randbelow(40_000)}}}]\n"
     with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as folder:
         cluster = Cluster.new(folder, nodes, name=name, more=more)
         try:
             begun = time.perf_counter()
             phases = cluster.up(plain=plain)
             seconds = time.perf_counter() - begun
+            taken.memory_mib.append(cluster.memory_mib())
         finally:
-            cluster.down()
-    taken.append(phases["converge"])
+            ended = timed(cluster.down)
+    taken.converge.append(phases["converge"])
+    taken.down.append(ended)
     return seconds
 
 
 def again(rounds: int) -> None:
     """Nothing to change: every check, and the proof job."""
-    with raised(2) as cluster:
-        measure(
-            "up again, nothing to change, checks and proof job included",
-            rounds,
-            aim="at most 3 s",
-            up=lambda: cluster.up() and None,
-        ).show()
+    for nodes, aim in ((2, "1.2 s"), (16, "2 s")):
+        with raised(nodes) as cluster:
+            measure(
+                f"up again of 1 + {nodes} nodes, nothing to change, checks and proof job included",
+                rounds,
+                aim=f"at most {aim}",
+                up=lambda cluster=cluster: cluster.up() and None,
+            ).show()
 
 
 def submit(rounds: int) -> None:
@@ -352,20 +375,6 @@ def fail(rounds: int) -> None:
                         name: lambda line=line, by=launcher: side(by, line) for name, line in FAILURES.items()
                     },
                 ).show()
-
-
-def many(rounds: int) -> None:
-    """Many nodes on this one machine: what they share cached, made first, and each configured for itself."""
-    for nodes, aim in ((16, "9 s from the cache, 15 s without"), (64, "40 s"), (128, "75 s")):
-        phases: dict[str, list[float]] = {"class_cached": [], "class_made": [], "plain_linear": []}
-        sides: dict[str, Callable[[], float]] = {
-            "class_cached": partial(_raise, nodes, phases["class_cached"]),
-            "class_made": partial(_raise, nodes, phases["class_made"], cached=False),
-        }
-        if nodes == 16:  # noqa: PLR2004 - with more it takes minutes
-            sides["plain_linear"] = partial(_raise, nodes, phases["plain_linear"], plain=True)
-        measure(f"up, 1 + {nodes} nodes", min(rounds, 2), aim=f"at most {aim}", **sides).show()
-        Measured("of that, the phase `converge`", {side: phases[side] for side in sides}).show()
 
 
 def large(rounds: int) -> None:

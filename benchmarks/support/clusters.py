@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
+import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from clusterctl.providers.local.layout import machine_name
+from clusterctl.providers.local.machine import cgroup_members
 
 BIN = Path(sys.executable).parent
 PLAIN = Path(__file__).with_name("plain.py")
@@ -65,6 +70,17 @@ class Cluster:
 
     def down(self) -> None:
         self.run("down", "--yes", "--discard")
+
+    def memory_mib(self) -> float:
+        """Of a compute node, by median: its processes, with their parts of what they share (PSS)."""
+        machines = machine_name((self.workspace / "id").read_text().strip(), 0).removesuffix("000")
+        used: dict[str, int] = {}
+        for pid, name in cgroup_members():
+            if name.startswith(machines):
+                with suppress(OSError):  # it has ended
+                    found = re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
+                    used[name] = used.get(name, 0) + (int(found[1]) if found else 0)
+        return statistics.median(used.values()) / 1024
 
     def ssh(self, *words: str, user: str = "hpc", host: str = "", stdin: bytes | None = None) -> str:
         """Plain ssh with the file that clusterctl wrote; a connection of its own."""
