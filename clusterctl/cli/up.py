@@ -6,25 +6,22 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from ClusterShell.NodeSet import NodeSet
 
 from clusterctl.cli.options import Options, spec_of
 from clusterctl.cli.output import Phases, Screen, shown_phase
 from clusterctl.cli.prompts import AcceptHostKey, AskBecomePass, prompts_for, read_only_prompts
-from clusterctl.cluster import plan as planning
-from clusterctl.cluster import up as cluster_up
-from clusterctl.cluster.nodes import names_of
-from clusterctl.cluster.plan import Plan
-from clusterctl.cluster.session import ClusterSession, Drift, Phase, provider_of
-from clusterctl.cluster.up import UpOptions, UpResult
 from clusterctl.errors import UsageError
-from clusterctl.providers.base import HostChange, HostPlan, Prompts
-from clusterctl.spec.load import CurrentUser, job_user_notes
-from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import WAIT_S, Workspace
+
+if TYPE_CHECKING:  # imported while the provider starts what it needs
+    from clusterctl.cluster.plan import Plan
+    from clusterctl.cluster.session import Drift, Phase
+    from clusterctl.cluster.up import UpOptions, UpResult
+    from clusterctl.providers.base import HostChange, HostPlan, Prompts
+    from clusterctl.spec.models import ClusterSpec
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt.")]
 NoWait = Annotated[
@@ -78,6 +75,14 @@ def up(
     if bundle is not None and no_bundle:
         raise UsageError("--bundle and --no-bundle exclude each other", fix="use one of them")
     spec = spec_of(screen, options)
+    if not dry_run:  # what has to be started for it starts while the rest is imported
+        from clusterctl.providers.registry import provider_of
+
+        provider_of(spec.provider).start_ahead()
+    from clusterctl.cluster.nodes import names_of
+    from clusterctl.cluster.up import UpOptions
+    from clusterctl.spec.load import CurrentUser, job_user_notes
+
     for line in job_user_notes(spec, CurrentUser.current()):
         screen.note(f"note: {line}")
     if dry_run:
@@ -154,6 +159,9 @@ def raise_cluster(
     verbose: bool = False,
 ) -> UpResult:
     """Have the cluster of this spec up, and show the phases. A plan that needs an answer is asked about."""
+    from clusterctl.cluster import up as cluster_up
+    from clusterctl.cluster.session import ClusterSession, provider_of
+
     phases = Phases(screen, verbose=verbose)
     screen.known = {"repaired": []}
 
@@ -239,6 +247,9 @@ def show_preflight(screen: Screen, spec: ClusterSpec, *, ask_become_pass: bool =
 
 def plan_of(spec: ClusterSpec, prompts: Prompts) -> Plan:
     """What `up` would change."""
+    from clusterctl.cluster import plan as planning
+    from clusterctl.cluster.session import ClusterSession, provider_of
+
     provider = provider_of(spec.provider, prompts)
     return planning.preview(ClusterSession(spec=spec, workspace=Workspace.of(spec.name), provider=provider))
 
@@ -383,6 +394,8 @@ def _money(per_hour: float) -> str:
 
 
 def _folded(names: list[str]) -> str:
+    from ClusterShell.NodeSet import NodeSet
+
     return str(NodeSet.fromlist(names))
 
 

@@ -213,6 +213,10 @@ class Provider(Protocol):
         """While several of these methods are called: what they share may stay open."""
         return nullcontext()
 
+    def start_ahead(self) -> None:
+        """Start what takes a while to start: the other methods will need it. Calling none of them is fine."""
+        return
+
     def check(self, spec: ClusterSpec) -> None:
         """Refuse what can't become a cluster, before anything is asked, ended or made.
 

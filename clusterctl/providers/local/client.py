@@ -56,6 +56,12 @@ def keeping_helper() -> Iterator[None]:
             _end(_idle.pop())
 
 
+def start_ahead() -> None:
+    """Start a helper for the first call. Without one it ends when we do, as its stdin is closed."""
+    with suppress(MachineError, OSError):  # the call will say so
+        _idle.append(_take())
+
+
 @dataclass
 class _Helper:
     process: subprocess.Popen[str]

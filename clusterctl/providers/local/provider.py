@@ -28,7 +28,7 @@ from clusterctl.providers.base import (
     hosts_as_raised,
 )
 from clusterctl.providers.local import layout
-from clusterctl.providers.local.client import call, keeping_helper, refuse_other_machines
+from clusterctl.providers.local.client import call, keeping_helper, refuse_other_machines, start_ahead
 from clusterctl.providers.local.image import DEBIAN, DEFAULT_MIRROR, base_inputs
 from clusterctl.providers.node_class import NodeClass, NodeFile, SharedFiles
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
@@ -76,6 +76,9 @@ class LocalProvider(Provider):
                 why=f"this machine is {release}: dnf makes the node image, from its own repositories",
                 fix="remove provider.distribution",
             )
+
+    def start_ahead(self) -> None:
+        start_ahead()
 
     def working(self) -> AbstractContextManager[None]:
         return keeping_helper()

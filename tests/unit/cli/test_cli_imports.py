@@ -38,6 +38,7 @@ def imported(*modules: str) -> list[str]:
         ("clusterctl.cli.files", set()),
         ("clusterctl.jobs.watch", set()),
         ("clusterctl.cli.submit", set()),
+        ("clusterctl.cli.up", set()),  # the helper of local nodes starts before all else is imported
         ("clusterctl.jobs", {"paramiko", "pydantic", "ruamel.yaml"}),
     ],
 )
@@ -60,9 +61,10 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
     ],
 )
 def test_a_verb_imports_a_small_part_of_clusterctl(verbs: str, most: int) -> None:
+    later = ["clusterctl.cluster.up"] if verbs == "up" else []
     ours = [
         name
-        for name in imported("clusterctl.cli.run", f"clusterctl.cli.{verbs}")
+        for name in imported("clusterctl.cli.run", f"clusterctl.cli.{verbs}", *later)
         if name.startswith("clusterctl")
     ]
     assert len(ours) <= most, "\n".join(sorted(ours))

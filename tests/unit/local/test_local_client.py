@@ -56,5 +56,36 @@ def test_a_helper_is_kept_for_the_next_call_only_while_it_is_wanted(
             os.kill(pid, 0)
 
 
+def test_one_that_was_started_ahead_takes_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    def elevate(system: str) -> list[str]:
+        started.append(system)
+        return ["sh", "-c", 'read it; echo \'{"result": {"pid": 0}, "goes_on": false}\'']
+
+    monkeypatch.setattr(client, "elevation", elevate)
+    client.start_ahead()
+    assert len(started) == 1
+    assert client.call("look", {}) == {"pid": 0}
+    assert len(started) == 1
+
+
+def test_the_call_says_why_none_could_be_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> list[str]:
+        raise MachineError("no right to start nodes")
+
+    monkeypatch.setattr(client, "elevation", refuse)
+    client.start_ahead()
+    with pytest.raises(MachineError, match="no right"):
+        client.call("look", {})
+    ends = ["sh", "-c", "echo 'sudo: a password is required' >&2; exit 1"]
+    monkeypatch.setattr(client, "elevation", lambda _: ends)
+    client.start_ahead()
+    client._idle[0].wait()
+    with pytest.raises(MachineError, match="no right") as caught:
+        client.call("look", {})
+    assert caught.value.why == "sudo: a password is required"
+
+
 def test_this_machine_is_taken() -> None:
     assert elevation(sys.platform) in ([], ["sudo", "-n", "--"])
