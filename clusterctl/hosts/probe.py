@@ -69,7 +69,7 @@ class ProbeRequest:
     space: tuple[str, ...] = ("/",)
     host: Mapping[str, Sequence[str | int]] | None = None
     node: bool = True
-    sized: bool = False  # what slurmd says of its size is not needed: there are no facts in the report
+    sized: bool = False  # its size is known: there are no facts in the report if it has no GPUs either
 
     def argv(self) -> tuple[str, ...]:
         node_argv = (*NODE_ARGV, "sh", "known") if self.sized else NODE_ARGV

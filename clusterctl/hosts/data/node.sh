@@ -1,11 +1,12 @@
 #!/bin/sh
-# Prints in sections what a node has: what slurmd says of it, unless that is "known", NVIDIA's driver (none where
-# there is no nvidia-smi), and Slurm's plugins for MPI.
+# Prints in sections what a node has: what slurmd says of it, NVIDIA's driver (none where there is no nvidia-smi),
+# and Slurm's plugins for MPI. "known": of a node without a driver, slurmd would say nothing new.
 PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin"
 echo @node
-if [ "$1" != known ] && command -v slurmd >/dev/null 2>&1; then slurmd -C; else echo absent; fi
+has() { command -v "$1" >/dev/null 2>&1; }
+if { [ "$1" != known ] || has nvidia-smi; } && has slurmd; then slurmd -C; else echo absent; fi
 echo @gpus
-if command -v nvidia-smi >/dev/null 2>&1; then
+if has nvidia-smi; then
     if said=$(timeout 30 nvidia-smi --query --xml-format 2>&1); then
         printf '%s\n' "$said" | grep -E -e '<(gpu id|product_name|current_mig|uuid|minor_number)|</gpu>' \
             -e '</?mig_device>|<(index|gpu_instance_id|compute_instance_id)>'
