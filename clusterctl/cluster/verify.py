@@ -40,6 +40,7 @@ from clusterctl.providers.base import Provider, pending_releases
 from clusterctl.scheduler.base import NodeInfo, Scheduler
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.scheduler.slurm_conf import HEALTH_REASON
+from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of
@@ -74,6 +75,7 @@ _PORTS = range(40_000, 60_000)
 _LISTEN_S = 6.0
 _LISTEN_PER_NODE_S = 0.1
 _SHOWN = 3  # pairs in the failure of one host
+_MOST_NAMED = 8  # hosts in one error, by name and with their causes
 _TIMEOUT_S = 60.0
 _OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "gpu-lost", "no-devices", *NOT_LINKED})
 
@@ -294,13 +296,17 @@ def verification_error(
         failures = _failures_by_job(result) or _failures_of_parts(hosts, inventory, to, run_job)
     if not failures:
         fix = _LET_IN if _DENIED.search(said) and not alike else ""
-        named = hosts if alike else tuple(_named(said, hosts, inventory)) or hosts
-        failures = tuple(Failure("verify", said, host, "verify", fix) for host in named)
+        at_fault = hosts if alike else tuple(_named(said, hosts, inventory)) or hosts
+        failures = tuple(Failure("verify", said, host, "verify", fix) for host in at_fault)
     hosts_of = {failure.cause: str(failure.host) for failure in reversed(failures)}
-    told = (cause if host in cause else f"{host}: {cause}" for cause, host in hosts_of.items())
+    told = [cause if host in cause else f"{host}: {cause}" for cause, host in hosts_of.items()]
+    if (more := len(told) - _MOST_NAMED) > 0:  # the error's `failures` have them all
+        told[_MOST_NAMED:] = [f"and as much of {more} more"]
+    named = [str(failure.host) for failure in failures]
+    which = ", ".join(named) if len(named) <= _MOST_NAMED else f"{len(named)} nodes ({fold_nodes(named)})"
     fixes = "; ".join(dict.fromkeys(failure.fix for failure in failures if failure.fix))
     return VerifyError(
-        f"the verification job failed on {', '.join(str(f.host) for f in failures)}",
+        f"the verification job failed on {which}",
         why="; ".join(told),
         fix=f"{fixes or 'correct the cause on these hosts'}, then run `clusterctl up` again",
         failures=failures,

@@ -225,6 +225,17 @@ def test_the_hosts_that_the_proof_job_complains_of_are_named() -> None:
     assert caught.value.why == "d-train-2: 3 of 8 sums are wrong"
 
 
+def test_of_many_hosts_some_causes_are_shown_and_all_are_kept() -> None:
+    found = [{"host": f"d-train-{n}", "cause": f"sum {n} is wrong"} for n in range(1, 21)]
+    answer = json.dumps({"ok": False, "world_size": 2, "failures": found})
+    with pytest.raises(VerifyError) as caught:
+        verify(inventory(), ScriptedTransport([BOTH, Step((*SRUN, "..."), answer, rc=1)]))
+    assert caught.value.what == "the verification job failed on 20 nodes (d-train-[1-20])"
+    assert caught.value.why.startswith("d-train-20: sum 20 is wrong; ")
+    assert caught.value.why.endswith("; d-train-13: sum 13 is wrong; and as much of 12 more")
+    assert len(caught.value.failures) == 20
+
+
 HUNG = Step((*SRUN, "..."), stderr="srun: error: task 0: Exited with exit code 124", rc=124)
 
 
