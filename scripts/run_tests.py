@@ -51,7 +51,7 @@ class Outcome:
 
 
 @contextmanager
-def beside(part: str, argv: list[str], report: Path) -> Iterator[Callable[[], Outcome]]:
+def beside(part: str, argv: list[str], report: Path | None = None) -> Iterator[Callable[[], Outcome]]:
     """Run a part while others run; the function waits for its end and prints its output.
 
     It has a lower priority: what waits for real machines in the foreground goes on when they answer.
@@ -83,14 +83,10 @@ def pytest_argv(report: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "pytest", f"--junitxml={report}", *options]
 
 
-def outcome_of(part: str, code: int, report: Path, seconds: float) -> Outcome:
-    """What a part came to by its exit code and its report, if it writes one: the linters do not."""
-    passed, failed, skipped = count(report)
-    if code == 0:
-        passed = passed or 1
-    else:
-        failed = failed or 1
-    return Outcome(part, passed, failed, skipped, seconds)
+def outcome_of(part: str, code: int, report: Path | None, seconds: float) -> Outcome:
+    """What a part came to by its exit code and its report; without one, as the linters, it is one check."""
+    passed, failed, skipped = count(report) if report else (int(code == 0), 0, 0)
+    return Outcome(part, passed, failed or int(code != 0), skipped, seconds)
 
 
 def run(argv: list[str], *, limit_s: float = LIMIT_S, grace_s: int = GRACE_S) -> int:
@@ -168,31 +164,27 @@ def main() -> int:
     words = ("-v", *SPREAD, "-m", "e2e and not alone and not sweep")
     # A worker begins with a third of the tests in their order: they share what their module sets up.
     units = (UNIT, "-n3", "--dist=worksteal", "--durations=10", "-m", f"not e2e{sweeps}")
-    parts: tuple[Callable[[], Outcome | None], ...] = (
-        remove_remains,
-        lambda: pytest("Debian 12", *ON_DEBIAN_12, *words, nodes="debian-12") if has_sweeps else None,
-        remove_remains,
-        # In a worker, which is replaced if a test can't be ended but with its process.
-        lambda: pytest("alone", E2E, "-v", "-n1", "-m", f"e2e and alone{sweeps}"),
-    )
     end_by_signals()
     outcomes: list[Outcome] = []
     try:
         remove_remains()
         with tempfile.TemporaryDirectory() as folder:
-            none, report = Path(folder) / "none", Path(folder) / "report.xml"
+            report = Path(folder) / "report.xml"
             # Real clusters wait about as much as they compute, unit tests and linters compute: together they
             # keep two cores at work.
             with (
-                beside("lint", [str(ROOT / "scripts" / "lint")], none) as lint,
+                beside("lint", [str(ROOT / "scripts" / "lint")]) as lint,
                 beside("unit", pytest_argv(report, *units), report) as unit,
             ):
                 chosen = f"e2e and not alone{sweeps}"
                 outcomes.append(pytest("end to end", E2E, "-v", *SPREAD, "--durations=10", "-m", chosen))
                 outcomes += [lint(), unit()]
-        for part in parts:
-            if outcome := part():
-                outcomes.append(outcome)
+        remove_remains()
+        if has_sweeps:
+            outcomes.append(pytest("Debian 12", *ON_DEBIAN_12, *words, nodes="debian-12"))
+            remove_remains()
+        # In a worker, which is replaced if a test can't be ended but with its process.
+        outcomes.append(pytest("alone", E2E, "-v", "-n1", "-m", f"e2e and alone{sweeps}"))
     except SystemExit as exc:
         outcomes.append(Outcome("interrupted", 0, 1, 0, 0))
         return int(exc.code or 1)

@@ -232,12 +232,12 @@ def databases() -> List[str]:
 def accounts(names: Sequence[str], uids: Set[int], table: str = "passwd") -> Dict[str, int]:
     """Account -> its number, or group, of those that have one of the names or one of the numbers."""
     listed = pwd.getpwall() if table == "passwd" else grp.getgrall()  # type: List[Any]
-    lines = [":".join(map(str, row[:ROW])) for row in listed]
+    rows = [[str(one) for one in row[:ROW]] for row in listed]
     keys = {*names, *map(str, uids)}
-    if not keys <= {str(one) for row in listed for one in (row[0], row[2])}:
+    if not keys <= {one for row in rows for one in (row[0], row[2])}:
         # A directory service may know more than it lists.
-        lines += (run(["getent", table, *sorted(keys)], any_exit=True) or "").splitlines()
-    rows = (line.split(":") for line in lines)
+        told = run(["getent", table, *sorted(keys)], any_exit=True) or ""
+        rows += [line.split(":") for line in told.splitlines()]
     known = {row[0]: int(row[2]) for row in rows if len(row) >= ROW and row[2].isdigit()}
     return {name: uid for name, uid in known.items() if name in names or uid in uids}
 

@@ -54,11 +54,11 @@ def refusal(wanted: str, distribution: Distribution | None, *, upgrades: bool) -
     known = releases() if distribution is None else (distribution,)
     if wanted in {one.slurm for one in known}:
         return None
-    if not upgrades and (distribution is None or wanted in distribution.newer_slurm):
+    if distribution is None or wanted in distribution.newer_slurm:
+        if upgrades:
+            return None
         why = "on other machines nobody has tried it yet"
         return Refusal("Slurm is upgraded in place on local nodes alone", why, "remove slurm.version")
-    if distribution is None or wanted in distribution.newer_slurm:
-        return None
     own = distribution.slurm
     why = f"its packages are of {own or 'another release'}"
     if own is not None and own not in taken_over(wanted):

@@ -101,18 +101,16 @@ def prolog(script: Path, **environ: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+def task_prolog(folder: Path, **variables: object) -> Path:
+    """The script as the role writes it."""
+    own = {"job_env_root": str(folder), "job_env_network": "127.0.0.0/8", "job_env_task_prolog": True}
+    play(folder, "job_env", "variables", **own, **variables)
+    return folder / "task-prolog"
+
+
 def test_jobs_get_the_nodes_variables_unless_they_set_them(tmp_path: Path) -> None:
     values = {"NCCL_SOCKET_IFNAME": "={interface}", "NCCL_DEBUG": "WARN", "ODD": 'a\'b $HOME "c"'}
-    play(
-        tmp_path,
-        "job_env",
-        "variables",
-        job_env_root=str(tmp_path),
-        job_env_network="127.0.0.0/8",
-        job_env_variables=values,
-        job_env_task_prolog=True,
-    )
-    script = tmp_path / "task-prolog"
+    script = task_prolog(tmp_path, job_env_variables=values)
     assert prolog(script) == [
         "export NCCL_DEBUG=WARN",
         "export NCCL_SOCKET_IFNAME==lo",
@@ -122,15 +120,7 @@ def test_jobs_get_the_nodes_variables_unless_they_set_them(tmp_path: Path) -> No
 
 
 def test_without_pmix_an_mpi_program_that_srun_starts_is_to_fail(tmp_path: Path) -> None:
-    play(
-        tmp_path,
-        "job_env",
-        "variables",
-        job_env_root=str(tmp_path),
-        job_env_network="127.0.0.0/8",
-        job_env_task_prolog=True,
-    )
-    script, conf = tmp_path / "task-prolog", tmp_path / "slurm.conf"
+    script, conf = task_prolog(tmp_path), tmp_path / "slurm.conf"
     step = {"SLURM_SCRIPT_CONTEXT": "prolog_task", "SLURM_STEP_NUM_TASKS": "2", "SLURM_CONF": str(conf)}
     conf.write_text("MpiDefault=none\n")
     assert prolog(script, **step) == ["export PMIX_NAMESPACE=srun-without-pmix"]
