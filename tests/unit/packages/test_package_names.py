@@ -1,4 +1,4 @@
-"""Every package that a role asks for is in a repository: facts/ says in which, and who says so.
+"""Every package that a role asks for is in a repository, and what it names of them is in them: see facts/.
 
 A name that is asked for and not recorded fails. Look it up, and record where it was found; never take it from
 a role.
@@ -7,6 +7,7 @@ a role.
 from __future__ import annotations
 
 import fnmatch
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ from typing import Any
 import pytest
 import yaml
 
+import clusterctl
 from clusterctl.packages.os_packages import package_names, packages_of
 from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution, releases
 from clusterctl.util.assets import asset
 from tests.support.el.packages import base_names, packages
 
+CODE = Path(clusterctl.__file__).parent
 FACTS = Path(__file__).with_name("facts")
 KNOWN = {one.release: one for one in releases()}
 NEWEST = 999  # a branch of NVIDIA's driver
@@ -36,6 +39,9 @@ SOFTWARE = [
     for branch in (None, "570", "580")
     for nvidia in ({"driver": kind, "branch": branch, "toolkit": "12.9", "nccl": True, "dcgm": True},)
 ]
+
+UNIT = re.compile(r"(?<![\w./@-])[a-z][\w@-]*\.(?:service|timer|socket|mount)\b")
+PLACE = re.compile(r"/usr/(?:s?bin|lib(?:64|exec)?)/[\w./*+-]+")
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,39 @@ def asked(distribution: Distribution, software: Software) -> set[str]:
     return found
 
 
+def named_files(distribution: Distribution) -> set[str]:
+    """What roles and the programs sent to hosts name of packages: units, paths, programs by their names."""
+    ansible, other = asset("ansible"), {"Debian", "RedHat"} - {distribution.family}
+    texts = {".yml", ".sh", ".j2", ".py"}
+    roles = [one for one in ansible.rglob("*.*") if one.suffix in texts - {".py"} and one.stem not in other]
+    sent = [one for part in ("hosts", "cluster") for one in CODE.joinpath(part).rglob("*.*")]
+    found = {distribution.python}
+    for path in roles:
+        found.update(UNIT.findall(path.read_text()))
+    for path in (*roles, *(one for one in sent if one.suffix in texts)):
+        said = path.read_text().replace("{{ ansible_facts.architecture }}", "x86_64")
+        found.update(PLACE.findall(re.sub(r"(?m)^#!.*", "", said)))
+    tasks = [one for one in roles if one.parent.name == "tasks"]
+    for task in (task for path in tasks for task in walk(yaml.safe_load(path.read_text()) or [])):
+        found.add(task.get("ansible.builtin.command", {}).get("argv", "{")[0])
+    files = [yaml.safe_load(path.read_text()) for path in ansible.glob("roles/*/meta/touches.yml")]
+    touches = [one for file in files for one in file.values()]
+    found.update(path for one in touches for path in one.get("folders", ()) if path.startswith("/etc/"))
+    found -= {path for one in touches for path in one.get("files", ())}
+    return {one for one in found if not re.search(r"[{]|clusterctl|[.]service[.]d", one)}
+
+
+def not_in_a_package(named: set[str], release: str) -> set[str]:
+    """Those that no package has, as far as is known; what only Enterprise Linux has is none of Debian's."""
+    files = [tomllib.loads(path.read_text()) for path in sorted(FACTS.glob("*.toml"))]
+    ours = [one for file in files for one in file.get("files", ()) if release in one["of"]]
+    listed = [said for one in ours for said in one["packages"].values()]
+    listed += [one["files"] for file in files for one in file.get("unconfirmed_files", ())]
+    known = " ".join(listed).split()
+    places = ["{}", "/usr/bin/{}", "/usr/sbin/{}"]
+    return {name for name in named if not any(fnmatch.filter(known, form.format(name)) for form in places)}
+
+
 def walk(tasks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for task in tasks:
         yield task
@@ -129,11 +168,27 @@ def test_a_name_that_is_not_there_is_found_out(name: str, release: str, branch: 
     assert unknown({name}, release, branch) == {name}
 
 
+@pytest.mark.parametrize("release", ["debian-12", "debian-13"])
+def test_units_and_files_that_roles_name_are_in_debians_packages(release: str) -> None:
+    named = named_files(KNOWN[release])
+    assert {"munge.service", "/usr/sbin/slurmd", "/usr/lib/*/slurm*/mpi_pmix*.so", "chronyc"} < named
+    assert not_in_a_package(named, release) == set()
+
+
+@pytest.mark.parametrize("name", ["slurm.service", "/usr/lib/slurm/mpi_pmix*.so", "mungekey", "/etc/my.cnf"])
+def test_a_unit_or_file_that_is_not_there_is_found_out(name: str) -> None:
+    assert not_in_a_package({name}, "debian-13") == {name}
+
+
 def test_each_fact_says_who_says_so_and_when() -> None:
     for path in FACTS.glob("*.toml"):
         said = tomllib.loads(path.read_text())
-        assert all(len(one["source"]) > 10 and one["date"].year >= 2025 for one in said["fact"])
-        assert all(len(one["why"]) > 10 for one in said.get("unconfirmed", ()))
+        assert all(
+            len(one["source"]) > 10 and one["date"].year >= 2025
+            for one in (*said["fact"], *said.get("files", ()))
+        )
+        doubtful = [*said.get("unconfirmed", ()), *said.get("unconfirmed_files", ())]
+        assert all(len(one["why"]) > 10 for one in doubtful)
 
 
 def test_machines_of_the_tests_have_what_the_facts_say_and_nothing_else_that_is_asked_for() -> None:
