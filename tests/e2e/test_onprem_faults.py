@@ -190,7 +190,7 @@ def test_up_makes_a_cluster_of_all_that_were_mended(broken: Broken, cluster_name
     assert not any(broken.accounts().values())
 
 
-@pytest.mark.sweep  # two minutes; each task: tests/unit/configure/test_packages.py
+@pytest.mark.sweep  # each task: tests/unit/configure/test_packages.py
 def test_an_apt_that_is_at_work_is_waited_for(broken: Broken, tmp_path: Path) -> None:
     """As unattended-upgrades is after a boot. dpkg itself does not wait."""
     host = broken.lab.host("locked").inside
@@ -202,6 +202,7 @@ def test_an_apt_that_is_at_work_is_waited_for(broken: Broken, tmp_path: Path) ->
     argv = [str(ANSIBLE), "-i", "locked,", f"--ssh-common-args=-F {broken.lab.ssh_config}", str(play)]
     ours = asset("ansible")
     env = {"ANSIBLE_CONFIG": str(ours / "ansible.cfg"), "ANSIBLE_ROLES_PATH": str(ours / "roles")}
+    env["PYTHONUNBUFFERED"] = "1"  # else its lines come when 8 KiB of them are there: after 90 retries
     with subprocess.Popen(
         argv, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
