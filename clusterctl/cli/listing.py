@@ -15,11 +15,16 @@ from clusterctl.cli.options import Options, spec_file, spec_of
 from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.providers.node_class import KeptImage
-from clusterctl.providers.registry import cached_images, clusters_on_this_machine, kept_images
+from clusterctl.providers.registry import (
+    cached_images,
+    clusters_on_this_machine,
+    kept_images,
+    recorded_cost,
+)
 from clusterctl.providers.storage import REMOVE, all_recorded, damaged_records
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS
-from clusterctl.state.inventory import Inventory
-from clusterctl.state.workspace import state_home
+from clusterctl.state.inventory import Inventory, applied_if_known
+from clusterctl.state.workspace import Workspace, state_home
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,10 @@ def _noted() -> Iterator[_Listed]:
     cloud = next(name for name, traits in PROVIDERS.items() if traits.is_cloud)
     for folder in sorted(state_home().glob("*/terraform")):
         if not (folder.parent / "hosts.json").exists():
-            yield _Listed(folder.parent.name, cloud, "unfinished", str(folder.parent))
+            workspace = Workspace(folder.parent)
+            spec = applied_if_known(workspace)
+            cost = recorded_cost(spec, workspace) if spec else None
+            yield _Listed(folder.parent.name, cloud, "unfinished", str(folder.parent), usd_per_hour=cost)
     for path in sorted(state_home().glob("*/hosts.json")):
         where = str(path.parent)
         try:

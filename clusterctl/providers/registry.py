@@ -55,6 +55,14 @@ def node_price(spec: ClusterSpec, partition: str) -> float | None:
     return price
 
 
+def recorded_cost(spec: ClusterSpec, workspace: Workspace) -> float | None:
+    """What is recorded of a cluster that is not finished, in USD an hour; None where it is not known."""
+    if not spec.provider.is_cloud:
+        return None
+    cost: float | None = _module(spec.provider, "costs").recorded(spec, workspace.terraform)
+    return cost
+
+
 def kept_images(settings: ProviderSettings, *, prune: bool = False) -> tuple[KeptImage, ...]:
     """The images of nodes that are kept where they cost, or those that were removed; none where none are."""
     if not settings.is_cloud:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
+from clusterctl.providers.gcp.terraform import STATE_FILE
 from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.base import Model
 from clusterctl.spec.common import Partition
@@ -118,6 +120,7 @@ def of_local_ssds(count: int, *, spot: bool) -> float | None:
     return None if spot else of_gib(table().local_ssd, count * LOCAL_SSD_GIB)
 
 
+_INSTANCE: Final = "google_compute_instance"
 OFF: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
 Attributes = Mapping[str, Any]
 
@@ -160,13 +163,26 @@ def others(resources: Iterable[tuple[str, Attributes]]) -> tuple[float, tuple[st
     """What all of Terraform's resources that are no instance cost together, and those of unknown price."""
     known, unknown = 0.0, []
     resources = tuple(resources)
-    hosts = sum(kind == "google_compute_instance" for kind, _ in resources)
+    hosts = sum(kind == _INSTANCE for kind, _ in resources)
     for kind, attributes in resources:
         price = _of_other(kind, attributes, hosts)
         if price is None:
             unknown.append(str(attributes.get("name")))
         known += price or 0.0
     return known, tuple(unknown)
+
+
+def recorded(spec: ClusterSpec, folder: Path) -> float | None:
+    """What Terraform's state in its folder costs; None without one, or where a price in it is unknown."""
+    try:
+        state = json.loads((folder / STATE_FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    made = [one for one in state.get("resources", ()) if one["mode"] == "managed"]
+    found = [(one["type"], each["attributes"]) for one in made for each in one["instances"]]
+    price, (known, unpriced) = host_price(spec), others(found)
+    hosts = [price(attributes) for kind, attributes in found if kind == _INSTANCE]
+    return None if unpriced else total([known, *hosts])
 
 
 def of_row(kind: str, row: Attributes) -> float | None:

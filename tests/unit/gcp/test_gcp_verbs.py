@@ -129,6 +129,10 @@ def test_the_first_line_of_an_error_says_what_google_refused(tmp_path: Path) -> 
         cloud.fail("stockout_plain", name="demo-train-*")
         as_shown(cli("up", "--yes", rc=1), "clusterctl up --yes")
         as_shown(cli("plan"), "clusterctl plan", 1)
+        begun = next(one for one in cli("-o", "json", "list").json["clusters"] if one["cluster"] == "demo")
+        now = cli("-o", "json", "plan").json["cost"]["now_per_hour"]
+        assert begun["state"] == "unfinished"
+        assert round(begun["usd_per_hour"], 4) == round(now, 4) > 0, "the controller bills"
         as_shown(cli("doctor", "--bundle"), "clusterctl doctor --bundle")
         cloud.fail("protected", on="delete")
         google.refuse("compute.instances.delete", "protected")
