@@ -157,7 +157,14 @@ def _findings(
             "package manager's configuration (sudo may drop one of the environment); or install from a file: "
             "`clusterctl bundle create`, `clusterctl up --bundle`"
         )
-        yield Finding(name, "error", "repository", "a package repository is out of reach", str(why), fix)
+        what = "a package repository is out of reach"
+        if not url:
+            what = "there is no package repository"
+            fix = (
+                "write the distribution's into /etc/apt/sources.list.d there, so that `sudo apt-get update` "
+                "reads one; or install from a file: `clusterctl bundle create`, `clusterctl up --bundle`"
+            )
+        yield Finding(name, "error", "repository", what, str(why), fix)
     if said["nfs"]:
         why = f"{wanted.nfs}, port {_NFS}: {said['nfs']}"
         fix = (

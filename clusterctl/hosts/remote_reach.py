@@ -28,6 +28,7 @@ DETECT = ("proxy-auto-detect", "proxyautodetect")
 PING = ("ping", "-n", "-q", "-c", "2", "-i", "0.2", "-W", "2")
 IP_AND_ICMP = 28  # bytes of headers before what ping sends
 PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+NONE = "apt has none on the network"
 PORTS = {"http": 80, "https": 443, "ftp": 21}
 # dnf's own reading of its files, where variables are replaced: a line a repository that must answer.
 DNF = """
@@ -57,24 +58,39 @@ def run(argv: Sequence[str], timeout_s: float = 10.0) -> str | None:
     return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
 
 
-def repositories() -> list[tuple[str, str]]:
-    """The package manager's repositories: URL, and the proxy by which they are asked, or ""."""
-    found: list[tuple[str, str]] = []
+def repositories() -> list[list[tuple[str, str]]]:
+    """The mirrors of each package repository of the host: URL, and the proxy by which it is asked, or "".
+
+    Where apt has no repository, one without mirrors.
+    """
+    found: list[list[tuple[str, str]]] = []
     said = run(["apt-get", "--print-uris", "update"])
     if said is not None:
         settings = re.findall(_SETTING, run(["apt-config", "dump"]) or "")
         known = {name.lower(): value for name, value in settings}
-        urls = re.findall(r"^'(https?://[^']+)'", said, re.MULTILINE)
-        found += [(url, unless_bypassed(url, apt_proxy(url, known))) for url in urls]
+        for url in re.findall(r"^'(?!cdrom:)([^']+)'", said, re.MULTILINE):
+            found.append([(one, unless_bypassed(one, apt_proxy(one, known))) for one in apt_mirrors(url)])
+    if not found and (said is not None or run(["apt-get", "--version"]) is not None):
+        return [[]]
     for python in ("/usr/libexec/platform-python", "/usr/bin/python3") if said is None else ():
         listed = run([python, "-c", DNF])
         if listed is not None:
             rows = [line.split() for line in listed.splitlines()]
             for url, proxy in (row for row in rows if len(row) > 1):
                 chosen = from_environment(urlsplit(url).scheme, "all") if proxy == "-" else proxy
-                found.append((url, unless_bypassed(url, chosen)))
+                found.append([(url, unless_bypassed(url, chosen))])
             break
     return found
+
+
+def apt_mirrors(url: str) -> list[str]:
+    """The mirrors of a list on this host, the server that has the list, or the URL itself."""
+    scheme, _, path = url.partition(":")
+    if scheme in {"mirror+file", "mirror+copy"}:
+        lists = [one for one in Path(path).parents if one.is_file()]
+        lines = lists[0].read_text(errors="replace").splitlines() if lists else []
+        return [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
+    return [f"http:{path}" if scheme == "mirror" else re.sub(r"^mirror\+", "", url)]
 
 
 def apt_proxy(url: str, settings: Mapping[str, str]) -> str:
@@ -169,15 +185,27 @@ def narrow(address: str, mtu: int) -> bool:
 
 
 def unreached_repositories() -> dict[str, str]:
-    """URL -> why it, or the proxy before it, is out of reach; of those at one place the first."""
-    places: dict[tuple[str, int], str] = {}
-    for url, proxy in repositories():
-        at = place((proxy if "://" in proxy else f"http://{proxy}") if proxy else url)
-        if at is not None:
-            places.setdefault(at, url)
+    """URL -> why it, or the proxy before it, is out of reach; of those at one place the first.
+
+    "" where there is no repository.
+    """
+    asked: dict[tuple[tuple[str, int], ...], str] = {}
+    for mirrors in repositories():
+        places = [
+            place((proxy if "://" in proxy else f"http://{proxy}") if proxy else url)
+            for url, proxy in mirrors
+        ]
+        there = tuple(dict.fromkeys(at for at in places if at is not None))
+        if None not in places:  # that one needs no network
+            asked.setdefault(there, mirrors[0][0] if mirrors else "")
+    every = {at for places in asked for at in places}
     with ThreadPoolExecutor(CONCURRENT) as pool:
-        answers = dict(zip(places, pool.map(lambda at: refused(*at), places)))  # noqa: B905
-    return {places[at]: "{}:{}: {}".format(*at, why) for at, why in answers.items() if why}
+        answers = dict(zip(every, pool.map(lambda at: refused(*at), every)))  # noqa: B905
+    return {
+        url: "; ".join("{}:{}: {}".format(*at, answers[at]) for at in places) or NONE
+        for places, url in asked.items()
+        if all(answers[at] for at in places)
+    }
 
 
 def main() -> None:

@@ -195,6 +195,8 @@ def plant_on_the_network(machines: Machines) -> Iterator[tuple[str, str, str, st
     repository = "https://mirrors.rockylinux.org/mirrorlist?arch=x86_64"
     machines.reach["n1"]["repositories"] = {repository: "mirrors.rockylinux.org:443: no answer within 3 s"}
     yield "n1", "repository", "mirrors.rockylinux.org:443", "curl -sSI"
+    machines.reach["n2"]["repositories"] = {"": "apt has none on the network"}
+    yield "n2", "repository", "there is no package repository: apt has none", "/etc/apt/sources.list.d"
     machines.reach["n2"]["nfs"] = "the connection is refused"
     yield "n2", "nfs", "nas, port 2049", "showmount -e nas"
     machines.reach["n3"]["exports"] = [["/vol", "10.0.0.1", "10.0.0.2"]]
@@ -474,11 +476,50 @@ def test_repositories_are_the_package_managers_own(monkeypatch: pytest.MonkeyPat
     }
     monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: said.get(argv[0]))
     assert remote_reach.repositories() == [
-        ("https://deb.example.org/debian/dists/trixie/InRelease", "http://proxy.lan:3128")
+        [("https://deb.example.org/debian/dists/trixie/InRelease", "http://proxy.lan:3128")]
     ]
     monkeypatch.setattr(remote_reach, "refused", lambda host, port: f"no way to {host} {port}")
     (why,) = remote_reach.unreached_repositories().values()
     assert why == "proxy.lan:3128: no way to proxy.lan 3128"
+
+
+@pytest.mark.parametrize(
+    ("uri", "mirrors", "expected"),
+    [
+        ("mirror+file:{list}/dists/trixie/InRelease", "https://a.lan/debian\n", {"a.lan:443"}),
+        ("mirror+file:{list}/./InRelease", "# ours\n\nhttp://a.lan/debian\tpriority:1\n", {"a.lan:80"}),
+        (
+            "mirror+file:{list}/dists/x/InRelease",
+            "http://a.lan/d\nhttp://b.lan/d\n",
+            {"a.lan:80", "b.lan:80"},
+        ),
+        ("mirror+file:{list}/dists/x/InRelease", "http://a.lan/d\nhttp://there.lan/d\n", None),
+        ("mirror+https://a.lan/mirrors.txt/dists/x/InRelease", "", {"a.lan:443"}),
+        ("mirror://a.lan/mirrors.txt/dists/x/InRelease", "", {"a.lan:80"}),
+        ("file:/srv/debian/dists/trixie/InRelease", "", None),
+        ("cdrom://Debian 13/dists/trixie/InRelease", "", {"apt has none on the network"}),
+        ("", "", {"apt has none on the network"}),
+    ],
+)
+def test_mirrors_of_a_list_are_asked_and_one_that_answers_is_enough(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uri: str, mirrors: str, expected: set[str] | None
+) -> None:
+    """apt-transport-mirror(1). Debian's images for clouds have `mirror+file:///etc/apt/mirrors/debian.list`."""
+    listed = tmp_path / "debian.list"
+    listed.write_text(mirrors)
+    said = {"apt-get": f"'{uri.format(list=listed)}' x 0 \n" if uri else "", "apt-config": ""}
+    monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: said.get(argv[0]))
+    monkeypatch.setattr(remote_reach, "refused", lambda host, _: "" if host == "there.lan" else "no answer")
+    found = remote_reach.unreached_repositories()
+    assert len(found) == (expected is not None)
+    for why in found.values():
+        assert {one.removesuffix(": no answer") for one in why.split("; ")} == expected
+
+
+def test_sources_that_apt_can_not_read_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {("apt-get", "--version"): "apt 3.0.3"}
+    monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: said.get(tuple(argv)))
+    assert remote_reach.unreached_repositories() == {"": "apt has none on the network"}
 
 
 ENVIRONMENT = {"http_proxy": "http://env.lan:3128", "https_proxy": "env.lan:3129", "no_proxy": "a.org, .lan"}
@@ -523,7 +564,7 @@ def test_apts_repositories_are_asked_by_the_proxy_that_apt_takes(
     }
     monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: said.get(tuple(argv)))
     monkeypatch.setattr(os, "environ", variables)
-    assert remote_reach.repositories() == [(url, proxy)]
+    assert remote_reach.repositories() == [[(url, proxy)]]
 
 
 @pytest.mark.parametrize(
@@ -543,7 +584,7 @@ def test_the_proxy_of_the_environment_is_that_of_sudo_as_ansibles_tasks_have_it(
     monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: said.get(argv[0]))
     monkeypatch.setattr(os, "environ", {**ours})
     remote_reach.take_sudos_environment()
-    assert remote_reach.repositories() == [("http://deb.org/x", proxy)]
+    assert remote_reach.repositories() == [[("http://deb.org/x", proxy)]]
 
 
 def test_dnfs_repositories_are_asked_by_the_proxy_that_dnf_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,9 +592,9 @@ def test_dnfs_repositories_are_asked_by_the_proxy_that_dnf_takes(monkeypatch: py
     monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: said if argv[1:2] == ["-c"] else None)
     monkeypatch.setattr(os, "environ", ENVIRONMENT)
     assert remote_reach.repositories() == [
-        ("https://a.dev/x", "http://dnf.lan:1"),
-        ("https://b.dev/x", "env.lan:3129"),
-        ("http://c.lan/x", ""),
+        [("https://a.dev/x", "http://dnf.lan:1")],
+        [("https://b.dev/x", "env.lan:3129")],
+        [("http://c.lan/x", "")],
     ]
     monkeypatch.setattr(remote_reach, "refused", lambda *place: str(place))
     assert {why.partition(": ")[0] for why in remote_reach.unreached_repositories().values()} == {
@@ -563,8 +604,8 @@ def test_dnfs_repositories_are_asked_by_the_proxy_that_dnf_takes(monkeypatch: py
     }
     monkeypatch.setattr(os, "environ", {"all_proxy": "http://all.lan:1", "no_proxy": "c.lan"})
     assert remote_reach.repositories()[1:] == [
-        ("https://b.dev/x", "http://all.lan:1"),
-        ("http://c.lan/x", ""),
+        [("https://b.dev/x", "http://all.lan:1")],
+        [("http://c.lan/x", "")],
     ]
     monkeypatch.setattr(os, "environ", {"all_proxy": "http://all.lan:1", "no_proxy": "*"})
-    assert [proxy for _, proxy in remote_reach.repositories()] == ["", "", ""]
+    assert [proxy for ((_, proxy),) in remote_reach.repositories()] == ["", "", ""]
