@@ -30,6 +30,12 @@ def test_nodes_are_mounted_as_machines_of_their_distribution_are(cluster: Cluste
         ).strip()
         wanted = {option for option in options.split(",") if "=" not in option}
         assert wanted <= {*there.split(",")}, (path, there)
+    release = cluster.ssh(f"{cluster.name}-train-1", ". /etc/os-release; echo $ID-$VERSION_ID").strip()
+    kind, options = cluster.ssh(
+        f"{cluster.name}-train-1", "findmnt --noheadings --output FSTYPE,OPTIONS --target /tmp"
+    ).split()
+    in_memory = release in base.tmp_in_memory
+    assert (kind == "tmpfs", {"nosuid", "nodev"} <= {*options.split(",")}) == (in_memory, in_memory), release
 
 
 def test_a_shell_script_runs_in_its_allocation(cluster: Cluster) -> None:

@@ -230,7 +230,8 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
                 layers = (node_class.layer(note.read_text()), *lower) if note.exists() else lower
                 own = files.get(one.node.name, ()) if one in classes else ()
                 machine.prepare(one, layers, state.subnet, wanted.admin_key, own)
-                machine.start(one, shared, image.boot_words(state.distribution))
+                release = state.distribution
+                machine.start(one, shared, image.boot_words(release), image.boot_environment(release))
             elif one.node.cores:
                 machine.pin(one, running[one.name])
 

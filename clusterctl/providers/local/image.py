@@ -15,7 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -41,6 +41,7 @@ class Base(BaseModel):
     unused: tuple[str, ...] = ()
     enabled: tuple[str, ...]
     mounts: dict[str, str]
+    tmp_in_memory: tuple[str, ...] = ()
     units: dict[str, str] = {}
     suites: dict[str, str] = {}
 
@@ -73,7 +74,8 @@ _OWN_PROCESSES = (
 def base_inputs(release: str) -> tuple[str, ...]:
     """What decides how the base of that distribution looks, besides the mirror: hashed into its key."""
     base, options = (DEBIAN, _MMDEBSTRAP) if release in DEBIAN.suites else (REDHAT, _DNF)
-    table_of = base.model_dump_json(exclude={"unused", "suites"})  # the first is said at each boot
+    at_boot = {"unused", "tmp_in_memory"}
+    table_of = base.model_dump_json(exclude={"suites", *at_boot})
     suite = base.suites.get(release, release)
     return (suite, platform.machine(), *options, table_of, _FURNISH.read_text(), str(ADMIN_ID))
 
@@ -82,6 +84,12 @@ def boot_words(release: str | None) -> tuple[str, ...]:
     """What is said to the systemd of a node of that distribution at each boot."""
     base = DEBIAN if release in DEBIAN.suites else REDHAT
     return tuple(f"systemd.mask={unit}" for unit in base.unused)
+
+
+def boot_environment(release: str | None) -> Mapping[str, str]:
+    """Of systemd-nspawn for a node of that distribution: a tmpfs on /tmp is its default."""
+    in_memory = release in (*DEBIAN.tmp_in_memory, *REDHAT.tmp_in_memory)
+    return {} if in_memory else {"SYSTEMD_NSPAWN_TMPFS_TMP": "0"}
 
 
 def image_dir(key: str) -> Path:

@@ -99,7 +99,8 @@ def test_whatever_goes_into_a_base_makes_another_image(
 
 def test_what_is_said_at_each_boot_makes_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = image_keys(LocalSettings())
-    _another("unused")(monkeypatch, tmp_path)
+    for field in ("unused", "tmp_in_memory"):
+        _another(field)(monkeypatch, tmp_path)
     assert image_keys(LocalSettings()) == before
 
 
