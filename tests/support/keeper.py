@@ -113,7 +113,8 @@ class Keeper:
             shared = self._folder / "shared"
             shared.mkdir(exist_ok=True)
             argv.append(f"--bind={shared}:{request.shared}")
-        through = ["nsenter", f"--net={self._netns}", "sh", "-c", _AGAIN, "sh"]
+        environment = image.boot_environment(request.kind)
+        through = ["nsenter", f"--net={self._netns}", *environment, "sh", "-c", _AGAIN, "sh"]
         machine.launch(name, through, argv, folder / "console.log")
 
     def _await(self, number: int, box: Box) -> LabHost:

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -86,10 +86,13 @@ def boot_words(release: str | None) -> tuple[str, ...]:
     return tuple(f"systemd.mask={unit}" for unit in base.unused)
 
 
-def boot_environment(release: str | None) -> Mapping[str, str]:
-    """Of systemd-nspawn for a node of that distribution: a tmpfs on /tmp is its default."""
+def boot_environment(release: str | None) -> tuple[str, ...]:
+    """The command that gives systemd-nspawn its environment for a node of that distribution.
+
+    By itself it mounts a tmpfs on /tmp.
+    """
     in_memory = release in (*DEBIAN.tmp_in_memory, *REDHAT.tmp_in_memory)
-    return {} if in_memory else {"SYSTEMD_NSPAWN_TMPFS_TMP": "0"}
+    return () if in_memory else ("env", "SYSTEMD_NSPAWN_TMPFS_TMP=0")
 
 
 def image_dir(key: str) -> Path:

@@ -186,19 +186,17 @@ def pin(machine: Machine, pids: Collection[int]) -> None:
                 os.sched_setaffinity(int(thread.name), machine.node.cores)
 
 
-def start(
-    machine: Machine, shared: Path, words: Sequence[str] = (), environment: Mapping[str, str] | None = None
-) -> None:
+def start(machine: Machine, shared: Path, words: Sequence[str] = (), environment: Sequence[str] = ()) -> None:
     """Boot a node and return at once; it lives on when the helper is gone.
 
-    ``words`` are for its systemd, ``environment`` is systemd-nspawn's.
+    ``words`` are for its systemd, ``environment`` is the command that gives systemd-nspawn its own.
     """
     nspawn = ["systemd-nspawn", "--quiet", "--boot", "--keep-unit", f"--directory={machine.root}"]
     nspawn += [f"--machine={machine.name}", f"--hostname={machine.node.name}", f"--bind={shared}:/shared"]
     nspawn += [f"--network-bridge={layout.bridge_name(machine.cluster_id)}"]
     nspawn += ["--resolv-conf=off", "--timezone=off", "--link-journal=no"]
     inside = ["nsenter", f"--net={system.NETNS_DIR / layout.netns_name(machine.cluster_id)}"]
-    inside += ["env", *(f"{name}={value}" for name, value in (environment or {}).items())]
+    inside += environment
     if machine.node.cores:
         inside += ["taskset", "--cpu-list", ",".join(map(str, machine.node.cores))]
     launch(machine.name, inside, nspawn, machine.folder / "console.log", words)
