@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,15 +96,39 @@ class Baked:
         return str(disk["initialize_params"][0]["image"]).rpartition("/")[2]
 
 
-@pytest.fixture
-def baked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Baked]:
-    cloud = GoogleCloud(tmp_path)
-    with Google(World(cloud.store.path)) as google:
+@contextmanager
+def baking_in(folder: Path) -> Iterator[Baked]:
+    cloud = GoogleCloud(folder)
+    with Google(World(cloud.store.path)) as google, pytest.MonkeyPatch.context() as patch:
         for name, value in {**cloud.env, **google.environment}.items():
             if name != "HOME":
-                monkeypatch.setenv(name, value)
-        yield Baked(cloud, google, workspace_in(tmp_path / "home"))
+                patch.setenv(name, value)
+        yield Baked(cloud, google, workspace_in(folder / "home"))
     assert not google.violations
+
+
+@pytest.fixture
+def baked(tmp_path: Path) -> Iterator[Baked]:
+    with baking_in(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a cloud in which a cluster is up."""
+    folder = tmp_path_factory.mktemp("once")
+    with baking_in(folder) as made:
+        made.up(spec_of())
+    return folder
+
+
+@pytest.fixture
+def raised(once: Path, baked: Baked) -> Baked:
+    """Where a cluster is up already: a copy of that cloud, and of what is known of the cluster here."""
+    shutil.copy(once / baked.cloud.store.path.relative_to(baked.cloud.folder.parent), baked.cloud.store.path)
+    shutil.rmtree(baked.workspace.root)
+    shutil.copytree(once / "home" / "demo", baked.workspace.root, symlinks=True)
+    return baked
 
 
 def test_it_is_made_once_and_nodes_start_from_it(baked: Baked) -> None:
@@ -139,31 +165,31 @@ def test_it_is_made_once_and_nodes_start_from_it(baked: Baked) -> None:
     assert not provider_of(spec_of(3)).plan(spec_of(3), baked.workspace, keep={}, report=silent).changes
 
 
-def test_another_configuration_is_another_image_and_replaces_no_node(baked: Baked) -> None:
-    baked.up(spec_of())
-    (first,) = baked.images
-    baked.cloud.forget_log()
-    baked.up(spec_of(3), inputs="fedcba9876543210")
-    (second,) = set(baked.images) - {first}
-    assert [baked.image_under(node) for node in [*NODES, "demo-train-3"]] == [first, first, second]
-    changed = [name for _, kind, name in baked.cloud.done("delete") if kind == "google_compute_instance"]
+def test_another_configuration_is_another_image_and_replaces_no_node(raised: Baked) -> None:
+    (first,) = raised.images
+    raised.cloud.forget_log()
+    raised.up(spec_of(3), inputs="fedcba9876543210")
+    (second,) = set(raised.images) - {first}
+    assert [raised.image_under(node) for node in [*NODES, "demo-train-3"]] == [first, first, second]
+    changed = [name for _, kind, name in raised.cloud.done("delete") if kind == "google_compute_instance"]
     assert changed == [MACHINE]
 
 
-def test_a_family_without_an_image_any_more_stops_new_nodes_alone(baked: Baked) -> None:
+def test_a_family_without_an_image_any_more_stops_new_nodes_alone(raised: Baked) -> None:
     """As where Google has retired it, whose family then answers 404."""
-    baked.up(spec_of())
-    baked.google.project.has["images/family/rocky-linux-9-optimized-gcp-nvidia-580"] = None
+    raised.google.project.has["images/family/rocky-linux-9-optimized-gcp-nvidia-580"] = None
     provider = provider_of(spec_of())
-    planned = baked.planned(provider, spec_of())
+    planned = raised.planned(provider, spec_of())
     assert not planned.changes
     (note,) = [one for one in planned.notes if "580 any more" in one]
     assert "new nodes of the partition train need another provider.partitions.train.image" in note
     with pytest.raises(ClusterctlError, match="no image of these nodes") as caught:
-        provider.prepare_class(spec_of(), baked.workspace, {COMPUTE: INPUTS}, bake=baked.bake, report=silent)
+        provider.prepare_class(
+            spec_of(), raised.workspace, {COMPUTE: INPUTS}, bake=raised.bake, report=silent
+        )
     assert caught.value.why == note
     assert not [
-        one for one in baked.planned(provider_of(spec_of()), spec_of(), "").notes if "any more" in one
+        one for one in raised.planned(provider_of(spec_of()), spec_of(), "").notes if "any more" in one
     ]
 
 
@@ -184,9 +210,11 @@ def test_whatever_fails_leaves_no_machine_and_the_next_run_makes_it(baked: Baked
         case "stopping":
             baked.google.fail("compute.instances.stop", 403, reason="forbidden", times=1)
         case "inserting":
-            baked.google.fail("compute.images.insert", 403, reason="forbidden", times=1)
-    with pytest.raises(ClusterctlError):
+            said = "Required 'compute.images.create' permission for 'x'"
+            baked.google.fail("compute.images.insert", 403, reason="forbidden", message=said, times=1)
+    with pytest.raises(ClusterctlError) as caught:
         baked.up(spec_of())
+    assert moment != "inserting" or "permission" in codes_of(caught.value)
     assert not baked.cloud.instances
     assert not baked.images
     assert any("removing demo-image, which costs" in line for line in baked.said)
@@ -231,6 +259,10 @@ def test_an_image_that_google_began_and_did_not_end_is_made_anew(baked: Baked) -
     assert list(baked.images) == [name]
     assert baked.images[name]["status"] == "READY"
     assert len(baked.seen) == 2
+
+
+def codes_of(error: ClusterctlError) -> set[str]:
+    return {error.code, *(failure.code for failure in error.failures)}
 
 
 class KilledError(BaseException):
@@ -309,46 +341,38 @@ def test_a_machine_that_no_state_knows_is_taken_over_or_removed(baked: Baked, th
     assert made.count(MACHINE) == 1
 
 
-def test_down_leaves_the_image_and_nothing_else_and_the_cache_can_be_emptied(baked: Baked) -> None:
+def test_down_leaves_the_image_and_nothing_else_and_the_cache_can_be_emptied(raised: Baked) -> None:
     spec = spec_of()
-    baked.up(spec)
-    cluster_id = baked.workspace.cluster_id()
-    provider_of(spec).destroy(cluster_id, workspace=baked.workspace, report=silent)
+    cluster_id = raised.workspace.cluster_id()
+    provider_of(spec).destroy(cluster_id, workspace=raised.workspace, report=silent)
     assert provider_of(spec).leftovers(cluster_id) == ()
     (kept,) = kept_images(settings_of(spec))
     assert (kept.size_mib, kept.usd_per_month) == (2048, pytest.approx(0.1))
     assert kept_images(settings_of(spec), prune=True) == (kept,)
-    assert not baked.images
+    assert not raised.images
     assert kept_images(settings_of(spec)) == ()
 
 
-def test_nothing_is_done_that_was_not_shown(baked: Baked) -> None:
-    spec = spec_of()
-    baked.up(spec)
+def test_nothing_is_done_that_was_not_shown(raised: Baked) -> None:
     provider = provider_of(spec_of(3))
-    baked.planned(provider, spec_of(3), inputs="fedcba9876543210")
-    router = next(iter(baked.cloud.resources("google_compute_router").values()))["name"]
-    baked.cloud.lose(router, "google_compute_router")
+    raised.planned(provider, spec_of(3), inputs="fedcba9876543210")
+    router = next(iter(raised.cloud.resources("google_compute_router").values()))["name"]
+    raised.cloud.lose(router, "google_compute_router")
     with pytest.raises(StalePlanError, match="router"):
-        baked.up_from(provider, spec_of(3), inputs="fedcba9876543210")
-    assert MACHINE not in baked.cloud.instances
+        raised.up_from(provider, spec_of(3), inputs="fedcba9876543210")
+    assert MACHINE not in raised.cloud.instances
 
 
+# A permission: test_whatever_fails_leaves_no_machine; the first lines of all: test_gcp_refusals.py.
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("method", "message", "code"),
     [
-        ("compute.images.insert", "Required 'compute.images.create' permission for 'x'", "permission"),
-        pytest.param(
-            *("compute.images.insert", "Quota 'IMAGES' exceeded.  Limit: 2000.0 globally.", "quota"),
-            marks=pytest.mark.sweep,
-        ),
-        pytest.param(
-            *(
-                "compute.instances.stop",
-                "Constraint constraints/compute.x violated for project p.",
-                "org-policy",
-            ),
-            marks=pytest.mark.sweep,
+        ("compute.images.insert", "Quota 'IMAGES' exceeded.  Limit: 2000.0 globally.", "quota"),
+        (
+            "compute.instances.stop",
+            "Constraint constraints/compute.x violated for project p.",
+            "org-policy",
         ),
     ],
 )
@@ -356,18 +380,14 @@ def test_what_google_refuses_is_named(baked: Baked, method: str, message: str, c
     baked.google.fail(method, 403, reason="forbidden", message=message, times=1)
     with pytest.raises(ClusterctlError) as caught:
         baked.up(spec_of())
-    codes = {caught.value.code, *(failure.code for failure in caught.value.failures)}
-    assert code in codes, caught.value
+    assert code in codes_of(caught.value), caught.value
     assert not baked.cloud.instances
 
 
-def test_the_stand_in_refuses_what_google_refuses(baked: Baked) -> None:
+def test_the_stand_in_refuses_what_google_refuses(raised: Baked) -> None:
     """An image of a running machine's disk, and one whose name is taken."""
-    spec = spec_of()
-    provider = provider_of(spec)
-    baked.up(spec)
-    api = provider._api
-    (name,) = baked.images
+    api = provider_of(spec_of())._api
+    (name,) = raised.images
     body = {"name": name, "sourceDisk": f"projects/{PROJECT}/zones/us-central1-a/disks/demo-train-1"}
     path = f"projects/{PROJECT}/global/images"
     with pytest.raises(ClusterctlError, match="already"):
@@ -442,7 +462,8 @@ def test_ahead_of_up_nothing_but_the_image_stays(
     assert set(workers) == {"bake"}, "under the lock that it was made under"
 
 
-@pytest.mark.parametrize("is_spec_written", [True, *in_sweep(False)])
+# The machine that a killed one left: test_a_machine_that_a_killed_run_left_is_removed_first.
+@pytest.mark.parametrize("is_spec_written", [False, *in_sweep(True)])
 def test_what_a_killed_one_left_goes_with_the_next(
     baked: Baked,
     tmp_path: Path,

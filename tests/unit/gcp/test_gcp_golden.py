@@ -15,7 +15,8 @@ import pytest
 
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.spec import gcp
-from tests.support.google.module import CLUSTER_ID, NAMES, PUBLIC_KEY, Module, spec_of
+from tests.support.google.module import CLUSTER_ID, NAMES, PUBLIC_KEY, spec_of
+from tests.support.sweeps import in_sweep
 from tests.unit.gcp.many import Edit, copies, planned
 from tests.unit.gcp.policy import findings
 
@@ -27,20 +28,13 @@ LEFT_OUT = frozenset({"effective_labels", "terraform_labels", "project", "metada
 Resources = Mapping[str, Mapping[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Module, Mapping[str, Any]]:
-    """The module once for each spec, once more with a mistake, and the plan that makes all of them."""
-    asked = {name: variables(spec_of(name), CLUSTER_ID, PUBLIC_KEY) for name in NAMES}
-    asked["planted"] = {**asked["h100"], "project": "another-project"}
-    mistake = Edit("modules/instance/main.tf", "      scratch_disk,\n", "")
-    module = copies(tmp_path_factory.mktemp("everything"), asked, {"planted": mistake})
-    return module, module.planned()
+def asked(*names: str) -> dict[str, dict[str, Any]]:
+    """The variables of these specs, by name."""
+    return {name: variables(spec_of(name), CLUSTER_ID, PUBLIC_KEY) for name in names}
 
 
-def test_the_plan_of_each_spec_is_its_golden_file_and_keeps_every_promise(
-    everything: tuple[Module, Mapping[str, Any]],
-) -> None:
-    _, plan = everything
+def test_the_plan_of_each_spec_is_its_golden_file_and_keeps_every_promise(tmp_path: Path) -> None:
+    plan = copies(tmp_path, asked(*NAMES)).planned()
     wrong = []
     for name in NAMES:
         resources = planned(plan, name)
@@ -56,13 +50,15 @@ def test_the_plan_of_each_spec_is_its_golden_file_and_keeps_every_promise(
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("names", [("a100", "filestore", "kept"), *in_sweep((NAMES,))], ids=len)
 def test_what_google_shows_otherwise_than_it_was_sent_is_no_change(
-    everything: tuple[Module, Mapping[str, Any]],
+    tmp_path: Path, names: tuple[str, ...]
 ) -> None:
     """Links in full, images of families, disks in another order, what machine types bring, capitals."""
-    module, _ = everything
-    applied = module.run("apply", "plan.tfplan")
-    assert applied.rc == 0, applied.said
+    planted = asked("h100")["h100"] | {"project": "another-project"}
+    mistake = Edit("modules/instance/main.tf", "      scratch_disk,\n", "")
+    module = copies(tmp_path, asked(*names) | {"planted": planted}, {"planted": mistake})
+    module.apply()
     shown = module.cloud.instances["big-train-1"]
     assert shown["network_interface"][0]["subnetwork"].startswith("https://")
     assert shown["guest_accelerator"][0]["type"].endswith("/acceleratorTypes/nvidia-tesla-a100")

@@ -21,7 +21,6 @@ from clusterctl.providers.gcp.apply import words_for
 from tests.support.google.refusals import REFUSALS
 from tests.support.google.terraformed import CLUSTER_ID, PLACE, Terraformed
 from tests.support.processes import descendants
-from tests.support.sweeps import in_sweep
 from tests.support.terraform import addresses, program
 from tests.unit.gcp.clusters import google_of, remove, removed
 
@@ -167,20 +166,17 @@ HOW = """
     told-alone-up told-alone-down told-all-up told-all-down told-all-still
 """.split()
 GROUPS = NODES[0::2], NODES[1::2]
-# In `make test`: one half of the nodes while they are asked for, the other once told, and what else stays.
-QUICK = {
-    (GROUPS[0][0], "asked-alone-up"),
-    (GROUPS[1][0], "told-alone-up"),
-    ("quota_of_filestore", "asked-alone-still"),
-}
 MATRIX = [
-    pytest.param(names, how, marks=[] if (names[0], how) in QUICK else pytest.mark.sweep)
+    pytest.param(names, how)
     for names in (*GROUPS, *([name] for name in OTHERS))
     for how in HOW
     if not (REFUSALS[names[0]].on == "delete" and how.endswith("up"))
 ]
 
 
+# That a kill is gone on from: the test above; what each refusal says, and that `down` leaves nothing then:
+# test_gcp_refusals.py.
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("names", "how"), MATRIX, ids=lambda value: value if isinstance(value, str) else "+".join(value[:2])
 )
@@ -208,9 +204,8 @@ def test_killed_while_google_refuses_the_next_runs_converge(
     removed(cluster)
 
 
-@pytest.mark.parametrize(
-    "name", ["unavailable", *in_sweep("permission", "protected", "internal_error_of_operation")]
-)
+@pytest.mark.sweep  # a deletion of ours that is refused: test_gcp_orphans.py
+@pytest.mark.parametrize("name", ["unavailable", "permission", "protected", "internal_error_of_operation"])
 def test_killed_while_google_refuses_our_own_deletions_the_next_down_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -38,6 +38,8 @@ def answer(version: str) -> pb.GetProviderSchema.Response:
         provider=_message(known["provider"]),
         resource_schemas={name: _message(each) for name, each in resources.items()},
         data_source_schemas={name: _message(each) for name, each in sources.items()},
+        # As Google's: a Terraform asks once, and not again in each of its walks.
+        server_capabilities=pb.ServerCapabilities(get_provider_schema_optional=True),
     )
 
 
