@@ -1,13 +1,15 @@
 """Runs on every node at once: which of the others does a TCP connection reach? Standard library, Python 3.9.
 
-It is asked '{"port": 41234, "seconds": 6, "peers": {"d-train-2": "10.0.0.4"}}', listens for the others,
-connects to each of them, and prints for each one that was not reached why.
+It listens, and prints its port, its load and its number of CPUs. Once all listen it is sent
+'{"d-train-2": ["10.0.0.4", 41234]}', connects to each of them for some seconds, and prints for each one that
+was not reached why. It listens until its stdin ends.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import os
 import socket
 import sys
 import threading
@@ -20,7 +22,7 @@ PAUSE_S = 0.2
 CONCURRENT = 64
 WORDS = {
     errno.EINVAL: "its routes discard what is sent there",
-    errno.ECONNREFUSED: "the connection is refused",
+    errno.ECONNREFUSED: "the connection is refused, though a program listens there",
 }
 
 
@@ -54,17 +56,16 @@ def reach(address: str, port: int, deadline: float) -> str | None:
         time.sleep(PAUSE_S)
 
 
-def main(request: str) -> None:
-    asked = json.loads(request)
-    end = time.monotonic() + asked["seconds"]
-    server = socket.create_server(("0.0.0.0", asked["port"]), backlog=256)  # noqa: S104
+def main(seconds: str) -> None:
+    server = socket.create_server(("0.0.0.0", 0), backlog=256)  # noqa: S104
     threading.Thread(target=answer, args=(server,), daemon=True).start()
+    print(json.dumps([server.getsockname()[1], os.getloadavg()[0], os.cpu_count() or 1]), flush=True)  # noqa: T201 - the answer
+    peers = json.loads(sys.stdin.readline() or "{}")
+    deadline = time.monotonic() + float(seconds)
     with ThreadPoolExecutor(max_workers=CONCURRENT) as pool:
-        deadline = end - 2 * ATTEMPT_S
         asking = {
-            name: pool.submit(reach, address, asked["port"], deadline)
-            for name, address in asked["peers"].items()
+            name: pool.submit(reach, address, port, deadline) for name, (address, port) in peers.items()
         }
         unreached = {name: future.result() for name, future in asking.items()}
-    time.sleep(max(0.0, end - time.monotonic()))  # slower ones may still want to reach us
-    json.dump({name: why for name, why in unreached.items() if why}, sys.stdout)
+    print(json.dumps({name: why for name, why in unreached.items() if why}), flush=True)  # noqa: T201 - the answer
+    sys.stdin.read()  # slower ones may still want to reach us

@@ -7,9 +7,7 @@ Where the job fails, the hosts at fault are found, and why.
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +17,7 @@ from typing import Final
 
 from clusterctl.cluster.converge import Converged
 from clusterctl.cluster.hardware import NOT_LINKED, REASON, reject_missing_gpus
+from clusterctl.cluster.pairs import unconnected
 from clusterctl.cluster.session import ClusterSession, Drift
 from clusterctl.errors import (
     CommandError,
@@ -45,7 +44,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Connect, remote_argv
+from clusterctl.transport.base import Connect
 from clusterctl.transport.connections import Connections
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.process import Result, parallel_map
@@ -71,10 +70,6 @@ _LET_IN: Final = (
     "let job users log in there with their keys (AllowUsers, AllowGroups, AuthorizedKeysFile in sshd_config;"
     " `clusterctl up --reconfigure` puts back a key that somebody removed)"
 )
-_PORTS = range(40_000, 60_000)
-_LISTEN_S = 6.0
-_LISTEN_PER_NODE_S = 0.1
-_SHOWN = 3  # pairs in the failure of one host
 _MOST_NAMED = 8  # hosts in one error, by name and with their causes
 _TIMEOUT_S = 60.0
 _OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "gpu-lost", "no-devices", *NOT_LINKED})
@@ -349,46 +344,6 @@ def _words(result: Result) -> str:
     if result.rc == TIMED_OUT:
         said = f"it did not end in time\n{said}".strip()
     return said or f"it ended with exit code {result.rc} and said nothing"
-
-
-def unconnected(inventory: Inventory, hosts: Sequence[str], to: Connect) -> tuple[Failure, ...]:
-    """The hosts that TCP does not join with each other, one failure each; none when all reach all."""
-    unreached = _unreached(inventory, hosts, to) if len(hosts) > 1 else {}
-    causes: dict[str, list[str]] = {}
-    for one, other in itertools.combinations(hosts, 2):
-        there, back = unreached.get(one, {}).get(other), unreached.get(other, {}).get(one)
-        if there and back:
-            cause = f"{one} and {other} can't reach each other: {one}: {there}; {other}: {back}"
-        elif there or back:
-            near, far = (one, other) if there else (other, one)
-            cause = f"{near} can't reach {far}: {there or back}"
-        else:
-            continue
-        for host in (one, other):
-            causes.setdefault(host, []).append(cause)
-    fix = "see what drops their traffic: firewalls, routes, cables"
-    for host, said in causes.items():  # of 64 nodes that reach none, there would be 2,016 pairs
-        if (more := len(said) - _SHOWN) > 0:
-            causes[host] = [*said[:_SHOWN], f"and {more} more such pairs"]
-    return tuple(Failure("network", "; ".join(said), host, "verify", fix) for host, said in causes.items())
-
-
-def _unreached(inventory: Inventory, hosts: Sequence[str], to: Connect) -> dict[str, Mapping[str, str]]:
-    """Node -> the ones it did not reach, and why."""
-    port = random.choice(_PORTS)  # noqa: S311
-    seconds = _LISTEN_S + _LISTEN_PER_NODE_S * len(hosts)
-    addresses = {host.name: host.address for host in inventory.hosts if host.name in hosts}
-
-    def ask(name: str) -> Mapping[str, str]:
-        peers = {other: address for other, address in addresses.items() if other != name}
-        request = json.dumps({"port": port, "seconds": seconds, "peers": peers})
-        argv = remote_argv("clusterctl.cluster.remote_pairs", request)
-        try:
-            return dict(json.loads(to(name).run(argv, timeout_s=seconds + 30).stdout))
-        except (TransportError, ValueError):  # what it can't say, the others see
-            return {}
-
-    return dict(zip(hosts, parallel_map(hosts, ask, most=len(hosts)), strict=True))
 
 
 def checkup(
