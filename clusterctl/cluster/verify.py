@@ -17,7 +17,6 @@ from typing import Final
 
 from clusterctl.cluster.converge import Converged
 from clusterctl.cluster.hardware import NOT_LINKED, REASON, reject_missing_gpus
-from clusterctl.cluster.pairs import unconnected
 from clusterctl.cluster.session import ClusterSession, Drift
 from clusterctl.errors import (
     CommandError,
@@ -328,6 +327,8 @@ def _failures_of_parts(
     hosts: tuple[str, ...], inventory: Inventory, to: Connect, run_job: RunJob
 ) -> tuple[Failure, ...]:
     """The hosts that TCP does not join; else those on which even a job of their own fails."""
+    from clusterctl.cluster.pairs import unconnected  # noqa: PLC0415 - only where the job failed
+
     if (found := unconnected(inventory, hosts, to)) or len(hosts) == 1:
         return found
     results = zip(hosts, parallel_map(hosts, lambda host: run_job((host,))), strict=True)
