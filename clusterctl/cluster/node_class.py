@@ -50,19 +50,19 @@ def prepare_class(
     spec, workspace = session.spec, session.workspace
     shared = str(session.provider.known_shared)
     variables = {group: inventory_file.class_variables(spec, distribution, shared, group) for group in groups}
+    of_all = {name: value for values in variables.values() for name, value in values.items()}
 
     def bake(image: Inventory) -> None:
         if image.baked:
-            (group,) = image.hosts[0].roles
-            session.report(f"configuring what a {group} has in common with others")
-            slurm = accounting_files(spec.name, _free_port()) if group == CONTROLLER else {}
-            ansible.configure_class(image, variables[group], slurm, workspace=workspace, progress=progress)
+            session.report("configuring what hosts have in common")
+            slurm = accounting_files(spec.name, _free_port())
+            ansible.configure_class(image.hosts, of_all, slurm, workspace=workspace, progress=progress)
         else:
             _bake_machine(session, image, distribution, variables[COMPUTE], progress)
         session.note = "made"
 
     def progress(task: TaskProgress) -> None:
-        session.report(task.step(1))
+        session.report(task.step(len(groups)))
 
     session.note = "cached"
     inputs = {group: class_inputs(values) for group, values in variables.items()}

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -415,18 +415,18 @@ def install_image(
     def text(alone: Inventory, ssh_config: Path) -> str:
         return inventory_file.image_inventory_text(alone, ssh_config, wheels, lock)
 
-    return _run_alone("install.yml", image, text, workspace, progress)
+    return _run_alone("install.yml", (image,), text, workspace, progress)
 
 
 def configure_class(
-    image: Inventory,
+    images: Sequence[Host],
     variables: inventory_file.Variables,
     slurm: Mapping[str, str],
     *,
     workspace: Workspace,
     progress: Callable[[TaskProgress], None],
 ) -> Recap:
-    """Configure on an image what hosts have in common; ``variables``: see ``class_variables``.
+    """Configure on images what hosts of their groups have in common; ``variables``: see ``class_variables``.
 
     ``slurm`` has the texts of Slurm's files there, by name: a controller's accounting runs with them.
 
@@ -441,7 +441,7 @@ def configure_class(
             write_atomic(rendered / name, content)
         return inventory_file.class_inventory_text(alone, ssh_config, variables, workspace, rendered)
 
-    return _run_alone("class.yml", image.hosts[0], text, workspace, progress)
+    return _run_alone("class.yml", images, text, workspace, progress)
 
 
 def make_image(
@@ -477,18 +477,18 @@ def _no_health(inventory: Inventory, folder: Path) -> Path:
 
 def _run_alone(
     playbook: str,
-    image: Host,
+    images: Sequence[Host],
     text: Callable[[Inventory, Path], str],
     workspace: Workspace,
     progress: Callable[[TaskProgress], None],
 ) -> Recap:
-    """Run a playbook on an image; ``text`` is the Ansible inventory with this ssh_config."""
+    """Run a playbook on images; ``text`` is the Ansible inventory with this ssh_config."""
     place = dict.fromkeys(("cluster", "cluster_id", "provider", "network", "shared"), "")
-    alone = Inventory(hosts=(image,), baked=False, **place)
+    alone = Inventory(hosts=tuple(images), baked=False, **place)
     with temporary_folder() as folder:
         ssh_config, known_hosts = folder / "ssh_config", folder / "known_hosts"
         write_atomic(known_hosts, alone.known_hosts())
         write_atomic(ssh_config, alone.ssh_config(key=workspace.key, known_hosts=known_hosts))
         inventory = folder / "inventory.yml"
         write_atomic(inventory, text(alone, ssh_config))
-        return run_playbook(PlaybookRun(playbook, inventory, 1, _log(workspace)), progress)
+        return run_playbook(PlaybookRun(playbook, inventory, len(images), _log(workspace)), progress)

@@ -100,7 +100,8 @@ def class_variables(
 ) -> Variables:
     """The variables that decide what the hosts of a group have in common, in whichever cluster they are.
 
-    Addresses, secrets and, but for a controller, names are in files that each host has for itself.
+    Addresses, secrets and, but for a controller, names are in files that each host has for itself. What two
+    groups both have is the same in both.
     """
     of_group = {
         COMPUTE: {"slurmd_conf_server": "", "slurmd_config_digest": ""},
@@ -110,6 +111,7 @@ def class_variables(
         "clusterctl_scheduler": spec.scheduler,
         "users_home_root": f"{shared}/home",
         "users_homes_node_local": False,
+        "users_makes_homes": False,  # they are on the shared folder
         "users_accounts": [{"name": u.name, "uid": u.uid, "ssh_authorized_keys": []} for u in spec.users],
         "job_env_payload_hash": payload_hash(),
         "openmpi_network": "",

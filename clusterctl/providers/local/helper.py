@@ -17,8 +17,8 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from typing import Any
 from clusterctl.errors import ClusterctlError, MachineError, ProvisionError
 from clusterctl.providers.local import image, layout, machine, node_class, system
 from clusterctl.providers.local.machine import Machine
-from clusterctl.providers.local.system import TOOL_ENV, Found, end_children, has_dnf
+from clusterctl.providers.local.system import TOOL_ENV, end_children, has_dnf
 from clusterctl.spec import distributions
 from clusterctl.state.workspace import WAIT_S, hold, write_atomic
 from clusterctl.transport import remote_copies
@@ -88,12 +88,12 @@ def bake(request: dict[str, Any]) -> dict[str, Any]:
     with state_lock("up", waiting):
         for place in (layout.STATE, layout.CACHE):
             system.check_overlay(place)
-    _have(lambda: image.cached(wanted.key) or None, lambda: image.baking(wanted, progress))
+    _have({"image": (lambda: image.cached(wanted.key) or None, lambda: image.baking(wanted, progress))})
     return {}
 
 
 def bake_class(request: dict[str, Any]) -> dict[str, Any]:
-    """Make the layers of classes that are not there; the caller runs class.yml on each, as in ``bake``.
+    """Make the layers of classes that are not there; the caller runs class.yml on them, as in ``bake``.
 
     The answer has the key and the marks of each group's, no marks where hosts can't be made from it.
     """
@@ -101,38 +101,39 @@ def bake_class(request: dict[str, Any]) -> dict[str, Any]:
     over = wanted.image
     with suppress(FileNotFoundError):
         over = layout.ClusterState.model_validate_json(layout.state_file(wanted.id).read_bytes()).image
-    return {group: _class(group, inputs, over, wanted.admin_key) for group, inputs in wanted.inputs.items()}
-
-
-def _class(group: str, inputs: str, over: str, admin_key: str) -> dict[str, Any]:
-    key = node_class.class_key(over, inputs)
-    marks = node_class.marks(key)
-    if marks is not None:
-        os.utime(layout.class_folder(key))  # which of them are used
-    elif not node_class.is_used(key):  # else damaged, and under nodes that live
-        baking = partial(node_class.baking, key, over, admin_key)
-        marks = _have(lambda: node_class.marks(key), baking, group=group)
+    keys = {group: node_class.class_key(over, inputs) for group, inputs in wanted.inputs.items()}
+    marks = {group: node_class.marks(key) for group, key in keys.items()}
+    missing: dict[str, _Cached] = {}
+    for group, key in keys.items():
+        if marks[group] is not None:
+            os.utime(layout.class_folder(key))  # which of them are used
+        elif not node_class.is_used(key):  # else damaged, and under nodes that live
+            baking = partial(node_class.baking, key, over, wanted.admin_key)
+            missing[group] = partial(node_class.marks, key), baking
+    if missing:
+        _have(missing)
+        marks |= {group: node_class.marks(keys[group]) for group in missing}
         with image.cache_lock("up", waiting), state_lock("up", waiting):
             image.erase_old_classes()
-    return {"key": key, "marks": marks}
+    return {group: {"key": key, "marks": marks[group]} for group, key in keys.items()}
 
 
-def _have(
-    found: Callable[[], Found | None],
-    baking: Callable[[], AbstractContextManager[tuple[int, str]]],
-    **about: str,
-) -> Found | None:
-    """What is ``found`` in the cache, once it was baked there: the caller is told ``about`` it."""
-    if (there := found()) is not None:
-        return there
+# What finds it in the cache, or None; and what makes it while the body runs: (port, host key) answer SSH.
+_Cached = tuple[Callable[[], object], Callable[[], AbstractContextManager[tuple[int, str]]]]
+
+
+def _have(wanted: Mapping[str, _Cached]) -> None:
+    """Have all of it in the cache: what is missing is baked at once, and the caller told of it by name."""
+    if all(found() is not None for found, _ in wanted.values()):
+        return
     watch = _Caller.reading or _Caller()
-    with image.cache_lock("up", waiting):
-        if found() is None:
+    with image.cache_lock("up", waiting), ExitStack() as stack:
+        missing = {name: baking for name, (found, baking) in wanted.items() if found() is None}
+        if missing:
             watch.check()
-            with baking() as (port, host_key):
-                _answer({"ready": {"port": port, "host_key": host_key, **about}})
-                watch.wait()
-    return found()
+            answering = {name: stack.enter_context(baking()) for name, baking in missing.items()}
+            _answer({"ready": {n: {"port": port, "host_key": key} for n, (port, key) in answering.items()}})
+            watch.wait()
 
 
 class _Caller:

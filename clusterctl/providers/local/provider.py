@@ -85,20 +85,14 @@ class LocalProvider(Provider):
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:  # noqa: ARG002
         def ready(answer: dict[str, Any]) -> None:
-            bake(self._image_host(answer, CONTROLLER, COMPUTE))
+            bake(self._image_host(answer, "image", CONTROLLER, COMPUTE))
 
         request = _image(self._settings, workspace).model_dump(mode="json")
         call("bake", request, report=report, ready=ready)
 
-    def _image_host(self, answer: Mapping[str, Any], *roles: str) -> Host:
-        return Host(
-            name="image",
-            address="127.0.0.1",
-            port=answer["port"],
-            roles=roles,
-            host_key=answer["host_key"],
-            distribution=self._settings.release,
-        )
+    def _image_host(self, answer: Mapping[str, Any], name: str, *roles: str) -> Host:
+        release = self._settings.release
+        return Host(name=name, address="127.0.0.1", roles=roles, distribution=release, **answer[name])
 
     def prepare_class(
         self,
@@ -116,8 +110,8 @@ class LocalProvider(Provider):
 
         def ready(answer: dict[str, Any]) -> None:
             place = {"cluster": spec.name, "cluster_id": request.id, "provider": self._settings.type}
-            image = self._image_host(answer, answer["group"])
-            bake(Inventory(hosts=(image,), network="", shared=_SHARED, baked=True, **place))
+            images = tuple(self._image_host(answer, group, group) for group in answer)
+            bake(Inventory(hosts=images, network="", shared=_SHARED, baked=True, **place))
 
         made = call("bake_class", request.model_dump(mode="json"), report=report, ready=ready)
         return {group: SharedFiles(one["key"], one["marks"]) for group, one in made.items() if one["marks"]}

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from ipaddress import IPv4Network
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,9 +122,10 @@ def test_one_whose_making_was_killed_is_none(cache: Path) -> None:
     assert (node_class.layer(CLASS) / "etc/conf").read_text() == "configured"
 
 
-def test_two_at_once_make_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    baked: list[dict[str, object]] = []
-    both, answers = threading.Barrier(2), []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """A caller configures all that it is told of; the names that it was told, each time."""
+    told: list[list[str]] = []
 
     class Caller:
         reading = None
@@ -132,10 +134,21 @@ def test_two_at_once_make_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
             pass
 
         def wait(self) -> None:
-            (root_of_building() / "etc/conf").write_text("configured")
+            for root in layout.CACHE.glob(".building-class-*/root"):
+                (root / "etc/conf").write_text("configured")
+
+    def answer(said: dict[str, Any]) -> None:
+        if "ready" in said:
+            told.append([*said["ready"]])
 
     monkeypatch.setattr(helper, "_Caller", Caller)
-    monkeypatch.setattr(helper, "_answer", lambda message: "ready" in message and baked.append(message))
+    monkeypatch.setattr(helper, "_answer", answer)
+    return told
+
+
+@pytest.mark.usefixtures("cache")
+def test_two_at_once_make_one(asked: list[list[str]]) -> None:
+    both, answers = threading.Barrier(2), []
 
     def ask() -> None:
         both.wait()
@@ -146,8 +159,19 @@ def test_two_at_once_make_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(baked) == 1
+    assert asked == [["compute"]]
     assert answers[0] == answers[1] == {"compute": {"key": CLASS, "marks": node_class.marks(CLASS)}}
+
+
+@pytest.mark.usefixtures("cache")
+def test_groups_that_are_missing_are_baked_at_once(asked: list[list[str]]) -> None:
+    both = {**REQUEST, "inputs": {"compute": INPUTS, "controller": "c" * 16}}
+    made = helper.bake_class(both)
+    assert all("/etc/conf" in one["marks"] for one in made.values())
+    assert asked == [["compute", "controller"]]
+    system.erase(layout.class_folder(made["controller"]["key"]))
+    assert helper.bake_class(both).keys() == made.keys()
+    assert asked[1:] == [["controller"]]
 
 
 def test_a_cluster_that_is_up_has_classes_over_its_own_image(cache: Path) -> None:
@@ -185,12 +209,11 @@ def test_of_those_that_no_cluster_uses_the_last_used_stay(
 
 def test_a_class_that_is_made_ends_an_older_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image, "_KEPT_CLASSES", 1)
-    monkeypatch.setattr(helper, "_have", lambda *_, **__: {"/etc/conf": "made"})
+    monkeypatch.setattr(helper, "_have", lambda _: bake())
     (cache / "class-old").mkdir()
     os.utime(cache / "class-old", (0, 0))
-    (cache / "class-new").mkdir()
-    assert helper.bake_class(REQUEST)["compute"]["marks"] == {"/etc/conf": "made"}
-    assert [path.name for path in cache.glob("class-*")] == ["class-new"]
+    assert helper.bake_class(REQUEST)["compute"]["marks"]
+    assert [path.name for path in cache.glob("class-*")] == [f"class-{CLASS}"]
 
 
 def test_homes_of_a_new_cluster(tmp_path: Path) -> None:
