@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,17 @@ UNIT = re.compile(r"(?<![\w./@-])[a-z][\w@-]*\.(?:service|timer|socket|mount)\b"
 PLACE = re.compile(r"/usr/(?:s?bin|lib(?:64|exec)?)/[\w./*+-]+")
 
 
+@cache
+def parsed(path: Path) -> Any:
+    """What stands in a YAML file; it is not to be changed."""
+    return yaml.safe_load(path.read_text())
+
+
+@cache
+def facts() -> list[dict[str, Any]]:
+    return [tomllib.loads(path.read_text()) for path in sorted(FACTS.glob("*.toml"))]
+
+
 @dataclass(frozen=True)
 class Recorded:
     """Packages of a repository: name -> version, or "" where none is known."""
@@ -72,8 +84,7 @@ class Recorded:
 
 
 def recorded(*kinds: str) -> list[Recorded]:
-    files = [tomllib.loads(path.read_text()) for path in sorted(FACTS.glob("*.toml"))]
-    return [Recorded.read(one) for kind in kinds for file in files for one in file.get(kind, ())]
+    return [Recorded.read(one) for kind in kinds for file in facts() for one in file.get(kind, ())]
 
 
 def unknown(asked: set[str], release: str, branch: int) -> set[str]:
@@ -93,7 +104,7 @@ def asked(distribution: Distribution, software: Software) -> set[str]:
     ours = [path for path in roles.glob("*/tasks/*.yml") if path.stem not in other]
     if distribution.family != "RedHat":
         ours = [path for path in ours if path.parts[-3] != "repositories"]
-    for task in (task for path in ours for task in walk(yaml.safe_load(path.read_text()) or [])):
+    for task in (task for path in ours for task in walk(parsed(path) or [])):
         names = task.get("vars", {}).get("packages_names")
         if isinstance(names, list) and "packages_bundle" not in str(task.get("when", "")):
             found.update(name for name in names if "{{" not in name)
@@ -113,9 +124,9 @@ def named_files(distribution: Distribution) -> set[str]:
         said = path.read_text().replace("{{ ansible_facts.architecture }}", "x86_64")
         found.update(PLACE.findall(re.sub(r"(?m)^#!.*", "", said)))
     tasks = [one for one in roles if one.parent.name == "tasks"]
-    for task in (task for path in tasks for task in walk(yaml.safe_load(path.read_text()) or [])):
+    for task in (task for path in tasks for task in walk(parsed(path) or [])):
         found.add(task.get("ansible.builtin.command", {}).get("argv", "{")[0])
-    files = [yaml.safe_load(path.read_text()) for path in ansible.glob("roles/*/meta/touches.yml")]
+    files = [parsed(path) for path in ansible.glob("roles/*/meta/touches.yml")]
     touches = [one for file in files for one in file.values()]
     found.update(path for one in touches for path in one.get("folders", ()) if path.startswith("/etc/"))
     found -= {path for one in touches for path in one.get("files", ())}
@@ -124,10 +135,9 @@ def named_files(distribution: Distribution) -> set[str]:
 
 def not_in_a_package(named: set[str], release: str) -> set[str]:
     """Those that no package has, as far as is known; what only Enterprise Linux has is none of Debian's."""
-    files = [tomllib.loads(path.read_text()) for path in sorted(FACTS.glob("*.toml"))]
-    ours = [one for file in files for one in file.get("files", ()) if release in one["of"]]
+    ours = [one for file in facts() for one in file.get("files", ()) if release in one["of"]]
     listed = [said for one in ours for said in one["packages"].values()]
-    listed += [one["files"] for file in files for one in file.get("unconfirmed_files", ())]
+    listed += [one["files"] for file in facts() for one in file.get("unconfirmed_files", ())]
     known = " ".join(listed).split()
     places = ["{}", "/usr/bin/{}", "/usr/sbin/{}"]
     return {name for name in named if not any(fnmatch.filter(known, form.format(name)) for form in places)}
