@@ -252,7 +252,7 @@ class _Sink:
 def bundle(workspace: Workspace) -> bytes:
     """What all hosts get, as a compressed tar: no secret but what each of them is given to keep."""
     made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w:gz", compresslevel=6) as tar:
+    with tarfile.open(fileobj=made, mode="w:gz", compresslevel=3) as tar:
         for name, path in _runtime():
             tar.add(path, f"site/{name}", filter=_of_root)
         root = asset("ansible")
