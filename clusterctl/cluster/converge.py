@@ -48,7 +48,7 @@ from clusterctl.scheduler.slurm_conf import health_file, needs_facts, render_fil
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import SLURMD_PORT, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.util.assets import asset, digest, tree_hash
+from clusterctl.util.assets import ansible_hash, digest
 from clusterctl.util.process import parallel_map
 
 _SOME = "some hosts"  # were configured last: the next `up` of the whole cluster looks at all of them
@@ -378,7 +378,7 @@ def inputs_of(
     variables = inventory_file.inventory_text(spec, inventory, workspace)
     cards = json.dumps({host: has.cards for host, has in hardware(spec, inventory, reports).items()})
     made = (files[name] for name in sorted(files))
-    return digest(tree_hash(asset("ansible")), variables, *secrets, cards, *made), files
+    return digest(ansible_hash(), variables, *secrets, cards, *made), files
 
 
 def render(

@@ -32,7 +32,7 @@ from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, dis
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.connections import Connections
-from clusterctl.util.assets import asset, digest, job_lock, tree_hash
+from clusterctl.util.assets import ansible_hash, asset, digest, job_lock
 
 _HOSTS: Final = "/etc/hosts"
 _EDGES: Final = ("# BEGIN hosts of this cluster (clusterctl)\n", "# END hosts of this cluster (clusterctl)\n")
@@ -102,7 +102,7 @@ def _bake_machine(
 
 def class_inputs(variables: Mapping[str, Any]) -> str:
     """A digest of all that decides what a class has, besides the image under it."""
-    return digest(tree_hash(asset("ansible")), json.dumps(variables, sort_keys=True, default=str))
+    return digest(ansible_hash(), json.dumps(variables, sort_keys=True, default=str))
 
 
 def class_ahead(session: ClusterSession) -> str:

@@ -80,6 +80,12 @@ def payload_hash() -> str:
     return tree_hash(asset("payload"))
 
 
+@cache
+def ansible_hash() -> str:
+    """The hash of the playbooks and roles, as they were when it was first asked for."""
+    return tree_hash(asset("ansible"))
+
+
 def job_lock() -> Path:
     """What the job environment of every node holds: a requirements file with versions and hashes."""
     return asset("payload") / "requirements.lock"
@@ -90,6 +96,7 @@ def gpu_lock() -> Path:
     return asset("payload") / "requirements-gpu.lock"
 
 
+@cache
 def install_inputs() -> tuple[bytes, ...]:
     """What decides what is installed on a host: the install half of the roles, and the jobs' Python.
 

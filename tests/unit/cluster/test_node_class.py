@@ -33,7 +33,7 @@ from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import remote_argv
 from clusterctl.transport.connections import Connections
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import asset, tree_hash
 from tests.support.cluster_session import session_of
 
 TWELVE, THIRTEEN = (distributions.distribution_of(f"debian-{number}") for number in (12, 13))
@@ -101,7 +101,7 @@ def key_of(
 def test_twenty_changed_inputs_make_twenty_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     roles = tmp_path / "ansible"
     shutil.copytree(asset("ansible"), roles)
-    monkeypatch.setattr(node_class, "asset", lambda _: roles)
+    monkeypatch.setattr(node_class, "ansible_hash", lambda: tree_hash(roles))
     keys = [
         key_of(),
         key_of(distribution=THIRTEEN),
