@@ -153,9 +153,10 @@ def _read(path: Path, kind: Any) -> Any:
 
     if path.suffix == ".toml":
         return TypeAdapter(kind).validate_python(tomllib.loads(path.read_text()))
-    from ruamel.yaml import YAML  # noqa: PLC0415 - slow, and root's helper has no use for it
+    import yaml  # noqa: PLC0415 - the others have no use for it
 
-    return TypeAdapter(kind).validate_python(YAML(typ="safe").load(path))
+    # In C: a tenth of the time that ruamel.yaml takes, which is for what users write.
+    return TypeAdapter(kind).validate_python(yaml.load(path.read_bytes(), Loader=yaml.CSafeLoader))
 
 
 def yaml_text(document: Mapping[str, Any], *, offset: int = 0) -> str:
