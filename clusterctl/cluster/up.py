@@ -70,7 +70,7 @@ class UpOptions:
     has no place for are cancelled under ``force``; what exists only on hosts that leave is lost under
     ``discard``. Hosts get their packages from ``bundle``, with ``own_repositories`` from their own again,
     else as before. ``limit`` names the only hosts to touch; ``replaced`` ones are other machines now, and
-    those that had the names are released.
+    those that had the names are released, or, where the provider makes them, gone.
     """
 
     approve: Callable[[Plan], None] = lambda _: None
@@ -103,7 +103,9 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
         ClusterctlError: a phase failed; what was done stays, and the next `up` goes on from there.
     """
     session.provider.check(session.spec)
-    replacement = replacing(session.workspace, options.replaced)
+    own = session.spec.provider.user_owned
+    session.provider.anew = () if own else options.replaced
+    replacement = replacing(session.workspace, options.replaced if own else ())
     with session.locked("up"), session.provider.working(), replacement as commit_replacement:
         if session.workspace.removing.exists() and all_answer(session.workspace):
             clear_removal(session.workspace)  # with what it was to discard
