@@ -79,6 +79,7 @@ def _is_fine(key: str, mark: str) -> bool:
 # What is told of a mark that is not right, and what configuring did about it.
 _UNIT_WORDS = {
     "masked": ("was masked", "unmasked and started"),
+    "not-found": ("was not installed", "started"),
     "stopped": ("was stopped", "started"),
     "failed": ("had failed", "started"),
     _OUTDATED: ("had not read its configuration", "restarted"),

@@ -173,7 +173,7 @@ def test_a_node_that_lost_a_package_is_named_and_made_anew(one: Cluster) -> None
     before = one.ssh(third, boot)
     one.ssh(second, "sudo dpkg --remove --force-depends munge")
     (found,) = one("-o", "json", "up", rc=1).json["failures"]
-    assert (found["host"], found["code"]) == (second, "package-missing")
+    assert (found["host"], found["code"]) == (second, "package-missing"), found
     assert "removed there: munge" in found["cause"]
     assert f"`clusterctl node replace {second}`" in found["fix"]
     assert failure(one("-o", "json", "node", "replace", f"{one.name}-train-9", rc=2).json)

@@ -50,6 +50,7 @@ def test_a_host_that_nothing_was_noted_of_has_drifted() -> None:
         ("unit slurmd", "stopped disabled", "slurmd was stopped and disabled: enabled and started"),
         ("unit slurmd", "running disabled", "slurmd was disabled: enabled"),
         ("unit slurmd", "masked", "slurmd was masked: unmasked and started"),
+        ("unit munge", "not-found", "munge was not installed: started"),
         ("unit munge", "running outdated", "munge had not read its configuration: restarted"),
         ("user ada", "missing", "the account ada was missing: put back"),
         ("absent /etc/slurm.conf", "there", "/etc/slurm.conf was there, which takes precedence: removed"),
