@@ -46,7 +46,7 @@ DATABASES = "/var/lib/mysql"
 SLURM_STATE = "/var/lib/slurm/slurmctld"
 OWN_DATABASES = {"mysql", "performance_schema", "sys", "test", "lost+found"}
 DPKG_STATUS = Path("/var/lib/dpkg/status")
-INSTALLED = re.compile(rb"\nPackage: (\S+)\nStatus: \S+ ok installed\n")
+INSTALLED = re.compile(rb"\nPackage: (\S+)\n(?:(?:Essential|Protected): \S+\n)*Status: \S+ ok installed\n")
 RPM = 'command -v rpm && { LC_ALL=C rpm --query --whatprovides --queryformat= "$@"; true; }'
 ROW = 3  # fields of /etc/passwd up to the number
 MISSING = "missing"

@@ -135,6 +135,7 @@ Description: not what it says
  Status: install ok installed
 
 Package: procps
+Essential: yes
 Status: hold ok installed
 Version: 4
 """
