@@ -112,20 +112,26 @@ def replace(
     discard: Discard = False,
     **joining: Any,
 ) -> int:
-    """Replace the machines of nodes; the node names stay. New host keys are confirmed.
+    """Replace the machines of nodes; the node names stay. Local nodes are made anew.
 
-    The old machines are released; one that does not answer is released once it does.
+    New host keys are confirmed. The old machines are released; one that does not answer is released once it
+    does.
     """
     spec = spec_of_existing(screen, options)
-    own_machines(spec.provider)
-    inventory = inventory_of(Workspace.of(spec.name))
+    workspace = Workspace.of(spec.name)
+    is_local = spec.provider.shares_kernel
+    if not is_local:
+        own_machines(spec.provider)
+    inventory = inventory_of(workspace)
     chosen = nodes.names_of(names)
     there = tuple(name for name in chosen if inventory.host(name))  # none, of one that failed half way
-    nodes.check_names(inventory, there)
+    nodes.check_names(inventory, chosen if is_local else there)
     if inventory.controller.name in chosen:
         fix = "take the cluster down, and raise it anew"
         raise UsageError(f"{inventory.controller.name} is the controller: it can't be replaced", fix=fix)
-    wanted = UpOptions(limit=chosen, replaced=there, force=force, discard=discard)
+    if is_local:  # of a spec that says more since, nothing else is done
+        spec = applied_spec(workspace)
+    wanted = UpOptions(limit=() if is_local else chosen, replaced=there, force=force, discard=discard)
     return bring_up(screen, options, spec, wanted, **joining)
 
 

@@ -7,13 +7,23 @@ long as both are the same, Ansible need not run.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from clusterctl.cluster.drift import (
+    MISSING,
+    UNKNOWN,
+    drift_of_host,
+    drifted,
+    hosts_with_drift,
+    lost_packages,
+    repairs_of,
+    touches_slurm,
+)
 from clusterctl.cluster.hardware import (
     Hardware,
     NodeConfig,
@@ -57,10 +67,6 @@ _START_SLURMD = (
     *("sudo", "-n", "sh", "-c"),
     f'ss -Hltn "sport = :{SLURMD_PORT}" | grep -q . || systemctl restart slurmd',
 )
-_MISSING = "missing"
-_OUTDATED = "outdated"
-_UNKNOWN = "no answer"  # what it was asked of was away
-_FINE = {"unit": "running", "home": "fit", "key": "there", "path": "there"}  # whatever was recorded before
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +230,7 @@ def _shows(report: HostReport, expected: Checksums) -> bool:
         for marks in (report.checksums, expected)
     )
     others = (mark for key, mark in report.checksums.items() if key not in known)
-    return known == asked and all(mark not in (_UNKNOWN, _MISSING) for mark in others)
+    return known == asked and all(mark not in (UNKNOWN, MISSING) for mark in others)
 
 
 def _own_files(session: ClusterSession, inventory: Inventory) -> NodeFiles:
@@ -343,6 +349,13 @@ def _with_registered_hardware(recorded: Configured, slurm: Scheduler) -> Configu
     return recorded.model_copy(update={"hardware": has})
 
 
+def packages_lost_on(workspace: Workspace, reports: Mapping[str, HostReport]) -> Mapping[str, str]:
+    """Host -> the packages that were there when it was configured, and are not any more."""
+    recorded = _read(workspace).marks
+    found = {host: lost_packages(recorded.get(host, {}), one.checksums) for host, one in reports.items()}
+    return {host: packages for host, packages in found.items() if packages}
+
+
 def drift_of(workspace: Workspace, reports: Mapping[str, HostReport]) -> Iterator[Drift]:
     """What has drifted on these hosts since they were configured."""
     recorded = _read(workspace).marks
@@ -350,9 +363,7 @@ def drift_of(workspace: Workspace, reports: Mapping[str, HostReport]) -> Iterato
         if host not in recorded:
             yield Drift(host, "it is not configured yet")
             continue
-        known = _known(recorded[host], seen.checksums)
-        for key in _without_consequences(known, seen.checksums):
-            yield Drift(host, _words(key, seen.checksums[key])[0])
+        yield from drift_of_host(host, recorded[host], seen.checksums)
 
 
 def inputs_of(
@@ -410,78 +421,3 @@ def _read(workspace: Workspace, without: Collection[str] = ()) -> Configured:
 
 def _write(workspace: Workspace, recorded: Configured) -> None:
     write_atomic(workspace.configured, recorded.model_dump_json(indent=1) + "\n")
-
-
-def drifted(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
-    """The keys of marks that are not as they were recorded, or bad in themselves."""
-    return tuple(
-        key for key, mark in now.items() if not _is_fine(key, mark) or recorded.get(key, mark) != mark
-    )
-
-
-def repairs_of(host: str, recorded: Checksums, before: Checksums, after: Checksums) -> list[Drift]:
-    """What was not right ``before`` and has changed since."""
-    changed = [key for key in _known(recorded, before) if after.get(key) != before[key]]
-    return [Drift(host, *_words(key, before[key])) for key in _without_consequences(changed, before)]
-
-
-def _known(recorded: Checksums, now: Checksums) -> list[str]:
-    """The marks that drifted. What is new to us cannot have."""
-    return [key for key in drifted(recorded, now) if key in recorded and now[key] != _UNKNOWN]
-
-
-def _without_consequences(keys: Sequence[str], marks: Checksums) -> Iterator[str]:
-    """Those that are not only the consequence of another one."""
-    for key in keys:
-        kind, _, name = key.partition(" ")
-        if kind == "home":
-            follows = marks.get(f"user {name}") == _MISSING
-        else:
-            follows = marks[key].endswith(_OUTDATED) and len(keys) > 1
-        if not follows:
-            yield key
-
-
-def hosts_with_drift(recorded: Mapping[str, Checksums], now: Mapping[str, Checksums]) -> tuple[str, ...]:
-    return tuple(
-        host for host, marks in now.items() if host not in recorded or drifted(recorded[host], marks)
-    )
-
-
-def touches_slurm(keys: Iterable[str]) -> bool:
-    """Whether nodes may have fetched what is not Slurm's configuration any more."""
-    return any(key.startswith("file /etc/slurm/") for key in keys)
-
-
-def _is_fine(key: str, mark: str) -> bool:
-    return mark == _FINE.get(key.partition(" ")[0], mark) and mark != _MISSING
-
-
-# What is told of a mark that is not right, and what configuring did about it.
-_UNIT_WORDS = {
-    "masked": ("was masked", "unmasked and started"),
-    "stopped": ("was stopped", "started"),
-    "failed": ("had failed", "started"),
-    _OUTDATED: ("had not read its configuration", "restarted"),
-}
-_MARK_WORDS = {
-    "user": ("the account {} was changed", "put back"),
-    "key": ("the cluster's key of user {} was missing", "put back"),
-    "home": ("the home of user {} was not theirs alone", "put right"),
-    "accounting": ("accounts or users in the accounting were changed", "put back"),
-}
-
-
-def _words(key: str, mark: str) -> tuple[str, str]:
-    kind, _, name = key.partition(" ")
-    if kind == "unit":
-        states = mark.split()
-        state = next((one for one in _UNIT_WORDS if one in states), "")
-        was, action = _UNIT_WORDS.get(state, ("was disabled", "enabled"))
-        if state in ("stopped", "failed") and "disabled" in states:
-            return f"{name} {was} and disabled", f"enabled and {action}"
-        return f"{name} {was}", action
-    was, action = _MARK_WORDS.get(kind, ("{} was changed", "put back"))
-    if mark == _MISSING and kind != "accounting":
-        was = f"{was.partition(' was ')[0]} was missing"
-    return was.format(name), action

@@ -239,8 +239,12 @@ def expected_marks(
         **{f"file {path}": class_marks[path] for path in asked.files if path in class_marks},
         **own_marks(files),
         **{f"path {path}": "there" for path in asked.paths},
+        **{f"absent {path}": "absent" for path in asked.absent},
+        **{f"alone {path}": "none" for path in asked.alone},
+        **{f"rivals {path}": "none" for path in asked.rivals},
         **{f"user {u.name}": f"{u.uid}:{u.uid} {u.name} {homes[u.name]} /bin/bash" for u in spec.users},
         **{f"home {name}": "fit" for name in asked.homes},
         **{f"key {name}": "there" for name in asked.keys if name in asked.homes},
         **{f"unit {name}": "running" for name in asked.units},
+        **({"packages all": "installed"} if asked.packages else {}),
     }

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl.cluster.converge import converge, inputs_of
+from clusterctl.cluster.converge import converge, inputs_of, packages_lost_on
 from clusterctl.cluster.down import DownOptions, down_locked
 from clusterctl.cluster.hardware import link_wheels
 from clusterctl.cluster.look import all_answer, clear_removal
@@ -22,7 +22,7 @@ from clusterctl.cluster.slurm_upgrade import carried_over, upgrade_first, upgrad
 from clusterctl.cluster.slurm_upgrade_plan import planned_upgrade, prepare_slurm
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import ansible, inventory_file
-from clusterctl.errors import ProvisionError, UsageError
+from clusterctl.errors import ConfigureError, Failure, ProvisionError, UsageError
 from clusterctl.hosts.checks import failures, other_numbers
 from clusterctl.hosts.probe import (
     HostReport,
@@ -70,7 +70,7 @@ class UpOptions:
     has no place for are cancelled under ``force``; what exists only on hosts that leave is lost under
     ``discard``. Hosts get their packages from ``bundle``, with ``own_repositories`` from their own again,
     else as before. ``limit`` names the only hosts to touch; ``replaced`` ones are other machines now, and
-    those that had the names are released.
+    those that had the names are released, or, where the provider makes them, gone.
     """
 
     approve: Callable[[Plan], None] = lambda _: None
@@ -103,7 +103,9 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
         ClusterctlError: a phase failed; what was done stays, and the next `up` goes on from there.
     """
     session.provider.check(session.spec)
-    replacement = replacing(session.workspace, options.replaced)
+    own = session.spec.provider.user_owned
+    session.provider.anew = () if own else options.replaced
+    replacement = replacing(session.workspace, options.replaced if own else ())
     with session.locked("up"), session.provider.working(), replacement as commit_replacement:
         if session.workspace.removing.exists() and all_answer(session.workspace):
             clear_removal(session.workspace)  # with what it was to discard
@@ -329,6 +331,11 @@ def probe(
     reports = probe_hosts(asked, session.connections.to, revive=revive, report=session.report)
     reject_full_disks(reports)
     reject_taken_numbers(reports, wanted_accounts(session.spec))
+    if lost := packages_lost_on(session.workspace, reports):
+        if inventory.baked:
+            raise _not_reinstalled(inventory, lost)
+        # Else Ansible would take it that all is there.
+        parallel_map([*lost], lambda host: session.connections.to(host).run(_NOT_INSTALLED))
     if session.spec.provider.is_cloud:
         reports = _with_one_uid(session, asked, reports)
     accounts = {host: one.accounts for host, one in reports.items()}
@@ -337,6 +344,20 @@ def probe(
     return reports
 
 
+def _not_reinstalled(inventory: Inventory, lost: Mapping[str, str]) -> ConfigureError:
+    """Nodes have no route to a repository: what was removed there comes with a new one alone."""
+    name = inventory.controller.name
+    anew = f"`clusterctl node replace {' '.join(host for host in lost if host != name)}` makes it anew"
+    if name in lost:
+        anew = "`clusterctl down`, then `clusterctl up`: a controller is not replaced alone"
+    failures = [
+        Failure("package-missing", f"removed there: {packages}", host, "reach", anew)
+        for host, packages in lost.items()
+    ]
+    return ConfigureError.of_hosts("packages are missing on {hosts}", failures)
+
+
+_NOT_INSTALLED = ("sudo", "-n", "sh", "-c", "rm -f /opt/clusterctl/installed-*")
 # usermod renumbers no account that has processes, as the shell that starts it; here it sees none.
 _RENUMBER = (
     *("sudo", "-n", "unshare", "--pid", "--fork", "--mount-proc"),

@@ -50,7 +50,7 @@ SLURMD_FILE = "slurmd.json"  # likewise: a digest of what its slurmd is started 
 BUNDLE_FOLDER = "/var/lib/clusterctl-bundle"  # on an air-gapped host, while it is installed
 PYTHON = "/usr/bin/python3"  # the platform's: it alone has the package manager's bindings
 
-_OF_EACH: Final = ("job_env", "munge", "openmpi", "users")
+_OF_EACH: Final = ("common", "job_env", "munge", "openmpi", "users")
 CLASS_ROLES: Final = {  # group of hosts -> the roles that class.yml has for them
     COMPUTE: ("health", "slurmd", *_OF_EACH),
     CONTROLLER: ("mariadb", "slurmctld", "slurmdbd", *_OF_EACH),

@@ -59,12 +59,16 @@ class ProbeRequest:
     files: tuple[str, ...] = ()
     blocks: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> first and last line
     paths: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()  # files that are the only *.conf of their folders
+    rivals: Mapping[str, str] = field(default_factory=dict)  # file -> line that none after it there has
     users: tuple[str, ...] = ()
     numbers: Mapping[str, int] = field(default_factory=dict)  # account -> uid and gid: has another one these?
     homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder
     far_homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder that another host checks
     keys: Mapping[str, str] = field(default_factory=dict)  # user -> public key; unless the home is far
     units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # unit -> files it reads at its start
+    packages: tuple[str, ...] = ()
     accounting: tuple[tuple[str, ...], ...] = ()  # words for `sacctmgr show`
     space: tuple[str, ...] = ("/",)
     host: Mapping[str, Sequence[str | int]] | None = None

@@ -45,12 +45,9 @@ SLURM_PLUGINS = ("/usr/lib64/slurm", "/usr/lib/*/slurm*")  # of EL, of Debian
 DATABASES = "/var/lib/mysql"
 SLURM_STATE = "/var/lib/slurm/slurmctld"
 OWN_DATABASES = {"mysql", "performance_schema", "sys", "test", "lost+found"}
-# Both fail where one of the packages is not there.
-INSTALLED = r"""
-dpkg-query --show --showformat='${db:Status-Status} ${Package}\n' "$@"
-rpm --query --queryformat='installed %{NAME}\n' "$@"
-true
-"""
+DPKG_STATUS = Path("/var/lib/dpkg/status")
+INSTALLED = re.compile(rb"\nPackage: (\S+)\n(?:(?:Essential|Protected): \S+\n)*Status: \S+ ok installed\n")
+RPM = 'command -v rpm && { LC_ALL=C rpm --query --whatprovides --queryformat= "$@"; true; }'
 ROW = 3  # fields of /etc/passwd up to the number
 MISSING = "missing"
 UNKNOWN = "no answer"
@@ -216,9 +213,32 @@ def headers() -> bool:
 
 
 def packages(names: Sequence[str]) -> List[str]:
-    said = run(["sh", "-c", INSTALLED, "sh", *names]) or ""
-    found = {line[len("installed ") :] for line in said.splitlines() if line.startswith("installed ")}
-    return sorted(found.intersection(names))
+    lacks = lacking(names)
+    return [] if lacks is None else sorted(set(names) - set(lacks))
+
+
+def lacking(names: Sequence[str]) -> Optional[List[str]]:
+    """Those of these packages that are not installed; None: no package manager says so.
+
+    dpkg's table is read here: dpkg-query takes longer to do the same.
+    """
+    if not names:
+        return []
+    try:
+        found = {name.decode() for name in INSTALLED.findall(b"\n" + DPKG_STATUS.read_bytes())}
+    except OSError:
+        said = run(["sh", "-c", RPM, "sh", *names])
+        if said is None:
+            return None
+        found = set(names) - {line.rpartition(" ")[2] for line in said.splitlines()}
+    return sorted(set(names) - found)
+
+
+def packages_mark(names: Sequence[str]) -> str:
+    lacks = lacking(names)
+    if lacks is None:
+        return UNKNOWN
+    return f"without {', '.join(lacks)}" if lacks else "installed"
 
 
 def databases() -> List[str]:
@@ -263,6 +283,20 @@ def block_mark(path: str, begin: str, end: str) -> str:
     _, found, rest = read(path).partition(f"{begin}\n")
     inside, closed, _ = rest.partition(f"{end}\n")
     return digest(inside.encode()) if found and closed else MISSING
+
+
+def alone_mark(path: str) -> str:
+    """The settings of others in the folder of this file."""
+    others = sorted(str(one) for one in Path(path).parent.glob("*.conf") if one.name != Path(path).name)
+    return ", ".join(others) or "none"
+
+
+def rivals_mark(path: str, pattern: str) -> str:
+    """The files of the same folder that are read after this one and have a line that the pattern matches."""
+    later = (other for other in sorted(Path(path).parent.glob("*.conf")) if other.name > Path(path).name)
+    line = re.compile(pattern)
+    found = [str(one) for one in later if any(line.match(text) for text in read(str(one)).splitlines())]
+    return ", ".join(found) or "none"
 
 
 def unit_marks(units: Dict[str, List[str]], systemctl: str = "systemctl") -> Dict[str, str]:
@@ -371,12 +405,17 @@ def checksums(asked: Dict[str, Any]) -> Dict[str, str]:
     found = {"file " + path: file_mark(path) for path in asked["files"]}
     found.update({"block " + path: block_mark(path, *edges) for path, edges in asked["blocks"].items()})
     found.update({"path " + path: "there" if Path(path).exists() else MISSING for path in asked["paths"]})
+    found.update({"absent " + p: "there" if os.path.lexists(p) else "absent" for p in asked["absent"]})
+    found.update({"alone " + path: alone_mark(path) for path in asked["alone"]})
+    found.update({"rivals " + path: rivals_mark(path, line) for path, line in asked["rivals"].items()})
     found.update({"user " + name: user_mark(name) for name in asked["users"]})
     found.update({"home " + name: home_mark(name, home) for name, home in asked["homes"].items()})
     far = {name for name, home in asked["far_homes"].items() if has_home(name, home)}
     keys = {name: key for name, key in asked["keys"].items() if name not in far}
     found.update({"key " + n: key_mark(n, asked["homes"].get(n, ""), key) for n, key in keys.items()})
     found.update({"unit " + name: mark for name, mark in unit_marks(asked["units"]).items()})
+    if asked["packages"]:
+        found["packages all"] = packages_mark(asked["packages"])
     if asked["accounting"]:
         running = found.get("unit slurmdbd", "").startswith("running")
         found["accounting all"] = accounting_mark(asked["accounting"]) if running else UNKNOWN

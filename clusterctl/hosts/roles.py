@@ -9,7 +9,9 @@ The ledger on the hosts reads the same files: `down` releases what they name. Wh
     packages: as needed           what a host lacks decides; a list: these; by default the role's *_packages
     ports: {6817: slurmctld}      who listens where
     drift:                        what `up` and `plan` compare with what the last `up` left
-      - files, blocks, paths, units (unit -> files it reads at its start), accounting (words for sacctmgr)
+      - files, blocks, paths, units (unit -> files it reads at its start), accounting (words for sacctmgr),
+        absent (paths), alone (files that have no other *.conf beside them), rivals (file -> pattern of a
+        line that no file after it in its folder has)
     hint: see ...                 what to look at where a task of the role fails
 """
 
@@ -153,12 +155,16 @@ def _probe_request(
         files=tuple(path for one in drift for path in one.get("files", ())),
         blocks={path: tuple(edges) for one in drift for path, edges in one.get("blocks", {}).items()},
         paths=tuple(path for one in drift for path in one.get("paths", ())),
+        absent=tuple(path for one in drift for path in one.get("absent", ())),
+        alone=tuple(path for one in drift for path in one.get("alone", ())),
+        rivals={path: line for one in drift for path, line in one.get("rivals", {}).items()},
         users=users,
         numbers=own | wanted_accounts(spec),
         homes=homes if has_homes else {},
         far_homes={} if has_homes else homes,
         keys=dict.fromkeys(users, values["public_key"]),
         units={unit: tuple(files) for one in drift for unit, files in one.get("units", {}).items()},
+        packages=role_packages(spec, host.roles, inventory.distribution),
         accounting=tuple(tuple(words) for one in drift for words in one.get("accounting", ())),
         space=(*_PLACES, inventory.shared),
         sized=host.cpus is not None or not host.is_compute,
@@ -185,7 +191,7 @@ def _of_inventory(spec: ClusterSpec, inventory: Inventory) -> dict[str, object]:
 
 def _of_host(of_cluster: Mapping[str, object], host: Host) -> dict[str, object]:
     """What ``when`` can say of a host of an inventory."""
-    return {**of_cluster, "local_ssds": bool(host.local_ssds)}
+    return {**of_cluster, "local_ssds": bool(host.local_ssds), "controller": host.is_controller}
 
 
 def _applied(spec: ClusterSpec, roles: Sequence[str]) -> dict[str, Touches]:

@@ -203,11 +203,13 @@ class Provider(Protocol):
     """The hosts of one kind of cluster. ``report`` reports progress in short lines.
 
     ``known_shared`` is where hosts have the shared folder, of a provider whose new nodes can be of a class;
-    ``class_groups`` are the groups of hosts for which there are such.
+    ``class_groups`` are the groups of hosts for which there are such. ``anew``: hosts that the next ``apply``
+    makes anew, as they are.
     """
 
     known_shared: str | None = None
     class_groups: tuple[str, ...] = (COMPUTE,)
+    anew: Collection[str] = ()
 
     def working(self) -> AbstractContextManager[None]:
         """While several of these methods are called: what they share may stay open."""

@@ -7,6 +7,7 @@ disturbed: one process, which counted on.
 from __future__ import annotations
 
 import secrets
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import Cluster, raised
+from tests.support.sweeps import in_sweep
 
 SPEC = """\
 version: 1
@@ -80,9 +82,10 @@ def failure(answer: Any) -> dict[str, Any]:
 
 
 def test_files_accounts_and_units_are_put_back_and_named(one: Cluster) -> None:
+    """Each kind alone is in the sweep below."""
     second, third, leader = node(one, 2), node(one, 3), ctl(one)
     one.ssh(second, "sudo systemctl mask --now slurmd")
-    one.ssh(third, "sudo systemctl stop munge; sudo rm /etc/munge/munge.key; sudo systemctl disable slurmd")
+    one.ssh(third, "sudo rm /etc/munge/munge.key")
     one.ssh(leader, f"sudo rm -rf /etc/slurm; echo '# mine' | sudo tee ~{one.user}/.ssh/authorized_keys")
     one.ssh(leader, f"sudo userdel --force {one.user}")
     one.ssh(leader, "sudo pkill -KILL slurmdbd; sudo pkill -KILL mariadbd")
@@ -91,8 +94,6 @@ def test_files_accounts_and_units_are_put_back_and_named(one: Cluster) -> None:
     assert mended(answer) >= {
         f"{second}: slurmd was masked: unmasked and started",
         f"{third}: /etc/munge/munge.key was missing: put back",
-        f"{third}: munge was stopped: started",
-        f"{third}: slurmd was disabled: enabled",
         *(
             f"{leader}: /etc/slurm/{name}.conf was missing: put back"
             for name in ("slurm", "gres", "slurmdbd")
@@ -103,6 +104,85 @@ def test_files_accounts_and_units_are_put_back_and_named(one: Cluster) -> None:
     assert not [told for told in mended(answer) if told.startswith(node(one, 1))]
     assert one.ssh(leader, "head -n1 .ssh/authorized_keys", user=one.user) == "# mine\n"
     assert mended(one.json("up")) == set()
+
+
+def ansible_hosts(answer: dict[str, Any]) -> str:
+    """On how many hosts Ansible ran, as the phase says it."""
+    return converged(answer).partition(" on ")[2].partition(",")[0]
+
+
+# What a shell of root's does on a node, and what `up` says that it has put back there.
+KEY, HEALTH, LIMITS = "/etc/munge/munge.key", "/opt/clusterctl/health", "/etc/security/limits.d"
+DROP_IN = "/etc/systemd/system/slurmd.service.d/clusterctl.conf"
+TMPFILES, PARAMS = "/etc/tmpfiles.d/clusterctl-slurmd.conf", "/etc/openmpi/openmpi-mca-params.conf"
+KINDS = {
+    "content": (f"echo '# more' >>{HEALTH}", f"{HEALTH} was changed: put back"),
+    "removed": (f"rm {HEALTH}.json", f"{HEALTH}.json was missing: put back"),
+    "mode": (f"chmod 666 {PARAMS}", f"{PARAMS} was changed: put back"),
+    "owner": (f"chown nobody {DROP_IN}", f"{DROP_IN} was changed: put back"),
+    "link": (f"ln -sf /dev/null {TMPFILES}", f"{TMPFILES} was changed: put back"),
+    "drop-in": (
+        f"printf '[Service]\\nLimitMEMLOCK=64K\\n' >{Path(DROP_IN).parent}/a.conf; systemctl daemon-reload",
+        f"{Path(DROP_IN).parent}/a.conf was beside {DROP_IN}: removed",
+    ),
+    "stopped": ("systemctl stop slurmd", "slurmd was stopped: started"),
+    "killed": ("systemctl kill --signal=KILL munge; systemctl stop munge", "munge was stopped: started"),
+    "disabled": ("systemctl disable munge", "munge was disabled: enabled"),
+    "masked": ("systemctl mask --now slurmd", "slurmd was masked: unmasked and started"),
+    "key": (f"head -c 1024 /dev/urandom >{KEY}", f"{KEY} was changed: put back"),
+    "hosts": ("sed -i /-ctl$/d /etc/hosts", "/etc/hosts was changed: put back"),
+    "limits": (f"sed -i s/unlimited/64/ {LIMITS}/60-*", f"{LIMITS}/60-clusterctl.conf was changed: put back"),
+    "other limits": (
+        f"echo '* hard memlock 64' >{LIMITS}/99-site.conf",
+        f"{LIMITS}/99-site.conf contradicted {LIMITS}/60-clusterctl.conf: its lines removed",
+    ),
+    "slurm.conf": (
+        "mkdir -p /etc/slurm; echo ClusterName=other >/etc/slurm/slurm.conf",
+        "/etc/slurm/slurm.conf was there, which takes precedence: removed",
+    ),
+    "account": ("userdel --force {user}", "the account {user} was missing: put back"),
+    "uid": (
+        "sed -i '/^{user}:/s/x:[0-9]*:/x:23456:/' /etc/passwd",
+        "the account {user} was changed: put back",
+    ),
+    "payload": ("rm -r /opt/clusterctl/payload", "/opt/clusterctl/payload/"),
+}
+
+
+@pytest.mark.parametrize("kind", in_sweep(*KINDS))
+def test_one_drift_alone_is_put_back_where_it_is(one: Cluster, kind: str) -> None:
+    """Ansible runs on that node alone; the others' slurmd run on."""
+    second, untouched = node(one, 2), (node(one, 1), node(one, 3))
+    command, told = (text.format(user=one.user) for text in KINDS[kind])
+    asked = "systemctl show --property=MainPID,ExecMainStartTimestampMonotonic slurmd munge"
+    before = [one.ssh(host, asked) for host in untouched]
+    one.ssh(second, f"sudo sh -c {shlex.quote(command)}")
+    answer = one.json("up")
+    (repaired,) = mended(answer)
+    assert repaired.startswith(f"{second}: {told}")
+    assert ansible_hosts(answer) == "1 hosts"
+    assert [one.ssh(host, asked) for host in untouched] == before
+    again = one.json("up")
+    assert converged(again) == "unchanged: 4 hosts checked"
+
+
+def test_a_node_that_lost_a_package_is_named_and_made_anew(one: Cluster) -> None:
+    """It has no way to a repository. The job on another node goes on."""
+    second, third = node(one, 2), node(one, 3)
+    boot = "cat /proc/sys/kernel/random/boot_id; systemctl show -p UserspaceTimestampMonotonic --value"
+    before = one.ssh(third, boot)
+    one.ssh(second, "sudo dpkg --remove --force-depends munge")
+    (found,) = one("-o", "json", "up", rc=1).json["failures"]
+    assert (found["host"], found["code"]) == (second, "package-missing"), found
+    assert "removed there: munge" in found["cause"]
+    assert f"`clusterctl node replace {second}`" in found["fix"]
+    assert failure(one("-o", "json", "node", "replace", f"{one.name}-train-9", rc=2).json)
+    answer = one.json("node", "replace", second, "--yes")
+    assert answer["probed"] == [second, third]
+    assert converged(answer) == "1 hosts as their class"
+    assert one.ssh(third, boot) == before
+    assert one.ssh(second, "dpkg-query -W -f '${Status}' munge") == "install ok installed"
+    assert converged(one.json("up")) == "unchanged: 4 hosts checked"
 
 
 def spoil_ssh_folder(cluster: Cluster, how: str) -> str:

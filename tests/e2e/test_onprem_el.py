@@ -293,6 +293,15 @@ def test_up_again_leaves_all_as_it_is(rocky: Cluster) -> None:
     assert again.get("repaired", []) == []
 
 
+@pytest.mark.sweep  # tests/unit/cluster/test_drift.py
+def test_a_package_that_was_removed_is_installed_again(rocky: Cluster) -> None:
+    rocky.ssh("node2", "sudo rpm --erase --nodeps munge")
+    repaired = rocky.json("up", "--yes")["repaired"]
+    assert {"host": "node2", "what": "was without munge", "action": "installed"} in repaired
+    assert {one["host"] for one in repaired} == {"node2"}
+    rocky.ssh("node2", "rpm --query munge")
+
+
 @pytest.mark.sweep  # as on Debian: test_main_job.py
 def test_the_roles_change_nothing_when_run_again(rocky: Cluster) -> None:
     argv = [BIN / "ansible-playbook", "-i", rocky.workspace / "inventory.yml", ROOT / "ansible/site.yml"]

@@ -196,8 +196,8 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         if not machine.booted_with_systemd():
             notes += system.disable_autogroup()
         notes += state.kept(wanted.subnet, wanted.image, wanted.distribution)
-        resized, removed = _remove_nodes(wanted, state)
-        notes += (f"made anew, with another disk: {', '.join(resized)}",) if resized else ()
+        anew, removed = _remove_nodes(wanted, state)
+        notes += (f"made anew: {', '.join(anew)}",) if anew else ()
         state = _number(state, wanted)
         shared = _shared(wanted)
         running = machine.alive()
@@ -311,21 +311,25 @@ def _number(state: layout.ClusterState, wanted: layout.ClusterRequest) -> layout
 def _remove_nodes(
     wanted: layout.ClusterRequest, state: layout.ClusterState
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Remove nodes whose disk is of another size than is wanted, to be made anew, and those not named."""
+    """Remove nodes that are to be made anew, also since their disk has another size, and those not named."""
     nodes = layout.cluster_dir(wanted.id) / "nodes"
     nodes.mkdir(exist_ok=True)
     system.erase_doomed(nodes)
     there = {path.name for path in nodes.iterdir()}
     disks = {node.name: node.disk_mib for node in wanted.nodes}
-    resized = [name for name in disks if name in there and system.disk_mib(nodes / name) != disks[name]]
+    anew = [
+        name
+        for name in disks
+        if name in there and (name in wanted.anew or system.disk_mib(nodes / name) != disks[name])
+    ]
     surplus = sorted(there - disks.keys())
-    going = {*resized, *surplus, *(state.numbers.keys() - disks.keys())}
+    going = {*anew, *surplus, *(state.numbers.keys() - disks.keys())}
     gone = {layout.machine_name(wanted.id, state.numbers[name]) for name in going if name in state.numbers}
     if gone:  # to look for nothing would take a while, too, on a busy machine
         machine.stop([name for name in machine.alive() if name in gone])
-    for name in (*resized, *surplus):
+    for name in (*anew, *surplus):
         system.erase(nodes / name)
-    return tuple(resized), tuple(surplus)
+    return tuple(anew), tuple(surplus)
 
 
 def down(request: dict[str, Any]) -> dict[str, Any]:

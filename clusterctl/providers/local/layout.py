@@ -120,6 +120,7 @@ class ClusterRequest(_Message):
     controller_class: ImageKey | None = Field(None, description="the class that a new controller is of")
     homes: tuple[Home, ...] = Field((), description="those that a controller of a class finds on /shared")
     nodes: Annotated[tuple[Node, ...], Field(max_length=MAX_LOCAL_HOSTS)]
+    anew: tuple[HostName, ...] = Field((), description="nodes that are removed first, if they are there")
 
     def class_of(self, node: Node) -> str | None:
         """The class that a node is of if it is new."""

@@ -6,7 +6,7 @@ import os
 import pwd
 import sys
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -137,7 +137,7 @@ class LocalProvider(Provider):
         if found.state is not None:
             notes += self._notes_on(found.state, hosts)
         notes += self._storage_notes(spec, found)
-        return HostPlan(compare(spec, shares, found, hosts), notes=notes)
+        return HostPlan(compare(spec, shares, found, hosts, self.anew), notes=notes)
 
     def _notes_on(self, state: layout.ClusterState, hosts: Mapping[str, Host]) -> tuple[str, ...]:
         """The settings that a cluster that is up does not take over.
@@ -207,6 +207,7 @@ class LocalProvider(Provider):
                 layout.Node(name=spec.controller_host),
                 *(layout.Node(name=one.host, cores=one.cores, disk_mib=one.size.disk_mib) for one in shares),
             ),
+            anew=tuple(self.anew),
         )
         classed: tuple[str, ...] = ()
 
@@ -223,6 +224,7 @@ class LocalProvider(Provider):
 
         report(f"starting {len(request.nodes)} machines")
         answer = call("up", request.model_dump(mode="json"), report=report, ready=ready)
+        self.anew = ()
         made = layout.MadeCluster.model_validate(answer)
         inventory = inventory_of(made)
         new = tuple(node.name for node in made.nodes if node.made)
@@ -392,29 +394,43 @@ def _unused_gpus() -> tuple[str, ...]:
 
 
 def compare(
-    spec: ClusterSpec, nodes: Sequence[Share], found: layout.Existing, hosts: Mapping[str, Host]
+    spec: ClusterSpec,
+    nodes: Sequence[Share],
+    found: layout.Existing,
+    hosts: Mapping[str, Host],
+    anew: Collection[str] = (),
 ) -> tuple[HostChange, ...]:
-    """What becomes of each machine. ``hosts``: as `up` left them."""
+    """What becomes of each machine, those ``anew`` made so as they are. ``hosts``: as `up` left them."""
     wanted = {share.host: share for share in nodes}
     prices = {partition.name: partition.price_per_hour for partition in spec.partitions}
     gone = (name for name in found.nodes if name != spec.controller_host and name not in wanted)
     return (
         _change(spec.controller_host, None, None, found, None),
-        *(_change(name, one, prices[one.partition], found, hosts.get(name)) for name, one in wanted.items()),
+        *(
+            _change(name, one, prices[one.partition], found, hosts.get(name), anew=name in anew)
+            for name, one in wanted.items()
+        ),
         *(_gone(name, prices, hosts.get(name)) for name in gone),
     )
 
 
 def _change(
-    name: str, share: Share | None, price: float | None, found: layout.Existing, host: Host | None
+    name: str,
+    share: Share | None,
+    price: float | None,
+    found: layout.Existing,
+    host: Host | None,
+    *,
+    anew: bool = False,
 ) -> HostChange:
     """What becomes of a node, or of the controller, which has no share."""
     size, was = share and share.size, Size.of(host)
     what = str(size) if size else "the controller"
     if name not in found.nodes:
         return HostChange(name, "make", what, usd_per_hour=price)
-    if size and found.nodes[name] != size.disk_mib:
-        return HostChange(name, "replace", what, _disks(found.nodes[name], size.disk_mib), price)
+    if size and (anew or found.nodes[name] != size.disk_mib):
+        why_anew = "" if anew else _disks(found.nodes[name], size.disk_mib)
+        return HostChange(name, "replace", what, why_anew, price)
     off = name not in found.running
     why = ["it is off"] if off else []
     if size and was:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from clusterctl.cluster.converge import drifted, hosts_with_drift, repairs_of, touches_slurm
+from clusterctl.cluster import up
+from clusterctl.cluster.converge import Configured
+from clusterctl.cluster.drift import drifted, hosts_with_drift, repairs_of, touches_slurm
 from clusterctl.cluster.session import Drift
+from clusterctl.errors import ConfigureError
+from clusterctl.hosts.probe import HostReport
+from clusterctl.state.workspace import Workspace
 
 NOTED = {
     "file /etc/munge/munge.key": "a1 400 1:1",
@@ -14,6 +24,10 @@ NOTED = {
     "unit slurmd": "running",
     "user ada": "2001:2001 ada /shared/home/ada /bin/bash",
     "accounting all": "c3",
+    "packages all": "installed",
+    "absent /etc/slurm.conf": "absent",
+    "alone /etc/d/ours.conf": "none",
+    "rivals /etc/ours.conf": "none",
 }
 
 
@@ -36,8 +50,13 @@ def test_a_host_that_nothing_was_noted_of_has_drifted() -> None:
         ("unit slurmd", "stopped disabled", "slurmd was stopped and disabled: enabled and started"),
         ("unit slurmd", "running disabled", "slurmd was disabled: enabled"),
         ("unit slurmd", "masked", "slurmd was masked: unmasked and started"),
+        ("unit munge", "not-found", "munge was not installed: started"),
         ("unit munge", "running outdated", "munge had not read its configuration: restarted"),
         ("user ada", "missing", "the account ada was missing: put back"),
+        ("absent /etc/slurm.conf", "there", "/etc/slurm.conf was there, which takes precedence: removed"),
+        ("alone /etc/d/ours.conf", "/etc/d/a.conf", "/etc/d/a.conf was beside /etc/d/ours.conf: removed"),
+        ("rivals /etc/ours.conf", "/x.conf", "/x.conf contradicted /etc/ours.conf: its lines removed"),
+        ("packages all", "without munge, slurmd", "was without munge, slurmd: installed"),
         ("accounting all", "c4", "accounts or users in the accounting were changed: put back"),
     ],
 )
@@ -85,3 +104,41 @@ def test_what_could_not_be_asked_has_drifted_but_is_not_said_to_be_changed() -> 
 def test_slurms_own_files_concern_all_nodes() -> None:
     assert touches_slurm(["file /etc/slurm/slurm.conf"])
     assert not touches_slurm(["file /etc/munge/munge.key", "unit slurmctld"])
+
+
+@pytest.mark.parametrize("baked", [True, False])
+def test_a_package_that_was_removed_is_installed_again_or_its_node_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, baked: bool
+) -> None:
+    """Where there is a repository, Ansible looks again. What was never there is not meant."""
+    marks = dict.fromkeys(("d-ctl", "d-1", "d-2", "d-3"), NOTED)
+    never = {"d-3": {**NOTED, "packages all": "without munge"}}
+    Workspace(tmp_path).configured.write_text(Configured(marks={**marks, **never}).model_dump_json())
+    now = {"d-1": "installed", "d-2": "without munge, slurmd", "d-3": "without munge", "d-4": "without munge"}
+    reports = {host: HostReport(None, {"packages all": mark}) for host, mark in now.items()}
+    monkeypatch.setattr(up, "probe_requests", lambda *_: {})
+    monkeypatch.setattr(up, "probe_hosts", lambda *_, **__: reports)
+    ran: list[tuple[str, Sequence[str]]] = []
+    session: Any = SimpleNamespace(
+        spec=SimpleNamespace(users=(), scheduler="slurm", provider=SimpleNamespace(is_cloud=False)),
+        workspace=Workspace(tmp_path),
+        report=None,
+        connections=SimpleNamespace(
+            to=lambda host: SimpleNamespace(run=lambda argv: ran.append((host, argv)))
+        ),
+        notes=[],
+    )
+    inventory: Any = SimpleNamespace(controller=SimpleNamespace(name="d-ctl"), baked=baked)
+    if not baked:
+        up.probe(session, inventory, {})
+        assert [(host, argv[-1]) for host, argv in ran] == [("d-2", "rm -f /opt/clusterctl/installed-*")]
+        return
+    with pytest.raises(ConfigureError, match="packages are missing on d-2") as raised:
+        up.probe(session, inventory, {})
+    (failure,) = raised.value.failures
+    assert (failure.host, failure.cause) == ("d-2", "removed there: munge, slurmd")
+    assert raised.value.fix == "`clusterctl node replace d-2` makes it anew"
+    reports["d-ctl"] = HostReport(None, {"packages all": "without slurmctld"})
+    with pytest.raises(ConfigureError) as raised:
+        up.probe(session, inventory, {})
+    assert raised.value.fix.startswith("`clusterctl down`")

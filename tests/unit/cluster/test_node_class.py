@@ -152,7 +152,7 @@ OWN = {
     *("health_config_src", "munge_key_src", "slurmd_digests_src", "job_env_payload_src", "job_env_gpus_src"),
     *("slurmdbd_config_src", "slurmctld_config_src"),
     *("job_env_gpu_wheelhouse", "job_env_gpu_requirements", "job_env_constrains_gpus"),
-    *("job_env_task_prolog", "job_env_network"),
+    *("job_env_task_prolog", "job_env_network", "common_hosts"),
 }
 
 

@@ -8,11 +8,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from clusterctl.cluster.hardware import mark_of_wheels
+from clusterctl.hosts.remote_probe import rivals_mark
 from clusterctl.util.assets import asset
 from tests.support.plays import run_tasks
 from tests.support.wheels import a_wheel
@@ -40,6 +42,11 @@ def stand_ins(tmp_path: Path) -> Path:
 def calls(tmp_path: Path) -> list[str]:
     found = tmp_path / "calls"
     return found.read_text().splitlines() if found.exists() else []
+
+
+def read_touches(role: str) -> dict[str, Any]:
+    path = asset("ansible") / "roles" / role / "meta" / "touches.yml"
+    return dict(yaml.safe_load(path.read_text())[f"{role}_touches"])
 
 
 def play(tmp_path: Path, role: str, tasks: str, **variables: object) -> str:
@@ -297,3 +304,24 @@ def test_another_dnf_is_waited_for_and_named_where_it_stays(tmp_path: Path) -> N
     assert done.returncode != 0
     assert f"process {holder.pid} (sleep 60 ) still installs packages" in " ".join(done.stdout.split())
     play(tmp_path, "packages", "wait", **waiting, packages_lock_timeout_s=0)  # a note that its holder left
+
+
+def test_less_than_our_limit_is_taken_out_of_files_that_are_read_later(tmp_path: Path) -> None:
+    """By the pattern that the probe looks with. Elsewhere, and on somebody's own machine, it stays."""
+    (named,) = read_touches("common")["drift"][1:2]
+    ((default, pattern),) = named["rivals"].items()
+    ours = tmp_path / Path(default).name
+    others = "* soft memlock unlimited\n* hard core 0\n"
+    less = f"# theirs\n* hard memlock 64\n  *  -  memlock 128 # less\n{others}"
+    for name in ("10-sooner.conf", "99-later.conf"):
+        (tmp_path / name).write_text(less)
+
+    def play_limits(**more: object) -> None:
+        play(tmp_path, "common", "limits", common_limits_file=str(ours), **more)
+
+    play_limits(clusterctl_keeps=True)
+    assert rivals_mark(str(ours), pattern) == str(tmp_path / "99-later.conf")
+    play_limits()
+    assert rivals_mark(str(ours), pattern) == "none"
+    assert (tmp_path / "10-sooner.conf").read_text() == less
+    assert (tmp_path / "99-later.conf").read_text() == f"# theirs\n{others}"

@@ -153,6 +153,23 @@ def test_what_a_role_checks_for_drift_is_its_own(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
+def test_what_a_role_checks_for_drift_it_gives_its_owner_back(role: str) -> None:
+    """Without one named, a module leaves the file to whoever has it."""
+    folder = ANSIBLE / "roles" / role
+    checked = [path for one in touches(role).get("drift", []) for path in one.get("files", ())]
+    lacking = [
+        path
+        for variables in variables_of(folder)
+        for task in tasks_of(folder)
+        for path in written(task, variables)
+        if path in checked
+        for module in WRITERS
+        if "owner" not in task.get(module, {"owner": ""})
+    ]
+    assert lacking == []
+
+
+@pytest.mark.parametrize("role", ROLES)
 def test_what_a_role_writes_is_named(role: str) -> None:
     folder = ANSIBLE / "roles" / role
     named = touches(role)

@@ -8,6 +8,7 @@ import pwd
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from clusterctl.cluster import up
-from clusterctl.cluster.converge import drifted
+from clusterctl.cluster.drift import drifted
 from clusterctl.errors import ConfigureError, SlurmError, TransportError, UnreachableError
 from clusterctl.hosts import remote_probe
 from clusterctl.hosts.probe import (
@@ -29,6 +30,7 @@ from clusterctl.hosts.probe import (
 )
 from clusterctl.hosts.roles import wanted_accounts
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import Result
 from tests.support.hostile import deep_folder, nest
 
@@ -95,6 +97,72 @@ def test_of_a_block_only_its_own_lines_count(tmp_path: Path) -> None:
     assert mark("mine\n# BEGIN\n10.0.0.1 a\n# END\nmine\n") == ours
     assert mark("# BEGIN\n10.0.0.2 a\n# END\n") != ours
     assert mark("# BEGIN\n10.0.0.1 a\n") == "missing"
+
+
+def test_what_must_not_be_there_is_seen_also_where_it_leads_nowhere(tmp_path: Path) -> None:
+    stray = tmp_path / "slurm.conf"
+    asked = ProbeRequest(absent=(str(stray),))
+    assert looked(asked)["checksums"] == {f"absent {stray}": "absent"}
+    stray.symlink_to("/nowhere")
+    assert looked(asked)["checksums"] == {f"absent {stray}": "there"}
+
+
+def test_lines_that_contradict_ours_count_in_files_that_are_read_later(tmp_path: Path) -> None:
+    ours = tmp_path / "60-ours.conf"
+    asked = ProbeRequest(rivals={str(ours): "[*] hard (?!unlimited)"}, alone=(str(ours),))
+    ours.write_text("")
+    assert looked(asked)["checksums"] == {f"alone {ours}": "none", f"rivals {ours}": "none"}
+    asked = replace(asked, alone=())
+    for name in ("10-sooner.conf", "60-ours.conf", "70-other.txt"):
+        (tmp_path / name).write_text("* hard 64\n")
+    (tmp_path / "90-more.conf").write_text("# * hard 64\n* hard unlimited\n")
+    assert looked(asked)["checksums"] == {f"rivals {ours}": "none"}
+    (tmp_path / "80-later.conf").write_text("# less\n* hard 64\n")
+    assert looked(asked)["checksums"] == {f"rivals {ours}": str(tmp_path / "80-later.conf")}
+    others = ", ".join(str(tmp_path / name) for name in ("10-sooner.conf", "80-later.conf", "90-more.conf"))
+    assert looked(replace(asked, alone=(str(ours),)))["checksums"][f"alone {ours}"] == others
+
+
+DPKG = """\
+Package: munge
+Status: install ok installed
+Version: 0.5
+
+Package: slurmd
+Status: deinstall ok config-files
+Description: not what it says
+ Package: slurmctld
+ Status: install ok installed
+
+Package: procps
+Essential: yes
+Status: hold ok installed
+Version: 4
+"""
+
+
+def test_packages_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By dpkg's table: what was removed, but for its settings, is still in it."""
+    (tmp_path / "status").write_text(DPKG)
+    monkeypatch.setattr(remote_probe, "DPKG_STATUS", tmp_path / "status")
+    assert remote_probe.packages_mark(["munge", "procps"]) == "installed"
+    assert remote_probe.packages_mark(["munge", "slurmctld", "slurmd"]) == "without slurmctld, slurmd"
+    assert remote_probe.packages(["munge", "slurmd"]) == ["munge"]
+
+
+def test_without_dpkg_rpm_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by what a package provides. What it says: rpm 4.19's `--query --whatprovides`."""
+    rpm = tmp_path / "rpm"
+    rpm.write_text(
+        '#!/bin/sh\n[ "$LC_ALL $1 $2 $3" = "C --query --whatprovides --queryformat=" ] || exit 9\n'
+        "echo no package provides slurm-slurmd\nexit 1\n"
+    )
+    monkeypatch.setattr(remote_probe, "DPKG_STATUS", tmp_path / "none")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert remote_probe.packages_mark(["slurm", "slurm-slurmd"]) == "no answer"
+    rpm.chmod(0o755)
+    assert remote_probe.packages_mark(["slurm", "slurm-slurmd"]) == "without slurm-slurmd"
+    assert remote_probe.packages(["slurm", "slurm-slurmd"]) == ["slurm"]
 
 
 def test_a_key_among_the_users_own(tmp_path: Path) -> None:
@@ -257,7 +325,9 @@ def test_numbers_of_slurm_and_munge_that_others_have_are_found_as_well() -> None
     }
 
 
-def test_up_tells_where_our_own_account_has_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_tells_where_our_own_account_has_another_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As where a node's image has an account more than the controller's."""
     numbers = {"ctl": {"clusterctl": 1000}, "train-1": {"clusterctl": 1001}, "train-2": {"clusterctl": 1000}}
     reports = {host: parse_report(answer(accounts=its)) for host, its in numbers.items()}
@@ -266,12 +336,12 @@ def test_up_tells_where_our_own_account_has_another_number(monkeypatch: pytest.M
     to = SimpleNamespace(to=None)
     session: Any = SimpleNamespace(
         spec=SimpleNamespace(users=(), scheduler="slurm", provider=SimpleNamespace(is_cloud=False)),
-        workspace=None,
+        workspace=Workspace(tmp_path),
         report=None,
         connections=to,
         notes=[],
     )
-    inventory: Any = SimpleNamespace(controller=SimpleNamespace(name="ctl"))
+    inventory: Any = SimpleNamespace(controller=SimpleNamespace(name="ctl"), baked=False)
     assert up.probe(session, inventory, {}) == reports
     (note,) = session.notes
     assert note.startswith("train-1: our own account differs: clusterctl has uid 1001 there, and 1000 on ctl")
@@ -307,12 +377,12 @@ def test_our_account_gets_one_uid_on_rented_hosts_that_gave_it_several(
     """One where another account has that one keeps its own, and is named; equal ones are not changed."""
     hosts: dict[str, Any] = {"ctl": Rented(1000), "train-1": Rented(1000)}
     monkeypatch.setattr(up, "probe_requests", lambda *_: dict.fromkeys(hosts, ProbeRequest()))
-    inventory: Any = SimpleNamespace(controller=SimpleNamespace(name="ctl"))
+    inventory: Any = SimpleNamespace(controller=SimpleNamespace(name="ctl"), baked=False)
 
     def uids() -> tuple[list[int], list[str]]:
         session: Any = SimpleNamespace(
             spec=SimpleNamespace(users=(), scheduler="slurm", provider=SimpleNamespace(is_cloud=True)),
-            workspace=SimpleNamespace(ssh_config=tmp_path / "ssh_config"),
+            workspace=Workspace(tmp_path),
             report=lambda _: None,
             connections=SimpleNamespace(to=hosts.__getitem__),
             notes=[],

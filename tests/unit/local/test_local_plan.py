@@ -104,6 +104,12 @@ def test_another_disk_replaces_a_node(now: int | None, then: str | None, why: st
     ]
 
 
+def test_a_node_that_is_to_be_made_anew_is_replaced_as_it_is() -> None:
+    shares, _ = divide(spec(), HERE)
+    found = compare(spec(), shares, there(TWO), {TWO: node(TWO)}, anew=(ONE, TWO, CTL))
+    assert [(c.name, c.action) for c in found] == [(CTL, "keep"), (ONE, "make"), (TWO, "replace")]
+
+
 def test_a_node_that_the_spec_does_not_name_goes() -> None:
     (one, gone) = look(spec(nodes=1), there(ONE, TWO), node(ONE), node(TWO))
     assert one.action == "change"  # it has the whole machine now

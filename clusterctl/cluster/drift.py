@@ -1,0 +1,115 @@
+"""What drifted on a host: the marks of a probe against those that configuring left, told in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from clusterctl.cluster.session import Drift
+from clusterctl.hosts.probe import Checksums
+
+MISSING = "missing"
+_OUTDATED = "outdated"
+_PACKAGES, _WITHOUT = "packages all", "without "
+UNKNOWN = "no answer"  # what it was asked of was away
+_FINE = {  # whatever was recorded before
+    "unit": "running",
+    "home": "fit",
+    **dict.fromkeys(("key", "path"), "there"),
+    "absent": "absent",
+    **dict.fromkeys(("alone", "rivals"), "none"),
+}
+
+
+def drifted(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
+    """The keys of marks that are not as they were recorded, or bad in themselves."""
+    return tuple(
+        key for key, mark in now.items() if not _is_fine(key, mark) or recorded.get(key, mark) != mark
+    )
+
+
+def drift_of_host(host: str, recorded: Checksums, now: Checksums) -> Iterator[Drift]:
+    for key in _without_consequences(_known(recorded, now), now):
+        yield Drift(host, _words(key, now[key])[0])
+
+
+def repairs_of(host: str, recorded: Checksums, before: Checksums, after: Checksums) -> list[Drift]:
+    """What was not right ``before`` and has changed since."""
+    changed = [key for key in _known(recorded, before) if after.get(key) != before[key]]
+    return [Drift(host, *_words(key, before[key])) for key in _without_consequences(changed, before)]
+
+
+def _known(recorded: Checksums, now: Checksums) -> list[str]:
+    """The marks that drifted. What is new to us cannot have."""
+    return [key for key in drifted(recorded, now) if key in recorded and now[key] != UNKNOWN]
+
+
+def lost_packages(recorded: Checksums, now: Checksums) -> str:
+    """Those that were recorded and are not installed any more, in words."""
+    mark = now[_PACKAGES] if _PACKAGES in _known(recorded, now) else ""
+    return mark.removeprefix(_WITHOUT) if mark.startswith(_WITHOUT) else ""
+
+
+def _without_consequences(keys: Sequence[str], marks: Checksums) -> Iterator[str]:
+    """Those that are not only the consequence of another one."""
+    for key in keys:
+        kind, _, name = key.partition(" ")
+        if kind == "home":
+            follows = marks.get(f"user {name}") == MISSING
+        else:
+            follows = marks[key].endswith(_OUTDATED) and len(keys) > 1
+        if not follows:
+            yield key
+
+
+def hosts_with_drift(recorded: Mapping[str, Checksums], now: Mapping[str, Checksums]) -> tuple[str, ...]:
+    return tuple(
+        host for host, marks in now.items() if host not in recorded or drifted(recorded[host], marks)
+    )
+
+
+def touches_slurm(keys: Iterable[str]) -> bool:
+    """Whether nodes may have fetched what is not Slurm's configuration any more."""
+    return any(key.startswith("file /etc/slurm/") for key in keys)
+
+
+def _is_fine(key: str, mark: str) -> bool:
+    return mark == _FINE.get(key.partition(" ")[0], mark) and mark != MISSING
+
+
+# What is told of a mark that is not right, and what configuring did about it.
+_UNIT_WORDS = {
+    "masked": ("was masked", "unmasked and started"),
+    "not-found": ("was not installed", "started"),
+    "stopped": ("was stopped", "started"),
+    "failed": ("had failed", "started"),
+    _OUTDATED: ("had not read its configuration", "restarted"),
+}
+_MARK_WORDS = {
+    "absent": ("{} was there, which takes precedence", "removed"),
+    "user": ("the account {} was changed", "put back"),
+    "key": ("the cluster's key of user {} was missing", "put back"),
+    "home": ("the home of user {} was not theirs alone", "put right"),
+    "accounting": ("accounts or users in the accounting were changed", "put back"),
+}
+
+
+def _words(key: str, mark: str) -> tuple[str, str]:
+    """What was not right, and what configuring does about it."""
+    kind, _, name = key.partition(" ")
+    if kind == "unit":
+        states = mark.split()
+        state = next((one for one in _UNIT_WORDS if one in states), "")
+        was, action = _UNIT_WORDS.get(state, ("was disabled", "enabled"))
+        if state in ("stopped", "failed") and "disabled" in states:
+            return f"{name} {was} and disabled", f"enabled and {action}"
+        return f"{name} {was}", action
+    if kind == "alone":
+        return f"{mark} was beside {name}", "removed"
+    if kind == "rivals":
+        return f"{mark} contradicted {name}", "its lines removed"
+    if key == _PACKAGES:
+        return f"was {mark}", "installed"
+    was, action = _MARK_WORDS.get(kind, ("{} was changed", "put back"))
+    if mark == MISSING and kind != "accounting":
+        was = f"{was.partition(' was ')[0]} was missing"
+    return was.format(name), action
