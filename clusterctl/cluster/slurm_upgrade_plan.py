@@ -160,10 +160,7 @@ def objections(
         )
     if _PMIX in plugins:
         return
-    session.notes.append(
-        f"Slurm {upgrade.new} has no plugin for PMIx here: `submit` starts ranks by mpirun instead of srun, "
-        "and an MPI program that a plain srun starts fails in MPI_Init"
-    )
+    session.notes.append(_no_pmix(upgrade.new))
     by_pmix, by_srun = _jobs_by_srun(session, before)
     if by_srun:
         session.notes.append(
@@ -180,6 +177,19 @@ def objections(
             fix="wait until they have ended; or cancel them, and submit them again after the upgrade, when "
             "mpirun starts ranks; or let those steps fail: `clusterctl up --force`",
         )
+
+
+def notes_of_new(upgrade: Upgrade | None) -> tuple[str, ...]:
+    """What the user should know of the Slurm that a cluster is made with."""
+    lacks = upgrade and upgrade.new in upgrade.distribution.slurm_without_pmix
+    return (_no_pmix(upgrade.new),) if upgrade and lacks else ()
+
+
+def _no_pmix(release: str) -> str:
+    return (
+        f"Slurm {release} has no plugin for PMIx here: `submit` starts ranks by mpirun instead of srun and "
+        "rejects `srun --mpi=pmix`, and an MPI program that a plain srun starts fails in MPI_Init"
+    )
 
 
 def _removed(keys: Iterable[str], release: str) -> Iterator[UsageError]:
