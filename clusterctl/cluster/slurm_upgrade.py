@@ -48,16 +48,16 @@ def upgrade_then(
 ) -> Inventory:
     """What is upgraded once hosts are configured for what the newer Slurm lacks: the nodes.
 
-    On the way back, the state from before the upgrade takes jobs for running that were ended: they run again.
+    After a way back the state from before takes jobs for running that were ended: they run again.
     """
     if upgrade is None:
         return inventory
-    if upgrade.is_back:
-        # Not before: a slurmctld that is restarted forgets to start what is in its prologue.
-        argv = ["sudo", "-n", "sh", "-c", _RUN_AGAIN]
-        session.connections.to(inventory.controller.name).run(argv, check=False)
-        return _recorded(session, inventory, slurm=upgrade.new)
-    return session.phase(upgrade_nodes, upgrade, inventory, limit)
+    if not upgrade.is_back:
+        inventory = session.phase(upgrade_nodes, upgrade, inventory, limit)
+    # Not before: a slurmctld that is restarted forgets to start what is in its prologue.
+    argv = ["sudo", "-n", "sh", "-c", _RUN_AGAIN]
+    session.connections.to(inventory.controller.name).run(argv, check=False)
+    return _recorded(session, inventory, slurm=upgrade.new) if upgrade.is_back else inventory
 
 
 def upgrade_controller(session: ClusterSession, upgrade: Upgrade, inventory: Inventory) -> Inventory:

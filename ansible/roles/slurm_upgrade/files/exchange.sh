@@ -168,7 +168,6 @@ to_new_controller() {
         mv backup kept
         rm kept/returning
     fi
-    rm -rf restored
     step 'installing the packages'
     install_packages new
     [[ -n $configured ]] || return 0
@@ -296,12 +295,12 @@ if ((!rc)); then
 fi
 said >why.part
 if [[ $changes == new && ! -e kept ]]; then
+    rm -f backup/served # no job was ended
     try "bring_back_$role"
     if ((rc)); then
         echo "going back: $(said)" >>why.part
     else
         echo "the former Slurm runs again" >>why.part
-        rm -rf restored # no job was ended
         ended
     fi
 fi
