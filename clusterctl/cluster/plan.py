@@ -20,7 +20,7 @@ from clusterctl.cluster.look import look_at_leaving
 from clusterctl.cluster.node_class import class_ahead
 from clusterctl.cluster.nodes import drain_usable
 from clusterctl.cluster.session import ClusterSession, Drift, workspace_copy
-from clusterctl.cluster.slurm_upgrade_plan import Upgrade, objections, planned_upgrade
+from clusterctl.cluster.slurm_upgrade_plan import Upgrade, notes_of_new, objections, planned_upgrade
 from clusterctl.configure import ansible
 from clusterctl.configure.events import TaskProgress
 from clusterctl.errors import (
@@ -174,6 +174,8 @@ def plan_changes(session: ClusterSession) -> Plan:
     session.note = plan.summary
     distribution = distribution_ahead(spec, workspace)
     upgrade = planned_upgrade(spec, before, distribution) if distribution else None
+    if before is None:
+        session.notes += notes_of_new(upgrade)
     return replace(plan, upgrade=upgrade)
 
 

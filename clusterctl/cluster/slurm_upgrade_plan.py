@@ -45,14 +45,15 @@ for one; do
 done
 """
 _NAMED: Final = 10  # jobs, in one message
+_GOING: Final = "/var/lib/clusterctl-slurm/going"  # while an exchange has not ended well
 # The release of the packages, and whether a daemon runs a program that was exchanged since.
-_LOOK: Final = """\
-dpkg-query --show --showformat '${Version}\\n' slurm-client
+_LOOK: Final = f"""\
+dpkg-query --show --showformat '${{Version}}\\n' slurm-client
 for unit in slurmdbd slurmctld slurmd; do
     pid=$(systemctl show --property MainPID --value "$unit")
     case $(readlink "/proc/$pid/exe") in *deleted*) echo "stale $unit" ;; esac
 done
-[ ! -e /var/lib/clusterctl-slurm/going ] || echo "an exchange has not ended"
+[ ! -e {_GOING} ] || echo "an exchange has not ended"
 """
 
 
@@ -160,10 +161,7 @@ def objections(
         )
     if _PMIX in plugins:
         return
-    session.notes.append(
-        f"Slurm {upgrade.new} has no plugin for PMIx here: `submit` starts ranks by mpirun instead of srun, "
-        "and an MPI program that a plain srun starts fails in MPI_Init"
-    )
+    session.notes.append(_no_pmix(upgrade.new))
     by_pmix, by_srun = _jobs_by_srun(session, before)
     if by_srun:
         session.notes.append(
@@ -180,6 +178,19 @@ def objections(
             fix="wait until they have ended; or cancel them, and submit them again after the upgrade, when "
             "mpirun starts ranks; or let those steps fail: `clusterctl up --force`",
         )
+
+
+def notes_of_new(upgrade: Upgrade | None) -> tuple[str, ...]:
+    """What the user should know of the Slurm that a cluster is made with."""
+    lacks = upgrade and upgrade.new in upgrade.distribution.slurm_without_pmix
+    return (_no_pmix(upgrade.new),) if upgrade and lacks else ()
+
+
+def _no_pmix(release: str) -> str:
+    return (
+        f"Slurm {release} has no plugin for PMIx here: `submit` starts ranks by mpirun instead of srun and "
+        "rejects `srun --mpi=pmix`, and an MPI program that a plain srun starts fails in MPI_Init"
+    )
 
 
 def _removed(keys: Iterable[str], release: str) -> Iterator[UsageError]:
@@ -206,13 +217,24 @@ def hosts_to_exchange(
     return [host for host, does in zip(hosts, parallel_map(hosts, differs), strict=True) if does]
 
 
+def going_on(session: ClusterSession, hosts: Collection[Host], limit: Collection[str] = ()) -> list[str]:
+    """Those of these hosts, or of the limit, whose exchange was cut off, or failed and could not go back."""
+    argv = ["sudo", "-n", "test", "-e", _GOING]
+    asked = [host for host in hosts if not limit or host.name in limit]
+    cut_off = parallel_map(
+        asked, lambda host: session.connections.to(host.name).run(argv, check=False).rc == 0
+    )
+    return [host.name for host, is_cut in zip(asked, cut_off, strict=True) if is_cut]
+
+
 def fetch_packages(session: ClusterSession, upgrade: Upgrade, hosts: Collection[Host]) -> frozenset[str]:
     """Have the packages for these hosts in the workspace; the plugins that they have."""
     argv = ["cat", "/var/lib/dpkg/status"]
-    states = parallel_map(list(hosts), lambda host: session.connections.to(host.name).run(argv).stdout)
+    told = parallel_map(list(hosts), lambda host: session.connections.to(host.name).run(argv).stdout)
+    states = {_installed(status): status for status in told}
     mirror = session.spec.provider.debian_mirror
     target = session.workspace.slurm_packages
-    record, inputs = target / "plugins.json", digest(upgrade.new, *sorted(set(states)))
+    record, inputs = target / "plugins.json", digest(upgrade.new, *sorted(states))
     with suppress(FileNotFoundError, ValueError):
         known = json.loads(record.read_text())
         if known["inputs"] == inputs:
@@ -224,7 +246,7 @@ def fetch_packages(session: ClusterSession, upgrade: Upgrade, hosts: Collection[
         folder.mkdir(parents=True, exist_ok=True)
         lock, what = folder / ".lock", "the cache of packages"
         with hold(lock, "up", what=what, wait_s=WAIT_S, waiting=session.report):
-            for status in set(states):
+            for status in states.values():
                 found = fetch_slurm(
                     upgrade.distribution, upgrade.new, status, folder, mirror=mirror, report=session.report
                 )
@@ -235,6 +257,14 @@ def fetch_packages(session: ClusterSession, upgrade: Upgrade, hosts: Collection[
     fetched.rename(target)
     write_atomic(record, json.dumps({"inputs": inputs, "plugins": sorted(plugins)}))
     return frozenset(plugins)
+
+
+def _installed(status: str) -> str:
+    """What of dpkg's status decides which packages a host needs; each run of dpkg orders it anew."""
+    found = (
+        re.findall(r"^(?:Package|Status|Version): (.*)$", one, re.MULTILINE) for one in status.split("\n\n")
+    )
+    return "\n".join(sorted(" ".join(fields) for fields in found))
 
 
 def _copy(paths: Collection[Path], folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,8 @@ class Distribution:
 
     ``python`` is what the job environment is made from; ``mpi_module`` the environment module of Open MPI
     where there is one, and ``mpi_bin`` where its programs lie. ``glibc_minor``: it has glibc 2.x. ``slurm``:
-    the release of its packages, where that is known; ``newer_slurm``: others that run there -> their suite.
+    the release of its packages, where that is known; ``newer_slurm``: others that run there -> their suite;
+    ``slurm_without_pmix``: those of them whose packages have no plugin for PMIx.
     """
 
     release: str
@@ -42,6 +43,7 @@ class Distribution:
     cgroup_v2: bool = True  # whether its Slurm knows them
     slurm: str | None = None
     newer_slurm: Mapping[str, str] = field(default_factory=dict)
+    slurm_without_pmix: Sequence[str] = ()
 
     @property
     def python_version(self) -> str:

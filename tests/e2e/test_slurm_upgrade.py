@@ -11,6 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from tests.support.cluster import Cluster, raised
+from tests.support.cut_off import POINTS, cut_off, held_at
+from tests.support.sweeps import in_sweep
 
 pytestmark = pytest.mark.platform("real", "slurm-26.05")
 SPEC = """\
@@ -49,6 +51,12 @@ while not os.path.exists(os.path.expanduser("~/go")):
     time.sleep(0.2)
 print("a world of", world.allreduce(1))'
 """
+ENDED = """
+select id_step, step_name, step.state, step.exit_code, step.time_start, step.time_end, id_job, job_name,
+    account, `partition`, job.nodelist, cpus_req, job.state, job.exit_code, time_submit, job.time_start,
+    job.time_end
+from {cluster}_job_table job left join {cluster}_step_table step using (job_db_inx) where job.time_end > 0
+"""
 QUICK = "for i in {{1..{count}}}; do sbatch --parsable --output=/dev/null --wrap='srun hostname'; done"
 
 
@@ -64,24 +72,31 @@ def with_release(cluster: Cluster, release: str) -> None:
 
 
 def accounting(cluster: Cluster) -> tuple[set[str], str]:
-    """What slurmdbd knows: jobs that have ended with their steps; associations and qualities of service."""
-    steps = "sacct -naP -S 2020-01-01 -o jobid,jobname,user,account,qos,state,exitcode,start,end"
+    """What slurmdbd knows: jobs that have ended with their steps; associations and qualities of service.
+
+    Jobs as its tables have them: sacct of two releases says the same row in different words.
+    """
+    steps = shlex.quote(ENDED.format(cluster=cluster.name))
     kept = (
         "sacctmgr -nP show assoc format=cluster,account,user,partition,share,qos,defaultqos",
         "sacctmgr -nP show qos format=name,priority,maxwall,flags",
         "sacctmgr -nP show user format=user,admin",
     )
-    ran, rest = (cluster.ssh(f"{cluster.name}-ctl", asked) for asked in (steps, "; ".join(kept)))
+    asked = (f"sudo mariadb --batch --skip-column-names slurm_acct_db --execute {steps}", "; ".join(kept))
+    ran, rest = (cluster.ssh(f"{cluster.name}-ctl", one) for one in asked)
     assert "urgent|100" in rest
-    assert ".0|" in ran
-    return {line for line in ran.splitlines() if not line.endswith("|Unknown")}, rest
+    assert "\n0\t" in ran  # a step
+    return {*ran.splitlines()}, rest
 
 
 @contextmanager
-def jobs_at_work(cluster: Cluster, *, waiting: int, by_pmix: bool = False) -> Iterator[list[str]]:
+def jobs_at_work(
+    cluster: Cluster, *, waiting: int, by_pmix: bool = False, may_restart: bool = False
+) -> Iterator[list[str]]:
     """Two jobs that run and others that wait; after the body they go on, and all must complete, once.
 
     The accounting keeps what it had. ``by_pmix``: the second that runs is an MPI program under PMIx.
+    ``may_restart``: those that ran may wait, or run again.
     """
     controller, cwd = f"{cluster.name}-ctl", cluster.runner.cwd
     scripts = [cwd / "waits.sh", cwd / ("ranks.sh" if by_pmix else "waits.sh")]
@@ -95,11 +110,13 @@ def jobs_at_work(cluster: Cluster, *, waiting: int, by_pmix: bool = False) -> It
     queued = cluster.ssh(controller, QUICK.format(count=waiting), user=cluster.user).split()
     yield running
     states = {job["job_id"]: job["state"] for job in cluster.json("jobs", *running, *queued)["jobs"]}
-    assert states == dict.fromkeys(running, "RUNNING") | dict.fromkeys(queued, "PENDING")
+    if not may_restart:
+        assert states == dict.fromkeys(running, "RUNNING") | dict.fromkeys(queued, "PENDING")
     cluster.ssh(controller, "touch go", user=cluster.user)
     cluster.ssh(controller, UNTIL.format("-z $(squeue -h)"))
     for job in (*running, *queued):
-        assert cluster.sacct(job, "State,Restarts") == "COMPLETED|0"
+        state, restarts = cluster.sacct(job, "State,Restarts").split("|")
+        assert (state, may_restart or restarts == "0") == ("COMPLETED", True), job
     after, still = accounting(cluster)
     assert before <= after, before - after
     assert still == kept
@@ -206,6 +223,83 @@ def test_where_a_step_fails_the_former_slurm_runs_again(newer: Cluster, step: st
         assert version_of(newer, host) == "24.11"
     newer("up")  # nothing stands in its way now
     assert version_of(newer, host) == "26.05"
+
+
+def brought_to(cluster: Cluster, release: str) -> None:
+    """By `up`, on all hosts; in a state that `plan` finds nothing in."""
+    with_release(cluster, release)
+    cluster("up", "--force")
+    for host in ("ctl", "train-1", "train-2"):
+        assert version_of(cluster, f"{cluster.name}-{host}") == release
+    assert (
+        cluster.ssh(f"{cluster.name}-ctl", "sudo ls /etc/systemd/system/slurmdbd.service.d")
+        == "clusterctl.conf\n"
+    )
+    assert cluster.ssh(f"{cluster.name}-ctl", "sinfo -h -o %a").split() == ["up"]
+
+
+KILLED = ["packages", *in_sweep("conversion", "packages of a node")]
+
+
+@pytest.mark.parametrize("point", KILLED)
+def test_where_a_program_of_an_upgrade_is_killed_the_former_slurm_runs_again(
+    newer: Cluster, point: str
+) -> None:
+    brought_to(newer, "24.11")
+    with jobs_at_work(newer, waiting=3):
+        with_release(newer, "26.05")
+        with held_at(newer, POINTS[point]):
+            failure = json.loads(cut_off(newer, POINTS[point], "program").stdout)["failures"][0]
+        assert "the former Slurm runs again" in failure["cause"], failure
+        assert failure["host"] == f"{newer.name}-{POINTS[point].host}"
+        assert version_of(newer, failure["host"]) == "24.11"
+        brought_to(newer, "26.05")
+
+
+CUT_OFF = [
+    ("packages", "power", "24.11"),
+    ("packages unpacked", "exchange", "26.05"),
+    ("accounting", "power", "26.05"),
+    ("state", "exchange", "24.11"),
+    ("conversion", "power", "26.05"),
+    ("packages of a node", "exchange", "24.11"),
+]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("point", "how", "then"), CUT_OFF)
+def test_an_upgrade_that_was_cut_off_goes_on_or_back(newer: Cluster, point: str, how: str, then: str) -> None:
+    brought_to(newer, "24.11")
+    # What runs under a newer controller that goes back runs again.
+    with jobs_at_work(newer, waiting=3, may_restart=POINTS[point].host != "ctl" and then == "24.11"):
+        with_release(newer, "26.05")
+        with held_at(newer, POINTS[point]):
+            cut_off(newer, POINTS[point], how)
+            brought_to(newer, then)
+    newer("plan", "--check")
+
+
+WAYS_BACK = [
+    ("accounting brought back", "power", "24.11"),
+    *in_sweep(
+        ("accounting brought back", "exchange", "26.05"),
+        ("packages", "power", "26.05"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("point", "how", "then"), WAYS_BACK)
+def test_a_way_back_that_was_cut_off_goes_on_or_is_given_up(
+    newer: Cluster, point: str, how: str, then: str
+) -> None:
+    brought_to(newer, "24.11")
+    with jobs_at_work(newer, waiting=3, may_restart=True):
+        brought_to(newer, "26.05")
+        with_release(newer, "24.11")
+        with held_at(newer, POINTS[point]):
+            cut_off(newer, POINTS[point], how, "--force")
+            brought_to(newer, then)
+    newer("plan", "--check")
 
 
 @pytest.mark.sweep

@@ -75,6 +75,17 @@ class Stub:
         return False
 
 
+def test_a_new_cluster_is_told_what_its_slurm_lacks(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "d")
+    values = SPEC.model_dump(exclude_unset=True) | {
+        "provider": {"type": "local", "distribution": "debian-13"}
+    }
+    for version, lacks in (("24.11", False), ("26.05", True)):
+        asked = ClusterSpec.model_validate(values | {"slurm": {"version": version}})
+        notes = " ".join(look(workspace, Stub(), asked).notes)
+        assert ("Slurm 26.05 has no plugin for PMIx here: `submit` starts ranks by mpirun" in notes) == lacks
+
+
 def look(workspace: Workspace, stub: Stub, spec: ClusterSpec = SPEC) -> Plan:
     return preview(session_of(spec, workspace, stub))
 
