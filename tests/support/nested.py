@@ -128,8 +128,22 @@ def booted(folder: Path, images: Iterable[Path]) -> Iterator[Host]:
     wheel = wheel_of_checkout(folder)
     name = f"host-{secrets.token_hex(3)}"
     console = folder / "console.log"
-    argv = [*as_root(), "setpriv", "--pdeathsig", "KILL", "--", "systemd-nspawn", "--quiet", "--boot"]
-    argv += ["--register=no", "--keep-unit", f"--directory={tree()}", "--volatile=overlay"]
+    # In a control group of its own: where an earlier host left groups, its systemd may remove those that its
+    # services are just starting in.
+    if machine.booted_with_systemd():
+        own_group = "systemd-run --scope --quiet --collect --property=Delegate=yes --".split()
+    else:
+        own_group = machine.enter_cgroup(name)
+    argv = [*as_root(), *own_group, "setpriv", "--pdeathsig", "KILL", "--"]
+    argv += [
+        "systemd-nspawn",
+        "--quiet",
+        "--boot",
+        "--register=no",
+        "--keep-unit",
+        f"--directory={tree()}",
+        "--volatile=overlay",
+    ]
     argv += [f"--machine={name}", f"--hostname={name}", "--private-network", "--capability=all"]
     argv += ["--system-call-filter=@known", "--resolv-conf=off", "--timezone=off", "--link-journal=no"]
     # An overlay's upper folder can't lie on an overlay, which its root is.
@@ -179,6 +193,7 @@ def _end(name: str, process: subprocess.Popen[bytes]) -> None:
             process.wait(timeout=_END_TIMEOUT_S)
         except subprocess.TimeoutExpired as exc:
             raise AssertionError(f"machine {name} would not end") from exc
+    machine.remove_cgroups(name)
 
 
 def as_root() -> tuple[str, ...]:
