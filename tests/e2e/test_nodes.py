@@ -53,7 +53,7 @@ def test_nodes_that_are_not_there_or_not_ours_to_make_are_refused(cluster: Clust
     assert "no node" in ran.stderr
     ran = cluster("node", "drain", f"{cluster.name}-train-1", "--reason", " ", rc=2)
     assert "--reason is empty" in ran.stderr
-    for verb in ("add", "remove", "replace"):
+    for verb in ("add", "remove"):
         ran = cluster("node", verb, f"{cluster.name}-train-1", rc=2)
         assert "change `nodes` of its partitions" in ran.stderr
     assert "nodes of a local cluster" in cluster("up", "--limit", f"{cluster.name}-train-1", rc=2).stderr

@@ -85,7 +85,7 @@ def accounting(cluster: Cluster) -> tuple[set[str], str]:
     asked = (f"sudo mariadb --batch --skip-column-names slurm_acct_db --execute {steps}", "; ".join(kept))
     ran, rest = (cluster.ssh(f"{cluster.name}-ctl", one) for one in asked)
     assert "urgent|100" in rest
-    assert "\n0\t" in ran  # a step
+    assert "\n0\t" in f"\n{ran}"  # a step
     return {*ran.splitlines()}, rest
 
 
