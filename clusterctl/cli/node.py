@@ -112,10 +112,10 @@ def replace(
     discard: Discard = False,
     **joining: Any,
 ) -> int:
-    """Replace the machines of nodes; the node names stay. Local nodes are made anew.
+    """Replace the machines of nodes; the node names stay.
 
-    New host keys are confirmed. The old machines are released; one that does not answer is released once it
-    does.
+    Local nodes are made anew, and what is on their disks is lost. Of machines of your own new host keys are
+    confirmed, and the old ones are released; one that does not answer is released once it does.
     """
     spec = spec_of_existing(screen, options)
     workspace = Workspace.of(spec.name)

@@ -9,7 +9,7 @@ from clusterctl.hosts.probe import Checksums
 
 MISSING = "missing"
 _OUTDATED = "outdated"
-_PACKAGES, _WITHOUT = "packages all", "without "
+_PACKAGE, _NOT_INSTALLED = "package ", "not installed"
 UNKNOWN = "no answer"  # what it was asked of was away
 _FINE = {  # whatever was recorded before
     "unit": "running",
@@ -45,8 +45,8 @@ def _known(recorded: Checksums, now: Checksums) -> list[str]:
 
 def lost_packages(recorded: Checksums, now: Checksums) -> str:
     """Those that were recorded and are not installed any more, in words."""
-    mark = now[_PACKAGES] if _PACKAGES in _known(recorded, now) else ""
-    return mark.removeprefix(_WITHOUT) if mark.startswith(_WITHOUT) else ""
+    lost = (key for key in _known(recorded, now) if now[key] == _NOT_INSTALLED)
+    return ", ".join(key.removeprefix(_PACKAGE) for key in lost)
 
 
 def _without_consequences(keys: Sequence[str], marks: Checksums) -> Iterator[str]:
@@ -86,6 +86,7 @@ _UNIT_WORDS = {
 }
 _MARK_WORDS = {
     "absent": ("{} was there, which takes precedence", "removed"),
+    "package": ("the package {} was removed", "installed"),
     "user": ("the account {} was changed", "put back"),
     "key": ("the cluster's key of user {} was missing", "put back"),
     "home": ("the home of user {} was not theirs alone", "put right"),
@@ -104,11 +105,9 @@ def _words(key: str, mark: str) -> tuple[str, str]:
             return f"{name} {was} and disabled", f"enabled and {action}"
         return f"{name} {was}", action
     if kind == "alone":
-        return f"{mark} was beside {name}", "removed"
+        return f"{mark} was beside {name}", "put aside"
     if kind == "rivals":
-        return f"{mark} contradicted {name}", "its lines removed"
-    if key == _PACKAGES:
-        return f"was {mark}", "installed"
+        return f"{mark} contradicted {name}", "its lines removed, and a copy kept"
     was, action = _MARK_WORDS.get(kind, ("{} was changed", "put back"))
     if mark == MISSING and kind != "accounting":
         was = f"{was.partition(' was ')[0]} was missing"

@@ -246,5 +246,5 @@ def expected_marks(
         **{f"home {name}": "fit" for name in asked.homes},
         **{f"key {name}": "there" for name in asked.keys if name in asked.homes},
         **{f"unit {name}": "running" for name in asked.units},
-        **({"packages all": "installed"} if asked.packages else {}),
+        **{f"package {name}": "installed" for name in asked.packages},
     }

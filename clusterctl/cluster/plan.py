@@ -295,7 +295,8 @@ def review(
 ) -> Mapping[str, Size]:
     """Check what the spec changes of a cluster that is up; under ``force`` jobs in its way are cancelled.
 
-    Nodes that leave are drained first, so that no job begins there, and resumed if the change is refused.
+    Nodes that leave or stop are drained first, so that no job begins there, and resumed if the change is
+    refused.
     Under ``discard`` what exists only on them, and on ``replaced`` ones, is lost.
     Returns the nodes that keep their size, since jobs are at work there.
     """
@@ -335,20 +336,24 @@ def impact_of(
     *,
     drain: bool = False,
 ) -> Impact:
-    """What the change to the session's spec means for jobs; ``drain``: none starts on nodes that leave."""
+    """What the change to the session's spec means for jobs.
+
+    ``drain``: none starts on nodes that leave or stop.
+    """
     spec, provider = session.spec, session.provider
     changes = _NodeChanges.of(spec, before, provider.sizes(spec), planned.changes)
     if not (changes.gone or changes.resized or changes.stopped):
         return Impact()
     try:
-        found = drain_usable(scheduler, changes.gone if drain else (), REASON)
+        ending = changes.gone.union(changes.stopped) if drain else ()
+        found = drain_usable(scheduler, ending, REASON)
     except (SchedulerError, TransportError) as exc:
         # Without an answer nodes may be at work all the same; hosts that are off have no jobs to spare.
         may_work = isinstance(exc, SchedulerError) or provider.alive(before.cluster_id)
         return Impact(unknown=exc.cause if may_work else "")
     affected = tuple(changes.affected(found.jobs, found.nodes))
-    ending = {one.job.id for one in affected}
-    keep = changes.kept({node for job in found.jobs if job.id not in ending for node in job.nodes})
+    ended = {one.job.id for one in affected}
+    keep = changes.kept({node for job in found.jobs if job.id not in ended for node in job.nodes})
     return Impact(keep, affected, drained=found.drained)
 
 
@@ -377,8 +382,8 @@ def reject(impact: Impact) -> None:
         raise UsageError(
             f"this change would end {count} job{'s' if count > 1 else ''}",
             why="; ".join(map(str, impact.affected)),
-            fix="wait until they have ended, or end them: `clusterctl cancel`, or `up --force` ends them "
-            "for you",
+            fix="wait until they have ended, or end them: `clusterctl cancel`, or say it again with "
+            "`--force`, which ends them for you",
         )
 
 

@@ -46,7 +46,11 @@ DATABASES = "/var/lib/mysql"
 SLURM_STATE = "/var/lib/slurm/slurmctld"
 OWN_DATABASES = {"mysql", "performance_schema", "sys", "test", "lost+found"}
 DPKG_STATUS = Path("/var/lib/dpkg/status")
-INSTALLED = re.compile(rb"\nPackage: (\S+)\n(?:(?:Essential|Protected): \S+\n)*Status: \S+ ok installed\n")
+# Also one that is half installed, as a dpkg that was cut off leaves it: it was not removed.
+INSTALLED = re.compile(
+    rb"\nPackage: (\S+)\n(?:(?:Essential|Protected): \S+\n)*"
+    rb"Status: \S+ \S+ (?!not-installed|config-files)\S+\n"
+)
 RPM = 'command -v rpm && { LC_ALL=C rpm --query --whatprovides --queryformat= "$@"; true; }'
 ROW = 3  # fields of /etc/passwd up to the number
 MISSING = "missing"
@@ -227,6 +231,8 @@ def lacking(names: Sequence[str]) -> Optional[List[str]]:
     try:
         found = {name.decode() for name in INSTALLED.findall(b"\n" + DPKG_STATUS.read_bytes())}
     except OSError:
+        found = set()
+    if not found:
         said = run(["sh", "-c", RPM, "sh", *names])
         if said is None:
             return None
@@ -234,11 +240,11 @@ def lacking(names: Sequence[str]) -> Optional[List[str]]:
     return sorted(set(names) - found)
 
 
-def packages_mark(names: Sequence[str]) -> str:
+def package_marks(names: Sequence[str]) -> Dict[str, str]:
     lacks = lacking(names)
     if lacks is None:
-        return UNKNOWN
-    return f"without {', '.join(lacks)}" if lacks else "installed"
+        return dict.fromkeys(names, UNKNOWN)
+    return {name: "not installed" if name in lacks else "installed" for name in names}
 
 
 def databases() -> List[str]:
@@ -293,9 +299,15 @@ def alone_mark(path: str) -> str:
 
 def rivals_mark(path: str, pattern: str) -> str:
     """The files of the same folder that are read after this one and have a line that the pattern matches."""
-    later = (other for other in sorted(Path(path).parent.glob("*.conf")) if other.name > Path(path).name)
+    files = (
+        one for one in sorted(Path(path).parent.glob("*.conf")) if one.is_file() and not one.is_symlink()
+    )
     line = re.compile(pattern)
-    found = [str(one) for one in later if any(line.match(text) for text in read(str(one)).splitlines())]
+    found = [
+        str(one)
+        for one in files
+        if one.name > Path(path).name and any(line.match(text) for text in read(str(one)).splitlines())
+    ]
     return ", ".join(found) or "none"
 
 
@@ -414,8 +426,7 @@ def checksums(asked: Dict[str, Any]) -> Dict[str, str]:
     keys = {name: key for name, key in asked["keys"].items() if name not in far}
     found.update({"key " + n: key_mark(n, asked["homes"].get(n, ""), key) for n, key in keys.items()})
     found.update({"unit " + name: mark for name, mark in unit_marks(asked["units"]).items()})
-    if asked["packages"]:
-        found["packages all"] = packages_mark(asked["packages"])
+    found.update({"package " + name: mark for name, mark in package_marks(asked["packages"]).items()})
     if asked["accounting"]:
         running = found.get("unit slurmdbd", "").startswith("running")
         found["accounting all"] = accounting_mark(asked["accounting"]) if running else UNKNOWN

@@ -123,7 +123,7 @@ KINDS = {
     "link": (f"ln -sf /dev/null {TMPFILES}", f"{TMPFILES} was changed: put back"),
     "drop-in": (
         f"printf '[Service]\\nLimitMEMLOCK=64K\\n' >{Path(DROP_IN).parent}/a.conf; systemctl daemon-reload",
-        f"{Path(DROP_IN).parent}/a.conf was beside {DROP_IN}: removed",
+        f"{Path(DROP_IN).parent}/a.conf was beside {DROP_IN}: put aside",
     ),
     "stopped": ("systemctl stop slurmd", "slurmd was stopped: started"),
     "killed": ("systemctl kill --signal=KILL munge; systemctl stop munge", "munge was stopped: started"),
@@ -134,7 +134,7 @@ KINDS = {
     "limits": (f"sed -i s/unlimited/64/ {LIMITS}/60-*", f"{LIMITS}/60-clusterctl.conf was changed: put back"),
     "other limits": (
         f"echo '* hard memlock 64' >{LIMITS}/99-site.conf",
-        f"{LIMITS}/99-site.conf contradicted {LIMITS}/60-clusterctl.conf: its lines removed",
+        f"{LIMITS}/99-site.conf contradicted {LIMITS}/60-clusterctl.conf: its lines removed, and a copy kept",
     ),
     "slurm.conf": (
         "mkdir -p /etc/slurm; echo ClusterName=other >/etc/slurm/slurm.conf",

@@ -297,7 +297,7 @@ def test_up_again_leaves_all_as_it_is(rocky: Cluster) -> None:
 def test_a_package_that_was_removed_is_installed_again(rocky: Cluster) -> None:
     rocky.ssh("node2", "sudo rpm --erase --nodeps munge")
     repaired = rocky.json("up", "--yes")["repaired"]
-    assert {"host": "node2", "what": "was without munge", "action": "installed"} in repaired
+    assert {"host": "node2", "what": "the package munge was removed", "action": "installed"} in repaired
     assert {one["host"] for one in repaired} == {"node2"}
     rocky.ssh("node2", "rpm --query munge")
 

@@ -238,7 +238,7 @@ def brought_to(cluster: Cluster, release: str) -> None:
     assert cluster.ssh(f"{cluster.name}-ctl", "sinfo -h -o %a").split() == ["up"]
 
 
-KILLED = ["packages", *in_sweep("conversion", "packages of a node")]
+KILLED = ["packages", *in_sweep("accounting", "conversion", "packages of a node")]
 
 
 @pytest.mark.parametrize("point", KILLED)
@@ -262,6 +262,7 @@ CUT_OFF = [
     ("accounting", "power", "26.05"),
     ("state", "exchange", "24.11"),
     ("conversion", "power", "26.05"),
+    ("conversion", "exchange", "24.11"),
     ("packages of a node", "exchange", "24.11"),
 ]
 
@@ -284,6 +285,7 @@ WAYS_BACK = [
     *in_sweep(
         ("accounting brought back", "exchange", "26.05"),
         ("packages", "power", "26.05"),
+        ("packages of a node", "exchange", "24.11"),
     ),
 ]
 

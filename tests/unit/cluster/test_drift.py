@@ -24,7 +24,9 @@ NOTED = {
     "unit slurmd": "running",
     "user ada": "2001:2001 ada /shared/home/ada /bin/bash",
     "accounting all": "c3",
-    "packages all": "installed",
+    "package munge": "installed",
+    "package slurmd": "installed",
+    "package slurmctld": "installed",
     "absent /etc/slurm.conf": "absent",
     "alone /etc/d/ours.conf": "none",
     "rivals /etc/ours.conf": "none",
@@ -54,9 +56,13 @@ def test_a_host_that_nothing_was_noted_of_has_drifted() -> None:
         ("unit munge", "running outdated", "munge had not read its configuration: restarted"),
         ("user ada", "missing", "the account ada was missing: put back"),
         ("absent /etc/slurm.conf", "there", "/etc/slurm.conf was there, which takes precedence: removed"),
-        ("alone /etc/d/ours.conf", "/etc/d/a.conf", "/etc/d/a.conf was beside /etc/d/ours.conf: removed"),
-        ("rivals /etc/ours.conf", "/x.conf", "/x.conf contradicted /etc/ours.conf: its lines removed"),
-        ("packages all", "without munge, slurmd", "was without munge, slurmd: installed"),
+        ("alone /etc/d/ours.conf", "/etc/d/a.conf", "/etc/d/a.conf was beside /etc/d/ours.conf: put aside"),
+        (
+            "rivals /etc/ours.conf",
+            "/x.conf",
+            "/x.conf contradicted /etc/ours.conf: its lines removed, and a copy kept",
+        ),
+        ("package munge", "not installed", "the package munge was removed: installed"),
         ("accounting all", "c4", "accounts or users in the accounting were changed: put back"),
     ],
 )
@@ -112,10 +118,11 @@ def test_a_package_that_was_removed_is_installed_again_or_its_node_made_anew(
 ) -> None:
     """Where there is a repository, Ansible looks again. What was never there is not meant."""
     marks = dict.fromkeys(("d-ctl", "d-1", "d-2", "d-3"), NOTED)
-    never = {"d-3": {**NOTED, "packages all": "without munge"}}
+    munge, slurmd = {"package munge": "not installed"}, {"package slurmd": "not installed"}
+    never = {"d-3": {**NOTED, **munge}, "d-4": {key: NOTED[key] for key in NOTED if key not in munge}}
     Workspace(tmp_path).configured.write_text(Configured(marks={**marks, **never}).model_dump_json())
-    now = {"d-1": "installed", "d-2": "without munge, slurmd", "d-3": "without munge", "d-4": "without munge"}
-    reports = {host: HostReport(None, {"packages all": mark}) for host, mark in now.items()}
+    now = {"d-1": {}, "d-2": munge | slurmd, "d-3": munge, "d-4": munge, "d-5": munge}
+    reports = {host: HostReport(None, NOTED | marks) for host, marks in now.items()}
     monkeypatch.setattr(up, "probe_requests", lambda *_: {})
     monkeypatch.setattr(up, "probe_hosts", lambda *_, **__: reports)
     ran: list[tuple[str, Sequence[str]]] = []
@@ -138,7 +145,7 @@ def test_a_package_that_was_removed_is_installed_again_or_its_node_made_anew(
     (failure,) = raised.value.failures
     assert (failure.host, failure.cause) == ("d-2", "removed there: munge, slurmd")
     assert raised.value.fix == "`clusterctl node replace d-2` makes it anew"
-    reports["d-ctl"] = HostReport(None, {"packages all": "without slurmctld"})
+    reports["d-ctl"] = HostReport(None, {"package slurmctld": "not installed"})
     with pytest.raises(ConfigureError) as raised:
         up.probe(session, inventory, {})
     assert raised.value.fix.startswith("`clusterctl down`")

@@ -151,8 +151,11 @@ def test_what_the_provider_makes_anew_or_stops_ends_jobs_too() -> None:
         ("7", f"{ONE} is made anew: another zone"),
         ("8", f"{TWO} is restarted: another machine type"),
     ]
+    none_begins = Step(("scontrol", "update", f"nodename={ONE},{TWO}", "state=drain", "reason=clusterctl: *"))
+    resumed = Step(("scontrol", "update", f"nodename={ONE},{TWO}", "state=resume"))
+    asked = sinfo(ONE, TWO), none_begins, squeue((7, "train", ONE)), resumed
     with pytest.raises(UsageError, match="another zone"):
-        look(spec(train(2)), before(ONE, TWO), same, sinfo(ONE, TWO), squeue((7, "train", ONE)), hosts=hosts)
+        look(spec(train(2)), before(ONE, TWO), same, *asked, hosts=hosts)
 
 
 def test_a_machine_that_another_takes_the_place_of_leaves_with_its_jobs() -> None:

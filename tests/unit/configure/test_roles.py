@@ -311,7 +311,7 @@ def test_less_than_our_limit_is_taken_out_of_files_that_are_read_later(tmp_path:
     (named,) = read_touches("common")["drift"][1:2]
     ((default, pattern),) = named["rivals"].items()
     ours = tmp_path / Path(default).name
-    others = "* soft memlock unlimited\n* hard core 0\n"
+    others = "* soft memlock unlimited\n*    hard    memlock\t\tunlimited\n* hard core 0\n"
     less = f"# theirs\n* hard memlock 64\n  *  -  memlock 128 # less\n{others}"
     for name in ("10-sooner.conf", "99-later.conf"):
         (tmp_path / name).write_text(less)
@@ -325,3 +325,4 @@ def test_less_than_our_limit_is_taken_out_of_files_that_are_read_later(tmp_path:
     assert rivals_mark(str(ours), pattern) == "none"
     assert (tmp_path / "10-sooner.conf").read_text() == less
     assert (tmp_path / "99-later.conf").read_text() == f"# theirs\n{others}"
+    assert [copy.read_text() for copy in tmp_path.glob("99-later.conf.*~")] == [less]

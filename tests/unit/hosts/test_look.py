@@ -116,10 +116,13 @@ def test_lines_that_contradict_ours_count_in_files_that_are_read_later(tmp_path:
     for name in ("10-sooner.conf", "60-ours.conf", "70-other.txt"):
         (tmp_path / name).write_text("* hard 64\n")
     (tmp_path / "90-more.conf").write_text("# * hard 64\n* hard unlimited\n")
+    (tmp_path / "85-link.conf").symlink_to("10-sooner.conf")  # Ansible changes files alone
     assert looked(asked)["checksums"] == {f"rivals {ours}": "none"}
     (tmp_path / "80-later.conf").write_text("# less\n* hard 64\n")
     assert looked(asked)["checksums"] == {f"rivals {ours}": str(tmp_path / "80-later.conf")}
-    others = ", ".join(str(tmp_path / name) for name in ("10-sooner.conf", "80-later.conf", "90-more.conf"))
+    others = ", ".join(
+        str(tmp_path / name) for name in ("10-sooner.conf", "80-later.conf", "85-link.conf", "90-more.conf")
+    )
     assert looked(replace(asked, alone=(str(ours),)))["checksums"][f"alone {ours}"] == others
 
 
@@ -134,6 +137,12 @@ Description: not what it says
  Package: slurmctld
  Status: install ok installed
 
+Package: slurmdbd
+Status: install reinstreq half-installed
+
+Package: slurm-client
+Status: install ok unpacked
+
 Package: procps
 Essential: yes
 Status: hold ok installed
@@ -142,11 +151,13 @@ Version: 4
 
 
 def test_packages_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By dpkg's table: what was removed, but for its settings, is still in it."""
+    """By dpkg's table, which keeps what was removed but for its settings. Half installed is there."""
     (tmp_path / "status").write_text(DPKG)
     monkeypatch.setattr(remote_probe, "DPKG_STATUS", tmp_path / "status")
-    assert remote_probe.packages_mark(["munge", "procps"]) == "installed"
-    assert remote_probe.packages_mark(["munge", "slurmctld", "slurmd"]) == "without slurmctld, slurmd"
+    there = ["munge", "procps", "slurm-client", "slurmdbd"]
+    gone = ["slurmctld", "slurmd"]
+    wanted = dict.fromkeys(there, "installed") | dict.fromkeys(gone, "not installed")
+    assert remote_probe.package_marks([*there, *gone]) == wanted
     assert remote_probe.packages(["munge", "slurmd"]) == ["munge"]
 
 
@@ -159,10 +170,14 @@ def test_without_dpkg_rpm_says_what_is_missing(tmp_path: Path, monkeypatch: pyte
     )
     monkeypatch.setattr(remote_probe, "DPKG_STATUS", tmp_path / "none")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert remote_probe.packages_mark(["slurm", "slurm-slurmd"]) == "no answer"
+    asked = ["slurm", "slurm-slurmd"]
+    assert remote_probe.package_marks(asked) == dict.fromkeys(asked, "no answer")
     rpm.chmod(0o755)
-    assert remote_probe.packages_mark(["slurm", "slurm-slurmd"]) == "without slurm-slurmd"
-    assert remote_probe.packages(["slurm", "slurm-slurmd"]) == ["slurm"]
+    marks = {"slurm": "installed", "slurm-slurmd": "not installed"}
+    assert remote_probe.package_marks(asked) == marks
+    assert remote_probe.packages(asked) == ["slurm"]
+    (tmp_path / "none").write_text("")  # of a dpkg that has installed nothing here
+    assert remote_probe.package_marks(asked) == marks
 
 
 def test_a_key_among_the_users_own(tmp_path: Path) -> None:

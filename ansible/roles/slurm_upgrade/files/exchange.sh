@@ -284,7 +284,7 @@ old)
     fi
     ;;
 esac
-if [[ -z $was ]] && slurmd -C >node.part; then mv node.part node; fi # for the probe, where slurmd does not start
+if [[ $role == node && -z $was ]] && slurmd -C >node.part; then mv node.part node; fi # for the probe, where slurmd does not start
 echo "$changes" >going.part
 mv going.part going
 sync -f going
