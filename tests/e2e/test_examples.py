@@ -113,7 +113,8 @@ def listed(cluster: Cluster, job: str) -> dict[str, Any]:
 def test_torch_trains_on_two_nodes(own: Cluster, launcher: str) -> None:
     program, file = with_tensorboard(own)
     argv = ("--requirements", file, "--nodes", "2", "--launcher", launcher, "--wait")
-    job = own.json("submit", program, *argv, "--", "--epochs", "15")
+    # Where PyTorch's index can't be reached, gigabytes are downloaded, and sent to the nodes.
+    job = own("-o", "json", "submit", program, *argv, "--", "--epochs", "15", timeout_s=800).json
     run = own.run_of(job["job_id"])
     said = (run / "stdout.log").read_text()
     for rank in (0, 1):
