@@ -125,10 +125,10 @@ def replace(
     inventory = inventory_of(workspace)
     chosen = nodes.names_of(names)
     there = tuple(name for name in chosen if inventory.host(name))  # none, of one that failed half way
-    nodes.check_names(inventory, chosen if is_local else there)
     if inventory.controller.name in chosen:
         fix = "take the cluster down, and raise it anew"
         raise UsageError(f"{inventory.controller.name} is the controller: it can't be replaced", fix=fix)
+    nodes.check_names(inventory, chosen if is_local else there)
     if is_local:  # of a spec that says more since, nothing else is done
         spec = applied_spec(workspace)
     wanted = UpOptions(limit=() if is_local else chosen, replaced=there, force=force, discard=discard)

@@ -17,7 +17,7 @@ from typing import Final
 
 from ClusterShell.NodeSet import NodeSet
 
-from clusterctl.cluster.nodes import drain_usable
+from clusterctl.cluster.nodes import REASON, drain_usable
 from clusterctl.errors import Failure, SchedulerError, TransportError, VerifyError
 from clusterctl.hosts.checks import Finding, no_cgroups
 from clusterctl.hosts.gpus import Driver, fault_of
@@ -36,7 +36,6 @@ from clusterctl.util.process import parallel_map, temporary_folder
 from clusterctl.util.progress import Reporter
 
 _SAME_MEMORY: Final = 0.01  # the kernel's figure moves by some MiB from boot to boot
-REASON: Final = "clusterctl: its hardware changes"
 NOT_LINKED: Final = frozenset(
     {"fabric-manager", "fabric-not-ready"}
 )  # findings of cards that show, and don't work

@@ -27,6 +27,7 @@ from clusterctl.transport.base import Transport
 from clusterctl.util.process import parallel_map
 from clusterctl.util.progress import Clock
 
+REASON: Final = "clusterctl: the cluster changes"  # of nodes that `up` drains, and resumes to verify them
 BOOT_S: Final = 1800.0  # a server with eight GPUs tests its memory for many minutes
 _ANSWER_S: Final = 20.0
 _BOOT_ID: Final = ("cat", "/proc/sys/kernel/random/boot_id")

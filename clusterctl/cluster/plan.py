@@ -18,7 +18,7 @@ from clusterctl.cluster import converge, verify
 from clusterctl.cluster.hardware import without_cgroups
 from clusterctl.cluster.look import look_at_leaving
 from clusterctl.cluster.node_class import class_ahead
-from clusterctl.cluster.nodes import drain_usable
+from clusterctl.cluster.nodes import REASON, drain_usable
 from clusterctl.cluster.session import ClusterSession, Drift, workspace_copy
 from clusterctl.cluster.slurm_upgrade_plan import Upgrade, notes_of_new, objections, planned_upgrade
 from clusterctl.configure import ansible
@@ -48,7 +48,6 @@ from clusterctl.state.workspace import Workspace
 _WORDS = {"make": "made", "change": "changed", "replace": "made anew", "remove": "removed"}
 _NOT_COPIED = ("logs", "rendered", "id_ed25519", "munge.key")
 END_S = 60.0
-REASON = "clusterctl: leaves the cluster"
 _PAUSE_S = 0.2
 
 

@@ -16,7 +16,8 @@ from functools import partial
 from typing import Final
 
 from clusterctl.cluster.converge import Converged
-from clusterctl.cluster.hardware import NOT_LINKED, REASON, reject_missing_gpus
+from clusterctl.cluster.hardware import NOT_LINKED, reject_missing_gpus
+from clusterctl.cluster.nodes import REASON
 from clusterctl.cluster.session import ClusterSession, Drift
 from clusterctl.errors import (
     CommandError,

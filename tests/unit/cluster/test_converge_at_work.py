@@ -24,7 +24,7 @@ def asked(*steps: Step, drain: bool = True) -> dict[str, str]:
 
 
 def drain(*nodes: str) -> Step:
-    words = "reason=clusterctl: its hardware changes"
+    words = "reason=clusterctl: the cluster changes"
     return Step(("scontrol", "update", f"nodename={','.join(nodes)}", "state=drain", words))
 
 

@@ -178,7 +178,7 @@ def test_a_node_that_a_person_drained_is_left_and_named() -> None:
     [
         ("idle+drain", "Low RealMemory", "slurm"),
         ("idle+drain", "Kill task failed", "root"),
-        ("idle+drain", "clusterctl: leaves the cluster", "clusterctl"),
+        ("idle+drain", "clusterctl: the cluster changes", "clusterctl"),
         ("down", "Not responding", "slurm"),
     ],
 )
@@ -305,9 +305,13 @@ def test_a_host_that_does_not_listen_in_time_is_at_fault_and_no_network() -> Non
 
     hosts: dict[str, Transport] = {NAMES[0]: LocalTransport(), NAMES[1]: Starved()}
     try:
-        (failure,) = unconnected(here(), NAMES, hosts.__getitem__, start_s=1)
+        for start_s in (1, 10, 100):  # under load the other one, too, may need more time
+            (failure, *others) = unconnected(here(), NAMES, hosts.__getitem__, start_s=start_s)
+            if not others:
+                break
     finally:
         ended.set()
+    assert others == []
     assert (failure.host, failure.code, failure.fix) == (NAMES[1], "unreachable", "look at the host's load")
     assert failure.cause.startswith("it was asked which hosts it reaches: it gave no answer in the time")
 
