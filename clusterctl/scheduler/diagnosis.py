@@ -12,7 +12,7 @@ import shlex
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -62,6 +62,8 @@ class Catalogue:
 class Evidence:
     """What is known of a job. ``log`` is the end of what it wrote, ``ranks`` that of each rank's own log.
 
+    ``ends`` has of each rank that failed when and how, as ``failed_rank`` reads it.
+
     ``left_here`` tells of a file or module the path beside the script here, if it was not sent; "" if not.
     ``excluded`` are the patterns of what was not to be sent. ``node_memory`` asks for the bytes of a node's
     memory; 0 if they are not known.
@@ -70,6 +72,7 @@ class Evidence:
     job: JobInfo
     log: str = ""
     ranks: Mapping[int, str] | None = None
+    ends: Mapping[int, str] = field(default_factory=dict)
     tasks_per_node: int | None = None
     steps: tuple[StepInfo, ...] = ()
     cancelled_by: str = ""
@@ -181,7 +184,9 @@ class _Case:
     @classmethod
     def of(cls, evidence: Evidence) -> _Case:
         raw = _readable(evidence.log)
-        failed = first_failed(raw, evidence.job, evidence.tasks_per_node)
+        failed = first_failed(
+            raw, evidence.job, evidence.tasks_per_node, ranks=evidence.ranks or {}, ends=evidence.ends
+        )
         own = (evidence.ranks or {}).get(failed.rank) if failed.rank is not None else None
         error = _error(None if own is None else _readable(own), raw, show_noise=failed.rank is None)
         words = _words(evidence, failed) | {"traceback": "1" if error.is_traceback else ""}

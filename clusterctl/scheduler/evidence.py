@@ -60,6 +60,7 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
         job=job,
         log="\n".join(filter(None, (logs.get("stdout"), logs.get("stderr")))),
         ranks={int(rank): text for rank, text in (logs.get("ranks") or {}).items()},
+        ends={int(rank): text for rank, text in (logs.get("ends") or {}).items()},
         tasks_per_node=asked.get("tasks_per_node"),
         steps=steps,
         cancelled_by=by,
@@ -98,8 +99,11 @@ def _read_logs(session: Session, job: JobInfo) -> _Json:
     if not answers:
         raise next(iter(failed.values()))
     found, first = list(answers.values()), failed.get(next(iter(hosts)))
-    ranks = {rank: text for one in reversed(found) for rank, text in (one.get("ranks") or {}).items()}
-    return {**found[0], "unread": first.what if first else "", "ranks": ranks}
+    of_all = {
+        key: {rank: text for one in reversed(found) for rank, text in (one.get(key) or {}).items()}
+        for key in ("ranks", "ends")
+    }
+    return {**found[0], "unread": first.what if first else "", **of_all}
 
 
 def _accounted(session: Session, job: JobInfo) -> tuple[tuple[StepInfo, ...], str]:

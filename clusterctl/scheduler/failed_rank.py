@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from clusterctl.scheduler.base import JobInfo
 
+_BY_LAUNCHER: Final = frozenset({"SIGTERM", "SIGKILL"})  # as it ends ranks
+_LOST_PEER: Final = 14  # Open MPI's exit code of ranks that it ends so
 _FROM_SHELL = 128  # a shell gives the number of the signal that ended a program beside this
 _NAMES: Final = {one.value: one.name for one in signal.Signals}
 _SIGNALS: Final = {signal.strsignal(one): one.name for one in signal.Signals}
@@ -51,14 +55,46 @@ _TORCHRUN: Final = re.compile(
 )
 
 
-def first_failed(log: str, job: JobInfo, tasks_per_node: int | None) -> Failed:
-    """The rank that failed first, by what the launcher says in the log; else the end of the job itself."""
+_PEER_GONE: Final = re.compile(
+    r"MPI communication peer process has unexpectedly disconnected|An error occurred in Socket closed"
+)
+
+
+def first_failed(
+    log: str,
+    job: JobInfo,
+    tasks_per_node: int | None,
+    *,
+    ranks: Mapping[int, str],
+    ends: Mapping[int, str],
+) -> Failed:
+    """The rank that failed first, by what the launcher says in the log; else the end of the job itself.
+
+    Where Open MPI ended ranks since another one was gone, and the launcher says no more: the first of the
+    others, by the records of their ``ends``: seconds since 1970, exit code of the shell, host. ``ranks`` has
+    their own logs.
+    """
     failed = _of_torchrun(log) or _of_mpi_abort(log) or _of_srun(log) or _of_mpirun(log) or _alone(job)
+    own = None if failed.rank is None else ranks.get(failed.rank, "")
+    by_another = own is None or failed.signal in _BY_LAUNCHER or _PEER_GONE.search(own)
+    if by_another and _PEER_GONE.search(log):
+        failed = _first_recorded(ranks, ends) or failed
     if failed.rank is not None and not failed.host and tasks_per_node:
         index = failed.rank // tasks_per_node
         failed = replace(failed, host=job.nodes[index] if index < len(job.nodes) else "")
     host = next((node for node in job.nodes if node.partition(".")[0] == failed.host.partition(".")[0]), "")
     return replace(failed, host=host or (job.nodes[0] if len(job.nodes) == 1 else failed.host))
+
+
+def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str]) -> Failed | None:
+    """The first that lost no other rank, by their records."""
+    found = []
+    for rank, record in ends.items():
+        with suppress(ValueError):  # a job may have written anything
+            when, code, host = record.split()
+            if not _PEER_GONE.search(ranks.get(rank, "")):
+                found.append((float(when.replace(",", ".")), _ended(int(code), rank=rank, host=host)))
+    return min(found, key=lambda one: (one[1].exit_code == _LOST_PEER, one[0]), default=(0.0, None))[1]
 
 
 def _ended(code: int, **fields: Any) -> Failed:
@@ -104,7 +140,7 @@ def _of_srun(log: str) -> Failed | None:
     if end is not None and (before := _srun_says(log[: end.start()])):
         return before[0]
     said = _srun_says(log)
-    by_itself = (one for one in said if one.signal not in {"SIGTERM", "SIGKILL"})
+    by_itself = (one for one in said if one.signal not in _BY_LAUNCHER)
     return next(by_itself, said[0] if said else None)
 
 

@@ -3,8 +3,8 @@
     main(FOLDER, TASK)
 
 ``TASK`` is the number of an array's task, or empty. The answer is a JSON object: ``stderr`` and ``stdout``,
-``ranks`` (rank -> the end of its own log), and ``gone`` where the folder is not there. A log that is not
-there, or is no file, is empty.
+``ranks`` (rank -> the end of its own log), ``ends`` (rank -> when and how it failed, as templates/rank.sh.j2
+records it), and ``gone`` where the folder is not there. A log that is not there, or is no file, is empty.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ MOST_RANKS = 2048
 # A restarted job's logs go on (templates/job.sbatch.j2, rank.sh.j2).
 RESTARTED = re.compile(r"(?m)^clusterctl: restart [0-9]+ of this job$")
 RANK_LOG = re.compile(r"([0-9]{1,6})\.log")
+RECORD = 300  # bytes of how a rank failed, at most
 
 
 def end_of(folder: str, path: str, most: int) -> str:
@@ -54,6 +55,11 @@ def ends(folder: str, task: str) -> dict[str, Any]:
         "stderr": end_of(folder, f"stderr{own}.log", END),
         "stdout": end_of(folder, f"stdout{own}.log", END),
         "ranks": {str(rank): end_of(folder, f"{below}/{name}", most) for rank, name in sorted(names)},
+        "ends": {
+            str(rank): end
+            for rank, name in sorted(names)
+            if (end := end_of(folder, f"{below}/{name[:-3]}end", RECORD))
+        },
         "gone": not os.path.isdir(folder),  # noqa: PTH112
     }
 

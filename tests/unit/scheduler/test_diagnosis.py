@@ -57,6 +57,28 @@ Root Cause (first observed failure):
 """
 
 
+# What Open MPI 5 writes of a peer that is gone; UCX, of a signal of its own rank; prterun, at its end.
+PEER_GONE = f"""\
+{"-" * 74}
+An MPI communication peer process has unexpectedly disconnected.  This
+usually indicates a failure in the peer process (e.g., a crash or
+otherwise exiting without calling MPI_FINALIZE first).
+
+  Local host: n1
+  Local PID:  1384
+  Peer host:  n2
+{"-" * 74}
+[n1:00000] *** An error occurred in Socket closed
+"""
+PRTERUN_ABORT = f"""\
+{"-" * 74}
+prterun has exited due to process rank 0 with PID 0 on node n1 calling
+"abort". This may have caused other processes in the application to be
+terminated by signals sent by prterun (as reported here).
+{"-" * 74}
+"""
+
+
 def said(log: str, **job: object) -> Diagnosis:
     return diagnose(Evidence(job=replace(JOB, **job), log=log))
 
@@ -445,3 +467,25 @@ def test_the_catalogue() -> None:
         re.compile(pattern)
         assert not re.search(pattern, "", re.MULTILINE), f"{pattern} fits everything"
     assert known.causes[-1] == replace(known.causes[-1], when=(), log=(), state=None)
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        PRTERUN_ABORT,
+        *(f"srun: error: {one}\n" for one in ("n1: task 0: Exited with exit code 14", "n2: task 1: Killed")),
+    ],
+)
+@pytest.mark.parametrize(("end", "how"), [(135, "SIGBUS"), (137, "SIGKILL"), (3, "")])
+def test_a_rank_that_lost_another_is_not_the_first_that_failed(launcher: str, end: int, how: str) -> None:
+    """It tells its launcher sooner. Ranks that the launcher ended, and records that a job wrote, say nothing."""
+    ends = {0: "5.0 14 n1", 1: f"7,5 {end} n2", 2: "8.0 143 n2", 3: "x", 4: "1 2 3 4", 5: "x 1 n1"}
+    ranks = {0: PEER_GONE.rpartition("-\n")[2], 1: "", 2: ""}  # Open MPI sends the rest to its launcher
+    found = diagnose(Evidence(job=JOB, log=PEER_GONE + launcher, ranks=ranks, ends=ends))
+    assert (found.rank, found.host, found.signal) == (1, "n2", how)
+    unknown = diagnose(Evidence(job=JOB, log=PEER_GONE + launcher, ranks=ranks))
+    assert (unknown.rank, unknown.signal) in {(None, ""), (0, ""), (1, "SIGKILL")}
+    sooner = {0: "5.0 137 n1", 1: f"7.5 {end} n2"}  # that was not ended by the loss of another
+    assert diagnose(Evidence(job=JOB, log=launcher, ranks=ranks, ends=sooner)) == diagnose(
+        Evidence(job=JOB, log=launcher, ranks=ranks)
+    )
