@@ -295,8 +295,7 @@ def review(
     """Check what the spec changes of a cluster that is up; under ``force`` jobs in its way are cancelled.
 
     Nodes that leave or stop are drained first, so that no job begins there, and resumed if the change is
-    refused.
-    Under ``discard`` what exists only on them, and on ``replaced`` ones, is lost.
+    refused. Under ``discard`` what exists only on them, and on ``replaced`` ones, is lost.
     Returns the nodes that keep their size, since jobs are at work there.
     """
     before = inventory_if_known(session.workspace)
@@ -344,15 +343,14 @@ def impact_of(
     if not (changes.gone or changes.resized or changes.stopped):
         return Impact()
     try:
-        ending = changes.gone.union(changes.stopped) if drain else ()
-        found = drain_usable(scheduler, ending, REASON)
+        found = drain_usable(scheduler, changes.gone.union(changes.stopped) if drain else (), REASON)
     except (SchedulerError, TransportError) as exc:
         # Without an answer nodes may be at work all the same; hosts that are off have no jobs to spare.
         may_work = isinstance(exc, SchedulerError) or provider.alive(before.cluster_id)
         return Impact(unknown=exc.cause if may_work else "")
     affected = tuple(changes.affected(found.jobs, found.nodes))
-    ended = {one.job.id for one in affected}
-    keep = changes.kept({node for job in found.jobs if job.id not in ended for node in job.nodes})
+    ending = {one.job.id for one in affected}
+    keep = changes.kept({node for job in found.jobs if job.id not in ending for node in job.nodes})
     return Impact(keep, affected, drained=found.drained)
 
 

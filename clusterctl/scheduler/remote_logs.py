@@ -50,14 +50,15 @@ def ends(folder: str, task: str) -> dict[str, Any]:
             names = [(int(match[1]), match[0]) for match in islice(filter(None, found), MOST_RANKS)]
     except OSError:
         names = []
+    names.sort()
     most = RANKS_END // max(16, len(names))
     return {
         "stderr": end_of(folder, f"stderr{own}.log", END),
         "stdout": end_of(folder, f"stdout{own}.log", END),
-        "ranks": {str(rank): end_of(folder, f"{below}/{name}", most) for rank, name in sorted(names)},
+        "ranks": {str(rank): end_of(folder, f"{below}/{name}", most) for rank, name in names},
         "ends": {
             str(rank): end
-            for rank, name in sorted(names)
+            for rank, name in names
             if (end := end_of(folder, f"{below}/{name[:-3]}end", RECORD))
         },
         "gone": not os.path.isdir(folder),  # noqa: PTH112

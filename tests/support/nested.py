@@ -134,16 +134,9 @@ def booted(folder: Path, images: Iterable[Path]) -> Iterator[Host]:
         own_group = "systemd-run --scope --quiet --collect --property=Delegate=yes --".split()
     else:
         own_group = machine.enter_cgroup(name)
-    argv = [*as_root(), *own_group, "setpriv", "--pdeathsig", "KILL", "--"]
-    argv += [
-        "systemd-nspawn",
-        "--quiet",
-        "--boot",
-        "--register=no",
-        "--keep-unit",
-        f"--directory={tree()}",
-        "--volatile=overlay",
-    ]
+    argv = [*as_root(), *own_group, "setpriv", "--pdeathsig", "KILL", "--", "systemd-nspawn"]
+    argv += ["--quiet", "--boot", "--register=no", "--keep-unit", "--volatile=overlay"]
+    argv += [f"--directory={tree()}"]
     argv += [f"--machine={name}", f"--hostname={name}", "--private-network", "--capability=all"]
     argv += ["--system-call-filter=@known", "--resolv-conf=off", "--timezone=off", "--link-journal=no"]
     # An overlay's upper folder can't lie on an overlay, which its root is.

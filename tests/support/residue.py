@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.providers.local import layout
+from clusterctl.providers.local.machine import running
 from clusterctl.state.workspace import cache_home
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,8 +64,9 @@ def look(machine: Machine) -> frozenset[str]:
     Clusters of other homes come and go as their people please: what bears the id of one is left out, and what
     they share; so are a tree and an image that another test process is building.
     """
+    hosts = _in_hosts_of_others(machine)
     sources = (
-        _processes(machine),
+        _processes(machine, hosts),
         _mounts(machine),
         _loops(),
         _groups(),
@@ -76,6 +78,7 @@ def look(machine: Machine) -> frozenset[str]:
     others = [*_other_clusters(machine), *_labs()]
     others += [f"mount {NAMESPACES}:"] if others else []
     others += [*_trees_being_built(machine), *_images_being_built(machine)]
+    others += [name for name, pid in running().items() if str(pid) in hosts]
     lines = (line for source in sources for line in source)
     return frozenset(line for line in lines if not any(cluster in line for cluster in others))
 
@@ -176,9 +179,9 @@ def _in_hosts_of_others(machine: Machine) -> frozenset[str]:
     return frozenset(below | {pid for pid, space in spaces.items() if space in within})
 
 
-def _processes(machine: Machine) -> Iterator[str]:
+def _processes(machine: Machine, others: frozenset[str]) -> Iterator[str]:
     """Our containers, all that runs in one, and all that carries our home in its arguments or environment."""
-    ours, others = Path("/proc/self/ns/pid").readlink(), _in_hosts_of_others(machine)
+    ours = Path("/proc/self/ns/pid").readlink()
     roots_in: dict[Path, list[str]] = {}  # by mount namespace: a container's processes have one
     for proc in Path("/proc").glob("[0-9]*"):
         try:
@@ -238,9 +241,7 @@ def _groups() -> Iterator[str]:
     for folder, inner, _ in os.walk("/sys/fs/cgroup"):
         if Path(folder).name == "payload":  # of a systemd-nspawn machine, whose own systemd divides it
             inner.clear()
-        # The groups of hosts of tests (tests/support/nested.py), which other workers have, are seen to there.
-        ours = (name for name in inner if "clusterctl-" in name and "clusterctl-host-" not in name)
-        yield from (f"control group {folder}/{name}" for name in ours)
+        yield from (f"control group {folder}/{name}" for name in inner if "clusterctl-" in name)
 
 
 def _network() -> Iterator[str]:

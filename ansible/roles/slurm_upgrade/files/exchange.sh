@@ -284,7 +284,8 @@ old)
     fi
     ;;
 esac
-if [[ $role == node && -z $was ]] && slurmd -C >node.part; then mv node.part node; fi # for the probe, where slurmd does not start
+# For the probe, where slurmd does not start.
+if [[ $role == node && -z $was ]] && slurmd -C >node.part; then mv node.part node; fi
 echo "$changes" >going.part
 mv going.part going
 sync -f going
