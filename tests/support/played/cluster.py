@@ -6,7 +6,6 @@ in a JSON file, which tests look at and change. A submitted job's script really 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -26,6 +25,7 @@ from clusterctl.state.submissions import Ledger
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.progress import Clock
 from tests.support.played.elsewhere import Elsewhere
+from tests.support.played.player import opened
 
 COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "sinfo", "sacctmgr", "srun", "scontrol")
 PLAYER = Path(__file__).parent / "player.py"
@@ -80,13 +80,8 @@ class PlayedCluster:
     @contextmanager
     def state(self) -> Iterator[dict[str, Any]]:
         """What the player knows, to look at and to change."""
-        with self._state.open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            state = json.load(file)
+        with opened(self._state) as state:
             yield state
-            file.seek(0)
-            file.truncate()
-            json.dump(state, file)
 
     def job(self, job_id: str) -> dict[str, Any]:
         """What the player knows of a job."""

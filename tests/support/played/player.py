@@ -14,19 +14,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-STATE = Path(os.environ["SLURM_PLAYER_STATE"])
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 
 
 @contextmanager
-def opened() -> Iterator[dict[str, Any]]:
-    with STATE.open("r+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        state = json.load(file)
+def opened(path: Path) -> Iterator[dict[str, Any]]:
+    """The state, to look at and to change; a command that is killed meanwhile leaves it whole."""
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        state = json.loads(path.read_text())
         yield state
-        file.seek(0)
-        file.truncate()
-        json.dump(state, file)
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(state))
+        new.replace(path)
 
 
 def say(text: str) -> None:
@@ -93,7 +93,7 @@ def run(job_id: str, script: str, output: str, error: str) -> None:
     environment |= {"SLURMD_NODENAME": "n1"}
     with Path(output).open("ab") as out, Path(error).open("ab") as err:
         rc = subprocess.call(["bash", script], stdout=out, stderr=err, env=environment)
-    with opened() as state:
+    with opened(Path(os.environ["SLURM_PLAYER_STATE"])) as state:
         job = state["jobs"][job_id]
         job["end"] = int(time.time())
         if job["state"] == "RUNNING":
@@ -199,7 +199,7 @@ def main(command: str, argv: list[str]) -> None:
     if command == "scontrol" and argv != ["ping"]:
         say("n1\nn2\n")
         return
-    with opened() as state:
+    with opened(Path(os.environ["SLURM_PLAYER_STATE"])) as state:
         calls = state.setdefault("calls", {})
         calls[command] = calls.get(command, 0) + 1
         is_away = state.get("away", 0) > 0
@@ -229,4 +229,5 @@ def main(command: str, argv: list[str]) -> None:
     sys.exit(rc)
 
 
-main(sys.argv[1], sys.argv[2:])
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

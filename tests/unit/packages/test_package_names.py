@@ -41,7 +41,7 @@ SOFTWARE = [
     for nvidia in ({"driver": kind, "branch": branch, "toolkit": "12.9", "nccl": True, "dcgm": True},)
 ]
 
-UNIT = re.compile(r"(?<![\w./@-])[a-z][\w@-]*\.(?:service|timer|socket|mount)\b")
+UNIT = re.compile(r"(?<![\w./@$-])[a-z][\w@-]*\.(?:service|timer|socket|mount)\b")
 PLACE = re.compile(r"/usr/(?:s?bin|lib(?:64|exec)?)/[\w./*+-]+")
 
 
