@@ -116,10 +116,3 @@ def _exchange(
         limit=[host.name for host in hosts],
         progress=lambda task: session.report(task.step(len(hosts))),
     )
-
-
-def carried_over(inventory: Inventory, recorded: Inventory | None) -> Inventory:
-    """The inventory of a provider, which knows nothing of upgrades, with what is recorded of them."""
-    if recorded is None:
-        return inventory
-    return inventory.model_copy(update={"slurm": recorded.slurm, "pmix": recorded.pmix})

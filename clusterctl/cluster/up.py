@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.cluster.converge import converge, inputs_of, packages_lost_on
-from clusterctl.cluster.down import DownOptions, down_locked
 from clusterctl.cluster.hardware import link_wheels
 from clusterctl.cluster.look import all_answer, clear_removal
 from clusterctl.cluster.node_class import node_files, prepare_class
 from clusterctl.cluster.nodes import limited, replacing
 from clusterctl.cluster.plan import Plan, plan_changes, reject, review
 from clusterctl.cluster.session import ClusterSession, Drift, Phase, PhaseRunner, write_inventory
-from clusterctl.cluster.slurm_upgrade import carried_over, upgrade_first, upgrade_then
+from clusterctl.cluster.slurm_upgrade import upgrade_first, upgrade_then
 from clusterctl.cluster.slurm_upgrade_plan import planned_upgrade, prepare_slurm
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import ansible, inventory_file
@@ -187,6 +186,8 @@ def bake_ahead(session: ClusterSession, approve: Callable[[tuple[str, ...]], Non
             session.phase(prepare_class, distribution, session.provider.class_groups)
         finally:
             if workspace.baking.exists() and workspace.spec.exists():  # without a spec nothing was made
+                from clusterctl.cluster.down import DownOptions, down_locked  # noqa: PLC0415 - only to bake
+
                 runner = PhaseRunner(workspace=workspace, reporter=session.reporter, phases=session.phases)
                 down_locked(runner, DownOptions(discard=True))
     return next(phase.note for phase in session.phases if phase.name == prepare_class.__name__)
@@ -285,8 +286,11 @@ def provision(
     recorded = inventory_if_known(workspace)
 
     def completed(inventory: Inventory) -> Inventory:
-        return carried_over(inventory, recorded).model_copy(
-            update={
+        # A provider knows nothing of upgrades.
+        upgraded = recorded.model_dump(include={"slurm", "pmix"}) if recorded else {}
+        return inventory.model_copy(
+            update=upgraded
+            | {
                 "usd_per_hour": plan.hosts.usd_per_hour,
                 "scheduler": spec.scheduler,
                 "job_user": spec.job_user.name,
