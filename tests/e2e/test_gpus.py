@@ -156,6 +156,11 @@ def _job(cluster: Cluster, job: str) -> str:
     return cluster.ssh(f"{cluster.name}-ctl", f"scontrol -o show job {job} | {told}").strip()
 
 
+def _put_in_a_third(cluster: Cluster) -> None:
+    cluster.ssh(_node(cluster), "sudo ln -sf /dev/null /dev/nvidia2")
+    _becomes(cluster, {"gpus": [*_two_t4()["gpus"], machines.gpu(2, "Tesla T4")]})
+
+
 def test_up_takes_up_a_card_that_was_put_in_while_a_job_elsewhere_goes_on(gpus: Cluster) -> None:
     """It sees at once, too, that the node is well again."""
     _log(gpus, machines.xid(79) + "\n")
@@ -163,8 +168,7 @@ def test_up_takes_up_a_card_that_was_put_in_while_a_job_elsewhere_goes_on(gpus: 
     started = "systemctl show slurmd --property=ExecMainStartTimestampMonotonic"
     other = f"{gpus.name}-parts-1"
     elsewhere, before = _sleeper(gpus, "--partition=parts", "--gpus=1"), gpus.ssh(other, started)
-    gpus.ssh(_node(gpus), "sudo ln -sf /dev/null /dev/nvidia2")
-    _becomes(gpus, {"gpus": [*_two_t4()["gpus"], machines.gpu(2, "Tesla T4")]})
+    _put_in_a_third(gpus)
     said = f"{_node(gpus)}: 1 card more: gres gpu:t4:3 (was gpu:t4:2)"
     plan = gpus("plan").stdout
     assert said in plan.replace("\n", " ")
@@ -181,7 +185,8 @@ def test_up_takes_up_a_card_that_was_put_in_while_a_job_elsewhere_goes_on(gpus: 
 
 @pytest.mark.sweep  # where a job is at work: tests/unit/cluster/test_converge_hardware.py
 def test_a_card_that_a_job_may_hold_is_not_taken_from_it(gpus: Cluster) -> None:
-    """As the test before has left it: three cards."""
+    _put_in_a_third(gpus)
+    gpus("up", "--yes")
     job = _sleeper(gpus, "--partition=train", "--gpus=3")
     _becomes(gpus, _two_t4())
     said = f"{_node(gpus)}: 1 card fewer: gres gpu:t4:2 (was gpu:t4:3)"

@@ -192,10 +192,10 @@ def attack(
 def test_each_verb_that_reads_tells_of_all_jobs(attack: Attack) -> None:
     cluster = attack.cluster
     with memory_bounded(attack.cluster):
-        jobs = cluster.json("jobs")["jobs"]
+        jobs = cluster.json("jobs", "--all")["jobs"]
         assert {job["job_id"] for job in jobs} >= attack.all
         assert {job["state"] for job in jobs if job["job_id"] in attack.all} == {"COMPLETED"}
-        shown = attack.on_terminal("jobs")
+        shown = attack.on_terminal("jobs", "--all")
         assert all(re.search(rf"^{job} ", SGR.sub("", shown), re.MULTILINE) for job in attack.all)
         attack.on_terminal("status")
         assert cluster.json("status")["ready"]
