@@ -26,6 +26,7 @@ from support.clusters import BIN, Cluster, raised
 from support.rounds import machine, measure
 
 from clusterctl.jobs.submit import submit
+from clusterctl.runs.page import REPORT_FILE
 from clusterctl.scheduler.session import session
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.inventory import applied_spec
@@ -160,7 +161,7 @@ def large(rounds: int, given: argparse.Namespace) -> None:
             rsync=lambda: rsync(cluster, remote, mirror),
         )
         (run,) = out.iterdir()
-        ours_only = sorted(SENT_FILES | ADDED_FILES)
+        ours_only = sorted({*SENT_FILES, *ADDED_FILES, REPORT_FILE})
         compared = ["diff", "-rq", *(f"--exclude={name}*" for name in ours_only), run, mirror]
         subprocess.run(compared, check=True)
         measured.notes.append(_shown(peak))

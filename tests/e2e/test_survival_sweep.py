@@ -23,11 +23,15 @@ from tests.support.victim import Ended, Victim
 # The workers of one run must agree on it: they collect the same tests.
 RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID")
 SEED = int(os.environ.get("SWEEP_SEED") or random.Random(RUN).randrange(10_000))  # noqa: S311
-SPEC = "version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n  - {{name: train, nodes: 2}}\n"
+SPEC = (
+    "version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n  - {{name: train, nodes: 2}}\n"
+    "users:\n  - {{name: hpc, uid: {uid}}}\n"
+)
 UP, DOWN = (
     ("plan_changes", "prepare_image", "prepare_class", "provision", "probe", "converge", "verify"),
     ("destroy",),
 )
+FIRST_UID = 10_000
 HOWS = ("kill", "kill-all", "int")
 # -1: it came before a signal could be heard.
 CODES = {"int": {130}, "hup": {129, -1}, "kill": {-9}, "kill-all": {-9}, "reboot": {-9}}
@@ -72,11 +76,17 @@ class Stage:
         self._before = look_as_root(self._machine)
         self._seconds: dict[str, float] = {}
         self._last = ""
+        self._uid = FIRST_UID
+        self._write_spec()
 
     def play(self, case: Case) -> None:
         """End a verb, then see that the next command converges."""
         if case.verb == "down":
             self.run("up")
+        if case.when == "prepare_class":  # no class is made of a cluster that is up, or was up before
+            self.run("down")
+            self._uid += 1
+            self._write_spec()
         ended = self._end(case)
         assert ended.code in {0, *CODES[case.how]}, ended
         assert ended.code != -1 or not ended.stderr, ended
@@ -97,6 +107,10 @@ class Stage:
             left = left_behind(self._before, lambda: look_as_root(self._machine))
             assert not left, "\n".join(left)
             assert [path for path in self.clusterctl.home.iterdir() if self._name in path.name] == []
+
+    def _write_spec(self) -> None:
+        spec = SPEC.format(name=self._name, uid=self._uid)
+        (self.clusterctl.cwd / "cluster.yaml").write_text(spec)
 
     def _end(self, case: Case) -> Ended:
         after = case.when if isinstance(case.when, str) else case.when * self._time(case.verb)
@@ -134,10 +148,8 @@ def words(verb: str) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def stage(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Stage]:
     """Its cluster is down in the end."""
-    path = clusterctl.cwd / "cluster.yaml"
-    path.write_text(SPEC.format(name=cluster_name))
     yield Stage(clusterctl, cluster_name)
-    clusterctl("-f", path, "down", "--yes", "--discard", rc=None)
+    clusterctl("-f", clusterctl.cwd / "cluster.yaml", "down", "--yes", "--discard", rc=None)
 
 
 @pytest.mark.sweep

@@ -125,7 +125,7 @@ def lent_image(folder: Path) -> tuple[Path, ...]:
 @contextmanager
 def booted(folder: Path, images: Iterable[Path]) -> Iterator[Host]:
     """A host with this checkout's clusterctl in it, and these folders of the image cache lent to it."""
-    wheel = wheel_of_checkout(folder)
+    wheel, root = wheel_of_checkout(folder), tree()  # which takes a minute where it is not there yet
     name = f"host-{secrets.token_hex(3)}"
     console = folder / "console.log"
     # In a control group of its own: where an earlier host left groups, its systemd may remove those that its
@@ -136,7 +136,7 @@ def booted(folder: Path, images: Iterable[Path]) -> Iterator[Host]:
         own_group = machine.enter_cgroup(name)
     argv = [*as_root(), *own_group, "setpriv", "--pdeathsig", "KILL", "--", "systemd-nspawn"]
     argv += ["--quiet", "--boot", "--register=no", "--keep-unit", "--volatile=overlay"]
-    argv += [f"--directory={tree()}"]
+    argv += [f"--directory={root}"]
     argv += [f"--machine={name}", f"--hostname={name}", "--private-network", "--capability=all"]
     argv += ["--system-call-filter=@known", "--resolv-conf=off", "--timezone=off", "--link-journal=no"]
     # An overlay's upper folder can't lie on an overlay, which its root is.

@@ -22,7 +22,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from clusterctl.errors import ProvisionError
+from clusterctl.errors import LockedError, ProvisionError
 from clusterctl.providers.local import layout, machine, system
 from clusterctl.providers.local.system import TOOL_ENV, run
 from clusterctl.spec.common import ADMIN_ID
@@ -121,12 +121,12 @@ def cached(key: str) -> bool:
 
 
 @contextmanager
-def cache_lock(verb: str, waiting: Callable[[str], None]) -> Iterator[None]:
-    """One builder at a time on this machine."""
+def cache_lock(verb: str, waiting: Callable[[str], None], *, wait_s: float = _BUILDS_S) -> Iterator[None]:
+    """One builder at a time on this machine; what a builder left that was killed is removed."""
     for folder in (layout.RUN, layout.CACHE):
         layout.make_private(folder)
     what = "the cache of node images"
-    with hold(layout.RUN / "cache.lock", verb, what=what, wait_s=_BUILDS_S, waiting=waiting):
+    with hold(layout.RUN / "cache.lock", verb, what=what, wait_s=wait_s, waiting=waiting):
         # Nobody else builds now: what there is was left by a builder that was killed.
         machine.stop([name for name in machine.running() if name.startswith(_BAKE)])
         machine.remove_cgroups(_BAKE)
@@ -134,6 +134,13 @@ def cache_lock(verb: str, waiting: Callable[[str], None]) -> Iterator[None]:
             system.erase(folder)
         system.erase_doomed(layout.CACHE)
         yield
+
+
+def remove_unfinished() -> None:
+    """Remove what a builder left that was killed, machines that run too; nothing while another one builds."""
+    if any(layout.CACHE.glob(".building-*")):
+        with suppress(LockedError), cache_lock("down", lambda _: None, wait_s=0):
+            pass
 
 
 def build_base(request: layout.BakeRequest, report: Callable[[str], None]) -> Path:

@@ -122,6 +122,16 @@ def test_one_whose_making_was_killed_is_none(cache: Path) -> None:
     assert (node_class.layer(CLASS) / "etc/conf").read_text() == "configured"
 
 
+def test_what_a_killed_builder_left_is_removed_unless_another_one_builds(cache: Path) -> None:
+    left = cache / ".building-class-0"
+    with image.cache_lock("up", print):
+        left.mkdir()
+        image.remove_unfinished()
+        assert left.exists()
+    image.remove_unfinished()
+    assert not left.exists()
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """A caller configures all that it is told of; the names that it was told, each time."""
