@@ -475,7 +475,7 @@ def test_what_a_killed_one_left_goes_with_the_next(
     if is_spec_written:
         ahead.append(KilledError())
         with monkeypatch.context() as patched:
-            patched.setattr(cluster_up, "down_locked", lambda *_: None)
+            patched.setattr(down, "down_locked", lambda *_: None)
             with pytest.raises(KilledError):
                 bake_ahead(session_of(spec_of(), workspace))
         assert not set(baked.cloud.resources().values()) <= NOT_BILLED
