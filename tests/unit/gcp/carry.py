@@ -28,7 +28,7 @@ def removing(api: Api, cluster_id: str, tell: Callable[[str], None]) -> Callable
 
 
 def main(folder: str, verb: str, cluster_id: str, *at: str) -> None:
-    place = Place(*at)
+    place = Place(*at, enables_apis=True)  # as that of terraformed.py
     terraform = Terraform(Path(folder), report, explain=explaining(place), names=names(place))
     remove = removing(Api(place.project), cluster_id, report)
     plan = terraform.plan(destroy=verb != "up")
