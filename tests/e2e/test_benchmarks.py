@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.sweep
+pytestmark = [pytest.mark.sweep, pytest.mark.timeout(3000)]
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -44,7 +44,7 @@ def test_a_round_of_each_prints_medians_and_ratios(
     benchmark: str, parts: tuple[str, ...], shown: tuple[str, ...]
 ) -> None:
     argv = [sys.executable, BENCHMARKS / benchmark, "--rounds", "1", *parts]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=800, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=2800, check=False)
     assert done.returncode == 0, done.stderr
     for words in shown:
         assert words in done.stdout
