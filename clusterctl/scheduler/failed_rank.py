@@ -70,14 +70,14 @@ def first_failed(
 ) -> Failed:
     """The rank that failed first, by what the launcher says in the log; else the end of the job itself.
 
-    Where Open MPI ended ranks since another one was gone, and the launcher says no more: the first of the
-    others, by the records of their ``ends``: seconds since 1970, exit code of the shell, host. ``ranks`` has
-    their own logs.
+    Where Open MPI ended ranks since another one was gone, or srun ended all before it named one, and the
+    launcher says no more: the first of the others, by the records of their ``ends``: seconds since 1970, exit
+    code of the shell, host. ``ranks`` has their own logs.
     """
     failed = _of_torchrun(log) or _of_mpi_abort(log) or _of_srun(log) or _of_mpirun(log) or _alone(job)
     own = None if failed.rank is None else ranks.get(failed.rank, "")
     by_another = own is None or failed.signal in _BY_LAUNCHER or _PEER_GONE.search(own)
-    if by_another and _PEER_GONE.search(log):
+    if by_another and (_PEER_GONE.search(log) or _named_before_the_end(log) == []):
         failed = _first_recorded(ranks, ends) or failed
     if failed.rank is not None and not failed.host and tasks_per_node:
         index = failed.rank // tasks_per_node
@@ -134,10 +134,18 @@ def _srun_says(log: str) -> list[Failed]:
     return found
 
 
+def _named_before_the_end(log: str) -> list[Failed] | None:
+    """The ranks that srun names before it ends the others; None if it ends none.
+
+    It names none where slurmstepd, whose PMIx server sees a rank go, has it end all.
+    """
+    end = _SRUN_ENDS.search(log)
+    return None if end is None else _srun_says(log[: end.start()])
+
+
 def _of_srun(log: str) -> Failed | None:
     """The first that srun names before it ends the others, else one that was not ended by it."""
-    end = _SRUN_ENDS.search(log)
-    if end is not None and (before := _srun_says(log[: end.start()])):
+    if before := _named_before_the_end(log):
         return before[0]
     said = _srun_says(log)
     by_itself = (one for one in said if one.signal not in _BY_LAUNCHER)

@@ -489,3 +489,19 @@ def test_a_rank_that_lost_another_is_not_the_first_that_failed(launcher: str, en
     assert diagnose(Evidence(job=JOB, log=launcher, ranks=ranks, ends=sooner)) == diagnose(
         Evidence(job=JOB, log=launcher, ranks=ranks)
     )
+
+
+@pytest.mark.parametrize(("end", "how"), [(139, "SIGSEGV"), (137, "SIGKILL")])
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_first_rank_is_known_where_srun_ended_all_before_it_named_one(
+    first: int, end: int, how: str
+) -> None:
+    """As slurmstepd has it do, whose PMIx server sees a rank go: the shell can't say how its program ended."""
+    killed = [f"srun: error: n{rank + 1}: task {rank}: Killed\n" for rank in (first, 1 - first)]
+    ended = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n" + "".join(killed)
+    ranks, ends = {0: "", 1: ""}, {1: f"5.0 {end} n2"}
+    found = diagnose(Evidence(job=JOB, log=ended, ranks=ranks, ends=ends))
+    assert (found.rank, found.host, found.signal) == (1, "n2", how)
+    assert diagnose(Evidence(job=JOB, log=ended, ranks=ranks)).rank == first
+    named = killed[0] + ended
+    assert diagnose(Evidence(job=JOB, log=named, ranks=ranks, ends=ends)).rank == first
