@@ -58,6 +58,9 @@ _TORCHRUN: Final = re.compile(
 _PEER_GONE: Final = re.compile(
     r"MPI communication peer process has unexpectedly disconnected|An error occurred in Socket closed"
 )
+_CAUGHT: Final = re.compile(
+    r"^\[(?P<host>[^\s:\]]+):\d[^\]]*\] (?:Caught signal |Signal: [A-Za-z ]+\()(?P<signal>\d+)", re.MULTILINE
+)
 
 
 def first_failed(
@@ -70,15 +73,15 @@ def first_failed(
 ) -> Failed:
     """The rank that failed first, by what the launcher says in the log; else the end of the job itself.
 
-    Where Open MPI ended ranks since another one was gone, or srun ended all before it named one, and the
-    launcher says no more: the first of the others, by the records of their ``ends``: seconds since 1970, exit
-    code of the shell, host. ``ranks`` has their own logs.
+    Where Open MPI or srun ended ranks since another one was gone, and the launcher says no more: the first of
+    the others, by the records of their ``ends``: seconds since 1970, exit code of the shell, host; or one
+    that caught a signal, by ``ranks``, which has their own logs.
     """
     failed = _of_torchrun(log) or _of_mpi_abort(log) or _of_srun(log) or _of_mpirun(log) or _alone(job)
     own = None if failed.rank is None else ranks.get(failed.rank, "")
     by_another = own is None or failed.signal in _BY_LAUNCHER or _PEER_GONE.search(own)
-    if by_another and (_PEER_GONE.search(log) or _named_before_the_end(log) == []):
-        failed = _first_recorded(ranks, ends) or failed
+    if by_another and (_PEER_GONE.search(log) or _SRUN_ENDS.search(log)):
+        failed = _first_recorded(ranks, ends) or _that_caught_a_signal(ranks) or failed
     if failed.rank is not None and not failed.host and tasks_per_node:
         index = failed.rank // tasks_per_node
         failed = replace(failed, host=job.nodes[index] if index < len(job.nodes) else "")
@@ -95,6 +98,12 @@ def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str]) -> Failed
             if not _PEER_GONE.search(ranks.get(rank, "")):
                 found.append((float(when.replace(",", ".")), _ended(int(code), rank=rank, host=host)))
     return min(found, key=lambda one: (one[1].exit_code == _LOST_PEER, one[0]), default=(0.0, None))[1]
+
+
+def _that_caught_a_signal(ranks: Mapping[int, str]) -> Failed | None:
+    """A rank whose own log has what Open MPI or UCX writes of a signal that ends it."""
+    caught = ((rank, match) for rank, log in ranks.items() if (match := _CAUGHT.search(log)))
+    return next((_ended(-int(m["signal"]), rank=rank, host=m["host"]) for rank, m in caught), None)
 
 
 def _ended(code: int, **fields: Any) -> Failed:
@@ -134,18 +143,10 @@ def _srun_says(log: str) -> list[Failed]:
     return found
 
 
-def _named_before_the_end(log: str) -> list[Failed] | None:
-    """The ranks that srun names before it ends the others; None if it ends none.
-
-    It names none where slurmstepd, whose PMIx server sees a rank go, has it end all.
-    """
-    end = _SRUN_ENDS.search(log)
-    return None if end is None else _srun_says(log[: end.start()])
-
-
 def _of_srun(log: str) -> Failed | None:
     """The first that srun names before it ends the others, else one that was not ended by it."""
-    if before := _named_before_the_end(log):
+    end = _SRUN_ENDS.search(log)
+    if end is not None and (before := _srun_says(log[: end.start()])):
         return before[0]
     said = _srun_says(log)
     by_itself = (one for one in said if one.signal not in _BY_LAUNCHER)

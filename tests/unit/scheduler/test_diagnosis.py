@@ -493,9 +493,7 @@ def test_a_rank_that_lost_another_is_not_the_first_that_failed(launcher: str, en
 
 @pytest.mark.parametrize(("end", "how"), [(139, "SIGSEGV"), (137, "SIGKILL")])
 @pytest.mark.parametrize("first", [0, 1])
-def test_the_first_rank_is_known_where_srun_ended_all_before_it_named_one(
-    first: int, end: int, how: str
-) -> None:
+def test_the_first_rank_is_known_where_srun_killed_all(first: int, end: int, how: str) -> None:
     """As slurmstepd has it do, whose PMIx server sees a rank go: the shell can't say how its program ended."""
     killed = [f"srun: error: n{rank + 1}: task {rank}: Killed\n" for rank in (first, 1 - first)]
     ended = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n" + "".join(killed)
@@ -503,5 +501,8 @@ def test_the_first_rank_is_known_where_srun_ended_all_before_it_named_one(
     found = diagnose(Evidence(job=JOB, log=ended, ranks=ranks, ends=ends))
     assert (found.rank, found.host, found.signal) == (1, "n2", how)
     assert diagnose(Evidence(job=JOB, log=ended, ranks=ranks)).rank == first
-    named = killed[0] + ended
-    assert diagnose(Evidence(job=JOB, log=named, ranks=ranks, ends=ends)).rank == first
+    for says in ("[n2:31  :0:310] Caught signal 7 (Bus error)", "[n2:00379] Signal: Bus error (7)"):
+        unrecorded = diagnose(Evidence(job=JOB, log=ended, ranks=ranks | {1: f"{says}\n"}))
+        assert (unrecorded.rank, unrecorded.host, unrecorded.signal) == (1, "n2", "SIGBUS")
+    named = diagnose(Evidence(job=JOB, log=killed[0] + ended, ranks=ranks, ends={1: "5.0 7 n2"}))
+    assert (named.rank, named.exit_code) == (1, 7), "one that is killed has not failed first"
