@@ -336,7 +336,6 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
     """Remove everything of a cluster; done twice it does nothing the second time."""
     asked = layout.ClusterQuery.model_validate(request)
     cluster_id = asked.id
-    image.remove_unfinished()
     with state_lock("down", waiting):
         machine.stop(_machines_of(cluster_id, machine.alive()))
         machine.end_rooted(layout.cluster_dir(cluster_id))
@@ -350,6 +349,7 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
         if not image.states():
             system.restore_kernel_settings()
             system.remove_netns_folder()
+    image.remove_unfinished()
     return {}
 
 
