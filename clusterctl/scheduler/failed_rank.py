@@ -53,8 +53,6 @@ _TORCHRUN: Final = re.compile(
     r" +rank +: (?P<rank>\d+) .*\n +exitcode +: (?P<code>-?\d+)",
     re.MULTILINE,
 )
-
-
 _PEER_GONE: Final = re.compile(
     r"MPI communication peer process has unexpectedly disconnected|An error occurred in Socket closed"
 )
