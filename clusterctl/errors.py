@@ -28,16 +28,30 @@ class Failure:
     retryable: bool = False
 
 
+class Notice(str):
+    """A note or warning for the user, with the stable code that docs/errors.md lists it under."""
+
+    __slots__ = ("code",)
+    code: str
+
+    def __new__(cls, code: str, text: str) -> Self:
+        notice = super().__new__(cls, text)
+        notice.code = code
+        return notice
+
+
 class ClusterctlError(Exception):
     """Base of all expected errors.
 
+    ``code`` is stable and names the condition, such as ``subnet-in-use``: docs/errors.md lists all codes.
+    A class that means one condition has it as an attribute; for any other class it is an argument.
     ``what`` happened, ``where`` (file, host, phase), ``why`` (the cause as the lower tool said it),
     ``fix`` (what to do now). ``failures`` carries one entry a host when several failed together.
     ``had_side_effects``: repeating the command would do something a second time, so it is not retryable.
     ``answer`` is what `-o json` shows besides the failures.
     """
 
-    code: ClassVar[str] = "error"
+    code: str = "error"
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
     had_side_effects = False
@@ -47,6 +61,7 @@ class ClusterctlError(Exception):
         self,
         what: str,
         *,
+        code: str = "",
         where: str = "",
         why: str = "",
         fix: str = "",
@@ -55,6 +70,7 @@ class ClusterctlError(Exception):
         failures: tuple[Failure, ...] = (),
     ) -> None:
         super().__init__(what)
+        self.code = code or self.code
         self.what = what
         self.where = where
         self.why = why
@@ -64,7 +80,9 @@ class ClusterctlError(Exception):
         self._failures = failures
 
     @classmethod
-    def of_hosts(cls, what: str, failures: Iterable[Failure], *, fix: str = "", then: str = "") -> Self:
+    def of_hosts(
+        cls, what: str, failures: Iterable[Failure], *, code: str = "", fix: str = "", then: str = ""
+    ) -> Self:
         """One error of several hosts: their names replace ``{hosts}`` in ``what``, and each cause has a line.
 
         ``fix`` replaces the failures' own, ``then`` is said after them.
@@ -74,6 +92,7 @@ class ClusterctlError(Exception):
         fixes = dict.fromkeys([*([fix] if fix else [failure.fix for failure in failures]), then])
         return cls(
             what.replace("{hosts}", hosts),
+            code=code,
             why="\n".join(f"{failure.host}: {failure.cause}" for failure in failures),
             fix="\n".join(filter(None, fixes)),
             failures=failures,
@@ -131,6 +150,7 @@ class Problem:
     key: str
     message: str
     hint: str = ""
+    code: str = "spec"
 
     def __str__(self) -> str:
         text = f"{self.file}:{self.line}:{self.column}: {self.key}: {self.message}"
@@ -150,7 +170,7 @@ class SpecError(UsageError):
     @property
     def failures(self) -> tuple[Failure, ...]:
         return tuple(
-            Failure(self.code, f"{p.file}:{p.line}:{p.column}: {p.key}: {p.message}", fix=p.hint)
+            Failure(p.code, f"{p.file}:{p.line}:{p.column}: {p.key}: {p.message}", fix=p.hint)
             for p in self.problems
         )
 
@@ -282,9 +302,17 @@ class CommandError(TransportError):
     code = "command"
 
     def __init__(
-        self, what: str, *, rc: int, stderr: str = "", where: str = "", fix: str = "", host: str | None = None
+        self,
+        what: str,
+        *,
+        rc: int,
+        code: str = "",
+        stderr: str = "",
+        where: str = "",
+        fix: str = "",
+        host: str | None = None,
     ) -> None:
-        super().__init__(what, where=where, why=stderr.strip()[-2000:], fix=fix, host=host)
+        super().__init__(what, code=code, where=where, why=stderr.strip()[-2000:], fix=fix, host=host)
         self.rc = rc
         self.stderr = stderr
 

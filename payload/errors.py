@@ -24,9 +24,16 @@ ENDED = 128 + 15
 
 
 class PayloadError(Exception):
-    """Raised on every rank alike (see ``comm.base.on_all_ranks``): all end with the same exit code."""
+    """Raised on every rank alike (see ``comm.base.on_all_ranks``): all end with the same exit code.
+
+    ``code`` is stable and names the condition, such as ``checkpoint-damaged``: see docs/errors.md.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str, *, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class UsageError(PayloadError):
@@ -43,6 +50,10 @@ class LaunchError(PayloadError):
 
 class RankError(Exception):
     """Raised on one rank alone, between two that it shares with others: ends all of them."""
+
+    def __init__(self, message: str, *, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 _BEYOND = ("Maximum allowed ", "array is too big", "Python int too large")

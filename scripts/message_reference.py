@@ -1,0 +1,279 @@
+"""Writes docs/errors.md: every code with its messages. `--uncoded` lists the places that have no code.
+
+The source is parsed, not run. A code is the argument ``code="…"`` of a call, the literal code of a
+``Finding`` or a ``Notice``, or that of a class of errors that means one condition. Causes of failed jobs and
+refusals of Google have theirs in data files.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+PAGE: Final = ROOT / "docs" / "errors.md"
+CAUSES: Final = ROOT / "clusterctl" / "scheduler" / "data" / "causes.toml"
+DIAGNOSES: Final = ROOT / "clusterctl" / "providers" / "gcp" / "data" / "diagnoses.yaml"
+# Positions among the arguments: of the code, of what is wrong, why, and what to do about it.
+POSITIONS: Final = {
+    "Finding": (2, 3, 4, 5),
+    "Failure": (0, 1, None, 4),
+    "Notice": (0, 1, None, None),
+    "PydanticCustomError": (0, 1, None, None),
+}
+# Classes of errors for many conditions: each place that makes one gives a code.
+BROAD: Final = frozenset(
+    "ClusterctlError UsageError NotUpError BundleError MachineError ProvisionError CloudError TransportError "
+    "CommandError ConfigureError SchedulerError SlurmError VerifyError CollectError TransferError "
+    "PayloadError RankError".split()
+)
+CODE: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+LINE, BAR = "<br>", "\\|"  # a new line and a bar in a cell of a table
+GAP: Final = "…"  # stands for a value that is filled in
+# Texts of one expression that has alternatives, and names that stand for names.
+_MOST: Final = 6
+_DEEPEST: Final = 2
+HEAD: Final = """\
+# Errors and notes
+
+<!-- Written by scripts/message_reference.py from the source: `make reference`. -->
+
+Every error, finding, refusal and note of clusterctl and of its training program has a code. It is the `code`
+of each entry of `failures` under `-o json`, and stays the same when the wording changes. In this page `…`
+stands for a value, and so does a word in braces.
+"""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One place that reports a condition, with its texts. ``kind`` is the class that carries the code."""
+
+    code: str
+    kind: str
+    place: str
+    whats: tuple[str, ...]
+    whys: tuple[str, ...] = ()
+    fixes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Module:
+    """A parsed module: the literals that its names can stand for, by function."""
+
+    path: Path
+    tree: ast.Module
+    parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for node in ast.walk(self.tree):
+            for child in ast.iter_child_nodes(node):
+                self.parents[child] = node
+
+    def place(self, node: ast.expr) -> str:
+        return f"{self.path.relative_to(ROOT)}:{node.lineno}"
+
+    def texts(self, node: ast.expr | None, depth: int = 0) -> tuple[str, ...]:
+        """Return the texts that an expression can be, with a gap for each value that is filled in."""
+        found: Iterable[str] = ()
+        match node:
+            case ast.Constant(value=str(text)):
+                found = [text]
+            case ast.JoinedStr(values=parts):
+                found = self._joined(parts, depth)
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                found = self._joined((left, right), depth)
+            case ast.FormattedValue(value=ast.Name() as name):
+                found = self.texts(name, depth)
+            case ast.IfExp(body=first, orelse=second) | ast.BoolOp(values=[first, *_, second]):
+                found = [*self.texts(first, depth), *self.texts(second, depth)]
+            case ast.Name(id=name) if depth < _DEEPEST:
+                found = (text for value in self._values(node, name) for text in self.texts(value, depth + 1))
+        return tuple(itertools.islice(dict.fromkeys(found), _MOST)) or (GAP,)
+
+    def _joined(self, parts: Iterable[ast.expr], depth: int) -> tuple[str, ...]:
+        several = itertools.product(*(self.texts(part, depth) for part in parts))
+        return tuple("".join(some) for some in itertools.islice(several, _MOST))
+
+    def _values(self, node: ast.AST, name: str) -> Iterator[ast.expr]:
+        """Yield what is assigned to a name in the function around a node, else in the module."""
+        scope = node
+        while (scope := self.parents.get(scope, self.tree)) is not self.tree:
+            if isinstance(scope, ast.FunctionDef):
+                values = self._reaching(list(_assigned(scope, name)), node)
+                if values or name in {arg.arg for arg in (*scope.args.args, *scope.args.kwonlyargs)}:
+                    yield from values
+                    return
+        yield from _assigned(self.tree, name)
+
+    def _reaching(self, values: list[ast.expr], node: ast.AST) -> list[ast.expr]:
+        """Return which of the assigned values can stand at a node: the last, and those of other branches."""
+        above = set(self._statements_above(node))
+        reaching = []
+        for value in reversed([value for value in values if value.lineno <= getattr(node, "lineno", 0)]):
+            reaching.append(value)
+            if next(self._statements_above(value)) in above:
+                break
+        return reaching[::-1]
+
+    def _statements_above(self, node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+        """Yield the blocks around a node, from the inside: a statement and the name of its list."""
+        while node is not self.tree:
+            parent = self.parents[node]
+            for name in ("body", "orelse", "finalbody", "handlers"):
+                block = getattr(parent, name, None)
+                if isinstance(block, list) and node in block:
+                    yield parent, name
+            node = parent
+
+
+def _assigned(scope: ast.AST, name: str) -> Iterator[ast.expr]:
+    """Yield the expressions that a function or a module assigns to a name."""
+    nodes = ast.walk(scope) if isinstance(scope, ast.FunctionDef) else ast.iter_child_nodes(scope)
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=target)], value=value) if target == name:
+                yield value
+            case ast.AnnAssign(target=ast.Name(id=target), value=ast.expr() as value) if target == name:
+                yield value
+            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+                pairs = zip(targets, values, strict=False)
+                yield from (
+                    value for target, value in pairs if isinstance(target, ast.Name) and target.id == name
+                )
+
+
+def _called(call: ast.Call) -> str:
+    """Return the name of the class that a call makes, also by ``of_hosts``."""
+    match call.func:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=ast.Name(id=name), attr="of_hosts"):
+            return name
+        case ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+def modules() -> Iterator[_Module]:
+    """Parse every module of the package and of the payload."""
+    for folder in ("clusterctl", "payload"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield _Module(path, ast.parse(path.read_text(encoding="utf-8")))
+
+
+def classes_with_codes(every: Iterable[_Module]) -> Mapping[str, str]:
+    """Return the code of each class of errors that means one condition."""
+    found = {}
+    for module in every:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and node.name not in BROAD:
+                for value in _assigned(ast.Module(node.body, []), "code"):
+                    if isinstance(value, ast.Constant):
+                        found[node.name] = str(value.value)
+    return found
+
+
+def messages() -> tuple[list[Message], list[str]]:
+    """Return all messages with a code, and the places that report something without one."""
+    every = list(modules())
+    own = classes_with_codes(every)
+    found, uncoded = list(_from_data()), []
+    for module in every:
+        calls = (node for node in ast.walk(module.tree) if isinstance(node, ast.Call))
+        for call in sorted(calls, key=lambda call: call.lineno):
+            kind = _called(call)
+            given = {keyword.arg: keyword.value for keyword in call.keywords}
+            if not (kind.endswith("Error") or kind in POSITIONS):
+                continue
+            codes, what, why, fix = _parts(module, call, kind, given)
+            if not codes and kind in own:
+                codes = (own[kind],)
+            found += [
+                Message(code, kind, module.place(call), *(_texts(module, part) for part in (what, why, fix)))
+                for code in codes
+            ]
+            if not codes and kind in BROAD and not _is_relayed(given):
+                uncoded.append(f"{module.place(call)}: {kind}")
+    return found, uncoded
+
+
+def _is_relayed(given: Mapping[str | None, ast.expr]) -> bool:
+    """Return whether a code is passed on that another place has chosen."""
+    return "code" in given or None in given
+
+
+def _parts(
+    module: _Module, call: ast.Call, kind: str, given: Mapping[str | None, ast.expr]
+) -> tuple[tuple[str, ...], ast.expr | None, ast.expr | None, ast.expr | None]:
+    """Return the codes, the message, its cause and the remedy of a call; no codes if it reports nothing."""
+    at_code, at_what, at_why, at_fix = POSITIONS.get(kind, (None, 0, None, None))
+
+    def argument(position: int | None, *names: str) -> ast.expr | None:
+        if position is not None and position < len(call.args):
+            return call.args[position]
+        return next((given[name] for name in names if name in given), None)
+
+    codes = tuple(c for c in module.texts(argument(at_code, "code")) if CODE.fullmatch(c))
+    what = argument(at_what, "what", "message", "cause", "text")
+    return codes, what, argument(at_why, "why"), argument(at_fix, "fix", "hint")
+
+
+def _texts(module: _Module, node: ast.expr | None) -> tuple[str, ...]:
+    """Return the texts of an argument; none if it is only a value."""
+    return tuple(text for text in module.texts(node) if text.strip(GAP))
+
+
+def _from_data() -> Iterator[Message]:
+    """Yield the causes of failed jobs and the refusals of Google, which are data."""
+    for cause in tomllib.loads(CAUSES.read_text(encoding="utf-8"))["causes"]:
+        fixes = (cause["fix"],) if "fix" in cause else ()
+        yield Message(cause["code"], "cause of a job", CAUSES.name, (cause["cause"],), (), fixes)
+    for rule in yaml.safe_load(DIAGNOSES.read_text(encoding="utf-8")):
+        yield Message(rule["code"], "refusal", DIAGNOSES.name, (rule["cause"],), (), (rule["fix"],))
+
+
+def page() -> str:
+    """Return the text of docs/errors.md."""
+    by_code: dict[str, list[Message]] = defaultdict(list)
+    for message in messages()[0]:
+        by_code[message.code].append(message)
+    lines = [HEAD, "| code | message | cause | what to do |", "|---|---|---|---|"]
+    for code, several in sorted(by_code.items()):
+        columns = ([getattr(one, name) for one in several] for name in ("whats", "whys", "fixes"))
+        lines.append(f"| `{code}` | {' | '.join(map(_cell, columns))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(texts: Iterable[Iterable[str]]) -> str:
+    """Return different texts as one cell of a table, each on a line."""
+    distinct = dict.fromkeys(" ".join(text.split()) for text in itertools.chain.from_iterable(texts))
+    return LINE.join(distinct).replace("|", BAR)
+
+
+def printed_texts() -> Mapping[str, tuple[str, ...]]:
+    """Return for each code the messages that stand in docs/errors.md."""
+    rows = re.findall(r"^\| `(\S+)` \| (.*?) \| ", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return {code: tuple(cell.replace(BAR, "|").split(LINE)) for code, cell in rows}
+
+
+def main() -> int:
+    if "--uncoded" in sys.argv:
+        uncoded = messages()[1]
+        print("\n".join([*uncoded, f"{len(uncoded)} places without a code"]))
+        return 1 if uncoded else 0
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Errors and notes by their codes: tests assert these, and docs/errors.md alone holds the wording.
+
+with refused("subnet-in-use", where="provider.subnet"): ...      # an error of ours, with its fields
+assert codes(ran) == ["job-unknown"]                             # `-o json`
+assert shows(ran.stderr, "job-unknown")                          # as a person reads it
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import ClusterctlError
+from payload.errors import PayloadError, RankError
+from scripts import message_reference
+from tests.support.verbs import Ran
+
+
+@contextmanager
+def refused(
+    code: str, kind: type[ClusterctlError | PayloadError | RankError] = ClusterctlError, **fields: object
+) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """Expect an error with this code; ``fields`` are attributes that it has. The body gets pytest's `caught`.
+
+    kind: the class of the error.
+    """
+    with pytest.raises(kind) as caught:
+        yield caught
+    error: Any = caught.value
+    assert code in codes_of(error), f"{codes_of(error)}: {error}"
+    assert {name: getattr(error, name) for name in fields} == fields
+
+
+def codes_of(error: ClusterctlError | PayloadError | RankError) -> list[str]:
+    """Return the code of an error, then those of the failures behind it."""
+    failures = error.failures if isinstance(error, ClusterctlError) else ()
+    return list(dict.fromkeys([error.code, *(failure.code for failure in failures)]))
+
+
+def codes(ran: Ran) -> list[str]:
+    """Return the codes of the failures in an answer of `-o json`."""
+    return [failure["code"] for failure in ran.json["failures"]]
+
+
+def shows(text: str, code: str) -> bool:
+    """Return whether a text for a person has the message of a code in it, with any values filled in.
+
+    Raises:
+        AssertionError: docs/errors.md has no message of this code (`make reference` writes it).
+    """
+    patterns = _patterns().get(code)
+    assert patterns, f"docs/errors.md has no message of {code}"
+    return any(pattern.search(" ".join(text.split())) for pattern in patterns)
+
+
+@cache
+def _patterns() -> Mapping[str, list[re.Pattern[str]]]:
+    """Return for each code what its messages look like; a message of values alone is left out."""
+    return {
+        code: [_pattern(text) for text in texts if re.search("[A-Za-z]{3}", text)]
+        for code, texts in message_reference.printed_texts().items()
+    }
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    literals = re.split(rf"{message_reference.GAP}|\{{[^}}]*\}}", text)
+    return re.compile(".*?".join(map(re.escape, literals)))

@@ -1,0 +1,49 @@
+"""Every error, finding and note has a code, and docs/errors.md lists them as they are now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts import message_reference
+from tests.support.messages import shows
+
+
+def test_page_lists_every_code_as_it_is_now() -> None:
+    assert message_reference.PAGE.read_text() == message_reference.page(), "run `make reference`"
+
+
+SOURCE = """
+from clusterctl.errors import Notice, UsageError, StalePlanError
+
+def check(job: str, late: bool) -> None:
+    why = "first words"
+    if late:
+        why = f"{job} is late"
+    if job:
+        raise UsageError(f"job {job!r} is unknown", code="job-unknown", why=why, fix="name " + "another")
+    raise StalePlanError("nothing fits")
+
+def other() -> None:
+    raise UsageError("no code here")
+"""
+
+
+def test_messages_are_read_from_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "clusterctl").mkdir()
+    (tmp_path / "clusterctl" / "module.py").write_text(
+        SOURCE + "class StalePlanError(Exception):\n    code = 'stale-plan'\n"
+    )
+    monkeypatch.setattr(message_reference, "ROOT", tmp_path)
+    found, uncoded = message_reference.messages()
+    unknown, stale = [one for one in found if one.place.startswith("clusterctl/module.py")]
+    assert (unknown.code, unknown.whats) == ("job-unknown", ("job … is unknown",))
+    assert (unknown.whys, unknown.fixes) == (("first words", "… is late"), ("name another",))
+    assert (stale.code, stale.whats) == ("stale-plan", ("nothing fits",))
+    assert uncoded == ["clusterctl/module.py:13: UsageError"]
+
+
+def test_shows_takes_any_value_for_a_gap() -> None:
+    assert shows("error: job 7 (train) runs already: ada has it since 9:00 …", "busy")
+    assert not shows("error: job 7 (train) runs", "busy")
