@@ -40,6 +40,14 @@ class Notice(str):
         return notice
 
 
+class BadValueError(ValueError):
+    """A text or a value of a spec, a job file or a flag means nothing, or is out of range."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class ClusterctlError(Exception):
     """Base of all expected errors.
 
@@ -148,9 +156,9 @@ class Problem:
     line: int
     column: int
     key: str
+    code: str
     message: str
     hint: str = ""
-    code: str = "spec"
 
     def __str__(self) -> str:
         text = f"{self.file}:{self.line}:{self.column}: {self.key}: {self.message}"

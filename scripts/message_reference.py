@@ -29,7 +29,9 @@ POSITIONS: Final = {
     "Finding": (2, 3, 4, 5),
     "Failure": (0, 1, None, 4),
     "Notice": (0, 1, None, None),
-    "PydanticCustomError": (0, 1, None, None),
+    "BadValueError": (0, 1, None, None),
+    "Fault": (0, 2, None, 3),
+    "Problem": (4, 5, None, 6),
 }
 # Classes of errors for many conditions: each place that makes one gives a code.
 BROAD: Final = frozenset(

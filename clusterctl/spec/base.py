@@ -27,6 +27,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core_schema
 
+from clusterctl.errors import BadValueError, Notice
 from clusterctl.spec.names import DATA
 from clusterctl.spec.units import (
     DURATION_PATTERN,
@@ -50,6 +51,7 @@ INCONSISTENT: Final = "inconsistent"
 class Fault:
     """What is wrong: at ``loc``, on its key rather than on its value where ``at_key``."""
 
+    code: str
     loc: Loc
     message: str
     hint: str = ""
@@ -74,41 +76,43 @@ def dotted(loc: Loc) -> str:
     return text.removeprefix(".")
 
 
-_TEXTS: Final[Mapping[str, str]] = {
-    "missing": "{name} is missing",
-    "extra_forbidden": "unknown key {name}",
-    "string_type": "{name} must be text, not {shown}",
-    "path_type": "{name} must be text, not {shown}",
-    "string_unicode": "{name} must be text in UTF-8",
-    "pattern": "{name} must be {asks_for}, not {shown}",
-    "greater_than_equal": "{name} must be at least {ge}, not {shown}",
-    "less_than_equal": "{name} must be at most {le}, not {shown}",
-    "literal_error": "{name} must be {expected}, not {shown}",
-    "enum": "{name} must be {expected}, not {shown}",
-    "too_short": "{name} needs at least {min_length} entry",
-    "bool_type": "{name} must be true or false, not {shown}",
-    "int": "{name} must be a whole number, not {shown}",
-    "float_type": "{name} must be a number, not {shown}",
-    "finite_number": "{name} must be a number, not {shown}",
-    "dict_type": "{name} must be a mapping of keys, not {shown}",
-    "model_attributes_type": "{name} must be a mapping of keys, not {shown}",
-    "tuple_type": "{name} must be a list, not {shown}",
-    "model_type": "{name} must be a mapping of keys, not {shown}",
-    "ip_v4_network": "{name} must be a network such as 10.77.0.0/24, not {shown}",
-    "value_error": "{error}",
+_TEXTS: Final[Mapping[str, Notice]] = {
+    "missing": Notice("missing-key", "{name} is missing"),
+    "extra_forbidden": Notice("unknown-key", "unknown key {name}"),
+    "string_type": Notice("wrong-type", "{name} must be text, not {shown}"),
+    "path_type": Notice("wrong-type", "{name} must be text, not {shown}"),
+    "string_unicode": Notice("not-utf8", "{name} must be text in UTF-8"),
+    "pattern": Notice("bad-format", "{name} must be {asks_for}, not {shown}"),
+    "greater_than_equal": Notice("out-of-range", "{name} must be at least {ge}, not {shown}"),
+    "less_than_equal": Notice("out-of-range", "{name} must be at most {le}, not {shown}"),
+    "literal_error": Notice("unknown-value", "{name} must be {expected}, not {shown}"),
+    "enum": Notice("unknown-value", "{name} must be {expected}, not {shown}"),
+    "too_short": Notice("list-empty", "{name} needs at least {min_length} entry"),
+    "bool_type": Notice("wrong-type", "{name} must be true or false, not {shown}"),
+    "int": Notice("wrong-type", "{name} must be a whole number, not {shown}"),
+    "float_type": Notice("wrong-type", "{name} must be a number, not {shown}"),
+    "finite_number": Notice("wrong-type", "{name} must be a number, not {shown}"),
+    "dict_type": Notice("wrong-type", "{name} must be a mapping of keys, not {shown}"),
+    "model_attributes_type": Notice("wrong-type", "{name} must be a mapping of keys, not {shown}"),
+    "tuple_type": Notice("wrong-type", "{name} must be a list, not {shown}"),
+    "model_type": Notice("wrong-type", "{name} must be a mapping of keys, not {shown}"),
+    "ip_v4_network": Notice("not-a-network", "{name} must be a network such as 10.77.0.0/24, not {shown}"),
+    "value_error": Notice("bad-value", "{error}"),
 }
+_ANY_OTHER: Final = Notice("bad-value", "{name} can't be {shown}")
 
 
-def explain(kind: str, context: Mapping[str, object], name: str, value: str) -> str:
-    """A pydantic error in plain words.
+def explain(kind: str, context: Mapping[str, object], name: str, value: str) -> Notice:
+    """A pydantic error in plain words, with its code.
 
     ``kind`` and ``context`` are the error's ``type`` and ``ctx``; ``name`` is what the user calls the field,
     ``value`` what stands there, as ``shown``.
     """
-    template = _TEXTS.get("int" if kind.startswith("int_") else kind, "{name} can't be {shown}")
+    template = _TEXTS.get("int" if kind.startswith("int_") else kind, _ANY_OTHER)
     expected = str(context.get("expected", "")).replace("'", "")  # pydantic quotes what may stand there
     plain = {key: f"{word:g}" if isinstance(word, float) else word for key, word in context.items()}
-    return template.format(**{**plain, "expected": expected, "name": name, "shown": value})
+    code = getattr(context.get("error"), "code", template.code)
+    return Notice(code, template.format(**{**plain, "expected": expected, "name": name, "shown": value}))
 
 
 def either(words: Iterable[object]) -> str:
@@ -246,13 +250,13 @@ def folder_of(info: ValidationInfo) -> Path:
 
 def _located(path: Path, info: ValidationInfo) -> Path:
     if not path.name:
-        raise ValueError("the name of a file is missing here")
+        raise BadValueError("file-name-missing", "the name of a file is missing here")
     return folder_of(info) / path
 
 
 def _expanded(text: str, info: ValidationInfo) -> str:
     if not text.strip():
-        raise ValueError("the name of a file is missing here")
+        raise BadValueError("file-name-missing", "the name of a file is missing here")
     return str(folder_of(info) / os.path.expanduser(text))  # noqa: PTH111 - it never raises
 
 

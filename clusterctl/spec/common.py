@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from clusterctl.errors import BadValueError
 from clusterctl.spec.base import (
     PATTERNS,
     UNKNOWN,
@@ -64,16 +65,16 @@ _SLURM_LINE = r'^[A-Za-z0-9_.]+ *= *("[^"#\\]*"|[^ "#\\]+)$'
 def _slurm_line(line: str) -> str:
     key = line.partition("=")[0].strip()
     if not line.isprintable() or re.search(_SLURM_LINE, line) is None:
-        raise ValueError(f"{shown(line)} is not one Key=value line of slurm.conf")
+        raise BadValueError("not-a-setting", f"{shown(line)} is not one Key=value line of slurm.conf")
     if key.lower() in OWNED_SLURM_KEYS:
-        raise ValueError(f"{key} is rendered by clusterctl and can't be set here")
+        raise BadValueError("setting-reserved", f"{key} is rendered by clusterctl and can't be set here")
     return line
 
 
 def _other_than(reserved: Collection[str], what: str) -> AfterValidator:
     def check(name: str) -> str:
         if name in reserved:
-            raise ValueError(f"{name!r} is {what}")
+            raise BadValueError("name-reserved", f"{name!r} is {what}")
         return name
 
     return AfterValidator(check)
@@ -132,10 +133,13 @@ class Nvidia(Model):
     @model_validator(mode="after")
     def _of_a_driver(self) -> Self:
         if self.branch and self.driver == "present":
-            raise ValueError("a branch is of a driver that is to be installed: write driver: open, too")
+            raise BadValueError(
+                "driver-branch", "a branch is of a driver that is to be installed: write driver: open, too"
+            )
         if self.driver == "proprietary" and int(self.branch or 0) >= _OPEN_ALONE:
-            raise ValueError(
-                f"from branch {_OPEN_ALONE} on there is no proprietary driver: write driver: open"
+            raise BadValueError(
+                "driver-branch",
+                f"from branch {_OPEN_ALONE} on there is no proprietary driver: write driver: open",
             )
         return self
 
@@ -184,7 +188,9 @@ class Health(Model):
     @classmethod
     def _time_between(cls, value: int) -> int:
         if value < _LEAST_INTERVAL_S:
-            raise ValueError(f"{format_duration(_LEAST_INTERVAL_S)} is the least between two checks")
+            raise BadValueError(
+                "interval-too-short", f"{format_duration(_LEAST_INTERVAL_S)} is the least between two checks"
+            )
         return value
 
 
@@ -311,7 +317,7 @@ class Partition(Model):
         is_disk = info.field_name == "disk"
         what, least = ("a node's disk", LEAST_DISK_MIB) if is_disk else ("a node", LEAST_MEMORY_MIB)
         if value is not None and value < least:
-            raise ValueError(f"{what} needs at least {format_size(least)}")
+            raise BadValueError("size-too-small", f"{what} needs at least {format_size(least)}")
         return value
 
 
@@ -493,4 +499,4 @@ class Cluster(Model):
             for at, one in places:
                 said = getattr(one, name, UNKNOWN)
                 if said is not UNKNOWN and said != type(one).model_fields[name].default:
-                    yield Fault((*at, name), message, fix, at_key=True)
+                    yield Fault("not-here", (*at, name), message, fix, at_key=True)

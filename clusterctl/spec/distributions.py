@@ -86,14 +86,16 @@ def common(hosts: Mapping[str, str]) -> Distribution:
         first, *others = found.items()
         failures = [_differs(host, has, first) for host, has in others if has != first[1]]
     if failures:
-        raise ProvisionError.of_hosts("{hosts} can't be part of this cluster", failures)
+        raise ProvisionError.of_hosts(
+            "{hosts} can't be part of this cluster", failures, code="distribution-unfit"
+        )
     return first[1]
 
 
 def _differs(host: str, has: Distribution, first: tuple[str, Distribution]) -> Failure:
     cause = f"it has {has.title}, and {first[0]} has {first[1].title}: their Slurm and Open MPI differ"
     fix = "take hosts of one distribution and release, or make two clusters of them"
-    return Failure(ProvisionError.code, cause, host, fix=fix)
+    return Failure("distributions-differ", cause, host, fix=fix)
 
 
 def redhat_release(os_release: Path = _OS_RELEASE) -> str | None:
@@ -140,6 +142,7 @@ def _known() -> tuple[Mapping[str, Any], Mapping[str, Distribution]]:
 def _unknown(name: str, why: str) -> ProvisionError:
     return ProvisionError(
         f"clusterctl can't configure {name}",
+        code="distribution-unknown",
         why=why,
         fix=f"install one of these on the host: {', '.join(supported())}",
     )

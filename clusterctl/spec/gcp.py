@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field
 
-from clusterctl.errors import ProvisionError, UsageError
+from clusterctl.errors import BadValueError, ProvisionError, UsageError
 from clusterctl.spec import distributions
 from clusterctl.spec.base import (
     PATTERNS,
@@ -226,7 +226,7 @@ def shared_disk(spec: Cluster) -> tuple[int, str] | None:
 
 def settings_of(spec: Cluster) -> GcpSettings:
     if not isinstance(spec.provider, GcpSettings):
-        raise ValueError("only Google Cloud has machine types")
+        raise BadValueError("needs-cloud", "only Google Cloud has machine types")
     return spec.provider
 
 
@@ -259,6 +259,7 @@ def refusal(spec: Cluster) -> UsageError | None:
         where = ", ".join(str(failure.host) for failure in exc.failures)
         return UsageError(
             "clusterctl can't make a cluster of hosts with these images",
+            code="image-distribution",
             where=where,
             why=exc.why,
             fix=f"name images of one release there, of one of {', '.join(distributions.supported())}; "
@@ -273,6 +274,7 @@ def refusal(spec: Cluster) -> UsageError | None:
         if what:
             return UsageError(
                 f"{what}: which distribution they have is known only once they run",
+                code="image-distribution-unknown",
                 where=where,
                 fix=f"name images of Google's own projects, or remove {where.rpartition('.')[2]}",
             )
@@ -308,13 +310,13 @@ def _partitions(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     for index, partition in enumerate(spec.partitions):
         if partition.name and partition.name.endswith("-"):
             message = f"{shown(partition.name)} ends with a dash, which a name on Google Cloud can't"
-            yield Fault(("partitions", index, "name"), message)
+            yield Fault("name-ends-with-dash", ("partitions", index, "name"), message)
     names = [partition.name for partition in spec.partitions if partition.name]
     for name in provider.partitions:
         if name not in names:
             hint = did_you_mean(name, names) or f"the partitions are {', '.join(names) or 'missing'}"
             where = ("provider", "partitions", name)
-            yield Fault(where, f"there is no partition {shown(name)}", hint, at_key=True)
+            yield Fault("unknown-partition", where, f"there is no partition {shown(name)}", hint, at_key=True)
 
 
 def _nodes(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
@@ -335,17 +337,17 @@ def _nodes(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
         message = "the controller can't have local disks: Terraform could not stop it to change it"
         place = (*at, "local_ssds") if controller.local_ssds else nodes.machine_at
         hint = "remove local_ssds" if controller.local_ssds else "take a machine type without local disks"
-        yield Fault(place, message, f"{hint}; nodes can have them")
+        yield Fault("controller-local-disks", place, message, f"{hint}; nodes can have them")
     if controller.spot:
         message = "the controller can't be a spot node: the cluster would be gone with it"
-        yield Fault((*at, "spot"), message, "remove spot")
+        yield Fault("controller-spot", (*at, "spot"), message, "remove spot")
     elif controller.compact_placement:
         message = "the controller is one machine: compact placement has no meaning"
-        yield Fault((*at, "compact_placement"), message, "remove compact_placement")
+        yield Fault("controller-placement", (*at, "compact_placement"), message, "remove compact_placement")
     if provider.secure_boot and driver_for:
         message = f"secure_boot keeps NVIDIA's driver of the default image from loading on {driver_for}"
         hint = f"remove it, or give {driver_for} an image whose driver is signed"
-        yield Fault(("provider", "secure_boot"), message, hint)
+        yield Fault("secure-boot-driver", ("provider", "secure_boot"), message, hint)
 
 
 def _users(spec: Cluster) -> Iterator[Fault]:
@@ -355,7 +357,7 @@ def _users(spec: Cluster) -> Iterator[Fault]:
             own = "Google's images give out those from 1000 on"
             message = f"uid {user.uid} may be taken on the hosts: {own}"
             hint = f"take one from {_GIVEN_OUT.stop} on, such as {GcpSettings.default_uid}"
-            yield Fault(("users", index, "uid"), message, hint)
+            yield Fault("uid-maybe-taken", ("users", index, "uid"), message, hint)
 
 
 def _place(provider: GcpSettings) -> Iterator[Fault]:
@@ -364,25 +366,37 @@ def _place(provider: GcpSettings) -> Iterator[Fault]:
     zone, right = provider.zone, provider.region_name
     if provider.region is not None and provider.region != right:
         message = f"zone {zone} is in region {right}, not {shown(provider.region)}"
-        yield Fault(("provider", "region"), message, "remove region")
+        yield Fault("zone-not-in-region", ("provider", "region"), message, "remove region")
     location = _KEY_LOCATION.search(provider.kms_key or "")
     if location and _REGION.fullmatch(location[1]) and location[1] != right:
         message = f"the key is in {location[1]}, but disks of zone {zone} need one in {right}"
-        yield Fault(("provider", "kms_key"), message, f"name a key in {right}")
+        yield Fault("key-not-in-region", ("provider", "kms_key"), message, f"name a key in {right}")
 
 
 def _network(network: GcpNetwork, hosts: int) -> Iterator[Fault]:
     at, cidr, default = ("provider", "network"), network.cidr, GcpNetwork().cidr
     if hosts > MAX_HOSTS:
         message = f"these nodes and the controller are more than {MAX_HOSTS} hosts"
-        yield Fault(("partitions",), message, f"ask for at most {MAX_HOSTS - 1} nodes", at_key=True)
+        yield Fault(
+            "too-many-hosts", ("partitions",), message, f"ask for at most {MAX_HOSTS - 1} nodes", at_key=True
+        )
         return
     given = [key for key in ("network", "subnetwork") if getattr(network, key) is not None]
     if len(given) == 1:
         (other,) = {"network", "subnetwork"} - set(given)
-        yield Fault((*at, given[0]), f"{given[0]} needs {other} beside it", f"name the {other} too")
+        yield Fault(
+            "network-incomplete",
+            (*at, given[0]),
+            f"{given[0]} needs {other} beside it",
+            f"name the {other} too",
+        )
     elif given and cidr and cidr != default:
-        yield Fault((*at, "cidr"), "an existing subnetwork has its own addresses", "remove cidr")
+        yield Fault(
+            "network-has-addresses",
+            (*at, "cidr"),
+            "an existing subnetwork has its own addresses",
+            "remove cidr",
+        )
     elif not given and cidr:
         yield from _addresses(cidr, hosts)
 
@@ -390,12 +404,17 @@ def _network(network: GcpNetwork, hosts: int) -> Iterator[Fault]:
 def _addresses(cidr: IPv4Network, hosts: int) -> Iterator[Fault]:
     at, room = ("provider", "network", "cidr"), cidr.num_addresses - _TAKEN_ADDRESSES
     if not any(cidr.subnet_of(private) for private in PRIVATE_NETWORKS):
-        yield Fault(at, f"{cidr} is not private, such as 10.80.0.0/20")
+        yield Fault("network-not-private", at, f"{cidr} is not private, such as 10.80.0.0/20")
     elif cidr.prefixlen > _LARGEST_PREFIX:
         hint = f"take a /{_LARGEST_PREFIX} or larger"
-        yield Fault(at, f"{cidr} is smaller than a subnetwork can be", hint)
+        yield Fault("network-too-small", at, f"{cidr} is smaller than a subnetwork can be", hint)
     elif room < hosts:
-        yield Fault(at, f"{cidr} has room for {room} hosts, not for {hosts}", "take a larger network")
+        yield Fault(
+            "network-too-small",
+            at,
+            f"{cidr} has room for {room} hosts, not for {hosts}",
+            "take a larger network",
+        )
 
 
 def _storage(provider: GcpSettings) -> Iterator[Fault]:
@@ -404,7 +423,7 @@ def _storage(provider: GcpSettings) -> Iterator[Fault]:
     for holder, key, name in buckets:
         if name and ("google" in name or name.startswith("goog")):
             message = f"{shown(name)} is no bucket of yours: such names begin with goog or hold google"
-            yield Fault(("provider", holder, key), message, "take another name")
+            yield Fault("bucket-name-reserved", ("provider", holder, key), message, "take another name")
     if not filestore or not filestore.tier or not filestore.capacity:
         return
     limits, size_mib = data()["filestore"][filestore.tier], filestore.capacity
@@ -417,7 +436,7 @@ def _storage(provider: GcpSettings) -> Iterator[Fault]:
             f"write {format_size(least)} or more" if size_mib < least else f"by steps of {format_size(step)}"
         )
         message = f"{filestore.tier} has {range_}, not {format_size(size_mib)}"
-        yield Fault(("provider", "filestore", "capacity"), message, hint)
+        yield Fault("filestore-size", ("provider", "filestore", "capacity"), message, hint)
 
 
 def _kept_storage(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
@@ -425,7 +444,7 @@ def _kept_storage(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     if spec.storage.keep and provider.filestore and provider.network.network is None:
         message = "a Filestore instance can't outlive its network, which goes with the cluster"
         fix = "name a network of yours: provider.network.network and subnetwork; or remove filestore"
-        yield Fault(("storage", "keep"), message, fix)
+        yield Fault("storage-goes-with-network", ("storage", "keep"), message, fix)
     if disk is None:
         return
     if disk.size:
@@ -433,22 +452,28 @@ def _kept_storage(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     machine = machines().get(provider.controller.machine_type or PLAIN)
     if disk.type and machine and disk.type not in machine.extra_disks:
         message = f"the controller, {machine.name}, can't have a disk of {shown(disk.type)}"
-        yield Fault((*at, "type"), message, f"write {' or '.join(machine.extra_disks)}, or nothing")
+        yield Fault(
+            "disk-type", (*at, "type"), message, f"write {' or '.join(machine.extra_disks)}, or nothing"
+        )
 
 
 def _rest(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     if provider.image and provider.image.bake and spec.scheduler == "none":
         message = "without Slurm, nodes have each other's keys: there is little to share"
-        yield Fault(("provider", "image", "bake"), message, "remove it")
+        yield Fault("bake-without-slurm", ("provider", "image", "bake"), message, "remove it")
     for key in provider.labels:
         if key.startswith(OWN_LABELS):
             message = f"labels that start with {OWN_LABELS} are clusterctl's own"
-            yield Fault(("provider", "labels", key), message, "take another key", at_key=True)
+            yield Fault(
+                "label-reserved", ("provider", "labels", key), message, "take another key", at_key=True
+            )
     for name in provider.prices:
         if name not in machines():
             at, hint = ("provider", "prices", name), did_you_mean(name, machines())
-            yield Fault(at, f"there is no machine type {shown(name)}", hint, at_key=True)
+            yield Fault(
+                "unknown-machine-type", at, f"there is no machine type {shown(name)}", hint, at_key=True
+            )
     if provider.auto_down and provider.auto_down < _LEAST_AUTO_DOWN_S:
         least = format_duration(_LEAST_AUTO_DOWN_S)
         message = f"auto_down must be at least {least}: a cluster is idle between two jobs, too"
-        yield Fault(("provider", "auto_down"), message, f"write {least} or more")
+        yield Fault("auto-down-too-short", ("provider", "auto_down"), message, f"write {least} or more")

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from clusterctl.errors import BadValueError
 from clusterctl.spec.base import (
     PATTERNS,
     UNKNOWN,
@@ -184,7 +185,7 @@ def default_machine(gpus: Gpus | None) -> Machine:
     for one in machines().values():
         if one.gpu == gpus:
             return one
-    raise ValueError(f"no machine type has {gpus}")
+    raise BadValueError("gpu-count", f"no machine type has {gpus}")
 
 
 def with_added(one: Machine, gpus: Gpus) -> Machine:
@@ -278,11 +279,13 @@ def _resolved(nodes: Nodes) -> Machine | Fault | None:
         if known is None:
             names = tuple(data()["gpus"])
             hint = did_you_mean(wanted.type, names) or f"it has {', '.join(names)}"
-            return Fault((*nodes.gpus_at, "type"), f"Google Cloud has no GPU {shown(wanted.type)}", hint)
+            return Fault(
+                "unknown-gpu", (*nodes.gpus_at, "type"), f"Google Cloud has no GPU {shown(wanted.type)}", hint
+            )
         wanted = Gpus(type=known, count=wanted.count)
         if wanted.count not in counts(known):
             hint = f"write count: {either(counts(known))}"
-            return Fault((*nodes.gpus_at, "count"), f"a node can't have {wanted}", hint)
+            return Fault("gpu-count", (*nodes.gpus_at, "count"), f"a node can't have {wanted}", hint)
     if name is None:
         return default_machine(wanted)
     return None if name is UNKNOWN else _named(nodes, name, wanted)
@@ -292,18 +295,18 @@ def _named(nodes: Nodes, name: str, wanted: Gpus | None) -> Machine | Fault:
     at, named = (*nodes.where, "machine_type"), machines().get(name)
     if named is None:
         hint = did_you_mean(name, machines()) or f"families: {', '.join(data()['families'])}"
-        return Fault(at, f"there is no machine type {shown(name)}", hint)
+        return Fault("unknown-machine-type", at, f"there is no machine type {shown(name)}", hint)
     if wanted is None or named.gpu == wanted:
         return named
     better, limit = default_machine(wanted).name, most_vcpus(wanted)
     if named.gpu is not None:
         message = f"{name} has {named.gpu}, not the {wanted} that {nodes.name} asks for"
-        return Fault(at, message, f"{wanted} is what {better} has")
+        return Fault("machine-has-other-gpus", at, message, f"{wanted} is what {better} has")
     if limit is None or named.family != "n1":
-        return Fault(at, f"{name} can't have {wanted}", f"{better} has it")
+        return Fault("machine-without-gpus", at, f"{name} can't have {wanted}", f"{better} has it")
     if named.vcpus > limit:
         message = f"{name} has {named.vcpus} processors, but beside {wanted} there may be at most {limit}"
-        return Fault(at, message, "take a smaller machine type, or more GPUs")
+        return Fault("machine-too-large", at, message, "take a smaller machine type, or more GPUs")
     return with_added(named, wanted)
 
 
@@ -311,19 +314,21 @@ def _of_any_machine(nodes: Nodes) -> Iterator[Fault]:
     said, at = nodes.said, nodes.where
     if said.spot and said.reservation:
         message = "a spot node can't be taken from a reservation"
-        yield Fault((*at, "reservation"), message, "remove reservation, or spot: true")
+        yield Fault("spot-in-reservation", (*at, "reservation"), message, "remove reservation, or spot: true")
     if said.spot and said.compact_placement:
         message = "spot nodes can't have compact placement: a preempted one may restart elsewhere"
-        yield Fault((*at, "compact_placement"), message, "remove compact_placement, or spot: true")
+        yield Fault(
+            "spot-placement", (*at, "compact_placement"), message, "remove compact_placement, or spot: true"
+        )
     if said.termination_action == "DELETE" and said.spot is False:
         message = "termination_action is for spot nodes only"
-        yield Fault((*at, "termination_action"), message, "remove it, or write spot: true")
+        yield Fault("needs-spot", (*at, "termination_action"), message, "remove it, or write spot: true")
     if said.tier_1 and said.gvnic is False:
-        yield Fault((*at, "gvnic"), "tier_1 needs gvnic", "remove gvnic: false, or tier_1")
+        yield Fault("needs-gvnic", (*at, "gvnic"), "tier_1 needs gvnic", "remove gvnic: false, or tier_1")
     if said.image and (said.image.family is None) == (said.image.name is None):
         message = "an image has a family or a name, one of the two"
         hint = "write family: NAME or name: NAME" if said.image.name is None else "keep one of them"
-        yield Fault((*at, "image"), message, hint, at_key=True)
+        yield Fault("image-family-or-name", (*at, "image"), message, hint, at_key=True)
     for place, disk in _disks(nodes):
         yield from disk_size((*place, "size"), disk.size)
 
@@ -338,10 +343,10 @@ def disk_size(at: Loc, size_mib: int) -> Iterator[Fault]:
     """What is wrong with the size of a disk."""
     if size_mib and size_mib % GIB_MIB:
         message = f"a disk has whole GiB, not {format_size(size_mib)}"
-        yield Fault(at, message, f"write {size_mib // GIB_MIB + 1}GiB")
+        yield Fault("disk-size", at, message, f"write {size_mib // GIB_MIB + 1}GiB")
     elif size_mib and not _LEAST_DISK_MIB <= size_mib <= _MOST_DISK_MIB:
         least, most = format_size(_LEAST_DISK_MIB), format_size(_MOST_DISK_MIB)
-        yield Fault(at, f"a disk has {least} to {most}, not {format_size(size_mib)}")
+        yield Fault("disk-size", at, f"a disk has {least} to {most}, not {format_size(size_mib)}")
 
 
 def _of_this_machine(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
@@ -349,21 +354,41 @@ def _of_this_machine(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
     if machine.only and all(getattr(said, way) in {None, False} for way in machine.only):
         ways = {"spot": "write spot: true", "reservation": "name a reservation"}
         hint = ", or ".join(ways[way] for way in machine.only)
-        yield Fault(nodes.machine_at, f"{name} is not available on demand", hint)
+        yield Fault("machine-not-on-demand", nodes.machine_at, f"{name} is not available on demand", hint)
     if said.compact_placement and not machine.compact_placement:
         near = (family for family, facts in data()["families"].items() if "compact_placement" in facts)
         message = f"nodes of {name} can't have compact placement"
-        yield Fault((*where, "compact_placement"), message, f"take a machine type of {either(near)}")
+        yield Fault(
+            "machine-without-placement",
+            (*where, "compact_placement"),
+            message,
+            f"take a machine type of {either(near)}",
+        )
     if said.tier_1 and not machine.tier_1:
-        yield Fault((*where, "tier_1"), f"{name} has no TIER_1 networking", _tier_1_hint(machine))
+        yield Fault(
+            "machine-without-tier-1",
+            (*where, "tier_1"),
+            f"{name} has no TIER_1 networking",
+            _tier_1_hint(machine),
+        )
     if machine.gvnic_only and said.gvnic is False:
-        yield Fault((*where, "gvnic"), f"{name} has only Google's network interface", "remove gvnic: false")
+        yield Fault(
+            "machine-needs-gvnic",
+            (*where, "gvnic"),
+            f"{name} has only Google's network interface",
+            "remove gvnic: false",
+        )
     if machine.gpu and not said.image and data()["gpus"][machine.gpu.type].get("closed_driver"):
         message = (
             f"the default image's driver does not support {machine.gpu.type}: its open modules begin with t4"
         )
         hint = f"name an image for {nodes.name} that has NVIDIA's proprietary driver, of branch 580 or older"
-        yield Fault((*nodes.gpus_at, "type") if nodes.gpus_at else nodes.machine_at, message, hint)
+        yield Fault(
+            "gpu-needs-closed-driver",
+            (*nodes.gpus_at, "type") if nodes.gpus_at else nodes.machine_at,
+            message,
+            hint,
+        )
     yield from _local_ssds(nodes, machine)
     yield from _disks_of(nodes, machine)
 
@@ -386,7 +411,7 @@ def _local_ssds(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
     elif machine.local_ssds:
         message = f"{machine.name} can't have {asked} local disks"
         hint = f"it takes {either(machine.local_ssds)}, or none"
-    yield Fault((*nodes.where, "local_ssds"), message, hint)
+    yield Fault("local-disks", (*nodes.where, "local_ssds"), message, hint)
 
 
 def _disks_of(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
@@ -397,7 +422,7 @@ def _disks_of(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
             message = (
                 f"{machine.name} can't {'start from' if is_boot else 'have'} a disk of {shown(disk.type)}"
             )
-            yield Fault((*at, "type"), message, f"write {either(allowed)}, or nothing")
+            yield Fault("disk-type", (*at, "type"), message, f"write {either(allowed)}, or nothing")
     size_mib = nodes.said.boot_disk.size
     if not size_mib or nodes.said.image or size_mib < _LEAST_DISK_MIB or size_mib % GIB_MIB:
         return
@@ -405,4 +430,9 @@ def _disks_of(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
     if size_mib < least:
         image = "the default image with NVIDIA's driver" if machine.gpu else "the default image"
         message = f"{image} needs {format_size(least)}, not {format_size(size_mib)}"
-        yield Fault((*nodes.where, "boot_disk", "size"), message, f"write {format_size(least)} or more")
+        yield Fault(
+            "boot-disk-too-small",
+            (*nodes.where, "boot_disk", "size"),
+            message,
+            f"write {format_size(least)} or more",
+        )

@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
+from clusterctl.errors import BadValueError
 from clusterctl.spec.base import PATTERNS, KeyFile, Model
 from clusterctl.spec.units import shown
 
@@ -29,24 +30,24 @@ def expand(text: str) -> tuple[str, ...]:
     """
     names = tuple(name for part in _split(text) for name in _names(part))
     if len(names) > MOST:
-        raise ValueError(f"{text!r} has more than {MOST} names")
+        raise BadValueError("too-many-names", f"{text!r} has more than {MOST} names")
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{text!r} has {twice!r} twice")
+        raise BadValueError("host-named-twice", f"{text!r} has {twice!r} twice")
     return names
 
 
 def _split(text: str) -> Iterator[str]:
     for part in re.split(r",(?![^\[]*\])", text):
         if not part.strip():
-            raise ValueError(f"{text!r} has an empty name")
+            raise BadValueError("name-empty", f"{text!r} has an empty name")
         yield part.strip()
 
 
 def _names(part: str) -> Iterator[str]:
     *pairs, tail = _RANGE.split(part)
     if any(bracket in plain for plain in (*pairs[::2], tail) for bracket in "[]"):
-        raise ValueError(f"{part!r} has a bracket without its other")
+        raise BadValueError("hostlist-bracket", f"{part!r} has a bracket without its other")
     heads, choices = pairs[::2], [list(_numbers(inner, part)) for inner in pairs[1::2]]
     for chosen in product(*choices):
         yield "".join(head + number for head, number in zip(heads, chosen, strict=True)) + tail
@@ -56,10 +57,15 @@ def _numbers(inner: str, part: str) -> Iterator[str]:
     for piece in inner.split(","):
         found = _PART.fullmatch(piece.strip())
         if found is None:
-            raise ValueError(f"{part!r}: {piece!r} is neither a number nor a range such as 01-08")
+            raise BadValueError(
+                "hostlist-range", f"{part!r}: {piece!r} is neither a number nor a range such as 01-08"
+            )
         first, last = found[1], found[2] or found[1]
         if int(last) < int(first) or int(last) - int(first) >= MOST:
-            raise ValueError(f"{part!r}: {piece!r} is no range of at most {MOST} numbers, the smaller first")
+            raise BadValueError(
+                "hostlist-range",
+                f"{part!r}: {piece!r} is no range of at most {MOST} numbers, the smaller first",
+            )
         for number in range(int(first), int(last) + 1):
             yield f"{number:0{len(first)}d}"
 
@@ -89,8 +95,9 @@ def _are_addresses(text: str) -> str:
             try:
                 ip_address(one)
             except ValueError as exc:
-                raise ValueError(
-                    f"{shown(one)} is not an address, such as 10.0.0.11; `port` is a key of its own"
+                raise BadValueError(
+                    "not-an-address-range",
+                    f"{shown(one)} is not an address, such as 10.0.0.11; `port` is a key of its own",
                 ) from exc
     return text
 
@@ -108,7 +115,9 @@ def _is_whole_key(text: str) -> str:
             left = left[4 + length :]
         if fields and not left and fields[0] == kind.encode() and len(fields) == _KEY_FIELDS.get(kind, 3):
             return text
-    raise ValueError(f"{shown(text)} is no whole key of that type: copy it as `ssh-keyscan` prints it")
+    raise BadValueError(
+        "not-a-host-key", f"{shown(text)} is no whole key of that type: copy it as `ssh-keyscan` prints it"
+    )
 
 
 HostName = Annotated[str, PATTERNS["host_name"]]

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import BadValueError, UsageError
 from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.units import (
     format_duration,
@@ -43,11 +43,11 @@ class Weights(StrEnum):
 def can_travel(value: str) -> str:
     """Text that can be written into a script and passed to a process."""
     if "\0" in value:
-        raise ValueError(f"{shown(value)} has a null byte, which no process can get")
+        raise BadValueError("null-byte", f"{shown(value)} has a null byte, which no process can get")
     try:
         value.encode()
     except UnicodeEncodeError as exc:
-        raise ValueError(f"{shown(value)} is not UTF-8 text") from exc
+        raise BadValueError("not-utf8", f"{shown(value)} is not UTF-8 text") from exc
     return value
 
 
@@ -132,9 +132,9 @@ class JobSpec:
     ) -> None:
         """Raises ValueError where it is not one program, UsageError where what is ``said`` is wrong."""
         if (bundled is None) == (script is None):
-            raise ValueError("a job is either a bundled one or a script")
+            raise BadValueError("job-or-script", "a job is either a bundled one or a script")
         if bundled is not None and bundled not in BUNDLED_JOBS:
-            raise ValueError(f"{bundled!r} is not a bundled job")
+            raise BadValueError("unknown-job-type", f"{bundled!r} is not a bundled job")
         target = {"name": name, "bundled": bundled, "script": script}
         vars(self).update({**_DEFAULTS, "env": {}, **target, **valid_options(said)})
         vars(self)["model_fields_set"] = frozenset(target) | said.keys()
@@ -183,12 +183,18 @@ def is_python(script: Path) -> bool:
         with script.open("rb") as file:
             begins = file.read(256)
     except OSError as exc:
-        raise UsageError("the script can't be read", where=str(script), why=exc.strerror or str(exc)) from exc
+        raise UsageError(
+            "the script can't be read",
+            code="file-unreadable",
+            where=str(script),
+            why=exc.strerror or str(exc),
+        ) from exc
     shebang = _SHEBANG.match(begins)
     program = shebang[1] if shebang else b""
     if begins.startswith(b"\x7fELF"):
         raise UsageError(
             "this is a compiled program, not a script",
+            code="compiled-program",
             where=str(script),
             fix=f"submit a shell script beside it that has the line: srun ./{script.name}",
         )
@@ -198,6 +204,7 @@ def is_python(script: Path) -> bool:
         return False
     raise UsageError(
         "this is neither a shell script nor a Python program",
+        code="not-a-script",
         where=str(script),
         why="its name does not end in .sh, .bash or .py, and its first line names no shell or Python",
         fix="give it such an ending, or a first line such as #!/bin/bash",
@@ -222,17 +229,26 @@ def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
         mode = path.stat().st_mode
     except FileNotFoundError as exc:
         raise UsageError(
-            f"there is no job {shown(target)}", why=_NO_TARGET, fix=_near(target, folder)
+            f"there is no job {shown(target)}",
+            code="unknown-job-type",
+            why=_NO_TARGET,
+            fix=_near(target, folder),
         ) from exc
     except UnicodeEncodeError as exc:
         why = "its name is not UTF-8 text"
-        raise UsageError(f"{shown(target)} can't be submitted", why=why, fix="give it another name") from exc
+        raise UsageError(
+            f"{shown(target)} can't be submitted", code="not-utf8", why=why, fix="give it another name"
+        ) from exc
     except (OSError, ValueError) as exc:  # ValueError: a null byte
         why = getattr(exc, "strerror", None) or str(exc)
-        raise UsageError(f"{shown(target)} can't be read", why=why, fix="name a script of yours") from exc
+        raise UsageError(
+            f"{shown(target)} can't be read", code="file-unreadable", why=why, fix="name a script of yours"
+        ) from exc
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
-        raise UsageError(f"{shown(target)} is {what}", fix="name a script of yours, or a bundled job")
+        raise UsageError(
+            f"{shown(target)} is {what}", code="not-a-file", fix="name a script of yours, or a bundled job"
+        )
     is_python(path)  # or it is shell, else no job
     return None, path
 
@@ -309,11 +325,14 @@ def job_of(target: str, said: Mapping[str, Any], *, folder: Path) -> JobSpec:
     job = job.model_copy(update=given)
     if job.sweep is not None:
         if job.array is not None:
-            raise UsageError("a sweep is an array of its own", fix="leave out --array, or --sweep")
+            raise UsageError(
+                "a sweep is an array of its own", code="sweep-with-array", fix="leave out --array, or --sweep"
+            )
         job = job.model_copy(update={"array": job.sweep.array})
     if bundled in ONE_RANK_JOBS and job.tasks > 1:
         raise UsageError(
             f"{bundled} runs on one rank, and these are {job.tasks}",
+            code="one-rank-job",
             fix="leave out --nodes and --tasks-per-node",
         )
     return job

@@ -54,10 +54,12 @@ class JobFile(_Program):
 def _faults(file: JobFile) -> Iterator[Fault]:
     hint = "write job: train, or the path of a script"
     if "job" not in file.model_fields_set and not file.variants:
-        yield Fault(("job",), "job is missing", hint)
+        yield Fault("job-missing", ("job",), "job is missing", hint)
     for name, variant in file.variants.items():
         if not {"job"} & (file.model_fields_set | variant.model_fields_set):
-            yield Fault(("variants", name), "job is missing, here and in the file", hint, at_key=True)
+            yield Fault(
+                "job-missing", ("variants", name), "job is missing, here and in the file", hint, at_key=True
+            )
         yield from _lost_lists(file, name, variant)
 
 
@@ -68,10 +70,17 @@ def _lost_lists(file: JobFile, name: str, variant: Variant) -> Iterator[Fault]:
             continue
         where, append = ("variants", name, key), f"write {key}+ to append to the file's"
         if f"more_{key}" in variant.model_fields_set:
-            yield Fault(where, f"{key} and {key}+ stand in one variant", f"make one list of both; {append}")
+            yield Fault(
+                "list-twice",
+                where,
+                f"{key} and {key}+ stand in one variant",
+                f"make one list of both; {append}",
+            )
         elif getattr(file, key):
             hint = f"{append}, or move the file's {key} into its variants"
-            yield Fault(where, f"{key} would replace the file's own {key}", hint, at_key=True)
+            yield Fault(
+                "list-would-replace", where, f"{key} would replace the file's own {key}", hint, at_key=True
+            )
 
 
 JOB_FILE: Final = Filetype(
@@ -97,6 +106,7 @@ def jobs_of_file(
     if "partitions" in document.keys(()) and "job" not in document.keys(()):
         raise UsageError(
             f"{path} describes a cluster, not a job",
+            code="spec-not-a-job-file",
             fix=f"`clusterctl -f {path} up` raises it; what to submit is named by the key job of a job file",
         )
     return _jobs(path, document, job_options(flags), variants)
@@ -110,7 +120,11 @@ def _jobs(
         if name not in file.variants:
             known = ", ".join(file.variants) or "none"
             near = did_you_mean(name, file.variants)
-            raise UsageError(f"{path} has no variant {shown(name)}", fix=near or f"its variants: {known}")
+            raise UsageError(
+                f"{path} has no variant {shown(name)}",
+                code="unknown-variant",
+                fix=near or f"its variants: {known}",
+            )
     names = dict.fromkeys(chosen or file.variants)
     if not names:
         return (_named(path, document, ("job",), file.job, _layered(file, flags)),)
@@ -146,7 +160,7 @@ def _named(
         return job_of(target or "", said, folder=path.parent)
     except UsageError as exc:
         why = f"{exc.what}: {exc.why}" if exc.why else exc.what
-        problem = Problem(document.file, *document.place(where), dotted(where), why, exc.fix)
+        problem = Problem(document.file, *document.place(where), dotted(where), exc.code, why, exc.fix)
         raise SpecError(document.file, (problem,), kind=JOB_FILE.name) from exc
 
 

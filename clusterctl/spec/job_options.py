@@ -17,7 +17,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from clusterctl.errors import Failure, UsageError
+from clusterctl.errors import BadValueError, Failure, Notice, UsageError
 from clusterctl.spec.base import (
     HERE,
     PATTERNS,
@@ -43,30 +43,41 @@ def _as_mapping(value: object) -> object:
     if isinstance(value, list | tuple):
         pairs = [entry.partition("=") for entry in value if isinstance(entry, str)]
         if len(pairs) < len(value):
-            raise ValueError("each entry must be text such as NAME=value")
+            raise BadValueError("not-text", "each entry must be text such as NAME=value")
         value = {name: text if given else None for name, given, text in pairs}
     if not isinstance(value, Mapping):
         return value
     for name, text in value.items():
         if text is None and name not in os.environ:
-            raise ValueError(f"{shown(name)} has no value, nor one here to take; write one")
+            raise BadValueError(
+                "variable-without-value", f"{shown(name)} has no value, nor one here to take; write one"
+            )
     return {name: os.environ[name] if text is None else text for name, text in value.items()}
 
 
 def _variable(name: str) -> str:
     if not re.fullmatch(_VARIABLE, name):
-        raise ValueError(f"{shown(name)} is no name of a variable: letters, digits and underscores")
+        raise BadValueError(
+            "not-a-variable-name", f"{shown(name)} is no name of a variable: letters, digits and underscores"
+        )
     if _SLURMS.match(name):
-        raise ValueError(f"{name} is Slurm's to set; a value from outside would mislead its steps")
+        raise BadValueError(
+            "variable-reserved", f"{name} is Slurm's to set; a value from outside would mislead its steps"
+        )
     if name == "PATH":
-        raise ValueError("PATH is clusterctl's: the job's Python comes first; change it in your script")
+        raise BadValueError(
+            "variable-reserved",
+            "PATH is clusterctl's: the job's Python comes first; change it in your script",
+        )
     return name
 
 
 def _image(value: str, info: ValidationInfo) -> str:
     """An image file that is here, as an absolute path; or a path on the cluster as it was written."""
     if "://" in value:
-        raise ValueError(f"{shown(value)} is no file: make one of it with `apptainer pull image.sif ...`")
+        raise BadValueError(
+            "not-an-image", f"{shown(value)} is no file: make one of it with `apptainer pull image.sif ...`"
+        )
     try:
         local = (folder_of(info) / value).expanduser().absolute()
         if local.is_file():
@@ -75,15 +86,18 @@ def _image(value: str, info: ValidationInfo) -> str:
         pass
     if value.startswith(("/", "~/")):
         return value
-    raise ValueError(f"there is no file {shown(value)} here; a path on the cluster begins with / or ~/")
+    raise BadValueError(
+        "no-such-file", f"there is no file {shown(value)} here; a path on the cluster begins with / or ~/"
+    )
 
 
 def _pattern(value: str) -> str:
     names = [name for name in value.removeprefix("!").strip().split("/") if name]
     if not names or value.startswith("#") or not {".", ".."}.isdisjoint(names):
-        raise ValueError(
+        raise BadValueError(
+            "no-such-file",
             f"{shown(value)} can match nothing: write a path from the folder on, without . and .., such as "
-            "'results/**'; a # at its beginning as \\#"
+            "'results/**'; a # at its beginning as \\#",
         )
     return value
 
@@ -112,18 +126,20 @@ _ARRAY_RANGE = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
 def _runnable_array(value: str) -> str:
     indices, _, limit = value.partition("%")
     if limit and int(limit) == 0:
-        raise ValueError(f"{shown(value)} lets none of the array's jobs run")
+        raise BadValueError("array-runs-nothing", f"{shown(value)} lets none of the array's jobs run")
     for first, last, stride in _ARRAY_RANGE.findall(indices):
         if int(last) < int(first):
-            raise ValueError(f"{first}-{last} ends before it starts")
+            raise BadValueError("array-range", f"{first}-{last} ends before it starts")
         if stride and int(stride) == 0:
-            raise ValueError(f"{first}-{last}:{stride} has a stride of 0")
+            raise BadValueError("array-range", f"{first}-{last}:{stride} has a stride of 0")
     return value
 
 
 def _timely_signal(value: str) -> str:
     if int(value.partition("@")[2]) > _MAX_SIGNAL_S:
-        raise ValueError(f"{shown(value)} is more than {_MAX_SIGNAL_S} seconds before the time limit")
+        raise BadValueError(
+            "signal-too-early", f"{shown(value)} is more than {_MAX_SIGNAL_S} seconds before the time limit"
+        )
     return value
 
 
@@ -200,16 +216,16 @@ def job_options(flags: Mapping[str, object]) -> JobOptions:
         return JobOptions.model_validate(flags, context={HERE: Path.cwd()})
     except ValidationError as exc:
         messages = tuple(_explained(exc, flags).values())
-        failures = tuple(Failure(UsageError.code, message) for message in messages)
-        is_one = len(messages) == 1
-        what = messages[0] if is_one else f"{len(messages)} flags are wrong"
-        why = "" if is_one else "\n".join(messages)
-        raise UsageError(what, why=why, failures=failures) from exc
+        failures = tuple(Failure(message.code, message) for message in messages)
+        if len(messages) == 1:
+            raise UsageError(messages[0], code=messages[0].code, failures=failures) from exc
+        what = f"{len(messages)} flags are wrong"
+        raise UsageError(what, code="bad-flags", why="\n".join(messages), failures=failures) from exc
 
 
-def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str, str]:
+def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str, Notice]:
     """Flag -> what is wrong with it, in plain words."""
-    wrong: dict[str, str] = {}
+    wrong: dict[str, Notice] = {}
     for entry in error.errors(include_url=False, include_input=False):
         field, kind = str(entry["loc"][0]), entry["type"]
         flag = "the arguments after --" if field == "args" else f"--{field.replace('_', '-')}"
@@ -217,5 +233,7 @@ def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str,
         if isinstance(value, list | tuple) and isinstance(at, int):
             value = value[at]
         message = explain(kind, entry.get("ctx", {}), flag, shown(value))
-        wrong.setdefault(flag, f"{flag}: {message}" if kind == "value_error" else message)
+        wrong.setdefault(
+            flag, Notice(message.code, f"{flag}: {message}") if kind == "value_error" else message
+        )
     return wrong

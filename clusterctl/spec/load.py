@@ -120,7 +120,10 @@ def starter_spec(provider: str) -> str:
     if provider not in PROVIDERS:
         built = f"built in this version: {', '.join(PROVIDERS)}"
         raise UsageError(
-            f"there is no provider {shown(provider)}", why=built, fix=did_you_mean(provider, PROVIDERS)
+            f"there is no provider {shown(provider)}",
+            code="unknown-provider",
+            why=built,
+            fix=did_you_mean(provider, PROVIDERS),
         )
     folder = resources.files("clusterctl.spec").joinpath("starter")
     machines = () if PROVIDERS[provider].shares_kernel else ("machines",)

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import ConfigDict, Discriminator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from clusterctl.errors import ProvisionError
+from clusterctl.errors import BadValueError, ProvisionError
 from clusterctl.spec import distributions
 from clusterctl.spec.base import (
     INCONSISTENT,
@@ -76,7 +76,7 @@ class LocalSettings(ProviderSettings):
     def _private_24(cls, value: IPv4Network | None) -> IPv4Network | None:
         is_private = value is None or any(value.subnet_of(net) for net in PRIVATE_NETWORKS)
         if value is not None and (value.prefixlen != 24 or not is_private):  # noqa: PLR2004
-            raise ValueError(f"{value} is not a private /24, such as 10.77.0.0/24")
+            raise BadValueError("network-not-private", f"{value} is not a private /24, such as 10.77.0.0/24")
         return value
 
     @property
@@ -96,7 +96,13 @@ class LocalSettings(ProviderSettings):
             message = (
                 f"these nodes and the controller are more than the {MAX_LOCAL_HOSTS} hosts of a local cluster"
             )
-            yield Fault(("partitions",), message, f"ask for at most {MAX_LOCAL_HOSTS - 1} nodes", at_key=True)
+            yield Fault(
+                "too-many-hosts",
+                ("partitions",),
+                message,
+                f"ask for at most {MAX_LOCAL_HOSTS - 1} nodes",
+                at_key=True,
+            )
         yield from spec.refused((*_OF_OTHER_NODES, *OF_OWN_MACHINES))
 
 
@@ -142,17 +148,20 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
         at = tuple(where.split("."))
         for index, first in repeated(values):
             message = f"{field} {shown(values[index])} is that of {dotted((*at, first))} already"
-            yield Fault((*at, index, field), message, f"every {field} must be unique")
+            yield Fault("value-twice", (*at, index, field), message, f"every {field} must be unique")
     lines = spec.slurm.extra
     keys = [line.partition("=")[0].strip() for line in lines]
     for index, _ in repeated(key.lower() for key in keys):
         yield Fault(
-            ("slurm", "extra", index), f"{shown(keys[index])} is set above already", "keep one of the two"
+            "setting-twice",
+            ("slurm", "extra", index),
+            f"{shown(keys[index])} is set above already",
+            "keep one of the two",
         )
     for index, user in enumerate(spec.users):
         for number, _ in repeated(user.accounts):
             message = f"{shown(user.accounts[number])} is in this list already"
-            yield Fault(("users", index, "accounts", number), message, "remove it")
+            yield Fault("value-twice", ("users", index, "accounts", number), message, "remove it")
 
 
 def _slurm_release(spec: ClusterSpec) -> Iterator[Fault]:
@@ -165,9 +174,9 @@ def _slurm_release(spec: ClusterSpec) -> Iterator[Fault]:
     for index, line in enumerate(spec.slurm.extra):
         for key in removed_keys([line.partition("=")[0].strip()], asked):
             message = f"Slurm {asked} does not know {key} any more, and would not start"
-            yield Fault(("slurm", "extra", index), message, "remove it")
+            yield Fault("setting-unknown-to-slurm", ("slurm", "extra", index), message, "remove it")
     release = provider.expected_release(spec)
     with suppress(ProvisionError):  # of an unknown distribution, which is said where it is named
         distribution = distributions.distribution_of(release) if release else None
         if why := refusal(asked, distribution, upgrades=provider.shares_kernel):
-            yield Fault(at, f"{why.what}: {why.why}", why.fix)
+            yield Fault("slurm-release", at, f"{why.what}: {why.why}", why.fix)

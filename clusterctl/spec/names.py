@@ -58,4 +58,4 @@ def reject_unknown(
     for name in names:
         if name not in known:
             hint = did_you_mean(name, known) or otherwise or f"known are {', '.join(sorted(known)) or 'none'}"
-            raise UsageError(f"{what} {name!r}", where=where, fix=hint)
+            raise UsageError(f"{what} {name!r}", code="unknown-name", where=where, fix=hint)

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from clusterctl.errors import UsageError
+from clusterctl.errors import BadValueError, UsageError
 from clusterctl.spec.base import PATTERNS, Fault, Loc, Model, Network, dotted
 from clusterctl.spec.common import Cluster, ProviderSettings
 from clusterctl.spec.hosts import (
@@ -29,7 +29,10 @@ from clusterctl.spec.units import shown
 
 def _is_name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", text):
-        raise ValueError(f"{text!r} is no switch's name: at most 63 letters, digits, dashes or underscores")
+        raise BadValueError(
+            "not-a-switch-name",
+            f"{text!r} is no switch's name: at most 63 letters, digits, dashes or underscores",
+        )
     return text
 
 
@@ -137,6 +140,7 @@ def own_machines(provider: ProviderSettings) -> OnpremSettings:
         return provider
     raise UsageError(
         f"the nodes of a {provider.type} cluster are created and removed by its spec",
+        code="not-own-machines",
         where="provider.type",
         fix="change `nodes` of its partitions, and run `clusterctl up`",
     )
@@ -161,18 +165,31 @@ def _hosts(provider: OnpremSettings) -> Iterator[Fault]:
         at, names = ("provider", "hosts", key), expand(key)
         for name in names:
             if name in first:
-                yield Fault(at, f"{name} is in {first[name]} already", "name every host once", at_key=True)
+                yield Fault(
+                    "host-named-twice",
+                    at,
+                    f"{name} is in {first[name]} already",
+                    "name every host once",
+                    at_key=True,
+                )
             first[name] = key
         addresses = names if host.address is None else _expanded(host.address)
         if addresses and len(addresses) != len(names):
             message = f"{len(names)} hosts have {len(addresses)} addresses"
-            yield Fault((*at, "address"), message, "write a range of as many addresses as there are names")
+            yield Fault(
+                "address-count",
+                (*at, "address"),
+                message,
+                "write a range of as many addresses as there are names",
+            )
             continue
         for name, one in zip(names, addresses, strict=False):
             place = (one, provider.access.port if host.port is None else host.port)
             if places.get(place, name) != name:
                 message = f"{name} has the address of {places[place]}"
-                yield Fault(at, message, "give every host an address of its own", at_key=True)
+                yield Fault(
+                    "address-twice", at, message, "give every host an address of its own", at_key=True
+                )
             places[place] = name
 
 
@@ -188,23 +205,25 @@ def _this_machine(provider: OnpremSettings, names: Mapping[str, str]) -> Iterato
             continue
         if key == "localhost":
             message = "every machine calls itself localhost"
-            yield Fault(at, message, "give it a name: desk: {address: localhost}", at_key=True)
+            yield Fault(
+                "host-is-localhost", at, message, "give it a name: desk: {address: localhost}", at_key=True
+            )
         if len(names) > 1:
             message = f"{address} is this machine itself, and others can't reach it under that"
             fix = "write its address on their network, or leave the others out"
-            yield Fault(at, message, fix, at_key=True)
+            yield Fault("localhost-among-others", at, message, fix, at_key=True)
         for where, given in ((at, host), (("provider", "access"), provider.access)):
             for field in _WAY_THERE:
                 if getattr(given, field, None) not in _UNSAID:
                     message = f"{field} is for hosts that are logged in to, and {address} is this machine"
                     fix = f"remove it, or write an address of the other machine that is not {address}"
-                    yield Fault((*where, field), message, fix, at_key=True)
+                    yield Fault("localhost-login", (*where, field), message, fix, at_key=True)
 
 
 def _unknown(at: Loc, host: str, names: Mapping[str, str]) -> Iterator[Fault]:
     if host and names and host not in names:
         hint = did_you_mean(host, names) or "name it under provider.hosts"
-        yield Fault(at, f"there is no host {shown(host)}", hint)
+        yield Fault("unknown-host", at, f"there is no host {shown(host)}", hint)
 
 
 def _partitions(spec: Cluster, names: Mapping[str, str]) -> Iterator[Fault]:
@@ -213,37 +232,43 @@ def _partitions(spec: Cluster, names: Mapping[str, str]) -> Iterator[Fault]:
         at = ("partitions", index)
         if partition.hosts is None:
             hint = "write hosts: RANGE, such as gpu[01-08]"
-            yield Fault(at, "which hosts are its nodes?", hint, at_key=True)
+            yield Fault("partition-without-hosts", at, "which hosts are its nodes?", hint, at_key=True)
         hosts = _expanded(partition.hosts)
         if hosts and partition.nodes and partition.nodes != len(hosts):
             message = f"hosts names {len(hosts)}, not {partition.nodes}"
-            yield Fault((*at, "nodes"), message, "remove nodes")
+            yield Fault("node-count", (*at, "nodes"), message, "remove nodes")
         for host in hosts:
             unknown = [*_unknown((*at, "hosts"), host, names)]
             yield from unknown
             if not unknown and first.setdefault(host, dotted(at)) != dotted(at):
                 message = f"{host} is in {first[host]} already"
-                yield Fault((*at, "hosts"), message, "a node is in one partition")
+                yield Fault("node-in-two-partitions", (*at, "hosts"), message, "a node is in one partition")
 
 
 def _shared(provider: OnpremSettings, spec: Cluster) -> Iterator[Fault]:
     shared, at = provider.shared, ("provider", "shared")
     for key in ("server", "export"):
         if shared.kind != "nfs" and getattr(shared, key) is not None:
-            yield Fault((*at, key), f"{key} is for kind: nfs", "remove it", at_key=True)
+            yield Fault("needs-nfs", (*at, key), f"{key} is for kind: nfs", "remove it", at_key=True)
     if shared.kind == "nfs" and (shared.server is None) != (shared.export is None):
         hint = "write both, or neither: then the controller exports a folder of its own"
-        yield Fault(at, "server and export belong together", hint, at_key=True)
+        yield Fault("nfs-incomplete", at, "server and export belong together", hint, at_key=True)
     if shared.kind == "nfs" and shared.path and _is_the_systems(shared.path):
         message = f"{shown(shared.path)} is a system folder, and would be exported to all hosts"
-        yield Fault((*at, "path"), message, "name a folder for the cluster, such as /shared")
+        yield Fault(
+            "shared-system-folder", (*at, "path"), message, "name a folder for the cluster, such as /shared"
+        )
     if spec.storage.keep and shared.kind == "none":
         message = "there is no shared folder to keep"
-        yield Fault(("storage", "keep"), message, "remove it, or write shared: {kind: nfs}")
+        yield Fault(
+            "no-storage-to-keep", ("storage", "keep"), message, "remove it, or write shared: {kind: nfs}"
+        )
     is_one_host = all(partition.hosts == provider.controller for partition in spec.partitions)
     if spec.scheduler == "none" and shared.kind == "none" and not is_one_host:
         message = "without Slurm, jobs need a folder that all hosts see"
-        yield Fault((*at, "kind"), message, "write kind: nfs, or write scheduler: slurm")
+        yield Fault(
+            "needs-shared-folder", (*at, "kind"), message, "write kind: nfs, or write scheduler: slurm"
+        )
 
 
 def _is_the_systems(path: str) -> bool:
@@ -260,14 +285,21 @@ def _fabric(switches: Mapping[str, Switch], spec: Cluster) -> Iterator[Fault]:
             at = ("provider", "fabric", name, kind)
             for one in _expanded(getattr(switch, kind)):
                 if known and one not in known:
-                    yield Fault(at, f"there is no {what} {shown(one)}", did_you_mean(one, known))
+                    yield Fault(
+                        "unknown-in-fabric", at, f"there is no {what} {shown(one)}", did_you_mean(one, known)
+                    )
                 elif one in placed:
-                    yield Fault(at, f"{one} is at {placed[one]} already", f"a {what} is at one switch")
+                    yield Fault(
+                        "fabric-placed-twice",
+                        at,
+                        f"{one} is at {placed[one]} already",
+                        f"a {what} is at one switch",
+                    )
                 placed.setdefault(one, name)
         if kind == "hosts" and switches and (left := sorted(nodes - set(placed))):
             message = f"{', '.join(left[:3])}{' and more' if len(left) > 3 else ''}: at no switch"  # noqa: PLR2004
             hint = "name every node, or leave fabric out"
-            yield Fault(("provider", "fabric"), message, hint, at_key=True)
+            yield Fault("fabric-incomplete", ("provider", "fabric"), message, hint, at_key=True)
     yield from _shape(switches, placed)
 
 
@@ -277,10 +309,10 @@ def _shape(switches: Mapping[str, Switch], above: Mapping[str, str]) -> Iterator
         at = ("provider", "fabric", name)
         if (switch.hosts is None) == (switch.switches is None):
             hint = "write hosts: RANGE of a switch with nodes, switches: RANGE of one above others"
-            yield Fault(at, "a switch has either hosts or switches", hint, at_key=True)
+            yield Fault("fabric-mixed-switch", at, "a switch has either hosts or switches", hint, at_key=True)
         seen, upward = {name}, above.get(name)
         while upward is not None and upward not in seen:
             seen.add(upward)
             upward = above.get(upward)
         if upward == name:
-            yield Fault(at, f"{name} is above itself", "a fabric is a tree", at_key=True)
+            yield Fault("fabric-cycle", at, f"{name} is above itself", "a fabric is a tree", at_key=True)

@@ -62,20 +62,30 @@ def read_text(path: Path, filetype: Filetype[M]) -> str:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError as exc:
-        raise UsageError(f"there is no {title} {path}", fix=filetype.missing) from exc
+        raise UsageError(f"there is no {title} {path}", code="no-such-file", fix=filetype.missing) from exc
     except (OSError, ValueError) as exc:  # ValueError: a path with a null byte
         why = getattr(exc, "strerror", None) or str(exc)
         raise UsageError(
-            f"the {title} can't be read", where=str(path), why=why, fix="name a readable file"
+            f"the {title} can't be read",
+            code="file-unreadable",
+            where=str(path),
+            why=why,
+            fix="name a readable file",
         ) from exc
     if len(raw) > MAX_BYTES:
-        raise UsageError(f"the {title} is larger than 1 MiB", where=str(path), fix="is this the right file?")
+        raise UsageError(
+            f"the {title} is larger than 1 MiB",
+            code="file-too-large",
+            where=str(path),
+            fix="is this the right file?",
+        )
     try:
         return raw.decode()
     except UnicodeDecodeError as exc:
         line = raw.count(b"\n", 0, exc.start) + 1
         raise UsageError(
             f"the {title} is not UTF-8 text",
+            code="not-utf8",
             where=f"{path}:{line}",
             why=f"byte 0x{raw[exc.start]:02x}",
             fix="save it as UTF-8",
@@ -150,7 +160,7 @@ class Document(Generic[M]):
         except YAMLError as exc:
             raise SpecError(file, (_syntax_problem(exc, text, file),), kind=filetype.name) from exc
         if self._root is None:
-            nothing = Problem(file, 1, 1, "spec", "the file is empty", filetype.empty)
+            nothing = Problem(file, 1, 1, "spec", "file-empty", "the file is empty", filetype.empty)
             raise SpecError(file, (nothing,), kind=filetype.name)
         self.values = self._read(self._root, ())
 
@@ -163,7 +173,9 @@ class Document(Generic[M]):
         kind = self.filetype.model
         if not isinstance(self.values, dict):
             message = f"a {self.filetype.name} is a mapping of keys, not {shown(self.values)}"
-            self.problems = self.problems or [Problem(self.file, *self.place(()), "spec", message)]
+            self.problems = self.problems or [
+                Problem(self.file, *self.place(()), "spec", "not-a-mapping", message)
+            ]
             raise SpecError(self.file, tuple(self.problems), kind=self.filetype.name)
         errors: list[ErrorDetails] = []
         try:
@@ -290,7 +302,7 @@ class Document(Generic[M]):
     def _report(self, node: Node, loc: Loc, message: str, hint: str = "") -> object:
         """A value that is none: None stands for it."""
         place = _from_one(node.start_mark)
-        self.problems.append(Problem(self.file, *place, path_text(loc), message, hint))
+        self.problems.append(Problem(self.file, *place, path_text(loc), "bad-yaml", message, hint))
         return None
 
 
@@ -299,7 +311,12 @@ def _syntax_problem(exc: YAMLError, text: str, file: str) -> Problem:
         before = text[: exc.position]
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
         return Problem(
-            file, line, column, "yaml", f"the character U+{exc.character:04X} is not allowed in YAML"
+            file,
+            line,
+            column,
+            "yaml",
+            "bad-yaml",
+            f"the character U+{exc.character:04X} is not allowed in YAML",
         )
     said = str(getattr(exc, "problem", None) or exc).splitlines()[0]
     mark = getattr(exc, "problem_mark", None)
@@ -308,8 +325,8 @@ def _syntax_problem(exc: YAMLError, text: str, file: str) -> Problem:
         if fragment in said:
             if message in _SEEN_LATE:
                 mark = opened or mark
-            return Problem(file, *_from_one(mark), "yaml", message, hint)
-    return Problem(file, *_from_one(mark or opened), "yaml", f"this is not YAML: {said}")
+            return Problem(file, *_from_one(mark), "yaml", "bad-yaml", message, hint)
+    return Problem(file, *_from_one(mark or opened), "yaml", "bad-yaml", f"this is not YAML: {said}")
 
 
 def _from_one(mark: Any) -> tuple[int, int]:
@@ -350,7 +367,7 @@ class _Errors:
             if fault.loc not in known and not self._document.is_flawed(fault.loc):
                 place = self._document.place(fault.loc, at_key=fault.at_key)
                 key = path_text(fault.loc)
-                yield Problem(self._document.file, *place, key, fault.message, fault.hint)
+                yield Problem(self._document.file, *place, key, fault.code, fault.message, fault.hint)
 
     def _is_noise(self, error: ErrorDetails) -> bool:
         """Whether it was said already; pydantic counts only the entries that are valid."""
@@ -410,7 +427,7 @@ class _Errors:
         last_key = max((i for i, part in enumerate(loc) if isinstance(part, str)), default=0)
         name = "a name here" if is_key else path_text(loc[last_key:])
         message = explain(kind, context, name, value)
-        return Problem(self._document.file, *place, path_text(loc), message, self._hint(error))
+        return Problem(self._document.file, *place, path_text(loc), message.code, message, self._hint(error))
 
     def _shown(self, loc: Loc) -> str:
         value, text = self._document.value(loc), self._document.text(loc)

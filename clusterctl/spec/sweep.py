@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from clusterctl.errors import BadValueError
 from clusterctl.spec.base import UNKNOWN, Model
 from clusterctl.spec.units import shown
 
@@ -39,7 +40,10 @@ class Goal(StrEnum):
 
 def _key(name: str) -> str:
     if not _KEY.fullmatch(name):
-        raise ValueError(f"{shown(name)} is no name of an option: letters, digits, and _ . - after a letter")
+        raise BadValueError(
+            "not-an-option-name",
+            f"{shown(name)} is no name of an option: letters, digits, and _ . - after a letter",
+        )
     return name
 
 
@@ -49,7 +53,7 @@ def _texts(value: object) -> object:
     found: list[str] = []
     for one in values:
         if not isinstance(one, str):
-            raise ValueError(f"{shown(one)} is no single value")
+            raise BadValueError("sweep-value", f"{shown(one)} is no single value")
         match = _RANGE.fullmatch(one)
         found += _whole_numbers(one, match) if match else [one]
     return tuple(found)
@@ -61,7 +65,9 @@ def _whole_numbers(text: str, match: re.Match[str]) -> list[str]:
     except ValueError:
         return [text]
     if match[1] or not 0 <= last - first < MAX_TASKS:
-        raise ValueError(f"{shown(text)} is no range of up to {MAX_TASKS} whole numbers, such as 0..2")
+        raise BadValueError(
+            "sweep-range", f"{shown(text)} is no range of up to {MAX_TASKS} whole numbers, such as 0..2"
+        )
     return [str(number) for number in range(first, last + 1)]
 
 
@@ -76,7 +82,9 @@ def _drawn_from(value: object) -> object:
             return value
     except InvalidOperation:
         pass
-    raise ValueError(f"{shown(value)} is neither a list nor a range such as 1..8, 0.1..0.5, log 1e-5..1e-2")
+    raise BadValueError(
+        "sweep-values", f"{shown(value)} is neither a list nor a range such as 1..8, 0.1..0.5, log 1e-5..1e-2"
+    )
 
 
 def as_grid(value: object) -> object:
@@ -87,9 +95,13 @@ def as_grid(value: object) -> object:
     for entry in value:
         name, equals, texts = str(entry).partition("=")
         if not equals or not texts:
-            raise ValueError(f"{shown(entry)} is not of the form KEY=VALUE,VALUE or KEY=0..2")
+            raise BadValueError(
+                "sweep-entry", f"{shown(entry)} is not of the form KEY=VALUE,VALUE or KEY=0..2"
+            )
         if name in grid:
-            raise ValueError(f"{shown(name)} is given twice; write all its values in one list")
+            raise BadValueError(
+                "option-twice", f"{shown(name)} is given twice; write all its values in one list"
+            )
         grid[name] = texts.split(",")
     return {"grid": grid}
 
@@ -148,18 +160,22 @@ class Sweep(Model):
         if UNKNOWN in vars(self).values():  # what is wrong with it has been said
             return self
         if bool(self.random) != (self.trials is not None):
-            raise ValueError("random and trials go together: say how many trials to draw")
+            raise BadValueError(
+                "random-needs-trials", "random and trials go together: say how many trials to draw"
+            )
         if not (self.grid or self.cases or self.random):
-            raise ValueError("a sweep needs a grid, a list, or random values")
+            raise BadValueError("sweep-empty", "a sweep needs a grid, a list, or random values")
         names = [*self.grid, *self.random, *{name for case in self.cases for name in case}]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"{shown(twice)} has values in more than one of grid, list and random")
+            raise BadValueError(
+                "option-twice", f"{shown(twice)} has values in more than one of grid, list and random"
+            )
         for name in {*self.when, *(key for one in (*self.exclude, *self.when.values()) for key in one)}:
             if name not in names:
-                raise ValueError(f"{shown(name)} has no values in this sweep")
+                raise BadValueError("sweep-without-values", f"{shown(name)} has no values in this sweep")
         sizes = (max(len(self.cases), 1), self.trials or 1, *map(len, self.grid.values()))
         if math.prod(sizes) > 100 * MAX_TASKS or not 1 <= len(self.tasks) <= MAX_TASKS:
-            raise ValueError(f"a sweep has 1 to {MAX_TASKS} tasks")
+            raise BadValueError("sweep-too-large", f"a sweep has 1 to {MAX_TASKS} tasks")
         return self
 
     @cached_property

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from clusterctl.errors import BadValueError
+
 SIZE_PATTERN: Final = r"^(?=.*[1-9])[0-9]{1,12}(\.[0-9]{1,6})?[KMGTkmgt]i?[Bb]?$"
 DURATION_PATTERN: Final = r"^(?=.*[1-9])([0-9]{1,9}d)?([0-9]{1,9}h)?([0-9]{1,9}m)?([0-9]{1,9}s)?$"
 GIB_MIB: Final = 1024
@@ -57,7 +59,9 @@ def parse_size_mib(value: object) -> int:
 
         number, unit = match.groups()
         return _size_in_range(value, int(Fraction(number) * Fraction(1024) ** _BINARY_EXPONENT[unit.upper()]))
-    raise ValueError(f"{shown(value)} is not a size; write a number with a unit, such as 512MiB or 50GiB")
+    raise BadValueError(
+        "not-a-size", f"{shown(value)} is not a size; write a number with a unit, such as 512MiB or 50GiB"
+    )
 
 
 def parse_duration_s(value: object) -> int:
@@ -69,7 +73,9 @@ def parse_duration_s(value: object) -> int:
     if isinstance(value, str) and value and (match := _DURATION.fullmatch(value)):
         days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
         return _duration_in_range(value, days, hours, minutes, seconds)
-    raise ValueError(f"{shown(value)} is not a duration; write it as 45s, 30m, 1h30m or 2d")
+    raise BadValueError(
+        "not-a-duration", f"{shown(value)} is not a duration; write it as 45s, 30m, 1h30m or 2d"
+    )
 
 
 def parse_slurm_time_s(value: object) -> int:
@@ -89,7 +95,9 @@ def parse_slurm_time_s(value: object) -> int:
         return _duration_in_range(text, days, hours, minutes, seconds)
     if text and _DURATION.fullmatch(text):
         return parse_duration_s(text)
-    raise ValueError(f"{shown(value)} is not a time; write it as 30 (minutes), 1h30m, 01:30:00 or 1-12:00")
+    raise BadValueError(
+        "not-a-time", f"{shown(value)} is not a time; write it as 30 (minutes), 1h30m, 01:30:00 or 1-12:00"
+    )
 
 
 def parse_slurm_memory_mib(value: object) -> int:
@@ -103,7 +111,9 @@ def parse_slurm_memory_mib(value: object) -> int:
         return _size_in_range(text, int(text))
     if _SIZE.fullmatch(text):
         return parse_size_mib(text)
-    raise ValueError(f"{shown(value)} is not an amount of memory; write it as 4G, 4GiB or 4096 (MB)")
+    raise BadValueError(
+        "not-a-memory-size", f"{shown(value)} is not an amount of memory; write it as 4G, 4GiB or 4096 (MB)"
+    )
 
 
 def format_size(mib: int) -> str:
@@ -136,16 +146,18 @@ def _spelled(value: object) -> str:
 
 def _size_in_range(text: str, mib: int) -> int:
     if mib < 1:
-        raise ValueError(f"{shown(text)} is less than 1MiB")
+        raise BadValueError("size-too-small", f"{shown(text)} is less than 1MiB")
     if mib > MAX_SIZE_MIB:
-        raise ValueError(f"{shown(text)} is more than {format_size(MAX_SIZE_MIB)}")
+        raise BadValueError("size-too-large", f"{shown(text)} is more than {format_size(MAX_SIZE_MIB)}")
     return mib
 
 
 def _duration_in_range(text: str, days: int, hours: int, minutes: int, seconds: int) -> int:
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if total < 1:
-        raise ValueError(f"{shown(text)} is no time at all")
+        raise BadValueError("duration-zero", f"{shown(text)} is no time at all")
     if total > MAX_DURATION_S:
-        raise ValueError(f"{shown(text)} is longer than {format_duration(MAX_DURATION_S)}")
+        raise BadValueError(
+            "duration-too-long", f"{shown(text)} is longer than {format_duration(MAX_DURATION_S)}"
+        )
     return total

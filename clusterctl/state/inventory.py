@@ -196,12 +196,14 @@ def inventory_of(workspace: Workspace) -> Inventory:
     except ValidationError as exc:
         raise UsageError(
             f"what is noted of cluster {workspace.root.name!r} is damaged",
+            code="inventory-damaged",
             where=str(workspace.inventory),
             fix="run `clusterctl up`, which writes it anew",
         ) from exc
     except FileNotFoundError as exc:
         raise NotUpError(
             f"cluster {workspace.root.name!r} is not up",
+            code="not-up",
             where=str(workspace.root),
             fix="run `clusterctl up` first, or name another with --cluster (`clusterctl list` shows them)",
         ) from exc

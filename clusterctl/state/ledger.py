@@ -192,6 +192,7 @@ class RunRecord(_Stored):
         except (OSError, ValueError) as exc:
             raise CollectError(
                 f"{directory} is not a collected run",
+                code="not-a-run",
                 where=str(path),
                 why=str(exc).partition("\n")[0],
                 fix="name a folder that `clusterctl collect` made",

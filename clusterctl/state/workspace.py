@@ -41,6 +41,7 @@ def state_home() -> Path:
     if unfit := _UNFIT & set(str(folder)):
         raise MachineError(
             "the state folder's path can't stand in an ssh_config",
+            code="state-folder-path",
             where=str(folder),
             why=f"ssh reads {' and '.join(map(repr, sorted(unfit)))} there as syntax of its own",
             fix="set CLUSTERCTL_HOME to a path without",
@@ -66,7 +67,9 @@ def _needing_home(what: str, variable: str) -> Iterator[None]:
         yield
     except RuntimeError as exc:  # pathlib's word for a home that can't be found
         fix = f"set {variable} to a folder of yours"
-        raise MachineError(f"there is no folder to keep {what} in", why=str(exc), fix=fix) from exc
+        raise MachineError(
+            f"there is no folder to keep {what} in", code="no-home-folder", why=str(exc), fix=fix
+        ) from exc
 
 
 def _private_folder(path: Path) -> None:
@@ -250,7 +253,7 @@ class Workspace:
                     error.fix += f"; or {instead}"
                 raise error from exc
             why, fix = exc.strerror or str(exc), f"make it writable, or {instead}"
-            raise MachineError(what, where=str(self.root), why=why, fix=fix) from exc
+            raise MachineError(what, code="file-unwritable", where=str(self.root), why=why, fix=fix) from exc
 
 
 def _draw_key_pair(path: Path, *, comment: bytes = b"") -> Path:

@@ -38,6 +38,7 @@ def asset(name: str) -> Path:
             return candidate
     raise ClusterctlError(
         f"the data folder {name}/ is missing",
+        code="installation-incomplete",
         where=str(_PACKAGE),
         why="this installation of clusterctl is incomplete",
         fix="install clusterctl again from a wheel or a full checkout",

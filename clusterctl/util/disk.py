@@ -37,6 +37,7 @@ def writing(path: Path) -> Iterator[None]:
             raise disk_error(exc, path) from exc
         raise MachineError(
             f"{path.name} can't be written",
+            code="file-unwritable",
             where=str(path),
             why=exc.strerror or str(exc),
             fix="make it writable for you, then run the same command again",
