@@ -95,7 +95,7 @@ def _pattern(value: str) -> str:
     names = [name for name in value.removeprefix("!").strip().split("/") if name]
     if not names or value.startswith("#") or not {".", ".."}.isdisjoint(names):
         raise BadValueError(
-            "no-such-file",
+            "pattern-matches-nothing",
             f"{shown(value)} can match nothing: write a path from the folder on, without . and .., such as "
             "'results/**'; a # at its beginning as \\#",
         )

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from clusterctl.errors import SpecError, UsageError
+from clusterctl.errors import Notice, SpecError, UsageError
 from clusterctl.spec.base import HERE, PATTERNS, RECORDED, SCHEMA_DIALECT
 from clusterctl.spec.common import Partition, User
 from clusterctl.spec.models import PROVIDERS, ClusterSpec, faults
@@ -167,7 +167,7 @@ def resolve_users(
     return spec.model_copy(update={"users": (user,)})
 
 
-def job_user_notes(spec: ClusterSpec, current_user: CurrentUser) -> tuple[str, ...]:
+def job_user_notes(spec: ClusterSpec, current_user: CurrentUser) -> tuple[Notice, ...]:
     """What the user should know about a resolved spec: that jobs don't run under the caller's own name."""
     if current_user.uid == 0 or _as_user(current_user, spec) or spec.users != (FALLBACK_USER,):
         return ()
@@ -175,9 +175,8 @@ def job_user_notes(spec: ClusterSpec, current_user: CurrentUser) -> tuple[str, .
         f"{current_user.name!r} (uid {current_user.uid})" if current_user.name else f"uid {current_user.uid}"
     )
     name, uid = FALLBACK_USER.name, FALLBACK_USER.uid
-    return (
-        f"{who} can't be an account of the nodes: jobs run as {name} (uid {uid}); name others under users",
-    )
+    text = f"{who} can't be an account of the nodes: jobs run as {name} (uid {uid}); name others under users"
+    return (Notice("caller-unfit-for-nodes", text),)
 
 
 def _as_user(current_user: CurrentUser, spec: ClusterSpec) -> User | None:

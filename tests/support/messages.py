@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import BadValueError, ClusterctlError
 from payload.errors import PayloadError, RankError
 from scripts import message_reference
 from tests.support.verbs import Ran
@@ -23,7 +23,9 @@ from tests.support.verbs import Ran
 
 @contextmanager
 def refused(
-    code: str, kind: type[ClusterctlError | PayloadError | RankError] = ClusterctlError, **fields: object
+    code: str,
+    kind: type[ClusterctlError | BadValueError | PayloadError | RankError] = ClusterctlError,
+    **fields: object,
 ) -> Iterator[pytest.ExceptionInfo[Any]]:
     """Expect an error with this code; ``fields`` are attributes that it has. The body gets pytest's `caught`.
 
@@ -36,7 +38,7 @@ def refused(
     assert {name: getattr(error, name) for name in fields} == fields
 
 
-def codes_of(error: ClusterctlError | PayloadError | RankError) -> list[str]:
+def codes_of(error: ClusterctlError | BadValueError | PayloadError | RankError) -> list[str]:
     """Return the code of an error, then those of the failures behind it."""
     failures = error.failures if isinstance(error, ClusterctlError) else ()
     return list(dict.fromkeys([error.code, *(failure.code for failure in failures)]))

@@ -23,6 +23,7 @@ from clusterctl.spec.load import (
 )
 from clusterctl.spec.models import MAX_LOCAL_HOSTS, ClusterSpec, LocalSettings
 from clusterctl.spec.names import find_spec
+from tests.support.messages import refused
 
 ADA = CurrentUser("ada", 1001)
 ROOT = CurrentUser("root", 0)
@@ -57,7 +58,7 @@ def test_a_dangling_link_is_found_and_then_missing(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").symlink_to(tmp_path / "gone")
     path = find_spec(tmp_path)
     assert path is not None
-    with pytest.raises(UsageError, match="there is no spec file"):
+    with refused("no-such-file", UsageError):
         load_spec(path, current_user=ADA)
 
 
@@ -94,19 +95,22 @@ def test_an_empty_file(text: str) -> None:
     ("text", "what"), [("- a\n", "a list"), ("demo\n", "'demo'"), ("5\n", "5"), ("true\n", "true")]
 )
 def test_a_file_that_is_no_mapping(text: str, what: str) -> None:
-    assert problems(text) == [f"c.yaml:1:1: spec: a spec is a mapping of keys, not {what}"]
+    (problem,) = problems(text)
+    assert problem.startswith("c.yaml:1:1: spec: ")
+    assert problem.endswith(f"not {what}")
 
 
 def test_nesting_without_end() -> None:
-    (problem,) = problems("name: " + "[" * 100_000)
-    assert "nested more than 32 levels deep" in problem
+    with refused("bad-yaml", SpecError):
+        parse_spec("name: " + "[" * 100_000, "c.yaml")
 
 
 def test_a_forest_of_aliases_is_no_bomb() -> None:
     lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
     assert any("partitions is missing" in problem for problem in problems("\n".join(lines)))
     text = "\n".join([*lines, MINIMAL.replace("nodes: 2", "nodes: 2, memory: *a29")])
-    assert any("a list is not a size" in problem for problem in problems(text))
+    with refused("not-a-size", SpecError):
+        parse_spec(text, "c.yaml")
 
 
 def test_anchors_and_merge_keys() -> None:
@@ -150,33 +154,31 @@ def test_a_byte_order_mark_and_crlf(tmp_path: Path) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no spec file"):
+    with refused("no-such-file", UsageError):
         load_spec(tmp_path / "c.yaml", current_user=ADA)
 
 
 def test_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="can't be read") as caught:
+    with refused("file-unreadable", UsageError, why="Is a directory"):
         load_spec(tmp_path, current_user=ADA)
-    assert caught.value.why == "Is a directory"
 
 
 def test_a_path_that_can_be_none() -> None:
-    with pytest.raises(UsageError, match="can't be read"):
+    with refused("file-unreadable", UsageError):
         load_spec(Path("a\0b"), current_user=ADA)
 
 
 def test_a_file_that_is_not_text(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(b"version: 1\nname: \xff\n")
-    with pytest.raises(UsageError, match="not UTF-8") as caught:
+    with refused("not-utf8", UsageError, where=f"{path}:2", why="byte 0xff"):
         load_spec(path, current_user=ADA)
-    assert (caught.value.where, caught.value.why) == (f"{path}:2", "byte 0xff")
 
 
 def test_a_huge_file(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(MINIMAL.encode() + b"#" * 1024 * 1024)
-    with pytest.raises(UsageError, match="larger than 1 MiB"):
+    with refused("file-too-large", UsageError):
         load_spec(path, current_user=ADA)
 
 
@@ -192,13 +194,13 @@ def test_a_pipe_is_read(tmp_path: Path) -> None:
 
 class TestBuiltInPython:
     def test_too_many_hosts(self) -> None:
-        with pytest.raises(ValidationError, match="more than the 250 hosts"):
+        with pytest.raises(ValidationError, match="250"):
             ClusterSpec(version=1, name="a", partitions=(Partition(name="p", nodes=MAX_LOCAL_HOSTS),))
         ClusterSpec(version=1, name="a", partitions=(Partition(name="p", nodes=MAX_LOCAL_HOSTS - 1),))
 
     def test_twins(self) -> None:
         twins = (Partition(name="p", nodes=1), Partition(name="p", nodes=1))
-        with pytest.raises(ValidationError, match=r"partitions\[1\].name: name 'p'"):
+        with pytest.raises(ValidationError, match=r"partitions\[1\].name"):
             ClusterSpec(version=1, name="a", partitions=twins)
 
     def test_the_longest_host_name_is_a_legal_one(self) -> None:
@@ -236,8 +238,8 @@ class TestResolved:
         spec = resolve_users(self.SPEC, caller)
         assert spec.users == (User(name="hpc", uid=10_000),)
         (note,) = job_user_notes(spec, caller)
+        assert note.code == "caller-unfit-for-nodes"
         assert str(caller.uid) in note
-        assert "jobs run as hpc" in note
 
     @pytest.mark.parametrize("uid", [999, 1000, 1001, 1_200_000_001])
     def test_on_google_cloud_callers_keep_their_name_alone(self, uid: int) -> None:
@@ -327,9 +329,9 @@ def test_newer_rules_do_not_hold_for_the_recorded_spec_of_hosts_that_are_there(t
         "version: 1\nname: demo\nprovider: {type: gcp, project: my-project, zone: us-central1-a}\n"
         "partitions: [{name: train, nodes: 1, gpus: {type: v100}}]\nusers: [{name: ada, uid: 1000}]\n"
     )
-    with pytest.raises(SpecError, match="uid 1000 may be taken"):
+    with refused("uid-maybe-taken", SpecError):
         load_spec(path)
     assert load_spec(path, recorded=True).job_user == User(name="ada", uid=1000)
     path.write_text(path.read_text().replace("partitions", "partitons"))
-    with pytest.raises(SpecError, match="partitons"):
+    with refused("unknown-key", SpecError):
         load_spec(path, recorded=True)

@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 
+from clusterctl.errors import BadValueError
 from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.common import Gpus, Partition
@@ -14,6 +15,7 @@ from clusterctl.spec.gcp import Filestore
 from clusterctl.spec.gcp_nodes import GcpDisk
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec
+from tests.support.messages import refused
 
 SPECS = Path(__file__).parents[2] / "support" / "google" / "specs"
 DISK_TYPES = set(get_args(get_args(GcpDisk.model_fields["type"].annotation)[0]))
@@ -60,8 +62,9 @@ def test_the_facts_hang_together() -> None:
         assert one.family == name.split("-")[0]
         assert one.boot_disks, name
         assert {*one.boot_disks, *one.extra_disks} <= DISK_TYPES
-        assert not (one.local_ssds and one.bundled_ssds), "disks are either there or added"
-        assert max(one.local_ssds, default=0) <= 32, "as many as a spec may ask for"
+        # Disks are either part of a machine or added; a spec may ask for 32.
+        assert not (one.local_ssds and one.bundled_ssds)
+        assert max(one.local_ssds, default=0) <= 32
         assert one.tier_1 is False or one.gpu is None
     assert set(gcp_nodes.data()["filestore"]) == set(get_args(Filestore.model_fields["tier"].annotation))
 
@@ -79,7 +82,7 @@ def test_every_gpu_can_be_had_in_each_number(gpu: str) -> None:
 
 
 def test_no_machine_has_what_there_is_not() -> None:
-    with pytest.raises(ValueError, match="no machine type has 3 x l4"):
+    with refused("gpu-count", BadValueError):
         gcp_nodes.default_machine(Gpus(type="l4", count=3))
 
 
@@ -125,7 +128,7 @@ def test_the_machine_type_of_the_controller() -> None:
 
 def test_local_nodes_have_no_machine_type() -> None:
     partition = Partition(name="train", nodes=1)
-    with pytest.raises(ValueError, match="only Google Cloud"):
+    with refused("needs-cloud", BadValueError):
         gcp.machine_of(ClusterSpec(version=1, name="demo", partitions=(partition,)), partition)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import SpecError
+from clusterctl.errors import BadValueError, SpecError
 from clusterctl.spec.hosts import OnpremHost, expand, is_this_machine
 from clusterctl.spec.load import dump_spec, load_spec, parse_spec
 from clusterctl.spec.onprem import OnpremSettings
@@ -33,7 +33,7 @@ def test_a_range_names_hosts(text: str, names: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "a,", "a[1", "a]1", "a[]", "a[x]", "a[3-1]", "a[1-5000]", "a[1,1]"])
 def test_what_is_no_range_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises(BadValueError):
         expand(text)
 
 
@@ -216,5 +216,4 @@ def test_a_port_that_is_no_number_is_one_problem(port: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_spec(BASE.read_text().replace("port: 2222", f"port: {port}"), "c.yaml")
     (problem,) = caught.value.problems
-    assert problem.key == "provider.hosts.front.port"
-    assert problem.message.startswith("port must be a whole number, not a ")
+    assert (problem.key, problem.code) == ("provider.hosts.front.port", "wrong-type")
