@@ -77,7 +77,9 @@ class _Silent(Screen):
 
     def confirm(self, prompt: str, *, yes: bool) -> None:
         if not yes:
-            raise UsageError(prompt, why="Python programs are not prompted", fix="say yes=True")
+            raise UsageError(
+                prompt, code="needs-confirmation", why="Python programs are not prompted", fix="say yes=True"
+            )
 
 
 _OF_SWEEP = {"trials", "seed", "parallel"}  # its numbers; all others are values of the program's options
@@ -210,7 +212,11 @@ class Cluster:
     ) -> Job:
         """Submit a bundled job or your own script."""
         if is_job_file(str(target)):
-            raise UsageError(f"{target} is a job file, which may hold several jobs", fix="use submit_file")
+            raise UsageError(
+                f"{target} is a job file, which may hold several jobs",
+                code="job-file-given",
+                fix="use submit_file",
+            )
         (row,) = self._submit(target, args, options, run=run, weights=weights)
         return Job(self, row["job_id"], row["name"], row["dir"])
 
@@ -259,7 +265,11 @@ class Cluster:
             **options,
         )
         if "help" in screen.answer:
-            raise UsageError("--help starts no job", fix=f"`clusterctl submit {target} -- --help` shows it")
+            raise UsageError(
+                "--help starts no job",
+                code="help-starts-no-job",
+                fix=f"`clusterctl submit {target} -- --help` shows it",
+            )
         return list(screen.answer["jobs"])
 
     def replay(
@@ -409,7 +419,11 @@ def list_runs(
     """Collected runs, newest first, as `runs list` has them; of a ``sweep`` its tasks, the best first."""
     if sweep is not None:
         if where or since or tags or tasks or folders or everywhere or cluster or reverse:
-            raise UsageError("sweep= names one sweep", fix="leave out what chooses among runs, and reverse=")
+            raise UsageError(
+                "sweep= names one sweep",
+                code="options-exclusive",
+                fix="leave out what chooses among runs, and reverse=",
+            )
         return ranked(named_run(sweep), sort)[0]
     screen = _Silent(report)
     return cli_runs.selected(

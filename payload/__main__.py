@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         line = line_of(exc)
         if line is None or sys.excepthook is not sys.__excepthook__:
             raise  # MPI's hook says so, and ends the other ranks, too
-        _report(PayloadError(line), rank=0)
+        _report(PayloadError(line, code="rank-error"), rank=0)
         return PayloadError.exit_code
     return code
 

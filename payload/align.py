@@ -39,7 +39,10 @@ def run(config: AlignConfig) -> int:
     """
     nodes = {path.stem: read_samples(path) for path in sorted((config.folder / "telemetry").glob("*.jsonl"))}
     if not nodes:
-        raise UsageError(f"{config.folder} has no telemetry/<host>.jsonl; name the folder of a job or run")
+        raise UsageError(
+            f"{config.folder} has no telemetry/<host>.jsonl; name the folder of a job or run",
+            code="no-telemetry",
+        )
     iterations = [one for one in _records(config.folder / "metrics.jsonl") if one["kind"] == "iteration"]
     whole = Averages()
     with JsonLines(config.folder / "aligned.jsonl") as file:
@@ -117,14 +120,14 @@ def _records(path: Path) -> list[Record]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as exc:
-        raise UsageError(f"{path} cannot be read: {exc.strerror}") from exc
+        raise UsageError(f"{path} cannot be read: {exc.strerror}", code="file-unreadable") from exc
     records = []
     for number, line in enumerate(lines, start=1):
         try:
             records.append(json.loads(line))
         except ValueError as exc:
             if number < len(lines):  # a run that was killed may leave half a line at the end
-                raise UsageError(f"{path}:{number} is not JSON: {exc}") from exc
+                raise UsageError(f"{path}:{number} is not JSON: {exc}", code="not-json") from exc
     return records
 
 

@@ -125,9 +125,11 @@ def sides_of(config: BenchConfig, size: int) -> list[Side]:
     wanted = config.bench.ranks or [least << power for power in range(32) if least << power < size]
     for ranks in wanted:
         if ranks > size:
-            raise UsageError(f"--ranks {ranks} is above the {size} ranks of this job")
+            raise UsageError(f"--ranks {ranks} is above the {size} ranks of this job", code="too-few-ranks")
         if ranks % least:
-            raise UsageError(f"--ranks {ranks} is no multiple of the {least} of --tp x --pp")
+            raise UsageError(
+                f"--ranks {ranks} is no multiple of the {least} of --tp x --pp", code="ranks-not-divisible"
+            )
     sides = [Side("all", size, batch)]
     if size > least:
         sides.append(Side("all, silent", size, batch, silent=True))

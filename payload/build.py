@@ -66,7 +66,10 @@ def model_sizes(model: Model, dataset: Dataset) -> dict[str, Any]:
     facts = {name: value for name, value in dataset.facts.items() if name in known}
     for name in given:
         if name not in known:
-            raise UsageError(f"--{name.replace('_', '-')}: --model {model.model} has no such size")
+            raise UsageError(
+                f"--{name.replace('_', '-')}: --model {model.model} has no such size",
+                code="model-without-size",
+            )
     return {**defaults, **MODELS[model.model].sizes, **given, **facts}
 
 
@@ -188,7 +191,10 @@ def build_loader(
         micro_batch = min(micro_batch or _EVAL_BATCH, _EVAL_BATCH)
         wanted = micro_batch * mesh.dp.size
     elif wanted > dataset.training:
-        raise UsageError(f"--global-batch-size {wanted} is above the {dataset.training} samples")
+        raise UsageError(
+            f"--global-batch-size {wanted} is above the {dataset.training} samples",
+            code="batch-above-samples",
+        )
     return Loader(
         dataset,
         device,

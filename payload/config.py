@@ -323,7 +323,8 @@ class EvalConfig(Command):
         checkpoint = self.out or self.resume != "auto" or self.tp > 1 or self.pp > 1
         if self.model_folder and checkpoint:
             raise UsageError(
-                "--model-folder takes no --out, --resume, --tp or --pp: these are of checkpoints"
+                "--model-folder takes no --out, --resume, --tp or --pp: these are of checkpoints",
+                code="options-exclusive",
             )
 
 
@@ -393,7 +394,10 @@ class AllreduceConfig(Command):
 
     def __post_init__(self) -> None:
         if self.min_bytes > self.max_bytes:
-            raise UsageError(f"--min is {self.min_bytes} bytes, above --max, which is {self.max_bytes}")
+            raise UsageError(
+                f"--min is {self.min_bytes} bytes, above --max, which is {self.max_bytes}",
+                code="min-above-max",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,7 +462,7 @@ def check(config: Command, **known: bool) -> None:
     if isinstance(config, TrainConfig):
         facts |= _facts(config)
         for complaint in _contradictions(config):
-            raise UsageError(complaint)
+            raise UsageError(complaint, code="bad-settings")
     refuse_idle(config, facts)
 
 

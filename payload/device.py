@@ -340,7 +340,7 @@ def _take_own_part(local_rank: int) -> None:
 def _without_gpu(wanted: str, why: str, cause: Exception | None = None) -> Cpu:
     if wanted == "gpu":
         ask = "see that nvidia-smi shows one there, and that the job asks for it (submit --gpus 1)"
-        raise UsageError(f"--device gpu: {why}; {ask}") from cause
+        raise UsageError(f"--device gpu: {why}; {ask}", code="no-gpu") from cause
     # Where there is no GPU, nobody misses it.
     return Cpu(f"a GPU is here but not used: {why}" if Path("/dev/nvidia0").exists() else "")
 

@@ -62,7 +62,7 @@ def _settings(config: EvalConfig) -> TrainConfig:
     try:
         return from_record(TrainConfig, read_manifest(Path(config.resume)).config, flags)
     except BrokenError as exc:
-        raise UsageError(f"--resume: {config.resume} is broken: {exc}") from exc
+        raise UsageError(f"--resume: {config.resume} is broken: {exc}", code="checkpoint-damaged") from exc
 
 
 def _run_on_model(config: EvalConfig, folder: Path) -> int:
@@ -99,7 +99,10 @@ def _settings_of_model(config: EvalConfig, folder: Path, model: TrainedModel) ->
     elif run.is_file():
         flags["[data] data"] = make(TrainConfig, {}, run, named_by="the run's settings").data.data
     else:
-        raise UsageError(f"--data: {folder} does not tell what it was trained on: say what to judge it by")
+        raise UsageError(
+            f"--data: {folder} does not tell what it was trained on: say what to judge it by",
+            code="data-not-named",
+        )
     if record.tokenizer is not None:
         kind = record.tokenizer.get("kind")
         flags["[data] tokenizer"] = kind if kind == "bytes" else f"{kind}:"
@@ -117,7 +120,10 @@ def evaluate(config: TrainConfig, device: Device, world: Transport) -> dict[str,
     mesh = make_mesh(world, tp=config.layout.tp, pp=config.layout.pp)
     checkpoints = Session(config, world)
     if checkpoints.data_state is None:
-        raise UsageError(f"--resume {config.checkpoints.resume}: there is no checkpoint in {config.run.out}")
+        raise UsageError(
+            f"--resume {config.checkpoints.resume}: there is no checkpoint in {config.run.out}",
+            code="no-checkpoint",
+        )
     dataset = open_dataset(config, world, checkpoints.data_state, eval_only=True)
     loader = build_loader(config, dataset, device, mesh, eval_only=True)
     engine = build_engine(config, device, mesh, build_units(config.model, dataset, mesh.context(device)))

@@ -36,7 +36,7 @@ def run(config: ExportConfig) -> int:
     if launcher_rank(os.environ):  # one rank does it
         return 0
     if (config.checkpoint is None) == (config.model_folder is None):
-        raise UsageError("export: give either --model-folder or --checkpoint")
+        raise UsageError("export: give either --model-folder or --checkpoint", code="options-exclusive")
     is_folder = config.export_as == "hf"
     file = config.to or Path("model-hf" if is_folder else "model.safetensors")
     _check_target(file, is_folder=is_folder, force=config.force)
@@ -65,13 +65,16 @@ def _check_target(to: Path, *, is_folder: bool, force: bool) -> None:
         UsageError: ``to`` cannot be written there, or something is there already.
     """
     if not to.parent.is_dir():
-        raise UsageError(f"--to: there is no folder {to.parent}: make it first")
+        raise UsageError(f"--to: there is no folder {to.parent}: make it first", code="no-such-folder")
     if to.exists() and to.is_dir() != is_folder:
         kinds = ("a file", "a folder")[:: 1 if is_folder else -1]
-        raise UsageError(f"--to: {to} is {kinds[0]}: name {kinds[1]}")
+        raise UsageError(f"--to: {to} is {kinds[0]}: name {kinds[1]}", code="target-other-kind")
     there = [file for file in ([to / name for name in _IN_FOLDER] if is_folder else [to]) if file.exists()]
     if there and not force:
-        raise UsageError(f"--to: {there[0]} is there already: name another, or overwrite it with --force")
+        raise UsageError(
+            f"--to: {there[0]} is there already: name another, or overwrite it with --force",
+            code="file-exists",
+        )
 
 
 def _refuse_other_stem(shape: tuple[int, ...]) -> None:
@@ -91,7 +94,8 @@ def _refuse_other_stem(shape: tuple[int, ...]) -> None:
     raise UsageError(
         f"--export-as torchvision: its ResNets begin with weights of {_TORCHVISION}, and this one, for other "
         f"images, with {shape}: take torch, and load that into one whose conv1 is "
-        f"Conv2d({channels}, {width}, {kernel}, {stem}, bias=False){pool}"
+        f"Conv2d({channels}, {width}, {kernel}, {stem}, bias=False){pool}",
+        code="export-unfit",
     )
 
 
@@ -126,7 +130,9 @@ def _write_texts(folder: Path, record: ModelRecord) -> None:
         for name, text in texts.items():
             (folder / name).write_text(text + "\n", encoding="utf-8")
     except OSError as exc:
-        raise UsageError(f"--to: {exc.filename or folder} cannot be written: {exc.strerror}") from exc
+        raise UsageError(
+            f"--to: {exc.filename or folder} cannot be written: {exc.strerror}", code="file-unwritable"
+        ) from exc
 
 
 def write(path: Path, weights: Weights) -> int:
@@ -141,7 +147,7 @@ def write(path: Path, weights: Weights) -> int:
     try:
         stream.close()
     except OSError as exc:
-        raise UsageError(f"--to: {path} cannot be written: {exc.strerror}") from exc
+        raise UsageError(f"--to: {path} cannot be written: {exc.strerror}", code="file-unwritable") from exc
     return stream.plan.size
 
 
@@ -156,7 +162,7 @@ def of_checkpoint(folder: Path) -> tuple[ModelRecord, Weights, int]:
         for facts in manifest.files:
             verify(folder, facts)
     except BrokenError as exc:
-        raise UsageError(f"--checkpoint: {folder} is broken: {exc}") from exc
+        raise UsageError(f"--checkpoint: {folder} is broken: {exc}", code="checkpoint-damaged") from exc
     record = parse_record(manifest.model, folder)
     return record, _Saved(folder, manifest, record), manifest.iteration
 

@@ -153,5 +153,8 @@ def steepest(points: list[Point]) -> float:
         (points[place + 1].loss - points[place - 1].loss, points[place].lr) for place in range(1, lowest)
     ]
     if not slopes or min(slopes)[0] >= 0:
-        raise UsageError("--find: the loss falls at no learning rate; look at the model and the data")
+        raise UsageError(
+            "--find: the loss falls at no learning rate; look at the model and the data",
+            code="no-learning-rate",
+        )
     return min(slopes)[1]

@@ -43,13 +43,17 @@ def load(folder: Path, weights: str, device: Device, *, takes: str = "", command
     """
     record = read_record(folder)
     if not isinstance(record.input, Mapping):
-        raise UsageError(f"{folder} does not tell what the model takes: give one that a training left")
+        raise UsageError(
+            f"{folder} does not tell what the model takes: give one that a training left",
+            code="model-input-unknown",
+        )
     kind = str(record.input.get("kind"))
     if takes and kind != takes:
         others = {"images": "predict", "text": "sample"}
         fitting = others.get(kind, "eval")
         raise UsageError(
             f"{command} needs a model of {takes}, and {folder} has {record.model}, which takes {kind}: "
-            f"use {fitting}"
+            f"use {fitting}",
+            code="model-unfit-for-command",
         )
     return TrainedModel(record, build(record, read_weights(folder, weights, record), device), device)

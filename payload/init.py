@@ -46,7 +46,10 @@ class Initial:
             return None
         kind, wanted = known["kind"], tokenizer.partition(":")[0]
         if kind != wanted:
-            raise UsageError(f"--init: {self.file} is of a model with --tokenizer {kind}, not {wanted}")
+            raise UsageError(
+                f"--init: {self.file} is of a model with --tokenizer {kind}, not {wanted}",
+                code="init-other-tokenizer",
+            )
         return {name: value for name, value in known.items() if name != "kind"} or None
 
     def load(
@@ -75,12 +78,15 @@ class Initial:
                 weights, foreign = from_any(config.model.model, shapes, read_file(self.file), drawn)
                 self._refuse_other(config.model.model, settings, foreign=foreign)
             except UsageError as exc:
-                raise UsageError(f"--init: {self.file}: {exc}") from exc
+                raise UsageError(f"--init: {self.file}: {exc}", code="init-unfit") from exc
             return {**weights, **drawn}, sha256_of(self.file)
 
         weights, digest = on_all_ranks(engine.mesh.world, read)
         if len(set(engine.mesh.world.allgather(digest))) > 1:
-            raise UsageError(f"--init: {self.file} is not the same on all nodes: put it in a shared folder")
+            raise UsageError(
+                f"--init: {self.file} is not the same on all nodes: put it in a shared folder",
+                code="init-differs-on-nodes",
+            )
         set_weights(engine, units, weights)
 
     def _refuse_other(self, model: str, settings: Mapping[str, Any], *, foreign: bool) -> None:
@@ -94,13 +100,14 @@ class Initial:
                 if theirs != settings.get(name):
                     flag = name.replace("_", "-")
                     raise UsageError(
-                        f"it is of a model with --{flag} {theirs}, and this one has {settings[name]}"
+                        f"it is of a model with --{flag} {theirs}, and this one has {settings[name]}",
+                        code="init-other-size",
                     )
         elif foreign and (file := self.file.parent / "config.json").exists():
             try:
                 theirs = json.loads(file.read_bytes())
             except (OSError, ValueError) as exc:
-                raise UsageError(f"its config.json cannot be read: {exc}") from exc
+                raise UsageError(f"its config.json cannot be read: {exc}", code="init-unreadable") from exc
             refuse_other(model, settings, theirs)
 
 
@@ -117,7 +124,10 @@ def _found(path: Path) -> Initial:
     folder, file = (path, path / "model.safetensors") if path.is_dir() else (path.parent, path)
     if not (folder / RECORD).exists():
         if not file.exists():
-            raise UsageError(f"--init: there is no {file}: give a file of weights, or the folder of a model")
+            raise UsageError(
+                f"--init: there is no {file}: give a file of weights, or the folder of a model",
+                code="no-such-file",
+            )
         return Initial(file, None)
     record = read_record(folder)
     if path.is_dir():

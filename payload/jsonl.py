@@ -45,7 +45,9 @@ class JsonLines:
             # Nothing is left to be written when it is closed, which would fail once more.
             self._file: BinaryIO = path.open("ab" if keep else "wb", buffering=0)
         except OSError as exc:
-            raise UsageError(f"--out: {path} cannot be written: {exc.strerror}") from exc
+            raise UsageError(
+                f"--out: {path} cannot be written: {exc.strerror}", code="file-unwritable"
+            ) from exc
 
     def write(self, kind: str, **fields: Any) -> None:
         """Add one object, with the time in Unix seconds.
@@ -59,7 +61,9 @@ class JsonLines:
             while left:
                 left = left[self._file.write(left) :]
         except OSError as exc:
-            raise RankError(f"--out: {self._path} cannot be written: {exc.strerror}") from exc
+            raise RankError(
+                f"--out: {self._path} cannot be written: {exc.strerror}", code="file-unwritable"
+            ) from exc
 
     def __enter__(self) -> JsonLines:
         return self

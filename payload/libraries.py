@@ -103,10 +103,14 @@ class Naming:
             tied = self.tied.get(name)
             if tied and not (array.shape == found[tied].shape and np.array_equal(array, found[tied])):
                 raise UsageError(
-                    f"{name} has numbers of its own, and the model shares those of {self.names_of(tied)[0]}"
+                    f"{name} has numbers of its own, and the model shares those of {self.names_of(tied)[0]}",
+                    code="weights-not-shared",
                 )
             if not tied and not re.fullmatch(self.unused, name):
-                raise UsageError(f"there is {name} of {array.shape}, and the model has no such tensor")
+                raise UsageError(
+                    f"there is {name} of {array.shape}, and the model has no such tensor",
+                    code="weights-extra",
+                )
 
     def knows(self, shapes: Shapes, names: Sequence[str]) -> int:
         """How many of the names it has for a model of ours."""
@@ -143,11 +147,13 @@ def _fitting(name: str, array: Array | None, shape: tuple[int, ...], *, cut: boo
         UsageError: it is not there, or of another shape.
     """
     if array is None:
-        raise UsageError(f"there is no {name}")
+        raise UsageError(f"there is no {name}", code="weights-missing")
     if cut and array.ndim == len(shape) == 2:  # noqa: PLR2004
         array = array[: shape[0]]
     if array.shape != shape:
-        raise UsageError(f"{name} is of {tuple(array.shape)}, and the model's is of {shape}")
+        raise UsageError(
+            f"{name} is of {tuple(array.shape)}, and the model's is of {shape}", code="weights-other-shape"
+        )
     return array
 
 
@@ -245,7 +251,9 @@ def naming(library: str, model: str) -> Naming:
     if (module := MODELS[model].module) in known:
         return known[module]
     able = ", ".join(name for name, entry in MODELS.items() if entry.module in known)
-    raise UsageError(f"--export-as {library}: it has no {model}, only {able}; torch has all")
+    raise UsageError(
+        f"--export-as {library}: it has no {model}, only {able}; torch has all", code="export-unfit"
+    )
 
 
 def from_any(
@@ -364,4 +372,7 @@ def refuse_other(model: str, settings: Mapping[str, Any], theirs: Mapping[str, A
     for key, ours in config(model, settings, ()).items():
         if key in theirs and theirs[key] != ours and not _FREE.fullmatch(key):
             flag = f": give {_FLAGS[key]} {theirs[key]}" if key in _FLAGS else ""
-            raise UsageError(f"its config.json says {key} {theirs[key]!r}, and the model has {ours!r}{flag}")
+            raise UsageError(
+                f"its config.json says {key} {theirs[key]!r}, and the model has {ours!r}{flag}",
+                code="init-other-config",
+            )

@@ -195,7 +195,7 @@ class Metrics(Report):
             if hashes[rank] != hashes[first]
         ]
         if strays:
-            raise PayloadError(f"parameters differ: {', '.join(strays)}")
+            raise PayloadError(f"parameters differ: {', '.join(strays)}", code="parameters-differ")
         replicas = places.count(places[0])
         alike = f", and alike on its {replicas} replicas" if replicas > 1 else ""
         same = "on all ranks" if replicas == len(places) else f"on rank 0{alike}"

@@ -77,9 +77,11 @@ def read_record(folder: Path) -> ModelRecord:
         return parse_record(json.loads(path.read_bytes()), path)
     except OSError as exc:
         why = f"{path} cannot be read: {exc.strerror}"
-        raise UsageError(f"{why}: give the folder model/ that a training left") from exc
+        raise UsageError(
+            f"{why}: give the folder model/ that a training left", code="not-a-model-folder"
+        ) from exc
     except ValueError as exc:
-        raise UsageError(f"{path} is not as a training wrote it: {exc}") from exc
+        raise UsageError(f"{path} is not as a training wrote it: {exc}", code="model-folder-damaged") from exc
 
 
 def parse_record(fields: Any, path: Path) -> ModelRecord:
@@ -94,13 +96,21 @@ def parse_record(fields: Any, path: Path) -> ModelRecord:
     try:
         version, given = fields["format"], {name: value for name, value in fields.items() if name != "format"}
         if version != FORMAT:
-            raise UsageError(f"{path} is of format {version}, and this program reads {FORMAT}: update it")
+            raise UsageError(
+                f"{path} is of format {version}, and this program reads {FORMAT}: update it",
+                code="model-folder-newer",
+            )
         files = {which: WeightsFile(**facts) for which, facts in given.pop("files").items()}
         record = ModelRecord(**given, files=files)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise UsageError(f"{path} is not as a training wrote it: {exc!r}") from exc
+        raise UsageError(
+            f"{path} is not as a training wrote it: {exc!r}", code="model-folder-damaged"
+        ) from exc
     if record.model not in MODELS:
-        raise UsageError(f"{path} is of a model {record.model}; this program knows {', '.join(MODELS)}")
+        raise UsageError(
+            f"{path} is of a model {record.model}; this program knows {', '.join(MODELS)}",
+            code="model-unknown",
+        )
     return record
 
 
@@ -115,12 +125,18 @@ def read_weights(folder: Path, which: str = BEST, record: ModelRecord | None = N
     """
     files = (record or read_record(folder)).files
     if which not in files:
-        raise UsageError(f"{folder} has no {which} weights, only {', '.join(files) or 'none'}: take others")
+        raise UsageError(
+            f"{folder} has no {which} weights, only {', '.join(files) or 'none'}: take others",
+            code="weights-not-kept",
+        )
     facts = files[which]
     path = folder / facts.file
     weights = read_file(path)
     if sha256_of(path) != facts.sha256:
-        raise UsageError(f"{path} is not as a training wrote it: its SHA-256 is not that of {RECORD}")
+        raise UsageError(
+            f"{path} is not as a training wrote it: its SHA-256 is not that of {RECORD}",
+            code="model-folder-damaged",
+        )
     return weights
 
 
@@ -133,9 +149,9 @@ def read_file(path: Path) -> dict[str, Array]:
     try:
         return safetensors.read(path)[0]
     except OSError as exc:
-        raise UsageError(f"{path} cannot be read: {exc.strerror}") from exc
+        raise UsageError(f"{path} cannot be read: {exc.strerror}", code="file-unreadable") from exc
     except ValueError as exc:
-        raise UsageError(f"{path} cannot be read: {exc}") from exc
+        raise UsageError(f"{path} cannot be read: {exc}", code="file-unreadable") from exc
 
 
 def sha256_of(path: Path) -> str:
@@ -158,11 +174,11 @@ def make_units(model: str, settings: Mapping[str, Any], context: Context) -> lis
     module = module_of(model)
     unknown = [name for name in settings if name not in inspect.signature(module.build).parameters]
     if unknown:
-        raise UsageError(f"--model {model} has no {', '.join(unknown)}")
+        raise UsageError(f"--model {model} has no {', '.join(unknown)}", code="model-without-size")
     try:
         units: list[Unit] = module.build(context, **settings)
     except (ValueError, TypeError) as exc:
-        raise UsageError(f"--model {model}: {exc}") from exc
+        raise UsageError(f"--model {model}: {exc}", code="model-bad-size") from exc
     return units
 
 
@@ -211,7 +227,9 @@ def refuse_unfit(shapes: Mapping[str, tuple[int, ...]], weights: Weights) -> Non
     ]
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise UsageError(f"the weights are not of this model: there is {wrong[0]}{more}")
+        raise UsageError(
+            f"the weights are not of this model: there is {wrong[0]}{more}", code="weights-other-model"
+        )
 
 
 def set_state(units: Sequence[Unit], weights: Weights, device: Device) -> None:

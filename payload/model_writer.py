@@ -127,7 +127,9 @@ class ModelWriter:
                 digest = stream.close()
             except OSError as exc:
                 where = exc.filename or path
-                raise PayloadError(f"--out: {where} cannot be written: {exc.strerror}") from exc
+                raise PayloadError(
+                    f"--out: {where} cannot be written: {exc.strerror}", code="file-unwritable"
+                ) from exc
             self._publish(replace(facts, sha256=digest), which)
             return digest
 
@@ -147,7 +149,9 @@ class ModelWriter:
             beside.write_text(replace(self._record, files=files).encode())
             beside.replace(path)
         except OSError as exc:
-            raise PayloadError(f"--out: {exc.filename or path} cannot be written: {exc.strerror}") from exc
+            raise PayloadError(
+                f"--out: {exc.filename or path} cannot be written: {exc.strerror}", code="file-unwritable"
+            ) from exc
 
     def _link(self) -> None:
         """The final weights are the best ones."""
@@ -178,7 +182,9 @@ def place(source: Path, target: Path) -> None:
         beside.replace(target)
         beside.unlink(missing_ok=True)  # it stays where both names were one file already
     except OSError as exc:
-        raise PayloadError(f"{exc.filename or target} cannot be written: {exc.strerror}") from exc
+        raise PayloadError(
+            f"{exc.filename or target} cannot be written: {exc.strerror}", code="file-unwritable"
+        ) from exc
 
 
 def _loss(facts: WeightsFile | None) -> float:

@@ -28,7 +28,9 @@ def run(config: PredictConfig) -> int:
         mean, scale = (np.array(model.record.input[name], float) for name in ("mean", "scale"))
         names = [str(name) for name in _names(model)]
     except (LookupError, TypeError, ValueError) as exc:
-        raise UsageError(f"{config.model_folder}: what it says of its images is incomplete") from exc
+        raise UsageError(
+            f"{config.model_folder}: what it says of its images is incomplete", code="model-input-unknown"
+        ) from exc
     files = [(file, read_images(file, (height, width, channels))) for file in config.files]
     found = []
     for file, images in files:

@@ -25,7 +25,10 @@ def run(config: SampleConfig) -> int:
         config.model_folder, config.weights, choose(config.device, 0), takes="text", command="sample"
     )
     if model.record.tokenizer is None:
-        raise UsageError(f"{config.model_folder} was trained on synthetic tokens, which have no text")
+        raise UsageError(
+            f"{config.model_folder} was trained on synthetic tokens, which have no text",
+            code="model-without-text",
+        )
     tokenizer = tokenizer_of(model.record.tokenizer)
     prompt = [
         int(token) for token in tokenizer.encode((config.prompt or "\n").encode(errors="surrogateescape"))

@@ -34,15 +34,20 @@ class LearningRate:
         """
         if not self.peak <= _MOST:
             raise UsageError(
-                f"--lr: a learning rate of {self.peak:g} is above {_MOST:g}; see --scale-lr, too"
+                f"--lr: a learning rate of {self.peak:g} is above {_MOST:g}; see --scale-lr, too",
+                code="lr-too-high",
             )
         if self.least > self.peak:
-            raise UsageError(f"--min-lr {self.least:g} is above the learning rate, which is {self.peak:g}")
+            raise UsageError(
+                f"--min-lr {self.least:g} is above the learning rate, which is {self.peak:g}",
+                code="min-above-max",
+            )
         for flag, first in (("warmup", self.warmup), ("decay", min(self.milestones, default=-1) + 1)):
             if first > self.iterations:
                 raise UsageError(
                     f"--{flag}-iterations: the run ends after {self.iterations} iterations, before these; "
-                    "give fewer, or a longer run (--epochs, --iterations)"
+                    "give fewer, or a longer run (--epochs, --iterations)",
+                    code="run-too-short",
                 )
 
     def at(self, iteration: int) -> float:

@@ -328,7 +328,7 @@ class _Parser(argparse.ArgumentParser):
     """Raises where argparse would print a usage text from every rank and exit."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message}; see `{self.prog} --help`")
+        raise UsageError(f"{self.prog}: {message}; see `{self.prog} --help`", code="bad-flag")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse here what is unknown: the parser of a command knows what is near."""
@@ -413,7 +413,8 @@ def refuse_idle(config: Command, facts: Mapping[str, Fact]) -> None:
             if fact and not need.met(fact.value) and (need.files or not where):
                 name = one.path if where else f"--no-{one.key}" if value is False else f"--{one.key}"
                 raise UsageError(
-                    f"{where}{name}: it has an effect only {need.wanted}, none {fact.words}: leave it out"
+                    f"{where}{name}: it has an effect only {need.wanted}, none {fact.words}: leave it out",
+                    code="setting-without-effect",
                 )
 
 
@@ -421,18 +422,22 @@ def _read_file(command: type[Any], file: Path, named_by: str) -> dict[str, Any]:
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise UsageError(f"{named_by}: {file} cannot be read: {exc.strerror}") from exc
+        raise UsageError(
+            f"{named_by}: {file} cannot be read: {exc.strerror}", code="file-unreadable"
+        ) from exc
     except ValueError as exc:  # what TOML or UTF-8 forbid
-        raise UsageError(f"{named_by}: {file} is not TOML: {exc}") from exc
+        raise UsageError(f"{named_by}: {file} is not TOML: {exc}", code="not-toml") from exc
     known = {one.path: one for one in settings_of(command)}
     values: dict[str, Any] = {}
     for path, value in _flat(tables):
         if path not in known:
-            raise UsageError(f"{named_by}: {file}: there is no {path}{_hint(path, list(known))}")
+            raise UsageError(
+                f"{named_by}: {file}: there is no {path}{_hint(path, list(known))}", code="unknown-key"
+            )
         try:
             values[path] = known[path].field.metadata["read"](_text(value))
         except argparse.ArgumentTypeError as exc:
-            raise UsageError(f"{named_by}: {file}: {path}: {exc}") from exc
+            raise UsageError(f"{named_by}: {file}: {path}: {exc}", code="bad-value") from exc
     return values
 
 

@@ -34,7 +34,9 @@ class EventFile:
             self._scalar: Any = importlib.import_module("tensorboardX.summary").scalar
             self._protocol: Any = importlib.import_module("tensorboardX.proto.event_pb2")
         except ImportError as exc:
-            raise UsageError(f"--tensorboard: {exc}; install payload/requirements.lock") from exc
+            raise UsageError(
+                f"--tensorboard: {exc}; install payload/requirements.lock", code="tensorboard-missing"
+            ) from exc
         self._folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +46,9 @@ class EventFile:
                 self._add(done + 1, session_log=log(status=log.START))
             self._flush()
         except OSError as exc:
-            raise UsageError(f"--out: {folder} cannot be written: {exc.strerror}") from exc
+            raise UsageError(
+                f"--out: {folder} cannot be written: {exc.strerror}", code="file-unwritable"
+            ) from exc
 
     def write(self, group: str, step: int, fields: Mapping[str, float | None]) -> None:
         """Add what is known of the fields, each as ``group/name``.
@@ -80,4 +84,4 @@ class EventFile:
         self._flushed = time.monotonic()
 
     def _refusal(self, exc: OSError) -> RankError:
-        return RankError(f"--out: {self._folder} cannot be written: {exc.strerror}")
+        return RankError(f"--out: {self._folder} cannot be written: {exc.strerror}", code="file-unwritable")

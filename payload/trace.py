@@ -122,4 +122,4 @@ def _save(path: Path, text: str) -> None:
     try:
         path.write_text(text)
     except OSError as exc:
-        raise UsageError(f"--out: {path} cannot be written: {exc.strerror}") from exc
+        raise UsageError(f"--out: {path} cannot be written: {exc.strerror}", code="file-unwritable") from exc

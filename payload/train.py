@@ -198,7 +198,8 @@ class Trainer:
         evaluation = self.engine.evaluate(self.loader.held_out())
         if not math.isfinite(evaluation.loss):
             raise PayloadError(
-                f"training diverged at iteration {iteration} (test loss {evaluation.loss}); try a lower --lr"
+                f"training diverged at iteration {iteration} (test loss {evaluation.loss}); try a lower --lr",
+                code="training-diverged",
             )
         return evaluation
 
@@ -235,7 +236,7 @@ def _write_config(config: TrainConfig) -> None:
     try:
         path.write_bytes(to_toml(config.placed()).encode(errors="surrogateescape"))
     except OSError as exc:
-        raise UsageError(f"--out: {path} cannot be written: {exc.strerror}") from exc
+        raise UsageError(f"--out: {path} cannot be written: {exc.strerror}", code="file-unwritable") from exc
 
 
 def _check_finite(iteration: int, result: StepResult) -> None:
@@ -247,4 +248,7 @@ def _check_finite(iteration: int, result: StepResult) -> None:
     if not result.finite and not result.skipped:
         numbers = f"loss {result.loss}, gradient norm {result.grad_norm}"
         advice = "--lr" if result.loss_scale == 1 else "--lr or --loss-scale"
-        raise PayloadError(f"training diverged at iteration {iteration} ({numbers}); try a lower {advice}")
+        raise PayloadError(
+            f"training diverged at iteration {iteration} ({numbers}); try a lower {advice}",
+            code="training-diverged",
+        )

@@ -49,7 +49,9 @@ def ssh(
     One string is for the remote shell, as with ssh; several words after -- arrive verbatim.
     """
     if admin and user is not None:
-        raise UsageError("--admin and --user exclude each other", fix="use one of them")
+        raise UsageError(
+            "--admin and --user exclude each other", code="options-exclusive", fix="use one of them"
+        )
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace):
         inventory = inventory_of(workspace)
@@ -85,7 +87,9 @@ def shell(
     _refuse_shell_as_json(screen, command)
     if not command and not terminal:
         raise UsageError(
-            "there is no terminal for a shell", fix="name a command: clusterctl shell -- COMMAND"
+            "there is no terminal for a shell",
+            code="needs-terminal",
+            fix="name a command: clusterctl shell -- COMMAND",
         )
     forwards = parse_forwards(forward or [])
     with open_session(screen, options) as session, ExitStack() as stack:
@@ -130,7 +134,11 @@ def _host_and_command(inventory: Inventory, host: str | None, words: list[str]) 
 
 def _refuse_shell_as_json(screen: Screen, command: Sequence[str] | None) -> None:
     if screen.json and not command:
-        raise UsageError("a shell has no answer in JSON", fix="name a command after --, or leave out -o json")
+        raise UsageError(
+            "a shell has no answer in JSON",
+            code="no-json-answer",
+            fix="name a command after --, or leave out -o json",
+        )
 
 
 def _note_wait(screen: Screen, session: Session, job_id: str) -> None:

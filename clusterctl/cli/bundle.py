@@ -55,7 +55,9 @@ def create(
     archives = dict(_assignment(text) for text in archive or ())
     if unknown := archives.keys() - {one.release for one in distributions}:
         raise UsageError(
-            f"--from names {', '.join(sorted(unknown))}, which no host has", fix="say it with --os"
+            f"--from names {', '.join(sorted(unknown))}, which no host has",
+            code="unknown-distribution",
+            fix="say it with --os",
         )
     target = out or Path(f"{spec.name}.bundle.tar")
     # The first of the names for a release; RHEL's before all, whose packages are not public.
@@ -94,7 +96,9 @@ def _distribution(name: str) -> Distribution:
     try:
         return distribution_of(name)
     except ProvisionError as exc:
-        raise UsageError(exc.what, where="--os", why=exc.why, fix=exc.fix) from exc
+        raise UsageError(
+            exc.what, code="unknown-distribution", where="--os", why=exc.why, fix=exc.fix
+        ) from exc
 
 
 def _names(screen: Screen, options: Options, names: list[str] | None) -> list[str]:
@@ -106,6 +110,7 @@ def _names(screen: Screen, options: Options, names: list[str] | None) -> list[st
     except NotUpError as exc:
         raise UsageError(
             "which distributions do the hosts have?",
+            code="missing-argument",
             why="the cluster is not up, so nobody has looked yet",
             fix="say it: --os debian-12, or --os rocky-9; several if several have to be served",
         ) from exc
@@ -115,7 +120,9 @@ def _names(screen: Screen, options: Options, names: list[str] | None) -> list[st
 def _assignment(text: str) -> tuple[str, Path]:
     name, equals, path = text.partition("=")
     if not (name and equals and path):
-        raise UsageError(f"--from {text} is not NAME=FILE", fix="say it as debian-12=mirror.list")
+        raise UsageError(
+            f"--from {text} is not NAME=FILE", code="bad-value", fix="say it as debian-12=mirror.list"
+        )
     return _distribution(name).release, Path(path)
 
 

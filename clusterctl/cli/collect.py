@@ -116,12 +116,16 @@ def _selection(
     if everything:
         if any(one is not None for one in (checkpoints, max_checkpoint, max_file)):
             raise UsageError(
-                "--all copies everything", fix="leave out --checkpoints, --max-checkpoint and --max-file"
+                "--all copies everything",
+                code="options-exclusive",
+                fix="leave out --checkpoints, --max-checkpoint and --max-file",
             )
         return ALL
     if checkpoints not in {None, *_CHECKPOINTS}:
         raise UsageError(
-            f"--checkpoints: {checkpoints!r} is none of them", fix=f"say {', '.join(_CHECKPOINTS)}"
+            f"--checkpoints: {checkpoints!r} is none of them",
+            code="unknown-value",
+            fix=f"say {', '.join(_CHECKPOINTS)}",
         )
     return Selection(
         checkpoints or "latest",
@@ -134,7 +138,7 @@ def _bytes(flag: str, size: str | None, default: int) -> int:
     try:
         return default if size is None else parse_size_mib(size) << 20
     except ValueError as exc:
-        raise UsageError(f"{flag} is wrong", why=str(exc)) from exc
+        raise UsageError(f"{flag} is wrong", code="bad-value", why=str(exc)) from exc
 
 
 def brought_otherwise(workspace: Workspace) -> tuple[Copies, ...]:

@@ -63,7 +63,9 @@ def write_bundle(
 
     files = [word for word in words if word.endswith(_SUFFIX)]
     if len(files) > 1:
-        raise UsageError("--bundle writes one file", fix=f"keep one of {', '.join(files)}")
+        raise UsageError(
+            "--bundle writes one file", code="options-exclusive", fix=f"keep one of {', '.join(files)}"
+        )
     default = f"{spec.name}-doctor-{time.strftime('%Y%m%dT%H%M%S')}{_SUFFIX}"
     hosts = [word for word in words if word not in files]
 

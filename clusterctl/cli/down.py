@@ -96,7 +96,9 @@ def down(
         )
         return
     if project is not None:
-        raise UsageError("--project is for --orphans", fix="say --orphans, or leave it out")
+        raise UsageError(
+            "--project is for --orphans", code="option-needs-option", fix="say --orphans, or leave it out"
+        )
     workspace = workspace_of(screen, options, named=yes or storage)  # else the question names it
     name = workspace.root.name
     if storage and not workspace.root.is_dir():
@@ -222,6 +224,7 @@ def _no_storage(name: str) -> UsageError:
     there += [f"kept storage of {one}" for one in dict.fromkeys(kept.cluster for kept in all_recorded())]
     return NotUpError(
         f"there is no cluster {name!r}, and no kept storage of one",
+        code="unknown-cluster",
         why=f"there is {', '.join(there) or 'none of any name'}",
         fix="name what there is; storage whose record was lost is found with the cluster's spec: -f",
     )
@@ -278,7 +281,9 @@ def _where(screen: Screen, options: Options, project: str | None) -> tuple[Provi
         return spec.provider, spec.name
     if options.cluster is None or options.file is not None:
         raise UsageError(
-            "--project needs the name of a cluster and no spec file", fix="say --cluster NAME with it"
+            "--project needs the name of a cluster and no spec file",
+            code="option-needs-option",
+            fix="say --cluster NAME with it",
         )
     return whole_project(project), options.cluster
 

@@ -99,7 +99,9 @@ def _show_transfer(
 def _refuse_empty(paths: list[str]) -> None:
     """An empty word is a variable that was not set, and would name the whole folder."""
     if "" in paths:
-        raise UsageError("a path is empty", fix="name a file or a folder; the whole folder is `.`")
+        raise UsageError(
+            "a path is empty", code="path-empty", fix="name a file or a folder; the whole folder is `.`"
+        )
 
 
 def _split(paths: list[str]) -> tuple[list[str], str]:
@@ -110,6 +112,7 @@ def _split(paths: list[str]) -> tuple[list[str], str]:
     if Path(remote).is_file() and not remote.endswith("/"):
         raise UsageError(
             f"{remote} is a file here, and the last argument names the folder on the cluster",
+            code="target-is-local-file",
             fix=f"to send it, end with a folder (`.` is the home there); if {remote} is one, say {remote}/",
         )
     return local, _below_home(remote)

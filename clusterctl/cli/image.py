@@ -24,6 +24,7 @@ def bake(screen: Screen, options: Options, no_wait: NoWait = False, yes: Yes = F
     if settings is None:
         raise UsageError(
             f"there is no image to make: the provider is {spec.provider.type}",
+            code="no-image-to-bake",
             fix="run `clusterctl up`, which makes whatever its nodes need",
         )
     if spec.provider != settings:

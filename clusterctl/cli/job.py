@@ -49,7 +49,11 @@ def logs(
     Colors are kept; other control characters are escaped.
     """
     if raw and screen.json:
-        raise UsageError("--raw and -o json exclude each other", fix="use one of them; JSON changes no text")
+        raise UsageError(
+            "--raw and -o json exclude each other",
+            code="options-exclusive",
+            fix="use one of them; JSON changes no text",
+        )
     kept = KeptLogs()
     shown = contextlib.nullcontext(kept.keep) if screen.json else screen.logs(raw=raw)
     ranks = str(rank) if rank is not None else "all" if label else ""
@@ -85,7 +89,11 @@ def _last_submitted(screen: Screen, session: Session) -> str:
         if entry.job_id is not None:
             screen.note(f"{entry.shown}, the last one submitted")
             return entry.job_id
-    raise UsageError("no job was submitted yet", fix="name one: `clusterctl jobs` lists the jobs there are")
+    raise UsageError(
+        "no job was submitted yet",
+        code="no-job-yet",
+        fix="name one: `clusterctl jobs` lists the jobs there are",
+    )
 
 
 def cancel(screen: Screen, options: Options, ids: Ids) -> None:
@@ -258,4 +266,4 @@ def timeout_of(text: str | None) -> float | None:
     try:
         return None if text is None else float(parse_slurm_time_s(text))
     except ValueError as exc:
-        raise UsageError("--timeout is wrong", why=str(exc)) from exc
+        raise UsageError("--timeout is wrong", code="bad-value", why=str(exc)) from exc

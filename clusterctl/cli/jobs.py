@@ -49,7 +49,9 @@ def jobs(
     resources, its folder and files on the cluster, where its run was collected to, and how it ended.
     """
     if watch and screen.json:
-        raise UsageError("--watch and -o json exclude each other", fix="use one of them")
+        raise UsageError(
+            "--watch and -o json exclude each other", code="options-exclusive", fix="use one of them"
+        )
     with open_session(screen, options, patience_s=SOON_S) as session:
 
         def ask() -> tuple[tuple[JobInfo, ...], int]:

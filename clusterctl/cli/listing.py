@@ -144,6 +144,7 @@ def _delete_kept(screen: Screen, options: Options) -> Sequence[KeptImage]:
     if not provider.is_cloud:
         raise UsageError(
             f"there are no images to delete in a project: the provider is {provider.type}",
+            code="no-project-images",
             fix="leave --images out, or name a spec of a cloud: -f FILE",
         )
     return kept_images(provider, prune=True)

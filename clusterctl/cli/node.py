@@ -50,7 +50,9 @@ def drain(
 ) -> None:
     """Drain nodes: no new jobs start, running jobs go on. `up` leaves drained nodes as they are."""
     if not reason.strip():
-        raise UsageError("--reason is empty", fix="say why, for whoever looks at the nodes")
+        raise UsageError(
+            "--reason is empty", code="reason-empty", fix="say why, for whoever looks at the nodes"
+        )
     with _cluster(screen, options) as (inventory, scheduler):
         chosen = _chosen(inventory, names)
         scheduler.drain(chosen, reason)
@@ -78,7 +80,7 @@ def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
     chosen = nodes.names_of(names)
     if there := [name for name in chosen if inventory.host(name)]:
         fix = f"`clusterctl up --limit {','.join(there)}` repairs it, `clusterctl node replace` takes another"
-        raise UsageError(f"already in the cluster: {', '.join(there)}", fix=fix)
+        raise UsageError(f"already in the cluster: {', '.join(there)}", code="host-exists", fix=fix)
     return bring_up(screen, options, spec, UpOptions(limit=chosen), **joining)
 
 
@@ -127,7 +129,11 @@ def replace(
     there = tuple(name for name in chosen if inventory.host(name))  # none, of one that failed half way
     if inventory.controller.name in chosen:
         fix = "take the cluster down, and raise it anew"
-        raise UsageError(f"{inventory.controller.name} is the controller: it can't be replaced", fix=fix)
+        raise UsageError(
+            f"{inventory.controller.name} is the controller: it can't be replaced",
+            code="controller-not-replaceable",
+            fix=fix,
+        )
     nodes.check_names(inventory, chosen if is_local else there)
     if is_local:  # of a spec that says more since, nothing else is done
         spec = applied_spec(workspace)
@@ -180,6 +186,7 @@ def reboot(
         if not scheduler.manages_nodes:
             raise UsageError(
                 "nodes without Slurm cannot be drained, so a job could start on them",
+                code="needs-slurm",
                 fix="reboot them yourself while no job runs, then run `clusterctl up`",
             )
         nodes.drain_usable(scheduler, chosen, _REASON_REBOOT)
@@ -198,6 +205,7 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
     if inventory.traits.shares_kernel:
         raise UsageError(
             "local nodes have no kernel of their own to boot",
+            code="node-without-kernel",
             fix="`clusterctl up` restarts what is wrong with them",
         )
     for host in inventory.compute:
@@ -205,6 +213,7 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
         if host.name in names and is_this_machine(address):
             raise UsageError(
                 f"{host.name} is the machine that you are on",
+                code="node-is-this-machine",
                 why=f"its address is {address}: whatever runs here would end with it, clusterctl, too",
                 fix="boot it yourself while no job runs, then `clusterctl up`",
             )

@@ -281,16 +281,18 @@ def _unexpected(options: Options) -> ClusterctlError:
     text = traceback.format_exc()
     last = text.strip().splitlines()[-1]
     if options.verbose:
-        return ClusterctlError("unexpected error, this is a bug", why=text)
+        return ClusterctlError("unexpected error, this is a bug", code="bug", why=text)
     try:
         folder = state_home() / ".errors"  # a cluster may be called "errors"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.txt"
         write_atomic(path, "\n".join(map(printable, [str(sys.argv), *text.splitlines(), ""])))
     except (OSError, ClusterctlError):
-        return ClusterctlError("unexpected error, this is a bug", why=last, fix="run it again with -v")
+        return ClusterctlError(
+            "unexpected error, this is a bug", code="bug", why=last, fix="run it again with -v"
+        )
     return ClusterctlError(
-        "unexpected error, this is a bug", why=last, fix=f"report it with the traceback in {path}"
+        "unexpected error, this is a bug", code="bug", why=last, fix=f"report it with the traceback in {path}"
     )
 
 
@@ -354,6 +356,7 @@ def workspace_of(screen: Screen, options: Options, *, named: bool = False) -> Wo
         why = str(exc.problems[0]) if isinstance(exc, SpecError) else exc.why or exc.what
         raise UsageError(
             "the spec file does not say which cluster is meant",
+            code="spec-without-name",
             where=str(path),
             why=why,
             fix="correct it, or name the cluster: --cluster NAME (`clusterctl list` shows them)",
@@ -365,6 +368,7 @@ def workspace_of(screen: Screen, options: Options, *, named: bool = False) -> Wo
     if not workspace.root.is_dir():
         raise NotUpError(
             f"cluster {name!r} is not up, and its spec file is wrong",
+            code="not-up",
             where=str(path),
             why="\n".join(map(str, wrong.problems)),
             fix="correct it, then `clusterctl up`; or name the cluster, for which no spec is read: --cluster "
@@ -453,6 +457,7 @@ def _only_cluster(screen: Screen, options: Options, *, named: bool = False) -> s
     if named or len(up) > 1:
         raise UsageError(
             "no cluster is named, and there is no cluster.yaml here",
+            code="no-cluster-named",
             why=f"{'these are' if len(up) > 1 else 'this one is'} up: {', '.join(up)}",
             fix=f"name it: `--cluster {up[0]}`, or its spec: -f FILE",
         )
@@ -466,11 +471,17 @@ def _named(options: Options) -> Workspace:
 
     name = options.cluster or ""
     if options.file is not None:
-        raise UsageError("-f and --cluster exclude each other", fix="use one of them")
+        raise UsageError(
+            "-f and --cluster exclude each other", code="options-exclusive", fix="use one of them"
+        )
     if not is_cluster_name(name):
         raise _unknown(name)
     return Workspace.of(name)
 
 
 def _unknown(name: str) -> UsageError:
-    return UsageError(f"there is no cluster {name!r}", fix="`clusterctl list` shows the clusters there are")
+    return UsageError(
+        f"there is no cluster {name!r}",
+        code="unknown-cluster",
+        fix="`clusterctl list` shows the clusters there are",
+    )

@@ -279,10 +279,12 @@ class Screen:
         if yes:
             return
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise UsageError(prompt, why="there is no terminal to prompt on", fix="say --yes")
+            raise UsageError(
+                prompt, code="needs-confirmation", why="there is no terminal to prompt on", fix="say --yes"
+            )
         print(f"{printable(prompt)} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-            raise UsageError("nothing was done", why="the answer was no")
+            raise UsageError("nothing was done", code="declined", why="the answer was no")
 
 
 def _json(answer: dict[str, Any]) -> bytes:
@@ -299,7 +301,9 @@ def _writing(stream: TextIO) -> Iterator[None]:
         raise SystemExit(READER_GONE) from None
     except OSError as exc:
         silence(stream)
-        raise ClusterctlError("the answer can't be written", why=exc.strerror or str(exc)) from exc
+        raise ClusterctlError(
+            "the answer can't be written", code="answer-unwritable", why=exc.strerror or str(exc)
+        ) from exc
 
 
 def silence(stream: TextIO) -> None:

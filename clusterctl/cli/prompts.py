@@ -49,6 +49,7 @@ def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] |
         if not _FINGERPRINT.fullmatch(text):
             raise UsageError(
                 f"{text!r} is no fingerprint",
+                code="not-a-fingerprint",
                 where="--accept-host-key",
                 fix="write it as `ssh-keygen -lf` does: SHA256: and 43 letters",
             )
@@ -71,7 +72,12 @@ def _password() -> str:
     """The password for sudo; it is shown and noted nowhere."""
     text = getpass.getpass("sudo password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
     if not text:
-        raise UsageError("there is no password", where="--ask-become-pass", fix="type one, or leave it out")
+        raise UsageError(
+            "there is no password",
+            code="no-password",
+            where="--ask-become-pass",
+            fix="type one, or leave it out",
+        )
     return text
 
 
@@ -86,6 +92,7 @@ def _confirming(screen: Screen) -> Callable[[Sequence[OfferedKey]], None]:
             if not (sys.stdin.isatty() and sys.stderr.isatty()):
                 raise UsageError(
                     "host keys must be confirmed",
+                    code="host-keys-unconfirmed",
                     why="there is no terminal to prompt on",
                     fix=f"if they are right, run: {_command(offered)}",
                     failures=tuple(one.failure for one in offered),

@@ -86,7 +86,11 @@ def _changes(said: Sequence[str]) -> dict[str, str]:
         key = key.removeprefix("--")
         if not equals or not key or key in changes:
             what = f"{key!r} is given twice" if key in changes else f"{one!r} is not of the form KEY=VALUE"
-            raise UsageError(f"--set: {what}", fix="write each option of the program once, as --set lr=1e-3")
+            raise UsageError(
+                f"--set: {what}",
+                code="bad-setting",
+                fix="write each option of the program once, as --set lr=1e-3",
+            )
         changes[key] = value
     return changes
 
@@ -100,18 +104,24 @@ def _failed(row: Row, changes: Mapping[str, str]) -> list[int]:
     tasks = latest_tasks(row)
     if not tasks:
         raise UsageError(
-            f"--failed is about the tasks of an array, and {row.shown} is none", fix="leave out --failed"
+            f"--failed is about the tasks of an array, and {row.shown} is none",
+            code="not-an-array",
+            fix="leave out --failed",
         )
     if changes:
         raise UsageError(
             "--failed runs tasks again as they were",
+            code="options-exclusive",
             fix=f"leave out --set, or change one task: `clusterctl replay {row.run.job_id}_3 --set ...`",
         )
     if odd := next((task for task in tasks if not _NUMBER.fullmatch(task.number)), None):
-        raise UsageError(f"{odd.shown} has no number of a task", where=str(odd.run.directory))
+        raise UsageError(
+            f"{odd.shown} has no number of a task", code="task-without-number", where=str(odd.run.directory)
+        )
     if going_on := next((task.run for task in tasks if not task.run.final), None):
         raise UsageError(
             f"job {going_on.job_id} had not ended when it was collected",
+            code="job-not-ended",
             fix=f"when it has ended: `clusterctl collect {going_on.job_id}`",
         )
     return [int(task.number) for task in tasks if task.record.state != JobState.COMPLETED]

@@ -67,6 +67,7 @@ def report(
     if (shows and (out or open_ or serve)) or (serve and (out or open_)) or (port and not serve):
         raise UsageError(
             "-o json, -o md and --serve write no file, and --port is about --serve",
+            code="options-exclusive",
             fix="leave out one of them",
         )
     rows = list({row.folder: row for row in map(named_run, run)}.values())
@@ -87,7 +88,9 @@ def report(
         {}, *facts["verdict"], *(f"missing: {one}" for one in facts["missing"]), "", f"report: {path}"
     )
     if open_ and not webbrowser.open(path.absolute().as_uri()):
-        raise UsageError("there is no browser here", fix="say --serve, and open the address elsewhere")
+        raise UsageError(
+            "there is no browser here", code="no-browser", fix="say --serve, and open the address elsewhere"
+        )
 
 
 def _serve(screen: Screen, page: bytes, port: int) -> None:
@@ -108,7 +111,10 @@ def _serve(screen: Screen, page: bytes, port: int) -> None:
         server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     except OSError as exc:
         raise ClusterctlError(
-            f"port {port} can't be used", why=exc.strerror or str(exc), fix="say another --port"
+            f"port {port} can't be used",
+            code="port-unusable",
+            why=exc.strerror or str(exc),
+            fix="say another --port",
         ) from exc
     with server:
         at = server.server_port

@@ -271,7 +271,11 @@ def run() -> int:
         silence(sys.stdout)
         if isinstance(exc, BrokenPipeError):
             return READER_GONE
-        return _show(ClusterctlError("the answer can't be written", why=exc.strerror or str(exc)))
+        return _show(
+            ClusterctlError(
+                "the answer can't be written", code="answer-unwritable", why=exc.strerror or str(exc)
+            )
+        )
     return int(code)
 
 
@@ -330,7 +334,7 @@ def _refuse(exc: typer.TyperException) -> int:
     if given := _SPEC_AS_ARGUMENT.search(text):
         option = "--file" if path.endswith(" logs") else "-f"  # its -f is --follow
         fix = f"name a spec file with `{shlex.join([option, given[1]])}`"
-    return _show(UsageError(text.rstrip("."), fix=fix), json=json)
+    return _show(UsageError(text.rstrip("."), code="bad-command-line", fix=fix), json=json)
 
 
 def _show(error: ClusterctlError, *, json: bool = False) -> int:

@@ -106,11 +106,15 @@ def list_(
     loss.min, loss.max.
     """
     if folder and everywhere:
-        raise UsageError("--dir and --everywhere exclude each other", fix="use one of them")
+        raise UsageError(
+            "--dir and --everywhere exclude each other", code="options-exclusive", fix="use one of them"
+        )
     if sweep is not None:
         if where or columns or reverse or since or tag or tasks or limit or folder or everywhere:
             raise UsageError(
-                "--sweep ranks all tasks of one sweep; only --sort goes with it", fix="leave out the others"
+                "--sweep ranks all tasks of one sweep; only --sort goes with it",
+                code="options-exclusive",
+                fix="leave out the others",
             )
         answer, lines = ranking_of(screen, named_run(sweep), sort)
         screen.result(answer, *lines)
@@ -204,7 +208,9 @@ def _reject_keys_of_tasks(rows: Sequence[Row], keys: Sequence[str]) -> None:
             task.value(key) is not None for row in rows for task in row.tasks
         ):
             raise UsageError(
-                f"only tasks of arrays have {key!r}", fix="add --tasks, or name an array: --sweep RUN"
+                f"only tasks of arrays have {key!r}",
+                code="key-of-tasks-only",
+                fix="add --tasks, or name an array: --sweep RUN",
             )
 
 
@@ -373,7 +379,9 @@ def rm(
     rows = [named_run(name) for name in run]
     if inner := next((row for row in rows if row.task is not None), None):
         raise UsageError(
-            f"{inner.shown} is one task of a run", fix=f"name the whole run: {inner.run.directory.name}"
+            f"{inner.shown} is one task of a run",
+            code="run-is-a-task",
+            fix=f"name the whole run: {inner.run.directory.name}",
         )
     runs = list({row.run.directory: row.run for row in rows}.values())
     for one in runs:
@@ -393,7 +401,10 @@ def rm(
             screen.note(*(f"removed {path}" for path in removed))
             place = hidden if removed[-1:] == [str(one.directory)] else one.directory
             raise ClusterctlError(
-                f"{place.name} can't be removed", where=str(place), why=exc.strerror or str(exc)
+                f"{place.name} can't be removed",
+                code="folder-not-removable",
+                where=str(place),
+                why=exc.strerror or str(exc),
             ) from exc
     screen.result({"removed": removed}, *(f"removed {path}" for path in removed))
 

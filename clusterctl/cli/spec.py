@@ -57,10 +57,15 @@ def init(
         with path.open("w" if force else "x") as file:
             file.write(text)
     except FileExistsError as exc:
-        raise UsageError(f"{path} exists already", fix="say --force to overwrite it") from exc
+        raise UsageError(
+            f"{path} exists already", code="file-exists", fix="say --force to overwrite it"
+        ) from exc
     except OSError as exc:
         raise UsageError(
-            f"{path} can't be written", why=exc.strerror or str(exc), fix="name another file with -f"
+            f"{path} can't be written",
+            code="file-unwritable",
+            why=exc.strerror or str(exc),
+            fix="name another file with -f",
         ) from exc
     for line in notes:
         screen.note(f"note: {line}")
@@ -76,10 +81,15 @@ def _write_examples(screen: Screen, *, force: bool) -> None:
             asset("examples"), folder, dirs_exist_ok=force, ignore=shutil.ignore_patterns("__pycache__")
         )
     except FileExistsError as exc:
-        raise UsageError(f"{folder} exists already", fix="say --force to overwrite its files") from exc
+        raise UsageError(
+            f"{folder} exists already", code="file-exists", fix="say --force to overwrite its files"
+        ) from exc
     except (OSError, shutil.Error) as exc:
         raise UsageError(
-            f"{folder} can't be written", why=str(exc), fix="see to the folder's rights"
+            f"{folder} can't be written",
+            code="file-unwritable",
+            why=str(exc),
+            fix="see to the folder's rights",
         ) from exc
     answer = {"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())}
     screen.result(answer, f"wrote {folder}/; {folder}/README.md says how to run each of them")
@@ -88,7 +98,11 @@ def _write_examples(screen: Screen, *, force: bool) -> None:
 def _imported(provider: str, source: Path) -> tuple[str, list[str]]:
     """The spec of an Ansible inventory, and what did not come along."""
     if not PROVIDERS[provider].user_owned:
-        raise UsageError("an inventory is of machines of your own", fix="say --provider onprem with it")
+        raise UsageError(
+            "an inventory is of machines of your own",
+            code="option-needs-option",
+            fix="say --provider onprem with it",
+        )
     return spec_of_inventory(source)
 
 

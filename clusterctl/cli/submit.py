@@ -239,7 +239,12 @@ def _wanted(
                 screen.note(f"note: {job.name}: the file's args are replaced: {shlex.join(job.args)}")
         return jobs
     if variants:
-        raise UsageError(f"{target} has no variants", why="only a job file has", fix="leave out --variant")
+        raise UsageError(
+            f"{target} has no variants",
+            code="no-variants",
+            why="only a job file has",
+            fix="leave out --variant",
+        )
     return (job_spec(target, flags),)
 
 
@@ -258,10 +263,15 @@ def _refuse_contradictions(
     wanted: Sequence[JobSpec], *, follow: bool, waits: bool, timeout_s: float | None
 ) -> None:
     if timeout_s is not None and not waits:
-        raise UsageError("--timeout bounds a wait", fix="say --wait or --follow too; --time limits the job")
+        raise UsageError(
+            "--timeout bounds a wait",
+            code="option-needs-option",
+            fix="say --wait or --follow too; --time limits the job",
+        )
     if follow and len(wanted) > 1:
         raise UsageError(
             f"--follow shows the output of one job, and these are {len(wanted)}",
+            code="follow-needs-one-job",
             fix="say --wait, or choose one with --variant",
         )
 
@@ -279,10 +289,16 @@ def _use_here(
     from clusterctl.state.submissions import Ledger
 
     if chosen is None:
-        raise UsageError("--local uses a trained model", fix="say which: --run RUN")
+        raise UsageError(
+            "--local uses a trained model", code="option-needs-option", fix="say which: --run RUN"
+        )
     if others := sorted(set(given) - {"args"}):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
-        raise UsageError(f"--local starts no job, which {flags} is about", fix="leave out one or the other")
+        raise UsageError(
+            f"--local starts no job, which {flags} is about",
+            code="options-exclusive",
+            fix="leave out one or the other",
+        )
     _reject_wrong(wanted, chosen)
     (job,) = wanted
     known = () if folder_of_run(chosen.run) else Ledger(workspace_of(screen, options).jobs).entries()
@@ -292,7 +308,9 @@ def _use_here(
         try:
             answer = json.loads(said)
         except ValueError as exc:
-            raise UsageError("what the program printed is no JSON", fix="leave out -o json") from exc
+            raise UsageError(
+                "what the program printed is no JSON", code="no-json-answer", fix="leave out -o json"
+            ) from exc
         screen.result(answer)
         return
     with screen.logs() as show:

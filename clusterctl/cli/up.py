@@ -73,7 +73,9 @@ def up(
     Prompts before it removes hosts or creates billed resources. Without a terminal, removing needs --yes.
     """
     if bundle is not None and no_bundle:
-        raise UsageError("--bundle and --no-bundle exclude each other", fix="use one of them")
+        raise UsageError(
+            "--bundle and --no-bundle exclude each other", code="options-exclusive", fix="use one of them"
+        )
     spec = spec_of(screen, options)
     if not dry_run:  # what has to be started for it starts while the rest is imported
         from clusterctl.providers.registry import provider_of
@@ -207,7 +209,11 @@ def plan(
     """
     if preflight:
         if check or diff:
-            raise UsageError("--preflight excludes --check and --diff", fix="run the one, then the other")
+            raise UsageError(
+                "--preflight excludes --check and --diff",
+                code="options-exclusive",
+                fix="run the one, then the other",
+            )
         return show_preflight(screen, spec_of(screen, options), ask_become_pass=ask_become_pass)
     return show_plan(
         screen, spec_of(screen, options), check=check, diff=diff, ask_become_pass=ask_become_pass

@@ -86,7 +86,7 @@ def create(
         MachineError: it can't be written.
     """
     if file.exists():
-        raise UsageError(f"{file} exists", fix="name another file, or remove it")
+        raise UsageError(f"{file} exists", code="file-exists", fix="name another file, or remove it")
     made = _Files(redactor(_secrets(workspace)))
     try:
         answer = doctor()

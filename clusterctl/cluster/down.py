@@ -302,6 +302,7 @@ def remove_looked_at(
     if len([one for one in found if one.id not in looked_at]) > is_seen:
         raise UsageError(
             f"cluster {name!r} is down, and its storage is kept: there are {len(found)} of this name",
+            code="storage-name-ambiguous",
             why="; ".join(map(str, found)),
             fix=f"`{REMOVE.format(name=name)}` looks at each of them, and asks",
         )
@@ -323,6 +324,7 @@ def _down_without_workspace(runner: PhaseRunner, *, discard: bool) -> DownResult
     if not found:
         raise NotUpError(
             f"there is no cluster {name!r}",
+            code="unknown-cluster",
             fix="name another with --cluster (`clusterctl list` shows them); one on Google Cloud or "
             "on machines of your own whose workspace is missing is found with --orphans",
         )
@@ -344,6 +346,7 @@ def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) 
         there = ", ".join(entry.job_id for entry in not_home if entry.job_id) or "none"
         raise UsageError(
             f"there is no run of job {', '.join(unknown)} to discard",
+            code="unknown-run",
             why="no such job was submitted from here",
             fix=f"the jobs whose runs are not home: {there}",
         )
@@ -363,6 +366,7 @@ def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> 
     options = " ".join(f"--discard-run {job_id}" for job_id in given_up) or "--discard"
     return CollectError(
         "the cluster stays up: runs that are not home yet can't be collected",
+        code="runs-not-collected",
         where=exc.where,
         why=f"{whose}{exc.cause}",
         fix=f"{remedy}; or give these runs up: {options}",

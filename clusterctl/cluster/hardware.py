@@ -351,7 +351,9 @@ def reject_missing_gpus(
     if failures:
         missing = any(one.code == "gpus-missing" for one in failures)
         what = f"GPUs {'are missing' if missing else 'can not be used'} on {{hosts}}"
-        raise VerifyError.of_hosts(what, failures, then="the other nodes are at work")
+        raise VerifyError.of_hosts(
+            what, failures, code="nodes-changed-hardware", then="the other nodes are at work"
+        )
 
 
 def _why_missing(driver: Driver) -> tuple[str, str]:

@@ -117,6 +117,7 @@ def check_drained(scheduler: Scheduler, names: Sequence[str]) -> None:
     if back := [s.node.name for s in states(scheduler, names) if s.node.usable or s.jobs]:
         raise SchedulerError(
             f"{', '.join(back)} takes jobs again: nothing was booted",
+            code="node-resumed-meanwhile",
             why="somebody has put it back into service meanwhile",
             fix="say it again, once nobody needs it",
         )
@@ -131,7 +132,9 @@ def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None
     back = dict(zip(hosts, parallel_map([*hosts.values()], lambda to: _boot(to, timeout_s)), strict=True))
     if failures := [Failure("reboot", why, host, "reboot") for host, why in back.items() if why]:
         fix = "look at its console; once it answers, `clusterctl up` puts it back into service"
-        raise TransportError.of_hosts("{hosts} did not come back", failures, fix=fix)
+        raise TransportError.of_hosts(
+            "{hosts} did not come back", failures, code="nodes-did-not-come-back", fix=fix
+        )
 
 
 def _boot(host: Transport, timeout_s: float) -> str:
@@ -168,7 +171,7 @@ def names_of(ranges: Iterable[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for text in ranges for name in expand(text)))
     except ValueError as exc:
         raise UsageError(
-            "that is no range of hosts", why=str(exc), fix="write it as gpu[01-03],gpu07"
+            "that is no range of hosts", code="bad-hostlist", why=str(exc), fix="write it as gpu[01-03],gpu07"
         ) from exc
 
 
@@ -194,6 +197,7 @@ def limited(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> 
     elif provider.controller not in limit:
         raise UsageError(
             f"the controller, {provider.controller}, comes first",
+            code="controller-first",
             where="--limit",
             why="nothing of the cluster is up yet",
             fix=f"name it, too: --limit {provider.controller},{','.join(limit)}",
@@ -215,11 +219,14 @@ def spec_without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
     if provider.controller in names:
         raise UsageError(
             f"{provider.controller} is the controller: it can't be removed",
+            code="controller-not-removable",
             fix="take the cluster down, and create it with another controller",
         )
     left = {p.name: [n for n in spec.node_names(p) if n not in names] for p in spec.partitions}
     if not any(left.values()):
-        raise UsageError("no node would be left", fix="take the whole cluster down: `clusterctl down`")
+        raise UsageError(
+            "no node would be left", code="no-node-left", fix="take the whole cluster down: `clusterctl down`"
+        )
     fewer = tuple(name for name in provider.login if name not in names)
     return _with(spec.model_copy(update={"provider": provider.model_copy(update={"login": fewer})}), left)
 
@@ -315,5 +322,10 @@ def _with(spec: ClusterSpec, nodes: dict[str, list[str]]) -> ClusterSpec:
         if nodes[p.name]
     )
     if not partitions:
-        raise UsageError("none of these hosts is a node", where="--limit", fix="name one of a partition, too")
+        raise UsageError(
+            "none of these hosts is a node",
+            code="no-node-chosen",
+            where="--limit",
+            fix="name one of a partition, too",
+        )
     return spec.model_copy(update={"partitions": partitions})

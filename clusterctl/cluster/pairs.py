@@ -64,7 +64,10 @@ def _unreached(
 
         def listen(name: str) -> tuple[Conversation, Iterator[bytes], Any]:
             talk = talks.enter_context(to(name).converse(argv))
-            said = lines(iter(talk.receive, b""), TransportError(f"{name} says too much", host=name))
+            said = lines(
+                iter(talk.receive, b""),
+                TransportError(f"{name} says too much", code="answer-too-long", host=name),
+            )
             return talk, said, _answer(talk, said)
 
         def ask(name: str) -> dict[str, str]:
@@ -86,7 +89,7 @@ def _answer(talk: Conversation, said: Iterator[bytes]) -> Any:
         with suppress(ValueError):  # the account's shell may say more
             return json.loads(line)
     talk.finish()  # raises why it has ended
-    raise TransportError("it has ended without an answer")
+    raise TransportError("it has ended without an answer", code="ended-without-answer")
 
 
 def _overload(_: int, load: float, cpus: int) -> str:

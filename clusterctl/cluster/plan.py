@@ -157,7 +157,12 @@ def plan_changes(session: ClusterSession) -> Plan:
         differs, where = f"with `scheduler: {before.scheduler}`", "scheduler"
     if differs:
         fix = "take it down first, or give the new cluster another name"
-        raise UsageError(f"cluster {spec.name!r} is up already, {differs}", where=where, fix=fix)
+        raise UsageError(
+            f"cluster {spec.name!r} is up already, {differs}",
+            code="up-with-other-provider",
+            where=where,
+            fix=fix,
+        )
     inputs = class_ahead(session)
     hosts = provider.plan(spec, workspace, keep={}, report=session.report, inputs=inputs)
     if before is None:
@@ -370,6 +375,7 @@ def reject(impact: Impact) -> None:
     if impact.unknown:
         raise UsageError(
             "the jobs that this change would end are not known",
+            code="jobs-unknown",
             why=impact.unknown,
             fix="run `clusterctl up` with the spec as it was, which repairs the cluster; or go ahead: "
             "--force",
@@ -378,6 +384,7 @@ def reject(impact: Impact) -> None:
         count = len(impact.affected)
         raise UsageError(
             f"this change would end {count} job{'s' if count > 1 else ''}",
+            code="jobs-would-end",
             why="; ".join(map(str, impact.affected)),
             fix="wait until they have ended, or end them: `clusterctl cancel`, or say it again with "
             "`--force`, which ends them for you",
@@ -472,6 +479,7 @@ def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
     if taken:
         raise UsageError(
             f"a uid can't pass to another user: {', '.join(f'{u.name} ({u.uid})' for u in taken)}",
+            code="uid-taken",
             where="users",
             why="; ".join(
                 f"uid {u.uid} is that of {holders[u.uid]} on the hosts, with their files" for u in taken
@@ -492,4 +500,8 @@ def _end(affected: Sequence[AffectedJob], scheduler: Scheduler) -> None:
         left = [job.id for job in active_jobs(scheduler) if job.id in ids]
         if not left:
             return
-    raise SchedulerError(f"jobs do not end: {', '.join(left)}", fix="look at them with `clusterctl jobs`")
+    raise SchedulerError(
+        f"jobs do not end: {', '.join(left)}",
+        code="jobs-do-not-end",
+        fix="look at them with `clusterctl jobs`",
+    )

@@ -148,7 +148,9 @@ def workspace_copy(
             with suppress(FileNotFoundError):
                 shutil.copy2(workspace.copies, copy.copies)
         except OSError as exc:  # shutil's own error is one too
-            raise MachineError("no copy of the cluster's record can be made", why=str(exc)) from exc
+            raise MachineError(
+                "no copy of the cluster's record can be made", code="record-not-copied", why=str(exc)
+            ) from exc
         copy.create()
         if not copy.public_key.exists():
             copy.create_secrets()

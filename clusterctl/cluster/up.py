@@ -170,7 +170,11 @@ def bake_ahead(session: ClusterSession, approve: Callable[[tuple[str, ...]], Non
     spec, workspace = session.spec, session.workspace
     distribution = distribution_ahead(spec, workspace)
     if distribution is None or session.provider.known_shared is None:
-        raise UsageError("no image of these nodes can be made", fix="write an image that says what it has")
+        raise UsageError(
+            "no image of these nodes can be made",
+            code="no-image-possible",
+            fix="write an image that says what it has",
+        )
     with session.locked("bake"):
         if not (workspace.spec.exists() or workspace.inventory.exists()):  # else a cluster is there, or begun
             write_atomic(workspace.baking, "")
@@ -201,7 +205,9 @@ def preflight(session: ClusterSession) -> None:
     if errors:
         then = "nothing was made; `clusterctl plan --preflight` looks again"
         what = "this stands in the way: {hosts}"
-        raise ProvisionError.of_hosts(what, failures(errors, phase="preflight"), then=then)
+        raise ProvisionError.of_hosts(
+            what, failures(errors, phase="preflight"), code="preflight-failed", then=then
+        )
     session.notes += map(str, findings)
     session.note = "nothing stands in the way"
 
@@ -210,7 +216,9 @@ def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
     """Raise UsageError where the provider creates the hosts of a spec: they install nothing from bundles."""
     if not spec.provider.user_owned:
         raise UsageError(
-            f"a bundle is for machines of your own, and the provider is {spec.provider.type}", fix=fix
+            f"a bundle is for machines of your own, and the provider is {spec.provider.type}",
+            code="bundle-needs-own-machines",
+            fix=fix,
         )
 
 
@@ -358,7 +366,7 @@ def _not_reinstalled(inventory: Inventory, lost: Mapping[str, str]) -> Configure
         Failure("package-missing", f"removed there: {packages}", host, "reach", anew)
         for host, packages in lost.items()
     ]
-    return ConfigureError.of_hosts("packages are missing on {hosts}", failures)
+    return ConfigureError.of_hosts("packages are missing on {hosts}", failures, code="packages-missing")
 
 
 _NOT_INSTALLED = ("sudo", "-n", "sh", "-c", "rm -f /opt/clusterctl/installed-*")

@@ -195,7 +195,9 @@ def wait_until_ready(
             )
     failures = [Failure("verify", why, host, "verify") for host, why in sorted(wrong.items())]
     fix = "look at `sudo journalctl -u slurmd` there (`clusterctl ssh --admin HOST`), then run `up` again"
-    raise VerifyError.of_hosts("the cluster did not become ready", failures, fix=fix)
+    raise VerifyError.of_hosts(
+        "the cluster did not become ready", failures, code="cluster-not-ready", fix=fix
+    )
 
 
 def standing(node: NodeInfo) -> Standing:
@@ -258,7 +260,9 @@ def _busy(inventory: Inventory, scheduler: Scheduler) -> tuple[str, ...]:
         jobs = scheduler.own_jobs()
     except (SchedulerError, TransportError) as exc:
         failure = Failure("verify", exc.why or exc.what, inventory.controller.name, "verify")
-        raise VerifyError("the running jobs are not known", why=failure.cause, failures=(failure,)) from exc
+        raise VerifyError(
+            "the running jobs are not known", code="jobs-unknown", why=failure.cause, failures=(failure,)
+        ) from exc
     at_work = {node for job in jobs if not job.ended for node in job.nodes}
     return tuple(host.name for host in inventory.compute if host.name in at_work)
 
@@ -302,6 +306,7 @@ def verification_error(
     fixes = "; ".join(dict.fromkeys(failure.fix for failure in failures if failure.fix))
     return VerifyError(
         f"the verification job failed on {which}",
+        code="verification-failed",
         why="; ".join(told),
         fix=f"{fixes or 'correct the cause on these hosts'}, then run `clusterctl up` again",
         failures=failures,

@@ -197,7 +197,9 @@ def _drive(config: _Config, collected: _Collected) -> int:
         cancelled.set()  # kills what is left of Ansible's process group
         thread.join()
     if failure:
-        raise ConfigureError("Ansible could not be run", why=str(failure[0])) from failure[0]
+        raise ConfigureError(
+            "Ansible could not be run", code="ansible-not-run", why=str(failure[0])
+        ) from failure[0]
     return -1 if runner.rc is None else int(runner.rc)  # None: a signal ended it
 
 
@@ -251,7 +253,11 @@ def _environment(private: Path) -> Mapping[str, str]:
     """Variables that make a run independent of the caller's Ansible settings, locale and home."""
     here = str(Path(sys.executable).parent)
     if importlib.util.find_spec("ansible_mitogen") is None:
-        raise ConfigureError("mitogen is missing", fix="install clusterctl again, with its dependencies")
+        raise ConfigureError(
+            "mitogen is missing",
+            code="mitogen-missing",
+            fix="install clusterctl again, with its dependencies",
+        )
     return {
         "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "LC_ALL": "C.UTF-8",  # Ansible refuses to run without UTF-8
@@ -274,7 +280,7 @@ def _lost(collected: _Collected) -> ConfigureError:
     why = "it was killed, perhaps for want of memory on this machine"
     fix = f"run `clusterctl up` again, which goes on from here; the whole output is in {collected.log}"
     failure = Failure("configure", f"{what}: {why}", phase="configure", fix=fix, retryable=True)
-    return ConfigureError(what, why=why, fix=fix, failures=(failure,))
+    return ConfigureError(what, code="configure", why=why, fix=fix, failures=(failure,))
 
 
 def _error(run: PlaybookRun, collected: _Collected, rc: int) -> ConfigureError:
@@ -283,6 +289,7 @@ def _error(run: PlaybookRun, collected: _Collected, rc: int) -> ConfigureError:
         lines = run.log.read_text(errors="replace").splitlines()
         return ConfigureError(
             f"Ansible ended with exit code {rc} before it could say which host failed",
+            code="ansible-ended-early",
             where=run.playbook,
             why="\n".join(lines[-_TAIL_LINES:]),
             fix=f"the whole output is in {run.log}",
@@ -292,7 +299,7 @@ def _error(run: PlaybookRun, collected: _Collected, rc: int) -> ConfigureError:
 
 def _error_of(run: PlaybookRun, failures: tuple[Failure, ...]) -> ConfigureError:
     then = f"the whole output is in {run.log}"
-    error = ConfigureError.of_hosts("configuration failed on {hosts}", failures, then=then)
+    error = ConfigureError.of_hosts("configuration failed on {hosts}", failures, code="configure", then=then)
     error.where = failures[0].phase or run.playbook
     return error
 

@@ -90,7 +90,7 @@ class _Inventory:
             raise self.error(f"hosts of one name: {', '.join(twice)}", fix="give them names that differ")
 
     def error(self, what: str, why: str = "", fix: str = "correct it") -> UsageError:
-        return UsageError(what, where=str(self.source), why=why, fix=fix)
+        return UsageError(what, code="inventory-not-importable", where=str(self.source), why=why, fix=fix)
 
     def note(self, host: str, text: str) -> None:
         """Say something of a host, which may be true of others, too."""
@@ -211,7 +211,9 @@ def _listed(source: Path) -> dict[str, Any]:
     """The inventory as `ansible-inventory --list` shows it."""
     if not source.exists():
         raise UsageError(
-            f"there is no inventory {source}", fix="name the file or folder that -i of Ansible has"
+            f"there is no inventory {source}",
+            code="no-such-file",
+            fix="name the file or folder that -i of Ansible has",
         )
     program = Path(sys.executable).parent / "ansible-inventory"
     with temporary_folder() as home:
@@ -222,14 +224,24 @@ def _listed(source: Path) -> dict[str, Any]:
         try:
             done = run(argv, env=env, timeout_s=_TIMEOUT_S)
         except subprocess.TimeoutExpired as exc:
-            raise UsageError("Ansible does not come to an end with the inventory", where=str(source)) from exc
+            raise UsageError(
+                "Ansible does not come to an end with the inventory",
+                code="inventory-timeout",
+                where=str(source),
+            ) from exc
     try:
         found = json.loads(done.stdout)
     except ValueError:
         found = None
     if done.rc != 0 or not isinstance(found, dict):
         why = "\n".join(line for line in done.stderr.splitlines() if line.strip())[-1500:]
-        raise UsageError("Ansible can't read the inventory", where=str(source), why=why, fix="correct it")
+        raise UsageError(
+            "Ansible can't read the inventory",
+            code="inventory-unreadable",
+            where=str(source),
+            why=why,
+            fix="correct it",
+        )
     return found
 
 

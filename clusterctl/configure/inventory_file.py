@@ -489,6 +489,7 @@ def send_repository(
         raise TransportError.of_hosts(
             "the packages could not be brought to {hosts}",
             [exc.on(host, "bundle") for host, exc in failed.items()],
+            code="packages-not-sent",
             fix=f"{first}, then run `clusterctl up` again",
         )
     return tuple(sorted(name for name, was_sent in sent.items() if was_sent))
@@ -498,7 +499,7 @@ def _bring(bundle: Bundle, host: Host, transport: Transport) -> bool:
     """Whether it had to be sent."""
     argv = ["sudo", "-n", "sh", "-c", render(f"{_TEMPLATES}/receive.sh"), "sh", BUNDLE_FOLDER, bundle.digest]
     with transport.converse(argv, bulk=True, silence_s=_UNPACK_S) as talk:
-        long = TransportError(f"{host.name} says too much", host=host.name)
+        long = TransportError(f"{host.name} says too much", code="answer-too-long", host=host.name)
         answer = next(lines(iter(talk.receive, b""), long), b"").strip()
         if answer == b"send":
             for chunk in _tar(bundle, distribution_of(host.distribution)):

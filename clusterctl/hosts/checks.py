@@ -492,7 +492,7 @@ def _look(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined:
     text = root(host, request.argv(), PROGRAM)
     facts = parse_report(text).host
     if facts is None:
-        raise TransportError("the host gave no usable answer", why=text[:500])
+        raise TransportError("the host gave no usable answer", code="answer-garbled", why=text[:500])
     ended = time.time()
     # Its clock was read between the two; what lies in between is not skew.
     skew_s = facts.time - min(max(facts.time, begun), ended)

@@ -239,6 +239,8 @@ class HostReport:
 class StoppingError(TransportError):
     """The host answers, but is on its way down."""
 
+    code = "host-stopping"
+
 
 def parse_report(text: str) -> HostReport:
     """The answer to a ``ProbeRequest``.
@@ -252,13 +254,13 @@ def parse_report(text: str) -> HostReport:
     try:
         answer = _ProbeAnswer.model_validate_json(text)
     except ValidationError as exc:
-        raise TransportError("the host gave no usable answer", why=text[:500]) from exc
+        raise TransportError("the host gave no usable answer", code="answer-garbled", why=text[:500]) from exc
     if answer.state == _STOPPING:
         raise StoppingError("the host is being powered off")
     host, node = answer.host, answer.node
     if node is None:
         if host is None:
-            raise TransportError("the host gave no usable answer", why=text[:500])
+            raise TransportError("the host gave no usable answer", code="answer-garbled", why=text[:500])
         return HostReport(None, {}, host=host)
     if not node.said:  # it could not start what tells them, or not in time: it is too busy, or still booting
         raise UnreachableError(
@@ -323,6 +325,7 @@ def read_node(text: str) -> tuple[NodeFacts | None, Driver]:
     except (KeyError, ValueError) as exc:
         raise SlurmError(
             "`slurmd -C` did not describe the node",
+            code="slurmd-answer-garbled",
             why=f"no usable {exc.args[0]!r} in: {text.strip()[:500]}",
             fix="see that slurmd is installed there and runs",
         ) from exc
@@ -387,6 +390,7 @@ def probe_hosts(
         raise TransportError.of_hosts(
             f"{len(failed)} of {len(answers)} hosts can't be reached",
             [exc.on(host, "reach") for host, exc in failed.items()],
+            code="hosts-unreachable",
             fix="see what `clusterctl ssh --admin HOST` says, then run `clusterctl up` again",
         )
     return {name: answer for name, answer in answers.items() if isinstance(answer, HostReport)}
@@ -405,7 +409,7 @@ def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
     )
     if failures:
         fix = "remove what is not needed (`clusterctl ssh --admin HOST`), then run `clusterctl up` again"
-        raise ConfigureError.of_hosts("no room left on {hosts}", failures, fix=fix)
+        raise ConfigureError.of_hosts("no room left on {hosts}", failures, code="no-room", fix=fix)
 
 
 def taken_numbers(
@@ -455,7 +459,9 @@ def reject_taken_numbers(reports: Mapping[str, HostReport], wanted: Mapping[str,
     )
     if failures:
         fix = f"{failures[0].fix}, then run `clusterctl up` again"
-        raise ConfigureError.of_hosts("accounts can't be made on {hosts}", failures, fix=fix)
+        raise ConfigureError.of_hosts(
+            "accounts can't be made on {hosts}", failures, code="accounts-conflict", fix=fix
+        )
 
 
 def _ask(
@@ -511,7 +517,7 @@ def with_distributions(
             fix = (
                 "see what the host said while it started: it makes the account itself (docs/gcp.md, OS Login)"
             )
-        raise TransportError(exc.what, why=exc.why, fix=fix, failures=exc.failures) from exc
+        raise TransportError(exc.what, code=exc.code, why=exc.why, fix=fix, failures=exc.failures) from exc
     found = {host.name: host.distribution for host in inventory.hosts}
     found |= {name: one.distribution for name, one in reports.items()}
     distributions.common(found)

@@ -38,6 +38,7 @@ def reject_wrong_arguments(jobs: Sequence[JobSpec], before: Sequence[str] = ()) 
     for job, said in wrong[:1]:
         raise UsageError(
             f"{job.bundled}: {said}",
+            code="program-arguments",
             where=job.name if len(jobs) > 1 else "",
             fix=f"`clusterctl submit {job.bundled} -- --help` lists its arguments",
         )
@@ -92,5 +93,7 @@ def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Resul
     done = run([sys.executable, "-P", "-S", "-m", *program], stdin=stdin, env=env)
     if done.rc:
         why = (done.stderr.strip().splitlines() or [f"it ended with {done.rc}"])[-1]
-        raise ClusterctlError("the bundled program can't be asked for its arguments", why=why)
+        raise ClusterctlError(
+            "the bundled program can't be asked for its arguments", code="program-not-asked", why=why
+        )
     return done

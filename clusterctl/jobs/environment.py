@@ -58,6 +58,7 @@ def environment_of(
             return PLAIN
         raise UsageError(
             f"{'a container' if job.container else f'the bundled job {job.bundled}'} takes no requirements",
+            code="no-requirements-here",
             why="it runs with a Python of its own",
             fix="leave --requirements out, or submit a script of yours",
         )
@@ -107,6 +108,7 @@ def _with_torch(job: JobOptions | JobSpec | None, lock: Lock | None) -> Environm
     if by_torch and (lock is None or not any(wheel.name == "torch" for wheel in lock.wheels)):
         raise UsageError(
             "torchrun comes with torch, which the job's Python does not have",
+            code="torchrun-without-torch",
             fix="say --requirements FILE with a line that says torch",
         )
     return Environment(lock if lock is not None and lock.wheels else None)
@@ -162,7 +164,9 @@ def build(
     try:
         with transport.converse(argv, silence_s=_BUILD_S) as talk:
             talk.send(sent)
-            for line in lines(iter(talk.receive, b""), TransportError("a line does not end")):
+            for line in lines(
+                iter(talk.receive, b""), TransportError("a line does not end", code="line-too-long")
+            ):
                 if line == b"waiting":
                     report("waiting for another clusterctl that builds an environment")
                 elif line == b"building":
@@ -174,6 +178,7 @@ def build(
             raise _held(transport, wait_s) from exc
         raise TransportError(
             "the Python environment can't be built on the cluster",
+            code="environment-failed",
             where=transport.host,
             why=exc.why,
             fix="see whether the home of the job user is there and has room (`clusterctl ssh`)",
@@ -186,6 +191,7 @@ def _held(transport: Transport, wait_s: float) -> TransportError:
     holders = transport.run(remote_argv("clusterctl.transport.remote_open", _LOCK), check=False)
     return TransportError(
         "the Python environment can't be built on the cluster: builds are locked",
+        code="environment-locked",
         where=transport.host,
         why=f"~/{_LOCK} is still locked after {wait_s:g} s by {printable(holders.stdout.strip()) or '?'}",
         fix="let that build end; if it is none, end that process (`clusterctl ssh`, `clusterctl cancel`)",
@@ -211,7 +217,7 @@ def _fetch(transport: Transport, lock: Lock, base: str, report: LineReporter) ->
     found: list[bytes] = []
     with suppress(CommandError), transport.converse(argv, silence_s=_BUILD_S) as talk:
         talk.send("".join([*(f"{wheel}\n" for wheel in sizes), "\n"]).encode())
-        found += lines(iter(talk.receive, b""), TransportError("a line does not end"))
+        found += lines(iter(talk.receive, b""), TransportError("a line does not end", code="line-too-long"))
         talk.finish()
     return frozenset(line.decode(errors="replace") for line in found)
 

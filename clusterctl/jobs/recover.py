@@ -37,7 +37,13 @@ _GIT: Final = ("env", "GIT_ALLOW_PROTOCOL=none", "GIT_NO_LAZY_FETCH=1", "GIT_TER
 
 
 def no_replay(run: Path, why: str) -> UsageError:
-    return UsageError(f"{run.name} can't be replayed", where=str(run), why=why, fix="submit its program anew")
+    return UsageError(
+        f"{run.name} can't be replayed",
+        code="not-replayable",
+        where=str(run),
+        why=why,
+        fix="submit its program anew",
+    )
 
 
 def read_mapping(run: Path, name: str) -> dict[str, Any]:
@@ -90,6 +96,7 @@ def recover(run: Path, top: Path, git: Mapping[str, Any], temporary: Path) -> So
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise UsageError(
             f"{printable(missing[0])}{more} of {run.name} is not on this machine as it was sent",
+            code="sent-files-missing",
             where=str(run / SOURCE_FILE),
             why=f"neither {run} nor {top} nor the commit of its git repository has it with the same sha256",
             fix=f"put it back into {top} as it was, or submit the program as it is now",

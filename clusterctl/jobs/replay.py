@@ -119,7 +119,9 @@ def reject_missing(session: Session, job: JobSpec) -> None:
         if session.transport.run(
             ["test", "-e", path.removeprefix("~/")], check=False
         ).rc:  # it begins in the home
-            raise UsageError(f"{what} of the run is not on this cluster", where=path, fix=fix)
+            raise UsageError(
+                f"{what} of the run is not on this cluster", code="not-on-cluster", where=path, fix=fix
+            )
 
 
 def _source(run: Path, client: Mapping[str, Any], said: Mapping[str, Any], temporary: Path) -> Source | None:
@@ -192,6 +194,7 @@ def _started(run: Path, said: Mapping[str, Any], again: Again) -> tuple[dict[str
     if key := next((key for key in again.changes if key in swept), None):
         raise UsageError(
             f"each task of {run.name} has a {key} of its own",
+            code="key-of-each-task",
             fix=f"name a task: `clusterctl replay RUN_3 --set {key}=VALUE`",
         )
     env = {name: value for name, value in env.items() if isinstance(value, str)}  # none of this machine's

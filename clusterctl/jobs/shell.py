@@ -116,7 +116,9 @@ def _granted(session: Session, lease: _Lease, on_wait: Callable[[str], None]) ->
             refusal.append(line.removeprefix(_COMPLAINT))
     if refusal:
         why = "; ".join(refusal)
-        raise SlurmError("Slurm did not give the nodes", why=why, fix=session.slurm.fix_of(why))
+        raise SlurmError(
+            "Slurm did not give the nodes", code="allocation-refused", why=why, fix=session.slurm.fix_of(why)
+        )
     raise UnreachableError(
         f"{controller}: the connection ended before Slurm gave the nodes",
         why=lease.complaint(),
@@ -197,7 +199,7 @@ def parse_forwards(texts: Sequence[str]) -> tuple[Forward, ...]:
     forwards: dict[int, Forward] = {}
     for forward in map(_parsed, texts):
         if forward.local in forwards:
-            raise UsageError(f"--forward names the local port {forward.local} twice")
+            raise UsageError(f"--forward names the local port {forward.local} twice", code="port-twice")
         _check_free(forward)
         forwards[forward.local] = forward
     return tuple(forwards.values())
@@ -232,6 +234,7 @@ def _parsed(text: str) -> Forward:
     if not ports or not all(0 < port <= _LAST_PORT for port in ports):
         raise UsageError(
             f"--forward {text!r} is not a port",
+            code="not-a-port",
             fix="say --forward 8888, or --forward LOCAL:REMOTE such as 9000:8888",
         )
     return Forward(*ports)
@@ -245,6 +248,7 @@ def _check_free(forward: Forward) -> None:
         except OSError as exc:
             raise UsageError(
                 f"port {forward.local} of this machine can't be forwarded",
+                code="port-unusable",
                 why=exc.strerror or str(exc),
                 fix=f"take another: --forward LOCAL:{forward.remote}",
             ) from exc

@@ -64,6 +64,7 @@ def source_of(job: JobSpec) -> Source | None:
         if job.include or job.exclude:
             raise UsageError(
                 "--include and --exclude are about the folder of a script",
+                code="bundled-job-without-folder",
                 why=f"{job.bundled} is a bundled job, and no folder is sent with it",
             )
         return None
@@ -81,6 +82,7 @@ def source_of(job: JobSpec) -> Source | None:
     if job.include:
         raise UsageError(
             f"--include is about the script's folder, and {folder} is {why_alone}",
+            code="script-alone",
             fix="put the script and what it needs into a folder of their own",
         )
     try:
@@ -249,6 +251,7 @@ class FolderWalk:
             much = f"{MAX_FILES:,} files" if self.files > MAX_FILES else shown_size(MAX_BYTES)
             raise UsageError(
                 f"the script's folder is too large to be sent with a job: more than {much}",
+                code="folder-too-large",
                 where=str(self.folder),
                 why=f"of what was seen so far, the most is in {self._largest()}",
                 fix=f"{_LEAVE_OUT}; --no-folder sends the script alone",
@@ -260,12 +263,14 @@ class FolderWalk:
         if self.leading_out:
             raise UsageError(
                 f"links lead to folders outside of {self.folder}",
+                code="links-lead-outside",
                 why=printable(", ".join(self.leading_out[:3])),
                 fix="leave them out (--exclude NAME) and bring the data with `clusterctl put`",
             )
         if self.ours:
             raise UsageError(
                 f"clusterctl writes into a job's folder what is in the script's: {', '.join(self.ours)}",
+                code="reserved-file-names",
                 where=str(self.folder),
                 fix="; ".join(f"--exclude /{name}" for name in self.ours[:3]) + ", or give it another name",
             )
@@ -336,7 +341,11 @@ def patterns(flag: str, lines: Sequence[str], folder: Path) -> Ignore:
     """
     for line in lines:
         if _spec([line]) is None:
-            raise UsageError(f"{flag}: {line} is not a pattern", fix="write it as in a .gitignore file")
+            raise UsageError(
+                f"{flag}: {line} is not a pattern",
+                code="not-a-pattern",
+                fix="write it as in a .gitignore file",
+            )
     return Ignore(folder, _spec(lines))
 
 

@@ -76,6 +76,7 @@ def stage(
                 raise
             raise UsageError(
                 "the cluster does not have this clusterctl's programs",
+                code="programs-missing",
                 where=to.host,
                 why=f"{required} is not there: the cluster was raised by another version, or not to the end",
                 fix="run `clusterctl up` again",

@@ -96,6 +96,7 @@ def reject_files_of_here(session: Session, jobs: Sequence[JobSpec], *, report: L
             continue
         raise UsageError(
             f"{path} is on this machine, and not on the cluster",
+            code="file-only-here",
             where=flag or "a file to predict",
             why="a job reads files of the cluster",
             fix=fix,

@@ -57,6 +57,7 @@ def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -
         if chosen is not None and (job.bundled not in MODEL_JOBS or len(jobs) > 1):
             raise UsageError(
                 f"--run chooses the model of one of {', '.join(MODEL_JOBS)}",
+                code="option-needs-option",
                 fix="leave it out, or name that job",
             )
         naming = _NAMING.get(job.bundled or "", (MODEL_FLAG,))
@@ -65,6 +66,7 @@ def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -
             checkpoint = f"; or a checkpoint: `-- {naming[-1]} DIR`" if naming[1:] else ""
             raise UsageError(
                 f"{job.bundled} needs a trained model: clusterctl submit {job.bundled} --run RUN",
+                code="needs-trained-model",
                 fix=f"RUN is a collected run's folder, its name below ./runs, or a job's id{checkpoint}",
             )
 
@@ -207,6 +209,7 @@ def use_here(
     if model is None:
         raise UsageError(
             f"the model of run {chosen.run} is not on this machine",
+            code="run-not-collected",
             why="--local uses a run that was collected",
             fix=f"`clusterctl collect {chosen.run}`, or leave out --local to use it on the cluster",
         )
@@ -224,6 +227,7 @@ def _no_run(run: str) -> UsageError:
     names = [path.name for path in RUNS.iterdir()] if RUNS.is_dir() else []
     return UsageError(
         f"there is no run {run!r}",
+        code="unknown-run",
         why="it is no folder, no name below ./runs, and no job's id",
         fix=did_you_mean(run, names) or "`clusterctl jobs` lists the jobs, `clusterctl collect` copies runs",
     )
@@ -231,18 +235,24 @@ def _no_run(run: str) -> UsageError:
 
 def _no_model(run: str, why: str) -> UsageError:
     return UsageError(
-        f"run {run} has no model", why=why, fix="name a run of `train`, which leaves one when it ends"
+        f"run {run} has no model",
+        code="run-without-model",
+        why=why,
+        fix="name a run of `train`, which leaves one when it ends",
     )
 
 
 def _not_there(run: str, found: _Found, *, unshared: bool) -> UsageError:
     if found.remote is None:
         return UsageError(
-            f"there is no job {run} with a model", fix="`clusterctl jobs` lists those submitted from here"
+            f"there is no job {run} with a model",
+            code="unknown-job",
+            fix="`clusterctl jobs` lists those submitted from here",
         )
     if unshared:
         return UsageError(
             f"the model of job {run} is not here",
+            code="run-not-collected",
             why="the hosts of this cluster share no folder, so another job does not find it there",
             fix=f"`clusterctl collect {run}` first",
         )

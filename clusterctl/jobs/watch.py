@@ -324,6 +324,7 @@ class LogReader:
     def _not_understood(self, line: bytes) -> TransportError:
         return TransportError(
             "the log reader on the cluster answered what clusterctl does not understand",
+            code="answer-garbled",
             where=self.transport.host,
             why=line[:200].decode(errors="replace").encode("unicode_escape").decode(),
             host=self.transport.host,
@@ -384,6 +385,7 @@ def logs(session: Session, job_id: str, *, on_output: OnOutput, rank: str = "") 
     if found.gone:
         raise SchedulerError(
             f"the folder of job {job_id} is gone, and its logs with it",
+            code="job-folder-gone",
             where=f"{found.folder} on the cluster",
             why="the job itself or a user removed it",
             fix="`clusterctl jobs` still says how it ended",
@@ -391,6 +393,7 @@ def logs(session: Session, job_id: str, *, on_output: OnOutput, rank: str = "") 
     if chunk is None and rank not in ("", "all", "0"):
         raise UsageError(
             f"nothing is recorded of rank {rank} of job {job_id}",
+            code="unknown-rank",
             why="it has no such rank, has not begun, or is a shell script, which starts its ranks itself",
             fix=f"`clusterctl logs {job_id} --label` shows the ranks there are",
         )

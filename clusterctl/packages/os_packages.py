@@ -117,6 +117,7 @@ def _names(role: str, distribution: Distribution, *, openhpc: bool) -> Iterator[
             if not isinstance(package, str) or "{{" in package:
                 raise ClusterctlError(
                     f"{name} is no plain list of packages",
+                    code="package-list-unreadable",
                     where=f"the role {role}",
                     fix="write the names out: they are read without Ansible, too",
                 )

@@ -131,6 +131,7 @@ def cache_of_downloads(name: str = "") -> Iterator[Path]:
     except OSError as exc:
         raise MachineError(
             "the cache of downloads can't be written",
+            code="cache-unwritable",
             where=str(folder),
             why=reason(exc, folder),
             fix="make it writable, or set XDG_CACHE_HOME to a folder that is",
@@ -179,6 +180,7 @@ def _download_locked(lock: Path, node: NodePlatform, folder: Path) -> None:
     if said.rc != 0:
         raise MachineError(
             "the Python packages of the job environment could not be downloaded",
+            code="wheels-not-downloaded",
             where=str(lock),
             why=said.stdout.strip()[-1500:],
             fix="check that the package index can be reached (pip's own settings apply), then run it again",
@@ -224,6 +226,7 @@ def _contents(
             except OSError as exc:
                 raise UsageError(
                     f"the wheel {wheel} can't be read",
+                    code="file-unreadable",
                     where=f"{file}:{number}",
                     why=exc.strerror or str(exc),
                     fix="make it readable, or leave the line out",
@@ -237,9 +240,13 @@ def _read(file: Path, named_in: str) -> bytes:
             raw = opened.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as exc:  # ValueError: a null byte
         why = getattr(exc, "strerror", None) or str(exc)
-        raise UsageError(f"{what} can't be read", where=named_in, why=why, fix=fix) from exc
+        raise UsageError(
+            f"{what} can't be read", code="file-unreadable", where=named_in, why=why, fix=fix
+        ) from exc
     if len(raw) > _MAX_BYTES:
-        raise UsageError(f"{what} is larger than {_MAX_BYTES >> 20} MiB", where=named_in, fix=fix)
+        raise UsageError(
+            f"{what} is larger than {_MAX_BYTES >> 20} MiB", code="file-too-large", where=named_in, fix=fix
+        )
     return raw
 
 
@@ -366,6 +373,7 @@ def locked(
             if said.rc != 0:
                 raise UsageError(
                     "packages of the run are not to be had any more",
+                    code="wheels-gone",
                     why=said.stdout.strip()[-_LONGEST_REASON:],
                     fix="check that the package index can be reached (pip's own settings apply)",
                 )
@@ -448,6 +456,7 @@ def _refuse_sources(files: Sequence[Path], said: Result, wheels: set[str]) -> No
     if missing := [name for name in names if canonicalize_name(name) not in wheels]:
         raise UsageError(
             f"no wheel: {', '.join(missing)}",
+            code="no-wheel",
             where=", ".join(map(str, files)),
             why="nodes get wheels only; this comes from sources: a folder, an archive or a repository",
             fix="make a wheel of it (pip wheel --no-deps ...) and name that file in its place; the folder of "
@@ -472,6 +481,7 @@ def _unresolvable(asked: Requirements, said: Result) -> UsageError:
     more = " ..." if len(reason) > _LONGEST_REASON else ""
     return UsageError(
         "the requirements can't be met",
+        code="requirements-unmet",
         where=", ".join(map(str, asked.files)),
         why=f"pip says: {reason[:_LONGEST_REASON]}{more}",
         fix=f"the nodes take wheels for {asked.node}: "

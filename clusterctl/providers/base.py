@@ -410,7 +410,9 @@ def refuse_unknown_keys(offered: Sequence[OfferedKey]) -> None:
         ProvisionError: one failure a key.
     """
     then = "`clusterctl up` shows them and asks"
-    raise ProvisionError.of_hosts("unknown host keys: {hosts}", [one.failure for one in offered], then=then)
+    raise ProvisionError.of_hosts(
+        "unknown host keys: {hosts}", [one.failure for one in offered], code="host-keys-unknown", then=then
+    )
 
 
 @dataclass(frozen=True, slots=True)

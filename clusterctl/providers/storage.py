@@ -75,6 +75,7 @@ def to_take_up(spec: Cluster, found: Sequence[KeptStorage]) -> KeptStorage | Non
     if len(found) > 1:
         raise UsageError(
             f"there are {len(found)} kept storages of clusters called {spec.name!r}",
+            code="storage-name-ambiguous",
             where="storage.keep",
             why="; ".join(map(str, found)),
             fix=f"name the cluster otherwise, or remove them: `{remove}` lists them and asks",
@@ -83,6 +84,7 @@ def to_take_up(spec: Cluster, found: Sequence[KeptStorage]) -> KeptStorage | Non
     if wrong := "; ".join(_others_files(spec, kept)):
         raise UsageError(
             f"the users of the spec are not those of the kept storage, {kept.what}",
+            code="storage-users-differ",
             where="users",
             why=wrong,
             fix="give each account the uid that it had, name the cluster otherwise, or remove what was kept: "
@@ -115,6 +117,7 @@ def storage_left_alone(spec: ClusterSpec) -> tuple[str, ...]:
     if noted.place != here.place:
         raise UsageError(
             f"there is kept storage of a cluster {spec.name!r} in another place",
+            code="storage-elsewhere",
             where="storage.keep",
             why="; ".join(one.dated for one in noted.kept),
             fix=f"name the cluster otherwise, or remove it: `{REMOVE.format(name=spec.name)}`",

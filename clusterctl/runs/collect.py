@@ -142,6 +142,7 @@ def _not_home(failed: Mapping[str, ClusterctlError], others: int) -> CollectErro
         said = {job_id: f"job {job_id}: {exc.cause}" for job_id, exc in failed.items()}
         error = CollectError(
             f"{len(failed)} of {len(failed) + others} runs could not be brought home",
+            code="runs-not-collected",
             why="; ".join(said.values()),
             fix="collect again; what has arrived is kept",
             failures=tuple(
@@ -296,7 +297,7 @@ class _Collecting:
         """Bring the job's files into ``work/tree``; that they can't be read concerns this job alone."""
         job_id = entry.job_id or ""
         if entry.remote_dir is None:
-            raise CollectError(f"it is not known where job {job_id} has its files")
+            raise CollectError(f"it is not known where job {job_id} has its files", code="job-folder-unknown")
         source = Source(entry.remote_dir, job_id, still_changing, self.selection, home, self.progress)
         hosts = self.session.hosts_with_files(nodes)
         for host, transport in hosts:
@@ -306,6 +307,7 @@ class _Collecting:
         except (NoAnswerError, CommandError) as exc:
             raise CollectError(
                 f"the files of job {job_id} can't be read",
+                code="job-files-unreadable",
                 where=f"{entry.remote_dir} on the cluster",
                 why=exc.cause,
                 fix="look at the folder with `clusterctl ssh`, then collect again; what has arrived is kept",
@@ -318,6 +320,7 @@ class _Collecting:
         except OSError as exc:
             raise CollectError(
                 f"the run of job {job_id} can't be written",
+                code="run-unwritable",
                 where=str(final),
                 why=reason(exc, final),
                 fix="make room and rights there, or name another folder with --out",

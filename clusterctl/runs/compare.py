@@ -158,6 +158,7 @@ def _read(path: Path) -> Any:
     except (OSError, ValueError) as exc:
         raise CollectError(
             f"{path.name} of a run can't be read",
+            code="run-file-unreadable",
             where=str(path),
             why=str(exc).partition("\n")[0],
             fix="compare runs whose files are whole; `sha256sum -c SHA256SUMS` checks them",

@@ -146,7 +146,7 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
                 arrived = download.bring(missing, tree, own=True, room=_ROOM, progress=source.progress)
         except (TransferError, MachineError, UsageError) as exc:
             where = exc.where or f"{folder} on the cluster"
-            raise CollectError(exc.what, where=where, why=exc.why, fix=exc.fix) from exc
+            raise CollectError(exc.what, code=exc.code, where=where, why=exc.why, fix=exc.fix) from exc
         here |= {_key(one): arrived[one.index] for one in missing if one.index in arrived}
         files = [entry for entry in entries if entry.kind == Kind.FILE and entry.local not in home]
         restless = [entry for entry in files if _key(entry) not in here]
@@ -158,6 +158,7 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
         example = shown_path(restless[0].path)
         raise CollectError(
             f"{len(restless)} files keep changing while they are read, such as {example}",
+            code="files-keep-changing",
             where=f"{folder} on the cluster",
             why="something still writes there although the job has ended",
             fix="end what writes there (`clusterctl ssh`), then collect again; what has arrived is kept",

@@ -183,6 +183,7 @@ def _run_folders(folder: Path) -> Iterator[Path]:
     except OSError as exc:
         raise UsageError(
             "the folder of runs can't be read",
+            code="file-unreadable",
             where=str(folder),
             why=exc.strerror or str(exc),
             fix="name a folder that `clusterctl collect` made",
@@ -221,7 +222,9 @@ def filtered(
         match = _CONDITION.fullmatch(text.strip())
         if match is None:
             raise UsageError(
-                f"{text!r} is no condition", fix="write it as lr=0.1, loss<2, name~bert, state!=FAILED"
+                f"{text!r} is no condition",
+                code="not-a-condition",
+                fix="write it as lr=0.1, loss<2, name~bert, state!=FAILED",
             )
         key, operator, wanted = match.groups()
         reject_unknown_keys(rows, [key])
@@ -243,7 +246,11 @@ def _condition(key: str, operator: str, text: str, values: Sequence[Value]) -> C
         return lambda value: not same(value)
     compare, wanted = _OPERATORS[operator], _number(key, text)
     if wanted is None and values and all(_is_number(value) or value is None for value in values):
-        raise UsageError(f"{key} is a number, and {text!r} is none", fix=f"write it as {key}{operator}1")
+        raise UsageError(
+            f"{key} is a number, and {text!r} is none",
+            code="not-a-number",
+            fix=f"write it as {key}{operator}1",
+        )
     if key == "tags" and operator in {"=", "=="}:
         return lambda value: text in str(value).split(",")
 
@@ -277,7 +284,9 @@ def _since(text: str) -> float:
         return time.time() - parse_duration_s(text)
     with suppress(ValueError):
         return datetime.fromisoformat(text).timestamp()  # without a zone, the user's own
-    raise UsageError(f"--since: {text!r} is no time", fix="say 7d, 12h, or a date: 2026-01-31")
+    raise UsageError(
+        f"--since: {text!r} is no time", code="not-a-time", fix="say 7d, 12h, or a date: 2026-01-31"
+    )
 
 
 def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row]:
@@ -302,11 +311,14 @@ def ranked_tasks(run: Row, tasks: list[Row], metric: str | None = None) -> tuple
     """The same of ``tasks`` that are ``latest_tasks`` of the run; raises what ``ranked`` does."""
     sweep = run.run.sweep or {}
     if not tasks:
-        raise UsageError(f"{run.shown} is no sweep", fix="`clusterctl runs` lists the runs")
+        raise UsageError(
+            f"{run.shown} is no sweep", code="not-a-sweep", fix="`clusterctl runs` lists the runs"
+        )
     metric = metric or sweep.get("metric") or next(metric_names(tasks), None)
     if metric is None:
         raise UsageError(
             f"no task of {run.shown} has a metric",
+            code="sweep-without-metric",
             why="a task has those in its metrics.jsonl",
             fix=f"`clusterctl runs show {run.run.job_id}` shows how each ended",
         )
@@ -366,6 +378,7 @@ def reject_unknown_keys(rows: Sequence[Row], keys: Iterable[str]) -> None:
         near = did_you_mean(key, known)
         raise UsageError(
             f"no run has {key!r}",
+            code="unknown-run-key",
             fix=near or f"known are {', '.join(known)}; and of a metric its .min and .max",
         )
 
@@ -387,12 +400,14 @@ def named_run(name: str) -> Row:
     if len(found) > 1:
         raise UsageError(
             f"{len(found)} runs have the job id {name}",
+            code="run-ambiguous",
             why=", ".join(str(run.directory) for run in found[:5]),
             fix="name the folder of one",
         )
     if not found or match is None:
         raise UsageError(
             f"there is no collected run {name!r}",
+            code="unknown-run",
             why=f"looked in {', '.join(map(str, folders)) or 'no folder'}",
             fix="`clusterctl runs` lists them; name one by its folder, its folder's name or its job's id",
         )
@@ -418,4 +433,4 @@ def _task_of(run: RunRecord, number: str) -> Row:
     for row in Row(run).tasks:
         if row.number == number:
             return row
-    raise UsageError(f"job {run.job_id} has no task {number}", where=str(run.directory))
+    raise UsageError(f"job {run.job_id} has no task {number}", code="unknown-task", where=str(run.directory))

@@ -48,7 +48,9 @@ def working_folder(final: Path) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CollectError(
-                f"{final.name} is being collected by another clusterctl", fix="wait until it is done"
+                f"{final.name} is being collected by another clusterctl",
+                code="run-being-collected",
+                fix="wait until it is done",
             ) from None
         if (work / "old").is_dir() and not os.path.lexists(final):  # ended between the two renames below
             (work / "old").rename(final)

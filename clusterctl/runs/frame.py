@@ -33,6 +33,7 @@ def frame(rows: Iterable[Row]) -> polars.DataFrame:
     except ImportError as exc:
         raise MachineError(
             "data frames need Polars, which is not installed here",
+            code="polars-missing",
             why=str(exc),
             fix="pip install 'clusterctl[frame]'",
         ) from exc

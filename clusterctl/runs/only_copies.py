@@ -250,12 +250,14 @@ class Search:
             for host, top in dict.fromkeys((one.host, one.top) for one in found if one.top):
                 folders |= dict.fromkeys(self._bring_top(host, top, out.absolute(), progress))
         except TransferError as exc:
-            raise CollectError(exc.what, where=exc.where, why=exc.why, fix=exc.fix) from exc
+            raise CollectError(exc.what, code=exc.code, where=exc.where, why=exc.why, fix=exc.fix) from exc
         except OSError as exc:
             where = printable(os.fsdecode(exc.filename or str(out)))
             fix = "make room and rights there, or name another folder with --out"
             what = "files of the cluster can't be written here"
-            raise CollectError(what, where=where, why=reason(exc, out), fix=fix) from exc
+            raise CollectError(
+                what, code="copies-unwritable", where=where, why=reason(exc, out), fix=fix
+            ) from exc
         return tuple(folders)
 
     def _bring_top(self, host: str, top: str, out: Path, progress: Progress) -> Iterator[Path]:
@@ -346,6 +348,7 @@ def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_
     if found:
         raise CollectError(
             "not all that exists only on the cluster could be brought home",
+            code="only-copies-not-collected",
             why="\n".join(found.lines[:_MOST_SHOWN]),
             fix="end what writes there, have all hosts answer (`clusterctl up` repairs the cluster), then "
             "collect again; what has arrived is kept",
@@ -404,7 +407,7 @@ def _why_left(entry: JobEntry, path: str) -> str:
 
 
 def _not_understood(host: str) -> TransportError:
-    return TransportError("its list of files makes no sense", where=host, host=host)
+    return TransportError("its list of files makes no sense", code="answer-garbled", where=host, host=host)
 
 
 def _copies(workspace: Workspace) -> Iterator[Copies]:

@@ -206,13 +206,16 @@ def write_report(report: Report, path: Path) -> None:
     """
     if os.path.lexists(path) and not _is_ours(path):
         raise UsageError(
-            f"{path} is there, and is no report of clusterctl", fix="name another file: --out FILE"
+            f"{path} is there, and is no report of clusterctl",
+            code="not-a-report",
+            fix="name another file: --out FILE",
         )
     try:
         write_atomic(path, report.as_html(), mode=_MODE & ~_umask())
     except MachineError as exc:
         raise UsageError(
             "the report can't be written",
+            code="file-unwritable",
             where=str(path),
             why=exc.why,
             fix="name a file in a folder that is there, and yours to write: --out FILE",

@@ -159,7 +159,10 @@ def report_path(row: Row) -> Path:
     name = os.fsencode(path.relative_to(row.run.directory))
     if os.path.lexists(path) and name in files_of(row.run.directory):
         raise UsageError(
-            f"the job wrote a {REPORT_FILE} of its own", where=str(path), fix="name another file: --out FILE"
+            f"the job wrote a {REPORT_FILE} of its own",
+            code="file-of-the-job",
+            where=str(path),
+            fix="name another file: --out FILE",
         )
     return path
 

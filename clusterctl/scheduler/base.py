@@ -283,6 +283,7 @@ class JobRequest:
 def unmanaged_job(job: JobInfo) -> SchedulerError:
     return SchedulerError(
         f"job {job.id} was not submitted by clusterctl",
+        code="not-our-job",
         why="so its files have no agreed place",
         fix=f"look in its folder, {job.work_dir}, with `clusterctl ssh`",
     )

@@ -92,12 +92,13 @@ class MpirunClient(Scheduler):
         if not JOB_ID.fullmatch(text):
             raise UsageError(
                 f"{text!r} is not a job id",
+                code="not-a-job-id",
                 fix="give one such as m1 (there is no scheduler here); `clusterctl jobs` lists them",
             )
 
     def unknown(self, ids: Sequence[str]) -> SchedulerError:
         what = f"there is no job {ids[0]}" if len(ids) == 1 else f"there are no jobs {', '.join(ids)}"
-        return SchedulerError(what, fix="`clusterctl jobs` lists the jobs there are")
+        return SchedulerError(what, code="unknown-job", fix="`clusterctl jobs` lists the jobs there are")
 
     def submit(self, request: JobRequest) -> str:
         """It is refused by a BusyError, or an UnhealthyError with a failure for each node."""
@@ -127,7 +128,10 @@ class MpirunClient(Scheduler):
             raise _busy(job_info(answer["busy"], self.user))
         if "failed" in answer:
             raise SchedulerError(
-                f"{first} could not start the job", where="systemd-run", why=str(answer["failed"])
+                f"{first} could not start the job",
+                code="job-not-started",
+                where="systemd-run",
+                why=str(answer["failed"]),
             )
         return str(answer["id"])
 
@@ -170,7 +174,9 @@ class MpirunClient(Scheduler):
         """They get SIGTERM, and what is left of them SIGKILL."""
         for job in self.jobs(ids):
             if not job.nodes:
-                raise SchedulerError(f"it is not known where job {job.id} runs", why=job.reason)
+                raise SchedulerError(
+                    f"it is not known where job {job.id} runs", code="job-hosts-unknown", why=job.reason
+                )
             self._ask(job.nodes[0], {"do": "cancel", "ids": [job.id]})
 
     def nodes(self) -> tuple[NodeInfo, ...]:
@@ -243,7 +249,7 @@ class MpirunClient(Scheduler):
             return {**answer}
         except (ValueError, TypeError) as exc:
             raise SchedulerError(
-                "a host gave no usable list of its jobs", where=host, why=said[:500]
+                "a host gave no usable list of its jobs", code="answer-garbled", where=host, why=said[:500]
             ) from exc
 
 
@@ -339,6 +345,7 @@ def render_mpirun_script(
     if own is not None and own.directives:
         raise UsageError(
             f"the script {own.name} asks Slurm for what it needs, and this cluster has none",
+            code="needs-slurm",
             why=f"it has {own.directives[0].strip()!r}",
             fix="say it in flags, and remove the #SBATCH lines",
         )
@@ -379,6 +386,7 @@ def _refuse_slurms(job: JobSpec) -> None:
     if asked:
         raise UsageError(
             f"this cluster has no scheduler, so a job can't have {', '.join(f'--{flag}' for flag in asked)}",
+            code="needs-slurm",
             why="; ".join(dict.fromkeys(asked.values())),
             fix="leave it out, or raise a cluster with `scheduler: slurm`",
         )

@@ -122,6 +122,7 @@ class UserScript:
         except OSError as exc:
             raise UsageError(
                 f"the script {path} can't be read",
+                code="file-unreadable",
                 why=exc.strerror or str(exc),
                 fix="name a bundled job (see `clusterctl submit --help`), or a script that exists",
             ) from exc
@@ -145,6 +146,7 @@ def _refuse_unusable(path: Path, content: bytes) -> None:
     if why:
         raise UsageError(
             f"the script {path} can't be submitted",
+            code="script-unfit",
             why=why,
             fix="submit a small script of another name",
         )
@@ -159,6 +161,7 @@ def _directives(path: Path, lines: list[str]) -> tuple[str, ...]:
         if _HETEROGENEOUS.match(line):
             raise UsageError(
                 f"{path} asks for a heterogeneous job, which clusterctl does not submit",
+                code="heterogeneous-job",
                 fix="use plain `sbatch` on the cluster (`clusterctl ssh`)",
             )
         if line.startswith("#SBATCH"):
@@ -194,6 +197,7 @@ def program(
     if torchrun and (own is None or by_itself):
         raise UsageError(
             "torchrun starts Python programs",
+            code="torchrun-needs-python",
             why="a shell script starts its ranks itself" if own else "the bundled jobs are MPI programs",
             fix="leave --launcher out",
         )
@@ -249,7 +253,7 @@ def _command(job: JobSpec, own: UserScript | None, environment: Environment, run
     swept = ' "${_sweep[@]}"' if job.sweep is not None else ""
     if own is None:
         if job.bundled is None:
-            raise UsageError("a job needs a bundled program or a script")
+            raise UsageError("a job needs a bundled program or a script", code="nothing-to-run")
         return f"{python} -m payload {shlex.join([job.bundled, *job.args])}{swept}"
     script = f'"$submit_dir"/{shlex.quote(own.name)}'
     words = (f" {shlex.join(job.args)}" if job.args else "") + swept
@@ -290,12 +294,15 @@ def partition_of(spec: ClusterSpec | SpecBrief, job: JobSpec) -> Partition | Par
     partition = spec.partitions[0] if job.partition is None else by_name.get(job.partition)
     if partition is None:
         raise UsageError(
-            f"there is no partition {job.partition!r}", fix=f"--partition can be: {', '.join(by_name)}"
+            f"there is no partition {job.partition!r}",
+            code="unknown-partition",
+            fix=f"--partition can be: {', '.join(by_name)}",
         )
     count = spec.count_of(partition.name)
     if job.nodes > count:
         raise UsageError(
             f"a job can't have {job.nodes} nodes",
+            code="too-many-nodes",
             why=f"partition {partition.name} has {count}",
             fix=f"say --nodes {count} or less, or name another partition",
         )
@@ -304,6 +311,7 @@ def partition_of(spec: ClusterSpec | SpecBrief, job: JobSpec) -> Partition | Par
     if job.time is not None and longest is not None and -(-job.time // unit) > -(-longest // unit):
         raise UsageError(
             f"a job can't have {format_duration(job.time)}",
+            code="time-above-limit",
             why=f"max_time of partition {partition.name} is {format_duration(longest)}",
             fix="ask for less with --time",
         )
@@ -368,6 +376,7 @@ def reject_pmix(job: JobSpec) -> str:
     if starts_by_pmix(text):
         raise UsageError(
             f"{job.script.name} starts ranks by PMIx",
+            code="no-pmix",
             where=str(job.script),
             why="this cluster's Slurm has no plugin for PMIx, so the step would fail",
             fix="write `mpirun PROGRAM` instead of `srun --mpi=pmix PROGRAM`",

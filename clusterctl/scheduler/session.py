@@ -100,6 +100,7 @@ class Session:
             return self.scheduler
         raise UsageError(
             "that needs Slurm, and this cluster has none",
+            code="needs-slurm",
             why="its spec says `scheduler: none`",
             fix="`clusterctl submit` runs jobs, `clusterctl ssh HOST` opens a shell on a host",
         )

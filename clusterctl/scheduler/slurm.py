@@ -93,6 +93,7 @@ _TOO_LARGE = re.compile("node configuration is not available|Node count|More pro
 class SlurmAwayError(SlurmError):
     """Slurm's controller or its accounting did not answer; trying again may help."""
 
+    code = "slurm-away"
     retryable = True
 
 
@@ -123,12 +124,17 @@ class SlurmClient(Scheduler):
         if not _JOB_ID.fullmatch(text):
             raise UsageError(
                 f"{text!r} is not a job id",
+                code="not-a-job-id",
                 fix="give a number such as 12, or 12_3 for an array's task; `clusterctl jobs` lists them",
             )
 
     def unknown(self, ids: Sequence[str]) -> SlurmError:
         what = f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(ids)}"
-        return SlurmError(f"Slurm does not know {what}", fix="`clusterctl jobs` lists the jobs there are")
+        return SlurmError(
+            f"Slurm does not know {what}",
+            code="unknown-job",
+            fix="`clusterctl jobs` lists the jobs there are",
+        )
 
     def version(self) -> str:
         return slurm_parse.parse_version(self._ask(["sinfo", "--version"]))
@@ -211,7 +217,9 @@ class SlurmClient(Scheduler):
                 if may_be_taken or not tries_left:
                     raise self._answer_lost(exc) from exc
             except SlurmError as exc:
-                raise SlurmError(exc.what, why=exc.why, fix=self.fix_of(exc.why)) from exc
+                raise SlurmError(
+                    exc.what, code="slurm-refused", why=exc.why, fix=self.fix_of(exc.why)
+                ) from exc
         raise AssertionError("the last try returns")
 
     def _found(self, request: JobRequest, cause: ClusterctlError) -> str | None:
@@ -282,7 +290,7 @@ class SlurmClient(Scheduler):
             if _AWAY.search(result.stderr):
                 raise SlurmAwayError("Slurm's controller did not answer sbatch", why=result.stderr.strip())
             words = (re.sub(r"^sbatch: (error: )?", "", line) for line in result.stderr.strip().splitlines())
-            raise SlurmError("Slurm did not take the job", why="; ".join(words))
+            raise SlurmError("Slurm did not take the job", code="job-refused", why="; ".join(words))
         job_id = result.stdout.strip().splitlines()[-1].partition(";")[0] if result.stdout.strip() else ""
         if not job_id.isdigit():
             raise AnswerLostError(
@@ -360,6 +368,7 @@ class SlurmClient(Scheduler):
         if result.rc != 0:
             raise SlurmError(
                 "slurmctld did not take over its configuration",
+                code="slurm-not-reconfigured",
                 why="; ".join(result.stderr.strip().splitlines()),
                 fix="if that is a setting of `slurm` in the spec, correct it; then run `clusterctl up` again",
                 host=self.transport.host,
@@ -418,8 +427,10 @@ class SlurmClient(Scheduler):
             command, why = commands[len(said) - 1][0], result.stderr.strip()[-2000:]
             if _AWAY.search(result.stderr):
                 raise self._away_error(command, why)
-            failed = CommandError(command, rc=result.rc, stderr=result.stderr)
-            raise SlurmError(f"{command} failed with exit status {result.rc}", why=why) from failed
+            failed = CommandError(command, code="slurm-command-failed", rc=result.rc, stderr=result.stderr)
+            raise SlurmError(
+                f"{command} failed with exit status {result.rc}", code="slurm-command-failed", why=why
+            ) from failed
 
         return patiently(self.clock, self._patience_s, ask)
 

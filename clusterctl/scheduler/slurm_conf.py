@@ -152,7 +152,11 @@ def _node(host: Host, facts: Mapping[str, NodeFacts]) -> Node:
         gpus = facts[host.name].gpus if host.name in facts else ()
         return Node(host, host.cpus, host.memory_mib, (), gpus)
     if host.name not in facts:
-        raise SlurmError("slurm.conf can't be written: the host's facts are missing", host=host.name)
+        raise SlurmError(
+            "slurm.conf can't be written: the host's facts are missing",
+            code="host-facts-missing",
+            host=host.name,
+        )
     known = facts[host.name]
     topology = (
         ("Boards", known.boards),

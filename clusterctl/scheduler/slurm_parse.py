@@ -300,6 +300,7 @@ SINFO: Final = Query(
 def _odd(command: str, what: str) -> SlurmError:
     return SlurmError(
         f"{command} answered what clusterctl does not understand",
+        code="slurm-answer-garbled",
         why=what[:500].encode("unicode_escape").decode(),
         fix="report it, with the version that `clusterctl status` shows for Slurm",
     )

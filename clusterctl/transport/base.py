@@ -158,7 +158,9 @@ def enlarge(pipe: int) -> None:
 def sendable(argv: Sequence[str]) -> Sequence[str]:
     """The command as it is; raises TransportError if it can't be sent to a host."""
     if any("\0" in word for word in argv):
-        raise TransportError("a command's argument holds a NUL character, which no host can be given")
+        raise TransportError(
+            "a command's argument holds a NUL character, which no host can be given", code="null-byte"
+        )
     return argv
 
 
@@ -181,7 +183,9 @@ def shown(argv: Sequence[str], limit: int = 120) -> str:
 
 def failed(host: str, argv: Sequence[str], rc: int, stderr: str) -> CommandError:
     how = "was ended by a signal" if rc == ENDED_BY_SIGNAL else f"failed with exit status {rc}"
-    return CommandError(f"`{shown(argv)}` {how}", rc=rc, stderr=stderr, where=host, host=host)
+    return CommandError(
+        f"`{shown(argv)}` {how}", code="command-failed", rc=rc, stderr=stderr, where=host, host=host
+    )
 
 
 def unreachable(host: str, config: Path, what: str, cause: Exception | str | None = None) -> UnreachableError:

@@ -227,4 +227,4 @@ class PersistentSSH:
                     poll.unregister(fd)
                     session.stdin.close()
         what = f"`{shown(argv)}` said more than {self.max_output} bytes"
-        raise TransportError(what, where=self.host, host=self.host)
+        raise TransportError(what, code="connection-failed", where=self.host, host=self.host)

@@ -76,11 +76,13 @@ def fetch(
         if exc.rc == NOT_THERE:
             raise UsageError(
                 f"there is no {printable(exc.why)} on the cluster",
+                code="no-such-file",
                 where=transport.host,
                 fix="relative paths begin at the job user's home; look there with `clusterctl ssh`",
             ) from exc
         raise TransferError(
             "the files can't be read on the cluster",
+            code="files-unreadable",
             where=transport.host,
             why=printable((exc.why.strip().splitlines() or [exc.what])[-1]),
             fix="make it readable, or name something else: `clusterctl ssh -- ls -l` shows what there is",
@@ -92,6 +94,7 @@ def fetch(
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise TransferError(
             f"{printable(wrong[0])}{more} changed while being fetched, or can't be read there",
+            code="files-changed",
             fix="run it again when nothing writes there; what has arrived is kept",
         )
     skipped = tuple(os.fsdecode(entry.path) for entry in download.left)
@@ -105,6 +108,7 @@ def _writing(folder: Path) -> Iterator[None]:
     except OSError as exc:
         raise TransferError(
             "the files can't be written here",
+            code="files-unwritable",
             where=printable(os.fsdecode(exc.filename or str(folder))),
             why=reason(exc, folder),
             fix="make room or rights there, then run it again: what has arrived is kept",
@@ -145,9 +149,13 @@ class Sender:
         except BaseException as exc:
             self.close()
             if isinstance(exc, TruncatedError):
-                raise TransferError("the cluster sent less than it said", fix=_AGAIN) from None
+                raise TransferError(
+                    "the cluster sent less than it said", code="transfer-short", fix=_AGAIN
+                ) from None
             if isinstance(exc, UnexpectedError):
-                raise TransferError("the cluster sent other data than it said", fix=_AGAIN) from None
+                raise TransferError(
+                    "the cluster sent other data than it said", code="transfer-differs", fix=_AGAIN
+                ) from None
             raise
 
 
@@ -293,6 +301,7 @@ def _refuse_small_disk(folder: Path, arrivals: Sequence[_Arrival], room: str) ->
         name = printable(os.fsdecode(largest.entry.path))
         raise TransferError(
             f"{needed >> 20} MiB are needed, and {free >> 20} MiB are free",
+            code="no-room",
             where=printable(str(folder)),
             why=f"the largest file is {name}: {shown_size(largest.space)}",
             fix=room,
@@ -304,6 +313,7 @@ def _open_partial(path: bytes) -> int:
     if fd is None:
         raise TransferError(
             "another clusterctl fetches the same to the same place",
+            code="transfer-under-way",
             where=printable(os.fsdecode(os.path.dirname(path))),  # noqa: PTH120
             fix="wait until it is done",
         )
@@ -351,6 +361,7 @@ def parse_listing(
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as exc:
             raise TransferError(
                 "the cluster's list of files makes no sense, and nothing of it was fetched",
+                code="answer-garbled",
                 why=printable(f"{exc}: {line[:200].decode(errors='replace')}"),
                 fix="look there with `clusterctl ssh`; what is called alike can come one after the other",
             ) from exc

@@ -69,7 +69,9 @@ def _started(argv: Sequence[str], stdin: int, stderr: IO[bytes]) -> subprocess.P
             argv, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
         )
     except OSError as exc:
-        raise CommandError(f"can't run `{shown(argv)}`", rc=_NOT_FOUND, stderr=str(exc)) from exc
+        raise CommandError(
+            f"can't run `{shown(argv)}`", code="tool-missing", rc=_NOT_FOUND, stderr=str(exc)
+        ) from exc
 
 
 class Process(Protocol):
@@ -178,7 +180,7 @@ class OpenSSH:
             TransportError: the command can't be sent.
         """
         if shutil.which("ssh") is None:
-            raise MachineError("missing tool: ssh", fix="apt-get install openssh-client")
+            raise MachineError("missing tool: ssh", code="tool-missing", fix="apt-get install openssh-client")
         words = ["ssh", "-F", str(self.config), *options]
         if self.user is not None:
             words += ["-l", self.user]

@@ -262,12 +262,15 @@ def _next(
         except (LookupError, TypeError, ValueError, RecursionError) as exc:
             raise _not_understood(line, host) from exc
     talk.finish()  # says why there is no answer
-    raise TransferError("the cluster ended the transfer without an answer", fix="run it again")
+    raise TransferError(
+        "the cluster ended the transfer without an answer", code="ended-without-answer", fix="run it again"
+    )
 
 
 def _not_understood(said: bytes, host: str) -> TransportError:
     return TransportError(
         "the cluster answered what clusterctl does not understand",
+        code="answer-garbled",
         where=host,
         why=printable(said[:200].decode(errors="replace")),
         fix="if a startup file of the shell there writes this (~/.bashrc), let it do so for terminals only",
@@ -323,12 +326,13 @@ def _ended(host: str, exc: CommandError) -> TransferError:
             "or, while no other `submit` is under way, remove the file; then run it again"
         )
     why = printable((exc.why.strip().splitlines() or [exc.what])[-1])
-    return TransferError(what, where=host, why=why, fix=fix, host=host)
+    return TransferError(what, code="files-unwritable", where=host, why=why, fix=fix, host=host)
 
 
 def _changed(items: Sequence[Item]) -> TransferError:
     more = f" and {len(items) - 1} more" if len(items) > 1 else ""
     return TransferError(
         f"{printable(items[0].path)}{more} changed while being sent",
+        code="files-changed",
         fix="run it again when nothing writes there; what has arrived is kept",
     )

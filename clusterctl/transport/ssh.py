@@ -147,7 +147,7 @@ class SSHTransport:
                 return bytes(said)
             said += chunk
         what = f"`{shown(argv)}` said more than {self.max_output} bytes"
-        raise TransportError(what, where=self.host, host=self.host)
+        raise TransportError(what, code="connection-failed", where=self.host, host=self.host)
 
     def _status(self, channel: paramiko.Channel, argv: Sequence[str], deadline: float) -> int:
         """The exit status, or ENDED_BY_SIGNAL; raises TimeoutError if there is none by ``deadline``."""

@@ -79,6 +79,7 @@ class Target:
         except (OSError, ValueError, KeyError, paramiko.ConfigParseError) as exc:
             raise TransportError(
                 f"the SSH configuration does not say how to reach {host}",
+                code="ssh-config-incomplete",
                 where=str(config),
                 why=f"it has no {exc}" if isinstance(exc, KeyError) else str(exc),
                 fix="run `clusterctl up`, which writes it",

@@ -96,6 +96,7 @@ def walk(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...]]:
                 f"{printable(str(root))} has no name of its own"
                 if not name
                 else f"two of them are called {printable(name)}",
+                code="name-twice",
                 fix="send what is in it, or one after the other",
             )
         names[name] = root
@@ -123,6 +124,7 @@ def not_readable(errors: Sequence[OSError], *, fix: str = "") -> UsageError:
     more = f", and {len(said) - 3} more" if len(said) > 3 else ""  # noqa: PLR2004
     return UsageError(
         "can't read what is to be sent",
+        code="files-unreadable",
         why="; ".join(said[:3]) + more,
         fix=fix or "make it readable, or leave it out",
     )
@@ -227,6 +229,7 @@ def _remembered(paths: Sequence[Path]) -> Iterator[_Known]:
     except (OSError, sqlite3.Error) as exc:
         raise MachineError(
             "the hashes of files can't be remembered",
+            code="hash-cache-unusable",
             where=str(file),
             why=str(exc),
             fix="remove the file if it is damaged, make room, or set XDG_CACHE_HOME to another folder",

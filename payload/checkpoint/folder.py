@@ -54,12 +54,15 @@ def prepare(folder: Path, world: Communicator) -> None:
                 shutil.rmtree(left)
             (folder / mark).touch()
         except OSError as exc:
-            raise UsageError(f"--checkpoints: {exc.filename or folder}: {exc.strerror}") from exc
+            raise UsageError(
+                f"--checkpoints: {exc.filename or folder}: {exc.strerror}", code="checkpoints-unusable"
+            ) from exc
 
     def look() -> None:
         if not (folder / mark).exists():
             raise UsageError(
-                f"--checkpoints: {folder} is not the same folder on all nodes: give a shared one"
+                f"--checkpoints: {folder} is not the same folder on all nodes: give a shared one",
+                code="checkpoints-not-shared",
             )
 
     on_all_ranks(world, lambda: make() if world.rank == 0 else None)
@@ -97,7 +100,9 @@ class Lock:
             os.ftruncate(self.descriptor, 0)
             os.pwrite(self.descriptor, _name().encode(), 0)
         except OSError as exc:
-            raise UsageError(f"--checkpoints: {exc.filename or path}: {exc.strerror}") from exc
+            raise UsageError(
+                f"--checkpoints: {exc.filename or path}: {exc.strerror}", code="checkpoints-unusable"
+            ) from exc
 
     def _wait(self, folder: Path, patience_s: float) -> None:
         began, told = time.monotonic(), False
@@ -105,7 +110,8 @@ class Lock:
             holder = os.pread(self.descriptor, 1024, 0).decode(errors="replace") or "another run"
             if time.monotonic() - began >= patience_s:
                 raise UsageError(
-                    f"--checkpoints: {folder} is in use by {holder}: end that, or give another folder"
+                    f"--checkpoints: {folder} is in use by {holder}: end that, or give another folder",
+                    code="checkpoints-in-use",
                 )
             if not told:
                 sys.stderr.write(f"payload: waits up to {patience_s:.0f} s for {folder}, used by {holder}\n")

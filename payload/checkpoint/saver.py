@@ -126,10 +126,15 @@ class Writer:
         line = self._answers.readline()
         self.busy = False
         if not line:
-            raise PayloadError(f"the process that writes checkpoints ended with {self._process.wait()}")
+            raise PayloadError(
+                f"the process that writes checkpoints ended with {self._process.wait()}",
+                code="checkpoint-writer-ended",
+            )
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise PayloadError(f"a checkpoint cannot be written: {answer['error']}")
+            raise PayloadError(
+                f"a checkpoint cannot be written: {answer['error']}", code="checkpoint-unwritable"
+            )
         return answer
 
     def close(self, *, kill: bool = False) -> None:

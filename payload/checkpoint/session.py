@@ -158,10 +158,11 @@ def choose(wanted: str, folder: Path, world: Communicator) -> Chosen | None:
         except BrokenError as exc:
             notes.append(f"{path} is broken: {exc}")
             if wanted != "auto":
-                raise UsageError(f"--resume: {notes[0]}") from exc
+                raise UsageError(f"--resume: {notes[0]}", code="checkpoint-damaged") from exc
     if notes:
         raise UsageError(
-            f"--resume auto: all checkpoints are broken: {'; '.join(notes)}; remove them to start anew"
+            f"--resume auto: all checkpoints are broken: {'; '.join(notes)}; remove them to start anew",
+            code="checkpoints-all-damaged",
         )
     return None
 
@@ -198,7 +199,8 @@ def refuse_others(folder: Path, wanted: str, world: Communicator) -> None:
         if there and Path(wanted).resolve() != there[-1].resolve():
             raise UsageError(
                 f"--resume {wanted}: {there[-1]} is there already: go on from it with --resume auto, remove "
-                "it, or give another folder with --checkpoints"
+                "it, or give another folder with --checkpoints",
+                code="checkpoint-newer-exists",
             )
 
     if wanted != "auto":  # with which the folder is this run's own
@@ -247,7 +249,9 @@ def _compare(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> 
         was, now = (
             ", ".join(f"{name} {one.get(name, 'none')}" for name in different) for one in (made, here)
         )
-        raise UsageError(f"--resume: {path} was made with {was}, and this run has {now}")
+        raise UsageError(
+            f"--resume: {path} was made with {was}, and this run has {now}", code="checkpoint-other-settings"
+        )
 
 
 def _text(value: Any) -> str:

@@ -286,7 +286,7 @@ class Reader:
         """
         stored = self._shards.get(f"{kind}/{name}")
         if not stored:
-            raise UsageError(f"{self._folder} holds no {kind}/{name}")
+            raise UsageError(f"{self._folder} holds no {kind}/{name}", code="checkpoint-without-entry")
         shard, numbers = stored[0]
         size = math.prod(shard.shape)
         wanted = replace(shard, start=0, stop=size, axis=None, part=0, parts=1)
@@ -301,13 +301,15 @@ class Reader:
         stored = self._shards.get(wanted.tensor, [])
         if not stored:
             raise UsageError(
-                f"--resume: {self._folder} holds no {wanted.tensor}: it is of another model or optimizer"
+                f"--resume: {self._folder} holds no {wanted.tensor}: it is of another model or optimizer",
+                code="checkpoint-other-model",
             )
         shard, numbers = stored[0]
         if (shard.real_shape, numbers.dtype) != (wanted.real_shape, dtype):
             raise UsageError(
                 f"--resume: {self._folder} holds {wanted.tensor} as {numbers.dtype} {shard.shape}, "
-                f"and this run has {dtype} {wanted.shape}"
+                f"and this run has {dtype} {wanted.shape}",
+                code="checkpoint-other-shape",
             )
         if (shard.axis, shard.parts, shard.shape) == (wanted.axis, wanted.parts, wanted.shape):
             return self._interval(wanted.tensor, wanted.part, wanted.start, wanted.stop)
@@ -337,6 +339,7 @@ class Reader:
                 filled = last
         if filled < stop:
             raise UsageError(
-                f"--resume: {self._folder} lacks numbers of {tensor}, from {filled} of part {part}"
+                f"--resume: {self._folder} lacks numbers of {tensor}, from {filled} of part {part}",
+                code="checkpoint-incomplete",
             )
         return out

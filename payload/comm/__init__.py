@@ -38,7 +38,7 @@ def make_transport(
         UsageError: it does not work with this device, these ranks, or this MPI; on every rank.
     """
     if cuda_aware and not device.gpu:
-        raise UsageError("--cuda-aware: there is no GPU whose memory MPI could be given")
+        raise UsageError("--cuda-aware: there is no GPU whose memory MPI could be given", code="no-gpu")
     module, kind = _TRANSPORTS["mpi-cuda" if name == "mpi" and cuda_aware else name]
     transport: Transport = getattr(importlib.import_module(f"payload.comm.{module}"), kind)(device, comm)
     return transport

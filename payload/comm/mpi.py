@@ -169,4 +169,7 @@ def _refuse_unless(good: bool, why: str) -> None:
     """
     if not good:
         name = world.library()
-        raise UsageError(f"--cuda-aware: {name} takes no device memory: {why}; leave this flag out")
+        raise UsageError(
+            f"--cuda-aware: {name} takes no device memory: {why}; leave this flag out",
+            code="mpi-not-cuda-aware",
+        )

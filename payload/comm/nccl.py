@@ -157,12 +157,18 @@ def _check(device: Device, places: list[tuple[str, str]], rank: int) -> None:
         UsageError: this rank cannot take part.
     """
     if device.gpu is None:
-        raise UsageError(f"--comm nccl: there is no GPU{f' ({device.note})' if device.note else ''}; use mpi")
+        raise UsageError(
+            f"--comm nccl: there is no GPU{f' ({device.note})' if device.note else ''}; use mpi",
+            code="no-gpu",
+        )
     if not _library().available:
-        raise UsageError("--comm nccl: CuPy finds no NCCL; install nvidia-nccl-cu12, or use --comm mpi")
+        raise UsageError(
+            "--comm nccl: CuPy finds no NCCL; install nvidia-nccl-cu12, or use --comm mpi", code="no-nccl"
+        )
     others = [other for other, place in enumerate(places) if place == places[rank] and other != rank]
     if others:
         raise UsageError(
             f"--comm nccl: it shares GPU {device.gpu['index']} with rank {others[0]}, which NCCL does not "
-            "allow: start one rank for each GPU, or use --comm mpi"
+            "allow: start one rank for each GPU, or use --comm mpi",
+            code="gpu-shared-by-ranks",
         )

@@ -66,7 +66,9 @@ def open_dataset(
         return synthetic_tokens(_GPT2_VOCABULARY, data.sequence_length)
     if (kind == "text") == (takes == "images"):
         fitting = "digits, idx:DIR or synthetic" if takes == "images" else "text:FILE or synthetic"
-        raise UsageError(f"--data {data.data}: the model takes {takes}; give it {fitting}")
+        raise UsageError(
+            f"--data {data.data}: the model takes {takes}; give it {fitting}", code="data-unfit-for-model"
+        )
     if kind == "text":
         return _text(config, Path(where), world, data_state)
     known = (
@@ -104,7 +106,9 @@ def data_record(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
         for file in files[kind]():
             _add_hash(record, file)
     except OSError as exc:
-        raise UsageError(f"--data: {exc.filename} cannot be read: {exc.strerror}") from exc
+        raise UsageError(
+            f"--data: {exc.filename} cannot be read: {exc.strerror}", code="file-unreadable"
+        ) from exc
     if dataset.tokenizer:
         learned = json.dumps(dataset.tokenizer, sort_keys=True).encode()
         record["tokenizer_sha256"] = hashlib.sha256(learned).hexdigest()
@@ -133,7 +137,9 @@ def _text(
         try:
             return file.read_bytes()
         except OSError as exc:
-            raise UsageError(f"--data: {file} cannot be read: {exc.strerror}") from exc
+            raise UsageError(
+                f"--data: {file} cannot be read: {exc.strerror}", code="file-unreadable"
+            ) from exc
 
     text = on_all_ranks(world, read)
     data = config.data
@@ -158,7 +164,8 @@ def _check_same(world: Communicator, name: str, *contents: bytes | memoryview) -
         sides = ", ".join(f"{what} on {_few(hosts)}" for what, hosts in found.items())
         raise UsageError(
             f"--data: {name} is not the same on all nodes: {sides}; "
-            "copy it anew, or put it in a shared folder"
+            "copy it anew, or put it in a shared folder",
+            code="data-differs-on-nodes",
         )
 
 
@@ -200,7 +207,9 @@ def tokenizer_of(record: Mapping[str, Any]) -> Tokenizer:
     }
     kind = str(record.get("kind"))
     if kind not in kinds:
-        raise UsageError(f"the model has tokens of a kind {kind!r}, which is not known here")
+        raise UsageError(
+            f"the model has tokens of a kind {kind!r}, which is not known here", code="tokens-unknown"
+        )
     return _as_learned("the model", f"of {kind}", kinds[kind], record)
 
 
@@ -212,7 +221,9 @@ def _as_learned(flag: str, what: str, read: Callable[[Mapping[str, Any]], T], re
     try:
         return read(record)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise UsageError(f"{flag}: what the run has learned of its data tells nothing {what}") from exc
+        raise UsageError(
+            f"{flag}: what the run has learned of its data tells nothing {what}", code="data-state-unfit"
+        ) from exc
 
 
 def load_digits() -> tuple[Labelled, Labelled]:

@@ -159,11 +159,15 @@ def load(folder: Path) -> GPT2:
         added = {END: vocabulary[END]} if END in vocabulary else {}
         return GPT2.read({"vocabulary": vocabulary, "merges": merges, "added": added})
     except OSError as exc:
-        raise UsageError(f"--tokenizer: {file} cannot be read: {exc.strerror}") from exc
+        raise UsageError(
+            f"--tokenizer: {file} cannot be read: {exc.strerror}", code="file-unreadable"
+        ) from exc
     except KeyError as exc:
-        raise UsageError(f"--tokenizer: {file}: there is no {exc} among the tokens") from exc
+        raise UsageError(
+            f"--tokenizer: {file}: there is no {exc} among the tokens", code="tokenizer-token-missing"
+        ) from exc
     except (ValueError, TypeError, AttributeError) as exc:
-        raise UsageError(f"--tokenizer: {file} is not as GPT-2's: {exc}") from exc
+        raise UsageError(f"--tokenizer: {file} is not as GPT-2's: {exc}", code="tokenizer-not-gpt2") from exc
 
 
 def _of_tokenizer_json(content: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -49,19 +49,29 @@ def _pair(folder: Path, kind: str) -> Labelled:
     if images.ndim not in _IMAGE_DIMENSIONS or labels.ndim != 1:
         raise UsageError(
             f"--data: {image_file} has {images.ndim} dimensions and {label_file} {labels.ndim}, "
-            "which are not those of images and labels"
+            "which are not those of images and labels",
+            code="images-bad-dimensions",
         )
     if len(images) != len(labels):
-        raise UsageError(f"--data: {image_file} has {len(images)} images, {label_file} {len(labels)} labels")
+        raise UsageError(
+            f"--data: {image_file} has {len(images)} images, {label_file} {len(labels)} labels",
+            code="images-labels-differ",
+        )
     if not images.size:
-        raise UsageError(f"--data: {image_file} has no pixels: {'x'.join(map(str, images.shape))}")
+        raise UsageError(
+            f"--data: {image_file} has no pixels: {'x'.join(map(str, images.shape))}",
+            code="images-without-pixels",
+        )
     return Labelled(images.reshape(*images.shape[:3], -1), labels.astype(np.int64))
 
 
 def _find(folder: Path, start: str) -> Path:
     found = sorted(folder.glob(f"{start}[-.]idx[134]-ubyte*"))
     if not found:
-        raise UsageError(f"--data: there is no {start}-idx*-ubyte or {start}-idx*-ubyte.gz in {folder}")
+        raise UsageError(
+            f"--data: there is no {start}-idx*-ubyte or {start}-idx*-ubyte.gz in {folder}",
+            code="no-such-file",
+        )
     return found[0]
 
 
@@ -75,15 +85,22 @@ def read(file: Path) -> Array:
         raw = file.read_bytes()
         data = gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
     except (OSError, EOFError, zlib.error) as exc:  # gzip's own errors are OSErrors
-        raise UsageError(f"--data: {file} cannot be read: {exc}") from exc
+        raise UsageError(f"--data: {file} cannot be read: {exc}", code="file-unreadable") from exc
     if len(data) < 4 or data[:2] != b"\0\0":  # noqa: PLR2004
-        raise UsageError(f"--data: {file} is no IDX file: it begins with {data[:4].hex() or 'nothing'}")
+        raise UsageError(
+            f"--data: {file} is no IDX file: it begins with {data[:4].hex() or 'nothing'}", code="not-idx"
+        )
     kind, dimensions = data[2], data[3]
     if kind != _UINT8:
-        raise UsageError(f"--data: {file} has numbers of type {kind:#04x}; only bytes (0x08) can be used")
+        raise UsageError(
+            f"--data: {file} has numbers of type {kind:#04x}; only bytes (0x08) can be used",
+            code="idx-bad-type",
+        )
     start = 4 + 4 * dimensions
     shape = struct.unpack(f">{dimensions}I", data[4:start]) if len(data) >= start else ()
     if len(data) != start + math.prod(shape) or not shape:
         wanted = f"{'x'.join(map(str, shape))} numbers" if shape else "its sizes"
-        raise UsageError(f"--data: {file} is cut short or damaged: {len(data)} bytes for {wanted}")
+        raise UsageError(
+            f"--data: {file} is cut short or damaged: {len(data)} bytes for {wanted}", code="idx-truncated"
+        )
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)

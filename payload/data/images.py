@@ -63,12 +63,14 @@ class Known:
         theirs, ours = ("x".join(map(str, shape)) for shape in (samples.images.shape[1:], self.shape))
         if theirs != ours:
             raise UsageError(
-                f"--data: {name} has {kind} images of {theirs}, but the model knows those of {ours}"
+                f"--data: {name} has {kind} images of {theirs}, but the model knows those of {ours}",
+                code="images-other-size",
             )
         highest, known = int(samples.labels.max()), self.classes - 1
         if highest > known:
             raise UsageError(
-                f"--data: {name} has {kind} labels up to {highest}, but the model knows those up to {known}"
+                f"--data: {name} has {kind} labels up to {highest}, but the model knows those up to {known}",
+                code="labels-too-high",
             )
 
 
@@ -113,7 +115,8 @@ class Images:
             dropped = before - len(training) - len(held_out)
         if not (len(training) or eval_only) or not len(held_out):
             raise UsageError(
-                f"--data: {name} has {len(training)} training and {len(held_out)} held-out images"
+                f"--data: {name} has {len(training)} training and {len(held_out)} held-out images",
+                code="too-few-images",
             )
         known = known or Known.learn(training)
         for kind, samples in (("training", training), ("held-out", held_out)):

@@ -36,11 +36,11 @@ def read_images(file: Path, shape: Shape) -> Array:
                 raise ValueError(f"it is a {name} file: convert it to PNG")
         return _of_csv(file.read_text(encoding="utf-8-sig"), shape)
     except OSError as exc:
-        raise UsageError(f"{file} cannot be read: {exc.strerror}") from exc
+        raise UsageError(f"{file} cannot be read: {exc.strerror}", code="file-unreadable") from exc
     except UnicodeDecodeError as exc:
-        raise UsageError(f"{file} is none of PNG, IDX and CSV") from exc
+        raise UsageError(f"{file} is none of PNG, IDX and CSV", code="not-an-input") from exc
     except ValueError as exc:
-        raise UsageError(f"{file}: {exc}") from exc
+        raise UsageError(f"{file}: {exc}", code="bad-input") from exc
 
 
 def _of_idx(file: Path, shape: Shape) -> Array:

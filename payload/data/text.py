@@ -47,7 +47,8 @@ class Text:
         if self.training < 1 or self.held_out < 1:
             raise UsageError(
                 f"--data: {name} has {numbers} to train on and held out, "
-                f"too few for --sequence-length {length}"
+                f"too few for --sequence-length {length}",
+                code="text-too-short",
             )
         self.vocabulary, self.data_state = tokenizer.size, tokenizer.data_state
         self.targets = float(length)
@@ -89,7 +90,9 @@ class MaskedText(Text):
         batches = (self.held_out_batch(np.array([place])) for place in range(self.held_out))
         if not any((targets >= 0).any() for _, targets in batches):  # the first has some, or nearly always
             raise UsageError(
-                f"--data: {name} is too short: of its {self.held_out * length} held-out tokens none is masked"
+                f"--data: {name} is too short: of its {self.held_out * length} held-out tokens "
+                "none is masked",
+                code="text-too-short",
             )
 
     def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:

@@ -44,7 +44,9 @@ def build(
     elif features is not None and vocabulary is None:
         first, inputs = Flatten(features), features  # (B, ...) → (B, T, features)
     else:
-        raise UsageError("an LSTM needs either a vocabulary or the number of features of a step")
+        raise UsageError(
+            "an LSTM needs either a vocabulary or the number of features of a step", code="lstm-input-unclear"
+        )
     units = [Unit("first", first)]
     for number in range(layers):
         lstm = LSTM(context, "lstm", inputs, width, number=number)  # (B, T, inputs) → (B, T, H)

@@ -42,7 +42,9 @@ def build(
         UsageError: there is no such depth.
     """
     if depth not in _BLOCKS:
-        raise UsageError(f"there is no ResNet-{depth}: take one of {', '.join(map(str, _BLOCKS))}")
+        raise UsageError(
+            f"there is no ResNet-{depth}: take one of {', '.join(map(str, _BLOCKS))}", code="resnet-unknown"
+        )
     if stem == "auto":
         stem = "small" if side <= _SMALL else "large"
     built = _Builder(context, side)

@@ -37,7 +37,10 @@ def build(
         UsageError: images cannot be cut into such patches.
     """
     if side % patch:
-        raise UsageError(f"images of {side} x {side} pixels cannot be cut into patches of {patch} x {patch}")
+        raise UsageError(
+            f"images of {side} x {side} pixels cannot be cut into patches of {patch} x {patch}",
+            code="patches-not-divisible",
+        )
     patches, pixels = (side // patch) ** 2, patch * patch * channels
     length = 1 + patches
     first = Sequential(

@@ -47,11 +47,15 @@ class Attention:
             UsageError: the heads divide neither the width nor evenly over the tensor-parallel ranks.
         """
         if width % heads:
-            raise UsageError(f"a width of {width} cannot be divided among {heads} heads of attention")
+            raise UsageError(
+                f"a width of {width} cannot be divided among {heads} heads of attention",
+                code="heads-not-divisible",
+            )
         if heads % context.tp.size:
             able = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
             raise UsageError(
-                f"--tp {context.tp.size} does not divide the {heads} heads of attention: it can be {able}"
+                f"--tp {context.tp.size} does not divide the {heads} heads of attention: it can be {able}",
+                code="tp-not-divisible",
             )
         self._device, self._name, self._causal, self._rate = context.device, name, causal, dropout
         self._width = width // heads

@@ -126,7 +126,10 @@ class Parameter:
         self.fresh = True  # the gradient of this iteration is still to be set
         size = 1 if axis is None else context.tp.size
         if axis is not None and full_shape[axis] % size:
-            raise UsageError(f"--tp {size} does not divide the {full_shape[axis]} rows or columns of {name}")
+            raise UsageError(
+                f"--tp {size} does not divide the {full_shape[axis]} rows or columns of {name}",
+                code="tp-not-divisible",
+            )
         self.shape: Shape = tuple(n // size if i == axis else n for i, n in enumerate(full_shape))
 
     @property

@@ -85,7 +85,9 @@ class Engine:
             UsageError: the model cannot be laid out on this mesh.
         """
         if mesh.tp.size > 1 and all(p.axis is None for unit in units for p in unit.layer.parameters):
-            raise UsageError(f"--tp {mesh.tp.size}: this model has no tensor-parallel layers")
+            raise UsageError(
+                f"--tp {mesh.tp.size}: this model has no tensor-parallel layers", code="tp-without-layers"
+            )
         stages = split(recomputed(units) if options.recompute else units, mesh.pp.size)
         self.device, self.mesh, self._options = device, mesh, options
         self.units = stages[mesh.pp.rank]

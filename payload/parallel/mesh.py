@@ -46,7 +46,8 @@ def make_mesh(world: Transport, *, tp: int = 1, pp: int = 1) -> Mesh:
     dp, rest = divmod(world.size, tp * pp)
     if rest:
         raise UsageError(
-            f"--tp {tp} x --pp {pp} does not divide the {world.size} ranks: start a multiple of {tp * pp}"
+            f"--tp {tp} x --pp {pp} does not divide the {world.size} ranks: start a multiple of {tp * pp}",
+            code="ranks-not-divisible",
         )
     rank = world.rank
     here = (rank // (dp * tp), rank // tp % dp, rank % tp)  # pp, dp, tp

@@ -36,7 +36,10 @@ def split(units: Sequence[Unit], stages: int) -> list[Sequence[Unit]]:
         UsageError: there are fewer units than stages.
     """
     if stages > len(units):
-        raise UsageError(f"--pp {stages}: the model can only be cut into {len(units)} stages; ask for fewer")
+        raise UsageError(
+            f"--pp {stages}: the model can only be cut into {len(units)} stages; ask for fewer",
+            code="too-many-stages",
+        )
     until = list(accumulate(_costs(units), initial=0.0))  # until[n]: of the first n units
     # best[n]: of the first n units cut into runs, the heaviest run, and where the runs begin
     best = [(math.inf, [0]), *((cost, [0]) for cost in until[1:])]

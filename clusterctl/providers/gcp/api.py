@@ -151,7 +151,7 @@ class Api:
             page = self._call("GET", service, path, query | token)
             if missed := page.get("unreachables") or page.get("unreachable"):
                 what, why = "Google could not look everywhere", ", ".join(missed)
-                raise CloudError(what, where=path, why=why, fix="try again later")
+                raise CloudError(what, code="cloud-incomplete", where=path, why=why, fix="try again later")
             yield page
             if not page.get("nextPageToken"):
                 return
@@ -183,7 +183,7 @@ class Api:
             found = self._services.get(path) or self.get("serviceusage", path)
         except CloudError as exc:
             what, why = f"it can't be told whether {error.service} is off in {self.project}", exc.cause
-            raise CloudError(what, where=path, why=why, fix=exc.fix) from error
+            raise CloudError(what, code="cloud-refused", where=path, why=why, fix=exc.fix) from error
         self._services[path] = found
         ours = {f"projects/{self.project}", found.get("parent"), ""}
         return error.consumer in ours and found.get("state") == "DISABLED"
@@ -218,9 +218,13 @@ class Api:
         except (requests.ConnectionError, requests.Timeout, TransportError) as exc:
             is_silent = isinstance(exc, requests.Timeout)
             why = f"{urlsplit(url).netloc} is silent" if is_silent else _first_line(exc)
-            raise _BusyError(CloudError("Google does not answer", where=url, why=why)) from exc
+            raise _BusyError(
+                CloudError("Google does not answer", code="cloud-silent", where=url, why=why)
+            ) from exc
         except (GoogleAuthError, requests.RequestException) as exc:
-            raise CloudError("Google could not be asked", where=url, why=_first_line(exc)) from exc
+            raise CloudError(
+                "Google could not be asked", code="cloud-unreachable", where=url, why=_first_line(exc)
+            ) from exc
         if response.ok:
             return _json(response)
         refusal = self._refusal(service, verb, path, response)
@@ -286,7 +290,12 @@ class Api:
         until = self.clock.now() + timeout_s
         while operation.get("name") and operation.get("status") != "DONE":
             if self.clock.now() > until:
-                raise CloudError("Google is not done in time", where=path, why=f"within {timeout_s:.0f} s")
+                raise CloudError(
+                    "Google is not done in time",
+                    code="cloud-slow",
+                    where=path,
+                    why=f"within {timeout_s:.0f} s",
+                )
             operation = self.post("compute", f"{path}/operations/{operation['name']}/wait")
         self.check(path, operation)
 
@@ -302,13 +311,15 @@ class Api:
     ) -> CloudError:
         """The error that an entry of the table of diagnoses makes of it; without one, ``what`` it is."""
         if known is None:
-            return CloudError(what, where=path, why=why)
+            return CloudError(what, code="cloud-refused", where=path, why=why)
         place = _ZONE.search(path)
         words = {"project": self.project, "zone": place[1] if place else "ZONE", **known[1]}
         failure = known[0].failure(
             {"region": words["zone"].rsplit("-", 1)[0], **words}, host=None, phase="provision"
         )
-        return CloudError(failure.cause, fix=failure.fix, failures=(failure,), where=path, why=why)
+        return CloudError(
+            failure.cause, code=failure.code, fix=failure.fix, failures=(failure,), where=path, why=why
+        )
 
 
 _VERBS = {"GET": "show", "POST": "do", "DELETE": "delete"}
@@ -420,8 +431,10 @@ def _forbidden(project: str, names: Iterable[str], policy: str) -> ProvisionErro
     what = f"a policy of your organization forbids it to read host keys ({policy})"
     see = f"`gcloud org-policies describe {policy} --project {project} --effective`"
     fix = f"ask who administers it to except project {project}: {see}; then run `clusterctl up` again"
-    failures = (Failure(ProvisionError.code, what, name, "provision", fix) for name in names)
-    return ProvisionError(what, where=f"project {project}", fix=fix, failures=tuple(failures))
+    failures = (Failure("host-keys-forbidden", what, name, "provision", fix) for name in names)
+    return ProvisionError(
+        what, code="host-keys-forbidden", where=f"project {project}", fix=fix, failures=tuple(failures)
+    )
 
 
 def _published(api: Api, zone: str, name: str) -> str | None:
@@ -439,9 +452,10 @@ def _silent(api: Api, zone: str, names: list[str], timeout_s: float) -> Provisio
         fix = (
             f"`gcloud compute instances get-serial-port-output {name} --zone {zone} --project {api.project}`"
         )
-        failures.append(Failure(ProvisionError.code, cause, name, fix=fix, retryable=True))
+        failures.append(Failure("host-keys-late", cause, name, fix=fix, retryable=True))
     return ProvisionError(
         f"{', '.join(names)}: no host key after {timeout_s:.0f} s",
+        code="host-keys-late",
         where=zone,
         why=failures[0].cause,
         fix=f"look at what it said while it started, {failures[0].fix}, then run `clusterctl up` again; "
@@ -480,13 +494,15 @@ def check_gcloud() -> None:
     """
     why = "it carries SSH to hosts without a public address"
     if shutil.which("gcloud") is None:
-        raise MachineError("missing tool: gcloud", why=why, fix=_INSTALL)
+        raise MachineError("missing tool: gcloud", code="tool-missing", why=why, fix=_INSTALL)
     argv = ["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=value(account)"]
     try:
         done = run(argv, timeout_s=_ANSWER_S)
     except (OSError, subprocess.TimeoutExpired) as exc:
-        raise MachineError("gcloud does not run", why=str(exc), fix=_INSTALL) from exc
+        raise MachineError("gcloud does not run", code="gcloud-broken", why=str(exc), fix=_INSTALL) from exc
     if done.rc != 0:
-        raise MachineError("gcloud does not run", why=done.reason, fix=_INSTALL)
+        raise MachineError("gcloud does not run", code="gcloud-broken", why=done.reason, fix=_INSTALL)
     if not done.stdout.strip():
-        raise MachineError("gcloud is not logged in", why=why, fix="log in: gcloud auth login")
+        raise MachineError(
+            "gcloud is not logged in", code="gcloud-login", why=why, fix="log in: gcloud auth login"
+        )

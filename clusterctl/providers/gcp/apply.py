@@ -115,6 +115,7 @@ def refuse_another(plan: Plan, cluster_id: str) -> None:
     if ids:
         raise ProvisionError(
             f"Terraform's state is that of another cluster: {', '.join(sorted(map(str, ids)))}",
+            code="state-of-other-cluster",
             where="provider.state",
             why=f"this one is {cluster_id}; the other would be taken to pieces",
             fix="give this cluster another name, or its state another prefix; if the other was yours and its "
@@ -128,6 +129,7 @@ def refuse_moved(plan: Plan, project: str) -> None:
     if projects:
         raise UsageError(
             f"the cluster is in the project {', '.join(sorted(projects))} already",
+            code="cluster-in-other-project",
             where="provider.project",
             fix="put provider.project back; or take the cluster down first, which is done where it is",
         )

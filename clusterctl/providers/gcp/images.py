@@ -187,6 +187,7 @@ def ready(api: Api, name: str, report: Callable[[str], None]) -> bool:
         report(f"waiting for the image {name}, which is being made, or deleted")
     raise ProvisionError(
         f"the image {name} is not ready after {_WAIT_S / 60:.0f} minutes",
+        code="image-not-ready",
         where=path_of(api, name),
         fix=f"delete it: `gcloud compute images delete {name} --project {api.project}`; then run it again",
     )
@@ -222,7 +223,9 @@ def make(
         if not any(failure.code == "name-taken" for failure in exc.failures):
             raise  # else another `up` has made the same, or is about to
     if not ready(api, image.name, report):
-        raise ProvisionError(f"the image {image.name} was not made", where=path_of(api, image.name))
+        raise ProvisionError(
+            f"the image {image.name} was not made", code="image-not-made", where=path_of(api, image.name)
+        )
 
 
 def _wait(api: Api, scope: str, operation: Json) -> None:

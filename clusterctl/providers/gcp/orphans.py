@@ -158,6 +158,7 @@ def remove_resources(
     if failures:
         raise ProvisionError(
             f"{len(failures)} of {len(going)} things of the cluster could not be deleted",
+            code="orphans-not-deleted",
             why="; ".join(failure.cause for failure in failures),
             fix=failures[0].fix or "run `clusterctl down` again",
             failures=tuple(failures),
@@ -188,7 +189,7 @@ def _wait(api: Api, one: Found, operation: Json, give_up: float) -> None:
     name = str(operation.get("name", ""))
     while not _is_done(operation):
         if api.clock.now() >= give_up:
-            raise CloudError(_LATE, why=_LATE)
+            raise CloudError(_LATE, code="cloud-slow", why=_LATE)
         if one.service == "compute":
             operation = api.post("compute", f"{one.path.rsplit('/', 2)[0]}/operations/{name}/wait")
         else:

@@ -75,7 +75,9 @@ class GcpProvider(Provider):
         self._use_images(spec, inputs[COMPUTE])
         if not self._images:
             raise ProvisionError(
-                "no image of these nodes can be made", why="\n".join(images.without_base(spec, {}))
+                "no image of these nodes can be made",
+                code="no-image-possible",
+                why="\n".join(images.without_base(spec, {})),
             )
         if self._shown and apply.has_node(self._shown[1], name := images.machine_name(spec)):
             terraform = self._terraform(workspace, spec.controller_host, report)
@@ -463,6 +465,7 @@ def _refuse_moved_state(folder: Path, backend: Mapping[str, str]) -> None:
     if before != backend.get(BACKEND_FILE):
         raise UsageError(
             "the state of a cluster that is up is not moved",
+            code="state-not-moved",
             where="provider.state",
             why=f"it is {f'where {path} says' if before else f'in {folder}'}",
             fix="put provider.state back, or take the cluster down first",

@@ -102,6 +102,7 @@ def refuse_used(api: Api, kept: KeptStorage) -> None:
     if names:
         raise UsageError(
             f"a cluster {kept.cluster!r} has the kept storage, {kept.what}",
+            code="storage-in-use",
             why=f"there is {', '.join(names)}",
             fix="take it down first, where its workspace is; without one: `clusterctl down --orphans`",
         )
@@ -116,6 +117,7 @@ def refuse_another(spec: ClusterSpec, kept: KeptStorage) -> None:
     if wrong := "; ".join(_differences(spec, kept)):
         raise UsageError(
             f"the spec does not fit the kept storage, {kept.what}",
+            code="storage-unfit",
             where="storage.keep",
             why=wrong,
             fix="write what it is, name the cluster otherwise, or remove what was kept: "
@@ -160,6 +162,7 @@ def refuse_moved(folder: Path, wanted: Mapping[str, Any]) -> None:
         was, first = ("true", "") if before else ("false", "bring home what is there, and ")
         raise UsageError(
             "storage.keep can't be changed while the cluster is up",
+            code="storage-keep-changed",
             where="storage.keep",
             why=f"it was `keep: {was}` at the first `up`, and the shared folder is not moved to another disk",
             fix=f"write `keep: {was}`, or {first}take the cluster down before you change it",

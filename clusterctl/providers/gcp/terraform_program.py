@@ -174,6 +174,7 @@ def _missing(lack: str, why: str) -> MachineError:
     known = programs()
     return MachineError(
         f"Terraform {known.oldest} or newer is missing",
+        code="terraform-missing",
         why=f"{lack}; {why}",
         fix=f"install it: see {known.install}",
     )

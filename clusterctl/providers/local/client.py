@@ -19,7 +19,7 @@ from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util.progress import Reporter, Waiting
 
 _MODULE = "clusterctl.providers.local.helper"
-_ERRORS = {kind.code: kind for kind in (DiskError, LockedError, MachineError)}
+_ERRORS = {kind.__name__: kind for kind in (DiskError, LockedError, MachineError)}
 
 _keeping: list[None] = []  # as many as want helpers to be kept
 _idle: list[subprocess.Popen[str]] = []  # these wait for a request
@@ -110,10 +110,11 @@ def refuse_other_machines(system: str) -> None:
     """Refuse a machine that can't carry local nodes; ``system`` is its ``sys.platform``."""
     if system != "linux":
         what, here = "the local provider needs Linux", f"this machine runs {system}"
-        raise MachineError(what, where=here, fix="run clusterctl on a Linux machine")
+        raise MachineError(what, code="needs-linux", where=here, fix="run clusterctl on a Linux machine")
     if platform.machine() != ARCHITECTURE:
         raise MachineError(
             f"local nodes are built for {ARCHITECTURE}",
+            code="architecture",
             where=f"this machine is {platform.machine()}",
             fix=f"run clusterctl on an {ARCHITECTURE} machine",
         )
@@ -127,6 +128,7 @@ def elevation(system: str) -> list[str]:
     if shutil.which("sudo") is None:
         raise MachineError(
             "no right to start nodes",
+            code="no-right-to-start-nodes",
             where="this machine",
             why="you are not root, and there is no sudo",
             fix="run clusterctl as root, or install sudo and allow yourself to use it",
@@ -177,8 +179,11 @@ def _died(process: subprocess.Popen[str]) -> MachineError | ProvisionError:
     if lines and all(line.startswith("sudo:") for line in lines):
         return MachineError(
             "no right to start nodes",
+            code="no-right-to-start-nodes",
             where="this machine",
             why=lines[-1],
             fix="run `sudo -v` first, or run clusterctl as root, or allow sudo without a password",
         )
-    return ProvisionError("the machine helper ended without an answer", why=said[-1500:])
+    return ProvisionError(
+        "the machine helper ended without an answer", code="ended-without-answer", why=said[-1500:]
+    )

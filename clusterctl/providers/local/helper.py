@@ -70,6 +70,7 @@ def _check_tools(*, disks: bool = False) -> None:
         packages = " ".join(sorted(set(missing.values())))
         raise MachineError(
             f"missing tool{'s' if len(missing) > 1 else ''}: {', '.join(missing)}",
+            code="tool-missing",
             where="this machine",
             why="the local provider boots its nodes with systemd-nspawn from an image made by " + maker,
             fix=f"{'dnf' if has_dnf() else 'apt-get'} install {packages}",
@@ -161,14 +162,16 @@ class _Caller:
     def check(self) -> None:
         """That it has not gone away."""
         if self._done.is_set() and self._word != "done":
-            raise ProvisionError("the image was not finished", why="clusterctl went away or gave up")
+            raise ProvisionError(
+                "the image was not finished", code="image-not-finished", why="clusterctl went away or gave up"
+            )
 
 
 def _refuse_to_go_on_alone() -> None:
     """In long work: that the caller, who has nothing more to say, has not gone away."""
     said, _, _ = select.select([0], [], [], 0)
     if said and not os.read(0, 1):
-        raise ProvisionError("the work was not finished", why="clusterctl went away")
+        raise ProvisionError("the work was not finished", code="caller-gone", why="clusterctl went away")
 
 
 @contextmanager
@@ -261,7 +264,7 @@ def _files_of_each(answer: layout.MadeCluster) -> dict[str, list[layout.PlacedFi
     _answer({"ready": answer.model_dump(mode="json")})
     said = sys.stdin.readline()
     if not said:
-        raise ProvisionError("the work was not finished", why="clusterctl went away")
+        raise ProvisionError("the work was not finished", code="caller-gone", why="clusterctl went away")
     return {
         host: [layout.PlacedFile.model_validate(file) for file in files]
         for host, files in json.loads(said).items()
@@ -276,7 +279,11 @@ def _shared(wanted: layout.ClusterRequest) -> Path:
     if wanted.storage is not None and is_new:
         before = next((one for one in _kept_folders() if one.id == wanted.storage), None)
         if before is None or before.owner != wanted.owner:
-            raise ProvisionError("the kept storage is gone", where=str(layout.shared_folder(wanted.storage)))
+            raise ProvisionError(
+                "the kept storage is gone",
+                code="storage-gone",
+                where=str(layout.shared_folder(wanted.storage)),
+            )
         layout.shared_folder(before.id).rename(shared)
         system.erase(layout.cluster_dir(before.id))
     shared.mkdir(exist_ok=True, mode=0o755)
@@ -495,7 +502,7 @@ VERBS = {
     verb.__name__: verb
     for verb in (bake, bake_class, up, down, existing, look, clusters, storage, copies, cache)
 }
-_TOLD = ("what", "where", "why", "fix")  # of an error, besides its kind
+_TOLD = ("code", "what", "where", "why", "fix")  # of an error, besides its kind
 
 
 def main() -> int:
@@ -523,8 +530,12 @@ def _serve(asked: dict[str, Any]) -> bool:
         error = exc
     except OSError as exc:
         why = f"{exc.strerror}: {exc.filename}" if exc.filename else str(exc)
-        error = disk_error(exc) if exc.errno in REFUSALS else ProvisionError("machine work failed", why=why)
-    _answer({"error": {"kind": error.code} | {key: getattr(error, key) for key in _TOLD}})
+        error = (
+            disk_error(exc)
+            if exc.errno in REFUSALS
+            else ProvisionError("machine work failed", code="machine-work-failed", why=why)
+        )
+    _answer({"error": {"kind": type(error).__name__} | {key: getattr(error, key) for key in _TOLD}})
     return False
 
 

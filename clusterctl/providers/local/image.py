@@ -106,6 +106,7 @@ def layers(key: str) -> tuple[Path, ...]:
     except FileNotFoundError as exc:
         raise ProvisionError(
             "the node image is not in the cache",
+            code="image-not-cached",
             where=str(image_dir(key)),
             fix="`clusterctl up` makes it anew; nodes that were made from it need a `clusterctl down` first",
         ) from exc
@@ -273,7 +274,9 @@ def _serve_ssh(root: Path, name: str) -> tuple[subprocess.Popen[bytes], int]:
             return process, port
         time.sleep(0.05)
     _end(process)
-    raise ProvisionError("the image did not answer on SSH while it was baked", where=str(root))
+    raise ProvisionError(
+        "the image did not answer on SSH while it was baked", code="image-without-ssh", where=str(root)
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -158,7 +158,9 @@ def _place(root: Path, name: str, text: str | bytes, *, mode: int = 0o644) -> Pa
     path = root / name
     for folder in reversed(path.relative_to(root).parents):
         if (root / folder).is_symlink():
-            raise ProvisionError("a node's folder was replaced by a link", where=str(root / folder))
+            raise ProvisionError(
+                "a node's folder was replaced by a link", code="folder-is-a-link", where=str(root / folder)
+            )
     path.parent.mkdir(parents=True, exist_ok=True)
     data = text.encode() if isinstance(text, str) else text
     if _holds(path, data, mode):
@@ -242,6 +244,7 @@ def check_started(machines: Collection[Machine]) -> None:
         said = console.read_text(errors="replace").strip()[-1000:] if console.exists() else ""
         raise ProvisionError(
             f"nodes did not start: {', '.join(machine.node.name for machine in dead)}",
+            code="nodes-did-not-start",
             why=said or f"see `journalctl -u clusterctl-{dead[0].name}`",
         )
 
@@ -277,7 +280,7 @@ def _repeat(work: Callable[[], Collection[object]], what: str, *, fix: str = "")
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while left := work():
         if time.monotonic() > deadline:
-            raise ProvisionError(what, why=", ".join(map(str, left)), fix=fix)
+            raise ProvisionError(what, code="nodes-not-removed", why=", ".join(map(str, left)), fix=fix)
         time.sleep(0.02)
 
 
@@ -300,6 +303,7 @@ def enter_cgroup(machine: str) -> list[str]:
     except OSError as exc:
         raise ProvisionError(
             "control groups can't be made here",
+            code="no-control-groups",
             where=str(exc.filename),
             why=exc.strerror or str(exc),
             fix="in a container, run it with a writable /sys/fs/cgroup",

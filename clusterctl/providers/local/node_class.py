@@ -34,6 +34,7 @@ def layer(key: str) -> Path:
     if not (layout.class_folder(key) / _RECORD).exists():
         raise ProvisionError(
             "what the nodes have in common is not in the cache",
+            code="class-not-cached",
             where=str(layout.class_folder(key)),
             fix="`clusterctl up` makes it anew; nodes that were made from it need a `clusterctl down` first",
         )

@@ -58,6 +58,7 @@ class LocalProvider(Provider):
         if (release := distributions.redhat_release()) and release.startswith("rhel"):
             raise UsageError(
                 "local nodes are not made on Red Hat Enterprise Linux",
+                code="rhel-without-images",
                 where="provider.type",
                 why="its packages come by a subscription that is the machine's own, and no image has it",
                 fix="make this machine itself a cluster: provider: {type: onprem} and address: localhost",
@@ -65,6 +66,7 @@ class LocalProvider(Provider):
         if release and self._settings.mirror != DEFAULT_MIRROR:
             raise UsageError(
                 "the node image is not made from a Debian mirror here",
+                code="mirror-without-debian",
                 where="provider.mirror",
                 why=f"this machine is {release}: dnf makes it, from the machine's own repositories",
                 fix="remove provider.mirror; a mirror of your own belongs into /etc/yum.repos.d",
@@ -72,6 +74,7 @@ class LocalProvider(Provider):
         if release and self._settings.distribution:
             raise UsageError(
                 "local nodes have the distribution of this machine here",
+                code="distribution-of-this-machine",
                 where="provider.distribution",
                 why=f"this machine is {release}: dnf makes the node image, from its own repositories",
                 fix="remove provider.distribution",
@@ -150,6 +153,7 @@ class LocalProvider(Provider):
             runs, asked = (distributions.distribution_of(name).title for name in (has, wanted))
             raise UsageError(
                 f"the nodes of cluster {state.name!r} run {runs}, and the spec asks for {asked}",
+                code="distribution-changed",
                 where="provider.distribution",
                 why="nodes keep their image: neither Slurm takes over the other's jobs and accounting (24.11 "
                 "reads what 23.02 and newer left, and none what a newer one left)",
@@ -169,6 +173,7 @@ class LocalProvider(Provider):
         if kept and found.nodes:
             raise UsageError(
                 f"cluster {spec.name!r} has another shared folder than the one that is kept",
+                code="storage-keep-changed",
                 where="storage.keep",
                 why=f"it was raised without `keep: true`, and so did not take this up: {kept}",
                 fix="take it down as it was raised, then run `clusterctl up` with `keep: true`",

@@ -68,6 +68,7 @@ def run(argv: Sequence[str], *, what: str, stdin: str | None = None, where: str 
             fix = "make room on this machine: `df -h` and `df -i` show which disk is full"
         raise ProvisionError(
             f"{what} failed",
+            code="machine-command-failed",
             where=where or " ".join(argv[:3]),
             why=said or f"exit {process.returncode}",
             fix=fix,
@@ -173,6 +174,7 @@ def check_overlay(place: Path) -> None:
     except (OSError, ProvisionError) as exc:
         raise MachineError(
             "overlay filesystems can't be mounted here",
+            code="no-overlayfs",
             where=str(place),
             why=exc.why if isinstance(exc, ProvisionError) else str(exc),
             fix=f"use a kernel with overlayfs, and a {place.parent} that is not itself an overlay "
@@ -308,6 +310,7 @@ def choose_subnet(
         if clash := next((network for network in taken if network.overlaps(wanted)), None):
             raise MachineError(
                 f"subnet {wanted} is in use on this machine",
+                code="subnet-in-use",
                 where="provider.subnet",
                 why=f"it overlaps {clash}",
                 fix="choose another private /24, or leave provider.subnet out",
@@ -322,6 +325,7 @@ def choose_subnet(
                 return candidate
     raise MachineError(
         "no free subnet for the nodes",
+        code="no-free-subnet",
         why="this machine's routes cover all private address ranges",
         fix="name a private /24 that may be used as provider.subnet",
     )

@@ -92,8 +92,9 @@ class AccessError(ProvisionError):
 
     def __init__(self, failure: Failure) -> None:
         why, fix = failure.cause, failure.fix
-        super().__init__(NO_LOGIN, why=why, fix=fix, host=failure.host, failures=(failure,))
-        self.refusal = failure.code
+        super().__init__(
+            NO_LOGIN, code=failure.code, why=why, fix=fix, host=failure.host, failures=(failure,)
+        )
 
     @classmethod
     def of(cls, host: str, code: str, cause: str, fix: str) -> AccessError:
@@ -127,7 +128,7 @@ def raise_failures(failed: Mapping[str, ClusterctlError], *, what: str, then: st
             for host, exc in failed.items()
             for failure in exc.failures
         ]
-        raise ProvisionError.of_hosts(f"{what}: {{hosts}}", failures, then=then)
+        raise ProvisionError.of_hosts(f"{what}: {{hosts}}", failures, code="hosts-unreachable", then=then)
 
 
 USERS_OWN: Final = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
@@ -222,7 +223,9 @@ def _offered(peer: SshHost, config: Path) -> OfferedKey:
         except subprocess.TimeoutExpired:
             stderr = f"it timed out after {ANSWER_S:g} s"
         except OSError as exc:
-            raise MachineError("missing tool: ssh", why=str(exc), fix="install OpenSSH's client") from exc
+            raise MachineError(
+                "missing tool: ssh", code="tool-missing", why=str(exc), fix="install OpenSSH's client"
+            ) from exc
         key = next(iter(_read(shown).values()), None)  # of the name in lower case
     if key is not None:
         sha = hashlib.sha256(b64decode(key.split()[1])).digest()

@@ -69,7 +69,9 @@ def check_this_machine(host: str) -> AccessError | None:
 def connect(host: str, config: Path) -> SSHTransport:
     """The way to a machine through our own account, be it this one or another."""
     if is_this_machine(Target.read(config, host, None).address) and not GATE.exists():
-        raise TransportError(f"{host} has no account of ours", why=f"there is no {GATE}", host=host)
+        raise TransportError(
+            f"{host} has no account of ours", code="no-admin-account", why=f"there is no {GATE}", host=host
+        )
     return SSHTransport(host, config)
 
 
@@ -118,7 +120,9 @@ def create_account(host: str, root: Root, claim: Claim, login: Connect) -> None:
         if not answer["ok"]:
             raise AccessError.of(host, str(answer["code"]), str(answer["cause"]), str(answer["fix"]))
     except (ValueError, KeyError, TypeError) as exc:
-        raise ProvisionError(f"{host} gave no usable answer", why=said[:500], host=host) from exc
+        raise ProvisionError(
+            f"{host} gave no usable answer", code="answer-garbled", why=said[:500], host=host
+        ) from exc
     try:
         check_sudo(login(host))
     except UnreachableError:
@@ -212,7 +216,9 @@ class Login:
             what, why = f"{host} does not answer", f"`{shown(argv)}` did not end within {timeout_s:g} s"
             raise UnreachableError(what, why=why, host=host, fix="look at the host's load") from exc
         except OSError as exc:
-            raise MachineError("missing tool: ssh", why=str(exc), fix="install OpenSSH's client") from exc
+            raise MachineError(
+                "missing tool: ssh", code="tool-missing", why=str(exc), fix="install OpenSSH's client"
+            ) from exc
         if done.rc == 0:
             return done.stdout
         if done.rc == _SSH_FAILED or "sudo" in argv:
@@ -221,7 +227,7 @@ class Login:
             if known is not None:
                 raise known
         what = f"`{shown(argv)}` failed with exit status {done.rc}"
-        raise CommandError(what, rc=done.rc, stderr=done.stderr, where=host, host=host)
+        raise CommandError(what, code="login-failed", rc=done.rc, stderr=done.stderr, where=host, host=host)
 
     def root(self, host: str, argv: Sequence[str], stdin: bytes = b"") -> str:
         """Run a command as root; its standard output. Errors as of ``run``."""
@@ -243,7 +249,7 @@ class Login:
         try:
             self.run(host, (*_SUDO, "-n", "true"))
         except AccessError as exc:
-            if exc.refusal != "sudo-password" or self.prompts.password is None:
+            if exc.code != "sudo-password" or self.prompts.password is None:
                 raise
             self.run(host, (*_SUDO, "-S", "-p", "", "true"), f"{self.prompts.password}\n".encode())
             asks = True
@@ -258,6 +264,7 @@ class Login:
         if missing:
             raise UsageError(
                 "; ".join(f"the key {key} is not here" for key in dict.fromkeys(missing.values())),
+                code="key-file-missing",
                 where=", ".join(missing),
                 fix="correct `key` in the spec: relative to the spec's folder, or from ~",
             )

@@ -151,7 +151,7 @@ def _network(leader: Host, facts: HostFacts) -> IPv4Network:
     )
     fix = "write provider.network, such as 10.0.0.0/24"
     failure = Failure(_NO_PLACE, cause, leader.name, "plan", fix)
-    raise ProvisionError.of_hosts("no network: {hosts}", [failure], then=_THEN)
+    raise ProvisionError.of_hosts("no network: {hosts}", [failure], code="no-common-network", then=_THEN)
 
 
 def _places(asked: Sequence[Host], facts: Mapping[str, HostFacts], network: IPv4Network) -> Mapping[str, str]:
@@ -169,7 +169,9 @@ def _places(asked: Sequence[Host], facts: Mapping[str, HostFacts], network: IPv4
         fix = "write provider.network: the network that all of them are on"
         failures.append(Failure(_NO_PLACE, cause, one.name, "plan", fix))
     if failures:
-        raise ProvisionError.of_hosts("not on the cluster's network: {hosts}", failures, then=_THEN)
+        raise ProvisionError.of_hosts(
+            "not on the cluster's network: {hosts}", failures, code="not-on-network", then=_THEN
+        )
     return found
 
 
@@ -290,7 +292,8 @@ def trusted(login: Login, hosts: Sequence[str], limit: Limit = NO_LIMIT) -> Mapp
         return login.trust(hosts, limit)
     except ProvisionError as exc:
         unknown = {
-            str(one.host): ProvisionError(one.cause, fix=one.fix, failures=(one,)) for one in exc.failures
+            str(one.host): ProvisionError(one.cause, code=one.code, fix=one.fix, failures=(one,))
+            for one in exc.failures
         }
         left = [name for name in hosts if name not in unknown]
         if len(left) == len(hosts):  # of one on the way to them

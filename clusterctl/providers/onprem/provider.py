@@ -88,7 +88,10 @@ class OnpremProvider(Provider):
     def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
         if shutil.which("ssh") is None:
             raise MachineError(
-                "missing tool: ssh", why="it leads to your machines", fix="install OpenSSH's client"
+                "missing tool: ssh",
+                code="tool-missing",
+                why="it leads to your machines",
+                fix="install OpenSSH's client",
             )
 
     def examine(
@@ -184,7 +187,9 @@ class OnpremProvider(Provider):
             self._prompts.note(note)
         failed += [one.failure for one in pending_releases(workspace)]
         if failed:
-            raise ProvisionError.of_hosts(f"{release.NOT_RELEASED}: {{hosts}}", failed, then=release.THEN)
+            raise ProvisionError.of_hosts(
+                f"{release.NOT_RELEASED}: {{hosts}}", failed, code="hosts-not-released", then=release.THEN
+            )
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
         with open_login(self._settings.machines, self._workspace, self._prompts) as login:
@@ -235,7 +240,9 @@ class OnpremProvider(Provider):
         if wrong := in_the_way(checked, asked, new, workspace, silent):
             wrong = (*wrong, *self._not_taken_up(spec, workspace, login, checked))  # else `plan` raises it
             found = failures(wrong, phase="plan")
-            raise ProvisionError.of_hosts("these machines can't be used: {hosts}", found, then=_THEN)
+            raise ProvisionError.of_hosts(
+                "these machines can't be used: {hosts}", found, code="hosts-unfit", then=_THEN
+            )
         keys = {name: host.host_key for name, host in ours.items()} | {
             name: login.key_of(name) for name in new
         }
@@ -326,7 +333,7 @@ def in_the_way(
         host = silent[leader]
         why = f"no SSH connection to {host.ssh_address or host.address}:{host.port}"
         fix = "see that it is switched on, and that no firewall is in between"
-        found.append(Finding(leader, "error", ClusterctlError.code, "the controller is silent", why, fix))
+        found.append(Finding(leader, "error", "controller-silent", "the controller is silent", why, fix))
     return tuple(found)
 
 

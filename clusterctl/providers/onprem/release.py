@@ -159,7 +159,7 @@ def _restored(
         if not failed:
             raise
         return {
-            str(host): ConfigureError(exc.what, why=f.cause, fix=f.fix, host=host, failures=(f,))
+            str(host): ConfigureError(exc.what, code=f.code, why=f.cause, fix=f.fix, host=host, failures=(f,))
             for host, f in failed.items()
         }
     for host, lines in notes.items():
@@ -190,7 +190,11 @@ def release_orphan(login: Login, settings: OnpremSettings, cluster_id: str, *, r
     claim = login.claim(cluster_id, inventory.cluster)
     _, failed = on_each(list(mine), lambda host: create_account(host, login.root, claim, admin_login(folder)))
     if len(failed) == len(mine):
-        raise ProvisionError("none of its machines lets us in", why=str(next(iter(failed.values()))))
+        raise ProvisionError(
+            "none of its machines lets us in",
+            code="all-hosts-unreachable",
+            why=str(next(iter(failed.values()))),
+        )
     release_all(login, cluster_id, report=report)
 
 
@@ -305,7 +309,9 @@ def _release_pending(one: PendingRelease, login: Login, report: Reporter) -> Non
     write_atomic(one.workspace.inventory, inventory.model_dump_json(indent=2))
     release_all(login, cluster_id, report=report)
     if left := find_leftovers(login, cluster_id):
-        raise ProvisionError(f"{name} has something of ours", why="; ".join(map(str, left)), host=name)
+        raise ProvisionError(
+            f"{name} has something of ours", code="host-not-clean", why="; ".join(map(str, left)), host=name
+        )
 
 
 def _why(login: Login, exc: ClusterctlError) -> str:

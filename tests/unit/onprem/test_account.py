@@ -39,10 +39,10 @@ def refusal(error: ClusterctlError) -> AccessError:
 
 def test_sshd_that_does_not_let_it_in_is_told_from_sudo_that_does_not_serve_it() -> None:
     refused = refusal(TransportError("it does not accept our key", host="gpu1"))
-    assert refused.refusal == "login-refused"
+    assert refused.code == "login-refused"
     assert "allowusers rocky" in refused.why
     said = "sudo: account validation failure"
     refused = refusal(CommandError("`sudo -n true` failed", rc=1, stderr=said, where="gpu1", host="gpu1"))
-    assert refused.refusal == "no-sudo"
+    assert refused.code == "no-sudo"
     assert said in refused.why
     assert "sshd" not in refused.why

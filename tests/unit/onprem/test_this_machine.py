@@ -37,7 +37,7 @@ def test_an_installation_where_jobs_have_their_environment_is_refused(
     monkeypatch.setattr(sys, "prefix", "/opt/clusterctl/venv")
     refused = check_this_machine("desk")
     assert refused is not None
-    assert refused.refusal == "own-place"
+    assert refused.code == "own-place"
 
 
 def test_a_machine_without_an_sshd_program_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_a_machine_without_an_sshd_program_says_what_to_install(monkeypatch: pyt
     monkeypatch.setattr(login, "_PLACES", "/nowhere")
     refused = check_this_machine("desk")
     assert refused is not None
-    assert refused.refusal == "no-sshd"
+    assert refused.code == "no-sshd"
     assert "openssh-server" in refused.failures[0].fix
     monkeypatch.setattr(remote_account, "find_sshd", lambda: None)
     with pytest.raises(remote_account.RefusedError) as caught:
