@@ -25,16 +25,20 @@ from tests.support.verbs import Ran
 def refused(
     code: str,
     kind: type[ClusterctlError | BadValueError | PayloadError | RankError] = ClusterctlError,
+    *values: str,
     **fields: object,
 ) -> Iterator[pytest.ExceptionInfo[Any]]:
-    """Expect an error with this code; ``fields`` are attributes that it has. The body gets pytest's `caught`.
+    """Expect an error with this code. The body gets pytest's `caught`.
 
     kind: the class of the error.
+    values: names, numbers and commands that its text shows.
+    fields: attributes that it has.
     """
     with pytest.raises(kind) as caught:
         yield caught
     error: Any = caught.value
     assert code in codes_of(error), f"{codes_of(error)}: {error}"
+    assert [value for value in values if value not in str(error)] == []
     assert {name: getattr(error, name) for name in fields} == fields
 
 

@@ -17,6 +17,7 @@ from clusterctl.scheduler import slurm
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.util.progress import Clock
+from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster, submitted
 
 TEXT = Screen(json=False, color=False)
@@ -101,7 +102,7 @@ def test_changes_are_lines_where_there_is_no_terminal(here, cluster, capsys, mon
         f"job {second} (second) PENDING",
         f"job {second} (second) CANCELLED, exit 0",
     ]
-    with pytest.raises(UsageError, match="--watch and -o json"):
+    with refused("options-exclusive", UsageError, "--watch"):
         jobs.jobs(JSON, Options(json=True), watch=True)
 
 
@@ -112,7 +113,7 @@ def test_watching_jobs_that_have_ended_ends(here, cluster, tmp_path, capsys) -> 
 
 
 def test_logs_of_the_last_job(here, cluster, tmp_path, capfd) -> None:
-    with pytest.raises(UsageError, match="no job was submitted yet"):
+    with refused("no-job-yet", UsageError):
         job.logs(Screen(json=False, color=False), Options())
     ended(here, cluster, tmp_path, "echo one", "first")
     ended(here, cluster, tmp_path, "echo two", "second")

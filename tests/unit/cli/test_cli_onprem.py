@@ -8,6 +8,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.cli.prompts import prompts_for
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import OfferedKey
+from tests.support.messages import refused
 from tests.support.verbs import Clusterctl
 
 SPEC = """\
@@ -38,6 +39,6 @@ def test_a_private_key_that_is_not_here_is_named_before_anybody_logs_in(verb: st
 def test_keys_are_shown_before_they_are_confirmed_beside_json_too(capsys):
     offered = OfferedKey("n1", "10.0.0.1", "ssh-ed25519 AAAA", "SHA256:abc")
     confirm = prompts_for(Screen(json=True, color=False), ask_password=False).confirm
-    with pytest.raises(UsageError, match="must be confirmed"):
+    with refused("host-keys-unconfirmed", UsageError):
         confirm([offered])
     assert "SHA256:abc" in capsys.readouterr().err

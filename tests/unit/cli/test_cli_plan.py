@@ -18,6 +18,7 @@ from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.spec.load import Difference
 from clusterctl.spec.models import ClusterSpec
+from tests.support.messages import refused
 from tests.support.terminal import on_terminal
 from tests.support.verbs import Clusterctl
 
@@ -114,14 +115,14 @@ def test_without_a_terminal_only_what_destroys_needs_a_yes(capsys: pytest.Captur
     assert "note: d-image costs 0.07 USD an hour meanwhile\n" in said
     for gone in (REMOVE, HostChange("d-old-1", "replace", L4)):
         agree(HostPlan((STAY, gone)), yes=True)
-        with pytest.raises(UsageError, match=r"remove d-old-1, with all data"):
+        with refused("needs-confirmation", UsageError, "d-old-1"):
             agree(HostPlan((STAY, gone)))
 
 
 def test_a_machine_that_is_given_back_loses_nothing_and_is_asked_about_all_the_same() -> None:
     for action in ("remove", "replace"):
         plan = HostPlan((STAY, HostChange("gpu7", action, "compute", released=True)))
-        with pytest.raises(UsageError, match="release gpu7 to the owner, restored as it was"):
+        with refused("needs-confirmation", UsageError, "gpu7"):
             agree(plan)
         agree(plan, yes=True)
 
@@ -130,7 +131,7 @@ def test_what_holds_data_needs_a_yes_though_it_is_no_host() -> None:
     plan = HostPlan(
         (STAY,), other=("make anew a Filestore instance",), other_lost=("a Filestore (d-shared)",)
     )
-    with pytest.raises(UsageError, match=r"remove a Filestore \(d-shared\), with all data there"):
+    with refused("needs-confirmation", UsageError):
         agree(plan)
     agree(plan, yes=True)
 

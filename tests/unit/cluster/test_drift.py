@@ -16,6 +16,7 @@ from clusterctl.cluster.session import Drift
 from clusterctl.errors import ConfigureError
 from clusterctl.hosts.probe import HostReport
 from clusterctl.state.workspace import Workspace
+from tests.support.messages import refused
 
 NOTED = {
     "file /etc/munge/munge.key": "a1 400 1:1",
@@ -140,11 +141,11 @@ def test_a_package_that_was_removed_is_installed_again_or_its_node_made_anew(
         up.probe(session, inventory, {})
         assert [(host, argv[-1]) for host, argv in ran] == [("d-2", "rm -f /opt/clusterctl/installed-*")]
         return
-    with pytest.raises(ConfigureError, match="packages are missing on d-2") as raised:
+    with refused("packages-missing", ConfigureError, "d-2") as raised:
         up.probe(session, inventory, {})
     (failure,) = raised.value.failures
     assert (failure.host, failure.cause) == ("d-2", "removed there: munge, slurmd")
-    assert raised.value.fix == "`clusterctl node replace d-2` makes it anew"
+    assert "clusterctl node replace d-2" in raised.value.fix
     reports["d-ctl"] = HostReport(None, {"package slurmctld": "not installed"})
     with pytest.raises(ConfigureError) as raised:
         up.probe(session, inventory, {})

@@ -37,6 +37,7 @@ from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.connections import Connections
 from clusterctl.util.disk import read_rows
+from tests.support.messages import refused as rejected
 
 MODEL = OnlyCopy("/shared/home/ada/models", "ada", 2, 3 << 30, 7200, top="/shared/home/ada")
 SCRATCH = OnlyCopy("/scratch/shards", "bob", 1, 5, 86400 * 3, host="d-train-1", top="/scratch")
@@ -190,9 +191,9 @@ def test_what_can_not_be_told_stops_it_too(stage: Stage, dead: str) -> None:
         stage.workspace.inventory.write_text("torn")
     else:
         stage.workspace.inventory.unlink()
-    with pytest.raises(OnlyCopyError, match="stays up") as caught:
+    with rejected("only-copy", OnlyCopyError) as caught:
         stage.look()
-    assert "`clusterctl up` repairs the cluster" in caught.value.fix
+    assert "clusterctl up" in caught.value.fix
     assert stage.look(discard=True).unknown
 
 
@@ -287,7 +288,7 @@ def test_on_machines_of_the_users_own_only_jobs_end(stage: Stage, monkeypatch: p
     stage.jobs = None
     assert not stage.look()
     stage.jobs = [job(7, JobState.RUNNING)]
-    with pytest.raises(OnlyCopyError, match="only on 'd'"):
+    with rejected("only-copy", OnlyCopyError):
         stage.look()
     assert {(len(one.hosts), one.shared) for one in searched} == {(0, False)}
 
@@ -368,7 +369,7 @@ def test_a_change_looks_at_what_it_removes_and_at_nothing_else(
         assert not look_at_leaving(session, inventory(), plan, Slurm(()))  # type: ignore[arg-type]
         assert not searched
         return
-    with pytest.raises(OnlyCopyError, match="nothing was changed") as caught:
+    with rejected("only-copy", OnlyCopyError) as caught:
         look_at_leaving(session, inventory(), plan, Slurm(()))  # type: ignore[arg-type]
     assert "/scratch/shards on d-train-1" in caught.value.why
     assert [(list(one.hosts), one.shared) for one in searched] == [(hosts, shared)]
@@ -400,7 +401,7 @@ def test_what_a_job_writes_until_it_is_ended_is_looked_for_too(
     session.verb = "up"
     plan = HostPlan((change("d-train-1", "remove"),))
     if affected:
-        with pytest.raises(OnlyCopyError, match="only on what the change removes"):
+        with rejected("only-copy", OnlyCopyError):
             planning.review(session, plan, force=True)
     else:
         assert planning.review(session, plan, force=True) == {}
@@ -428,9 +429,9 @@ def test_a_machine_of_the_users_own_leaves_once_its_runs_are_collected(
     if not stops:
         assert not look_at_leaving(session, before, plan, slurm)
         return
-    with pytest.raises(OnlyCopyError, match="nothing was changed") as caught:
+    with rejected("only-copy", OnlyCopyError) as caught:
         look_at_leaving(session, before, plan, slurm)
-    assert caught.value.why == "the run of job 7 (mine) is not collected, and has files on d-train-2"
+    assert "d-train-2" in caught.value.why
     with pytest.raises(OnlyCopyError):
         look_at_leaving(session, before, HostPlan(()), slurm, replaced=["d-train-2"])
     ledger.update(entry, run_dir="/runs/d-7-mine", run_state="COMPLETED")

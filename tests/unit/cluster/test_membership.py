@@ -21,6 +21,7 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
+from tests.support.messages import refused as rejected
 
 Raise = Callable[..., Workspace]
 
@@ -106,7 +107,7 @@ def test_a_machine_that_the_spec_forgot_is_known_as_long_as_it_stays(raised: Rai
 def test_the_first_up_may_begin_with_some(raised: Raise) -> None:
     wanted = spec(train="gpu[1-2]", big="gpu[3-4]")
     assert nodes(limited(wanted, raised(), ["ctl", "gpu2"])) == {"train": ("gpu2",)}
-    with pytest.raises(UsageError, match="the controller, ctl, comes first"):
+    with rejected("controller-first", UsageError):
         limited(wanted, raised(), ["gpu2"])
 
 
@@ -116,21 +117,21 @@ def test_without_a_limit_it_is_the_spec(raised: Raise) -> None:
 
 
 def test_strangers_and_made_hosts_are_refused(raised: Raise) -> None:
-    with pytest.raises(UsageError, match="no host 'gpu9'") as refused:
+    with rejected("unknown-name", UsageError, "gpu9") as refused:
         limited(spec(train="gpu1"), raised(), ["gpu9"])
     assert refused.value.where == "--limit"
     made = ClusterSpec.model_validate(
         {"version": 1, "name": "own", "partitions": [{"name": "a", "nodes": 2}]}
     )
-    with pytest.raises(UsageError, match="nodes of a local cluster"):
+    with rejected("not-own-machines", UsageError):
         limited(made, raised(), ["own-a-1"])
 
 
 def test_without_some_nodes(raised: Raise) -> None:
     assert nodes(spec_without(spec(train="gpu[1-2]", big="gpu3"), ["gpu3", "gpu1"])) == {"train": ("gpu2",)}
-    with pytest.raises(UsageError, match="no node would be left"):
+    with rejected("no-node-left", UsageError):
         spec_without(spec(train="gpu1"), ["gpu1"])
-    with pytest.raises(UsageError, match="ctl is the controller"):
+    with rejected("controller-not-removable", UsageError):
         spec_without(spec(train="gpu1"), ["ctl"])
 
 
@@ -166,8 +167,8 @@ def test_a_machine_that_is_replaced_is_known_as_left_behind_alone(noted: Workspa
 
 def test_a_replacement_that_fails_before_it_is_settled_has_changed_nothing(noted: Workspace) -> None:
     before = {path: path.read_bytes() for path in noted.root.iterdir() if path.is_file()}
-    with pytest.raises(UsageError, match="must be confirmed"), replacing(noted, ["gpu1"]):
-        raise UsageError("host keys must be confirmed")
+    with pytest.raises(KeyboardInterrupt), replacing(noted, ["gpu1"]):
+        raise KeyboardInterrupt
     assert {path: path.read_bytes() for path in noted.root.iterdir() if path.is_file()} == before
     assert pending_releases(noted) == ()
 
@@ -176,10 +177,10 @@ def test_one_that_failed_later_goes_on(noted: Workspace) -> None:
     def replace() -> None:
         with replacing(noted, ["gpu1"]) as settle:
             settle()
-            raise UsageError("it does not answer")
+            raise KeyboardInterrupt
 
     for _ in range(2):
-        with pytest.raises(UsageError, match="does not answer"):
+        with pytest.raises(KeyboardInterrupt):
             replace()
         assert len(pending_releases(noted)) == 1
 
@@ -187,9 +188,9 @@ def test_one_that_failed_later_goes_on(noted: Workspace) -> None:
 def test_machines_that_are_gone_for_good_are_forgotten(noted: Workspace) -> None:
     with replacing(noted, ["gpu1"]) as settle:
         settle()
-    with pytest.raises(UsageError, match="nothing is known of a machine 'gpu9'"):
+    with rejected("unknown-name", UsageError, "gpu9"):
         forget(noted, ["gpu9"])
-    with pytest.raises(UsageError, match="no machine with a pending release 'gpu2'"):
+    with rejected("unknown-name", UsageError, "gpu2"):
         check_pending_release(noted, ["gpu2"])
     forget(noted, ["gpu1"])
     assert pending_releases(noted) == ()
@@ -218,5 +219,5 @@ def test_a_machine_that_was_left_behind_is_forgotten_without_the_one_that_has_it
 
 def test_ranges_are_names() -> None:
     assert names_of(["gpu[1-2],ctl", "gpu1"]) == ("gpu1", "gpu2", "ctl")
-    with pytest.raises(UsageError, match="no range of hosts"):
+    with rejected("bad-hostlist", UsageError):
         names_of(["gpu[1-"])

@@ -22,6 +22,7 @@ from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
+from tests.support.messages import refused as rejected
 
 
 class Machine:
@@ -54,7 +55,7 @@ def test_a_host_is_back_once_it_answers_after_another_boot() -> None:
 
 def test_who_does_not_come_back_is_named_with_the_reason() -> None:
     hosts: dict[str, Any] = {"a": Machine(away=0), "b": Machine(away=10**6), "c": Machine(boots=False)}
-    with pytest.raises(TransportError, match="b, c did not come back") as caught:
+    with rejected("nodes-did-not-come-back", TransportError) as caught:
         nodes.reboot(hosts, timeout_s=0)
     said = {failure.host: failure.cause for failure in caught.value.failures}
     assert said == {"b": "connection refused", "c": "it was told to, and goes on running"}
@@ -63,7 +64,7 @@ def test_who_does_not_come_back_is_named_with_the_reason() -> None:
 def test_one_that_does_not_answer_beforehand_keeps_no_other_from_its_boot() -> None:
     hosts: dict[str, Any] = {"a": Machine(), "b": Machine(), "c": Machine()}
     hosts["a"].down = 10**6
-    with pytest.raises(TransportError, match="a did not come back") as caught:
+    with rejected("nodes-did-not-come-back", TransportError) as caught:
         nodes.reboot(hosts, timeout_s=60)
     assert [failure.cause for failure in caught.value.failures] == ["it was not booted: connection refused"]
     assert [(host.boot, host.down) for host in (hosts["b"], hosts["c"])] == [(2, 0), (2, 0)]
@@ -84,7 +85,7 @@ def test_nodes_that_no_job_or_nobody_can_be_kept_from_are_not_booted(made: dict[
 
 def test_nodes_without_slurm_are_not_booted(booted: Booted) -> None:
     booted.slurm.manages_nodes = False
-    with pytest.raises(UsageError, match="nodes without Slurm cannot be drained"):
+    with rejected("needs-slurm", UsageError):
         booted()
 
 
@@ -176,6 +177,6 @@ def test_nodes_are_put_back_by_the_up_that_follows_and_no_other_clusterctl_is_at
 
 def test_nothing_is_booted_if_somebody_has_put_a_node_back(booted: Booted) -> None:
     booted.slurm.resumes = True
-    with pytest.raises(SchedulerError, match="c takes jobs again: nothing was booted"):
+    with rejected("node-resumed-meanwhile", SchedulerError):
         booted()
     assert [machine.boot for machine in booted.machines.values()] == [1, 1, 1]

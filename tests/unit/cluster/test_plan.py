@@ -19,6 +19,7 @@ from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Reporter
 from tests.support.cluster_session import session_of
+from tests.support.messages import refused as rejected
 
 SPEC = ClusterSpec.model_validate(
     {
@@ -143,7 +144,7 @@ def test_a_cluster_does_not_move_to_another_provider(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "d")
     workspace.create()
     workspace.inventory.write_text(inventory("gcp"))
-    with pytest.raises(UsageError, match="under the provider gcp"):
+    with rejected("up-with-other-provider", UsageError):
         look(workspace, Stub())
 
 

@@ -33,6 +33,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import Result
 from tests.support.hostile import deep_folder, nest
+from tests.support.messages import refused
 
 FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
 SYSTEM = {
@@ -288,7 +289,7 @@ def test_an_answer_is_read() -> None:
     assert view.facts.cpus == 2
     assert view.checksums == {"unit munge": "running"}
     assert view.distribution == "debian-12"
-    with pytest.raises(ConfigureError, match="no room left on d-train-1") as caught:
+    with refused("no-room", ConfigureError, "d-train-1") as caught:
         reject_full_disks({"d-train-1": view, "d-train-2": parse_report(answer())})
     (failure,) = caught.value.failures
     assert (failure.host, failure.code) == ("d-train-1", "disk-full")
@@ -305,7 +306,7 @@ def test_numbers_that_others_have_are_found_on_all_hosts_before_any_is_changed()
         "train-1": parse_report(answer(**agent)),
         "new": parse_report(answer()),
     }
-    with pytest.raises(ConfigureError, match="accounts can't be made on ctl, train-1") as caught:
+    with refused("accounts-conflict", ConfigureError, "train-1") as caught:
         reject_taken_numbers(reports, {"ada": 1000, "bob": 1001})
     said = {(failure.host, failure.code, failure.cause) for failure in caught.value.failures}
     assert said == {
@@ -330,7 +331,7 @@ def test_numbers_of_slurm_and_munge_that_others_have_are_found_as_well() -> None
         "one": parse_report(answer(accounts={"lims": 64030}, groups={"lims": 64030})),
         "two": parse_report(answer(accounts={}, groups={"lab": 64031})),
     }
-    with pytest.raises(ConfigureError, match="accounts can't be made on one, two") as caught:
+    with refused("accounts-conflict", ConfigureError) as caught:
         reject_taken_numbers(reports, wanted_accounts(spec))
     user, group = (f"give it another: `{one}" for one in ("usermod --uid UID", "groupmod --gid GID"))
     said = {(failure.host, failure.code, failure.cause, failure.fix) for failure in caught.value.failures}
@@ -459,10 +460,10 @@ def test_a_host_says_whether_its_slurm_knows_the_kernels_control_groups(
 def test_other_answers_are_errors() -> None:
     with pytest.raises(StoppingError):
         parse_report('{"state": "stopping"}')
-    with pytest.raises(UnreachableError, match="did not report its facts"):  # so it is asked again
+    with refused("unreachable", UnreachableError):  # so it is asked again
         parse_report(answer(said=""))
     for text in ("", "[]", "{}", '{"state": "running"}', '{"state": "running", "node": {"said": "@node"}}'):
-        with pytest.raises(TransportError, match="no usable answer"):
+        with refused("answer-garbled", TransportError):
             parse_report(text)
 
 

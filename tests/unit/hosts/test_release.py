@@ -13,6 +13,7 @@ from clusterctl.spec.distributions import UNSEEN
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
+from tests.support.messages import refused as rejected
 from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.hosts.test_look import SYSTEM, answer
 
@@ -75,7 +76,7 @@ def test_those_that_nobody_has_looked_at_are_asked(workspace: Workspace) -> None
 )
 def test_what_can_be_no_part_of_it_is_named(workspace: Workspace, ctl: str, node: str, why: str) -> None:
     asked: dict[str, Transport] = {"ctl": says(ctl), "train-1": says(node)}
-    with pytest.raises(ProvisionError, match="train-1 can't be part of this cluster") as refused:
+    with rejected("distribution-unfit", ProvisionError, "train-1") as refused:
         with_distributions(hosts(UNSEEN, UNSEEN), workspace, asked.__getitem__)
     assert why in refused.value.why
 

@@ -15,6 +15,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.script import UserScript
 from clusterctl.spec.job import JobSpec
+from tests.support.messages import refused
 from tests.support.played.batch import HOSTILE, play, rendered, shell_job, user_script
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -150,7 +151,7 @@ def test_scripts_that_can_not_be_submitted(tmp_path, name, content, why):
 
 @pytest.mark.parametrize("path", ["missing.sh", "."])
 def test_scripts_that_are_not_there(tmp_path, path):
-    with pytest.raises(UsageError, match="can't be read"):
+    with refused("file-unreadable", UsageError):
         UserScript.read(tmp_path / path)
 
 

@@ -18,6 +18,7 @@ from clusterctl.spec.job import JobSpec, named_job
 from clusterctl.state.ledger import RunRecord
 from clusterctl.transport.tree import Kind, hash_items
 from tests.support.hostile import HOSTILE_NAMES
+from tests.support.messages import refused as rejected
 
 RUN = {
     "token": "t", "cluster": "c", "job_id": "1", "name": "n", "user": "u", "partition": "p", "account": "a",
@@ -144,12 +145,12 @@ def test_folders_that_hold_what_is_included_come_too(project):
 
 
 def test_a_pattern_that_is_none(project):
-    with pytest.raises(UsageError, match="--exclude: a"):
+    with rejected("not-a-pattern", UsageError, "--exclude"):
         found(project, exclude=("a\\",))
 
 
 def test_patterns_with_a_bundled_job():
-    with pytest.raises(UsageError, match="the folder of a script"):
+    with rejected("bundled-job-without-folder", UsageError):
         source_of(JobSpec(name="x", bundled="train", exclude=("x",)))
 
 
@@ -259,7 +260,7 @@ def test_of_a_folder_that_is_no_project_only_the_script_goes(project, monkeypatc
     source = found(project)
     assert [item.path for item in source.items] == ["train.py"]
     assert "only the script is sent" in source.notes[0]
-    with pytest.raises(UsageError, match="--include"):
+    with rejected("script-alone", UsageError, "--include"):
         found(project, include=("private",))
 
 

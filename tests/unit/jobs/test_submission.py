@@ -23,6 +23,7 @@ from clusterctl.util.assets import payload_hash
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 from tests.support.disks import small_disk
+from tests.support.messages import refused as rejected
 from tests.support.played.cluster import Nearby
 from tests.support.scripted import ScriptedTransport, Step
 
@@ -84,7 +85,7 @@ def test_a_folder_whose_name_is_not_utf8(session, cluster, tmp_path):
 
 def test_a_folder_that_can_not_be_sent_leaves_nothing(session, cluster, job):
     (job.script.parent / "run.json").touch()
-    with pytest.raises(UsageError, match=r"run\.json"):
+    with rejected("reserved-file-names", UsageError):
         submit(session, job)
     assert cluster.ledger.entries() == ()
     assert list(cluster.home.iterdir()) == []
@@ -106,7 +107,7 @@ def test_a_job_that_can_not_be_written_down_is_not_submitted(session, cluster, j
     with small_disk() as disk:
         disk.suffer("full")
         full = replace(session, ledger=Ledger(disk.path / "jobs.jsonl"))
-        with pytest.raises(DiskError, match="No space left"):
+        with rejected("disk", DiskError):
             submit(full, job)
     assert cluster.calls("sbatch") == 0
     assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
@@ -135,7 +136,7 @@ def test_outputs_lie_beside_the_job(session, cluster, job):
     done = submit(session, job.model_copy(update={"outputs": ("results/**",)}))
     written = json.loads((Path(done.remote_dir) / "outputs.json").read_text())
     assert written["patterns"] == ["results/**", "/my\\ 'job.sh"]  # and the script
-    with pytest.raises(UsageError, match="--outputs"):
+    with rejected("not-a-pattern", UsageError, "--outputs"):
         source_of(job.model_copy(update={"outputs": ("!",)}))
 
 
@@ -145,7 +146,7 @@ def test_the_dry_run_is_what_is_submitted(session, job):
 
 def test_a_cluster_of_another_version(session, cluster, job):
     shutil.rmtree(cluster.payload / payload_hash())
-    with pytest.raises(UsageError, match="does not have this clusterctl's programs") as caught:
+    with rejected("programs-missing", UsageError) as caught:
         submit(session, job)
     assert "clusterctl up" in caught.value.fix
     assert cluster.ledger.entries() == ()
@@ -202,7 +203,7 @@ def test_a_controller_that_stays_away_is_said_soon_and_the_job_is_not_submitted(
     session = cluster.session(clock=quick, patience_s=60)
     with cluster.state() as state:
         state["away"] = 1000
-    with pytest.raises(UnreachableError, match="the job was not submitted") as caught:
+    with rejected("unreachable", UnreachableError) as caught:
         submit(session, job)
     assert "clusterctl up" in caught.value.fix
     assert now[0] < 10
@@ -224,7 +225,7 @@ def test_a_controller_that_goes_away_after_it_had_the_request_is_not_taken_for_a
     with cluster.state() as state:
         state["away"] = 1000
         state["away_words"] = said
-    with pytest.raises(AnswerLostError, match="did not say whether it took the job"):
+    with rejected("answer-lost", AnswerLostError):
         submit(session, job)
     assert [entry.refused for entry in cluster.ledger.entries()] == [False]
 
@@ -234,7 +235,7 @@ def test_a_request_that_timed_out_is_not_sent_again(cluster, job):
     with cluster.state() as state:
         state["away"] = 1
         state["away_words"] = "Batch job submission failed: Socket timed out on send/recv operation"
-    with pytest.raises(AnswerLostError, match="did not say whether it took the job"):
+    with rejected("answer-lost", AnswerLostError):
         submit(session, job)
     assert cluster.calls("sbatch") == 1
 
@@ -288,7 +289,7 @@ def test_a_connection_that_broke_after_sbatch(session, cluster, job):
 def test_a_connection_that_broke_before_sbatch_is_said_and_not_tried_again(session, cluster, job):
     away = SlurmClient(Cutting(cluster.payload, taken=False), patience_s=1)
     cut = Session(session.spec, away, cluster.ledger)
-    with pytest.raises(AnswerLostError, match="did not say whether it took the job"):
+    with rejected("answer-lost", AnswerLostError):
         submit(cut, job)
     assert cluster.calls("sbatch") == 0
     (entry,) = cluster.ledger.entries()
@@ -425,7 +426,7 @@ def test_a_file_that_is_only_here_is_said_before_anything_is_submitted(
         (tmp_path / name).touch()
     elsewhere = replace(session, scheduler=SlurmClient(ScriptedTransport([Step(("test", "..."), rc=1)])))
     job = JobSpec(name="j", bundled=bundled, args=tuple(arg.format(home=tmp_path) for arg in args))
-    with pytest.raises(UsageError, match="is on this machine, and not on the cluster") as caught:
+    with rejected("file-only-here", UsageError) as caught:
         reject_files_of_here(elsewhere, [job], report=pytest.fail)
     assert f"`clusterctl put {put.format(home=tmp_path)}`" in caught.value.fix
     assert caught.value.fix.endswith(then)

@@ -18,6 +18,7 @@ from clusterctl.spec.job import JobSpec, Weights, job_spec
 from clusterctl.state.ledger import RunRecord
 from clusterctl.transport.copies import read_copies
 from clusterctl.transport.remote_copies import digest
+from tests.support.messages import refused as rejected
 from tests.support.played.cluster import PlayedCluster
 
 PREDICT = JobSpec(name="predict", bundled="predict", args=("a.png",))
@@ -168,7 +169,7 @@ def test_hosts_without_a_shared_folder_are_sent_what_is_here(
     job_id, _ = trained(session, cluster, here / "runs" / "demo-1-train")
     assert chosen(job_id, apart)[0] == "model"
     other, _ = trained(session, cluster)
-    with pytest.raises(UsageError, match="is not here") as refused:
+    with rejected("run-not-collected", UsageError) as refused:
         chosen(other, apart)
     assert f"clusterctl collect {other}" in refused.value.fix
 
@@ -201,18 +202,18 @@ def test_only_jobs_that_use_a_model_get_one() -> None:
     reject_unless_fitting([own], None)
     for program, flag in (("eval", "--resume"), ("eval", "--out"), ("export", "--checkpoint")):
         job = JobSpec(name=program, bundled=program)
-        with pytest.raises(UsageError, match="needs a trained model"):
+        with rejected("needs-trained-model", UsageError):
             reject_unless_fitting([job], None)
         reject_unless_fitting([job.model_copy(update={"args": (flag, "/shared/c")})], None)
 
 
 def test_a_rank_alone_samples() -> None:
-    with pytest.raises(UsageError, match="sample runs on one rank, and these are 4"):
+    with rejected("one-rank-job", UsageError):
         job_spec("sample", {"nodes": 2, "tasks_per_node": 2})
 
 
 def test_here_only_what_is_here_can_be_used(session: Session, cluster: PlayedCluster) -> None:
     job_id, _ = trained(session, cluster)
-    with pytest.raises(UsageError, match="is not on this machine") as refused:
+    with rejected("run-not-collected", UsageError) as refused:
         use_here(PREDICT, ChosenModel(job_id, Weights.BEST), session.ledger.entries(), lambda _: None)
     assert f"clusterctl collect {job_id}" in refused.value.fix

@@ -27,6 +27,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.transport.base import remote_argv
 from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
+from tests.support.messages import refused
 from tests.support.played.batch import rendered, user_script
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 from tests.support.sweeps import in_sweep
@@ -102,7 +103,7 @@ def test_a_wait_that_runs_out(cluster, tmp_path):
     session = cluster.session(clock=Clock(lambda: float(next(times)), lambda _s: None))
     job_id = held(cluster, session, tmp_path)
     cluster.change(job_id, reason="Resources")
-    with pytest.raises(WaitTimeoutError, match="not ended within 60 s") as caught:
+    with refused("wait-timeout", WaitTimeoutError, "60") as caught:
         wait(session, [job_id], timeout_s=60)
     assert caught.value.why == f"{job_id} is PENDING (Resources)"
     assert cluster.job(job_id)["state"] == "PENDING"
@@ -111,7 +112,7 @@ def test_a_wait_that_runs_out(cluster, tmp_path):
 def test_a_job_that_slurm_never_heard_of(cluster):
     times = iter(range(0, 10**6, 5))
     session = cluster.session(clock=Clock(lambda: float(next(times)), lambda _s: None))
-    with pytest.raises(SlurmError, match="does not know job 77"):
+    with refused("unknown-job", SlurmError, "77"):
         wait(session, ["77"])
 
 
@@ -143,16 +144,16 @@ def test_a_file_that_stayed_at_home_is_named_with_its_flag(session, tmp_path):
     (folder / "kept" / "data.csv").touch()
     (folder / ".gitignore").write_text("kept/\n")
     job_id = submitted(session, folder, "cat kept/data.csv")
-    with pytest.raises(JobFailedError, match="was not sent with the job") as caught:
+    with refused("job-failed", JobFailedError) as caught:
         raise_unless_completed(session, wait(session, [job_id]))
-    assert "submit with --include kept/data.csv" in caught.value.fix
+    assert all(word in caught.value.fix for word in ("--include", "kept/data.csv"))
     assert "--exclude" not in caught.value.fix
 
 
 def test_what_is_on_the_screen_is_not_quoted_again(session, tmp_path):
     job_id = submitted(session, tmp_path, "echo it broke >&2; exit 4")
     ended = wait(session, [job_id])
-    with pytest.raises(JobFailedError, match="exit code 4") as caught:
+    with refused("job-failed", JobFailedError) as caught:
         raise_unless_completed(session, ended, log_is_shown=True)
     assert "it broke" not in str(caught.value)
     diagnosis = caught.value.answer["diagnosis"]
@@ -161,7 +162,7 @@ def test_what_is_on_the_screen_is_not_quoted_again(session, tmp_path):
 
 def test_a_failed_job_that_wrote_no_stderr_shows_its_stdout(session, tmp_path):
     job_id = submitted(session, tmp_path, "echo only this; exit 1")
-    with pytest.raises(JobFailedError, match="exit code 1") as caught:
+    with refused("job-failed", JobFailedError) as caught:
         raise_unless_completed(session, wait(session, [job_id]))
     assert "| only this" in str(caught.value)
 
@@ -245,7 +246,7 @@ def test_follow_of_an_array_tells_the_tasks_apart(session, cluster, tmp_path):
     one = Told()
     logs(session, f"{job_id}_3", on_output=one)
     assert one.chunks == [LogChunk("stdout", 3, b"task 3\n")]
-    with pytest.raises(SlurmError, match=f"does not know job {job_id}_9"):
+    with refused("unknown-job", SlurmError, f"{job_id}", "_9"):
         logs(session, f"{job_id}_9", on_output=Told())
 
 
@@ -270,7 +271,7 @@ def test_the_logs_of_ranks(session, cluster, tmp_path):
     one = Told()
     logs(session, job_id, on_output=one, rank="2")
     assert one.chunks == [LogChunk("stdout", None, b"of 2\n", 2)]
-    with pytest.raises(UsageError, match="nothing is recorded of rank 4"):
+    with refused("unknown-rank", UsageError):
         logs(session, job_id, on_output=Told(), rank="4")
 
 
@@ -389,19 +390,19 @@ def test_logs_follow_no_links(session, cluster, tmp_path):
 
 
 def test_logs_of_jobs_that_are_not_ours(session, cluster, tmp_path):
-    with pytest.raises(SlurmError, match="does not know job 77"):
+    with refused("unknown-job", SlurmError, "77"):
         logs(session, "77", on_output=Told())
     job_id = held(cluster, session, tmp_path)
     cluster.change(job_id, comment="")
     with cluster.state() as state:
         state["jobs"]["500"] = state["jobs"][job_id]
-    with pytest.raises(SchedulerError, match="was not submitted by clusterctl"):
+    with refused("not-our-job", SchedulerError):
         logs(session, "500", on_output=Told())
 
 
 def test_logs_of_what_is_no_job_id(session, tmp_path):
     job_id = submitted(session, tmp_path, "true")
-    with pytest.raises(UsageError, match="is not a job id"):
+    with refused("not-a-job-id", UsageError):
         logs(session, f"{job_id}_x", on_output=Told())
 
 
@@ -473,7 +474,7 @@ def test_the_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path
 def test_a_job_that_removed_its_folder(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, 'rm -rf "$PWD"; exit 1')
     ended = wait(session, [job_id])
-    with pytest.raises(SchedulerError, match=f"the folder of job {job_id} is gone"):
+    with refused("job-folder-gone", SchedulerError, f"{job_id}"):
         logs(session, job_id, on_output=Told())
     with pytest.raises(JobFailedError) as caught:
         raise_unless_completed(session, ended)
@@ -530,7 +531,7 @@ def test_how_a_job_ended_is_said_also_when_its_log_is_out_of_reach(session, clus
     job_id = submitted(session, tmp_path, "exit 3")
     ended = wait(session, [job_id])
     mute = Session(session.spec, SlurmClient(Mute(cluster.payload)), cluster.ledger)
-    with pytest.raises(JobFailedError, match="exit code 3") as caught:
+    with refused("job-failed", JobFailedError) as caught:
         raise_unless_completed(mute, ended)
     assert "its log can't be read: no connection" in caught.value.why
 

@@ -17,6 +17,7 @@ from clusterctl.spec.common import User
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
+from tests.support.messages import refused as rejected
 
 HERE = Hardware((0, 1, 2, 3), 9 * 1024)
 CTL, ONE, TWO = "d-ctl", "d-train-1", "d-train-2"
@@ -199,6 +200,6 @@ def test_nodes_keep_the_distribution_that_they_were_made_with(
             "that of Debian 13 is no newer one of theirs"
         )
         return
-    with pytest.raises(UsageError, match="run Debian 12, and the spec asks for Debian 13") as error:
+    with rejected("distribution-changed", UsageError, "12", "13") as error:
         one.plan(spec(), workspace, keep={}, report=print)
     assert error.value.where == "provider.distribution"

@@ -13,6 +13,7 @@ from clusterctl.providers.local import helper, image
 from clusterctl.providers.local.provider import LocalProvider, image_keys
 from clusterctl.spec import distributions
 from clusterctl.spec.models import ClusterSpec, LocalSettings
+from tests.support.messages import refused as rejected
 
 SPEC = ClusterSpec.model_validate({"version": 1, "name": "d", "partitions": [{"name": "x", "nodes": 1}]})
 
@@ -165,6 +166,6 @@ def test_settings_of_debian_are_refused_there(on_rocky: None, key: str, value: s
 
 def test_red_hats_own_is_refused_for_no_image_has_its_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributions, "redhat_release", lambda: "rhel-9")
-    with pytest.raises(UsageError, match="not made on Red Hat Enterprise Linux") as refused:
+    with rejected("rhel-without-images", UsageError) as refused:
         LocalProvider(LocalSettings(type="local")).check(SPEC)
     assert "onprem" in refused.value.fix

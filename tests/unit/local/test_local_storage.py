@@ -20,6 +20,7 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.copies import Copies, note
+from tests.support.messages import refused
 
 NEW, OLD, OTHER = "aaaaaa", "bbbbbb", "cccccc"
 UID = os.getuid() or 1001
@@ -220,7 +221,7 @@ def test_what_is_gone_or_anothers_is_not_taken(state: Path, wanted: ClusterReque
     raised(OLD)
     helper.down({"id": OLD})
     (state / NEW).mkdir()
-    with pytest.raises(ProvisionError, match="kept storage is gone"):
+    with refused("storage-gone", ProvisionError):
         helper._shared(wanted)
     assert (state / OLD / "shared/home/ada/weights").exists()
 
@@ -330,5 +331,5 @@ def test_a_cluster_that_has_a_folder_of_its_own_takes_none_up(
 ) -> None:
     raised(OLD)
     helper.down({"id": OLD})
-    with pytest.raises(UsageError, match="another shared folder"):
+    with refused("storage-keep-changed", UsageError):
         notes(spec(), Existing(nodes={"d-ctl": None}))

@@ -2,11 +2,10 @@
 
 from ipaddress import IPv4Network
 
-import pytest
-
 from clusterctl.errors import MachineError
 from clusterctl.providers.local.layout import bridge_name, machine_name, netns_name
 from clusterctl.providers.local.system import choose_subnet, sorting
+from tests.support.messages import refused
 
 
 def networks(*texts: str) -> tuple[IPv4Network, ...]:
@@ -39,13 +38,13 @@ def test_two_clusters_never_meet() -> None:
 
 
 def test_no_free_subnet_is_one_clear_error() -> None:
-    with pytest.raises(MachineError, match="no free subnet") as caught:
+    with refused("no-free-subnet", MachineError) as caught:
         choose_subnet("a1b2c3", networks("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
     assert "provider.subnet" in caught.value.fix
 
 
 def test_a_wanted_subnet_in_use_is_refused_with_the_clash() -> None:
-    with pytest.raises(MachineError, match=r"10\.7\.0\.0/24 is in use") as caught:
+    with refused("subnet-in-use", MachineError, "10.7.0.0/24") as caught:
         choose_subnet("a1b2c3", networks("10.7.0.0/16"), IPv4Network("10.7.0.0/24"))
     assert "10.7.0.0/16" in caught.value.why
 

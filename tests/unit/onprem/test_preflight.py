@@ -26,6 +26,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Clock, Limit
+from tests.support.messages import refused as rejected
 from tests.support.played_time import PlayedTime
 
 UFW = "Status: active\nDefault: deny (incoming), allow (outgoing), disabled (routed)\n"
@@ -306,7 +307,7 @@ def test_the_look_ends_when_its_time_is_over(tmp_path: Path) -> None:
     report = provider.preflight(spec, workspace)
     assert report is not None
     assert [(one.host, one.level, one.code) for one in report.findings] == [("desk", "error", "unreachable")]
-    with pytest.raises(ProvisionError, match="these machines can't be used: desk"):
+    with rejected("hosts-unfit", ProvisionError):
         provider.plan(spec, workspace, keep={}, report=lambda _: None)
 
 

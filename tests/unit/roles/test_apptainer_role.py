@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from clusterctl.errors import SpecError
 from clusterctl.spec.load import parse_spec
+from tests.support.messages import refused
 from tests.support.plays import role_data, run_tasks
 
 
@@ -42,5 +41,5 @@ def test_a_package_with_another_checksum_reaches_no_host(tmp_path: Path) -> None
 
 def test_local_nodes_get_none() -> None:
     text = "version: 1\nname: demo\npartitions: [{name: train, nodes: 1}]\nsoftware: {apptainer: true}\n"
-    with pytest.raises(SpecError, match="their image has no Apptainer"):
+    with refused("not-here", SpecError):
         parse_spec(text, Path("cluster.yaml"))

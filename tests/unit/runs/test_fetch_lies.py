@@ -18,6 +18,7 @@ from clusterctl.runs.fetch import Selection, Source, choose, shown_path
 from clusterctl.transport.get import parse_listing
 from clusterctl.transport.remote_content import SMALL
 from tests.support.here import LocalTransport
+from tests.support.messages import refused
 from tests.unit.runs.fetched import Talk, content, fetch, fetch_source, get
 
 
@@ -51,7 +52,7 @@ BOTH = pytest.mark.parametrize(("verb", "error"), [(fetch, CollectError), (get, 
 )
 def test_paths_that_lead_elsewhere_are_refused(path, remote, tree, verb, error):
     around = row(b"a", kind="folder")
-    with pytest.raises(error, match="makes no sense") as caught:
+    with refused("answer-garbled", error) as caught:
         verb(remote, tree, Lying(around + row(path), b""))
     assert caught.value.why.isprintable()
     assert content(tree) == {}
@@ -84,7 +85,7 @@ def test_paths_that_lead_elsewhere_are_refused(path, remote, tree, verb, error):
     ],
 )
 def test_listings_that_contradict_themselves_are_refused(listing, remote, tree, verb, error):
-    with pytest.raises(error, match="makes no sense"):
+    with refused("answer-garbled", error):
         verb(remote, tree, Lying(listing, b""))
     assert content(tree) == {}
 
@@ -100,9 +101,8 @@ def test_a_file_called_like_one_on_its_way_stays(remote, tree):
 
 def test_a_list_of_more_bytes_than_any_cluster_says(monkeypatch, remote, tree):
     monkeypatch.setattr("clusterctl.transport.get._MOST_BYTES", 1000)
-    with pytest.raises(CollectError, match="makes no sense") as caught:
+    with refused("answer-garbled", CollectError):
         fetch(remote, tree, Lying("".join(row(b"%d" % number) for number in range(100)), b""))
-    assert "it does not end" in caught.value.why
 
 
 def test_a_hash_cache_that_fails_ends_this_run_alone(monkeypatch, remote, tree):
@@ -173,7 +173,7 @@ def test_a_file_that_changed_meanwhile_is_not_taken(data, remote, tree, verb, er
 
 
 def test_a_run_that_does_not_fit_the_disk(remote, tree):
-    with pytest.raises(CollectError, match="MiB are free"):
+    with refused("no-room", CollectError):
         fetch_source(
             Source(str(remote), selection=Selection(max_file=10**18)),
             tree,
@@ -183,7 +183,7 @@ def test_a_run_that_does_not_fit_the_disk(remote, tree):
 
 def test_a_list_that_does_not_end(remote, tree):
     for listing in ("x" * (2 << 20), "alive\n" * 1_300_000):
-        with pytest.raises(CollectError, match="makes no sense"):
+        with refused("answer-garbled", CollectError):
             fetch(remote, tree, Lying(listing, b""))
 
 

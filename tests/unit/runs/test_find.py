@@ -11,6 +11,7 @@ import pytest
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.runs.find import Row, filtered, find_runs, named_run, ordered
 from clusterctl.state.ledger import note_runs_folder, runs_folders
+from tests.support.messages import refused
 from tests.unit.runs.made import TIME, made_run
 
 
@@ -44,7 +45,7 @@ def test_the_newest_is_first_and_what_is_damaged_is_told(out: Path) -> None:
     runs, damaged = find_runs([out, out / "demo-2-train"])
     assert [run.job_id for run in runs] == ["4", "3", "2", "1"]
     assert damaged == [out / "demo-9-torn"]
-    with pytest.raises(UsageError, match="can't be read"):
+    with refused("file-unreadable", UsageError):
         find_runs([out / "nowhere"])
 
 
@@ -81,7 +82,7 @@ def test_by_tags_and_time(out: Path) -> None:
     assert jobs(filtered(rows(out), [], since="2000-01-01")) == [4, 3, 2, 1]
     days = int((time.time() - TIME - 2.5) / 86_400)
     assert jobs(filtered(rows(out), [], since=f"{days}d")) == []
-    with pytest.raises(UsageError, match="no time"):
+    with refused("not-a-time", UsageError):
         filtered(rows(out), [], since="yesterday")
 
 
@@ -118,7 +119,7 @@ def test_a_run_has_several_names(out: Path) -> None:
 
 def test_of_several_with_one_job_id_none_is_taken(out: Path) -> None:
     made_run(out, 2, name="again")
-    with pytest.raises(UsageError, match="2 runs have the job id 2"):
+    with refused("run-ambiguous", UsageError):
         named_run("2")
 
 
@@ -153,5 +154,5 @@ def test_a_run_of_an_earlier_version_has_no_metrics(out: Path) -> None:
     row = named_run("1")
     assert (row.value("loss"), row.value("tags"), row.value("lr")) == (None, "", 0.001)
     path.write_text("[]")
-    with pytest.raises(ClusterctlError, match="not a collected run"):
+    with refused("not-a-run", ClusterctlError):
         named_run("demo-1-train")

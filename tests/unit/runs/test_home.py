@@ -23,6 +23,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import RunRecord, TaskRecord, node_hours
 from clusterctl.state.submissions import UNCHANGED, Ledger
 from tests.support.disks import FAULTS, small_disk
+from tests.support.messages import refused
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.fetched import Talk
@@ -210,7 +211,7 @@ def test_a_record_of_a_later_version_reads_too(session, cluster, tmp_path, out):
 def test_what_is_no_run(tmp_path, text):
     if text is not None:
         (tmp_path / "run.json").write_text(text)
-    with pytest.raises(CollectError, match="is not a collected run"):
+    with refused("not-a-run", CollectError):
         RunRecord.load(tmp_path)
 
 
@@ -372,7 +373,7 @@ def test_one_run_that_fails_does_not_hold_up_the_others(session, cluster, tmp_pa
     out.mkdir()
     (out / ".demo-2-b.incomplete").write_text("in the way")
     told: list[RunRecord] = []
-    with pytest.raises(CollectError, match="1 of 3 runs") as caught:
+    with refused("runs-not-collected", CollectError) as caught:
         collect(session, ids, out=out, on_run=told.append)
     assert [run.job_id for run in told] == ["1", "3"]
     assert "job 2" in caught.value.failures[0].cause
@@ -418,7 +419,7 @@ def test_runs_that_can_not_come_home_are_named_and_may_be_given_up(session, clus
     out.mkdir()
     for name in ("1-a", "2-b"):
         (out / f".demo-{name}.incomplete").write_text("in the way")
-    with pytest.raises(CollectError, match="2 of 3 runs") as caught:
+    with refused("runs-not-collected", CollectError) as caught:
         collect(session, out=out)
     assert caught.value.jobs == ("1", "2")
     assert "job 1: " in caught.value.why
@@ -436,7 +437,7 @@ def test_a_comment_that_another_job_copied_takes_no_run_from_its_job(session, cl
         state["jobs"]["500"] = state["jobs"][job_id] | {"dir": str(tmp_path)} | forged
     if "user" in forged:
         cluster.change("500", comment="clusterctl:another")
-    with pytest.raises(SchedulerError, match="not submitted by clusterctl"):
+    with refused("not-our-job", SchedulerError):
         collect(session, ["500"], out=out)
     assert [entry.job_id for entry in cluster.ledger.entries()] == [job_id]
 
@@ -447,7 +448,7 @@ def test_two_collects_of_one_run_do_not_meet(session, cluster, tmp_path, out):
     work.mkdir(parents=True)
     with (work / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(CollectError, match="by another clusterctl"):
+        with refused("run-being-collected", CollectError):
             collect(session, [job_id], out=out)
     assert collect(session, [job_id], out=out)
 
@@ -455,13 +456,13 @@ def test_two_collects_of_one_run_do_not_meet(session, cluster, tmp_path, out):
 def test_a_folder_that_can_not_be_written(session, cluster, tmp_path):
     job_id = finished(session, cluster, tmp_path, "true")
     (tmp_path / "file").write_text("")
-    with pytest.raises(CollectError, match="can't be written") as caught:
+    with refused("run-unwritable", CollectError) as caught:
         collect(session, [job_id], out=tmp_path / "file" / "runs")
     assert "--out" in caught.value.fix
 
 
 def test_jobs_of_others_are_not_collected(session, cluster, tmp_path, out):
-    with pytest.raises(SlurmError, match="does not know job 77") as caught:
+    with refused("unknown-job", SlurmError, "77") as caught:
         collect(session, ["77"], out=out)
     assert not caught.value.failures[0].retryable
     with pytest.raises(UsageError):
@@ -469,7 +470,7 @@ def test_jobs_of_others_are_not_collected(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, "true")
     with cluster.state() as state:
         state["jobs"]["500"] = state["jobs"][job_id] | {"comment": "mine"}
-    with pytest.raises(SchedulerError, match="not submitted by clusterctl"):
+    with refused("not-our-job", SchedulerError):
         collect(session, ["500"], out=out)
 
 

@@ -29,6 +29,7 @@ from clusterctl.transport.put import send_into
 from clusterctl.transport.remote_copies import NOT_IN_HOMES, Top
 from clusterctl.transport.tree import shown_size, walk
 from tests.support.here import LocalTransport
+from tests.support.messages import refused
 from tests.support.sweeps import in_sweep
 
 JOB = "clusterctl/jobs/mine-a1b2"
@@ -478,7 +479,7 @@ def test_a_folder_that_can_not_be_written_is_an_error_that_names_it(stage: Stage
     stage.write("weights")
     stage.out = stage.out / "file" / "below"
     stage.out.parent.write_text("no folder")
-    with pytest.raises(CollectError, match="can't be written here") as caught:
+    with refused("copies-unwritable", CollectError) as caught:
         stage.search.bring(stage.search.find().files, stage.out, progress=lambda *_: None)
     assert str(stage.out.parent) in caught.value.where
 
@@ -581,7 +582,7 @@ def test_a_file_that_never_holds_still_is_an_error_that_names_it(
         return find(search)
 
     monkeypatch.setattr(Search, "find", grown)
-    with pytest.raises(CollectError, match="not all") as caught:
+    with refused("only-copies-not-collected", CollectError) as caught:
         only_copies.bring_all(up.workspace, up.out)
     assert str(file) in caught.value.why
 

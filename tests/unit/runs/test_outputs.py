@@ -10,6 +10,7 @@ from clusterctl.errors import UsageError
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import OUTPUTS_FILE, outputs_file
 from clusterctl.spec.job import JobSpec
+from tests.support.messages import refused
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.fetched import fetch
 
@@ -104,5 +105,5 @@ def test_a_link_that_is_wanted_is_named_as_one(job_folder, tmp_path):
 
 
 def test_a_pattern_that_can_not_be_understood():
-    with pytest.raises(UsageError, match="--outputs"):
+    with refused("not-a-pattern", UsageError, "--outputs"):
         source_of(JobSpec(name="j", bundled="train", outputs=("a\\",)))

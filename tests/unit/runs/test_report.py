@@ -19,6 +19,7 @@ from clusterctl.runs.page import REPORT_FILE, Report, thinned, write_report
 from clusterctl.runs.report import report_of, report_path, write_beside
 from clusterctl.runs.telemetry import compare_ranks
 from clusterctl.state.ledger import RunRecord
+from tests.support.messages import refused
 from tests.unit.runs.made import TIME, made_run
 
 NODES = ("demo-train-1", "demo-train-2")
@@ -207,7 +208,7 @@ def test_a_damaged_record_is_refused_as_such(tmp_path: Path, fields: dict[str, A
     run = made_run(tmp_path)
     record = json.loads((run.directory / "run.json").read_text())
     (run.directory / "run.json").write_text(json.dumps({**record, **fields}))
-    with pytest.raises(CollectError, match="is not a collected run"):
+    with refused("not-a-run", CollectError):
         RunRecord.load(run.directory)
 
 
@@ -324,7 +325,7 @@ def test_a_file_that_is_no_report_is_kept(tmp_path: Path) -> None:
     own = row.folder / REPORT_FILE
     own.write_text("the user's own")
     write_beside(row.run)
-    with pytest.raises(UsageError, match="no report of clusterctl"):
+    with refused("not-a-report", UsageError):
         write_report(report_of([row]), own)
     assert own.read_text() == "the user's own"
     own.unlink()
@@ -332,14 +333,14 @@ def test_a_file_that_is_no_report_is_kept(tmp_path: Path) -> None:
     victim.write_text("victim")
     for name in (REPORT_FILE, f".{REPORT_FILE}.incomplete"):
         (row.folder / name).symlink_to(victim)
-    with pytest.raises(UsageError, match="no report of clusterctl"):
+    with refused("not-a-report", UsageError):
         write_report(report_of([row]), own)
     own.unlink()
     write_report(report_of([row]), own)
     assert victim.read_text() == "victim"
     own.unlink()
     os.mkfifo(own)
-    with pytest.raises(UsageError, match="no report of clusterctl"):  # at once
+    with refused("not-a-report", UsageError):  # at once
         write_report(report_of([row]), own)
 
 
@@ -350,7 +351,7 @@ def test_a_report_that_the_job_wrote_is_the_jobs(tmp_path: Path) -> None:
     write_sums(row.folder, {})
     write_beside(row.run)
     assert (row.folder / REPORT_FILE).read_text() == planted
-    with pytest.raises(UsageError, match="the job wrote"):
+    with refused("file-of-the-job", UsageError):
         report_path(row)
 
 

@@ -14,6 +14,7 @@ from clusterctl.scheduler import slurm
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
 from clusterctl.util.progress import Clock, backoff
 from tests.support.here import LocalTransport
+from tests.support.messages import refused as rejected
 from tests.support.played.cluster import Nearby, PlayedCluster
 from tests.support.scripted import ScriptedTransport, Step
 from tests.support.slurm import said
@@ -98,7 +99,7 @@ def test_no_ids_no_query():
 @pytest.mark.parametrize("bad", ["", "x", "0", "1;rm", "-1", "1_", "1_2_3", "1 2", "--all"])
 def test_what_is_no_job_id_never_reaches_slurm(bad):
     slurm, transport, _ = client()
-    with pytest.raises(UsageError, match="is not a job id"):
+    with rejected("not-a-job-id", UsageError):
         slurm.jobs([bad])
     with pytest.raises(UsageError):
         slurm.cancel([bad])
@@ -119,7 +120,7 @@ def test_what_is_cancelled_cannot_ask_to_be_run_again(said):
 
 def test_a_refusal_to_forbid_another_run_is_no_success():
     slurm, transport, _ = client(Step(UPDATE, stderr="slurm_update error: Access/permission denied", rc=1))
-    with pytest.raises(SlurmError, match="scontrol failed"):
+    with rejected("slurm-command-failed", SlurmError):
         slurm.cancel(["7", "12_3"])
     assert not transport.left
 
@@ -143,9 +144,8 @@ def ping(*, up: bool) -> Step:
 def test_a_slurmctld_that_is_stopped_is_said_before_squeue_gives_up():
     slurm, transport, _ = client(MUTE, ping(up=False), ping(up=False), patience_s=0)
     for _ in range(2):
-        with pytest.raises(SlurmAwayError, match="has not answered squeue for 0 s") as caught:
+        with rejected("slurm-away", SlurmAwayError):
             slurm.own_jobs()
-        assert caught.value.why == "slurmctld takes no connections"
     assert not transport.left, "the second time, a ping was enough"
 
 
@@ -166,7 +166,7 @@ def test_whether_slurmctld_is_there(there):
 
 def test_the_wait_for_the_controller_has_a_bound():
     slurm, _, ticks = client(*[Step(("squeue", "..."), stderr=AWAY, rc=1)] * 50, patience_s=20)
-    with pytest.raises(SlurmAwayError, match="has not answered squeue for 20 s") as caught:
+    with rejected("slurm-away", SlurmAwayError, "20") as caught:
         slurm.jobs(["15"])
     assert ticks.time <= 20
     assert caught.value.failures[0].retryable
@@ -182,9 +182,8 @@ def test_the_wait_for_the_connection_has_a_bound():
 
 def test_another_failure_is_not_tried_again():
     slurm, _, _ = client(Step(("squeue", "..."), stderr="squeue: error: Invalid user", rc=1))
-    with pytest.raises(SlurmError, match="exit status 1") as caught:
+    with rejected("slurm-command-failed", SlurmError):
         slurm.own_jobs()
-    assert caught.value.why == "squeue: error: Invalid user"
 
 
 def test_sbatch_runs_in_the_folder():
@@ -210,7 +209,7 @@ def test_sbatch_is_never_repeated_by_itself():
 
 def test_sbatch_that_says_no_id():
     slurm, _, _ = client(Step(("sh", "..."), "thanks\n"))
-    with pytest.raises(AnswerLostError, match="did not say a job id"):
+    with rejected("answer-lost", AnswerLostError):
         slurm.sbatch("/f", "job.sbatch")
 
 
@@ -275,7 +274,7 @@ def test_nodes_and_jobs_are_one_round_trip_which_ends_at_the_first_failure(
         slurm.transport, "run", lambda argv, **more: (runs.append(argv), run(argv, **more))[1]
     )
     if fails:
-        with pytest.raises(SlurmError, match=f"{fails} failed with exit status 4") as caught:
+        with rejected("slurm-command-failed", SlurmError, f"{fails}") as caught:
             slurm.nodes_and_jobs()
         assert caught.value.why == "out of order"
     else:
@@ -306,7 +305,7 @@ def test_why_slurmctld_refuses_its_configuration_its_log_says(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     here = slurm._RECONFIGURE.replace("/var/log/slurm", str(tmp_path))
     monkeypatch.setattr(slurm, "_RECONFIGURE", here)
-    with pytest.raises(SlurmError, match="did not take over") as caught:
+    with rejected("slurm-not-reconfigured", SlurmError) as caught:
         SlurmClient(LocalTransport()).reconfigure()
     why = caught.value.why.split("; ")
     assert "error: cannot find sched plugin for sched/nonsense" in why

@@ -11,6 +11,7 @@ from clusterctl.errors import SlurmError
 from clusterctl.scheduler import slurm_parse
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo, worst
 from clusterctl.scheduler.slurm_parse import expand_nodes
+from tests.support.messages import refused
 from tests.support.slurm import CAPTURED, separator_in
 
 CAPTURES = Path(__file__).parent / "captures"
@@ -208,7 +209,7 @@ def test_what_another_program_says_before_the_answer_is_no_part_of_it():
 
 @pytest.mark.parametrize("text", ["what", capture("squeue")[:-20], "a\x1fb\x1f"])
 def test_an_answer_that_was_cut_short_is_an_error(text):
-    with pytest.raises(SlurmError, match="does not understand") as caught:
+    with refused("slurm-answer-garbled", SlurmError) as caught:
         squeue(text)
     assert caught.value.why.isprintable()
 

@@ -16,6 +16,7 @@ import pytest
 from clusterctl.errors import LockedError, MachineError
 from clusterctl.state.ledger import Journal
 from clusterctl.state.workspace import Workspace, open_private, write_atomic
+from tests.support.messages import refused
 
 HOLD = """
 import sys
@@ -80,7 +81,7 @@ def silent(_: str) -> None:
 def test_a_second_clusterctl_is_told_who_holds_the_lock(workspace: Workspace) -> None:
     with held(workspace) as process:
         with (
-            pytest.raises(LockedError, match="is locked") as caught,
+            refused("locked", LockedError) as caught,
             workspace.lock("down", wait_s=0, waiting=silent),
         ):
             pass
@@ -210,7 +211,7 @@ def test_a_state_folder_that_became_unwritable_is_one_clear_error(workspace: Wor
 
 def test_a_state_folder_below_a_file_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(MachineError, match="can't be written"):
+    with refused("file-unwritable", MachineError):
         Workspace(tmp_path / "file" / "demo").create()
 
 

@@ -38,6 +38,7 @@ from clusterctl.transport.remote_receive import NO_REQUIRED, ROWS, SWEEP_EVERY_S
 from clusterctl.transport.tree import Item, Kind, hash_items, walk
 from tests.support.disks import small_disk
 from tests.support.here import LocalTransport
+from tests.support.messages import refused as rejected
 from tests.support.sweeps import in_sweep
 from tests.support.transfers import Cutting, content
 
@@ -79,7 +80,7 @@ def test_a_file_that_only_became_longer_is_said(home, data):
     items, _ = walk([data])
     with (data / "sub" / "run.sh").open("a") as file:
         file.write("more\n")
-    with pytest.raises(TransferError, match=r"data/sub/run\.sh changed while being sent"):
+    with rejected("files-changed", TransferError, "data/sub/run.sh"):
         send_into(LocalTransport(), items, "in to")
     assert not (home / "in to" / "data" / "sub" / "run.sh").exists()
 
@@ -108,7 +109,7 @@ def test_a_partial_file_of_other_content_does_no_harm(home, data):
         send(data, Cutting(2 * MIB))
     (partial,) = (home / "in to").rglob(".clusterctl-*")
     partial.write_bytes(b"x" * MIB)
-    with pytest.raises(TransferError, match="data/large changed while"):
+    with rejected("files-changed", TransferError, "data/large"):
         send(data)
     send(data)
     assert content(home / "in to" / "data") == content(data)
@@ -118,7 +119,7 @@ def test_a_file_that_changes_meanwhile_is_said(home, data):
     items, _ = walk([data])
     (data / "large").write_bytes(b"shorter now")
     (data / "sub" / "run.sh").write_text("longer than it was before\n")
-    with pytest.raises(TransferError, match="changed while being sent"):
+    with rejected("files-changed", TransferError):
         send_into(LocalTransport(), items, "in to")
 
 
@@ -165,7 +166,7 @@ def test_a_folder_in_a_files_place_is_said(home, data):
 def test_two_of_one_name_are_refused(tmp_path):
     for name in "ab":
         (tmp_path / name / "x").mkdir(parents=True)
-    with pytest.raises(UsageError, match="two of them are called x"):
+    with rejected("name-twice", UsageError):
         walk([tmp_path / "a" / "x", tmp_path / "b" / "x"])
 
 
@@ -233,7 +234,7 @@ def test_a_file_that_changes_meanwhile_makes_no_folder(home, data):
     items = [Item.of("large", data / "large", (data / "large").lstat())]
     hashes = hash_items(items)
     (data / "large").write_bytes(bytes(3 * MIB))
-    with pytest.raises(TransferError, match="large changed"):
+    with rejected("files-changed", TransferError):
         send_new_folder(LocalTransport(), items, hashes, "jobs/one", ours={}, required="/")
     assert not (home / "jobs").exists()
     assert stored(home) == []
@@ -248,10 +249,10 @@ def test_a_damaged_store_is_noticed_and_mended(home, data):
         path.write_bytes(b"#" * before.st_size if before.st_size < MIB else b"")
         path.chmod(before.st_mode)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # nothing but the content tells
-    with pytest.raises(TransferError, match="can't be written") as caught:
+    with rejected("files-unwritable", TransferError) as caught:
         make(data, "jobs/two")
     # The large one is seen to be short and is sent again at once; the empty one is what it was.
-    assert f"{len(stored_before) - 2} files were damaged in the store" in caught.value.why
+    assert f"{len(stored_before) - 2}" in caught.value.why
     make(data, "jobs/two")
     assert not list((home / "jobs").glob(".*"))
     assert (home / "jobs" / "two" / "large").read_bytes() == (data / "large").read_bytes()
@@ -319,9 +320,9 @@ def test_a_lock_that_a_job_holds_is_named_with_its_holder(home, data, hold):
     lock = home / STORE / "lock"
     with subprocess.Popen([*hold, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"\n"
-        with pytest.raises(TransferError, match="store of files on the cluster is locked") as caught:
+        with rejected("files-unwritable", TransferError) as caught:
             make(data, "jobs/two", transport=Hasty())
-        assert f"{str(lock)!r} is still locked after 0 s by process {holder.pid} (" in caught.value.why
+        assert all(word in caught.value.why for word in (f"{lock!r}", f"{holder.pid}"))
         assert hold[0] in caught.value.why
         assert "remove the file" in caught.value.fix
         lock.unlink()  # as that says
@@ -508,7 +509,7 @@ def test_single_files_in_the_store(home, data):
     at = send_to_store(LocalTransport(), [data / "large", data / "link", data / "sub" / "run.sh"])
     assert Path(at[data / "large"]).read_bytes() == (data / "large").read_bytes()
     assert at[data / "link"] == at[data / "sub" / "run.sh"]
-    with pytest.raises(UsageError, match="can't read"):
+    with rejected("files-unreadable", UsageError):
         send_to_store(LocalTransport(), [data / "sub"])
 
 
@@ -548,7 +549,7 @@ def test_a_file_that_changed_just_now_is_not_remembered(home, data):
 def test_a_damaged_memory_is_said(home, data, tmp_path):
     (tmp_path / "cache" / "clusterctl").mkdir(parents=True)
     (tmp_path / "cache" / "clusterctl" / "hashes.sqlite").write_bytes(b"no database" * 1000)
-    with pytest.raises(MachineError, match="can't be remembered"):
+    with rejected("hash-cache-unusable", MachineError):
         hash_items([Item.of("large", data / "large", (data / "large").lstat())])
 
 
@@ -611,7 +612,7 @@ class Noisy(LocalTransport):
 
 
 def test_a_shell_that_greets_is_one_clear_error(home, data):
-    with pytest.raises(TransportError, match="does not understand") as caught:
+    with rejected("answer-garbled", TransportError) as caught:
         send(data, Noisy())
     assert caught.value.why == "Welcome!"
 
@@ -652,7 +653,7 @@ NOTHING = {"send": []}
 )
 def test_an_answer_of_another_form_is_one_clear_error(home, data, lines):
     """It was shown as a bug of ours."""
-    with pytest.raises(TransportError, match="does not understand"):
+    with rejected("answer-garbled", TransportError):
         send_to_store(Answering(*lines), [data / "large"])
 
 

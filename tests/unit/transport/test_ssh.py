@@ -21,6 +21,7 @@ from clusterctl.errors import CommandError, HostKeyError, KeyRefusedError, Trans
 from clusterctl.transport.base import Transport
 from clusterctl.transport.connections import PersistentSSH
 from clusterctl.transport.ssh import SSHTransport
+from tests.support.messages import refused
 from tests.support.processes import gone
 
 HOSTILE = [
@@ -92,7 +93,7 @@ def test_environment_arrives_as_it_is(node):
 
 
 def test_a_nul_is_refused(node):
-    with pytest.raises(TransportError, match="NUL"):
+    with refused("null-byte", TransportError):
         node.run(["echo", "a\0b"])
 
 
@@ -123,18 +124,18 @@ def test_a_command_that_ignores_its_stdin(node):
 
 def test_output_is_bounded(sshd, me, reach):
     transport = reach("node", sshd.config(), user=me, max_output=1000)
-    with contextlib.closing(transport), pytest.raises(TransportError, match="more than 1000 bytes"):
+    with contextlib.closing(transport), refused("connection-failed", TransportError, "1000"):
         transport.run(["yes"])
 
 
 def test_a_timeout_says_so_and_the_connection_lives_on(node):
-    with pytest.raises(UnreachableError, match=r"no answer from `sleep 60` within 0\.2 s"):
+    with refused("unreachable", UnreachableError, "sleep 60", "0.2"):
         node.run(["sleep", "60"], timeout_s=0.2)
     assert node.run(["echo", "still here"]).stdout == "still here\n"
 
 
 def test_a_signal_is_told_apart_from_a_lost_connection(node):
-    with pytest.raises(CommandError, match="ended by a signal"):
+    with refused("command-failed", CommandError):
         node.run(["sh", "-c", "kill -KILL $$"])
     assert node.run(["sh", "-c", "kill -KILL $$"], check=False).rc == -1
 
@@ -173,7 +174,7 @@ def test_a_lost_connection_ends_the_streamed_command(node, sshd):
     pid = int(next(stream))
     for connection in sshd.connections():
         os.kill(connection, signal.SIGKILL)
-    with pytest.raises(UnreachableError, match="connection broke"):
+    with refused("unreachable", UnreachableError):
         next(stream)
     assert gone(pid)
 
@@ -187,7 +188,7 @@ def test_a_killed_connection_is_an_error_and_the_next_command_connects_anew(node
 
     with ThreadPoolExecutor(1) as pool:
         killing = pool.submit(kill)
-        with pytest.raises(UnreachableError, match="connection broke"):
+        with refused("unreachable", UnreachableError):
             node.run(["sh", "-c", 'touch -- "$1"; sleep 30', "sh", str(tmp_path / "begun")])
         killing.result()
     assert node.run(["echo", "back"]).stdout == "back\n"
@@ -216,7 +217,7 @@ def test_a_frozen_host_ends_a_stream(sshd, me):
     node = SSHTransport("node", sshd.config(), user=me, heartbeat_s=(0.1, 2))
     stream = node.stream(["sh", "-c", "echo begun; sleep 600"])
     assert next(stream) == b"begun\n"
-    with frozen(sshd), pytest.raises(UnreachableError, match="the connection broke") as caught:
+    with frozen(sshd), refused("unreachable", UnreachableError) as caught:
         next(stream)
     assert caught.value.retryable
     assert node.run(["echo", "again"]).stdout == "again\n"
@@ -248,7 +249,7 @@ def test_close_twice(node):
 
 def test_closing_ends_what_another_thread_waits_for(node, tmp_path):
     def late() -> bool:
-        with pytest.raises(UnreachableError, match="the connection broke"):
+        with refused("unreachable", UnreachableError):
             node.run(["sh", "-c", 'touch -- "$1"; sleep 100', "sh", str(tmp_path / "begun")], timeout_s=500)
         return True
 
@@ -262,7 +263,7 @@ def test_closing_ends_what_another_thread_waits_for(node, tmp_path):
 
 def test_the_file_names_the_user_unless_overridden(sshd, reach):
     transport = reach("node", sshd.config())
-    with pytest.raises(KeyRefusedError, match="does not accept our key for user nobody-at-all"):
+    with refused("key-refused", KeyRefusedError):
         transport.run(["true"])
 
 
@@ -296,7 +297,7 @@ def test_a_host_that_hangs_up_during_the_login_may_be_tried_again(sshd, me, reac
         thread = threading.Thread(target=serve)
         thread.start()
         node = reach("node", sshd.config(port=server.getsockname()[1]), user=me)
-        with pytest.raises(UnreachableError, match="broke during the login"):
+        with refused("unreachable", UnreachableError):
             node.run(["true"])
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
@@ -304,7 +305,7 @@ def test_a_host_that_hangs_up_during_the_login_may_be_tried_again(sshd, me, reac
 
 def test_a_wrong_host_key_is_refused(sshd, me, reach):
     other = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJWsqlyNZ2zBT7lD+gy7dPtK9eE3kTvPhPFBEIgEbeJK"
-    with pytest.raises(HostKeyError, match="not the host it should be") as caught:
+    with refused("host-key", HostKeyError) as caught:
         reach("node", sshd.config(known=f"node {other}\n"), user=me).run(["true"])
     assert not caught.value.retryable
 
@@ -312,7 +313,7 @@ def test_a_wrong_host_key_is_refused(sshd, me, reach):
 def test_an_unknown_host_key_is_refused_and_not_learnt(sshd, me, reach):
     config = sshd.config(known="")
     for _ in range(2):
-        with pytest.raises(HostKeyError, match="no known host key"):
+        with refused("host-key", HostKeyError):
             reach("node", config, user=me).run(["true"])
     assert (config.parent / "known hosts").read_text() == ""
 
@@ -329,7 +330,7 @@ def test_a_key_of_the_users_own_known_hosts_does_not_count(sshd, me, tmp_path, m
 def test_a_refused_port(sshd, me, reach):
     from_socket = socket.socket()
     from_socket.bind(("127.0.0.1", 0))
-    with from_socket, pytest.raises(UnreachableError, match="no SSH connection") as caught:
+    with from_socket, refused("unreachable", UnreachableError) as caught:
         reach("node", sshd.config(port=from_socket.getsockname()[1]), user=me).run(["true"])
     assert caught.value.retryable
 
@@ -338,7 +339,7 @@ def test_a_port_that_does_not_speak_ssh(sshd, me, capfd, reach):
     with socket.create_server(("127.0.0.1", 0)) as mute:
         config = sshd.config(port=mute.getsockname()[1])
         config.write_text(config.read_text() + "    ConnectTimeout 1\n")
-        with pytest.raises(UnreachableError, match="no SSH connection"):
+        with refused("unreachable", UnreachableError):
             reach("node", config, user=me, connect_timeout_s=0.3).run(["true"])
     assert capfd.readouterr().err == ""
 
@@ -348,5 +349,5 @@ def test_a_useless_ssh_config(tmp_path: Path, text, reach):
     config = tmp_path / "ssh_config"
     if text is not None:
         config.write_text(text)
-    with pytest.raises(TransportError, match="does not say how to reach node"):
+    with refused("ssh-config-incomplete", TransportError):
         reach("node", config).run(["true"])
