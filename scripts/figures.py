@@ -1,0 +1,316 @@
+"""Keeps figures of the source from rising: long functions, callbacks, inner imports, riddles in the prose.
+
+Without options, as in `make lint`, it compares each figure with scripts/figures.json and fails if one is
+higher. `--list callback` shows the places that all figures of such a name count, `--record` writes down the
+figures that are lower. To let a figure rise, edit the file, and say why in the commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import itertools
+import json
+import math
+import re
+import subprocess
+import sys
+import tokenize
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / "scripts" / "figures.json"
+WORDS = ROOT / "scripts" / "words.toml"
+SHOW = "python scripts/figures.py"
+FEW = 20  # places that are shown without being asked for
+
+LONG_FUNCTION, LONG_FILE, SHORT_FILE, PROSE_WORDS = 50, 500, 80, 4
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+TEXTS = {".py", ".md", ".yml", ".yaml", ".toml", ".j2", ".tf", ".sh"}
+# Where no word of `WORDS` may stand.
+SPOKEN = {"README.md", "docs", "clusterctl", "payload", "ansible", "templates", "terraform", "examples"}
+CALLBACK = re.compile(r"Callable|Reporter|Progress\b|Prompts")
+PROVIDER = re.compile(r"""provider\.type|\.provider\b.{0,12}(==|in \()|["'](local|onprem|gcp)["']""")
+WHO = re.compile(r"\b(what|whatever|whose|whom|who)\b", re.IGNORECASE)
+ONE = re.compile(
+    r"\b(ones?|none|others|nobody|somebody)\b(?! of the| node| host| job| file| rank| run| line| word)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of the project: its path from the root, and its text."""
+
+    path: Path
+    text: str
+
+    @cached_property
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of a module's syntax tree."""
+        return list(ast.walk(ast.parse(self.text)))
+
+    @cached_property
+    def module(self) -> str:
+        return ".".join(self.path.with_suffix("").parts).removesuffix(".__init__")
+
+    def place(self, line: int, text: str = "") -> str:
+        return f"{self.path}:{line}: {text or self.lines[line - 1].strip()}"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number, and the places that it counts. It is recorded as the next multiple of its step."""
+
+    value: float
+    places: list[str]
+    step: float = 1
+
+    @property
+    def to_record(self) -> float:
+        return math.ceil(self.value / self.step) * self.step
+
+
+def sources() -> list[Source]:
+    """Read the files of the project that git does not ignore."""
+    argv = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.check_output(argv, text=True, cwd=ROOT).split("\0")
+    paths = [Path(name) for name in sorted({*names}) if name and (ROOT / name).is_file()]
+    read = [path for path in paths if path.suffix in TEXTS or path.parts[0] == "ansible"]
+    return [Source(path, (ROOT / path).read_text(encoding="utf-8")) for path in read]
+
+
+def figures(files: Iterable[Source]) -> dict[str, Figure]:
+    """Count everything."""
+    files = list(files)
+    python: dict[str, list[Source]] = defaultdict(list)
+    for file in files:
+        if file.path.suffix == ".py":
+            python[file.path.parts[0]].append(file)
+    core, payload, tests = python["clusterctl"], python["payload"], python["tests"]
+    support = [file for file in tests if "support" in file.path.parts[1] or file.path.name == "conftest.py"]
+    return {
+        **_structure(core),
+        **_prose("clusterctl", core),
+        **_prose("payload", payload),
+        "assertions on prose": _count(_prose_assertions(tests)),
+        "words of our own": _count(_own_words(files)),
+        "lines of clusterctl": _lines(core),
+        "lines of payload": _lines(payload),
+        "lines of ansible": _lines(file for file in files if file.path.parts[0] == "ansible"),
+        "lines of tests": _lines(tests),
+        "lines of tests/support": _lines(support),
+    }
+
+
+def _count(places: Iterable[str]) -> Figure:
+    places = list(places)
+    return Figure(len(places), places)
+
+
+def _lines(files: Iterable[Source]) -> Figure:
+    files = sorted(files, key=lambda file: -len(file.lines))
+    # A small change, such as a new test, stays below the next multiple.
+    return Figure(sum(len(f.lines) for f in files), [f"{len(f.lines):5} {f.path}" for f in files], step=250)
+
+
+def _structure(files: list[Source]) -> dict[str, Figure]:
+    """Count what stops a reader in the code of a package."""
+    functions = sorted(
+        ((node.end_lineno or 0) - node.lineno + 1, file.place(node.lineno, node.name))
+        for file in files
+        for node in file.nodes
+        if isinstance(node, FUNCTIONS)
+    )
+    long = [f"{lines:4} {place}" for lines, place in reversed(functions) if lines > LONG_FUNCTION]
+    importers = _importers(files)
+    return {
+        f"functions over {LONG_FUNCTION} lines": _count(long),
+        "length of the longest function": Figure(functions[-1][0] if functions else 0, long[:1]),
+        "functions with a callback": _count(_with_callback(files)),
+        "imports inside functions": _count(_inner_imports(files)),
+        "mutual imports": _count(
+            f"{one} and {other}"
+            for one, other in itertools.combinations(sorted(importers), 2)
+            if one in importers[other] and other in importers[one]
+        ),
+        f"files over {LONG_FILE} lines": _count(
+            f"{len(file.lines):4} {file.path}" for file in files if len(file.lines) > LONG_FILE
+        ),
+        f"files under {SHORT_FILE} lines with one importer": _count(
+            str(file.path)
+            for file in files
+            if len(file.lines) < SHORT_FILE
+            and not file.path.name.startswith("__")
+            and len(importers[file.module]) <= 1
+        ),
+        "files that may ask for the provider": _count(
+            str(file.path)
+            for file in files
+            if file.path.parts[1] not in {"providers", "spec"} and PROVIDER.search(file.text)
+        ),
+    }
+
+
+def _importers(files: list[Source]) -> Mapping[str, set[str]]:
+    """Return the modules that import each module."""
+    importers: dict[str, set[str]] = {file.module: set() for file in files}
+    for file in files:
+        for node in file.nodes:
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                full = (f"{node.module}.{alias.name}" for alias in node.names)
+                names = [name if name in importers else node.module for name in full]
+            for name in {*names} & importers.keys() - {file.module}:
+                importers[name].add(file.module)
+    return importers
+
+
+def _with_callback(files: list[Source]) -> Iterator[str]:
+    for file in files:
+        for node in file.nodes:
+            if isinstance(node, FUNCTIONS):
+                parameters = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                annotations = (ast.unparse(one.annotation) for one in parameters if one.annotation)
+                if any(map(CALLBACK.search, annotations)):
+                    yield file.place(node.lineno, node.name)
+
+
+def _inner_imports(files: list[Source]) -> Iterator[str]:
+    for file in files:
+        functions = (node for node in file.nodes if isinstance(node, FUNCTIONS))
+        inner = itertools.chain.from_iterable(map(ast.walk, functions))
+        lines = {node.lineno for node in inner if isinstance(node, ast.Import | ast.ImportFrom)}
+        yield from map(file.place, sorted(lines))
+
+
+def _prose(package: str, files: list[Source]) -> dict[str, Figure]:
+    """Count the pronouns that a reader has to guess, in docstrings and comments."""
+    prose = [(file, line, text) for file in files for line, text in _prose_lines(file)]
+    words = sum(len(re.findall(r"[A-Za-z']+", text)) for *_, text in prose)
+
+    def density(pattern: re.Pattern[str]) -> Figure:
+        places = [
+            file.place(line, text.strip()) for file, line, text in prose for _ in pattern.finditer(text)
+        ]
+        return Figure(1000 * len(places) / max(words, 1), places, step=0.5)
+
+    return {
+        f"what, who, whose per 1,000 words of {package}": density(WHO),
+        f"one, none, others per 1,000 words of {package}": density(ONE),
+    }
+
+
+def _prose_lines(file: Source) -> Iterator[tuple[int, str]]:
+    for node in file.nodes:
+        match node:
+            case (
+                ast.Module(body=[ast.Expr(value=ast.Constant(value=str(text)) as docstring), *_])
+                | ast.ClassDef(body=[ast.Expr(value=ast.Constant(value=str(text)) as docstring), *_])
+                | ast.FunctionDef(body=[ast.Expr(value=ast.Constant(value=str(text)) as docstring), *_])
+            ):
+                yield from enumerate(text.splitlines(), docstring.lineno)
+    for token in tokenize.generate_tokens(io.StringIO(file.text).readline):
+        if token.type == tokenize.COMMENT and not re.match(r"# ?(noqa|type:|pragma|!)", token.string):
+            yield token.start[0], token.string
+
+
+def _prose_assertions(files: list[Source]) -> Iterator[str]:
+    """The assertions that hold several words of a message, and those on an error's message."""
+    for file in files:
+        for node in file.nodes:
+            match node:
+                case ast.keyword(arg="match"):
+                    yield file.place(node.lineno)
+                case ast.Assert(test=expression) if any(map(_is_prose, _texts(expression))):
+                    yield file.place(node.lineno)
+
+
+def _texts(expression: ast.expr) -> Iterator[str]:
+    for node in ast.walk(expression):
+        match node:
+            case ast.Constant(value=str(text)):
+                yield text
+            case ast.JoinedStr(values=values):
+                yield "".join(str(one.value) if isinstance(one, ast.Constant) else "{}" for one in values)
+
+
+def _is_prose(text: str) -> bool:
+    return len(text.split()) >= PROSE_WORDS and re.search("[a-z]{2,} [a-z]{2,}", text) is not None
+
+
+def _own_words(files: list[Source]) -> Iterator[str]:
+    """The words for which the field has a term, with that term."""
+    table = tomllib.loads(WORDS.read_text())
+    words, names = table["words"], table["names"]
+    pattern = re.compile(rf"(?<![A-Za-z])({'|'.join(map(re.escape, words))})(?![A-Za-z])", re.IGNORECASE)
+    for file in files:
+        if file.path.parts[0] not in SPOKEN or file.path.suffix not in TEXTS:
+            continue
+        for number, line in enumerate(file.lines, 1):
+            for found in pattern.finditer(line):
+                yield file.place(number, f"{found[1]}: write {words[found[1].lower()]}")
+        if file.path.suffix == ".py":
+            for number, name in [(1, file.path.stem), *_public_names(file)]:
+                if name.lower() in names:
+                    yield file.place(number, f"{name}: write {names[name.lower()]}")
+
+
+def _public_names(file: Source) -> Iterator[tuple[int, str]]:
+    for node in file.nodes:
+        match node:
+            case ast.FunctionDef() | ast.ClassDef():
+                yield node.lineno, node.name
+            case ast.arg():
+                yield node.lineno, node.arg
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield node.lineno, name
+
+
+def compare(found: Mapping[str, Figure], recorded: Mapping[str, float]) -> tuple[list[str], list[str]]:
+    """Return the lines about the figures that are higher than recorded, and about those that are lower."""
+    higher, lower = [], []
+    for name, figure in found.items():
+        limit = recorded.get(name, 0)
+        if figure.value > limit:
+            higher.append(f'{name}: {figure.value:g}, recorded {limit:g}; the places: {SHOW} --list "{name}"')
+            higher += [f"    {place}" for place in figure.places if len(figure.places) <= FEW]
+        elif figure.to_record < limit:
+            lower.append(f"{name}: {figure.value:g}, recorded {limit:g}; to keep it: {SHOW} --record")
+    return higher, lower
+
+
+def main() -> int | str:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--list", metavar="FIGURE", help="show the places that a figure counts")
+    parser.add_argument("--record", action="store_true", help="record the figures that are lower")
+    options = parser.parse_args()
+    found = figures(sources())
+    if options.list:
+        chosen = {name: figure for name, figure in found.items() if options.list in name}
+        for name, figure in chosen.items():
+            print(f"{name}: {figure.value:g}", *figure.places, sep="\n")
+        return 0 if chosen else f"no such figure; the figures are: {'; '.join(found)}"
+    recorded: dict[str, float] = json.loads(RECORD.read_text())
+    if options.record:
+        recorded = {name: min(one.to_record, recorded.get(name, math.inf)) for name, one in found.items()}
+        RECORD.write_text(json.dumps(recorded, indent=0) + "\n")
+    higher, lower = compare(found, recorded)
+    print(*higher, *lower, sep="\n", end="\n" if higher or lower else "")
+    return 1 if higher else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
