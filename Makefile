@@ -1,6 +1,6 @@
 # Every chore is one target, and each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu lint format bench reference lock wheel clean clean-machines
+.PHONY: help demo test test-support test-all test-gpu lint format bench reference lock wheel clean clean-machines
 
 SHELL := /bin/bash
 DEV := @scripts/bootstrap
@@ -14,11 +14,15 @@ demo:  ## Raise a cluster, train on two of its nodes, bring the run home, take a
 
 test:  ## Every behaviour once: linters, unit tests and real clusters, side by side
 	$(DEV)
-	@.venv/bin/python scripts/run_tests.py
+	@.venv/bin/python scripts/run_tests.py $@
 
-test-all:  ## The same with the long sweeps and repeats
+test-support:  ## The tests of the tests: of tests/support and scripts
 	$(DEV)
-	@.venv/bin/python scripts/run_tests.py --all
+	@.venv/bin/python scripts/run_tests.py $@
+
+test-all:  ## All of it with the long sweeps and repeats
+	$(DEV)
+	@.venv/bin/python scripts/run_tests.py $@
 
 test-gpu:  ## The training program's tests and figures, and nvidia-smi's stand-in, on this machine's NVIDIA GPUs
 	$(DEV)

@@ -1,4 +1,6 @@
-"""Runs the linters, the unit tests and the end-to-end tests side by side, whatever fails, and adds them up.
+"""Runs the tests of a target of the Makefile, whatever fails, and adds them up.
+
+`make test` runs the linters, the unit tests and the end-to-end tests side by side.
 
 The last line is `N passed, N failed`; a part that broke without naming a test, or did not end in time, counts
 as one failure. Ctrl-C, SIGTERM and a closed terminal end all that was started; what a killed run leaves, the
@@ -15,9 +17,10 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -25,7 +28,8 @@ from typing import IO
 from clusterctl.util.process import under_subreaper
 
 ROOT = Path(__file__).resolve().parent.parent
-UNIT, E2E = "tests/unit", "tests/e2e"
+UNIT, E2E, SUPPORT = "tests/unit", "tests/e2e", "tests/unit/support"
+LABS = (f"{E2E}/test_lab.py", f"{E2E}/test_lab_el.py")  # the tests of on-prem machines that tests raise
 # The sweep runs these again, on local nodes of Debian 13: Slurm's and Open MPI's words, and Python's.
 ON_DEBIAN_12 = tuple(
     f"{E2E}/test_{name}.py"
@@ -34,6 +38,8 @@ ON_DEBIAN_12 = tuple(
 )
 # The tests of a group share a cluster, so they stay together: tests/support/groups.py.
 SPREAD = ("-n3", "--dist=loadscope", "--no-loadscope-reorder")
+# A worker begins with a share of the tests in their order: they share what their module sets up.
+UNITS = ("-n3", "--dist=worksteal", "--durations=10")
 LIMIT_S = 3 * 3600  # of one part; of all its tests, each of which has its own
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 60  # for tests that are interrupted to take down what they raised
@@ -48,6 +54,9 @@ class Outcome:
     failed: int
     skipped: int
     seconds: float
+
+
+Outcomes = Generator[Outcome, None, None]
 
 
 @contextmanager
@@ -156,35 +165,60 @@ def count(report: Path) -> tuple[int, int, int]:
     return total("tests") - failed - skipped, failed, skipped
 
 
+def side_by_side(sweeps: str) -> Outcomes:
+    """Run the end-to-end tests beside the unit tests and the linters.
+
+    Real clusters wait about as much as they compute, unit tests and linters compute: together they keep two
+    cores at work.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        argv = pytest_argv(report, UNIT, f"--ignore={SUPPORT}", *UNITS, "-m", f"not e2e{sweeps}")
+        with beside("lint", [str(ROOT / "scripts" / "lint")]) as lint, beside("unit", argv, report) as unit:
+            words = ("-v", *SPREAD, "--durations=10", "-m", f"e2e and not alone{sweeps}")
+            yield pytest("end to end", E2E, *words)
+            yield lint()
+            yield unit()
+
+
+def everything(has_sweeps: bool = False) -> Outcomes:
+    """Run all tests but those of the tests; with the sweeps, these too."""
+    sweeps = "" if has_sweeps else " and not sweep"
+    yield from side_by_side(sweeps)
+    remove_remains()
+    if has_sweeps:
+        words = ("-v", *SPREAD, "-m", "e2e and not alone and not sweep")
+        yield pytest("Debian 12", *ON_DEBIAN_12, *words, nodes="debian-12")
+        remove_remains()
+        yield pytest("support", SUPPORT, *UNITS)  # the labs' tests are among the sweeps
+    # In a worker, which is replaced if a test can't be ended but with its process.
+    yield pytest("alone", E2E, "-v", "-n1", "-m", f"e2e and alone{sweeps}")
+
+
+def support() -> Outcomes:
+    """Run the tests of the tests."""
+    yield pytest("support", SUPPORT, *UNITS)
+    yield pytest("labs", *LABS, "-v", *SPREAD)
+
+
+TARGETS: dict[str, Callable[[], Outcomes]] = {
+    "test": everything,
+    "test-all": partial(everything, has_sweeps=True),
+    "test-support": support,
+}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--all", action="store_true", help="the sweeps too")
-    has_sweeps = parser.parse_args().all
-    sweeps = "" if has_sweeps else " and not sweep"
-    words = ("-v", *SPREAD, "-m", "e2e and not alone and not sweep")
-    # A worker begins with a third of the tests in their order: they share what their module sets up.
-    units = (UNIT, "-n3", "--dist=worksteal", "--durations=10", "-m", f"not e2e{sweeps}")
+    parser.add_argument("target", choices=TARGETS, help="of the Makefile")
+    target = parser.parse_args().target
     end_by_signals()
     outcomes: list[Outcome] = []
     try:
         remove_remains()
-        with tempfile.TemporaryDirectory() as folder:
-            report = Path(folder) / "report.xml"
-            # Real clusters wait about as much as they compute, unit tests and linters compute: together they
-            # keep two cores at work.
-            with (
-                beside("lint", [str(ROOT / "scripts" / "lint")]) as lint,
-                beside("unit", pytest_argv(report, *units), report) as unit,
-            ):
-                chosen = f"e2e and not alone{sweeps}"
-                outcomes.append(pytest("end to end", E2E, "-v", *SPREAD, "--durations=10", "-m", chosen))
-                outcomes += [lint(), unit()]
-        remove_remains()
-        if has_sweeps:
-            outcomes.append(pytest("Debian 12", *ON_DEBIAN_12, *words, nodes="debian-12"))
-            remove_remains()
-        # In a worker, which is replaced if a test can't be ended but with its process.
-        outcomes.append(pytest("alone", E2E, "-v", "-n1", "-m", f"e2e and alone{sweeps}"))
+        with closing(TARGETS[target]()) as parts:
+            for outcome in parts:
+                outcomes.append(outcome)
     except SystemExit as exc:
         outcomes.append(Outcome("interrupted", 0, 1, 0, 0))
         return int(exc.code or 1)

@@ -1,4 +1,4 @@
-"""Which device a rank takes, by what its environment says."""
+"""Which device a rank takes, by what its environment says, and how often a training step waits for a GPU."""
 
 from __future__ import annotations
 
@@ -6,8 +6,21 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from payload.models import gpt
+from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.module import Context
+from payload.optim.adamw import AdamW
+from payload.parallel.engine import Engine
+from payload.parallel.mesh import Options, alone
+from payload.parallel.pipeline import MicroBatch
+from payload.precision import PRECISIONS, loss_scale
+from tests.unit.payload.doubles.micro import cut
+from tests.unit.payload.doubles.strict import Strict, Waits
+
+_DEVICE = Strict()
 _SHOW = """\
 import os
 from payload.device import choose
@@ -24,3 +37,32 @@ def test_of_several_parts_a_rank_names_its_own_to_cuda(visible: str, own: str) -
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
     done = subprocess.run([sys.executable, "-c", _SHOW], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == own
+
+
+def _waits_of_a_step(micro_batches: int, layers: int, precision: str) -> int:
+    units = gpt.build(
+        Context(_DEVICE), vocabulary=32, length=6, dropout=0.1, layers=layers, heads=2, width=16
+    )
+    engine = Engine(
+        _DEVICE,
+        alone(),
+        units,
+        SoftmaxCrossEntropy(Context(_DEVICE)),
+        lambda storage: AdamW(storage.optimizer_device, storage.master_weights, storage.segments),
+        options=Options(precision=PRECISIONS[precision]),
+        loss_scale=loss_scale(precision, None),
+    )
+    tokens = _DEVICE.asarray(np.random.default_rng(1).integers(0, 32, (4, 6)))
+    batch = MicroBatch(tokens, tokens, _DEVICE.asarray(np.arange(4, dtype="uint32")))
+    engine.step(cut(batch, micro_batches), targets=24, iteration=1, lr=1e-3)
+    before = Waits.count
+    assert engine.step(cut(batch, micro_batches), targets=24, iteration=2, lr=1e-3).finite
+    return Waits.count - before
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_the_host_waits_a_fixed_number_of_times_a_step(precision: str) -> None:
+    """For the loss, the number of targets and the gradients' norm; and for the embedding's table, to find out
+    how many tokens of a micro-batch differ."""
+    waits = {cuts: {_waits_of_a_step(cuts, layers, precision) for layers in (1, 3)} for cuts in (1, 2)}
+    assert waits == {1: {3 + 1}, 2: {3 + 2}}

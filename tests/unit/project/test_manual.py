@@ -10,15 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from clusterctl.cli.run import LazyVerb, app
-from tests.support.manual import (
-    ROOT,
-    RUN,
-    Block,
-    Command,
-    blocks,
-    pages,
-    with_jobs,
-)
+from tests.support.manual import ROOT, RUN, Block, blocks, pages
 
 LANGUAGES = {*RUN, "bash", "c", "yaml", "python", "toml", "text", "json", "sudoers"}
 ALL = [block for page in pages() for block in blocks(page)]
@@ -132,32 +124,3 @@ def test_a_wrong_command_would_be_seen() -> None:
     assert not understood(["sumbit", "train"])
     assert not understood(["submit", "train", "--nodez", "2"])
     assert not understood(["cache", "trim"])
-
-
-def block(text: str, words: str = "", language: str = "console") -> Block:
-    return Block(ROOT / "README.md", 1, language, words, text)
-
-
-def test_how_a_block_is_read() -> None:
-    one, two = block("$ cat <<E\n> x\n> E\nx\n$ false\nodd\n", "rc=1").commands
-    assert (one.text, one.prints, one.exit_code) == ("cat <<E\nx\nE", ("x",), 0)
-    assert (two.text, two.prints, two.exit_code) == ("false", ("odd",), 1)
-    assert block("true\n", language="sh").commands[0].text == "set -e\ntrue\n"
-    assert block("$ x\n", "no-run: needs a GPU").shown_only == "needs a GPU"
-    assert not block("$ x\n", "no-run: needs a GPU").runs
-    assert not block("$ x\n", "no-run:").shown_only
-    assert block("a: 1\n", "a.yaml", "yaml").file == "a.yaml"
-
-
-def test_what_is_printed_must_agree_in_shape_and_order() -> None:
-    command = Command("here", "x", ("epoch  1  loss 0.5", "...", "done, job 12"))
-    assert command.differs("noise\nepoch 7 loss 0.1\nepoch 8 loss 0.1\ndone, job 3\n") == ""
-    assert command.differs("done, job 3\nepoch 7 loss 0.1\n") == "done, job 12"
-    assert command.differs("epoch 7 loss 0.1\ndone, job three\n") == "done, job 12"
-    assert command.jobs("epoch 7 loss 0.1\ndone, job 3\n") == {"12": "3"}
-    cut = Command("here", "x", ("made 7 things, ...",))
-    assert (cut.differs("made 9 things, a and b"), cut.differs("made 9 nodes")) == ("", "made 7 things, ...")
-    assert Command("here", "x", ("in /home/ada: done",)).differs("in /home/kim-2: done") == ""
-    assert Command("here", "x", ("in /home/ada: done",)).differs("in /home/: done")
-    text = with_jobs("clusterctl logs 12 -f; clusterctl cancel 12_3; sleep 0.12", {"12": "3"})
-    assert text == "clusterctl logs 3 -f; clusterctl cancel 3_3; sleep 0.12"

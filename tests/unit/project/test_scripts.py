@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts.run_tests import pytest as pytest_part
-
 ROOT = Path(__file__).resolve().parents[3]
 
 PLAYED = """\
@@ -111,22 +109,3 @@ def test_bootstrap_refuses_what_it_doesn_t_know() -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
     assert "unknown option: --what" in done.stderr
-
-
-def test_the_test_command_adds_up_what_pytest_found(tmp_path: Path) -> None:
-    tests = tmp_path / "test_sample.py"
-    tests.write_text(
-        "import pytest\n"
-        "@pytest.fixture\ndef broken(): raise OSError\n"
-        "def test_good(): pass\n"
-        "def test_bad(): assert False\n"
-        "def test_error(broken): pass\n"
-        "def test_skipped(): pytest.skip()\n"
-    )
-    outcome = pytest_part("sample", str(tests), "-q", "-c", os.devnull, "--rootdir", str(tmp_path))
-    assert (outcome.passed, outcome.failed, outcome.skipped) == (1, 2, 1)
-
-
-def test_a_part_that_names_no_test_has_failed(tmp_path: Path) -> None:
-    nothing = pytest_part("sample", str(tmp_path), "-q", "-c", os.devnull, "--rootdir", str(tmp_path))
-    assert (nothing.passed, nothing.failed) == (0, 1)
