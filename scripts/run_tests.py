@@ -28,6 +28,12 @@ from typing import IO
 from clusterctl.util.process import under_subreaper
 
 ROOT = Path(__file__).resolve().parent.parent
+# Real clusters wait about as much as they compute, and unit tests fill the time. Where both want a core, the
+# clusters get it, then the unit tests, then the linters.
+CORES = len(os.sched_getaffinity(0))
+UNIT_WORKERS = CORES
+E2E_WORKERS = CORES
+NICE = {"unit": 10, "lint": 19}
 UNIT, E2E, SUPPORT = "tests/unit", "tests/e2e", "tests/unit/support"
 LABS = (f"{E2E}/test_lab.py", f"{E2E}/test_lab_el.py")  # the tests of on-prem machines that tests raise
 # The sweep runs these again, on local nodes of Debian 13: Slurm's and Open MPI's words, and Python's.
@@ -37,9 +43,9 @@ ON_DEBIAN_12 = tuple(
     "convergence examples".split()
 )
 # The tests of a group share a cluster, so they stay together: tests/support/groups.py.
-SPREAD = ("-n3", "--dist=loadscope", "--no-loadscope-reorder")
+SPREAD = (f"-n{E2E_WORKERS}", "--dist=loadscope", "--no-loadscope-reorder")
 # A worker begins with a share of the tests in their order: they share what their module sets up.
-UNITS = ("-n3", "--dist=worksteal", "--durations=10")
+UNITS = (f"-n{UNIT_WORKERS}", "--dist=worksteal", "--durations=10")
 LIMIT_S = 3 * 3600  # of one part; of all its tests, each of which has its own
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 60  # for tests that are interrupted to take down what they raised
@@ -61,12 +67,9 @@ Outcomes = Generator[Outcome, None, None]
 
 @contextmanager
 def beside(part: str, argv: list[str], report: Path | None = None) -> Iterator[Callable[[], Outcome]]:
-    """Run a part while others run; the function waits for its end and prints its output.
-
-    It has a lower priority: what waits for real machines in the foreground goes on when they answer.
-    """
+    """Run a part while others run; the function waits for its end and prints its output."""
     began = time.time()
-    lower = ["nice", "-n10", *argv]
+    lower = ["nice", f"-n{NICE[part]}", *argv]
     with tempfile.TemporaryFile("w+") as said, started(lower, grace_s=GRACE_S, output=said) as process:
 
         def outcome() -> Outcome:
@@ -166,11 +169,7 @@ def count(report: Path) -> tuple[int, int, int]:
 
 
 def side_by_side(sweeps: str) -> Outcomes:
-    """Run the end-to-end tests beside the unit tests and the linters.
-
-    Real clusters wait about as much as they compute, unit tests and linters compute: together they keep two
-    cores at work.
-    """
+    """Run the end-to-end tests beside the unit tests and the linters."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         argv = pytest_argv(report, UNIT, f"--ignore={SUPPORT}", *UNITS, "-m", f"not e2e{sweeps}")
