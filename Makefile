@@ -1,6 +1,6 @@
 # Every chore is one target, and each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-support test-all test-gpu lint format bench reference lock wheel clean clean-machines
+.PHONY: help demo test test-support test-all test-gpu durations lint format bench reference lock wheel clean clean-machines
 
 SHELL := /bin/bash
 DEV := @scripts/bootstrap
@@ -27,6 +27,10 @@ test-all:  ## All of it with the long sweeps and repeats
 test-gpu:  ## The training program's tests and figures, and nvidia-smi's stand-in, on this machine's NVIDIA GPUs
 	$(DEV)
 	@scripts/test_gpu
+
+durations:  ## Record in tests/durations.json how long the modules of the last `make test` took
+	$(DEV)
+	@.venv/bin/python scripts/durations.py
 
 lint:  ## All linters; none of them reaches the network
 	$(DEV)

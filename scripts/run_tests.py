@@ -1,6 +1,7 @@
 """Runs the tests of a target of the Makefile, whatever fails, and adds them up.
 
-`make test` runs the linters, the unit tests and the end-to-end tests side by side.
+`make test` runs the linters, the unit tests and the end-to-end tests side by side. Afterwards it names the
+modules that took much more of the time than is recorded of them: scripts/durations.py.
 
 The last line is `N passed, N failed`; a part that broke without naming a test, or did not end in time, counts
 as one failure. Ctrl-C, SIGTERM and a closed terminal end all that was started; what a killed run leaves, the
@@ -17,25 +18,26 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from clusterctl.util.process import under_subreaper
+from scripts import durations
 
 ROOT = Path(__file__).resolve().parent.parent
+UNIT, E2E, SUPPORT = "tests/unit", "tests/e2e", "tests/unit/support"
+LABS = (f"{E2E}/test_lab.py", f"{E2E}/test_lab_el.py")  # the tests of on-prem machines that tests raise
 # Real clusters wait about as much as they compute, and unit tests fill the time. Where both want a core, the
 # clusters get it, then the unit tests, then the linters.
 CORES = len(os.sched_getaffinity(0))
 UNIT_WORKERS = CORES
 E2E_WORKERS = CORES
 NICE = {"unit": 10, "lint": 19}
-UNIT, E2E, SUPPORT = "tests/unit", "tests/e2e", "tests/unit/support"
-LABS = (f"{E2E}/test_lab.py", f"{E2E}/test_lab_el.py")  # the tests of on-prem machines that tests raise
 # The sweep runs these again, on local nodes of Debian 13: Slurm's and Open MPI's words, and Python's.
 ON_DEBIAN_12 = tuple(
     f"{E2E}/test_{name}.py"
@@ -60,6 +62,7 @@ class Outcome:
     failed: int
     skipped: int
     seconds: float
+    modules: Mapping[str, float] = field(default_factory=dict)  # their seconds
 
 
 Outcomes = Generator[Outcome, None, None]
@@ -98,7 +101,8 @@ def pytest_argv(report: Path, *options: str) -> list[str]:
 def outcome_of(part: str, code: int, report: Path | None, seconds: float) -> Outcome:
     """What a part came to by its exit code and its report; without one, as the linters, it is one check."""
     passed, failed, skipped = count(report) if report else (int(code == 0), 0, 0)
-    return Outcome(part, passed, failed or int(code != 0), skipped, seconds)
+    modules = durations.seconds_of(report) if report else {}
+    return Outcome(part, passed, failed or int(code != 0), skipped, seconds, modules)
 
 
 def run(argv: list[str], *, limit_s: float = LIMIT_S, grace_s: int = GRACE_S) -> int:
@@ -213,26 +217,31 @@ def main() -> int:
     target = parser.parse_args().target
     end_by_signals()
     outcomes: list[Outcome] = []
+    notes: list[str] = []
     try:
         remove_remains()
         with closing(TARGETS[target]()) as parts:
             for outcome in parts:
                 outcomes.append(outcome)
+        if target == "test":
+            notes = durations.report({name: s for one in outcomes for name, s in one.modules.items()})
     except SystemExit as exc:
         outcomes.append(Outcome("interrupted", 0, 1, 0, 0))
         return int(exc.code or 1)
     finally:
         remove_remains()
-        show(outcomes)
+        show(outcomes, notes)
     return 1 if any(one.failed for one in outcomes) else 0
 
 
-def show(outcomes: list[Outcome]) -> None:
-    """A line for each part, and their sum."""
+def show(outcomes: list[Outcome], notes: list[str]) -> None:
+    """A line for each part, the notes, and the sum of the parts."""
     print()
     for one in outcomes:
         skipped = f", {one.skipped} skipped" if one.skipped else ""
         print(f"{one.part:<12}{one.passed:5d} passed, {one.failed:3d} failed{skipped}  {one.seconds:7.1f} s")
+    for note in notes:
+        print(note)
     failed = sum(one.failed for one in outcomes)
     print(f"{sum(one.passed for one in outcomes)} passed, {failed} failed", flush=True)
 
