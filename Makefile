@@ -1,6 +1,6 @@
 # Every chore is one target, and each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-support test-all test-gpu durations lint format bench reference lock wheel clean clean-machines
+.PHONY: help demo test test-changed test-support test-all test-gpu durations lint format bench reference lock wheel clean clean-machines
 
 SHELL := /bin/bash
 DEV := @scripts/bootstrap
@@ -13,6 +13,10 @@ demo:  ## Raise a cluster, train on two of its nodes, bring the run home, take a
 	@scripts/demo
 
 test:  ## Every behaviour once: linters, unit tests and real clusters, side by side
+	$(DEV)
+	@.venv/bin/python scripts/run_tests.py $@
+
+test-changed:  ## What your change can touch, for about a minute: its unit tests and a job on a real cluster
 	$(DEV)
 	@.venv/bin/python scripts/run_tests.py $@
 

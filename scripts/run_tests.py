@@ -18,8 +18,8 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from types import FrameType
 from typing import IO
 
 from clusterctl.util.process import under_subreaper
-from scripts import durations
+from scripts import changed_tests, durations
 
 ROOT = Path(__file__).resolve().parent.parent
 UNIT, E2E, SUPPORT = "tests/unit", "tests/e2e", "tests/unit/support"
@@ -172,22 +172,26 @@ def count(report: Path) -> tuple[int, int, int]:
     return total("tests") - failed - skipped, failed, skipped
 
 
-def side_by_side(sweeps: str) -> Outcomes:
-    """Run the end-to-end tests beside the unit tests and the linters."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        argv = pytest_argv(report, UNIT, f"--ignore={SUPPORT}", *UNITS, "-m", f"not e2e{sweeps}")
-        with beside("lint", [str(ROOT / "scripts" / "lint")]) as lint, beside("unit", argv, report) as unit:
+def together(units: Sequence[str], stories: Sequence[str], sweeps: str, lint: bool) -> Outcomes:
+    """Run unit tests, end-to-end tests and the linters side by side."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        report, behind = Path(folder) / "report.xml", []
+        if lint:
+            behind.append(stack.enter_context(beside("lint", [str(ROOT / "scripts" / "lint")])))
+        if units:
+            argv = pytest_argv(report, *units, *UNITS, "-m", f"not e2e{sweeps}")
+            behind.append(stack.enter_context(beside("unit", argv, report)))
+        if stories:
             words = ("-v", *SPREAD, "--durations=10", "-m", f"e2e and not alone{sweeps}")
-            yield pytest("end to end", E2E, *words)
-            yield lint()
-            yield unit()
+            yield pytest("end to end", *stories, *words)
+        for outcome in behind:
+            yield outcome()
 
 
 def everything(has_sweeps: bool = False) -> Outcomes:
     """Run all tests but those of the tests; with the sweeps, these too."""
     sweeps = "" if has_sweeps else " and not sweep"
-    yield from side_by_side(sweeps)
+    yield from together([UNIT, f"--ignore={SUPPORT}"], [E2E], sweeps, lint=True)
     remove_remains()
     if has_sweeps:
         words = ("-v", *SPREAD, "-m", "e2e and not alone and not sweep")
@@ -196,6 +200,16 @@ def everything(has_sweeps: bool = False) -> Outcomes:
         yield pytest("support", SUPPORT, *UNITS)  # the labs' tests are among the sweeps
     # In a worker, which is replaced if a test can't be ended but with its process.
     yield pytest("alone", E2E, "-v", "-n1", "-m", f"e2e and alone{sweeps}")
+
+
+def changed() -> Outcomes:
+    """Run what the change can touch, for about a minute."""
+    files = changed_tests.changed_files(ROOT)
+    choice = changed_tests.choose(files, changed_tests.modules_of(ROOT), durations.read(durations.RECORD))
+    print(f"{len(files)} changed files:", *choice.units, *choice.stories, sep="\n  ")
+    if choice.left_out:
+        print("left to `make test`:", *choice.left_out, sep="\n  ", flush=True)
+    yield from together(choice.units, choice.stories, " and not sweep", lint=False)
 
 
 def support() -> Outcomes:
@@ -207,6 +221,7 @@ def support() -> Outcomes:
 TARGETS: dict[str, Callable[[], Outcomes]] = {
     "test": everything,
     "test-all": partial(everything, has_sweeps=True),
+    "test-changed": changed,
     "test-support": support,
 }
 

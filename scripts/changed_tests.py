@@ -1,0 +1,137 @@
+"""Chooses the tests that a change can touch, for about a minute: `make test-changed` (scripts/run_tests.py).
+
+The change is that of the branch, with what is not committed yet. Chosen are the unit tests in the folder that
+mirrors the changed subpackage, then those elsewhere that import or name a changed file, and a story on a real
+cluster. Tests that are named like the changed file, or import it, come first; those that would make the run
+too long are left out.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+
+UNIT, E2E = "tests/unit/", "tests/e2e/"
+# The folders of unit tests for paths that begin like this; the first that fits counts.
+FOLDERS = {
+    "clusterctl/providers/gcp/terraform": ("terraform",),
+    "clusterctl/providers/gcp/": ("gcp",),
+    "clusterctl/providers/local/": ("local",),
+    "clusterctl/providers/onprem/": ("onprem",),
+    "clusterctl/providers/": ("local", "onprem", "gcp"),
+    "clusterctl/api.py": ("cli",),
+    "clusterctl/errors.py": ("util",),
+    "ansible/library/host_ledger": ("host_ledger",),
+    "ansible/module_utils/ledger": ("host_ledger",),
+    "ansible/": ("roles", "configure"),
+    "templates/": ("scheduler", "jobs"),
+    "terraform/": ("gcp", "terraform"),
+    "payload/": ("payload",),
+    "scripts/": ("support", "project"),
+    "tests/conftest.py": ("support",),
+    "tests/support/": ("support",),
+}
+MIRRORED = re.compile(r"(?:clusterctl|tests/unit)/(\w+)/")
+# A local cluster is raised, runs a job, hands over its output, and goes; with the payload's files, trains.
+STORY = "tests/e2e/test_jobs.py::test_a_shell_script_runs_in_its_allocation"
+TRAINING = "tests/e2e/test_main_job.py::test_two_nodes_train_together"
+STORIES = {
+    "clusterctl/providers/gcp/": "",
+    "clusterctl/providers/onprem/": "",
+    "clusterctl/": STORY,
+    "ansible/": STORY,
+    "templates/": STORY,
+    "tests/e2e/conftest.py": STORY,
+    "payload/": TRAINING,
+}
+LIMIT = 8.0  # percent of all unit tests, as recorded in tests/durations.json
+UNRECORDED = 0.3  # percent that a test module without a record is taken for
+
+
+@dataclass
+class Choice:
+    """Tests as pytest's arguments, and the test modules that would take too long."""
+
+    units: list[str] = field(default_factory=list)
+    stories: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+def changed_files(root: Path) -> list[str]:
+    """Return the files that differ from where the branch left the main branch, or from HEAD on that branch.
+
+    Raises:
+        subprocess.CalledProcessError: git fails, as outside of a checkout.
+    """
+
+    def git(*argv: str) -> list[str]:
+        output = subprocess.check_output(["git", *argv], cwd=root, text=True, stderr=subprocess.DEVNULL)
+        return [word for word in output.strip("\n").split("\0") if word]
+
+    base = "HEAD"
+    for main in ("main", "origin/main"):
+        try:
+            (base,) = git("merge-base", "HEAD", main)
+        except subprocess.CalledProcessError:  # a clone without this branch, or without its history
+            continue
+    compared = git("diff", "--name-only", "--no-renames", "-z", base)
+    return sorted({*compared, *git("ls-files", "--others", "--exclude-standard", "-z")})
+
+
+def modules_of(root: Path) -> dict[str, str]:
+    """Read all modules of tests."""
+    paths = sorted((root / "tests").rglob("test_*.py"))
+    return {str(path.relative_to(root)): path.read_text() for path in paths}
+
+
+def choose(changed: Iterable[str], modules: Mapping[str, str], shares: Mapping[str, float]) -> Choice:
+    """Choose tests for changed files. ``modules``: the texts of all tests; ``shares``: their durations."""
+    choice, ranks = Choice(), dict[str, int]()
+    for path in changed:
+        if path in modules and path.startswith(E2E):
+            choice.stories.append(path)
+        elif path in modules:
+            ranks[path] = 0
+        else:
+            for module, rank in _ranked(path, modules):
+                ranks[module] = min(rank, ranks.get(module, rank))
+            choice.stories += [story for start, story in STORIES.items() if path.startswith(start)][:1]
+    choice.stories = sorted({*choice.stories} - {""})
+    total = 0.0
+    for module in sorted(ranks, key=lambda module: (ranks[module], shares.get(module, UNRECORDED))):
+        total += shares.get(module, UNRECORDED)
+        fits = total <= LIMIT or ranks[module] == 0
+        (choice.units if fits else choice.left_out).append(module)
+    return choice
+
+
+def _ranked(path: str, modules: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """The modules that test a file: 0 is named like it, 1 uses it, 2 is near it, 3 uses it from elsewhere."""
+    role = re.match(r"ansible/roles/(\w+)/", path)
+    file = PurePath(path)
+    name = role[1] if role else file.parent.name if file.stem == "__init__" else file.name.partition(".")[0]
+    named = re.compile(rf"test_(\w+_)?{re.escape(name)}(_\w+)?")
+    mirrored = MIRRORED.match(path)
+    listed = (folders for start, folders in FOLDERS.items() if path.startswith(start))
+    folders = next(listed, (mirrored[1],) if mirrored else ("project",))
+    uses = _use(file)
+    for module in (module for module in modules if module.startswith(UNIT)):
+        is_near = PurePath(module).parts[2] in folders
+        is_used = uses.search(modules[module])
+        if is_near and named.fullmatch(PurePath(module).stem):
+            yield module, 0
+        elif is_near or is_used:
+            yield module, 2 - bool(is_used) if is_near else 3
+
+
+def _use(file: PurePath) -> re.Pattern[str]:
+    """How a test imports a module, or names another file."""
+    if file.suffix != ".py" or file.parts[0] == "ansible":
+        return re.compile(rf"\b{re.escape(file.name)}\b")
+    *package, name = file.with_suffix("").parts if file.stem != "__init__" else file.parent.parts
+    module = re.escape(".".join([*package, name]))
+    of_package = rf"from {re.escape('.'.join(package))} import .*\b{name}\b|" if package else ""
+    return re.compile(rf"^\s*({of_package}from {module} import|import {module}\b)", re.MULTILINE)

@@ -1,0 +1,125 @@
+"""Which tests `make test-changed` runs for a change."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from scripts import changed_tests, durations
+from scripts.changed_tests import STORIES, STORY, TRAINING, choose
+
+ROOT = Path(__file__).resolve().parents[3]
+MODULES = changed_tests.modules_of(ROOT)
+GIT = ("git", "-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main")
+
+
+@pytest.mark.parametrize(
+    ("path", "units", "stories"),
+    [
+        ("clusterctl/cli/jobs.py", "cli/test_cli_jobs", STORY),
+        ("clusterctl/cluster/down.py", "cluster/test_down", STORY),
+        ("clusterctl/state/workspace.py", "state/test_workspace", STORY),
+        ("clusterctl/util/disk.py", "util/test_disk cluster/test_down", STORY),
+        ("clusterctl/api.py", "cli/test_api", STORY),
+        ("clusterctl/scheduler/data/any.toml", "scheduler/test_diagnosis", STORY),
+        ("clusterctl/providers/local/machine.py", "local/test_machine", STORY),
+        ("clusterctl/providers/base.py", "local/test_layout onprem/test_access gcp/test_gcp_api", STORY),
+        ("clusterctl/providers/onprem/access.py", "onprem/test_access", ""),
+        ("clusterctl/providers/gcp/preflight.py", "gcp/test_gcp_preflight", ""),
+        ("ansible/roles/cuda/tasks/main.yml", "roles/test_cuda_role configure/test_roles", STORY),
+        ("ansible/library/host_ledger.py", "host_ledger/test_ledger_files", STORY),
+        ("templates/slurm.conf.j2", "scheduler/test_slurm_config", STORY),
+        ("terraform/gcp/main.tf", "gcp/test_gcp_golden", ""),
+        ("payload/nn/layers.py", "payload/test_payload_layers", TRAINING),
+        ("docs/jobs.md", "project/test_links project/test_manual", ""),
+        ("README.md", "project/test_links project/test_manual", ""),
+        ("pyproject.toml", "project/test_packaging", ""),
+        ("scripts/cli_reference.py", "project/test_written_pages support/test_run_tests", ""),
+        ("scripts/lint", "project/test_scripts", ""),
+        ("tests/support/residue.py", "support/test_residue", ""),
+        ("tests/support/plays.py", "configure/test_roles", ""),
+        ("tests/conftest.py", "support/test_conditions", ""),
+        ("tests/unit/configure/conftest.py", "configure/test_roles", ""),
+        ("tests/unit/runs/fetched.py", "runs/test_fetch", ""),
+        ("tests/unit/spec/test_spec_load.py", "spec/test_spec_load", ""),
+        ("tests/e2e/test_jobs.py", "", "tests/e2e/test_jobs.py"),
+        ("tests/e2e/test_that_is_gone.py", "", ""),
+        ("tests/unit/runs/test_that_is_gone.py", "runs/test_fetch", ""),
+        ("tests/e2e/conftest.py", "", STORY),
+    ],
+)
+def test_a_changed_file_brings_its_tests(path: str, units: str, stories: str) -> None:
+    choice = choose([path], MODULES, {})
+    assert {f"tests/unit/{name}.py" for name in units.split()} <= {*choice.units, *choice.left_out}
+    assert choice.stories == stories.split()
+
+
+SHARES = {
+    "tests/unit/jobs/test_stage.py": 5.0,
+    "tests/unit/jobs/test_users.py": 6.0,
+    "tests/unit/jobs/test_near.py": 1.0,
+    "tests/unit/jobs/test_long.py": 3.0,
+    "tests/unit/runs/test_far.py": 0.1,
+    "tests/unit/runs/test_other.py": 0.1,
+}
+TEXTS: Mapping[str, str] = {
+    **dict.fromkeys(SHARES, "import clusterctl.jobs.stages\n"),
+    "tests/unit/jobs/test_users.py": "    from clusterctl.jobs import put, stage\n",
+    "tests/unit/runs/test_far.py": "from clusterctl.jobs.stage import stage\n",
+}
+
+
+def test_what_would_take_too_long_is_left_out_the_nearest_tests_last() -> None:
+    """First come those named like the file, whatever they take, those that import it, then the folder's."""
+    light = {**SHARES, "tests/unit/jobs/test_users.py": 0.5}
+    choice = choose(["clusterctl/jobs/stage.py"], TEXTS, light)
+    assert [path.rpartition("_")[2] for path in choice.units] == ["stage.py", "users.py", "near.py"]
+    assert [path.rpartition("_")[2] for path in choice.left_out] == ["long.py", "far.py"]
+    heavy = {**SHARES, "tests/unit/jobs/test_stage.py": 50.0}
+    assert choose(["clusterctl/jobs/stage.py"], TEXTS, heavy).units == ["tests/unit/jobs/test_stage.py"]
+
+
+def test_all_that_is_short_runs() -> None:
+    choice = choose(["clusterctl/jobs/stage.py"], TEXTS, dict.fromkeys(SHARES, 0.1))
+    assert {*SHARES} - {*choice.units} == {"tests/unit/runs/test_other.py"}
+
+
+def test_a_change_is_the_branch_s_and_what_is_not_committed(tmp_path: Path) -> None:
+    def git(*argv: str) -> None:
+        subprocess.run([*GIT, *argv], cwd=tmp_path, check=True, timeout=60)
+
+    def commit(name: str) -> None:
+        (tmp_path / name).write_text(name)
+        git("add", "-A")
+        git("commit", "-q", "-m", name)
+
+    git("init", "-q")
+    (tmp_path / ".gitignore").write_text("ignored\n")
+    commit("old")
+    (tmp_path / "ignored").touch()
+    (tmp_path / "new").touch()
+    assert changed_tests.changed_files(tmp_path) == ["new"]
+    git("checkout", "-q", "-b", "branch")
+    commit("own")
+    git("mv", "old", "moved")
+    assert changed_tests.changed_files(tmp_path) == ["moved", "new", "old", "own"]
+    git("checkout", "-q", "-f", "main")
+    commit("of another")
+    git("checkout", "-q", "branch")
+    assert changed_tests.changed_files(tmp_path) == ["new", "own"]
+
+
+def test_the_stories_exist() -> None:
+    for story in {*STORIES.values()} - {""}:
+        module, _, test = story.partition("::")
+        functions = ast.walk(ast.parse((ROOT / module).read_text()))
+        assert test in {one.name for one in functions if isinstance(one, ast.FunctionDef)}
+
+
+def test_the_recorded_durations_are_those_of_tests() -> None:
+    recorded = durations.read(durations.RECORD)
+    assert recorded.keys() & MODULES.keys(), "run `make test` and `make durations`"
