@@ -1,10 +1,8 @@
 """Checks command lines of ``python -m payload`` without running them: JSON in, JSON out.
 
     $ echo '[["train", "--lrr", "0.1"], ["gemm"]]' | python -m payload.arguments
-    {"wrong": ["unrecognized arguments: --lrr 0.1; did you mean --lr?", null],
-     "options": {"train": {"--model": true, "--find": false, ...}, ...}}
+    ["unrecognized arguments: --lrr 0.1; did you mean --lr?", null]
 
-``wrong`` has an entry for each command line. ``options`` tells whether each takes a value.
 Standard library only.
 """
 
@@ -16,11 +14,10 @@ import io
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from payload.config import COMMANDS, TrainConfig, check
 from payload.errors import UsageError
-from payload.settings import Command, make, parser_of, settings_of, yes_or_no
+from payload.settings import make, parser_of
 
 
 def wrong_with(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | None:
@@ -39,22 +36,10 @@ def wrong_with(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | No
     return None
 
 
-def options_of(command: type[Command]) -> dict[str, bool]:
-    """The options of a command, and whether each takes a value."""
-    found = {"--config": True} if command is TrainConfig else {}
-    for one in settings_of(command):
-        if one.field.metadata["read"] is yes_or_no:
-            found |= {f"--{one.key}": False, f"--no-{one.key}": False}
-        elif "words" not in one.field.metadata:
-            found[f"--{one.key}"] = True
-    return found
-
-
-def main(lines: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """The answer about these command lines."""
+def main(lines: Sequence[Sequence[str]]) -> list[str | None]:
+    """Return what is wrong with each of these command lines."""
     parser = parser_of(COMMANDS, TrainConfig)
-    options = {name: options_of(command) for name, command in COMMANDS.items()}
-    return {"wrong": [wrong_with(parser, argv) for argv in lines], "options": options}
+    return [wrong_with(parser, argv) for argv in lines]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -118,6 +118,45 @@ _GROUPS: Final = {
     "node": "Operate on single nodes, without effect on the others.",
     "bundle": "Packages and programs for air-gapped hosts, in one file.",
 }
+# Words of other tools and what does the same here. A key is an unknown verb, or a verb or group and the
+# word after it. The value replaces an unknown verb. For an option or an argument, it is the whole command.
+HABITS: Final = {
+    "apply": "up",
+    "create": "up",
+    "delete": "down",
+    "destroy": "down",
+    "download": "get",
+    "exec": "ssh",
+    "kill": "cancel",
+    "ls": "list",
+    "ps": "jobs",
+    "rm": "down",
+    "run": "submit",
+    "sacct": "jobs --all",
+    "salloc": "shell",
+    "sbatch": "submit",
+    "scancel": "cancel",
+    "sinfo": "status",
+    "squeue": "jobs",
+    "srun": "shell --",
+    "start": "up",
+    "stop": "down",
+    "tail": "logs -f",
+    "train": "submit train",
+    "upload": "put",
+    "runs compare": "diff",
+    "jobs --follow": "jobs --watch",
+    "ssh -l": "ssh --user USER",
+    "status --watch": "jobs --watch",
+    "up --check": "plan --check",
+    "submit --gres": "submit JOB --gpus GPUS_PER_NODE",
+    "submit --mem-per-cpu": "submit JOB --mem MEMORY_PER_NODE",
+    "submit --ntasks": "submit JOB --nodes NODES --tasks-per-node TASKS",
+    "submit -n": "submit JOB --nodes NODES --tasks-per-node TASKS",
+    "submit mpirun": "submit SCRIPT -- ARGUMENTS",
+    "submit python": "submit SCRIPT -- ARGUMENTS",
+    "submit torchrun": "submit SCRIPT --launcher torchrun -- ARGUMENTS",
+}
 
 
 class _PlainParam(RuntimeParam):
@@ -188,20 +227,13 @@ class LazyVerb(TyperCommand):
         try:
             context = one.make_context(info_name, args, parent, **extra)
         except typer.TyperException as exc:
-            self._reject_slips(one, typed)
             if getattr(exc, "ctx", self) is None:  # so that the message names the verb
                 context = typer.Context(one, info_name=info_name, parent=parent)
                 exc.ctx = context  # type: ignore[attr-defined] # click's UsageError
             raise
-        if not context.resilient_parsing:  # TAB asks
-            self._reject_slips(one, typed)
+        if self.name == "submit" and not context.resilient_parsing:  # TAB asks
+            _reject_words_before_dashes(typed, context.params["target"], context.params["args"] or ())
         return context
-
-    def _reject_slips(self, one: TyperCommand, typed: tuple[str, ...]) -> None:
-        if self.name == "submit":
-            from clusterctl.cli.slips import reject_slips
-
-            reject_slips(one, typed)
 
 
 class _Group(_Root):
@@ -322,19 +354,54 @@ def _refuse(exc: typer.TyperException) -> int:
     fix = f"`{path} --help` shows what can be said here"
     if path == "clusterctl cancel" and "Missing argument" in text:
         text, fix = "no job is named", "`clusterctl jobs` lists them; name one, as in `clusterctl cancel 12`"
-    if context is not None and (unknown := _UNKNOWN_WORD.match(text)):
-        from clusterctl.cli.slips import reject_unknown_word
-
-        commands = getattr(context.command, "commands", {})
-        groups = {name: one.commands for name, one in app.commands.items() if hasattr(one, "commands")}
-        try:
-            reject_unknown_word(unknown[1] or unknown[2], exc, commands, groups)
-        except UsageError as slip:
-            return _show(slip, json=json)
+    text, fix = _explain_unknown(text, fix, path)
     if given := _SPEC_AS_ARGUMENT.search(text):
         option = "--file" if path.endswith(" logs") else "-f"  # its -f is --follow
         fix = f"name a spec file with `{shlex.join([option, given[1]])}`"
     return _show(UsageError(text.rstrip("."), code="bad-command-line", fix=fix), json=json)
+
+
+def _explain_unknown(text: str, fix: str, path: str) -> tuple[str, str]:
+    """Return the message about an unknown verb or option, and its fix. Other messages stay as they are.
+
+    text: click's message, which may suggest names that are near.
+    path: the words in front of the unknown one that click understood.
+    """
+    unknown = _UNKNOWN_WORD.match(text)
+    if unknown is None:
+        return text, fix
+    word, verb = unknown[1] or unknown[2], path.removeprefix(PROGRAM).lstrip()
+    of_group = next((words for words in VERBS if not verb and words.endswith(f" {word}")), None)
+    habit = HABITS.get(f"{verb} {word}".lstrip(), of_group)
+    if habit and unknown[1]:
+        at = sys.argv.index(word)
+        command = [PROGRAM, *sys.argv[1:at], *habit.split(), *sys.argv[at + 1 :]]
+        return unknown[0], f"`{shlex.join(command)}`"
+    if habit:
+        return unknown[0], f"`{PROGRAM} {habit}`"
+    if verb == "submit":
+        fix = f"`{path} JOB -- {word}` passes it to the program, `#SBATCH {word}` in the script to sbatch"
+    return text, fix
+
+
+def _reject_words_before_dashes(typed: Sequence[str], target: str, args: Sequence[str]) -> None:
+    """Reject words other than JOB in front of ``--``: `submit` or the program may be meant.
+
+    typed: all words after `submit`.
+    args: the words that click takes for the program's arguments.
+
+    Raises:
+        UsageError: there is such a word.
+    """
+    count_after = len(typed) - typed.index("--") - 1 if "--" in typed else 0
+    words = shlex.join(args[: max(0, len(args) - count_after)])
+    if words:
+        right = HABITS.get(f"submit {target}", f"submit JOB [OPTIONS] -- {words}")
+        raise UsageError(
+            f"{words}: arguments of the program go after --",
+            code="words-before-dashes",
+            fix=f"`{PROGRAM} {right}`",
+        )
 
 
 def _show(error: ClusterctlError, *, json: bool = False) -> int:

@@ -6,8 +6,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.spec.job import MODEL_JOBS, JobSpec
@@ -33,7 +33,8 @@ def reject_wrong_arguments(jobs: Sequence[JobSpec], before: Sequence[str] = ()) 
     if not checked:
         return
     tasks = [(job, words) for job in checked for words in _of_tasks(job)]
-    answers = _answer([[str(job.bundled), *before, *words] for job, words in tasks])["wrong"]
+    lines = [[str(job.bundled), *before, *words] for job, words in tasks]
+    answers = json.loads(_payload(["payload.arguments"], json.dumps(lines)).stdout)
     wrong = [(job, said) for (job, _), said in zip(tasks, answers, strict=True) if said]
     for job, said in wrong[:1]:
         raise UsageError(
@@ -51,12 +52,6 @@ def _of_tasks(job: JobSpec) -> list[list[str]]:
     from clusterctl.spec.sweep import arguments  # noqa: PLC0415 - a model, which most jobs have no use for
 
     return [[*job.args, *arguments(values)] for values in job.sweep.tasks]
-
-
-def options_of(bundled: str) -> Mapping[str, bool]:
-    """The options of a bundled job's program, and whether each takes a value."""
-    found: Mapping[str, bool] = _answer([])["options"][bundled]
-    return found
 
 
 def help_wanted(jobs: Sequence[JobSpec]) -> str | None:
@@ -79,12 +74,6 @@ def surroundings() -> dict[str, str]:
     env = {name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS)}
     cores = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     return {"OMP_NUM_THREADS": cores, **env, "PYTHONPATH": str(asset("payload").parent)}
-
-
-def _answer(lines: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """What the payload says of these command lines."""
-    answer: dict[str, Any] = json.loads(_payload(["payload.arguments"], json.dumps(lines)).stdout)
-    return answer
 
 
 def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Result:

@@ -36,15 +36,9 @@ def find_spec(start: Path) -> Path | None:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``did you mean nodes?`` when a known word is near, else an empty text."""
-    near = nearest(word, known)
-    return f"did you mean {near}?" if near else ""
-
-
-def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known word that is most like this one, if any is."""
     candidates = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), candidates, n=1, cutoff=cutoff)
-    return candidates[near[0]] if near else None
+    near = difflib.get_close_matches(word.lower(), candidates, n=1)
+    return f"did you mean {candidates[near[0]]}?" if near else ""
 
 
 def reject_unknown(

@@ -141,19 +141,6 @@ def test_a_link_to_a_run_is_that_run_and_one_that_can_not_be_read_is_told(made: 
 
 
 @pytest.mark.parametrize(
-    ("words", "right"),
-    [
-        ("runs 1", "runs show 1"),
-        ("runs compare 1 2", "runs diff 1 2"),
-        ("runs remove 1", "runs rm 1"),
-        ("run rm 1", "runs rm 1"),
-    ],
-)
-def test_what_is_no_verb_of_runs_is_told_the_right_one(made: Clusterctl, words: str, right: str) -> None:
-    assert f"clusterctl {right}" in made(*words.split(), rc=2).stderr
-
-
-@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["show", "9"], "there is no collected run '9'"),
@@ -163,7 +150,7 @@ def test_what_is_no_verb_of_runs_is_told_the_right_one(made: Clusterctl, words: 
         (["--columns", "lr,nothing.at.all"], "no run has"),
         (["--dir", "nowhere"], "can't be read"),
         (["--dir", "runs", "--everywhere"], "exclude each other"),
-        (["lst"], "runs list"),
+        (["lst"], "'list'"),
         (["--sweep", "1", "--where", "lr=1"], "only --sort goes with it"),
         (["--where", "lr"], "is no condition"),
     ],

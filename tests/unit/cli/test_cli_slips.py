@@ -1,4 +1,4 @@
-"""Typical slips in the words of `submit`: one line each, with the right command to type."""
+"""Words that are not clusterctl's: each is one error with exit code 2, and the fix names what to type."""
 
 from __future__ import annotations
 
@@ -7,111 +7,65 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.cli.run import HABITS, VERBS, LazyVerb, app
 from tests.support.verbs import Clusterctl
 
-SCRIPT = 'import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument("--epochs", type=int)\n'
-
-# What is typed after `clusterctl submit` -> why not, and what to type after it instead.
+# What is typed after `clusterctl`: the code of the error, and words of its cause and of its fix.
 SLIPS = {
-    "train --epochs 3": ("train's own options go after --", "train -- --epochs 3"),
-    "--epochs 3 train --wait": ("train's own options go after --", "train --wait -- --epochs 3"),
-    "train --lr=0.1 --wait": ("train's own options go after --", "train --wait -- --lr=0.1"),
-    "train --find --nodes 2 -- --seed 1": (
-        "train's own options go after --", "train --nodes 2 -- --find --seed 1",
-    ),
-    "train --epoch 3": (
-        "there is no option --epoch; did you mean train's --epochs, which goes after --",
-        "train -- --epochs 3",
-    ),
-    "x.py --epochs 3": ("x.py's own options go after --", "x.py -- --epochs 3"),
-    "x.py --foo 3 4": ("submit has no option --foo; x.py's own go after --", "x.py -- --foo 3 4"),
-    "x.py --epochs 3 --node 2": ("x.py's own options go after --", "x.py --nodes 2 -- --epochs 3"),
-    "x.py input.txt": ("arguments of x.py go after --", "x.py -- input.txt"),
-    "x.py 'two words' -- b": ("arguments of x.py go after --", "x.py -- 'two words' b"),
-    "x.py --time 5 min": ("'5 min' is two words", "x.py --time 5m"),
-    "x.py --mem 4 GB": ("'4 GB' is two words", "x.py --mem 4G"),
-    "predict --run x a.png": ("arguments of predict go after --", "predict --run x -- a.png"),
-    "sweep.yaml steep": ("variants are named by --variant", "sweep.yaml --variant steep"),
-    "trian": ("there is no job 'trian'; did you mean train", "train"),
-    "./train": ("there is no job './train'; did you mean train", "train"),
-    "./xx.py --wait": ("there is no job './xx.py'; did you mean x.py", "x.py --wait"),
-    "train.yaml": ("there is no job file train.yaml; the bundled job is called without .yaml", "train"),
-    "./dir": ("./dir is a folder; name a script in it", "dir/main.py"),
-    "python -u x.py --lr 1": ("python is started by the job itself", "x.py -- --lr 1"),
-    "torchrun --standalone x.py --lr 1": (
-        "torchrun is started by the job itself", "x.py --launcher torchrun -- --lr 1",
-    ),
-    "'x.py --lr 1' --nodes 2": (
-        "JOB and the program's arguments are words of their own", "x.py --nodes 2 -- --lr 1",
-    ),
-    "--nodes 2": ("no JOB is named, such as", "train --nodes 2"),
-    "--epochs 3": ("no JOB is named, such as", "train -- --epochs 3"),
-    "": ("no JOB is named, such as", "train"),
-    "train 4": ("4 is no argument of train; a number of nodes is told by --nodes", "train --nodes 4"),
-    "train lr=0.1": ("train's own options go after --, and begin with --", "train -- --lr=0.1"),
-    "train --node 2": ("there is no option --node; did you mean --nodes", "train --nodes 2"),
-    "train --nnodes=2": ("--nnodes is --nodes here", "train --nodes 2"),
-    "train -n 4": ("-n counts all tasks; here it is the tasks of a node", "train --tasks-per-node 4"),
-    "train -n4 -N 2": (
-        "-n counts all tasks; here it is the tasks of a node", "train --tasks-per-node 2 -N 2",
-    ),
-    "train --ntasks 4": (
-        "--ntasks counts all tasks; here it is the tasks of a node", "train --tasks-per-node 4",
-    ),
-    "train --mem-per-cpu 2G -c 4": (
-        "--mem-per-cpu is the memory of a core; here it is the memory of a node", "train --mem 8G -c 4",
-    ),
-    "train --gres gpu:2": ("--gres is --gpus here", "train --gpus 2"),
+    "statsu": ("bad-command-line", "'status'", "`clusterctl --help`"),
+    "up --yse": ("bad-command-line", "--yes", "`clusterctl up --help`"),
+    "node remov demo-1": ("bad-command-line", "'remove'", "`clusterctl node --help`"),
+    "frobnicate": ("bad-command-line", "'frobnicate'", "`clusterctl --help`"),
+    "squeue": ("bad-command-line", "'squeue'", "`clusterctl -o json jobs`"),
+    "-f demo.yaml rm --yes": ("bad-command-line", "'rm'", "`clusterctl -o json -f demo.yaml down --yes`"),
+    "tail 'a b'": ("bad-command-line", "'tail'", "`clusterctl -o json logs -f 'a b'`"),
+    "drain demo-1": ("bad-command-line", "'drain'", "`clusterctl -o json node drain demo-1`"),
+    "runs compare 1 2": ("bad-command-line", "'compare'", "`clusterctl -o json runs diff 1 2`"),
+    "jobs --follow": ("bad-command-line", "--follow", "`clusterctl jobs --watch`"),
+    "submit train -n4": ("bad-command-line", "-n", "--nodes NODES --tasks-per-node TASKS`"),
+    "submit train --node 2": ("bad-command-line", "--nodes", "`clusterctl submit JOB -- --node`"),
+    "submit train --epochs 3": ("bad-command-line", "--epochs", "`clusterctl submit JOB -- --epochs`"),
+    "submit my.sh --dependency 5": ("bad-command-line", "--dependency", "`#SBATCH --dependency` in"),
+    "submit x.py input.txt": ("words-before-dashes", "input.txt", "submit JOB [OPTIONS] -- input.txt`"),
+    "submit x.py --time 5 min -- b": ("words-before-dashes", "min", "submit JOB [OPTIONS] -- min`"),
+    "submit torchrun x.py": ("words-before-dashes", "x.py", "submit SCRIPT --launcher torchrun -- "),
+    "submit trian": ("unknown-job-type", "'trian'", "did you mean train?"),
+    "submit ./xx.py": ("unknown-job-type", "'./xx.py'", "did you mean x.py?"),
+    "submit": ("bad-command-line", "JOB", "`clusterctl submit --help`"),
 }  # fmt: skip
 
 
 @pytest.fixture
 def folder(cli: Clusterctl) -> Path:
-    (cli.cwd / "x.py").write_text(SCRIPT)
-    (cli.cwd / "dir").mkdir()
-    (cli.cwd / "dir" / "main.py").touch()
-    (cli.cwd / "sweep.yaml").write_text("job: train\nvariants: {steep: {nodes: 1}}\n")
-    (cli.cwd / "my.sh").write_text("#!/bin/sh\n")
+    (cli.cwd / "x.py").touch()
     return cli.cwd
 
 
 @pytest.mark.parametrize("typed", SLIPS)
-def test_a_slip_is_answered_with_the_right_command(cli: Clusterctl, folder: Path, typed: str) -> None:
-    what, right = SLIPS[typed]
-    ran = cli("--no-color", "submit", *shlex.split(typed), rc=2)
-    assert ran.stderr.splitlines() == [f"error: {what}: clusterctl --no-color submit {right}"]
-    assert ran.stdout == ""
+def test_slip_is_refused_with_the_near_name_or_the_habit(cli: Clusterctl, folder: Path, typed: str) -> None:
+    code, cause, fix = SLIPS[typed]
+    ran = cli("-o", "json", *shlex.split(typed), rc=2)
+    (failure,) = ran.json["failures"]
+    assert failure["code"] == code
+    assert cause in failure["cause"]
+    assert fix in failure["fix"]
+    assert sum(line.startswith("error: ") for line in ran.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("typed", ["train --epochs 3", "x.py input.txt", "trian", "--nodes 2"])
-def test_a_slip_is_told_to_programs(cli: Clusterctl, folder: Path, typed: str) -> None:
-    what, right = SLIPS[typed]
-    (failure,) = cli("-ojson", "submit", *shlex.split(typed), rc=2).json["failures"]
-    assert (failure["cause"], failure["fix"]) == (what, f"`clusterctl -ojson submit {right}`")
+def options_of(verb: str) -> set[str]:
+    return {name for param in LazyVerb(verb, *VERBS[verb]).load().params for name in param.opts}
 
 
-@pytest.mark.parametrize(
-    ("typed", "what"),
-    [
-        ("train --zorg 1", "neither submit nor train has an option --zorg"),
-        (
-            "train --batch-size 8",
-            "no option --batch-size; train has --global-batch-size and --micro-batch-size, which go after --",
-        ),
-        ("train foo", "train takes no word 'foo'"),
-        ("my.sh --dependency 5", "a line `#SBATCH --dependency ...` in my.sh works"),
-        ("zorg", "there is no job 'zorg'"),
-        ("other.yaml", "there is no job file other.yaml"),
-        ("train --nodes two", "Invalid value for '--nodes'"),
-        ("--tag x.py", "--tag takes a value, and x.py stands in its place"),
-        ("x.py --note", "Option '--note' requires an argument\n  fix: `clusterctl submit --help`"),
-        ("x.py --tag ok --tag a,b", "the first a letter or digit, not 'a,b'"),
-    ],
-)
-def test_what_nobody_knows(cli: Clusterctl, folder: Path, typed: str, what: str) -> None:
-    ran = cli("submit", *shlex.split(typed), rc=2)
-    assert what in ran.stderr
-    assert "\n  fix: " in ran.stderr or typed.endswith("a,b")
+@pytest.mark.parametrize("typed", HABITS)
+def test_habit_is_unknown_and_its_answer_is_known(typed: str) -> None:
+    """The table neither hides a verb or an option of ours, nor names one that does not exist."""
+    first, *rest = typed.split()
+    assert typed not in [*VERBS, *app.commands]
+    assert first not in VERBS or not options_of(first) & set(rest)
+    answer = HABITS[typed].split()
+    words = [first, *answer] if first in app.commands and first not in VERBS else answer
+    (verb,) = {" ".join(words[:count]) for count in (1, 2)} & VERBS.keys()
+    assert options_of(verb) >= {word for word in words if word.startswith("-") and word != "--"}
 
 
 def test_slurms_own_names_of_flags(cli: Clusterctl) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -83,40 +82,6 @@ def test_what_stands_after_the_dashes_is_not_ours(cli: Clusterctl) -> None:
     ran = cli("submit", "--bogus", "--", "-o", "json", rc=2)
     assert ran.stdout == ""
     assert "--bogus" in ran.stderr
-
-
-SLIPS = {
-    "job": "jobs",
-    "cluster list": "list",
-    "-f demo.yaml cluster up --yes": "-f demo.yaml up --yes",
-    "job list": "jobs",
-    "job cancel 5": "cancel 5",
-    "log 5": "logs 5",
-    "ls": "list",
-    "submit-train --nodes 2": "submit train --nodes 2",
-    "train --nodes 2": "submit train --nodes 2",
-    "jobs --follow": "jobs --watch",
-    "-f demo.yaml destroy": "-f demo.yaml down",
-    "start": "up",
-    "drain demo-train-1": "node drain demo-train-1",
-    "node remov demo-train-1": "node remove demo-train-1",
-    "cache ls": "cache list",
-    "ssh -l ada demo-ctl": "ssh --user ada demo-ctl",
-    "statsu": "status",
-    "tail 'a b'": "logs -f 'a b'",
-}
-
-
-@pytest.mark.parametrize(("typed", "right"), SLIPS.items(), ids=SLIPS)
-def test_a_slip_is_answered_in_one_line_with_the_right_command(
-    cli: Clusterctl, typed: str, right: str
-) -> None:
-    ran = cli(*shlex.split(typed), rc=2)
-    assert ran.stdout == ""
-    assert ran.stderr.endswith(f": clusterctl {right}\n")
-    assert ran.stderr.count("\n") == 1
-    (failure,) = failures(cli("-o", "json", *shlex.split(typed), rc=2))
-    assert failure["fix"] == f"`clusterctl -o json {right}`"
 
 
 def test_no_job_to_cancel(cli: Clusterctl) -> None:
