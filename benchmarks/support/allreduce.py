@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,13 +42,7 @@ class Compared:
 def compare(rounds: int = 15) -> tuple[list[Compared], dict[str, dict[str, float]]]:
     """Arrays of 4 KiB to 256 MiB; and by compressor, or ``none``, the bytes that a rank sends for gradients
     of 5.8 million parameters, those of an MLP, and the seconds that it takes on this machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    output = run(
-        "benchmarks.support.allreduce_ranks", rounds, ranks=RANKS, MASTER_ADDR="127.0.0.1", MASTER_PORT=port
-    )
-    found = json.loads(output)
+    found = json.loads(run("benchmarks.support.allreduce_ranks", rounds, ranks=RANKS))
     return [Compared(one["nbytes"], one["rounds"]) for one in found["sizes"]], found["wire"]
 
 

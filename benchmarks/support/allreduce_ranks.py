@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import distributed
 
+from benchmarks.support import gloo
 from benchmarks.support.allreduce import BARE, GLOO, OURS
 from payload.comm import mpi
 from payload.comm.compression import ParamSlice, make_compressor
@@ -30,7 +31,7 @@ world = mpi.start()
 
 def main(rounds: int) -> None:
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", rank=world.rank, world_size=world.size)
+    gloo.join(world)
     sizes = [{"nbytes": nbytes, "rounds": sums(nbytes, rounds)} for nbytes in _SIZES]
     answer = {"sizes": sizes, "wire": {name: wire(name, rounds) for name in ("none", *COMPRESSORS)}}
     distributed.destroy_process_group()

@@ -12,16 +12,16 @@ _LAUNCHERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")
 _KERNELS = ("OPENBLAS_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_")  # each library is to choose its own
 
 
-def run(module: str, *arguments: object, ranks: int = 2, **environ: str) -> str:
-    """What it printed on standard output.
+def run(module: str, *arguments: object, ranks: int = 2) -> str:
+    """Return what the ranks print on standard output. Their standard error is shown as it comes.
 
     Raises:
-        SystemExit: it failed.
+        SystemExit: a rank failed.
     """
     root = str(Path(__file__).parents[2])
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS + _KERNELS)}
     argv = [*_MPIRUN, str(ranks), sys.executable, "-m", module, *map(str, arguments)]
-    env = {**clean, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", **environ}
+    env = {**clean, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(argv, env=env, cwd=root, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{module} {' '.join(map(str, arguments))} failed")

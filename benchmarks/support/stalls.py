@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.support.ranks import run
 from benchmarks.support.rounds import Measured, measure
 
 _RANKS = 2
@@ -39,9 +38,7 @@ def stalls(rounds: int = 3) -> Measured:
 
 def _stalls(save: str) -> list[float]:
     with tempfile.TemporaryDirectory() as out:
-        command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(_RANKS)]
-        command += [sys.executable, "-m", "payload", *_TRAIN.split(), "--save", save, "--out", out]
-        subprocess.run(command, check=True, capture_output=True)
+        run("payload", *_TRAIN.split(), "--save", save, "--out", out, ranks=_RANKS)
         lines = (Path(out) / "metrics.jsonl").read_text().splitlines()
     took = [one["stall_s"] for one in map(json.loads, lines) if one["kind"] == "checkpoint"]
     return took[:-1]  # the run ends with the last one, which is always waited for

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from torch import distributed, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.support import torch_models
+from benchmarks.support import gloo, torch_models
 from benchmarks.support.rounds import Measured
 from payload.comm import mpi
 from payload.comm.base import Solo
@@ -41,6 +40,13 @@ from payload.parallel.pipeline import MicroBatch
 LR = 1e-4
 NORMS = (nn.LayerNorm, nn.BatchNorm2d)
 STEPS = 10  # in one round
+# Rounding in float32 shifts a loss by less than this share in each step of the first round. Measured with the
+# kernels for AVX2 and for AVX-512: about one rounding (1.2e-7) after ten steps.
+ROUNDING = 4 * np.finfo(np.float32).eps
+# Later, rounding sets no bound: at times the training on one batch is unstable, and AdamW multiplies a
+# difference by up to five in each step. With the kernels for AVX2, GPT's losses differ by 2e-6 of the first
+# loss at step 73 and by 2e-4 at step 77. So later losses may differ by this share of their fall so far.
+FALL = 0.05
 Step = Callable[[], float]  # trains on one global batch and gives the loss of this rank's share
 
 
@@ -53,7 +59,6 @@ class Match:
     theirs: Step
     samples: int  # in a global batch
     aim: str
-    tolerance: float = 2e-4  # between the two sides' losses of each step, as a share of the first
 
 
 def play(match: Match, world: mpi.MpiCommunicator, rounds: int) -> None:
@@ -71,8 +76,7 @@ def play(match: Match, world: mpi.MpiCommunicator, rounds: int) -> None:
             used[side].append(time.process_time() - processor)
             world.barrier()
             taken[side].append(time.perf_counter() - start)
-    first = losses["payload"][0]
-    np.testing.assert_allclose(*losses.values(), rtol=0, atol=match.tolerance * first)
+    reject_disagreement(*losses.values())
     if world.rank == 0:
         measured = Measured(
             match.title, {side: seconds[1:] for side, seconds in taken.items()}, aim=match.aim
@@ -89,9 +93,27 @@ def play(match: Match, world: mpi.MpiCommunicator, rounds: int) -> None:
         )
         measured.notes.append(f"load average before each round: {' '.join(load[1:])}")
         measured.notes.extend(kernels())
-        last = losses["payload"][-1]
-        measured.notes.append(f"loss {first:.4f} → {last:.4f}; all steps agree to {match.tolerance:g} of it")
+        ours = losses["payload"]
+        measured.notes.append(
+            f"loss {ours[0]:.4f} → {ours[-1]:.4f}; PyTorch's {losses['PyTorch DDP'][-1]:.4f}"
+        )
         measured.show()
+
+
+def reject_disagreement(ours: Sequence[float], theirs: Sequence[float]) -> None:
+    """Reject losses of the two sides that differ by more than float32 explains.
+
+    Raises:
+        AssertionError: they do. It names the first such step.
+    """
+    for step, (our, their) in enumerate(zip(ours, theirs, strict=True), 1):
+        allowed = step * ROUNDING * ours[0] if step <= STEPS else FALL * (ours[0] - our)
+        difference = abs(our - their)
+        # A loss that is not a number is within no bound.
+        assert difference <= allowed, (
+            f"step {step}: the losses differ by {difference:.2g} (payload {our:.8g}, PyTorch {their:.8g}), "
+            f"allowed are {allowed:.2g}"
+        )
 
 
 def kernels() -> list[str]:
@@ -247,22 +269,12 @@ def main() -> None:
     mpi.start()
     world = mpi.MpiCommunicator(Cpu())
     torch.set_num_threads(1)
-    port = world.allgather(_free_port())[0]
-    distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=world.rank, world_size=world.size
-    )
+    gloo.join(world)
     play(CONTESTS[what](world), world, rounds)
     distributed.barrier()
     sys.stdout.flush()
     mpi.MPI.Finalize()
     os._exit(0)  # gloo may abort a process that takes its threads down in order
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 CONTESTS = {"mlp": mlp, "gpt": gpt, "resnet": resnet}
