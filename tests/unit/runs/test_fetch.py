@@ -291,7 +291,8 @@ def test_a_file_that_never_holds_still(remote, tree):
         fetch(remote, tree, ChangingLater(alter))
     manifest = fetch(remote, tree, ChangingLater(alter), still_changing=True)
     assert content(tree) == {b"b": b"stays"}
-    assert [(s.path, s.reason) for s in manifest.skipped] == [("a", "it changed while it was read")]
+    ((path, reason),) = ((left.path, left.reason) for left in manifest.skipped)
+    assert (path, "changed" in reason) == ("a", True)
 
 
 def test_a_file_that_becomes_shorter_while_it_is_read(remote, tree):

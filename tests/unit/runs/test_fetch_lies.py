@@ -95,7 +95,8 @@ def test_a_file_called_like_one_on_its_way_stays(remote, tree):
     name = f".clusterctl-{'0' * 32}.part"
     (remote / name).write_text("a job's")
     (left,) = fetch(remote, tree, LocalTransport()).skipped
-    assert (left.path, left.reason) == (name, "files on their way have such names")
+    assert left.path == name
+    assert left.reason.endswith("such names")
     assert content(tree) == {}
 
 
@@ -110,10 +111,10 @@ def test_a_hash_cache_that_fails_ends_this_run_alone(monkeypatch, remote, tree):
     fetch(remote, tree, LocalTransport())
 
     def fails(*_, **__):
-        raise MachineError("the hashes of files can't be remembered")
+        raise MachineError("full", code="hash-cache-unusable")
 
     monkeypatch.setattr("clusterctl.transport.get.hash_items", fails)
-    with pytest.raises(CollectError, match="can't be remembered"):
+    with refused("hash-cache-unusable", CollectError):
         fetch(remote, tree, LocalTransport())
 
 
@@ -141,23 +142,23 @@ LARGE_ONE = header(len(LARGE))
 @pytest.mark.parametrize(
     "lie",
     [
-        (1, file_of(b"x") + b"more", "other data than it said"),
-        (1, header(10**12) + b"x", "other data than it said"),
-        (1, header(-2), "other data than it said"),
-        (1, header(1), "less than it said"),
-        (1, file_of(b"x")[:-1], "less than it said"),
-        (1, b"", "less than it said"),
-        (1, header(1)[:4], "less than it said"),
-        (1, header(1) + b"x" + header(34), "other data than it said"),
-        (len(LARGE), file_of(LARGE)[:-1], "less than it said"),
-        (len(LARGE), LARGE_ONE + header(-len(LARGE) - 1), "other data than it said"),
-        (len(LARGE), LARGE_ONE + header(len(LARGE) + 1) + LARGE + b"x", "other data than it said"),
-        (len(LARGE), LARGE_ONE + LARGE_ONE + LARGE + header(34), "other data than it said"),
+        (1, file_of(b"x") + b"more", "transfer-differs"),
+        (1, header(10**12) + b"x", "transfer-differs"),
+        (1, header(-2), "transfer-differs"),
+        (1, header(1), "transfer-short"),
+        (1, file_of(b"x")[:-1], "transfer-short"),
+        (1, b"", "transfer-short"),
+        (1, header(1)[:4], "transfer-short"),
+        (1, header(1) + b"x" + header(34), "transfer-differs"),
+        (len(LARGE), file_of(LARGE)[:-1], "transfer-short"),
+        (len(LARGE), LARGE_ONE + header(-len(LARGE) - 1), "transfer-differs"),
+        (len(LARGE), LARGE_ONE + header(len(LARGE) + 1) + LARGE + b"x", "transfer-differs"),
+        (len(LARGE), LARGE_ONE + LARGE_ONE + LARGE + header(34), "transfer-differs"),
     ],
 )
 def test_a_cluster_that_sends_other_than_it_said(lie, remote, tree, verb, error):
-    size, sent, message = lie
-    with pytest.raises(error, match=message):
+    size, sent, code = lie
+    with refused(code, error):
         verb(remote, tree, Lying(row(b"a", size=size), sent))
 
 
@@ -165,7 +166,7 @@ def test_a_cluster_that_sends_other_than_it_said(lie, remote, tree, verb, error)
 @pytest.mark.parametrize("data", [b"y", LARGE])
 def test_a_file_that_changed_meanwhile_is_not_taken(data, remote, tree, verb, error):
     listing = row(b"a", size=len(data))
-    with pytest.raises(error, match=r"keep changing|changed while"):
+    with refused("files-keep-changing" if verb is fetch else "files-changed", error):
         verb(remote, tree, Lying(listing, file_of(data, changed_to=hashlib.sha256(b"z").digest())))
     assert content(tree) == {}
     verb(remote, tree, Lying(listing, file_of(data, changed_to=hashlib.sha256(data).digest())))
@@ -191,7 +192,7 @@ def test_of_many_things_that_stay_only_the_first_are_named(remote, tree):
     listing = "".join(f"left {base64.b64encode(b'%d' % i).decode()} 0 0 0 0 a pipe\n" for i in range(3000))
     manifest = fetch(remote, tree, Lying(listing, b""))
     assert len(manifest.skipped) == 1001
-    assert manifest.skipped[-1].reason == "2,000 more, which are not named"
+    assert manifest.skipped[-1].reason.startswith("2,000 more")
 
 
 @given(st.binary(min_size=1, max_size=40))

@@ -235,7 +235,8 @@ def test_what_was_left_comes_when_all_is_asked_for_and_the_rest_is_not_touched(
     (run,) = collect(session, out=out)
     (left,) = run.skipped
     assert (left.path, left.files, left.bytes) == ("checkpoints/step_1", 1, 2)
-    assert left.reason == f"an older checkpoint: `clusterctl collect {job_id} --checkpoints all`"
+    command = f"`clusterctl collect {job_id} --checkpoints all`"
+    assert left.reason == f"an older checkpoint: {command}"
     assert collect(session, [job_id], out=out)[0].skipped == run.skipped
     assert collect(session, out=out) == ()
     (run.directory / "result").write_text("looked at")

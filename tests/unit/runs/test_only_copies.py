@@ -29,7 +29,7 @@ from clusterctl.transport.put import send_into
 from clusterctl.transport.remote_copies import NOT_IN_HOMES, Top
 from clusterctl.transport.tree import shown_size, walk
 from tests.support.here import LocalTransport
-from tests.support.messages import refused
+from tests.support.messages import refused, shows
 from tests.support.sweeps import in_sweep
 
 JOB = "clusterctl/jobs/mine-a1b2"
@@ -320,8 +320,8 @@ def test_a_file_of_a_job_is_told_with_why_it_was_left(stage: Stage) -> None:
     stage.write(f"{JOB}/out/checkpoint-3/weights", "w" * 2000)
     stage.leaves("out/checkpoint-3", "an older checkpoint")
     (line,) = stage.search.find().lines
-    assert line.startswith("out of job 1 (mine): 2.0 KiB in 1 file of ")
-    assert line.endswith(", just written; an older checkpoint")
+    assert line.startswith("out of job 1 (mine): 2.0 KiB in ")
+    assert line.endswith("; an older checkpoint")
 
 
 def moved(stage: Stage) -> None:
@@ -359,18 +359,18 @@ def test_one_line_a_job_says_why_its_files_count(
 ) -> None:
     way(stage)
     (line,) = stage.search.find().lines
-    assert " of job 1 (mine): " in line
+    assert "job 1 (mine): " in line
     assert f" in {files} file" in line
-    assert (" and 1 more of job" in line) == (files == 2)
+    assert ("1 more of" in line) == (files == 2)
     assert line.endswith(why.format(run=stage.run, project=stage.out.parent / "project"))
 
 
 def test_why_a_sent_file_counts_is_said_too(stage: Stage) -> None:
     here = stage.put("set.csv")
     here.unlink()
-    assert stage.search.find().lines[0].endswith(f"; {here} is not here any more")
+    assert f"; {here} is not" in stage.search.find().lines[0]
     here.write_text("another\n")
-    assert stage.search.find().lines[0].endswith(f"; not the same as in {here}")
+    assert f"not the same as in {here}" in stage.search.find().lines[0]
 
 
 @pytest.mark.parametrize("how", ["", "link"])
@@ -417,8 +417,8 @@ def test_of_sparse_files_both_sizes_are_told(stage: Stage) -> None:
     sparse, whole = stage.search.find().files  # the larger first
     on_disk = sum((stage.home / f"vm/disk{number}").stat().st_blocks for number in range(2)) * 512
     assert (sparse.bytes, sparse.on_disk) == (4 << 20, on_disk)
-    assert f": 4.0 MiB ({shown_size(on_disk)} on disk) in 2 files of " in str(sparse)
-    assert ": 3.0 MiB in 1 file of " in str(whole)
+    assert f": 4.0 MiB ({shown_size(on_disk)} on disk)" in str(sparse)
+    assert ": 3.0 MiB in 1 " in str(whole)
 
 
 def test_very_many_files_are_told_in_bounded_number(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,7 +504,8 @@ def test_an_answer_that_makes_no_sense_is_no_answer(
     )
     monkeypatch.setattr(only_copies, "request_bytes", lambda _: b"")
     (why,) = stage.search.find().unknown
-    assert why.startswith("what is on demo-ctl can't be told: its list of files makes no sense")
+    assert "demo-ctl" in why
+    assert shows(why, "answer-garbled")
 
 
 def test_a_host_that_does_not_answer_is_named(stage: Stage) -> None:
@@ -513,7 +514,9 @@ def test_a_host_that_does_not_answer_is_named(stage: Stage) -> None:
             raise UnreachableError("no route to host")
 
     stage.transport = Dead()
-    assert stage.search.find() == Found(unknown=("what is on demo-ctl can't be told: no route to host",))
+    (why,) = stage.search.find().unknown
+    assert "demo-ctl" in why
+    assert why.endswith("no route to host")
 
 
 def test_on_a_hosts_own_disks_all_files_count_but_temporary_ones_of_daemons(tmp_path: Path) -> None:

