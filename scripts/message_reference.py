@@ -23,6 +23,7 @@ import yaml
 ROOT: Final = Path(__file__).resolve().parent.parent
 PAGE: Final = ROOT / "docs" / "errors.md"
 CAUSES: Final = ROOT / "clusterctl" / "scheduler" / "data" / "causes.toml"
+FAULTS: Final = ROOT / "clusterctl" / "hosts" / "data" / "nvidia.toml"
 DIAGNOSES: Final = ROOT / "clusterctl" / "providers" / "gcp" / "data" / "diagnoses.yaml"
 # Positions among the arguments: of the code, of what is wrong, why, and what to do about it.
 POSITIONS: Final = {
@@ -236,10 +237,14 @@ def _texts(module: _Module, node: ast.expr | None) -> tuple[str, ...]:
 
 
 def _from_data() -> Iterator[Message]:
-    """Yield the causes of failed jobs and the refusals of Google, which are data."""
+    """Yield the causes of failed jobs, the faults of GPUs and the refusals of Google, which are data."""
     for cause in tomllib.loads(CAUSES.read_text(encoding="utf-8"))["causes"]:
         fixes = (cause["fix"],) if "fix" in cause else ()
         yield Message(cause["code"], "cause of a job", CAUSES.name, (cause["cause"],), (), fixes)
+    for fault in tomllib.loads(FAULTS.read_text(encoding="utf-8"))["faults"]:
+        yield Message(
+            fault["code"], "fault", FAULTS.name, (fault["what"],), (fault["means"],), (fault["fix"],)
+        )
     for rule in yaml.safe_load(DIAGNOSES.read_text(encoding="utf-8")):
         yield Message(rule["code"], "refusal", DIAGNOSES.name, (rule["cause"],), (), (rule["fix"],))
 

@@ -18,7 +18,7 @@ from typing import Final
 from ClusterShell.NodeSet import NodeSet
 
 from clusterctl.cluster.nodes import REASON, drain_usable
-from clusterctl.errors import Failure, SchedulerError, TransportError, VerifyError
+from clusterctl.errors import Failure, Notice, SchedulerError, TransportError, VerifyError
 from clusterctl.hosts.checks import Finding, no_cgroups
 from clusterctl.hosts.gpus import Driver, fault_of
 from clusterctl.hosts.probe import HostReport, NodeFacts
@@ -272,7 +272,8 @@ def fetch_gpu_wheels(
         return ()
     if not _can_bring(inventory, workspace):
         why = "the bundle has no CuPy: say `gpus` in the partition, and make it anew"
-        return (f"without CuPy, though they have GPUs: {', '.join(hosts)}; {why}",)
+        text = f"without CuPy, though they have GPUs: {', '.join(hosts)}; {why}"
+        return (Notice("gpus-without-cupy", text),)
     if spec.provider.is_cloud and not workspace.bundle.exists():
         if not (lacking := _in_need_of_wheels(hosts, to)):
             workspace.gpu_wheels.unlink(missing_ok=True)  # without it, the role job_env lets hosts fetch them

@@ -35,7 +35,7 @@ from clusterctl.util.process import Result
 from tests.support.cluster_session import session_of
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
 from tests.support.here import LocalTransport
-from tests.support.messages import refused
+from tests.support.messages import refused, shows
 from tests.support.nvidia import machines
 from tests.support.plays import program
 from tests.unit.hosts.test_doctor import WELL, answer
@@ -130,7 +130,8 @@ def test_nothing_is_fetched_where_no_host_shows_any_or_it_is_not_wanted(workspac
 def test_a_bundle_without_cupy_is_told_of_and_is_no_fault(workspace: Workspace) -> None:
     workspace.bundle.write_text("{}")
     (note,) = fetched(workspace, spec(), views(T4, Driver()))
-    assert note.startswith(f"without CuPy, though they have GPUs: {ONE};")
+    assert note.code == "gpus-without-cupy"
+    assert ONE in note
     assert '"cupy": true' not in gpus_file(spec(), INVENTORY, workspace, views(T4, T4))
     wheelhouse(gpu_lock(), NodePlatform.of(INVENTORY.distribution), planted)
     assert fetched(workspace, spec(), views(T4, T4)) == ()
@@ -187,9 +188,11 @@ def test_a_host_without_the_gpus_of_its_partition_is_named(driver: Driver, why: 
         reject_missing_gpus(spec(), INVENTORY, views(T4, driver))
     (failure,) = caught.value.failures
     assert (failure.host, failure.code) == (TWO, "gpus-missing")
-    assert failure.cause == f"partition train has gpus: 1 x t4, and {why}"
+    assert failure.cause.endswith(why)
+    assert "1 x t4" in failure.cause
     assert fix in failure.fix
-    assert (caught.value.what, caught.value.exit_code) == (f"GPUs are missing on {TWO}", 1)
+    assert TWO in caught.value.what
+    assert caught.value.exit_code == 1
     reject_missing_gpus(spec(), INVENTORY, views(T4, driver), limit=(ONE,))
 
 
@@ -202,7 +205,7 @@ def test_what_nvidia_smi_says_is_explained() -> None:
     with pytest.raises(VerifyError) as caught:
         reject_missing_gpus(spec(), INVENTORY, views(T4, Driver(fault=fault)))
     (failure,) = caught.value.failures
-    assert "a GPU has fallen off the bus" in failure.cause
+    assert "off the bus" in failure.cause
     assert "boot the node" in failure.fix
 
 
@@ -241,7 +244,7 @@ def test_up_ends_with_what_it_sees_of_the_nodes_drivers(
             verify.verify(session, up)
         assert [(one.host, one.code) for one in caught.value.failures] == [(TWO, "fabric-manager")]
     told = [note.split(": ")[:2] for note in session.notes]
-    assert [TWO, "a GPU does not answer"] in told
+    assert [host for host, why in told if shows(why, "gpu-lost")] == [TWO]
 
 
 def test_a_driver_that_waits_for_a_reboot_is_told_of_instead() -> None:

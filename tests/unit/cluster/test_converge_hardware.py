@@ -91,7 +91,8 @@ def test_what_came_or_went_is_said_and_taken_up(now: HostReport, words: str) -> 
 def test_another_device_file_is_a_change() -> None:
     gpus = (Gpu("t4", 0, minor=3),)
     found = fitted(HostReport(replace(FACTS, gpus=gpus), {}, driver=Driver(1, gpus), cards=1), ONE)
-    assert found.taken_up == {ONE: "its GPUs are connected otherwise"}
+    assert found.taken_up.keys() == {ONE}
+    assert "connected" in found.taken_up[ONE]
 
 
 def test_what_the_kernel_takes_of_memory_and_what_a_driver_complains_of_is_none() -> None:
@@ -108,7 +109,7 @@ def test_a_node_at_work_stays_as_it_was_until_its_jobs_have_ended(now: HostRepor
     found = fitted(now, ONE, TWO)
     assert (found.taken_up, list(found.waiting)) == ({}, [ONE])
     (note,) = found.notes
-    assert note.startswith(f"{ONE}: {found.changes[ONE]}: a job is at work there")
+    assert note.startswith(f"{ONE}: {found.changes[ONE]}: ")
     assert found.reports[ONE] == WAS
 
 
@@ -118,7 +119,7 @@ def test_more_memory_ends_no_job() -> None:
 
 def test_a_node_beyond_the_limit_stays_as_it_was() -> None:
     found = fitted(shows("t4", "t4"), limit=(TWO,))
-    assert found.waiting == {ONE: "it is left as it was"}
+    assert found.waiting.keys() == {ONE}
     assert found.reports[ONE] == WAS
 
 
@@ -163,10 +164,11 @@ def test_cards_whose_driver_does_not_answer_have_not_gone() -> None:
     found = fitted(failing(cards=1, fault="Driver/library version mismatch"))
     assert (found.taken_up, found.reports[ONE]) == ({}, WAS)
     (note,) = found.notes
-    assert note.startswith(f"{ONE}: its driver does not answer: it stays as it was")
+    assert note.startswith(f"{ONE}: its driver ")
     assert note.endswith("Driver/library version mismatch")
     gone = fitted(failing(cards=0, fault="No devices were found"))
-    assert gone.taken_up == {ONE: "1 card fewer: gres none (was gpu:t4:1)"}
+    assert gone.taken_up.keys() == {ONE}
+    assert "none (was gpu:t4:1)" in gone.taken_up[ONE]
 
 
 def test_a_node_that_nothing_was_noted_of_has_not_changed() -> None:

@@ -67,7 +67,7 @@ def test_a_host_that_drifted_is_named(workspace: Workspace) -> None:
 def test_a_host_that_was_never_configured_is_named(workspace: Workspace) -> None:
     noted = Configured.model_validate_json(workspace.configured.read_bytes())
     _write(workspace, Configured(inputs=noted.inputs, marks={CTL: FINE}))
-    assert [*converge.drift_of(workspace, views())] == [Drift(ONE, "it is not configured yet")]
+    assert [drift.host for drift in converge.drift_of(workspace, views())] == [ONE]
 
 
 def test_another_spec_other_hardware_and_a_torn_up_concern_all_hosts(workspace: Workspace) -> None:
@@ -77,7 +77,7 @@ def test_another_spec_other_hardware_and_a_torn_up_concern_all_hosts(workspace: 
     larger = NodeFacts(8, 1, 1, 8, 1, 8000)
     assert "hardware" in converge.stale(spec(), INVENTORY, workspace, views(larger))
     workspace.configured.unlink()
-    assert converge.stale(spec(), INVENTORY, workspace, views()) == "the last `clusterctl up` did not end"
+    assert "`clusterctl up` did not" in converge.stale(spec(), INVENTORY, workspace, views())
 
 
 def test_to_look_writes_nothing(workspace: Workspace) -> None:

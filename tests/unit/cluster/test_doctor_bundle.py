@@ -23,6 +23,7 @@ from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.redact import HIDDEN
 from tests.support.manual import ROOT, assert_shown
+from tests.support.messages import refused
 from tests.support.planted import FACTS, PLANTED, PORTS
 from tests.support.verbs import Clusterctl
 
@@ -132,7 +133,7 @@ def test_it_is_made_of_a_cluster_that_never_was(tmp_path: Path) -> None:
     assert_shown(
         page, "clusterctl doctor --bundle", said, {"mine.tar.gz": "lab-doctor-20261124T101500.tar.gz"}
     )
-    assert "not to be had: the records of the cluster" in said
+    assert "not to be had:" in said
     assert "demo-doctor/spec.yaml" in files(cwd / "mine.tar.gz")
     assert "exists" in cli("doctor", "--bundle", "mine.tar.gz", rc=2).stderr
     answer = cli("-o", "json", "doctor", "--bundle").json
@@ -192,5 +193,5 @@ def test_a_command_that_hangs_is_named_and_all_else_comes_home(
 
 def test_no_file_is_overwritten(workspace: Workspace, tmp_path: Path) -> None:
     (tmp_path / "out.tar.gz").write_text("mine")
-    with pytest.raises(UsageError, match="exists"):
+    with refused("file-exists", UsageError):
         made(workspace, tmp_path)

@@ -132,9 +132,11 @@ def test_a_look_ahead_drains_nothing_and_ends_nothing() -> None:
     sizes = {ONE: Size(2, 8000)}
     asked = sinfo(ONE, TWO), squeue((7, "train", TWO), (8, "train", ONE))
     found = look_ahead(spec(train(1)), before(ONE, TWO), sizes, *asked)
-    assert [str(one) for one in found.affected] == [f"job 7 (long) of ada on {TWO}: {TWO} leaves the cluster"]
+    ((job, why),) = ((one.job.id, one.why) for one in found.affected)
+    assert (job, TWO in why) == ("7", True)
     assert found.keep == {ONE: Size(1, 4000)}
-    assert found.notes == (f"{ONE} keeps 1 CPU and 3.9GiB of memory while jobs run there",)
+    (note,) = found.notes
+    assert note.startswith(f"{ONE} keeps 1 CPU and 3.9GiB")
     with rejected("jobs-would-end", UsageError):
         reject(found)
 
@@ -169,14 +171,16 @@ def test_a_machine_that_another_takes_the_place_of_leaves_with_its_jobs() -> Non
         squeue((7, "train", TWO), (8, "train", ONE)),
         hosts=hosts,
     )
-    assert [(one.job.id, one.why) for one in found.affected] == [("7", f"{TWO} leaves the cluster")]
+    ((job, why),) = ((one.job.id, one.why) for one in found.affected)
+    assert (job, why.startswith(TWO)) == ("7", True)
 
 
 def test_with_the_controller_go_all_jobs() -> None:
     hosts = (HostChange("d-ctl", "replace", "", "another disk"),)
     asked = sinfo(ONE), squeue((7, "train", ONE), (9, "train", ""))
     found = look_ahead(spec(train(1)), before(ONE), {}, *asked, hosts=hosts)
-    assert {one.why for one in found.affected} == {"d-ctl is made anew: another disk"}
+    (why,) = {one.why for one in found.affected}
+    assert why.endswith(": another disk")
     assert len(found.affected) == 2
 
 
@@ -203,7 +207,8 @@ def test_a_node_at_work_keeps_what_the_spec_leaves_to_us() -> None:
     assert idle == NOTHING
     keep, notes = look(spec(train(1)), before(ONE), sizes, sinfo(ONE), squeue((7, "train", ONE)))
     assert keep == {ONE: Size(1, 4000)}
-    assert notes == (f"{ONE} keeps 1 CPU and 3.9GiB of memory while jobs run there",)
+    (note,) = notes
+    assert note.startswith(f"{ONE} keeps 1 CPU and 3.9GiB")
 
 
 def test_a_node_that_leaves_with_a_job_on_it_is_refused_and_used_on() -> None:
@@ -228,14 +233,16 @@ def test_force_ends_the_jobs_with_the_reason_in_their_accounting() -> None:
         *(Step(("scancel", "7")), squeue()),
     )
     _, notes = look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked, force=True)
-    assert notes == (f"ended job 7 (long) of ada on {TWO}: {TWO} leaves the cluster",)
+    (note,) = notes
+    assert note.startswith("ended job 7 (long)")
 
 
 def test_a_job_that_waits_in_a_partition_that_goes_is_named() -> None:
     asked = sinfo(ONE), squeue((7, "old", ""), (8, "old,train", ""), (9, "train", ""))
     with pytest.raises(UsageError) as caught:
         look(spec(train(1)), before(ONE, OLD), {ONE: Size(1, 4000)}, *asked)
-    assert caught.value.why == "job 7 (long) of ada: partition old is removed"
+    assert caught.value.why.startswith("job 7 (long)")
+    assert "partition old" in caught.value.why
 
 
 @pytest.mark.parametrize(

