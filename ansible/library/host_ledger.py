@@ -35,8 +35,7 @@ options:
         folders that are its own with all that is in them. What is in folders in C(spared) another host gives
         back. C(units) are read anew when a file of the role is
         put back; those in C(reloads) need no restart for that. C(accounts) are users, and groups of the same
-        name, that it or its packages make. C(sysctl), C(booleans), C(contexts) are names of settings.
-        C(databases) have a C(name), the C(user) made for it, and the C(folder) of the server's data.
+        name, that it or its packages make.
     type: dict
     default: {}
   path:

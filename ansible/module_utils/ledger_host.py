@@ -1,16 +1,14 @@
-"""What a host has beside files and packages: units, accounts, kernel settings, SELinux's, databases."""
+"""Units and accounts of a host."""
 
 from __future__ import annotations
 
 import grp
 import os
 import pwd
-import shutil
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +16,8 @@ Run = Callable[..., Any]  # AnsibleModule.run_command
 
 _PROC = Path("/proc")
 _ETC = Path("/etc")
-_SELINUX = Path("/etc/selinux")
 _PATIENCE_S = 10.0
 _SYSTEM = 1000  # below it, numbers are those of system accounts
-_OWN_DATABASES = frozenset({"mysql", "performance_schema", "sys", "information_schema", "test", "lost+found"})
-_USER_TABLES = ("global_priv.MAD", "user.MYD")  # of MariaDB since 10.4, and before
-_SECTIONS = ("mysqld", "server", "mariadb", "mariadbd")  # of its settings
 
 
 class Units:
@@ -125,109 +119,9 @@ def remove_group(run: Run, name: str) -> bool:
     return True
 
 
-def kernel_setting(name: str) -> str | None:
-    """The value in force, None where this kernel has no such setting."""
-    with suppress(OSError):
-        return _setting(name).read_text().strip()
-    return None
-
-
-def set_kernel_setting(name: str, value: str) -> None:
-    """Have this value in force."""
-    _setting(name).write_text(value + "\n")
-
-
-def boolean(run: Run, name: str) -> str | None:
-    """`on` or `off`, None where there is no SELinux, or no such boolean."""
-    if not shutil.which("getsebool"):
-        return None
-    rc, out, _ = run(["getsebool", name])
-    return str(out).split()[-1] if rc == 0 and out.strip() else None
-
-
-def set_boolean(run: Run, name: str, value: str) -> None:
-    """Have it so, after a reboot as well."""
-    run(["setsebool", "-P", name, value], check_rc=True)
-
-
-def own_contexts() -> set[str]:
-    """The paths for which somebody of this host has said an SELinux context; semanage need not be there."""
-    files = (_SELINUX.glob(f"*/contexts/files/file_contexts.{kind}") for kind in ("local", "subs"))
-    lines = (line for path in chain(*files) for line in path.read_text().splitlines())
-    return {line.split()[0] for line in lines if line.startswith("/")}
-
-
-def remove_context(run: Run, path: str) -> bool:
-    """Take back what was said of a path; whether there is what does it."""
-    if not shutil.which("semanage"):
-        return False
-    run(["semanage", "fcontext", "--delete", path], check_rc=True)
-    return True
-
-
-class Databases:
-    """The MariaDB of a host, by its socket."""
-
-    def __init__(self, run: Run, folder: str) -> None:
-        """``folder`` is where it keeps its data, unless its settings say another."""
-        self._run = run
-        self._folder = Path(self._said() or folder)
-
-    @property
-    def is_there(self) -> bool:
-        """Whether a server keeps data here."""
-        return self._folder.is_dir()
-
-    def has(self, name: str) -> bool:
-        """Whether it has that database."""
-        return (self._folder / name).is_dir()
-
-    def has_user(self, user: str) -> bool:
-        """Whether it has that account; where it does not run, whether its table has the name."""
-        rc, out, _ = self._sql(f"SELECT 1 FROM mysql.user WHERE user = '{user}'")  # noqa: S608  (a name of the roles')
-        if rc == 0:
-            return bool(out.strip())
-        tables = [self._folder / "mysql" / name for name in _USER_TABLES]
-        return any(user.encode() in table.read_bytes() for table in tables if table.is_file())
-
-    def foreign(self, ours: Collection[str]) -> list[str]:
-        """The databases in it that are neither its own nor ours."""
-        if not self.is_there:
-            return []
-        names = {path.name for path in self._folder.iterdir() if path.is_dir()}
-        return sorted(n for n in names - _OWN_DATABASES - set(ours) if not n.startswith(("#", ".")))
-
-    def drop(self, name: str, user: str | None) -> None:
-        """Remove a database, and the account that was made for it."""
-        text = f"DROP DATABASE IF EXISTS `{name}`;"
-        if user:
-            text += f" DROP USER IF EXISTS '{user}'@'localhost';"
-        rc, _, err = self._sql(text)
-        if rc != 0:
-            raise OSError(f"MariaDB did not drop the database {name}: {err.strip()}")
-
-    def _said(self) -> str:
-        """The folder in its settings, "" where they have none."""
-        if not shutil.which("my_print_defaults"):
-            return ""
-        _, out, _ = self._run(["my_print_defaults", *_SECTIONS])
-        said = [line.partition("=")[2] for line in out.splitlines() if line.startswith("--datadir=")]
-        return str(said[-1]) if said else ""
-
-    def _sql(self, text: str) -> Any:
-        program = shutil.which("mariadb") or shutil.which("mysql")
-        if not program:
-            return 127, "", "there is no client"
-        return self._run([program, "--batch", "--skip-column-names", "--execute", text])
-
-
 def _own(table: Path) -> list[str]:
     lines = table.read_text(errors="surrogateescape").splitlines()
     return [line.partition(":")[0] for line in lines if line and line[0] not in "+-#"]
-
-
-def _setting(name: str) -> Path:
-    return _PROC / "sys" / name.replace(".", "/")
 
 
 def _end_processes(uid: int) -> None:

@@ -36,7 +36,6 @@ class Recorder:
         for role, names in touches.items():
             self._record_paths(role, names)
             self._record_units(role, names)
-            self._record_settings(names)
         self._record_etc()
         self._ledger["patterns"] = sorted({*self._ledger["patterns"], *_patterns(touches)})
         self._ledger["sealed"] = False
@@ -113,21 +112,6 @@ class Recorder:
             if unit not in self._ledger["units"]:
                 self._ledger["units"][unit] = {**units.look(unit), "role": role}
         self._ledger["reloads"] = sorted({*self._ledger["reloads"], *names.get("reloads", ())})
-
-    def _record_settings(self, names: Mapping[str, Any]) -> None:
-        ledger = self._ledger
-        for name in names.get("sysctl", ()):
-            ledger["sysctl"].setdefault(name, host.kernel_setting(name))
-        for name in names.get("booleans", ()):
-            ledger["booleans"].setdefault(name, host.boolean(self._run, name))
-        if contexts := names.get("contexts", ()):
-            ledger["contexts"] = sorted({*ledger["contexts"], *(set(contexts) - host.own_contexts())})
-        for one in names.get("databases", ()):
-            if one["name"] not in ledger["databases"]:
-                server = host.Databases(self._run, one["folder"])
-                there = {"server": server.is_there, "there": server.has(one["name"])}
-                user = one.get("user") if not server.has_user(one["user"]) else None
-                ledger["databases"][one["name"]] = {**there, "folder": one["folder"], "user": user}
 
     def _record_packages(self) -> None:
         """What is installed and not ours is somebody's; while nothing is sealed, new ones may be ours."""

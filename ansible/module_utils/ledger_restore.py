@@ -29,8 +29,10 @@ from ansible.module_utils.ledger_record import new_in_etc
 from ansible.module_utils.ledger_store import Store
 from ansible.module_utils.user_rights import person_above, rights_for
 
+DATABASES = "/var/lib/mysql"
+
+_OWN_DATABASES = frozenset({"mysql", "performance_schema", "sys", "test", "lost+found", "slurm_acct_db"})
 _SHOWN = 10
-_SERVER = ("mariadb", "mysql")
 
 
 class Restorer:
@@ -65,25 +67,20 @@ class Restorer:
         self._check_contents()
         self._put_back_aside()
         self._keep_somebodys_versions()
-        self._stop(server=False)
+        for unit, before in self._ledger["units"].items():
+            self._done += self._units.stop(unit, before)
         self._unmount()
-        needed = self._drop_databases()  # by the server, which runs until then
-        if not needed:
-            self._stop(server=True)
-        self._remove_accounts(needed)  # munge's own purge fails on one whose number is not a system account's
-        self._restore_selinux()  # by programs that may be packages of ours
-        self._remove_packages(needed)
+        self._remove_accounts()  # munge's own purge fails on one whose number is not a system account's
+        self._remove_packages()
         self._remove_saved()
         self._restore_files()
-        if not needed:
-            self._remove_generated()
+        self._remove_generated()
         for path, state in self._versions():
             with self._sparing_others(path):
                 place = beside(path, state, self._store.content(state["content"]))
                 self._left.append(f"{path} was changed since by somebody else: that version is {place}")
-        self._remove_trees(needed)
+        self._remove_trees()
         self._restore_folders()
-        self._restore_settings()
         self._units.reload()
         for unit, before in self._ledger["units"].items():
             changed = before["role"] in self._ledger["changed"]
@@ -97,12 +94,6 @@ class Restorer:
         for entry in self._ledger["paths"].values():
             if entry["before"]["kind"] == "file" and entry["after"] != entry["before"]:
                 self._store.content(entry["before"]["content"])
-
-    def _stop(self, *, server: bool) -> None:
-        """Have the units of the database server, or all others, not run that did not before."""
-        for unit, before in self._ledger["units"].items():
-            if _is_servers(unit) is server:
-                self._done += self._units.stop(unit, before)
 
     def _keep_somebodys_versions(self) -> None:
         """What others have made of our files, where it can't be told from ours: read before anything goes."""
@@ -135,23 +126,7 @@ class Restorer:
                 self._run(["umount", path], check_rc=True)
                 self._done.append(f"unmounted {path}")
 
-    def _drop_databases(self) -> bool:
-        """Remove our databases; whether somebody needs the server that we installed."""
-        needed = False
-        for name, noted in self._ledger["databases"].items():
-            server = host.Databases(self._run, noted["folder"])
-            foreign = server.foreign(list(self._ledger["databases"]))
-            ours_alone = not noted["server"] and not foreign
-            if foreign and not noted["server"]:
-                needed = True
-                self._left.append(f"MariaDB: it holds databases of somebody else's: {', '.join(foreign)}")
-            if noted["there"] or ours_alone or not server.has(name):
-                continue
-            server.drop(name, noted["user"])
-            self._done.append(f"dropped the database {name}")
-        return needed
-
-    def _remove_packages(self, database_needed: bool) -> None:
+    def _remove_packages(self) -> None:
         noted = self._ledger["packages"]
         if self._packages is None or not noted["before"]:
             return
@@ -159,8 +134,7 @@ class Restorer:
         ours = set(noted["ours"]) if self._ledger["sealed"] else set(installed) - set(noted["before"])
         left = {*installed, *self._packages.settings()} - set(noted["settings"]).difference(installed)
         ours &= left  # also what an attempt before removed but for its settings
-        spared = {name for name in ours if database_needed and name.startswith(_SERVER)}
-        removable = self._packages.removable(ours - spared)
+        removable = self._packages.removable(ours)
         if removable:
             self._guard.hold()
             for path in self._packages.changed_settings(removable):
@@ -259,11 +233,12 @@ class Restorer:
                 Path(path).unlink()
                 self._done.append(f"removed {path}")
 
-    def _remove_trees(self, database_needed: bool) -> None:
-        folders = {one["folder"] for one in self._ledger["databases"].values()}
+    def _remove_trees(self) -> None:
         for path, was_there in sorted(self._ledger["trees"].items(), reverse=True):
-            spared = database_needed and (path in folders or _is_servers(path))
-            if was_there or spared or not os.path.lexists(path):
+            if was_there or not os.path.lexists(path):
+                continue
+            if path == DATABASES and (others := _databases_of_others()):
+                self._left.append(f"{path}: it holds databases of others: {_few(others)}")
                 continue
             if stayed := remove_tree(path):
                 self._left.append(f"what belongs to people or is mounted: {_few(stayed)}")
@@ -284,19 +259,15 @@ class Restorer:
                 elif others := [one for one in _inside(path) if f"{path}/{one}" not in self._homes]:
                     self._left.append(f"{path}: it holds {_few(others)}")
 
-    def _remove_accounts(self, database_needed: bool) -> None:
-        """Those that are ours; under the server's, its processes would end and its data be nobody's."""
-        spared = set(_SERVER) if database_needed else set()
+    def _remove_accounts(self) -> None:
         for name in self._made("users", host.users(), host.is_system_user):
-            if name in spared:
-                continue
             home = host.remove_user(self._run, name)
             self._done.append(f"removed the account {name}")
             if Path(home).is_dir() and home != "/":
                 self._homes.add(home)
                 self._left.append(f"{home}: the home of {name}")
         for name in self._made("groups", host.groups(), host.is_system_group):
-            if name not in spared and host.remove_group(self._run, name):
+            if host.remove_group(self._run, name):
                 self._done.append(f"removed the group {name}")
 
     def _made(self, kind: str, names: list[str], is_system: Any) -> Iterator[str]:
@@ -307,27 +278,11 @@ class Restorer:
             if name in noted["ours"] or (new and not self._ledger["sealed"] and is_system(name)):
                 yield name
 
-    def _restore_settings(self) -> None:
-        for name, value in self._ledger["sysctl"].items():
-            if value is not None and host.kernel_setting(name) not in (None, value):
-                host.set_kernel_setting(name, value)
-                self._done.append(f"put back {name}")
 
-    def _restore_selinux(self) -> None:
-        for name, value in self._ledger["booleans"].items():
-            if value is not None and host.boolean(self._run, name) not in (None, value):
-                host.set_boolean(self._run, name, value)
-                self._done.append(f"put back the SELinux boolean {name}")
-        for path in sorted(host.own_contexts().intersection(self._ledger["contexts"])):
-            if host.remove_context(self._run, path):
-                self._done.append(f"removed the SELinux context of {path}")
-            else:
-                self._left.append(f"the SELinux context of {path}: semanage is not there to remove it")
-
-
-def _is_servers(name: str) -> bool:
-    """Whether a unit or a folder is the database server's."""
-    return any(word in name for word in _SERVER)
+def _databases_of_others() -> list[str]:
+    """Return the databases that are neither MariaDB's own nor the cluster's."""
+    names = {path.name for path in Path(DATABASES).iterdir() if path.is_dir()}
+    return sorted(name for name in names - _OWN_DATABASES if not name.startswith(("#", ".")))
 
 
 def _inside(path: str) -> list[str]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 _ANY = "*"  # every key of a mapping
-_MAYBE = (str, type(None))
 _ACCOUNTS = {"before": [str], "ours": [str]}
 _STATES: dict[str, dict[str, Any]] = {
     "absent": {},
@@ -34,10 +33,6 @@ _SHAPE: dict[str, Any] = {
         "marked": [str],
         "settings": [str],
     },
-    "sysctl": {_ANY: _MAYBE},
-    "booleans": {_ANY: _MAYBE},
-    "contexts": [str],
-    "databases": {_ANY: {"server": bool, "there": bool, "folder": str, "user": _MAYBE}},
     "versions": {_ANY: [dict]},
     "changed": [str],
 }

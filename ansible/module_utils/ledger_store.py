@@ -29,10 +29,6 @@ EMPTY: dict[str, Any] = {
     "users": {"before": [], "ours": []},
     "groups": {"before": [], "ours": []},
     "packages": {"before": {}, "ours": [], "automatic": [], "marked": [], "settings": []},
-    "sysctl": {},
-    "booleans": {},
-    "contexts": [],
-    "databases": {},
     "versions": {},  # path -> what others have made of a file of ours
     "changed": [],  # roles whose files are put back: their units read them anew, also after a crash
 }

@@ -345,7 +345,10 @@ def _in_use(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding
     if "mariadb" in expected.brings and facts.databases:
         names = ", ".join(facts.databases)
         why = f"it holds {names}; it would be restarted, and listen to no network"
-        fix = "give the cluster another controller, or move these databases"
+        fix = (
+            "give the cluster another controller, or move these databases; slurm_acct_db, which `down` "
+            "leaves in a MariaDB that was there before: `mariadb -e 'DROP DATABASE slurm_acct_db'`"
+        )
         yield Finding(host, "error", "database-in-use", "MariaDB is in use", why, fix)
 
 

@@ -74,7 +74,6 @@ systemctl list-units --no-legend --no-pager --plain --all --type=service,socket,
     awk '$1 !~ /^(run-|user|session)/ {print "runs", $1, $3, $4}' | sort
 getent passwd; getent group; getent shadow
 ss -Hlntu | awk '{print "listens", $1, $5}' | sort
-sysctl -a 2>/dev/null | grep -E '^(net[.](core|ipv4[.]tcp)|vm[.]|kernel[.]core)' | sed 's/^/kernel /'
 cut -d' ' -f5 /proc/self/mountinfo | grep -v ^/run/credentials | sort | sed 's/^/mount /'
 nft list ruleset 2>/dev/null | sed 's/^/nft /' || true
 crontab -u hpc -l 2>/dev/null || true

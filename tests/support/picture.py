@@ -1,4 +1,7 @@
-"""A Debian machine as a cluster could change it; two pictures are equal if it was given back as it was."""
+"""A Debian machine as a cluster could change it; two pictures are equal if `down` restored the machine.
+
+Left out is what `down` leaves: kernel settings that are in force.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ systemctl list-units --no-legend --no-pager --plain --type=service --all |
     awk '$2 != "not-found" || $3 != "inactive" {print $1}' | grep -v '^run-\|^user\|^session'
 getent passwd; getent group
 ls /var/lib /var/spool /opt /; cut -d' ' -f5 /proc/self/mountinfo | sort
-sysctl -a 2>/dev/null | grep -E '^(net[.]ipv4[.]tcp_|vm[.]max_map)'
 """
 
 

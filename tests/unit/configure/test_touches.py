@@ -18,20 +18,7 @@ from clusterctl.util.assets import asset
 ANSIBLE = asset("ansible")
 ROLES = sorted(path.name for path in (ANSIBLE / "roles").iterdir())
 KEYS = {
-    *(
-        "files",
-        "folders",
-        "trees",
-        "spared",
-        "mounts",
-        "units",
-        "reloads",
-        "accounts",
-        "sysctl",
-        "booleans",
-        "contexts",
-    ),
-    "databases",
+    *("files", "folders", "trees", "spared", "mounts", "units", "reloads", "accounts"),
     *("hosts", "when", "variables", "packages", "ports", "drift", "hint"),
 }
 # Module -> the argument that names what it writes.

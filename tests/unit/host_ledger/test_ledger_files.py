@@ -280,6 +280,25 @@ def test_what_belongs_to_people_stays_in_a_folder_of_ours(
     assert "spool/theirs" in said["clusterctl_notes"][0]
 
 
+@pytest.mark.parametrize("others", [[], ["payroll"]])
+def test_data_of_mariadb_stays_if_others_have_databases_in_it(
+    ledger: Ledger,
+    etc: Path,
+    util: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    others: list[str],
+) -> None:
+    data = etc / "mysql"
+    monkeypatch.setattr(util("ledger_restore"), "DATABASES", str(data))
+    ledger("recorded", trees=[str(data)])
+    for name in ("mysql", "slurm_acct_db", "#innodb_redo", *others):
+        (data / name).mkdir(parents=True)
+    ledger("sealed", trees=[str(data)])
+    notes = ledger("restored")["clusterctl_notes"]
+    assert notes == [f"{data}: it holds databases of others: {name}" for name in others]
+    assert data.exists() == bool(others)
+
+
 def test_what_a_pattern_finds_after_a_killed_run_is_ours(ledger: Ledger, etc: Path) -> None:
     ledger("recorded", files=[f"{etc}/mark-*"])
     (etc / "mark-ours").write_text("")

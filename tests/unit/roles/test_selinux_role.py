@@ -12,5 +12,3 @@ def test_the_labelled_paths_are_those_of_the_programs() -> None:
     programs = [TASK_PROLOG, CONTROLLER_PROLOG, HEALTH_PROGRAM, f"{BASE_ENVIRONMENT}/bin(/.*)?"]
     root = role_data("selinux", "defaults/main.yml")["selinux_root"]
     assert [f"{root}{path}" for path in role_data("selinux")["selinux_programs"]] == programs
-    touched = role_data("selinux", "meta/touches.yml")["selinux_touches"]["contexts"]
-    assert touched == [*programs, "{{ shared_storage_path }}/home"]
