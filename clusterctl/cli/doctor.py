@@ -16,7 +16,6 @@ from clusterctl.cli.prompts import AskBecomePass, read_only_prompts
 from clusterctl.cluster.session import provider_of
 from clusterctl.errors import NotUpError, UsageError
 from clusterctl.hosts.checks import DoctorReport, failures
-from clusterctl.hosts.firewall import firewall_of
 from clusterctl.hosts.probe import GpuFacts
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import shown_memory
@@ -122,7 +121,7 @@ def report_dict(spec: ClusterSpec, report: DoctorReport) -> dict[str, Any]:
             host: {
                 **facts.system.model_dump(),
                 "selinux": facts.selinux,
-                "firewall": firewall_of(facts).as_dict(),
+                "firewall": facts.firewall.model_dump(include={"name", "zone"}),
                 "gpus": facts.gpus.model_dump(),
             }
             for host, facts in report.facts.items()
@@ -144,7 +143,7 @@ def report_lines(screen: Screen, report: DoctorReport) -> list[str]:
             shown_memory(facts.system.memory_mib),
             _gpus(facts.gpus),
             facts.selinux,
-            str(firewall_of(facts)),
+            str(facts.firewall),
         ]
         for host, facts in report.facts.items()
     ]

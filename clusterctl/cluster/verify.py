@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -34,6 +35,7 @@ from clusterctl.errors import (
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.expected import expected, host_facts_request
+from clusterctl.hosts.pairs import Peer, examine_ports, needed_ports, unconnected
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.base import Provider, pending_releases
 from clusterctl.scheduler.base import NodeInfo, Scheduler
@@ -44,7 +46,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Connect
+from clusterctl.transport.base import Connect, Conversation
 from clusterctl.transport.connections import Connections
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.process import Result, parallel_map
@@ -333,9 +335,8 @@ def _failures_of_parts(
     hosts: tuple[str, ...], inventory: Inventory, to: Connect, run_job: RunJob
 ) -> tuple[Failure, ...]:
     """The hosts that TCP does not join; else those on which even a job of their own fails."""
-    from clusterctl.cluster.pairs import unconnected  # noqa: PLC0415 - only where the job failed
-
-    if (found := unconnected(inventory, hosts, to)) or len(hosts) == 1:
+    addresses = {host.name: host.address for host in inventory.hosts if host.name in hosts}
+    if (found := unconnected(addresses, to)) or len(hosts) == 1:
         return found
     results = zip(hosts, parallel_map(hosts, lambda host: run_job((host,))), strict=True)
     return tuple(
@@ -367,6 +368,8 @@ def checkup(
     else:
         with Connections(workspace.ssh_config) as connections:
             report = _of_cluster(spec, inventory, connections, hosts)
+            unreached = _unreached(spec, inventory, connections, report)
+            report = replace(report, findings=(*report.findings, *unreached))
         known = {host.name: host for host in inventory.hosts}
     facts = {name: _as_jobs_have(one, known.get(name)) for name, one in report.facts.items()}
     about = "the release of {} is pending"
@@ -376,6 +379,26 @@ def checkup(
         if not hosts or one.host.name in hosts
     )
     return replace(report, facts=facts, findings=(*report.findings, *found))
+
+
+def _unreached(
+    spec: ClusterSpec, inventory: Inventory, connections: Connections, report: DoctorReport
+) -> tuple[Finding, ...]:
+    """Ports of the cluster that hosts which answered do not reach of each other."""
+    if spec.provider.shares_kernel:  # its hosts are on a bridge of this machine
+        return ()
+    is_nfs = inventory.shared_folder.kind == "nfs"
+    peers = {
+        host.name: Peer(host.address, needed_ports(spec, host, exports=is_nfs and host.is_controller))
+        for host in inventory.hosts
+        if host.name in report.facts
+    }
+
+    def start(host: str, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
+        return connections.to(host).converse(argv)
+
+    members = {host.name: host.address for host in inventory.hosts}
+    return tuple(examine_ports(peers, members, report.facts, start))
 
 
 def preflight(spec: ClusterSpec, workspace: Workspace, provider: Provider) -> DoctorReport:

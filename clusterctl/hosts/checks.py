@@ -7,12 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import IPv4Network
 from typing import Final, Literal
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, TransportError
 from clusterctl.hosts.expected import CLAIM, FABRIC_MANAGER, Expected
-from clusterctl.hosts.firewall import Chain, firewall_of
 from clusterctl.hosts.gpus import fault_of, flags
 from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, ProbeRequest, parse_report, taken_numbers
 from clusterctl.spec.common import ADMIN_ID, LAST_FOR_VOLTA
@@ -353,38 +351,11 @@ def _in_use(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding
 
 
 def _firewall(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
-    """Firewalls that keep the cluster's other hosts out, and that no role opens: all but firewalld."""
-    if facts.firewall.firewalld == "stopped" and expected.others:
+    """A firewalld that will keep the cluster's other hosts out."""
+    if facts.firewall.starts and not expected.is_alone:
         why = "it starts with the host's next boot, and would keep the cluster's other hosts out"
         fix = "`sudo systemctl start firewalld`, then `clusterctl up`, which opens it to them; or disable it"
         yield Finding(host, "warning", "firewall", "firewalld is enabled but stopped", why, fix)
-    for chain in firewall_of(facts).closed:
-        if closed := chain.keeps_out(expected.others):
-            # What the rules of others come to, such as those for single ports, can't be told in general.
-            level: Level = "error" if chain.by == "ufw" else "warning"
-            drops = f"{chain.by}'s chain `{chain.name}`" if chain.name else chain.by
-            why = (
-                f"{drops} drops what no rule lets in, and none lets in all that comes from "
-                f"{', '.join(map(_short, closed))}, as Slurm and MPI need it"
-            )
-            what = "a firewall keeps the cluster's hosts out"
-            yield Finding(host, level, "firewall", what, why, _opening(chain, closed))
-
-
-def _opening(chain: Chain, sources: Sequence[IPv4Network]) -> str:
-    texts = [_short(one) for one in sources]
-    if chain.by == "ufw":
-        return f"`{' && '.join(f'sudo ufw allow from {text}' for text in texts)}`"
-    if chain.by == "iptables":
-        rule = f"`sudo iptables -I INPUT -s {','.join(texts)} -j ACCEPT`"
-        return f"{rule}, and keep it: `netfilter-persistent save`, on Rocky Linux `service iptables save`"
-    rule = f"`sudo nft insert rule {chain.name} ip saddr {{ {', '.join(texts)} }} accept`"
-    return f"{rule}, and write the same into the file that nftables.service loads"
-
-
-def _short(network: IPv4Network) -> str:
-    """Of one address the address."""
-    return str(network.network_address) if network.prefixlen == network.max_prefixlen else str(network)
 
 
 def _clocks(seen: Mapping[str, Examined], leader: str) -> Iterator[Finding]:

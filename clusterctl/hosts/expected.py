@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Network
 from typing import Final
 
 from clusterctl.hosts.probe import ProbeRequest
@@ -27,7 +26,7 @@ class Expected:
     room that is needed there. ``brings``: the units that the roles will start on a host that is not the
     cluster's yet; what somebody already runs of these would be taken over. ``driver``: the kind that `up`
     installs, of this ``branch``; "" where it installs none. ``epel``: Slurm is to come from there. ``here``:
-    it is the machine that one is on. ``others``: where the traffic of the cluster's other hosts comes from.
+    it is the machine that one is on. ``is_alone``: the cluster has no other host.
     ``cgroups``: Slurm is to keep jobs in control groups there.
     """
 
@@ -41,7 +40,7 @@ class Expected:
     branch: str | None = None
     epel: bool = False
     here: bool = False
-    others: tuple[IPv4Network, ...] = ()
+    is_alone: bool = False
     cgroups: bool = False
 
 
@@ -101,24 +100,8 @@ def expected(
             branch=nvidia.of_branch,
             epel=from_epel and member.name not in installed,
             here=member.name in here,
-            others=_others(spec, member, members),
+            is_alone=len(members) == 1,
             cgroups=cgroups and member.is_compute,
         )
         for member in members
     }
-
-
-def _others(spec: ClusterSpec, member: Host, members: Sequence[Host]) -> tuple[IPv4Network, ...]:
-    """Where the traffic of the other hosts comes from."""
-    network = spec.provider.known_network
-    sources = (_source(one.address, network) for one in members if one.name != member.name)
-    return tuple(dict.fromkeys(source for source in sources if source is not None))
-
-
-def _source(address: str, network: IPv4Network | None) -> IPv4Network | None:
-    """A host's address, or the cluster's network where the host is reached under another; None: not known."""
-    try:
-        source = IPv4Network(address)
-    except ValueError:  # a name that only a jump host knows
-        return network
-    return source if network is None or source.subnet_of(network) else network

@@ -158,18 +158,22 @@ class GpuFacts(_Answer):
     oldest: int | None = None
 
 
-class FirewallOutput(_Answer):
-    """What the firewalls' own commands say: `ufw status verbose`, `iptables-save`, `nft -j list ruleset`.
+NO_FIREWALL: Final = "none"
 
-    ``firewalld`` is `running`, or `stopped` where it starts with the next boot and has no policy of ours.
-    While it runs nothing else is asked.
+
+class Firewall(_Answer):
+    """The firewall in force: the first that is active, or has any rules; the rules are not read.
+
+    zone: firewalld's default.
+    starts: whether a firewalld that has no policy of ours starts with the next boot.
     """
 
-    firewalld: Literal["running", "stopped", ""] = ""
-    zone: str = ""  # its default
-    ufw: str = ""
-    iptables: str = ""
-    nft: str = ""
+    name: Literal["firewalld", "ufw", "iptables", "nftables", "none"] = NO_FIREWALL
+    zone: str = ""
+    starts: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.zone})" if self.zone else self.name
 
 
 class HostFacts(_Answer):
@@ -189,7 +193,7 @@ class HostFacts(_Answer):
     accounts: Mapping[str, int]
     groups: Mapping[str, int] = {}
     clock_alone: bool = False  # no time service that runs there follows anybody
-    firewall: FirewallOutput = FirewallOutput()
+    firewall: Firewall = Firewall()
     interfaces: Mapping[str, tuple[str, ...]] = {}  # -> its addresses
     mtus: Mapping[str, int] = {}  # of the interfaces
     kernel: str = ""

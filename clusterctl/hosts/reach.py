@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from clusterctl.errors import TransportError
 from clusterctl.hosts.checks import Finding, RunAsRoot
-from clusterctl.hosts.firewall import firewall_of
+from clusterctl.hosts.pairs import NFS_PORT, Peer, StartOnHost, examine_ports, needed_ports, not_looked_at
 from clusterctl.hosts.probe import START, HostFacts
-from clusterctl.hosts.roles import role_packages, role_ports
+from clusterctl.hosts.roles import role_packages
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host
 from clusterctl.transport.base import remote_program
-from clusterctl.util.process import on_each
+from clusterctl.util.process import on_each, parallel_map
 from clusterctl.util.progress import NO_LIMIT, Limit
 
 _PROGRAM: Final = remote_program("clusterctl.hosts.remote_reach").encode()
-_OF_JOBS: Final = 61000  # the first port of srun, and near those that MPI gets from the kernel
-_NFS: Final = 2049
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,11 @@ class Wanted:
 
 
 def examine(
-    wanted: Wanted, facts: Mapping[str, HostFacts], root: RunAsRoot, limit: Limit = NO_LIMIT
+    wanted: Wanted,
+    facts: Mapping[str, HostFacts],
+    root: RunAsRoot,
+    start: StartOnHost,
+    limit: Limit = NO_LIMIT,
 ) -> tuple[Finding, ...]:
     """Have every host that answered try; what it does not reach, and what is wrong between them."""
     hosts = {one.name: one for one in wanted.asked if one.name in facts}
@@ -52,18 +54,22 @@ def examine(
     places = {name: _place(one, facts[name], wanted.network) for name, one in hosts.items()}
 
     def ask(name: str) -> tuple[Finding, ...]:
-        request = _request(wanted, name, hosts, places, facts)
+        request = _request(wanted, hosts[name], places, facts[name])
         said = json.loads(root(name, ("sh", "-c", START, "sh", json.dumps(request)), _PROGRAM))
         return (*_findings(wanted, name, said, places), *_exports(wanted, name, said["exports"], facts[name]))
 
-    found, failed = on_each(hosts, ask, limit=limit)
-    what, fix = "what it reaches was not looked at", "run the same command again"
-    unseen = (
-        Finding(host, "warning", "not-looked-at", what, one.cause, one.fix or fix)
-        for host, one in failed.items()
-        if isinstance(one, TransportError)  # what else is wrong, the other checks say
-    )
-    return (*_mtus(wanted, places), *unseen, *(one for some in found.values() for one in some))
+    def ask_all() -> Iterator[Finding]:
+        found, failed = on_each(hosts, ask, limit=limit)
+        yield from (one for some in found.values() for one in some)
+        yield from not_looked_at(failed)
+
+    there = {name: place.address for name, place in places.items() if place}
+    peers = {name: _peer(wanted, hosts[name], address, facts[name]) for name, address in there.items()}
+    members = {one.name: one.address for one in wanted.asked} | there
+    ask_ports = partial(examine_ports, peers, members, facts, start, limit)
+    parts: tuple[Callable[[], Iterator[Finding]], ...] = (ask_all, ask_ports)
+    found = dict.fromkeys(one for some in parallel_map(parts, lambda part: tuple(part())) for one in some)
+    return (*_mtus(wanted, places), *found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,47 +92,29 @@ def _place(host: Host, facts: HostFacts, network: IPv4Network | None) -> _Place 
 
 
 def _request(
-    wanted: Wanted,
-    name: str,
-    hosts: Mapping[str, Host],
-    places: Mapping[str, _Place | None],
-    facts: Mapping[str, HostFacts],
+    wanted: Wanted, host: Host, places: Mapping[str, _Place | None], facts: HostFacts
 ) -> Mapping[str, object]:
     leader = wanted.asked[0].name
-    peers = {
-        other: [place.address, [*_ports(wanted, hosts[other])]]
-        for other, place in places.items()
-        if other != name and place is not None and _says(facts[other])
-    }
-    target, own = places.get(leader), places[name]
-    pings = target is not None and own is not None and name != leader
-    packages = role_packages(wanted.spec, hosts[name].roles, distribution_of(facts[name].system.release))
-    new = name in wanted.new
-    lacks = new and not set(packages) <= facts[name].packages
+    target, own = places.get(leader), places[host.name]
+    pings = target is not None and own is not None and host.name != leader
+    packages = role_packages(wanted.spec, host.roles, distribution_of(facts.system.release))
+    new = host.name in wanted.new
+    lacks = new and not set(packages) <= facts.packages
     return {
-        "peers": peers,
         "ping": target.address if target and pings else "",
         "mtu": own.mtu if own else 0,
         "nfs": wanted.nfs if new else None,
-        "nfs_port": _NFS,
+        "nfs_port": NFS_PORT,
         "folders": [wanted.folder] if wanted.folder and new else [],
         "repositories": lacks and not wanted.offline,
     }
 
 
-def _ports(wanted: Wanted, host: Host) -> Iterator[int]:
-    """Those that the cluster's other hosts need of a host."""
-    yield from role_ports(wanted.spec, host.roles)
-    yield _OF_JOBS
-    if wanted.exports and host.name == wanted.asked[0].name:
-        yield _NFS
-    if wanted.spec.scheduler == "none":  # mpirun starts ranks by SSH
-        yield host.port
-
-
-def _says(facts: HostFacts) -> bool:
-    """Whether a packet that gets no answer there was dropped on its way, and not by the host itself."""
-    return facts.firewall.firewalld != "running" and not firewall_of(facts).closed
+def _peer(wanted: Wanted, host: Host, address: str, facts: HostFacts) -> Peer:
+    """A host that the others try, unless its firewalld drops what `up` will let through."""
+    ports = needed_ports(wanted.spec, host, exports=wanted.exports and host.name == wanted.asked[0].name)
+    is_new, tried = host.name in wanted.new, facts.firewall.name != "firewalld"
+    return Peer(address, ports, opens=is_new, tried=tried)
 
 
 def _findings(
@@ -135,15 +123,6 @@ def _findings(
     said: Mapping[str, Any],
     places: Mapping[str, _Place | None],
 ) -> Iterator[Finding]:
-    unreached: dict[tuple[str, str], list[str]] = {}
-    for other, port, why in said["peers"]:
-        unreached.setdefault((other, why), []).append(str(port))
-    for (other, why), ports in unreached.items():
-        place = places[other]
-        address = place.address if place else other
-        what, cause = f"{other} is out of reach", f"{address}, port {', '.join(ports)}: {why}"
-        fix = f"`traceroute -T -p {ports[0]} {address}` on {name} shows what drops it on the way: open that"
-        yield Finding(name, "error", "network", what, cause, fix)
     own, leader = places[name], wanted.asked[0].name
     if said["narrow"] and own is not None:
         why = f"{own.interface} sends {own.mtu} bytes, and what is so large does not get to {leader} and back"
@@ -166,7 +145,7 @@ def _findings(
             )
         yield Finding(name, "error", "repository", what, str(why), fix)
     if said["nfs"]:
-        why = f"{wanted.nfs}, port {_NFS}: {said['nfs']}"
+        why = f"{wanted.nfs}, port {NFS_PORT}: {said['nfs']}"
         fix = (
             f"`showmount -e {wanted.nfs}` there must list the export: start the server, or open its firewall"
         )

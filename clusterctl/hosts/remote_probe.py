@@ -183,17 +183,19 @@ def cgroup_plugin() -> Optional[bool]:
 
 
 def firewall() -> Dict[str, Any]:
-    """firewalld's default zone where it runs; else what the other firewalls' own commands say."""
+    """The firewall that is active, or has any rules."""
     if run(["systemctl", "is-active", "--quiet", "firewalld"]) is not None:
-        return {"zone": (run(["firewall-cmd", "--get-default-zone"]) or "").strip(), "firewalld": "running"}
-    waits = run(["systemctl", "is-enabled", "--quiet", "firewalld"]) is not None
-    return {
-        "firewalld": "stopped" if waits and not Path(FIREWALLD_POLICY).exists() else "",
-        "ufw": run(["env", "LC_ALL=C", "ufw", "status", "verbose"]) or "",
-        # Without a table to name these load no module of the kernel's.
-        "iptables": run(["iptables-legacy-save"]) or run(["iptables-save"]) or "",
-        "nft": run(["nft", "-j", "list", "ruleset"]) or "",
-    }
+        return {"name": "firewalld", "zone": (run(["firewall-cmd", "--get-default-zone"]) or "").strip()}
+    starts = run(["systemctl", "is-enabled", "--quiet", "firewalld"]) is not None
+    # Without a table to name, the two of iptables load no module of the kernel's.
+    asked = (
+        ("ufw", ["env", "LC_ALL=C", "ufw", "status"], r"^Status: active"),
+        ("iptables", ["iptables-legacy-save"], r"^-A |^:\S+ DROP"),
+        ("iptables", ["iptables-save"], r"^-A |^:\S+ DROP"),
+        ("nftables", ["nft", "list", "ruleset"], r"\S"),
+    )
+    active = (name for name, argv, rules in asked if re.search(rules, run(argv) or "", re.MULTILINE))
+    return {"name": next(active, "none"), "starts": starts and not Path(FIREWALLD_POLICY).exists()}
 
 
 def newest_kernel() -> str:

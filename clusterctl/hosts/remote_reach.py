@@ -1,15 +1,13 @@
-"""Runs on a host, as root: what it reaches of its network: package repositories, the other hosts, NFS.
+"""Runs on a host, as root: what it reaches of its network: package repositories, the controller, NFS.
 
     python3 -I -S - REQUEST <THE_PROGRAM
 
 REQUEST and the answer are one JSON object each; ``clusterctl.hosts.reach`` says what is in them. It changes
-nothing and listens on nothing: a port on which nothing listens yet refuses, and so is within reach. Standard
-library only, Python 3.9.
+nothing. Standard library only, Python 3.9.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -141,8 +139,8 @@ def place(url: str) -> tuple[str, int] | None:
     return parts.hostname, parts.port or PORTS[parts.scheme]
 
 
-def blocked(host: str, port: int) -> str:
-    """Why no packet comes back from there; "" if one does, be it a refusal."""
+def refused(host: str, port: int) -> str:
+    """Why there is no connection to a service; "" if there is."""
     try:
         with socket.create_connection((host, port), timeout=CONNECT_S):
             return ""
@@ -150,19 +148,10 @@ def blocked(host: str, port: int) -> str:
         return f"no answer within {CONNECT_S:g} s"
     except socket.gaierror:
         return "the name is not known there"
-    except OSError as exc:
-        return "" if exc.errno == errno.ECONNREFUSED else exc.strerror or str(exc)
-
-
-def refused(host: str, port: int) -> str:
-    """The same of a service that must be there: a refusal counts."""
-    try:
-        with socket.create_connection((host, port), timeout=CONNECT_S):
-            return ""
     except ConnectionRefusedError:
         return "the connection is refused"
-    except OSError:
-        return blocked(host, port)
+    except OSError as exc:
+        return exc.strerror or str(exc)
 
 
 def exports(server: str) -> list[list[str]] | None:
@@ -210,9 +199,7 @@ def unreached_repositories() -> dict[str, str]:
 
 def main() -> None:
     asked = json.loads(sys.argv[1])
-    pairs = [(name, port) for name, (_, ports) in asked["peers"].items() for port in ports]
     with ThreadPoolExecutor(CONCURRENT) as pool:
-        peers = [pool.submit(blocked, asked["peers"][name][0], port) for name, port in pairs]
         narrows = pool.submit(narrow, asked["ping"], asked["mtu"]) if asked["ping"] else None
         server = pool.submit(refused, asked["nfs"], asked["nfs_port"]) if asked["nfs"] else None
         exported = pool.submit(exports, asked["nfs"]) if asked["nfs"] else None
@@ -220,7 +207,6 @@ def main() -> None:
             take_sudos_environment()
         found = unreached_repositories() if asked["repositories"] else {}
         answer = {
-            "peers": [[*pair, one.result()] for pair, one in zip(pairs, peers) if one.result()],  # noqa: B905
             "narrow": narrows.result() if narrows else False,
             "nfs": server.result() if server else "",
             "exports": exported.result() if exported else None,

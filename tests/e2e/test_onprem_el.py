@@ -73,13 +73,11 @@ until (: </dev/tcp/127.0.0.1/8001) 2>/dev/null; do sleep 0.1; done
 systemd-run --quiet --unit=upgrade dnf --repofrompath=silent,http://127.0.0.1:8001 --repo=silent makecache
 until [ -s /var/cache/dnf/metadata_lock.pid ]; do sleep 0.1; done
 systemctl show --property=MainPID --value upgrade"""
-# A firewall on the way, which answers nothing.
-DROPPED = """\
+# A firewall that answers nothing: neither to the machine itself, of one address, nor to the others.
+SHUT = """\
 table ip lab {
-  chain out {
-    type filter hook output priority 0;
-    ip daddr %s tcp dport { %s } drop
-  }
+  chain out { type filter hook output priority 0; ip daddr %s tcp dport 80 drop; }
+  chain in { type filter hook input priority 0; tcp dport { 6817, 6819 } drop; }
 }"""
 # What a cluster brings along, by its traces: accounts, programs, units, folders, firewall policies.
 TRACES = """\
@@ -214,12 +212,9 @@ def test_obstacles_are_told_as_the_page_of_the_first_day_shows(
         spec = tmp_path / "cluster.yaml"
         spec.write_text(spec_of_the_page(machines, shared={"kind": "none"}))  # no kernel of NFS is here
         web = machines.enter("node1", ["getent", "hosts", "dl.rockylinux.org"]).stdout.split()[0]
-        drops = {"node1": (web, "80"), "node2": (machines.host("node1").address, "6817, 6819")}
-        for name, place in drops.items():
-            machines.host(name).inside.sh(f"nft -f - <<'EOF'\n{DROPPED % place}\nEOF")
+        machines.host("node1").inside.sh(f"nft -f - <<'EOF'\n{SHUT % web}\nEOF")
         as_shown(clusterctl("-f", spec, "plan", "--preflight", rc=1), "clusterctl plan --preflight", "lab")
-        for name in drops:
-            machines.host(name).inside.sh("nft delete table ip lab")
+        machines.host("node1").inside.sh("nft delete table ip lab")
         as_shown(clusterctl("-f", spec, "plan", "--preflight"), "clusterctl plan --preflight", "lab", 1)
 
 
@@ -247,9 +242,22 @@ def test_the_distributions_own_packages_are_there(rocky: Cluster) -> None:
 def test_doctor_shows_the_firewall_that_is_in_force_and_finds_it_open(rocky: Cluster) -> None:
     looked = rocky.json("doctor")
     firewalls = [host["firewall"] for host in looked["hosts"].values()]
-    assert firewalls == [{"name": "firewalld", "zone": "public", "closed": []}] * 2
+    assert firewalls == [{"name": "firewalld", "zone": "public"}] * 2
     assert "firewall" not in [finding["code"] for finding in looked["findings"]]
     as_shown(rocky("status"), "clusterctl status", rocky.name)
+
+
+def test_doctor_names_ports_that_are_closed_in_a_cluster_that_is_up(rocky: Cluster, machines: Lab) -> None:
+    host, address = machines.host("node1").inside, machines.host("node1").address
+    host.sh(f"nft -f - <<'EOF'\n{SHUT % '192.0.2.1'}\nEOF")
+    try:
+        findings = rocky.json("doctor", rc=1)["findings"]
+    finally:
+        host.sh("nft delete table ip lab")
+    (found,) = (one for one in findings if one["code"] == "firewall")
+    assert (found["host"], found["level"]) == ("node1", "error")
+    assert found["why"].startswith(f"node2 can't reach {address}, port 6817, 6819: no answer")
+    assert "; the firewall in force on node1 is firewalld (public)" in found["why"]
 
 
 def test_the_firewall_lets_members_through_and_nobody_else(rocky: Cluster, machines: Lab) -> None:

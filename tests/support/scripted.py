@@ -45,12 +45,16 @@ class Call:
 
 
 class ScriptedTransport:
-    """Answers with ``steps``, in order; ``calls`` keeps what was asked. A surprise is an AssertionError."""
+    """Answers with ``steps``, in order; ``calls`` keeps what was asked. A surprise is an AssertionError.
+
+    ``told`` keeps what was sent in conversations.
+    """
 
     def __init__(self, steps: Iterable[Step] = (), *, host: str = "scripted") -> None:
         self._steps = list(steps)
         self._host = host
         self.calls: list[Call] = []
+        self.told: list[bytes] = []
 
     @property
     def host(self) -> str:
@@ -93,7 +97,7 @@ class ScriptedTransport:
         silence_s: float | None = None,  # noqa: ARG002
     ) -> AbstractContextManager[Conversation]:
         """Answer with the next step, its stdout in one piece; see ``Transport.converse``."""
-        return nullcontext(_Talk(self.stream(argv)))
+        return nullcontext(_Talk(self.stream(argv), self.told))
 
     def begin(self, argv: Sequence[str]) -> None:
         """Nothing is begun ahead; see ``Transport.begin``."""
@@ -117,9 +121,10 @@ class _Talk:
     """A conversation that says the same whatever it is told."""
 
     pieces: Generator[bytes, None, None]
+    told: list[bytes]
 
     def send(self, data: bytes) -> None:
-        pass
+        self.told.append(data)
 
     def receive(self) -> bytes:
         return next(self.pieces, b"")

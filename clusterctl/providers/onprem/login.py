@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -36,7 +36,8 @@ from clusterctl.spec.common import ADMIN_ID
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.spec.names import ADMIN_USER
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.base import Connect, Transport, remote_program, shown
+from clusterctl.transport.base import Connect, Conversation, Transport, remote_program, shown
+from clusterctl.transport.openssh import talking
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.transport.target import Target
 from clusterctl.util import process
@@ -208,10 +209,8 @@ class Login:
     ) -> str:
         """Run a command as the user; its standard output."""
         timeout_s = timeout_s or self.answer_s
-        ssh = ("ssh", "-F", str(self._config), "-T", "--", host)
-        words = [*(("sh", "-c") if self.is_here(host) else ssh), shlex.join(argv)]
         try:
-            done = process.run(words, stdin=stdin, timeout_s=timeout_s)
+            done = process.run(self._words(host, argv), stdin=stdin, timeout_s=timeout_s)
         except subprocess.TimeoutExpired as exc:
             what, why = f"{host} does not answer", f"`{shown(argv)}` did not end within {timeout_s:g} s"
             raise UnreachableError(what, why=why, host=host, fix="look at the host's load") from exc
@@ -228,6 +227,15 @@ class Login:
                 raise known
         what = f"`{shown(argv)}` failed with exit status {done.rc}"
         raise CommandError(what, code="login-failed", rc=done.rc, stderr=done.stderr, where=host, host=host)
+
+    def converse(self, host: str, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
+        """Start a command as the user; see ``Transport.converse``."""
+        remote = None if self.is_here(host) else (host, argv)
+        return talking(self._words(host, argv), silence_s=self.answer_s, remote=remote)
+
+    def _words(self, host: str, argv: Sequence[str]) -> Sequence[str]:
+        ssh = ("ssh", "-F", str(self._config), "-T", "--", host)
+        return (*(("sh", "-c") if self.is_here(host) else ssh), shlex.join(argv))
 
     def root(self, host: str, argv: Sequence[str], stdin: bytes = b"") -> str:
         """Run a command as root; its standard output. Errors as of ``run``."""

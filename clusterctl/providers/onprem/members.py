@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Interface, IPv4Network
@@ -27,7 +27,7 @@ from clusterctl.spec.onprem import OnpremSettings, OnpremShared
 from clusterctl.spec.slurm_releases import refusal
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Connect
+from clusterctl.transport.base import Connect, Conversation, Transport
 from clusterctl.util.process import on_each
 from clusterctl.util.progress import NO_LIMIT, Limit
 
@@ -226,14 +226,21 @@ def examine(
         def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
             if host not in ours:
                 return login.root(host, argv, stdin)
+            return own(host).run(("sudo", "-n", *argv), stdin=stdin, timeout_s=login.answer_s).stdout
+
+        def own(host: str) -> Transport:
             transport = connect(host, login.workspace.ssh_config)
             stack.callback(transport.close)
-            return transport.run(("sudo", "-n", *argv), stdin=stdin, timeout_s=login.answer_s).stdout
+            return transport
+
+        def start(host: str, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
+            return own(host).converse(argv) if host in ours else login.converse(host, argv)
 
         request, leader = host_facts_request(spec, asked), asked[0].name
         report = checks.examine(request, wanted, root, leader=leader, limit=limit)
         new = [name for name in wanted if name not in ours]
-        unreached = reach.examine(_wanted(spec, asked, new, login.workspace), report.facts, root, limit)
+        asks = _wanted(spec, asked, new, login.workspace)
+        unreached = reach.examine(asks, report.facts, root, start, limit)
     unseen = [
         Finding(host, "error", failure.code, NO_LOGIN, failure.cause, failure.fix)
         for host, exc in lost.items()

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from clusterctl.cluster.pairs import unconnected
 from clusterctl.cluster.verify import Verification, out_of_service, preflight, unusable
 from clusterctl.cluster.verify import run_verification as verify_by
-from clusterctl.errors import MachineError, UnreachableError, VerifyError
+from clusterctl.errors import MachineError, VerifyError
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.providers.base import Provider
 from clusterctl.scheduler.base import NodeInfo
@@ -24,11 +21,11 @@ from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Conversation, Transport, remote_argv
-from tests.support.here import LocalTransport
+from clusterctl.transport.base import Transport
 from tests.support.messages import refused as rejected
 from tests.support.scripted import Call, ScriptedTransport, Step
 from tests.support.slurm import records
+from tests.unit.hosts.test_pairs import pairs
 
 NAMES = ("d-train-1", "d-train-2")
 
@@ -75,12 +72,6 @@ def squeue(**jobs: str) -> Step:
 
 
 SRUN = ("timeout", "*", "*", "srun")
-
-
-def pairs(load: float = 0, **unreached: str) -> Step:
-    """Of a host whose port is 1: what it says of the others."""
-    said = {host.replace("_", "-"): why for host, why in unreached.items()}
-    return Step(("python3", "..."), f"[1, {load}, 2]\n{json.dumps(said)}\n")
 
 
 JOINED = pairs()
@@ -296,57 +287,6 @@ def test_where_ssh_lets_nobody_in_the_host_and_what_to_do_are_told_in_a_few_line
     assert failure.cause.endswith("Permission denied (publickey).")
     assert "AllowUsers" in failure.fix
     assert failure.fix in caught.value.fix
-
-
-def test_a_host_that_does_not_listen_in_time_is_at_fault_and_no_network() -> None:
-    """As one that starts no program for its load: nothing refuses connections to it."""
-    ended = threading.Event()
-
-    class Starved(LocalTransport):
-        def converse(self, *_: object, **__: object) -> AbstractContextManager[Conversation]:
-            ended.wait()
-            raise UnreachableError("too late")
-
-    hosts: dict[str, Transport] = {NAMES[0]: LocalTransport(), NAMES[1]: Starved()}
-    try:
-        for start_s in (1, 10, 100):  # under load the other one, too, may need more time
-            (failure, *others) = unconnected(here(), NAMES, hosts.__getitem__, start_s=start_s)
-            if not others:
-                break
-    finally:
-        ended.set()
-    assert others == []
-    assert (failure.host, failure.code) == (NAMES[1], "unreachable")
-    assert "load" in failure.fix
-    assert "no answer" in failure.cause
-
-
-def test_the_load_of_a_host_that_is_not_reached_is_told() -> None:
-    nodes = {NAMES[0]: ScriptedTransport([pairs(d_train_2="no answer within 2 s")])}
-    nodes[NAMES[1]] = ScriptedTransport([pairs(load=715.2)])
-    for failure in unconnected(inventory(), NAMES, nodes.__getitem__):
-        said = "d-train-1 can't reach d-train-2: no answer within 2 s (its load is 715 on 2 CPUs)"
-        assert failure.cause == said
-
-
-def here() -> Inventory:
-    """Both nodes are this machine."""
-    hosts = (host.model_copy(update={"address": "127.0.0.1"}) for host in inventory().hosts)
-    return inventory().model_copy(update={"hosts": tuple(hosts)})
-
-
-def test_pairs_are_tried_for_real() -> None:
-    assert unconnected(here(), NAMES, lambda _: LocalTransport()) == ()
-    with socket.create_server(("127.0.0.1", 0)) as ended:
-        port = ended.getsockname()[1]
-    peers = {"nobody": ("127.0.0.1", port), "nowhere": ("255.255.255.255", 1)}
-    with LocalTransport().converse(remote_argv("clusterctl.cluster.remote_pairs", "0")) as talk:
-        assert json.loads(talk.receive())[0]
-        talk.send(json.dumps(peers).encode() + b"\n")
-        unreached = json.loads(talk.receive())
-        talk.finish()
-    assert "refused" in unreached["nobody"]
-    assert unreached["nowhere"]
 
 
 def test_nodes_that_slurm_does_not_use_are_told_unless_a_person_wants_it_so() -> None:

@@ -8,9 +8,7 @@ import pytest
 
 from clusterctl.hosts.expected import expected, host_facts_request
 from clusterctl.hosts.roles import probe_requests, role_files
-from clusterctl.providers.onprem.members import members
 from clusterctl.spec.load import parse_spec
-from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 
@@ -94,28 +92,6 @@ def test_the_machine_that_one_is_on_is_told_by_the_spec_whatever_its_address_in_
     text = f"version: 1\nname: desk\nprovider: {provider}\npartitions: [{{name: train, hosts: a}}]\n"
     found = expected(parse_spec(text, Path("cluster.yaml")), HOSTS[:1], installed=["a"])
     assert found["a"].here == here
-
-
-@pytest.mark.parametrize(
-    ("hosts", "network", "others"),
-    [
-        ("{a: 10.0.0.1, b: 10.0.0.2}", "", {"a": ["10.0.0.2/32"], "b": ["10.0.0.1/32"]}),
-        (
-            "{a: 10.0.0.1, b: 192.0.2.2}",
-            ", network: 10.0.0.0/24",
-            {"a": ["10.0.0.0/24"], "b": ["10.0.0.1/32"]},
-        ),
-    ],
-    ids=["addresses", "reached by another network"],
-)
-def test_where_the_traffic_of_a_hosts_others_comes_from(
-    hosts: str, network: str, others: dict[str, list[str]]
-) -> None:
-    text = SPEC.replace("{a: 10.0.0.1, b: 10.0.0.2}", f"{hosts}{network}").replace("SCHEDULER", "slurm")
-    spec = parse_spec(text, Path("cluster.yaml"))
-    assert isinstance(spec.provider, OnpremSettings)
-    found = expected(spec, members(spec, spec.provider), installed=())
-    assert {name: list(map(str, one.others)) for name, one in found.items()} == others
 
 
 def test_files_that_roles_may_change_are_looked_for_where_these_roles_run() -> None:

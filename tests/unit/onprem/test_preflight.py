@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,11 +26,13 @@ from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.workspace import Workspace
+from clusterctl.transport.base import Conversation
 from clusterctl.util.progress import Clock, Limit
 from tests.support.messages import refused as rejected
 from tests.support.played_time import PlayedTime
+from tests.support.scripted import ScriptedTransport, Step
 
-UFW = "Status: active\nDefault: deny (incoming), allow (outgoing), disabled (routed)\n"
+DROPPED = {"6817": "no answer within 2 s", "6819": "no answer within 2 s"}
 
 
 def spec_of(**more: Any) -> ClusterSpec:
@@ -54,29 +57,41 @@ class Machines:
         self.skew_s: dict[str, float] = {}
         self.lost: dict[str, ClusterctlError] = {}
         self.requests: dict[str, Mapping[str, Any]] = {}
+        self.unreached: dict[str, Mapping[str, Mapping[str, str]]] = {}
+        self.talks: dict[str, ScriptedTransport] = {}
         self.time, self.ended = PlayedTime(), threading.Event()
         self.hangs: dict[str, str] = {}  # until `ended`
 
     def root(self, host: str, argv: Sequence[str], _: bytes) -> str:
         request = json.loads(argv[-1])
-        if self.hangs.get(host) == ("peers" if "peers" in request else "host"):
+        if self.hangs.get(host) == ("reach" if "repositories" in request else "host"):
             self.time.passes(3600)
             self.ended.wait()
-        if "peers" in request:
+        if "repositories" in request:
             self.requests[host] = request
             return json.dumps(self.reach[host])
         facts = self.facts[host] | {"time": time.time() + self.skew_s.get(host, 0.0)}
         return json.dumps({"state": "", "host": facts})
 
+    def converse(self, host: str, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
+        said = f"[[40000], 0, 2]\n{json.dumps(self.unreached.get(host, {}))}\n"
+        self.talks[host] = ScriptedTransport([Step(("python3", "..."), said)])
+        return self.talks[host].converse(argv)
+
+    def opened(self, host: str) -> set[int]:
+        """The ports that a host was told to open for the others."""
+        _, ports = json.loads(self.talks[host].calls[0].argv[-1])
+        return set(json.loads(ports))
+
     def found(self) -> tuple[Finding, ...]:
         names = [one.name for one in self.asked]
-        login: Any = SimpleNamespace(root=self.root, workspace=self.workspace)
+        login: Any = SimpleNamespace(root=self.root, converse=self.converse, workspace=self.workspace)
         limit = Limit.within(28, self.time.clock)
         return examine(self.spec, self.asked, login, (), only=names, lost=self.lost, limit=limit).findings
 
 
 _REACHES: Mapping[str, Any] = {
-    **{"peers": [], "narrow": False, "repositories": {}, "missing": []},
+    **{"narrow": False, "repositories": {}, "missing": []},
     **{"nfs": "", "exports": [["/vol", "*"]]},
 }
 
@@ -112,8 +127,10 @@ def machines(tmp_path: Path) -> Machines:
 
 def test_nothing_is_found_on_machines_that_are_well(machines: Machines) -> None:
     assert machines.found() == ()
-    assert machines.requests["n2"]["peers"]["n1"][0] == "10.0.0.1"
-    assert {6817, 6818, 6819} <= set(machines.requests["n2"]["peers"]["n1"][1])
+    (tried,) = map(json.loads, machines.talks["n2"].told)
+    assert sorted(tried) == ["n1", "n3", "n4", "n5"]
+    assert tried["n1"][0] == "10.0.0.1"
+    assert {"6817", "6818", "6819", "40000"} <= tried["n1"][1].keys()
     assert machines.requests["n2"]["ping"] == "10.0.0.1"
     assert machines.requests["n2"]["nfs"] == "nas"
     assert machines.requests["n2"]["repositories"]
@@ -178,15 +195,13 @@ def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
 
 def plant_on_the_network(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
     two, three = machines.facts["n2"], machines.facts["n3"]
-    two["firewall"] = {"ufw": UFW}
-    yield "n2", "firewall", "ufw", "ufw allow from"
+    two["firewall"] = {"name": "ufw"}
+    machines.unreached["n1"] = {"n2": {"6818": "no answer within 2 s"}}
+    yield "n2", "firewall", "n1 can't reach 10.0.0.2, port 6818: no answer", "sudo ufw allow from"
     two["system"] |= {"machine_id": "n1"}
     yield "n2", "machine-id", "n1 has the same", "systemd-machine-id-setup"
-    machines.reach["n3"]["peers"] = [
-        ["n1", 6817, "no answer within 3 s"],
-        ["n1", 6819, "no answer within 3 s"],
-    ]
-    yield "n3", "network", "10.0.0.1, port 6817, 6819: no answer", "traceroute -T -p 6817 10.0.0.1"
+    machines.unreached["n3"] = {"n1": DROPPED}
+    yield "n1", "network", "10.0.0.1, port 6817, 6819: no answer", "traceroute -T -p 6817 10.0.0.1"
     machines.reach["n2"]["narrow"] = True
     yield "n2", "mtu", "eth0 sends 9000 bytes", "ip link set dev eth0 mtu 1500"
     three["mtus"] = {"eth0": 1500}
@@ -355,7 +370,7 @@ def test_a_host_that_hangs_is_not_waited_for(machines: Machines) -> None:
 
 
 def test_what_a_host_reaches_may_take_no_longer_either(machines: Machines) -> None:
-    machines.hangs["n3"] = "peers"
+    machines.hangs["n3"] = "reach"
     try:
         found = {one.host: one for one in machines.found()}
     finally:
@@ -363,11 +378,12 @@ def test_what_a_host_reaches_may_take_no_longer_either(machines: Machines) -> No
     assert (found["n3"].level, found["n3"].code) == ("warning", "not-looked-at")
 
 
-def test_what_a_firewall_of_the_host_itself_drops_is_not_said_twice(machines: Machines) -> None:
-    machines.facts["n1"]["firewall"] = {"firewalld": "running"}
-    machines.facts["n2"]["firewall"] = {"ufw": UFW}
+def test_a_host_whose_firewalld_up_will_open_is_not_tried(machines: Machines) -> None:
+    machines.facts["n1"]["firewall"] = {"name": "firewalld"}
+    machines.facts["n2"]["firewall"] = {"name": "ufw"}
     machines.found()
-    assert set(machines.requests["n3"]["peers"]) == {"n4", "n5"}
+    (tried,) = map(json.loads, machines.talks["n3"].told)
+    assert sorted(tried) == ["n2", "n4", "n5"]
 
 
 def test_repositories_are_for_those_who_lack_packages_and_have_no_bundle(machines: Machines) -> None:
@@ -422,8 +438,7 @@ def test_the_ports_that_hosts_need_of_each_other(
     given = spec.provider.model_dump() | {"shared": shared}
     machines = Machines(tmp_path, spec_of(provider=given, scheduler=more.get("scheduler", "slurm")))
     machines.found()
-    asked = machines.requests["n2"]["peers"]
-    assert (set(asked["n1"][1]), set(asked["n3"][1])) == (of_leader, of_others)
+    assert (machines.opened("n1"), machines.opened("n3")) == (of_leader, of_others)
 
 
 def test_a_key_that_nobody_confirmed_keeps_none_of_the_others_from_being_looked_at() -> None:

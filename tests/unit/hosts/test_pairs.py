@@ -1,0 +1,114 @@
+"""Hosts that try each other's ports while all of them listen."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from contextlib import AbstractContextManager
+
+import pytest
+
+from clusterctl.errors import UnreachableError
+from clusterctl.hosts.pairs import Peer, unconnected, unreached_ports
+from clusterctl.hosts.remote_pairs import GREETING
+from clusterctl.transport.base import Conversation, Transport, remote_argv
+from tests.support.here import LocalTransport
+from tests.support.scripted import ScriptedTransport, Step
+
+NAMES = ("d-train-1", "d-train-2")
+HERE = dict.fromkeys(NAMES, "127.0.0.1")
+
+
+def pairs(load: float = 0, **unreached: str) -> Step:
+    """Of a host to which the kernel gave port 1: why it does not reach that of the others."""
+    said = {host.replace("_", "-"): {"1": why} for host, why in unreached.items()}
+    return Step(("python3", "..."), f"[[1], {load}, 2]\n{json.dumps(said)}\n")
+
+
+def test_a_host_that_does_not_listen_in_time_is_at_fault_and_no_network() -> None:
+    """As one that starts no program for its load: nothing refuses connections to it."""
+    ended = threading.Event()
+
+    class Starved(LocalTransport):
+        def converse(self, *_: object, **__: object) -> AbstractContextManager[Conversation]:
+            ended.wait()
+            raise UnreachableError("too late")
+
+    hosts: dict[str, Transport] = {NAMES[0]: LocalTransport(), NAMES[1]: Starved()}
+    try:
+        for start_s in (1, 10, 100):  # under load the other one, too, may need more time
+            (failure, *others) = unconnected(HERE, hosts.__getitem__, start_s=start_s)
+            if not others:
+                break
+    finally:
+        ended.set()
+    assert others == []
+    assert (failure.host, failure.code, failure.fix) == (NAMES[1], "unreachable", "look at the host's load")
+    assert failure.cause.startswith("it was asked which hosts it reaches: it gave no answer in the time")
+
+
+def test_the_load_of_a_host_that_is_not_reached_is_told() -> None:
+    nodes = {NAMES[0]: ScriptedTransport([pairs(d_train_2="no answer within 2 s")])}
+    nodes[NAMES[1]] = ScriptedTransport([pairs(load=715.2)])
+    for failure in unconnected(HERE, nodes.__getitem__):
+        said = "d-train-1 can't reach d-train-2: no answer within 2 s (its load is 715 on 2 CPUs)"
+        assert failure.cause == said
+
+
+def test_pairs_are_tried_for_real() -> None:
+    assert unconnected(HERE, lambda _: LocalTransport()) == ()
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as ended:
+        return int(ended.getsockname()[1])
+
+
+def test_a_refusal_counts_if_a_program_like_this_one_listens_there() -> None:
+    port = closed_port()
+    peers = {"nobody": ("127.0.0.1", {port: True}), "nowhere": ("255.255.255.255", {1: False})}
+    peers["stopped"] = ("127.0.0.1", {port: False})  # whose daemon does not run
+    with LocalTransport().converse(remote_argv("clusterctl.hosts.remote_pairs", "0", "[]")) as talk:
+        ((own, *others), _, _) = json.loads(talk.receive())
+        assert own
+        assert others == []
+        talk.send(json.dumps(peers).encode() + b"\n")
+        unreached = json.loads(talk.receive())
+        talk.finish()
+    assert unreached["nobody"] == {str(port): "the connection is refused, though a program listens there"}
+    assert unreached["nowhere"]["1"]
+    assert "stopped" not in unreached
+
+
+def test_ports_that_no_program_has_are_opened_for_the_others() -> None:
+    port = closed_port()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        argv = remote_argv("clusterctl.hosts.remote_pairs", "0", json.dumps([port, server.getsockname()[1]]))
+        with LocalTransport().converse(argv) as talk:
+            ((_, *opened), _, _) = json.loads(talk.receive())
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                assert connection.recv(len(GREETING)) == GREETING
+            talk.finish()
+    assert opened == [port]
+
+
+@pytest.mark.parametrize(("opens", "opened"), [(True, [6817]), (False, [])])
+def test_a_host_opens_its_ports_only_if_it_is_told_to(opens: bool, opened: list[int]) -> None:
+    nodes = {name: ScriptedTransport([pairs()]) for name in NAMES}
+    peers = dict.fromkeys(NAMES, Peer("10.0.0.1", (6817,), opens=opens))
+    answers = unreached_ports(peers, lambda host, argv: nodes[host].converse(argv))
+    assert (answers.unreached, answers.silent) == ({name: {} for name in NAMES}, {})
+    for node in nodes.values():
+        _, ports = json.loads(node.calls[0].argv[-1])
+        assert json.loads(ports) == opened
+
+
+def test_only_ports_of_hosts_that_are_to_be_tried_are() -> None:
+    nodes = {name: ScriptedTransport([pairs()]) for name in NAMES}
+    peers = {NAMES[0]: Peer("10.0.0.1", (6817,)), NAMES[1]: Peer("10.0.0.2", (6818,), tried=False)}
+    unreached_ports(peers, lambda host, argv: nodes[host].converse(argv))
+    assert [json.loads(line) for line in nodes[NAMES[0]].told] == [{}]
+    assert [json.loads(line) for line in nodes[NAMES[1]].told] == [
+        {NAMES[0]: ["10.0.0.1", {"1": True, "6817": False}]}
+    ]
