@@ -10,8 +10,8 @@ import typer
 from clusterctl.cli.options import Options, spec_of, workspace_of
 from clusterctl.cli.output import Screen
 from clusterctl.errors import NotUpError, ProvisionError, UsageError
-from clusterctl.packages.bundle import Bundle, damages, open_bundle
-from clusterctl.packages.bundle_checks import mismatches, reject_defects
+from clusterctl.packages.bundle import Bundle, damages, open_bundle, reject_defects
+from clusterctl.packages.bundle_checks import mismatches
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import find_spec

@@ -19,8 +19,8 @@ from ruamel.yaml.comments import TaggedScalar
 from clusterctl.errors import CommandError, TransportError
 from clusterctl.hosts.probe import HostReport
 from clusterctl.hosts.roles import cluster_roles, spec_variables
-from clusterctl.packages.bundle import PAYLOAD, REPOSITORY, Bundle, payload_tar
-from clusterctl.packages.bundle_checks import mismatches, reject_defects
+from clusterctl.packages.bundle import PAYLOAD, REPOSITORY, Bundle, payload_tar, reject_defects
+from clusterctl.packages.bundle_checks import mismatches
 from clusterctl.packages.os_packages import PLAIN
 from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution, distribution_of
@@ -519,7 +519,7 @@ def _marks(host: Host, mark: str, *, with_cards: bool) -> tuple[str, ...]:
 def _tar(bundle: Bundle, distribution: Distribution) -> Iterator[bytes]:
     """The repository as it lies in the bundle, and before it what points apt or dnf at it."""
     folder = REPOSITORY.format(distribution.release)
-    paths = sorted(path for path in bundle.places if path.startswith(f"{folder}/keys/"))
+    paths = sorted(path for path in bundle.hashes if path.startswith(f"{folder}/keys/"))
     keys = " ".join(f"file://{BUNDLE_FOLDER}/repository/keys/{path.rpartition('/')[2]}" for path in paths)
     root = asset("templates") / _TEMPLATES / distribution.family
     names = [path.relative_to(root.parents[1]).as_posix() for path in tree_files(root)]

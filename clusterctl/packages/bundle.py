@@ -1,63 +1,52 @@
-"""A bundle: everything that a cluster is installed from, in one plain tar of plain files, manifest first.
+"""A bundle: everything that a cluster is installed from, in one plain tar of plain files.
 
-The same content gives the same bytes. The packages in it are compressed already. Nothing is unpacked by what
-a header says: a file's place follows from the manifest, whose own digest is checked first.
+The manifest comes first, then a list of the SHA-256 of each other file, which `sha256sum -c` reads. The same
+content gives the same bytes. The tar is not compressed, because the packages in it are.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
+import io
 import os
 import re
+import shutil
 import tarfile
-import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from pathlib import Path
-from typing import IO, Annotated, Final, Literal
+from pathlib import Path, PurePosixPath
+from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from clusterctl.errors import BundleError, MachineError, UsageError, printable
+from clusterctl.errors import BundleError, Failure, UsageError, printable
 from clusterctl.util.assets import asset, file_sha256, payload_hash, tree_files
-from clusterctl.util.disk import reason
+from clusterctl.util.disk import writing
+from clusterctl.util.process import temporary_folder
 
-FORMAT: Final = 1  # of the file and of its manifest; raised when an older clusterctl would misread it
+FORMAT: Final = 2  # of the file and of its manifest; raised when an older clusterctl would misread it
 MANIFEST: Final = "manifest.json"
-DIGEST: Final = "manifest.sha256"
+HASHES: Final = "SHA256SUMS"
 PAYLOAD: Final = "payload.tar"
-LOCK: Final = "lock.json"  # of all versions, for people and other programs
 WHEELS: Final = "wheels"
 WHEELS_LOCK: Final = f"{WHEELS}/{{}}.lock"  # of what the spec's requirements come to, by release
 REPOSITORY: Final = "systems/{}"  # by release
-MOST_FILES: Final = 50_000
-MOST_BYTES: Final = 200 << 30
+BLOCK: Final = tarfile.BLOCKSIZE
+_CHUNK: Final = 1 << 20
+_LONGEST: Final = 32 << 20  # of the manifest and of the list
 _PART: Final = r"[A-Za-z0-9_][A-Za-z0-9._+~%=@^-]*"  # never `..`, hidden, or an option
-PATH: Final = re.compile(rf"{_PART}(/{_PART}){{0,5}}")
-
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+_SUM: Final = re.compile(rf"([0-9a-f]{{64}})  ({_PART}(?:/{_PART}){{0,5}})")
+MISMATCH: Final = "bundle-mismatch"  # the code of what is whole, but made for something else
+_AGAIN: Final = "copy the bundle here again, or create it again with `clusterctl bundle create`"
 
 
 class _Stored(BaseModel):
     """What is written once and read by later versions: they may know more."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class Entry(_Stored):
-    path: Annotated[str, StringConstraints(max_length=250)]
-    size: Annotated[int, Field(ge=0)]
-    sha256: Sha256
-
-    @model_validator(mode="after")
-    def _stays_inside(self) -> Entry:
-        if not PATH.fullmatch(self.path):
-            raise ValueError(f"{self.path!r} is no path of a bundle")
-        return self
 
 
 class System(_Stored):
@@ -69,7 +58,6 @@ class System(_Stored):
     what they come to.
     """
 
-    family: str
     asked: tuple[str, ...]
     packages: int
     python: str
@@ -81,139 +69,59 @@ class System(_Stored):
     more: tuple[str, ...] = ()
 
 
-class Manifest(_Stored):
-    """The first file of a bundle. ``systems`` is by distribution, as `debian-12`."""
-
-    format: int
-    clusterctl: str
-    cluster: str
-    architecture: str
-    payload: str
-    systems: Mapping[str, System]
-    files: Annotated[tuple[Entry, ...], Field(max_length=MOST_FILES)]
-
-    @model_validator(mode="after")
-    def _sane(self) -> Manifest:
-        paths = [entry.path for entry in self.files]
-        if len(set(paths)) != len(paths) or {MANIFEST, DIGEST} & set(paths):
-            raise ValueError("a file is named twice")
-        if sum(entry.size for entry in self.files) > MOST_BYTES:
-            raise ValueError(f"it claims to hold more than {MOST_BYTES >> 30} GiB")
-        return self
-
-    @property
-    def text(self) -> str:
-        return self.model_dump_json(indent=1) + "\n"
-
-    @classmethod
-    def read(cls, raw: bytes, where: str) -> Manifest:
-        """The manifest of a bundle whose digest was right."""
-        try:
-            said = _Head.model_validate_json(raw)
-            if said.format != FORMAT:
-                raise BundleError(
-                    f"the bundle has format {said.format}, this clusterctl reads format {FORMAT}",
-                    where=where,
-                    why=f"it was made by clusterctl {said.clusterctl}",
-                    fix="use that version here, or make the bundle anew with this one",
-                )
-            return cls.model_validate_json(raw)
-        except ValidationError as exc:
-            first = exc.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            why = f"{MANIFEST}: {place + ': ' if place else ''}{first['msg']}"
-            raise _no_bundle(where, why) from exc
-
-
-def _no_bundle(where: str, why: str) -> BundleError:
-    fix = "copy the bundle here again, or create it again with `clusterctl bundle create`"
-    return BundleError("this is not a bundle of clusterctl's", where=where, why=why, fix=fix)
-
-
 class _Head(_Stored):
     format: int
     clusterctl: str = "an unknown version"
 
 
-BLOCK: Final = tarfile.BLOCKSIZE
-CHUNK: Final = 1 << 20
-_LONGEST_MANIFEST: Final = 32 << 20
-END: Final = bytes(2 * BLOCK)  # of a tar
+class Manifest(_Head):
+    """The first file of a bundle. ``systems`` is by distribution, as `debian-12`."""
 
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where in the bundle the header of a file begins; its content follows."""
-
-    entry: Entry
-    offset: int
-
-    @property
-    def content(self) -> int:
-        return self.offset + BLOCK
-
-    @property
-    def end(self) -> int:
-        return self.content + padded(self.entry.size)
+    clusterctl: str
+    cluster: str
+    architecture: str
+    payload: str
+    systems: Mapping[str, System]
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle whose manifest is whole. Its other files are as they are: see ``damages``."""
+    """A bundle whose manifest is whole; ``damages`` checks the other files.
+
+    ``hashes``: path -> SHA-256 of each file, in the order of the tar. ``digest``: the SHA-256 of that list,
+    which stands for the whole bundle.
+    """
 
     file: Path
     manifest: Manifest
-    digest: str  # of the manifest, and so of all that is in the bundle
-    begin: int  # of what the manifest names
-
-    @property
-    def places(self) -> Mapping[str, Place]:
-        """Path -> where it is, in the order of the file."""
-        found, offset = {}, self.begin
-        for entry in self.manifest.files:
-            found[entry.path] = place = Place(entry, offset)
-            offset = place.end
-        return found
+    hashes: Mapping[str, str]
+    digest: str
 
     def stream(self, folder: str, *, as_folder: str, after: Mapping[str, bytes]) -> Iterator[bytes]:
-        """A tar of files, and of what lies below a folder, as another one; that was checked before."""
-        with self.file.open("rb") as file:
+        """Yield a tar of ``after`` and of a folder of the bundle, which gets another name."""
+        with _opened(self.file) as archive:
+            found = (one for one in archive if one.name.startswith(f"{folder}/"))
             below = (
-                (as_folder + path.removeprefix(folder), place.entry.size, content(file, place))
-                for path, place in self.places.items()
-                if path.startswith(f"{folder}/")
+                (as_folder + one.name.removeprefix(folder), one.size, _chunks(_content(archive, one)))
+                for one in found
             )
-            yield from tar(chain(in_memory(after), below))
+            yield from _tar(chain((_source(name, raw) for name, raw in after.items()), below))
 
-    def copy(self, path: str, to: Path) -> None:
-        """Put a file of the bundle somewhere, checked.
+    def copy(self, paths: Iterable[str], folder: Path) -> None:
+        """Copy files of the bundle into a folder, without the folders that they lie in, and check them again.
 
         Raises:
-            BundleError: it is not what the manifest says.
+            BundleError: a file is damaged or missing.
         """
-        place = self.places[path]
-        damaged = BundleError(
-            f"{path} in the bundle is damaged", where=str(self.file), fix="copy the bundle here again"
-        )
-        try:
-            with self.file.open("rb") as file, to.open("wb") as out:
-                out.writelines(_checked(content(file, place), place.entry, damaged))
-        except BundleError:
-            to.unlink()
-            raise
-
-
-def padded(size: int) -> int:
-    return size + -size % BLOCK
-
-
-def content(file: IO[bytes], place: Place) -> Iterator[bytes]:
-    """The bytes of a file of the bundle; fewer where the bundle ends."""
-    file.seek(place.content)
-    left = place.entry.size
-    while left and (chunk := file.read(min(CHUNK, left))):
-        left -= len(chunk)
-        yield chunk
+        with _opened(self.file) as archive:
+            for path in paths:
+                target = folder / PurePosixPath(path).name
+                with target.open("wb") as out:
+                    shutil.copyfileobj(_content(archive, archive.getmember(path)), out)
+                if file_sha256(target) != self.hashes[path]:
+                    target.unlink()
+                    what = f"{path} in the bundle is damaged"
+                    raise BundleError(what, code="bundle-damaged", where=str(self.file), fix=_AGAIN)
 
 
 def open_bundle(file: Path) -> Bundle:
@@ -222,220 +130,90 @@ def open_bundle(file: Path) -> Bundle:
     Raises:
         BundleError: there is no such file, it is no bundle, or not of a format that we know.
     """
-    where = str(file)
     try:
-        with file.open("rb") as opened:
-            raw = _first(opened, MANIFEST, _LONGEST_MANIFEST, file)
-            digest = hashlib.sha256(raw).hexdigest()
-            if _first(opened, DIGEST, BLOCK, file) != _digest_line(digest):
-                raise BundleError(
-                    f"{MANIFEST} in the bundle is damaged",
-                    where=where,
-                    why=f"it is not what {DIGEST} says",
-                    fix="copy the bundle here again, or create it again",
-                )
-            begin = opened.tell()
+        with _opened(file) as archive:
+            raw, listed = (_next(archive, name) for name in (MANIFEST, HASHES))
     except OSError as exc:
         raise BundleError(
             "the bundle can't be read",
-            where=where,
+            code="bundle-unreadable",
+            where=str(file),
             why=exc.strerror or str(exc),
             fix="name a file that `clusterctl bundle create` made",
         ) from exc
-    return Bundle(file.absolute(), Manifest.read(raw, where), digest, begin)
+    found = [_SUM.fullmatch(line) for line in listed.decode(errors="replace").splitlines()]
+    hashes = {match[2]: match[1] for match in found if match}
+    if len(hashes) != len(found):
+        raise _no_bundle(
+            file, f"a line of {HASHES} is not a hash and a path, or has the path of another line"
+        )
+    if hashlib.sha256(raw).hexdigest() != hashes.get(MANIFEST):
+        what = f"{MANIFEST} in the bundle is damaged"
+        raise BundleError(what, code="bundle-damaged", where=str(file), fix=_AGAIN)
+    return Bundle(file.absolute(), _manifest(raw, file), hashes, hashlib.sha256(listed).hexdigest())
 
 
-@dataclass(frozen=True, slots=True)
-class Defect:
-    """One defect of a bundle; ``what`` is the file concerned, or what does not match."""
-
-    kind: Literal["corrupted", "missing", "extra", "truncated", "mismatch"]
-    what: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.what}: {self.why}"
+def _next(archive: tarfile.TarFile, name: str) -> bytes:
+    """Return the content of the next file, which must have that name."""
+    member = archive.next()
+    if member is None or member.name != name or member.size > _LONGEST:
+        raise tarfile.ReadError(f"{name} is not where it belongs")
+    return _content(archive, member).read()
 
 
-def damages(bundle: Bundle) -> tuple[Defect, ...]:
-    """The defects of the bundle's content against its manifest; the whole file is read."""
-    size = bundle.file.stat().st_size
-    places = tuple(bundle.places.values())
-    with bundle.file.open("rb") as file:
-        return tuple(_walk(file, places, size, bundle.begin))
-
-
-def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> Iterator[Defect]:
-    """Look at each file where it belongs. Where another one lies there, find out which ones there are."""
-    for number, place in enumerate(places):
-        path = place.entry.path
-        file.seek(place.offset)
-        head = file.read(BLOCK)
-        info = _parsed(head)
-        is_end = info is None and len(head) == BLOCK and not any(head)
-        if is_end or (info is not None and info.name != path):
-            yield from _rearranged(file, places[number:], place.offset, path)
-            return
-        if place.content + place.entry.size > size:
-            left = f" and {len(places) - number - 1} files after it" if number + 1 < len(places) else ""
-            yield Defect("truncated", path, f"the bundle ends after {size} bytes, before the end of it{left}")
-            return
-        if head != header(path, place.entry.size):
-            yield Defect("corrupted", path, "its header is damaged")
-        elif not _is_whole(file, place):
-            yield Defect("corrupted", path, "its content is not what the manifest says")
-    end = places[-1].end if places else begin
-    file.seek(end)
-    if file.read(len(END) + 1) != END:
-        yield from _rearranged(file, (), end, "the end of the bundle")
-
-
-def _parsed(raw: bytes) -> tarfile.TarInfo | None:
+def _manifest(raw: bytes, file: Path) -> Manifest:
     try:
-        return tarfile.TarInfo.frombuf(raw, "utf-8", "strict")
-    except (tarfile.HeaderError, UnicodeDecodeError):
-        return None
+        head = _Head.model_validate_json(raw)
+        if head.format != FORMAT:
+            raise BundleError(
+                f"the bundle has format {head.format}, this clusterctl reads format {FORMAT}",
+                code="bundle-format",
+                where=str(file),
+                why=f"it was made by clusterctl {head.clusterctl}",
+                fix="use that version here, or make the bundle anew with this one",
+            )
+        return Manifest.model_validate_json(raw)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise _no_bundle(file, f"{MANIFEST}: {place + ': ' if place else ''}{first['msg']}") from exc
 
 
-def _is_whole(file: IO[bytes], place: Place) -> bool:
-    sha = hashlib.sha256()
-    for chunk in content(file, place):
-        sha.update(chunk)
-    return sha.hexdigest() == place.entry.sha256 and not any(
-        file.read(padded(place.entry.size) - place.entry.size)
-    )
-
-
-def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, here: str) -> Iterator[Defect]:
-    """Files were taken out, put in, renamed or moved: follow the headers, and compare the names."""
-    found: Counter[str] = Counter()
-    file.seek(offset)
-    while (info := _parsed(file.read(BLOCK))) is not None:
-        found[printable(info.name)] += 1
-        file.seek(padded(min(max(0, info.size), MOST_BYTES)), os.SEEK_CUR)
-    wanted = Counter(place.entry.path for place in expected)
-    for name in found - wanted:
-        yield Defect("extra", name, "the manifest does not name it")
-    for path in wanted - found:
-        yield Defect("missing", path, "the manifest names it, and it is not there")
-    if found == wanted:
-        yield Defect("corrupted", here, "something else lies where it belongs")
-
-
-def check_target(target: Path) -> None:
-    """That a bundle can be written there, as far as can be told ahead.
+@contextmanager
+def _opened(file: Path) -> Iterator[tarfile.TarFile]:
+    """Open a bundle as the tar that it is.
 
     Raises:
-        UsageError: it can't.
+        BundleError: it is not a tar, or lacks a file that the body takes from it.
     """
     try:
-        if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        with tempfile.TemporaryFile(dir=target.parent):
-            pass
-    except OSError as exc:
-        raise UsageError(
-            "the bundle can't be written",
-            where=str(target),
-            why=exc.strerror or str(exc),
-            fix="name another file with --out, in a folder that is there and can be written",
-        ) from exc
+        with tarfile.open(file, "r:") as archive:
+            yield archive
+    except (tarfile.TarError, KeyError) as exc:
+        raise _no_bundle(file, str(exc)) from exc
 
 
-def write_bundle(target: Path, manifest: Manifest, sources: Mapping[str, Path | bytes]) -> None:
-    """Write a bundle in one stream; it appears under its name when it is whole.
+def _no_bundle(file: Path, why: str) -> BundleError:
+    what = "this is not a bundle of clusterctl's"
+    return BundleError(what, code="not-a-bundle", where=str(file), why=why, fix=_AGAIN)
+
+
+def reject_defects(file: Path, wrong: Sequence[Failure]) -> None:
+    """Raise if there are defects.
 
     Raises:
-        MachineError: it can't be written there.
-        BundleError: a source is not what the manifest says any more.
+        BundleError: with all of them.
     """
-    raw = manifest.text.encode()
-    first = {MANIFEST: raw, DIGEST: _digest_line(hashlib.sha256(raw).hexdigest())}
-    entries = ((one.path, one.size, _read(one, sources[one.path])) for one in manifest.files)
-    try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-            partial = Path(file.name)
-            try:
-                file.writelines(tar(chain(in_memory(first), entries)))
-                file.flush()
-                partial.chmod(0o644)
-                partial.replace(target)
-            except BaseException:
-                partial.unlink(missing_ok=True)
-                raise
-    except OSError as exc:
-        raise MachineError(
-            "the bundle can't be written",
-            where=str(target),
-            why=reason(exc, target),
-            fix="name another file with --out, where there is room",
-        ) from exc
-
-
-def entries_of(sources: Mapping[str, Path | bytes]) -> tuple[Entry, ...]:
-    """The entries of a manifest: sorted, so that folders lie together."""
-    return tuple(_entry(path, sources[path]) for path in sorted(sources))
-
-
-def tar(files: Iterable[tuple[str, int, Iterable[bytes]]]) -> Iterator[bytes]:
-    """A tar of plain files, each a name, a size and its content: the same bytes for the same files."""
-    for name, size, chunks in files:
-        yield header(name, size)
-        yield from chunks
-        yield bytes(-size % BLOCK)
-    yield END
-
-
-def in_memory(files: Mapping[str, bytes]) -> Iterator[tuple[str, int, Iterable[bytes]]]:
-    return ((name, len(raw), [raw]) for name, raw in files.items())
-
-
-def header(name: str, size: int) -> bytes:
-    """The header of a plain file, the same wherever and whenever it is made."""
-    info = tarfile.TarInfo(name)
-    info.size, info.mode = size, 0o644
-    return info.tobuf(tarfile.USTAR_FORMAT)
-
-
-def _entry(path: str, source: Path | bytes) -> Entry:
-    if isinstance(source, bytes):
-        return Entry(path=path, size=len(source), sha256=hashlib.sha256(source).hexdigest())
-    return Entry(path=path, size=source.stat().st_size, sha256=file_sha256(source))
-
-
-def _digest_line(digest: str) -> bytes:
-    return f"{digest}  {MANIFEST}\n".encode()
-
-
-def _read(entry: Entry, source: Path | bytes) -> Iterator[bytes]:
-    """The content of a source, which must be what it was when the manifest was made."""
-    if isinstance(source, bytes):
-        yield source
+    if not wrong:
         return
-    with source.open("rb") as file:
-        changed = BundleError(f"{source} changed while it was packed", fix="run it again")
-        yield from _checked(iter(partial(file.read, CHUNK), b""), entry, changed)
-
-
-def _checked(chunks: Iterable[bytes], entry: Entry, error: BundleError) -> Iterator[bytes]:
-    """Pass them on; raise the error at the end if they are not what the manifest says."""
-    sha = hashlib.sha256()
-    for chunk in chunks:
-        sha.update(chunk)
-        yield chunk
-    if sha.hexdigest() != entry.sha256:
-        raise error
-
-
-def _first(file: IO[bytes], name: str, longest: int, path: Path) -> bytes:
-    """The next member, which must be a plain file of that name."""
-    head = file.read(BLOCK)
-    info = _parsed(head)
-    if info is not None and 0 <= info.size <= longest and head == header(name, info.size):
-        raw = file.read(padded(info.size))
-        if len(raw) == padded(info.size) and not any(raw[info.size :]):
-            return raw[: info.size]
-    raise _no_bundle(str(path), f"{name} is not whole where it belongs")
+    where, why, fix = str(file), named([one.cause for one in wrong], most=10), wrong[-1].fix
+    if all(one.code == MISMATCH for one in wrong):
+        misfit = "the bundle does not match"
+        raise BundleError(
+            misfit, code="bundle-mismatch", where=where, why=why, fix=fix, failures=tuple(wrong)
+        )
+    damage = "the bundle is damaged"
+    raise BundleError(damage, code="bundle-damaged", where=where, why=why, fix=fix, failures=tuple(wrong))
 
 
 def named(paths: Sequence[str], most: int = 5) -> str:
@@ -444,12 +222,127 @@ def named(paths: Sequence[str], most: int = 5) -> str:
     return ", ".join(paths[:most]) + more
 
 
-def payload_tar() -> bytes:
-    """The payload for the nodes to unpack: `HASH/payload/...` and, last, `HASH/.complete`.
+def damages(bundle: Bundle) -> tuple[Failure, ...]:
+    """Compare each file of the bundle with the list; the whole bundle is read."""
+    return tuple(_damages(bundle.file, {HASHES: bundle.digest, **bundle.hashes}))
 
-    Where that one lies, everything before it does.
+
+def _damages(file: Path, left: dict[str, str]) -> Iterator[Failure]:
+    """``left``: the hashes of the files that have not been seen yet, in the order of the tar."""
+    with _opened(file) as archive, file.open("rb") as blocks:
+        try:
+            for member in archive:
+                name = member.name
+                if name not in left:
+                    extra = f"extra: {printable(name)}: {HASHES} does not name it, or it is there twice"
+                    yield Failure("bundle-extra", extra, fix=_AGAIN)
+                elif not _is_plain(member):
+                    yield Failure(
+                        "bundle-corrupted", f"corrupted: {name}: it is not a plain file", fix=_AGAIN
+                    )
+                elif _sha256(_content(archive, member)) != left[name]:
+                    changed = f"corrupted: {name}: its content is not what {HASHES} says"
+                    yield Failure("bundle-corrupted", changed, fix=_AGAIN)
+                left.pop(name, None)
+            blocks.seek(archive.offset)
+            end = blocks.read(BLOCK)
+        except tarfile.ReadError:
+            end = b""
+    if end == bytes(BLOCK):
+        for path in left:
+            missing = f"missing: {path}: {HASHES} names it, and it is not there"
+            yield Failure("bundle-missing", missing, fix=_AGAIN)
+        return
+    path, *more = left or ["the end of the bundle"]
+    after = f", and {len(more)} files after it" if more else ""
+    if len(end) == BLOCK:
+        unread = f"corrupted: {path}: its header is damaged, so it can't be read{after}"
+        yield Failure("bundle-corrupted", unread, fix=_AGAIN)
+    else:
+        cut_off = f"truncated: {path}: the bundle ends before the end of it{after}"
+        yield Failure("bundle-truncated", cut_off, fix=_AGAIN)
+
+
+def _is_plain(member: tarfile.TarInfo) -> bool:
+    return member.isreg() and not member.issparse()
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> io.BufferedReader:
+    content = archive.extractfile(member) if _is_plain(member) else None
+    if not isinstance(content, io.BufferedReader):
+        raise tarfile.ReadError(f"{printable(member.name)} is no plain file")
+    return content
+
+
+def check_target(target: Path) -> None:
+    """Check that a bundle can be written there, as far as that can be told ahead.
+
+    Raises:
+        UsageError: it can't.
+    """
+    if target.is_dir() or not os.access(target.parent, os.W_OK):
+        raise UsageError(
+            "the bundle can't be written",
+            code="bundle-unwritable",
+            where=str(target),
+            fix="name another file with --out, in a folder that is there and can be written",
+        )
+
+
+def write_bundle(target: Path, manifest: Manifest, sources: Mapping[str, Path | bytes]) -> None:
+    """Write a bundle, which appears under its name when it is whole and checked.
+
+    Raises:
+        MachineError: it can't be written there.
+        BundleError: a source changed meanwhile.
+    """
+    raw = manifest.model_dump_json(indent=1).encode() + b"\n"
+    files: dict[str, Path | bytes] = {MANIFEST: raw, **{path: sources[path] for path in sorted(sources)}}
+    hashes = "".join(f"{_sha256(source)}  {path}\n" for path, source in files.items()).encode()
+    files = {MANIFEST: raw, HASHES: hashes, **files}
+    with writing(target), temporary_folder(target.parent) as folder:
+        whole = folder / target.name
+        with whole.open("wb") as file:
+            file.writelines(_tar(_source(*one) for one in files.items()))
+        reject_defects(target, damages(open_bundle(whole)))
+        whole.replace(target)
+
+
+def payload_tar() -> bytes:
+    """Pack the payload for the nodes: `HASH/payload/...` and, last, `HASH/.complete`.
+
+    If a node has `.complete`, it has all files before it.
     """
     root, version = asset("payload"), payload_hash()
-    files = {f"payload/{path.relative_to(root).as_posix()}": path.read_bytes() for path in tree_files(root)}
-    files[".complete"] = b""
-    return b"".join(tar(in_memory({f"{version}/{name}": raw for name, raw in files.items()})))
+    files: dict[str, Path | bytes] = {
+        f"{version}/payload/{path.relative_to(root).as_posix()}": path for path in tree_files(root)
+    }
+    return b"".join(_tar(_source(*one) for one in {**files, f"{version}/.complete": b""}.items()))
+
+
+def _tar(files: Iterable[tuple[str, int, Iterable[bytes]]]) -> Iterator[bytes]:
+    """Yield a tar of plain files, each a name, a size and its content: the same bytes for the same files."""
+    for name, size, chunks in files:
+        info = tarfile.TarInfo(name)
+        info.size = size
+        yield info.tobuf()
+        yield from chunks
+        yield bytes(-size % BLOCK)
+    yield bytes(2 * BLOCK)
+
+
+def _source(name: str, source: Path | bytes) -> tuple[str, int, Iterable[bytes]]:
+    if isinstance(source, bytes):
+        return name, len(source), [source]
+    return name, source.stat().st_size, _chunks(source.open("rb"))
+
+
+def _chunks(file: io.BufferedReader) -> Iterator[bytes]:
+    with file:
+        yield from iter(partial(file.read, _CHUNK), b"")
+
+
+def _sha256(source: Path | bytes | io.BufferedReader) -> str:
+    if isinstance(source, io.BufferedReader):
+        return hashlib.file_digest(source, "sha256").hexdigest()
+    return hashlib.sha256(source).hexdigest() if isinstance(source, bytes) else file_sha256(source)

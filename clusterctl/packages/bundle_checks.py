@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -16,12 +16,12 @@ from clusterctl.packages.bundle import (
     WHEELS,
     WHEELS_LOCK,
     Bundle,
-    Defect,
     Manifest,
     System,
     damages,
     named,
     open_bundle,
+    reject_defects,
 )
 from clusterctl.packages.os_packages import asked_packages, package_names
 from clusterctl.packages.wheelhouse import NodePlatform, Requirements, content_hash, store_lock, wheelhouse
@@ -40,33 +40,10 @@ def asks_for_cupy(spec: ClusterSpec) -> bool:
     return spec.software.cupy and any(partition.gpus for partition in spec.partitions)
 
 
-def reject_defects(file: Path, wrong: Sequence[Defect]) -> None:
-    """Raise if there are defects.
-
-    Raises:
-        BundleError: one failure a defect.
-    """
-    if not wrong:
-        return
-    is_mismatch = all(one.kind == "mismatch" for one in wrong)
-    fix = (
-        "make a bundle for this with `clusterctl bundle create`, with the clusterctl that is to use it"
-        if is_mismatch
-        else "copy the bundle here again, or create it again with `clusterctl bundle create`"
-    )
-    raise BundleError(
-        "the bundle does not match" if is_mismatch else "the bundle is damaged",
-        where=str(file),
-        why=named([str(one) for one in wrong], most=10),
-        fix=fix,
-        failures=tuple(Failure(BundleError.code, str(one), fix=fix) for one in wrong),
-    )
-
-
 def mismatches(
     bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()
-) -> tuple[Defect, ...]:
-    """The mismatches with this clusterctl, the spec, if there is one, or hosts of these releases."""
+) -> tuple[Failure, ...]:
+    """Compare a bundle with this clusterctl, the spec, if there is one, and hosts of these releases."""
     manifest = bundle.manifest
     found = [*_of_clusterctl(manifest)]
     others = f"the bundle has no packages for it, only for {', '.join(manifest.systems)}"
@@ -74,7 +51,8 @@ def mismatches(
     for release, system in manifest.systems.items():
         if not releases or release in releases:
             found += [(release, why) for why in _of_system(release, system, spec)]
-    return tuple(Defect("mismatch", what, why) for what, why in found)
+    fix = "make a bundle for this with `clusterctl bundle create`, with the clusterctl that is to use it"
+    return tuple(Failure("bundle-mismatch", f"mismatch: {what}: {why}", fix=fix) for what, why in found)
 
 
 def _of_clusterctl(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -141,6 +119,7 @@ def missing_bundle(workspace: Workspace) -> BundleError:
     known = cluster_bundle(workspace)
     return BundleError(
         "the bundle that this cluster is installed from is missing",
+        code="bundle-gone",
         where=str(known.file) if known else "",
         why="some hosts have packages to install, and no repository of their own is asked",
         fix="give its new path: `clusterctl up --bundle FILE`; or `clusterctl up --no-bundle`, with the "
@@ -176,15 +155,15 @@ def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
             wheelhouse(gpu_lock(), node, partial(_copy_wheels, bundle, system.gpu))
         if (asked := spec.software.python.requirements) is not None:
             with temporary_folder() as folder:
-                bundle.copy(WHEELS_LOCK.format(release), folder / "lock")
-                text = (folder / "lock").read_text()
+                lock = WHEELS_LOCK.format(release)
+                bundle.copy([lock], folder)
+                text = (folder / PurePosixPath(lock).name).read_text()
             store_lock(
                 Requirements((asked,), job_lock(), node=node, gpus=has_gpus(spec)),
                 text,
-                lambda wheel, to: bundle.copy(f"{WHEELS}/{wheel.file}", to),
+                lambda wheel, to: _copy_wheels(bundle, [wheel.file], to.parent),
             )
 
 
 def _copy_wheels(bundle: Bundle, names: Sequence[str], folder: Path) -> None:
-    for name in names:
-        bundle.copy(f"{WHEELS}/{name}", folder / name)
+    bundle.copy([f"{WHEELS}/{name}" for name in names], folder)

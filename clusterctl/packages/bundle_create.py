@@ -1,8 +1,7 @@
-"""Creating a bundle: OS packages for each distribution, wheels for its Python, the payload, a lock."""
+"""Creating a bundle: OS packages for each distribution, wheels for its Python, and the payload."""
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,18 +58,13 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
     lock = _cache_folder() / ".lock"
     with hold(lock, "bundle create", what="the cache of packages", wait_s=WAIT_S, waiting=report):
         sources: Sources = {PAYLOAD: bundle.payload_tar()}
-        systems, versions = {}, {}
+        systems = {}
         for distribution in wanted.distributions:
             release = distribution.release
             packed = _packages(wanted, distribution, report)
             sources |= {f"{REPOSITORY.format(release)}/{path}": of for path, of in packed.files.items()}
             systems[release], found = _wheels(wanted.spec, distribution, len(packed.versions), report)
             sources |= found
-            versions[release] = {
-                "packages": [{"name": n, "version": v, "sha256": s} for n, v, s in packed.versions],
-                "wheels": sorted({*systems[release].wheels, *systems[release].gpu, *systems[release].more}),
-            }
-        sources[bundle.LOCK] = (json.dumps(versions, indent=1) + "\n").encode()
         report("packing")
         manifest = bundle.Manifest(
             format=bundle.FORMAT,
@@ -79,7 +73,6 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
             architecture=ARCHITECTURE,
             payload=payload_hash(),
             systems=systems,
-            files=bundle.entries_of(sources),
         )
         bundle.write_bundle(out, manifest, sources)
     return bundle.open_bundle(out)
@@ -114,7 +107,6 @@ def _wheels(
         more = [wheel_path(wheel) for wheel in lock.wheels]
         sources[WHEELS_LOCK.format(distribution.release)] = lock.text.encode()
     system = System(
-        family=distribution.family,
         asked=asked_packages(distribution, spec.software),
         packages=packages,
         python=distribution.python_version,

@@ -5,16 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterctl import __version__
-from clusterctl.packages.bundle import (
-    FORMAT,
-    LOCK,
-    PAYLOAD,
-    WHEELS_LOCK,
-    Manifest,
-    System,
-    entries_of,
-    write_bundle,
-)
+from clusterctl.packages.bundle import FORMAT, PAYLOAD, Manifest, System, write_bundle
 from clusterctl.packages.os_packages import package_names
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.inventory import ARCHITECTURE
@@ -22,7 +13,6 @@ from clusterctl.util.assets import digest, job_lock, payload_hash
 
 RELEASE = "debian-12"
 FILES: dict[str, bytes] = {
-    LOCK: b"{}\n",
     PAYLOAD: b"payload" * 300,
     f"systems/{RELEASE}/Packages": b"",
     f"systems/{RELEASE}/pool/munge_1%3a0.5_amd64.deb": b"munge" * 1000,
@@ -33,10 +23,8 @@ FILES: dict[str, bytes] = {
 
 def system(**other: object) -> System:
     """All that this clusterctl asks for on Debian 12."""
-    asked = package_names(distribution_of(RELEASE))
     values = {
-        "family": "Debian",
-        "asked": asked,
+        "asked": package_names(distribution_of(RELEASE)),
         "packages": 2,
         "python": "3.11",
         "base": digest(job_lock().read_bytes()),
@@ -45,8 +33,8 @@ def system(**other: object) -> System:
     return System.model_validate(values | other)
 
 
-def manifest(files: dict[str, bytes] = FILES, **other: object) -> Manifest:
-    """The manifest of these files, for this clusterctl."""
+def a_bundle(path: Path, files: dict[str, bytes] = FILES, **other: object) -> Path:
+    """Write one for this clusterctl; ``other`` are fields of its manifest."""
     values = {
         "format": FORMAT,
         "clusterctl": __version__,
@@ -54,18 +42,6 @@ def manifest(files: dict[str, bytes] = FILES, **other: object) -> Manifest:
         "architecture": ARCHITECTURE,
         "payload": payload_hash(),
         "systems": {RELEASE: system()},
-        "files": entries_of(dict(files)),
     }
-    return Manifest.model_validate(values | other)
-
-
-def a_bundle(path: Path, files: dict[str, bytes] = FILES, **other: object) -> Path:
-    """Write one; ``other`` are fields of its manifest."""
-    write_bundle(path, manifest(files, **other), dict(files))
+    write_bundle(path, Manifest.model_validate(values | other), dict(files))
     return path
-
-
-def a_bundle_with_requirements(path: Path, text: str, requirements: str) -> Path:
-    """One that was made for requirements: their lock, and the hash of what they say."""
-    files = {**FILES, WHEELS_LOCK.format(RELEASE): text.encode()}
-    return a_bundle(path, files, systems={RELEASE: system(requirements=requirements)})
