@@ -50,8 +50,8 @@ def create(
 
     spec = spec_of(screen, options)
     reject_bundles(spec, fix="create it without a bundle: `clusterctl up`")
-    by_name = {name: _distribution(name) for name in _names(screen, options, system)}
-    distributions = tuple({one.release: one for one in by_name.values()}.values())
+    names = _names(screen, options, system)
+    distributions = tuple({one.release: one for one in map(_distribution, names)}.values())
     archives = dict(_assignment(text) for text in archive or ())
     if unknown := archives.keys() - {one.release for one in distributions}:
         raise UsageError(
@@ -59,11 +59,16 @@ def create(
             code="unknown-distribution",
             fix="say it with --os",
         )
+    for name in names:
+        if name.startswith("rhel-") and _distribution(name).release not in archives:
+            raise UsageError(
+                f"--from must say where packages of {name} come from",
+                code="rhel-without-repositories",
+                why="RHEL's come with a subscription, and no public repository has them",
+                fix=f"say --from {name}=FILE, written as in /etc/yum.repos.d",
+            )
     target = out or Path(f"{spec.name}.bundle.tar")
-    # The first of the names for a release; RHEL's before all, whose packages are not public.
-    ranked = sorted(by_name, key=lambda name: not name.startswith("rhel-"))
-    called = {by_name[name].release: name for name in reversed(ranked)}
-    wanted = bundle_create.BundleRequest(spec, distributions, archives, called)
+    wanted = bundle_create.BundleRequest(spec, distributions, archives)
     made = bundle_create.create(wanted, target, report=screen.note)
     size = shown_size(target.stat().st_size)
     screen.result(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from clusterctl import __version__
-from clusterctl.errors import UsageError
 from clusterctl.packages import bundle
 from clusterctl.packages.accelerators import has_gpus
 from clusterctl.packages.bundle import PAYLOAD, REPOSITORY, WHEELS, WHEELS_LOCK, Bundle, System
 from clusterctl.packages.bundle_checks import asks_for_cupy
 from clusterctl.packages.os_packages import asked_packages, package_names, upstream_packages
-from clusterctl.packages.repository import Repository, RepositoryRequest, own_repositories, own_sources, pack
+from clusterctl.packages.repository import RepositoryRequest, check, pack
 from clusterctl.packages.wheelhouse import (
     NodePlatform,
     Requirements,
@@ -28,10 +28,11 @@ from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import WAIT_S, hold
-from clusterctl.util.assets import digest, gpu_lock, job_lock, payload_hash
+from clusterctl.util.assets import digest, gpu_lock, job_lock, payload_hash, tree_files
 from clusterctl.util.progress import LineReporter
 
 Sources = dict[str, Path | bytes]
+_PACKAGES: Final = frozenset({".deb", ".rpm"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,6 @@ class BundleRequest:
     spec: ClusterSpec
     distributions: Sequence[Distribution]
     archives: Mapping[str, Path]
-    called: Mapping[str, str] = field(default_factory=dict)  # release -> the name the user knows it by
 
 
 def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
@@ -61,9 +61,13 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
         systems = {}
         for distribution in wanted.distributions:
             release = distribution.release
-            packed = _packages(wanted, distribution, report)
-            sources |= {f"{REPOSITORY.format(release)}/{path}": of for path, of in packed.files.items()}
-            systems[release], found = _wheels(wanted.spec, distribution, len(packed.versions), report)
+            names = package_names(distribution, wanted.spec.software)
+            repository = pack(_request(wanted, distribution), names, report=report)
+            files = tree_files(repository)
+            inner = REPOSITORY.format(release)
+            sources |= {f"{inner}/{path.relative_to(repository).as_posix()}": path for path in files}
+            packages = sum(path.suffix in _PACKAGES for path in files)
+            systems[release], found = _wheels(wanted.spec, distribution, packages, report)
             sources |= found
         report("packing")
         manifest = bundle.Manifest(
@@ -78,17 +82,15 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
     return bundle.open_bundle(out)
 
 
-def _packages(wanted: BundleRequest, distribution: Distribution, report: LineReporter) -> Repository:
+def _request(wanted: BundleRequest, distribution: Distribution) -> RepositoryRequest:
     release, software = distribution.release, wanted.spec.software
-    request = RepositoryRequest(
+    return RepositoryRequest(
         distribution,
         _cache_folder(f"{release}-{ARCHITECTURE}"),
         wanted.archives.get(release),
         software,
         upstream_packages(distribution, software),
-        wanted.called.get(release, ""),
     )
-    return pack(request, package_names(distribution, software), report=report)
 
 
 def _wheels(
@@ -121,16 +123,8 @@ def _wheels(
 
 
 def _check(wanted: BundleRequest, out: Path) -> None:
-    read = {"Debian": own_sources, "RedHat": own_repositories}
     for distribution in wanted.distributions:
-        if (archive := wanted.archives.get(distribution.release)) is not None:
-            read[distribution.family](archive)
-        elif (called := wanted.called.get(distribution.release, "")).startswith("rhel-"):
-            raise UsageError(
-                f"--from must say where packages of {called} come from",
-                why="RHEL's come with a subscription, and no public repository has them",
-                fix=f"say --from {called}=FILE, written as in /etc/yum.repos.d",
-            )
+        check(distribution, wanted.archives.get(distribution.release))
     if (asked := wanted.spec.software.python.requirements) is not None:
         content_hash((asked,))
     bundle.check_target(out)

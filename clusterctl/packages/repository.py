@@ -1,22 +1,21 @@
 """Fetch the OS packages of a distribution, with all that they need, as a repository for its hosts.
 
-Of Debian's family by apt, which checks the archive's signature with the archive's keyring, and every package
-with the signed index; its entries there become those of our index. Of Red Hat's by dnf: each package's own
-signature is checked with the keys of its repositories, which go into the bundle, since the hosts check it
-once more when they install. Both have folders of their own, in which nothing counts as installed.
+For Debian's family, apt resolves and downloads them, checks the archive's signature with its keyring and each
+package with the signed index, and apt-ftparchive writes the index. For Red Hat's family, dnf and createrepo_c
+do that work. Each rpm's own signature is checked with the keys of its repositories, which go into the bundle,
+because hosts check it again when they install. Both work in a folder of their own, in which no package counts
+as installed.
 """
 
 from __future__ import annotations
 
 import configparser
-import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -39,8 +38,6 @@ _ALWAYS: Final = {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 class RepositoryRequest:
     """What to pack for, and the folder that keeps downloads.
 
-    ``called``: the distribution's name in messages, where that is another.
-
     ``archive`` names the repositories to take packages from, instead of the distribution's public ones, to
     which ``software`` may add OpenHPC's and NVIDIA's. ``upstream``: packages that no repository has.
     """
@@ -50,11 +47,10 @@ class RepositoryRequest:
     archive: Path | None = None
     software: Software = PLAIN
     upstream: tuple[Upstream, ...] = ()
-    called: str = ""
 
     @property
     def title(self) -> str:
-        return self.called or self.distribution.release
+        return self.distribution.release
 
     @property
     def sources(self) -> tuple[Mapping[str, Any], ...]:
@@ -63,60 +59,81 @@ class RepositoryRequest:
         if (archive := known.get(self.distribution.release)) is None:
             raise UsageError(
                 f"no archive of packages is known for {self.title}",
+                code="distribution-not-bundled",
                 fix=f"bundles can be made for {', '.join(known)}",
             )
         added = {"openhpc": self.software.slurm == "openhpc", "nvidia": self.software.nvidia.installs}
         return (archive, *(archive[name] for name, is_asked in added.items() if is_asked and name in archive))
 
 
-@dataclass(frozen=True, slots=True)
-class Repository:
-    """A repository: path in it -> file or content; and (name, version, SHA-256) of each package."""
-
-    files: Mapping[str, Path | bytes]
-    versions: tuple[tuple[str, str, str], ...]
-
-
 _DEBS: Final = {"x86_64": "amd64"}  # by ARCHITECTURE
-_FIELDS: Final = ("Types", "URIs", "Suites")  # what apt wants of a .sources file
-_LINE: Final = re.compile(r"deb(-src)?\s+(\[[^\]]*\]\s*)?\S+\s+\S+")  # of a .list file
-_FILE: Final = re.compile(r"^'([^']+)' (\S+\.deb) \d+ ", re.MULTILINE)
+_FILE: Final = re.compile(r"^'([^']+)' (\S+\.deb) \d+ (?:SHA256:(\w+))?", re.MULTILINE)
 _PLUGIN: Final = re.compile(r"/(\w+)\.so$", re.MULTILINE)
-_FIELD: Final = re.compile(r"^(Package|Version|Architecture|Filename|Size|SHA256): (.*)$", re.MULTILINE)
+_TOOLS: Final = {
+    "Debian": {
+        "apt-get": "make this bundle on a machine with Debian or Ubuntu",
+        "apt-ftparchive": "install the package apt-utils here",
+    },
+    "RedHat": {
+        "dnf": "install the packages dnf and dnf-plugins-core here",
+        "createrepo_c": "install the package createrepo_c here (Debian and Ubuntu: createrepo-c)",
+        "rpmkeys": "install the package rpm here",
+    },
+}
 
 
-def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporter) -> Repository:
-    """The packages of these names with all that they need.
+def check(distribution: Distribution, archive: Path | None) -> None:
+    """Check that this machine has the tools for a distribution, and that these read the user's archives.
 
     Raises:
-        MachineError: a tool or keyring is missing, an archive can't be reached, or a signature is not right.
-        UsageError: no archive of this distribution is known, or the user's file of them is none.
+        MachineError: a tool is missing.
+        UsageError: the file is not a list of archives.
+    """
+    if archive:
+        _read_own(archive)
+    for tool, fix in _TOOLS[distribution.family].items():
+        _need(tool, of=distribution.release, fix=fix)
+    if archive:
+        {"Debian": _check_sources, "RedHat": own_repositories}[distribution.family](archive)
+
+
+def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporter) -> Path:
+    """Fetch the packages of these names with all that they need; return the folder of the repository.
+
+    ``check`` comes first. The folder is good until the next call for the distribution.
+
+    Raises:
+        MachineError: a keyring is missing, an archive can't be reached, or a signature is not right.
+        UsageError: no archive of this distribution is known.
     """
     return {"Debian": _pack_apt, "RedHat": _pack_dnf}[packer.distribution.family](packer, names, report)
 
 
-def _pack_apt(packer: RepositoryRequest, names: Sequence[str], report: LineReporter) -> Repository:
+def _pack_apt(packer: RepositoryRequest, names: Sequence[str], report: LineReporter) -> Path:
     title, folder = packer.title, packer.folder
-    _need("apt-get", of=title, fix="make this bundle on a machine with Debian or Ubuntu")
     apt = partial(_apt, _apt_options(packer))
     report(f"{title}: reading the package lists")
     apt("apt-get", "update", what=f"reading the package lists of {title}")
-    upstream = {path.name: path for path in (_fetched(one, folder) for one in packer.upstream)}
-    install = ("apt-get", "install", "--quiet=2", *names, *map(str, upstream.values()))
+    install = ("apt-get", "install", "--quiet=2", *names, *(_fetched(one, folder) for one in packer.upstream))
     nothing = f"Dir::Cache::archives={folder / 'none'}"  # else it names only what is yet to come
     said = apt(*install, "--print-uris", "-o", nothing, what=f"finding what the packages of {title} need")
-    paths = {name: _place(name, uri, folder) for uri, name in sorted(_FILE.findall(said), key=itemgetter(1))}
+    paths = {file: _place(file, uri, folder, sha256) for uri, file, sha256 in _FILE.findall(said)}
     report(f"{title}: downloading {len(paths)} packages")
     apt(*install, "--download-only", what=f"downloading the packages of {title}")
-    show = partial(apt, "apt-cache", "show", "--quiet=2", what="reading the package lists")
-    records = _records(show(*(_asked(file) for file in paths if file not in upstream)))
-    if upstream:
-        found = _records(show(*map(str, upstream.values())))
-        records += [
-            f"{record}SHA256: {file_sha256(Path(dict(_FIELD.findall(record))['Filename']))}\n"
-            for record in found
-        ]
-    return _apt_repository(title, records, paths)
+    root = _repository(folder, "pool", paths)
+    index = _run(["apt-ftparchive", "packages", "pool"], what="making the repository's index", cwd=root)
+    (root / "Packages").write_text(index)
+    return root
+
+
+def _repository(folder: Path, inner: str, paths: Mapping[str, Path]) -> Path:
+    """Make a folder with links to these packages alone: the downloads of earlier bundles lie beside them."""
+    root = folder / "repository"
+    shutil.rmtree(root, ignore_errors=True)
+    (root / inner).mkdir(parents=True)
+    for file, path in paths.items():
+        (root / inner / file).symlink_to(path)
+    return root
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +176,7 @@ def fetch_slurm(
     )
     (folder / "host-status").write_text(status)
     has = f"--option=Dir::State::status={folder / 'host-status'}"
-    packer = RepositoryRequest(distribution, folder, sources, called=title)
+    packer = RepositoryRequest(distribution, folder, sources)
     apt = partial(_apt, [*_apt_options(packer), has])
     report(f"{title}: reading the package lists")
     apt("apt-get", "update", what=f"reading the package lists of {title}")
@@ -174,7 +191,7 @@ def fetch_slurm(
         )
         report(f"{title}: downloading {len(files)} packages of {suite}")
         apt(*install, "--download-only", what=f"downloading the packages of {title}")
-        return tuple(_place(name, found, folder) for found, name in sorted(files))
+        return tuple(_place(name, found, folder, sha256) for found, name, sha256 in sorted(files))
 
     new, old = fetch(suite), fetch(own)
     slurms = {name: path for path in new if (name := path.name.partition("_")[0]) in names}
@@ -202,15 +219,16 @@ def _apt_options(packer: RepositoryRequest) -> list[str]:
     for name in ("state/lists/partial", "cache/archives/partial", "none/partial"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "state/status").write_text("")
-    sources = folder / f"archive{packer.archive.suffix if packer.archive else '.list'}"
-    sources.write_text(own_sources(packer.archive) if packer.archive else "".join(_apt_lines(packer)))
+    if (sources := packer.archive) is None:
+        sources = folder / "archive.list"
+        sources.write_text("".join(_apt_lines(packer)))
     preferences = folder / "preferences"
     preferences.write_text(nvidia_preference(packer.distribution, packer.software))
     own = {
         "Dir::State": folder / "state",
         "Dir::Etc::Preferences": preferences,
         "Dir::Cache": folder / "cache",
-        "Dir::Etc::SourceList": sources,
+        "Dir::Etc::SourceList": sources.absolute(),
         "APT::Architecture": architecture,
         "APT::Architectures": architecture,
     }
@@ -227,45 +245,44 @@ def _apt(options: Sequence[str], tool: str, *words: str, what: str) -> str:
     )
 
 
-def _place(file: str, uri: str, folder: Path) -> Path:
-    """What lies on this machine, apt takes where it is; what is in the cache already is kept."""
-    here = uri.startswith("file:")
-    return Path(unquote(uri.removeprefix("file:"))) if here else folder / "cache/archives" / file
+def _place(file: str, uri: str, folder: Path, sha256: str) -> Path:
+    """Return the path of a package, and remove the package if it is damaged in apt's cache.
+
+    apt checks what it downloads. In its cache it compares only sizes, and from `file:` it copies nothing.
+    """
+    if uri.startswith("file:"):
+        return Path(unquote(uri.removeprefix("file:")))
+    path = folder / "cache/archives" / file
+    if path.is_file() and file_sha256(path) != sha256:
+        path.unlink()
+    return path
 
 
-def _records(said: str) -> list[str]:
-    """What the signed index says of each package."""
-    return [record.strip() + "\n" for record in said.split("\n\n") if record.strip()]
-
-
-def _fetched(one: Upstream, folder: Path) -> Path:
-    """A package of its makers', from the cache if it is there."""
+def _fetched(one: Upstream, folder: Path) -> str:
+    """Return the path of a package that its makers release, downloaded if the cache does not have it."""
     path = folder / one.file
     if not path.is_file() or file_sha256(path) != one.sha256:
         path.write_bytes(_download(one.url, what=f"the package {path.name}"))
-    why = "its SHA-256 is another"
-    return _checked(
-        path, one.sha256, MachineError(f"the package {path.name} is another", where=one.url, why=why)
-    )
+        if file_sha256(path) != one.sha256:
+            what = f"the package {path.name} has another SHA-256 than its makers gave"
+            raise MachineError(what, code="package-changed", where=one.url)
+    return str(path)
 
 
-def own_sources(path: Path) -> str:
-    """A list of archives of the user's, in one of apt's two forms.
+def _check_sources(path: Path) -> None:
+    """Check that apt can read a list of archives of the user's.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it can't.
     """
-    text = _read_own(path)
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    if path.suffix == ".sources":
-        given = {line.partition(":")[0].lower() for line in lines if ":" in line}
-        wrong = next((f"it has no {field}:" for field in _FIELDS if field.lower() not in given), None)
-    else:
-        wrong = next((f"apt reads no line like {line!r}" for line in lines if not _LINE.match(line)), None)
-    if wrong or not lines:
-        fix = "write it as in /etc/apt/sources.list.d; what is named .sources, in that form"
-        raise _not_repositories(path, "is not a list of apt sources", wrong or "it names none", fix)
-    return text
+    options = (f"Dir::Etc::SourceList={path.absolute()}", "Dir::Etc::SourceParts=/dev/null")
+    done = _done(["apt-get", "indextargets", *(f"--option={one}" for one in options)])
+    if done.rc != 0 or not done.stdout:
+        why = done.stderr.partition("\n")[0] or "it names none"
+        fix = "write it as in /etc/apt/sources.list.d"
+        raise _not_repositories(
+            path, "is not a list of apt sources", why, f"{fix}; a .sources file in that form"
+        )
 
 
 def _apt_lines(packer: RepositoryRequest) -> Iterator[str]:
@@ -274,6 +291,7 @@ def _apt_lines(packer: RepositoryRequest) -> Iterator[str]:
         if not Path(archive["keyring"]).is_file():
             raise MachineError(
                 f"the signatures of {packer.title} can't be checked here",
+                code="keyring-missing",
                 where=archive["keyring"],
                 why="that keyring is missing",
                 fix=f"install the package {archive['keyring_package']}",
@@ -285,57 +303,8 @@ def _apt_lines(packer: RepositoryRequest) -> Iterator[str]:
                 yield f"deb {' '.join(words)}\n"
 
 
-def _asked(file: str) -> str:
-    """`name:arch=version` of a file's name, in which apt writes the colon of an epoch as %3a."""
-    name, version, architecture = file.removesuffix(".deb").split("_")
-    return f"{name}:{architecture}={version.replace('%3a', ':')}".replace(":all=", "=")
-
-
-def _apt_repository(distribution: str, records: Sequence[str], paths: Mapping[str, Path]) -> Repository:
-    files: dict[str, Path | bytes] = {f"pool/{name}": path for name, path in paths.items()}
-    index, versions = [], []
-    for record in records:
-        fields = dict(_FIELD.findall(record))
-        file = f"{fields['Package']}_{fields['Version'].replace(':', '%3a')}_{fields['Architecture']}.deb"
-        if f"pool/{file}" not in files:
-            continue
-        # What apt has downloaded it has checked; what lay in the cache may have been damaged since.
-        what, where = (
-            f"a package of {distribution} in the cache was damaged, and is removed",
-            str(paths[file]),
-        )
-        _checked(paths[file], fields["SHA256"], MachineError(what, where=where, fix="run it again"))
-        index.append(re.sub(r"^Filename: .*$", f"Filename: pool/{file}", record, flags=re.MULTILINE))
-        versions.append((fields["Package"], fields["Version"], fields["SHA256"]))
-    if len(index) != len(paths):
-        raise MachineError(f"the package lists of {distribution} changed meanwhile", fix="run it again")
-    packages = "\n".join(sorted(index)).encode()
-    files["Packages"] = packages
-    digest = hashlib.sha256(packages).hexdigest()
-    files["Release"] = (
-        f"Origin: clusterctl\nLabel: clusterctl bundle for {distribution}\nSuite: bundle\n"
-        f"SHA256:\n {digest} {len(packages)} Packages\n"
-    ).encode()
-    return Repository(files, tuple(sorted(versions)))
-
-
-def _checked(path: Path, sha256: str, error: MachineError) -> Path:
-    """The file if it has that hash; else it is removed, and the error raised."""
-    if file_sha256(path) != sha256:
-        path.unlink()
-        raise error
-    return path
-
-
-_TOOLS: Final = {"dnf": "dnf", "createrepo_c": "createrepo_c", "rpmkeys": "rpm"}
-_SIGNED: Final = "signatures OK"
-
-
-def _pack_dnf(packer: RepositoryRequest, names: Sequence[str], report: LineReporter) -> Repository:
+def _pack_dnf(packer: RepositoryRequest, names: Sequence[str], report: LineReporter) -> Path:
     title, folder = packer.title, packer.folder
-    for tool, package in _TOOLS.items():
-        fix = f"install {package} and dnf-plugins-core here, or make this bundle on a machine of its family"
-        _need(tool, of=title, fix=fix)
     repositories, urls = _repositories(packer)
     report(f"{title}: reading the repositories")
     dnf = partial(_dnf, packer)
@@ -343,44 +312,38 @@ def _pack_dnf(packer: RepositoryRequest, names: Sequence[str], report: LineRepor
     if stream := nvidia_stream(packer.distribution, packer.software):
         what = f"choosing the stream of NVIDIA's driver for {title}"
         dnf("module", "enable", f"nvidia-driver:{stream}", what=what)
-    keys = {
-        f"keys/{number}.asc": _download(url, what="a repository's key") for number, url in enumerate(urls)
-    }
+    keys = [_download(url, what="a repository's key") for url in urls]
     download = ("download", "--resolve", "--alldeps", f"--arch={ARCHITECTURE}", "--arch=noarch")
     said = dnf(*download, "--url", *names, what=f"finding what the packages of {title} need")
-    files = sorted({line.rpartition("/")[2] for line in said.split() if line.endswith(".rpm")})
+    files = {line.rpartition("/")[2] for line in said.split() if line.endswith(".rpm")}
     report(f"{title}: downloading {len(files)} packages")
-    packages = folder / "repository" / "Packages"  # those of earlier bundles too
-    dnf(*download, f"--downloaddir={packages}", *names, what=f"downloading the packages of {title}")
-    _check_signatures(folder, keys.values(), [packages / file for file in files])
-    return Repository({**_dnf_index(folder, files), **keys}, tuple(_versions(packages, files)))
+    kept = folder / "packages"
+    dnf(*download, f"--downloaddir={kept}", *names, what=f"downloading the packages of {title}")
+    root = _repository(folder, "Packages", {file: kept / file for file in files})
+    (root / "keys").mkdir()
+    for number, key in enumerate(keys):
+        (root / f"keys/{number}.asc").write_bytes(key)
+    _check_signatures(folder, root)
+    words = ["--quiet", "--no-database", "--revision=1", "--set-timestamp-to-revision"]
+    _run(["createrepo_c", *words, str(root)], what="making the repository's index")
+    return root
 
 
 def _configure_dnf(folder: Path, repositories: str) -> None:
-    """Write dnf's configuration; nothing counts as installed."""
+    """Write dnf's configuration; no package counts as installed."""
     shutil.rmtree(folder / "root", ignore_errors=True)
-    for name in ("root", "repos", "log", "repository/Packages"):
+    for name in ("root", "repos", "log", "packages"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / "dnf.conf").write_text("[main]\n")
     (folder / "repos" / "bundle.repo").write_text(repositories)
 
 
 def _dnf(packer: RepositoryRequest, *words: str, what: str) -> str:
     """Run dnf with all of its state in one folder, for one distribution."""
     folder = packer.folder
-    settings = {
-        "reposdir": folder / "repos",
-        "cachedir": folder / "cache",
-        "logdir": folder / "log",
-        "gpgcheck": "1",
-        "install_weak_deps": "0",
-        "best": "1",
-        "retries": "3",
-    }
-    argv = ["dnf", "--quiet", "--assumeyes", f"--config={folder / 'dnf.conf'}"]
+    argv = ["dnf", "--quiet", "--assumeyes", f"--config={_DATA / 'dnf.conf'}"]
     argv += [f"--installroot={folder / 'root'}"]
     argv += [f"--releasever={packer.distribution.release.rpartition('-')[2]}"]
-    argv += [f"--setopt={key}={value}" for key, value in settings.items()]
+    argv += [f"--setopt={name}dir={folder / name}" for name in ("repos", "cache", "log")]
     return _run(
         [*argv, *words],
         what=what,
@@ -420,40 +383,21 @@ def own_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
     return text, tuple(sorted(keys))
 
 
-def _check_signatures(folder: Path, keys: Iterable[bytes], paths: Sequence[Path]) -> None:
-    """Refuse a package that no key of its repositories has signed."""
+def _check_signatures(folder: Path, root: Path) -> None:
+    """Refuse a package of a repository that none of its keys has signed."""
     database = folder / "rpmdb"
     shutil.rmtree(database, ignore_errors=True)
     database.mkdir()
-    rpmkeys = ["rpmkeys", f"--dbpath={database}"]
-    fix = "see where it comes from; what is right is kept, so run it again after it is removed"
-    for key in keys:
-        place = folder / "key.asc"
-        place.write_bytes(key)
-        _run([*rpmkeys, "--import", str(place)], what="reading a repository's key", fix="name its true key")
-    said = _run(
-        [*rpmkeys, "--checksig", *map(str, paths)], what="checking the signatures of packages", fix=fix
-    )
-    unsigned = [line.partition(": ")[0] for line in said.splitlines() if not line.endswith(_SIGNED)]
-    if unsigned or len(said.splitlines()) != len(paths):
-        raise MachineError("a package is not signed", where=", ".join(unsigned), fix=fix)
-
-
-def _dnf_index(folder: Path, files: Sequence[str]) -> Mapping[str, Path | bytes]:
-    """The repository: its index is made of the packages that are wanted now."""
-    root, chosen = folder / "repository", folder / "chosen"
-    shutil.rmtree(root / "repodata", ignore_errors=True)
-    chosen.write_text("".join(f"Packages/{file}\n" for file in files))
-    words = ["--quiet", "--no-database", "--revision=1", "--set-timestamp-to-revision", f"--pkglist={chosen}"]
-    _run(["createrepo_c", *words, str(root)], what="making the repository's index", fix="run it again")
-    index = {f"repodata/{path.name}": path for path in (root / "repodata").iterdir()}
-    return {**index, **{f"Packages/{file}": root / "Packages" / file for file in files}}
-
-
-def _versions(packages: Path, files: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    for file in files:
-        name, version, release = file.removesuffix(".rpm").rpartition(".")[0].rsplit("-", 2)
-        yield name, f"{version}-{release}", file_sha256(packages / file)
+    rpmkeys = ["rpmkeys", f"--dbpath={database}", "--define=_pkgverify_level signature"]
+    keys, packages = (sorted(map(str, (root / name).iterdir())) for name in ("keys", "Packages"))
+    _run([*rpmkeys, "--import", *keys], what="reading the keys of repositories", fix="name the true keys")
+    done = _done([*rpmkeys, "--checksig", *packages])
+    if done.rc != 0:
+        wrong = "; ".join(line for line in done.stdout.splitlines() if line.endswith("NOT OK"))
+        fix = "see where the package comes from; what is right is kept, so run it again after it is removed"
+        what = "checking the signatures of packages failed"
+        why = wrong or done.reason
+        raise MachineError(what, code="package-signature", where="rpmkeys", why=why, fix=fix)
 
 
 def _read_own(path: Path) -> str:
@@ -466,19 +410,26 @@ def _read_own(path: Path) -> str:
 
 
 def _not_repositories(path: Path, what: str, why: str, fix: str) -> UsageError:
-    return UsageError(f"the file of repositories {what}", where=str(path), why=why, fix=fix)
+    said = f"the file of repositories {what}"
+    return UsageError(said, code="bad-repositories", where=str(path), why=why, fix=fix)
 
 
 def _need(tool: str, *, of: str, fix: str) -> None:
     if shutil.which(tool) is None:
-        raise MachineError(f"packages of {of} can't be fetched here: there is no {tool}", fix=fix)
+        what = f"packages of {of} can't be fetched here: there is no {tool}"
+        raise MachineError(what, code="tool-missing", fix=fix)
 
 
-def _run(argv: Sequence[str], *, what: str, fix: str) -> str:
-    done = process.run(argv, env={**os.environ, **_ALWAYS})
+def _run(argv: Sequence[str], *, what: str, fix: str = "run it again", cwd: Path | None = None) -> str:
+    done = _done(argv, cwd)
     if done.rc != 0:
-        raise MachineError(f"{what} failed", where=argv[0], why=done.reason, fix=fix)
+        said = f"{what} failed"
+        raise MachineError(said, code="package-tool-failed", where=argv[0], why=done.reason, fix=fix)
     return done.stdout
+
+
+def _done(argv: Sequence[str], cwd: Path | None = None) -> process.Result:
+    return process.run(argv, env={**os.environ, **_ALWAYS}, cwd=cwd)
 
 
 def _download(url: str, *, what: str) -> bytes:
@@ -492,5 +443,6 @@ def _download(url: str, *, what: str) -> bytes:
         answer.raise_for_status()
     except OSError as exc:  # the parent of all that requests raises
         fix = "check that this machine reaches it, then run it again: what was downloaded is kept"
-        raise MachineError(f"{what} can't be had", where=url, why=str(exc), fix=fix) from exc
+        said = f"{what} can't be had"
+        raise MachineError(said, code="download-failed", where=url, why=str(exc), fix=fix) from exc
     return answer.content

@@ -71,6 +71,7 @@ def run(
     stdin: str | bytes = "",
     env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
+    cwd: Path | None = None,
 ) -> Result:
     """Run a program that ends with us, and wait for it. ``env`` takes the place of our environment.
 
@@ -79,7 +80,7 @@ def run(
         TimeoutExpired: it took too long, and was ended with all its descendants.
     """
     given = stdin.encode() if isinstance(stdin, str) else stdin
-    with _started(argv, env, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with _started(argv, env, stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd) as process:
         try:
             stdout, stderr = process.communicate(given, timeout=timeout_s)
         except subprocess.TimeoutExpired:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.packages import repository
 from clusterctl.packages.bundle import open_bundle
 from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import digest
@@ -59,7 +60,7 @@ def connected(
     """Clusterctl on a machine that has dnf."""
     kept = cache_home() / "bundle"
     kept.mkdir(parents=True, exist_ok=True)
-    with dnf_tools(kept, web) as tools:
+    with dnf_tools(kept, web, Path(repository.__file__).with_name("data")) as tools:
         path = f"{tools}{os.pathsep}{os.environ['PATH']}"
         yield Clusterctl(clusterctl_home, tmp_path_factory.mktemp("connected"), {"PATH": path})
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,181 +12,155 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import MachineError
 from clusterctl.packages import repository
 from clusterctl.packages.os_packages import Upstream
-from clusterctl.packages.repository import Repository, RepositoryRequest
+from clusterctl.packages.repository import RepositoryRequest
 from clusterctl.spec.distributions import distribution_of
+from clusterctl.util.assets import tree_files
+from tests.support.messages import refused
 
-KEY = "Test Archive"
+Packed = Callable[..., dict[str, bytes]]
+KEY = """
+gpg --batch --quiet --passphrase '' --quick-generate-key "$1" ed25519 sign never
+gpg --yes --output ../keyring.gpg --export "$1"
+"""
+ADD = """
+mkdir -p "../$1/DEBIAN"
+printf 'Package: %s\\nVersion: %s\\nDepends: %s\\n' "$1" "$2" "$3" >"../$1/DEBIAN/control"
+printf 'Architecture: amd64\\nMaintainer: a <a@example.org>\\nDescription: it\\n' >>"../$1/DEBIAN/control"
+seq 1000 >"../$1/content"
+dpkg-deb --build -Znone "../$1" .
+"""
+SIGN = """
+apt-ftparchive packages . >Packages
+apt-ftparchive release . >Release
+gpg --batch --yes --clearsign --output InRelease Release
+"""
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A flat archive of packages: ``root``, and the key it is signed with."""
+    """A flat archive of packages; the key that it is signed with is in ``keyring.gpg`` beside it."""
 
     root: Path
-    home: Path
 
-    @property
-    def keyring(self) -> Path:
-        return self.home / "archive.gpg"
-
-    def add(self, name: str, version: str = "1.0", depends: str = "") -> None:
-        tree = self.home / name
-        (tree / "DEBIAN").mkdir(parents=True)
-        needs = f"Depends: {depends}\n" if depends else ""
-        (tree / "DEBIAN/control").write_text(
-            f"Package: {name}\nVersion: {version}\nArchitecture: amd64\n"
-            f"Maintainer: a <a@example.org>\nDescription: {name}\n{needs}"
-        )
-        (tree / "content").write_text(name * 1000)
-        self._run("dpkg-deb", "--build", "-Znone", tree, self.root)
-
-    def sign(self) -> None:
-        """Write its index and sign that."""
-        packages = self._run("dpkg-scanpackages", "--multiversion", ".", cwd=self.root)
-        (self.root / "Packages").write_text(packages)
-        digest = self._run("sha256sum", self.root / "Packages").split()[0]
-        size = (self.root / "Packages").stat().st_size
-        release = f"Suite: test\nDate: Fri, 20 Nov 2026 00:00:00 UTC\nSHA256:\n {digest} {size} Packages\n"
-        (self.root / "Release").write_text(release)
-        (self.root / "InRelease").unlink(missing_ok=True)
-        argv = ("gpg", "--homedir", self.home, "--batch", "--clearsign")
-        self._run(*argv, "--output", self.root / "InRelease", self.root / "Release")
-
-    def make_key(self) -> None:
-        gpg = ("gpg", "--homedir", self.home, "--batch", "--quiet")
-        self._run(*gpg, "--passphrase", "", "--quick-generate-key", KEY, "ed25519", "sign", "never")
-        self._run(*gpg, "--output", self.keyring, "--export", KEY)
-
-    def _run(self, *argv: str | Path, cwd: Path | None = None) -> str:
-        done = subprocess.run(list(map(str, argv)), cwd=cwd, capture_output=True, text=True, check=False)
+    def run(self, script: str, *words: str) -> None:
+        env = {**os.environ, "GNUPGHOME": str(self.root.parent / "keys")}
+        argv = ["bash", "-euc", script, "bash", *words]
+        done = subprocess.run(argv, cwd=self.root, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        return done.stdout
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Iterator[Archive]:
     """``munge`` needs ``libmunge2``, which needs ``libc6``; nobody needs ``other``."""
-    one = Archive(tmp_path / "archive", tmp_path / "keys")
+    one = Archive(tmp_path / "archive")
     one.root.mkdir()
-    one.home.mkdir(mode=0o700)
-    one.make_key()
-    one.add("munge", "1:0.5~a+b", "libmunge2 (>= 1)")
-    one.add("libmunge2", depends="libc6")
-    one.add("libc6")
-    one.add("other")
-    one.sign()
+    (tmp_path / "keys").mkdir(mode=0o700)
+    one.run(KEY, "Archive")
+    one.run(ADD, "munge", "1:0.5~a+b", "libmunge2 (>= 1)")
+    one.run(ADD, "libmunge2", "1.0", "libc6")
+    one.run(ADD, "libc6", "1.0", "")
+    one.run(ADD, "other", "1.0", "")
+    one.run(SIGN)
     yield one
-    for home in (one.home, one.home / "second"):
-        subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "gpg-agent"], check=False)
+    one.run("gpgconf --kill gpg-agent")
 
 
 @pytest.fixture
-def pack(archive: Archive, tmp_path: Path) -> Callable[..., Repository]:
-    def call(*names: str, scheme: str = "copy", upstream: tuple[Upstream, ...] = ()) -> Repository:
+def pack(archive: Archive, tmp_path: Path) -> Packed:
+    """Return the files of a repository with these packages."""
+
+    def call(*names: str, scheme: str = "copy", upstream: tuple[Upstream, ...] = ()) -> dict[str, bytes]:
         sources = tmp_path / "mine.list"
-        sources.write_text(f"deb [signed-by={archive.keyring}] {scheme}:{archive.root} ./\n")
+        sources.write_text(f"deb [signed-by={tmp_path / 'keyring.gpg'}] {scheme}:{archive.root} ./\n")
         folder = tmp_path / "kept"
         folder.mkdir(exist_ok=True)
         packer = RepositoryRequest(distribution_of("debian-12"), folder, sources, upstream=upstream)
-        return repository.pack(packer, names, report=lambda _: None)
+        root = repository.pack(packer, names, report=lambda _: None)
+        return {path.relative_to(root).as_posix(): path.read_bytes() for path in tree_files(root)}
 
     return call
 
 
+def packages(index: bytes) -> dict[str, str]:
+    """File -> SHA-256, as an index has them."""
+    files, hashes = (re.findall(rf"^{name}: (.*)", index.decode(), re.M) for name in ("Filename", "SHA256"))
+    return dict(zip(files, hashes, strict=True))
+
+
 @pytest.mark.parametrize("scheme", ["copy", "file"])
-def test_a_package_comes_with_all_that_it_needs(pack: Callable[..., Repository], scheme: str) -> None:
+def test_a_package_comes_with_all_that_it_needs(pack: Packed, scheme: str) -> None:
     made = pack("munge", scheme=scheme)
-    assert [name for name, _, _ in made.versions] == ["libc6", "libmunge2", "munge"]
-    assert set(made.files) == {
-        "Packages",
-        "Release",
+    index = made.pop("Packages")
+    assert [*made] == [
         "pool/libc6_1.0_amd64.deb",
         "pool/libmunge2_1.0_amd64.deb",
         "pool/munge_1%3a0.5~a+b_amd64.deb",
-    }
-    index = made.files["Packages"]
-    assert isinstance(index, bytes)
-    assert b"Filename: pool/munge_1%3a0.5~a+b_amd64.deb\n" in index
+    ]
+    assert packages(index) == {path: hashlib.sha256(raw).hexdigest() for path, raw in made.items()}
+    assert pack("other", "munge", scheme=scheme) != made
+    assert pack("munge", scheme=scheme) == {"Packages": index, **made}, (
+        "the same archive gives the same bytes"
+    )
 
 
 def test_what_only_its_makers_release_comes_with_what_it_needs_of_the_archive(
-    pack: Callable[..., Repository], archive: Archive, tmp_path: Path
+    pack: Packed, archive: Archive, tmp_path: Path
 ) -> None:
-    archive.add("apptainer", "1.3", "libmunge2")
+    archive.run(ADD, "apptainer", "1.3", "libmunge2")
     (deb,) = archive.root.glob("apptainer*.deb")
     own = deb.rename(tmp_path / deb.name)
     raw = own.read_bytes()
     one = Upstream(own.as_uri(), hashlib.sha256(raw).hexdigest())
     made = pack("other", upstream=(one,))
-    assert [name for name, _, _ in made.versions] == ["apptainer", "libc6", "libmunge2", "other"]
-    index = made.files["Packages"]
-    assert isinstance(index, bytes)
-    assert f"Filename: pool/{own.name}\n".encode() in index
-    assert f"SHA256: {one.sha256}\n".encode() in index
+    names = [path.partition("_")[0] for path in packages(made["Packages"])]
+    assert names == ["pool/apptainer", "pool/libc6", "pool/libmunge2", "pool/other"]
     own.write_bytes(raw + b"more")
-    assert pack("other", upstream=(one,)).versions == made.versions, "what was downloaded is kept"
-    with pytest.raises(MachineError, match="is another"):
+    assert pack("other", upstream=(one,)) == made, "what was downloaded is kept"
+    with refused("package-changed"):
         pack("other", upstream=(Upstream(own.as_uri(), "0" * 64),))
 
 
-def test_the_same_archive_gives_the_same_repository(pack: Callable[..., Repository]) -> None:
-    first, second = pack("munge"), pack("munge")
-    assert first.files["Packages"] == second.files["Packages"]
-    assert first.versions == second.versions
-
-
-def test_what_the_archive_lacks_is_named(pack: Callable[..., Repository]) -> None:
-    with pytest.raises(MachineError, match="slurmd"):
+def test_what_the_archive_lacks_is_named(pack: Packed) -> None:
+    with refused("package-tool-failed") as caught:
         pack("munge", "slurmd")
+    assert "slurmd" in caught.value.why
 
 
-def test_an_archive_that_another_signed_is_refused(pack: Callable[..., Repository], archive: Archive) -> None:
-    archive.keyring.unlink()
-    (archive.home / "second").mkdir(mode=0o700)
-    other = Archive(archive.root, archive.home / "second")
-    other.make_key()
-    other.keyring.rename(archive.keyring)
-    with pytest.raises(MachineError, match=r"signature|not signed"):
-        pack("munge")
-
-
-def test_an_archive_without_a_signature_is_refused(pack: Callable[..., Repository], archive: Archive) -> None:
-    (archive.root / "InRelease").unlink()
-    with pytest.raises(MachineError, match="not signed"):
-        pack("munge")
-
-
-def test_a_list_that_was_changed_after_it_was_signed_is_refused(
-    pack: Callable[..., Repository], archive: Archive
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (KEY.replace("$1", "Another"), "signature"),
+        ("rm InRelease", "not signed"),
+        ("sed -i 's/libmunge2 (>= 1)/libmunge2 (>= 0)/' Packages", "hash sum mismatch"),
+        ("sed -i 's/^999$/998/' libmunge2*.deb", "hash sum mismatch"),
+    ],
+)
+def test_an_archive_that_was_changed_after_it_was_signed_is_refused(
+    pack: Packed, archive: Archive, change: str, why: str
 ) -> None:
-    path = archive.root / "Packages"
-    path.write_text(path.read_text().replace("libmunge2 (>= 1)", "libmunge2 (>= 0)"))
-    with pytest.raises(MachineError, match=r"(?i)hash sum mismatch"):
+    archive.run(change)
+    with refused("package-tool-failed") as caught:
         pack("munge")
+    assert why in caught.value.why.lower()
 
 
-def test_a_package_that_is_not_what_the_list_says_is_refused(
-    pack: Callable[..., Repository], archive: Archive
+def test_a_package_that_was_damaged_in_the_cache_is_fetched_anew(pack: Packed, archive: Archive) -> None:
+    made = pack("munge")
+    archive.run("sed -i 's/^999$/998/' ../kept/cache/archives/libc6*.deb")
+    assert pack("munge") == made
+
+
+@pytest.mark.parametrize(
+    ("release", "package"), [("debian-12", "apt-utils"), ("rocky-9", "createrepo_c"), ("rocky-9", "dnf")]
+)
+def test_a_tool_that_is_missing_is_named_with_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, package: str
 ) -> None:
-    (path,) = archive.root.glob("libmunge2*.deb")
-    raw = bytearray(path.read_bytes())
-    raw[-100] ^= 1
-    path.write_bytes(raw)
-    with pytest.raises(MachineError, match=r"(?i)hash sum mismatch"):
-        pack("munge")
-
-
-def test_a_package_that_was_damaged_in_the_cache_is_fetched_anew(
-    pack: Callable[..., Repository], tmp_path: Path
-) -> None:
-    pack("munge")
-    (path,) = (tmp_path / "kept/cache/archives").glob("libc6*.deb")
-    raw = bytearray(path.read_bytes())
-    raw[-100] ^= 1
-    path.write_bytes(raw)
-    with pytest.raises(MachineError, match="run it again"):
-        pack("munge")
-    assert [name for name, _, _ in pack("munge").versions] == ["libc6", "libmunge2", "munge"]
+    for name in {"apt-get", "dnf", "rpmkeys"} - {package}:
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with refused("tool-missing") as caught:
+        repository.check(distribution_of(release), None)
+    assert package in caught.value.fix
