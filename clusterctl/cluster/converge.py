@@ -173,8 +173,8 @@ def _configure(
     others: Collection[str],
 ) -> Mapping[str, HostReport]:
     """Run the configure half of every role on these hosts, none: all; introduce them to ``others``; probe."""
-    to, workspace = session.connections.to, session.workspace
-    introduced = ansible.run("introduce", inventory, workspace, limit=others, to=to) if others else None
+    workspace = session.workspace
+    introduced = ansible.run("introduce", inventory, workspace, limit=others) if others else None
     recap = _run("configure", session, inventory, hosts)
     session.note = f"{recap}; {introduced.changed} changed on others" if introduced else str(recap)
     return _probe(session, inventory, (*hosts, *others))
@@ -272,8 +272,7 @@ def _run(
         ]
         session.report(task.step(len(concerned)))
 
-    to = session.connections.to
-    return ansible.run(playbook, inventory, session.workspace, limit=limit, to=to, progress=progress)
+    return ansible.run(playbook, inventory, session.workspace, limit=limit, progress=progress)
 
 
 def _probe(session: ClusterSession, inventory: Inventory, hosts: Collection[str]) -> dict[str, HostReport]:

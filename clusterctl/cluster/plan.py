@@ -281,8 +281,7 @@ def _with_tasks(session: ClusterSession, found: Plan, before: Inventory, copy: W
         reports = probe_hosts(asked, session.connections.to, timeout_s=SHORT_PATIENCE_S)
         nodes = converge.pending_changes(session, before, reports)
         converge.render(spec, before, copy, nodes.reports)
-        to = session.connections.to
-        tasks, failures = ansible.preview(before, copy, limit=tuple(nodes.reports), to=to)
+        tasks, failures = ansible.preview(before, copy, limit=tuple(nodes.reports))
     except (ConfigureError, TransportError) as exc:
         return replace(found, notes=(*found.notes, f"what tasks would change can't be told: {exc.what}"))
     told = (f"{f.host}: what comes after {f.phase} can't be told: {f.cause}" for f in failures)

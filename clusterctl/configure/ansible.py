@@ -17,20 +17,17 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from clusterctl.configure import events, inventory_file
 from clusterctl.configure.events import Event, Recap, Status, TaskProgress
-from clusterctl.configure.pull import Pull, pullers
 from clusterctl.errors import ConfigureError, Failure
 from clusterctl.packages.bundle import PAYLOAD, payload_tar
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.base import Connect
 from clusterctl.util.assets import asset
 from clusterctl.util.disk import writing
 from clusterctl.util.process import SHORT, temporary_folder, under_subreaper
@@ -89,47 +86,6 @@ def run_playbook(run: PlaybookRun, progress: Callable[[TaskProgress], None]) -> 
     raise _error(run, collected, rc)
 
 
-def _run_with_pullers(
-    run: PlaybookRun,
-    progress: Callable[[TaskProgress], None],
-    others: tuple[str, ...],
-    begin: Callable[[Callable[[Event], None]], Pull],
-    controller: str,
-) -> Recap:
-    """Run it here for the ``others``, while hosts that ``begin`` has started run it themselves.
-
-    Those need nothing of another host but the controller: if it fails, they end before they are configured.
-
-    Raises:
-        ConfigureError: as ``run_playbook``, of all hosts.
-    """
-    collected, lock = _Collected(run.log, progress), threading.Lock()
-
-    def take(event: Event) -> None:
-        with lock:
-            collected.take(event)
-
-    pull = begin(take)
-    failures: tuple[Failure, ...] = ()
-    recap = Recap({}, 0)
-    try:
-        try:
-            if others:
-                recap = run_playbook(replace(run, hosts=len(others), limit=others), progress)
-        except ConfigureError as exc:
-            failures = exc.failures
-        # A failure of no host is Ansible's own: nothing is known of the controller then.
-        own = pull.finish(ready=all(one.host not in {None, controller} for one in failures))
-    except BaseException:
-        pull.abandon()
-        raise
-    finally:
-        collected.file.close()
-    if failures := (*failures, *events.failures_of(collected.failed), *own):
-        raise _error_of(run, failures)
-    return recap if collected.recap is None else recap + collected.recap
-
-
 class _Collected:
     """Takes events in the caller's thread: writes the log, tells progress, keeps failures and the recap."""
 
@@ -158,8 +114,7 @@ class _Collected:
                 self._notes[data["host"]] = (*self._notes.get(data["host"], ()), *notes)
             case "playbook_on_stats":
                 ok = {host: data["ok"].get(host, 0) for host in data["processed"]}
-                ended = Recap(ok, sum(data["changed"].values()), self._notes)
-                self.recap = ended if self.recap is None else self.recap + ended
+                self.recap = Recap(ok, sum(data["changed"].values()), self._notes)
         if told := events.progress_of(event):
             self._progress(told)
 
@@ -294,10 +249,6 @@ def _error(run: PlaybookRun, collected: _Collected, rc: int) -> ConfigureError:
             why="\n".join(lines[-_TAIL_LINES:]),
             fix=f"the whole output is in {run.log}",
         )
-    return _error_of(run, failures)
-
-
-def _error_of(run: PlaybookRun, failures: tuple[Failure, ...]) -> ConfigureError:
     then = f"the whole output is in {run.log}"
     error = ConfigureError.of_hosts("configuration failed on {hosts}", failures, code="configure", then=then)
     error.where = failures[0].phase or run.playbook
@@ -328,13 +279,9 @@ def run(
     workspace: Workspace,
     *,
     limit: Collection[str] = (),
-    to: Connect | None = None,
     progress: Callable[[TaskProgress], None] = lambda _: None,
 ) -> Recap:
     """Run a playbook on every host of the cluster, or those that ``limit`` names; again, it changes nothing.
-
-    Given the way ``to`` the hosts, nodes run it themselves where the spec asks for that and they can, see
-    pull.py; ``progress`` is then called in any thread.
 
     - configure: everything. The Ansible inventory must be written, and Slurm's files lie in
       ``workspace.rendered``. A limit is sound only where nothing but these hosts has changed since all were
@@ -350,7 +297,7 @@ def run(
         ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
     """
     try:
-        return _run(_playbook_run(verb, inventory, workspace, limit), inventory, workspace, to, progress)
+        return run_playbook(_playbook_run(verb, inventory, workspace, limit), progress)
     except ConfigureError:
         if verb in _SEALED and inventory.traits.user_owned:
             with suppress(ConfigureError):
@@ -358,25 +305,8 @@ def run(
         raise
 
 
-def _run(
-    asked: PlaybookRun,
-    inventory: Inventory,
-    workspace: Workspace,
-    to: Connect | None,
-    progress: Callable[[TaskProgress], None],
-) -> Recap:
-    pulling = pullers(inventory, asked.limit, workspace, to) if to else ()
-    if not (to and pulling):
-        return run_playbook(asked, progress)
-    own = {one.host for one in pulling}
-    names = asked.limit or tuple(host.name for host in inventory.hosts)
-    others = tuple(name for name in names if name not in own)
-    begin = partial(Pull, asked.playbook, pulling, workspace, to, check=asked.check)
-    return _run_with_pullers(asked, progress, others, begin, inventory.controller.name)
-
-
 def preview(
-    inventory: Inventory, workspace: Workspace, *, limit: Collection[str], to: Connect | None = None
+    inventory: Inventory, workspace: Workspace, *, limit: Collection[str]
 ) -> tuple[tuple[TaskProgress, ...], tuple[Failure, ...]]:
     """What configuring would change on these hosts, by Ansible's check mode; and where that can't be told.
 
@@ -387,7 +317,7 @@ def preview(
     failures: tuple[Failure, ...] = ()
     try:
         asked = _playbook_run("configure", inventory, workspace, limit, check=True)
-        _run(asked, inventory, workspace, to, found.append)
+        run_playbook(asked, found.append)
     except ConfigureError as exc:
         if not (failures := exc.failures):
             raise

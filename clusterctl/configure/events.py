@@ -68,11 +68,6 @@ class Recap:
     changed: int
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def __add__(self, other: Recap) -> Recap:
-        """Both runs together."""
-        ok = {host: self.ok.get(host, 0) + other.ok.get(host, 0) for host in {**self.ok, **other.ok}}
-        return Recap(ok, self.changed + other.changed, {**self.notes, **other.notes})
-
     def __str__(self) -> str:
         return f"{sum(self.ok.values())} tasks on {len(self.ok)} hosts, {self.changed} changed"
 

@@ -420,7 +420,6 @@ def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> Variables:
         "time_controller": inventory.controller.address,
         "time_network": inventory.network,
         "firewall_serves_time": True,
-        "time_serves": inventory.ansible == "nodes",  # what these see of their clock, the controller does not
         **guarded,
     }
 

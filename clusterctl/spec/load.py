@@ -32,6 +32,8 @@ SPEC: Final = Filetype(
     missing="name another with -f, or write one with clusterctl init",
     empty="clusterctl init writes one to start from",
 )
+# Keys that earlier versions wrote into every recorded spec of a provider, and that no model has now.
+_REMOVED_PROVIDER_KEYS: Final = ("ansible",)
 # A line that names the cluster, in a text that may be no YAML.
 _NAME_LINE: Final = re.compile(
     rf"""^name:[ \t]+["']?({PATTERNS["label"].regex[1:-1]})["']?[ \t]*(?:#.*)?$""", re.MULTILINE
@@ -59,11 +61,19 @@ def load_spec(
         spec = default_spec()
     else:
         document = Document(read_text(path, SPEC), str(path), SPEC)
+        if recorded:
+            _drop_removed_keys(document.values)
         spec = document.model({HERE: path.parent.absolute(), RECORDED: recorded})
     before = raised(spec.name)
     provider = spec.provider.with_images(spec, before, recorded=recorded)
     spec = spec.model_copy(update={"provider": provider})
     return resolve_users(spec, current_user or CurrentUser.current(), before)
+
+
+def _drop_removed_keys(values: object) -> None:
+    if isinstance(values, dict) and isinstance(provider := values.get("provider"), dict):
+        for key in _REMOVED_PROVIDER_KEYS:
+            provider.pop(key, None)
 
 
 def default_spec() -> ClusterSpec:

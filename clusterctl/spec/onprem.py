@@ -72,11 +72,6 @@ class OnpremSettings(ProviderSettings):
     fabric: Mapping[SwitchName, Switch] = Field(
         {}, description="the switches of the fast network by name, for jobs to be kept close together"
     )
-    ansible: Literal["here", "nodes"] = Field(
-        "here",
-        description="here: this machine configures all hosts; nodes: compute nodes that can run their "
-        "playbook themselves",
-    )
 
     @field_validator("hosts", mode="before")
     @classmethod

@@ -123,7 +123,6 @@ class Inventory(BaseModel):
     job_user: str | None = Field(None, description="the account that jobs run as")
     slurm: str = Field("", description="Slurm's release, where it is another than the distribution's")
     pmix: bool = Field(True, description="Slurm starts ranks of MPI programs itself, by PMIx")
-    ansible: Literal["here", "nodes"] = Field("here", description="where it runs for compute nodes that can")
     baked: bool = Field(description="the install part of every role is in the hosts' image already")
 
     @property

@@ -97,7 +97,6 @@ def inventory(
         network=str(network),
         shared=settings.shared.path,
         shared_folder=shared_folder(settings, places, alone=len(asked) == 1),
-        ansible=settings.ansible,
         baked=False,
     )
 

@@ -28,13 +28,3 @@ def test_a_host_at_google_is_guarded_and_is_nobodys_own(
 
 def test_a_local_node_has_neither(spec: ClusterSpec, inventory: Inventory) -> None:
     assert own_machine_variables(spec, inventory) == {}
-
-
-def test_a_controller_serves_its_clock_to_nodes_that_configure_themselves(inventory: Inventory) -> None:
-    """What they find out of their clocks stays with them: nodes without a way to a server followed nobody."""
-    own = {"type": "onprem", "controller": "one", "hosts": {"one": "10.0.0.1", "two": "10.0.0.2"}}
-    train = {"name": "train", "hosts": "two"}
-    spec = ClusterSpec.model_validate({"version": 1, "name": "d", "provider": own, "partitions": [train]})
-    for ansible in ("here", "nodes"):
-        values = own_machine_variables(spec, inventory.model_copy(update={"ansible": ansible}))
-        assert values["time_serves"] is (ansible == "nodes")

@@ -107,11 +107,6 @@ def test_where_the_shared_folder_comes_from(shared: dict[str, str], kind: str) -
     assert made(spec_of(shared=shared), seen).shared_folder.kind == kind
 
 
-def test_where_ansible_runs_is_the_specs_to_say() -> None:
-    seen = {f"n{i}": facts(f"n{i}", f"10.0.0.{i}/24") for i in (1, 2, 3)}
-    assert [made(spec, seen).ansible for spec in (spec_of(), spec_of(ansible="nodes"))] == ["here", "nodes"]
-
-
 def workstation(address: str) -> ClusterSpec:
     return ClusterSpec.model_validate(
         {

@@ -43,7 +43,7 @@ class Clocks:
             program(self.folder / host, "chronyc", f'[ "$*" = "-c tracking" ] && echo "0,,3,{leap}"')
             program(self.folder / host, "systemctl", f"[ $1 = show ] || exit 0; printf '{UNIT}'")
 
-    def configure(self, *hosts: str, serves: bool = False) -> dict[str, str]:
+    def configure(self, *hosts: str) -> dict[str, str]:
         """Play the role, the first host as the controller; host -> what it told its chrony."""
         tasks = [{"ansible.builtin.include_role": {"name": "time", "tasks_from": "configure"}}]
         environment = {"PATH": "{{ folder }}/{{ inventory_hostname }}/bin:{{ lookup('env', 'PATH') }}"}
@@ -57,7 +57,6 @@ class Clocks:
         config = "{{ folder }}/{{ inventory_hostname }}/chrony.conf"
         said = {"folder": str(self.folder), "time_config": config, "time_in_containers": True}
         said |= {"time_controller": "10.0.0.1", "time_network": "10.0.0.0/24", "time_pause_s": 0}
-        said["time_serves"] = serves
         done = run_play(self.folder, play, hosts, known={}, **said)
         assert done.returncode == 0, done.stdout
         files = {host: self.folder / host / "chrony.conf" for host in hosts}
@@ -73,8 +72,6 @@ def test_a_chrony_that_follows_nobody_follows_the_controller_and_others_are_left
         (tmp_path / host / "chrony.conf").write_text(THEIRS)
     clocks.say()
     assert clocks.configure("lead") == {"lead": ""}
-    assert "\nallow 10.0.0.0/24\n" in clocks.configure("lead", serves=True)["lead"]
-    (tmp_path / "lead/chrony.conf").write_text(THEIRS)
     clocks.say(alone=False)
     told = clocks.configure(*clocks.hosts)
     assert "\nallow 10.0.0.0/24\nlocal stratum 10\n" in told["lead"]
