@@ -298,7 +298,6 @@ def as_dict(spec: ClusterSpec, found: Plan) -> dict[str, Any]:
         *(("host", one.name, one.action, one.what, one.why, one.usd_per_hour) for one in found.hosts.changes),
         *(("other", "", "change", what, "", None) for what in found.hosts.other),
         *(("setting", one.key, "change", one.what, "", None) for one in found.settings),
-        *(("slurm", "", "upgrade", step, "", None) for step in found.slurm_steps),
         *(("drift", one.host, "repair", one.what, "", None) for one in found.drift),
     ]
     keys = ("kind", "name", "action", "what", "why", "usd_per_hour")
@@ -347,7 +346,6 @@ def _parts(screen: Screen, spec: ClusterSpec, found: Plan) -> Iterator[list[str]
     for title, lines in (
         ("besides:", found.hosts.other),
         ("settings:", found.settings),
-        ("Slurm:", found.slurm_steps),
         ("drift:", found.drift),
         ("tasks that would change a host:", found.tasks),
         ("jobs that this ends, so `up` refuses it without --force:", found.jobs.affected),

@@ -20,7 +20,6 @@ from clusterctl.cluster.look import look_at_leaving
 from clusterctl.cluster.node_class import class_ahead
 from clusterctl.cluster.nodes import REASON, drain_usable
 from clusterctl.cluster.session import ClusterSession, Drift, workspace_copy
-from clusterctl.cluster.slurm_upgrade_plan import Upgrade, notes_of_new, objections, planned_upgrade
 from clusterctl.configure import ansible
 from clusterctl.configure.events import TaskProgress
 from clusterctl.errors import (
@@ -94,18 +93,11 @@ class Plan:
     drift: tuple[Drift, ...] = ()
     notes: tuple[str, ...] = ()
     tasks: tuple[TaskProgress, ...] = ()
-    upgrade: Upgrade | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether `up` would change nothing; it repairs all drift, or fails on it."""
-        changes = (self.hosts.changes, self.hosts.other, self.settings, self.drift, self.slurm_steps)
-        return not any(changes)
-
-    @property
-    def slurm_steps(self) -> tuple[str, ...]:
-        """Those of an upgrade of Slurm, if that is asked for."""
-        return self.upgrade.steps if self.upgrade else ()
+        return not any((self.hosts.changes, self.hosts.other, self.settings, self.drift))
 
     @property
     def staying(self) -> set[str]:
@@ -128,11 +120,10 @@ def preview(session: ClusterSession) -> Plan:
         planning = replace(session, workspace=copy)  # where the provider writes
         planning.connections = session.connections
         found = plan_changes(planning)
-        objected = [*_slurm_objections(planning, found, before, session.workspace)]
         notes = [*planning.notes, *found.hosts.notes, *found.jobs.notes]
         if worker := session.workspace.worker():
             notes.append(f"{worker}: what it does may change this")
-        notes += [*objected, *_refusals(session, before)]
+        notes += _refusals(session, before)
         drift = tuple(_drift(session, found, before, notes))
         found = replace(found, drift=drift, notes=tuple(notes))
         if before is None or found.is_empty or not session.spec.provider.user_owned:
@@ -167,7 +158,7 @@ def plan_changes(session: ClusterSession) -> Plan:
     hosts = provider.plan(spec, workspace, keep={}, report=session.report, inputs=inputs)
     if before is None:
         plan = Plan(hosts)
-        session.notes += storage_left_alone(spec)
+        session.notes += (*storage_left_alone(spec), *_missing_pmix(spec, workspace))
     else:
         scheduler = scheduler_of(before, session.connections.to, patience_s=SHORT_PATIENCE_S)
         affected = impact_of(session, before, hosts, scheduler)
@@ -176,11 +167,18 @@ def plan_changes(session: ClusterSession) -> Plan:
         no_spec = (Difference("spec", "the applied spec is not known"),)
         plan = Plan(hosts, affected, differences(applied, spec) if applied else no_spec)
     session.note = plan.summary
-    distribution = distribution_ahead(spec, workspace)
-    upgrade = planned_upgrade(spec, before, distribution) if distribution else None
-    if before is None:
-        session.notes += notes_of_new(upgrade)
-    return replace(plan, upgrade=upgrade)
+    return plan
+
+
+def _missing_pmix(spec: ClusterSpec, workspace: Workspace) -> tuple[str, ...]:
+    """Return a note if the Slurm that a new cluster is made with has no plugin for PMIx."""
+    distribution, release = distribution_ahead(spec, workspace), spec.slurm.version
+    if distribution is None or release not in distribution.slurm_without_pmix:
+        return ()
+    return (
+        f"Slurm {release} has no plugin for PMIx here: `submit` starts ranks by mpirun instead of srun and "
+        "rejects `srun --mpi=pmix`, and an MPI program that a plain srun starts fails in MPI_Init",
+    )
 
 
 def _drift(
@@ -244,25 +242,7 @@ def _refusals(session: ClusterSession, before: Inventory | None) -> Iterator[str
         try:
             check()
         except (MachineError, UsageError) as exc:
-            yield _refused(exc)
-
-
-def _refused(exc: ClusterctlError) -> str:
-    return f"`up` refuses this: {exc.what}; {exc.why}; {exc.fix}"
-
-
-def _slurm_objections(
-    planning: ClusterSession, found: Plan, before: Inventory | None, workspace: Workspace
-) -> Iterator[str]:
-    """Why `up` would refuse an upgrade of Slurm on hosts that are up; its packages are fetched for that."""
-    if found.upgrade is None or before is None:
-        return
-    try:
-        yield from map(_refused, objections(planning, found.upgrade, before, workspace.rendered))
-    except MachineError as exc:
-        yield _refused(exc)
-    except TransportError as exc:
-        yield f"whether Slurm can be upgraded can't be told: {exc.what}"
+            yield f"`up` refuses this: {exc.what}; {exc.why}; {exc.fix}"
 
 
 def _with_tasks(session: ClusterSession, found: Plan, before: Inventory, copy: Workspace) -> Plan:

@@ -17,8 +17,6 @@ from clusterctl.cluster.node_class import node_files, prepare_class
 from clusterctl.cluster.nodes import limited, replacing
 from clusterctl.cluster.plan import Plan, plan_changes, reject, review
 from clusterctl.cluster.session import ClusterSession, Drift, Phase, PhaseRunner, write_inventory
-from clusterctl.cluster.slurm_upgrade import upgrade_first, upgrade_then
-from clusterctl.cluster.slurm_upgrade_plan import planned_upgrade, prepare_slurm
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import ansible, inventory_file
 from clusterctl.errors import ConfigureError, Failure, ProvisionError, UsageError
@@ -52,7 +50,6 @@ from clusterctl.state.inventory import (
     Inventory,
     applied_if_known,
     distribution_ahead,
-    inventory_if_known,
 )
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.multiplex import end_all
@@ -120,9 +117,6 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
         session.workspace.create_secrets()
 
         plan = session.phase(plan_changes)
-        before = inventory_if_known(session.workspace)
-        if plan.upgrade and before:
-            session.phase(prepare_slurm, plan.upgrade, before, limit=options.limit, force=options.force)
         if not options.force:
             reject(plan.jobs)
         options.approve(plan)
@@ -145,11 +139,7 @@ def up(session: ClusterSession, options: UpOptions) -> UpResult:
         reports = session.phase(probe, inventory, keep)
         if session.workspace.bundle.exists() and not inventory.baked:
             session.phase(send_packages, packages, inventory, reports)
-        upgrade = planned_upgrade(session.spec, before, inventory.distribution)
-        inventory = upgrade_first(session, upgrade, inventory, options.limit)
-        provisioned = replace(provisioned, inventory=inventory)
         converged = session.phase(converge, provisioned, reports, options.limit, again=options.reconfigure)
-        inventory = upgrade_then(session, upgrade, inventory, options.limit)
         if environment.lock is not None:
             session.phase(build_environment, environment, inventory)
         verification = session.phase(verify, converged, options.limit)
@@ -263,6 +253,7 @@ def prepare_image(session: ClusterSession) -> None:
         wheels = wheelhouse(lock, NodePlatform.of(distribution_of(image.distribution)))
         session.report("installing Slurm, Open MPI and the job environment")
         ansible.install_image(
+            session.spec,
             image,
             wheels=wheels,
             lock=lock,
@@ -291,14 +282,10 @@ def provision(
     New ones have what is ``shared`` by those of their group.
     """
     spec, workspace = session.spec, session.workspace
-    recorded = inventory_if_known(workspace)
 
     def completed(inventory: Inventory) -> Inventory:
-        # A provider knows nothing of upgrades.
-        upgraded = recorded.model_dump(include={"slurm", "pmix"}) if recorded else {}
         return inventory.model_copy(
-            update=upgraded
-            | {
+            update={
                 "usd_per_hour": plan.hosts.usd_per_hour,
                 "scheduler": spec.scheduler,
                 "job_user": spec.job_user.name,

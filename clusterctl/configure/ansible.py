@@ -269,8 +269,8 @@ def _dead_eldest(parent: int) -> int | None:
     return eldest if eldest is not None and born[eldest][1] == "Z" else None
 
 
-Verb = Literal["configure", "install_first", "introduce", "restore", "seal", "upgrade_slurm"]
-_SEALED: Final = ("configure", "install_first", "upgrade_slurm")
+Verb = Literal["configure", "install_first", "introduce", "restore", "seal"]
+_SEALED: Final = ("configure", "install_first")
 
 
 def run(
@@ -290,7 +290,6 @@ def run(
     - introduce: which hosts belong to the cluster: names, addresses, the firewall; nothing is restarted.
     - restore: release hosts as they were before they were configured; the notes say what was left, and why.
       One that is released already, or was never configured, is left alone.
-    - upgrade_slurm: exchange Slurm's packages for those in ``workspace.slurm_packages``, restart its daemons.
     - seal: note what was done to hosts of the user's, after a failure; later changes may be theirs.
 
     Raises:
@@ -339,18 +338,25 @@ def _log(workspace: Workspace) -> Path:
 
 
 def install_image(
-    image: Host, *, wheels: Path, lock: Path, workspace: Workspace, progress: Callable[[TaskProgress], None]
+    spec: ClusterSpec,
+    image: Host,
+    *,
+    wheels: Path,
+    lock: Path,
+    workspace: Workspace,
+    progress: Callable[[TaskProgress], None],
 ) -> Recap:
     """Run the install half of every role on an image that has a route to its mirror. No service is started.
 
-    ``wheels`` is a folder with every wheel that ``lock``, a requirements file with hashes, names.
+    Slurm is of the release that ``spec`` asks for. ``wheels`` is a folder with every wheel that ``lock``, a
+    requirements file with hashes, names.
 
     Raises:
         ConfigureError: a task failed. The whole output is in ``workspace.logs``.
     """
 
     def text(alone: Inventory, ssh_config: Path) -> str:
-        return inventory_file.image_inventory_text(alone, ssh_config, wheels, lock)
+        return inventory_file.image_inventory_text(spec, alone, ssh_config, wheels, lock)
 
     return _run_alone("install.yml", (image,), text, workspace, progress)
 

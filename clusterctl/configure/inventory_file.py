@@ -79,15 +79,27 @@ def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
     return _text(inventory, workspace.ssh_config, variables)
 
 
-def image_inventory_text(inventory: Inventory, ssh_config: Path, wheels: Path, lock: Path) -> str:
+def image_inventory_text(
+    spec: ClusterSpec, inventory: Inventory, ssh_config: Path, wheels: Path, lock: Path
+) -> str:
     """The Ansible inventory of an image, for `install.yml` alone."""
     variables = {
         "clusterctl_install_mark": install_mark(),
         "clusterctl_image": True,
+        **_newer_slurm(spec, inventory.distribution),
         **_distribution(inventory.distribution),
         **_job_packages(wheels, lock),
     }
     return _text(inventory, ssh_config, variables)
+
+
+def _newer_slurm(spec: ClusterSpec, distribution: Distribution) -> Variables:
+    """Return where an image gets a release of Slurm that its distribution lacks; {} if none is asked for."""
+    release = spec.slurm.version or ""
+    if (suite := distribution.newer_slurm.get(release)) is None:
+        return {}
+    source = {"release": release, "suite": suite, "mirror": _literal(str(spec.provider.debian_mirror))}
+    return {"clusterctl_newer_slurm": source}
 
 
 def has_classes(spec: ClusterSpec) -> bool:
@@ -298,8 +310,6 @@ def _slurm(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Var
         "slurmctld_cluster": spec.name,
         "slurmctld_config_src": _literal(str(workspace.rendered)),
         **_accounting(spec),
-        "slurm_upgrade_packages": _literal(str(workspace.slurm_packages)),
-        "slurm_upgrade_way": "old" if spec.slurm.version == inventory.distribution.slurm else "new",
         "slurmd_conf_server": inventory.controller.name,
         "slurmd_digests_src": _literal(str(workspace.rendered / SLURMD_FILE)),
         "login_config_src": _literal(str(workspace.rendered)),

@@ -68,7 +68,6 @@ class RepositoryRequest:
 
 _DEBS: Final = {"x86_64": "amd64"}  # by ARCHITECTURE
 _FILE: Final = re.compile(r"^'([^']+)' (\S+\.deb) \d+ (?:SHA256:(\w+))?", re.MULTILINE)
-_PLUGIN: Final = re.compile(r"/(\w+)\.so$", re.MULTILINE)
 _TOOLS: Final = {
     "Debian": {
         "apt-get": "make this bundle on a machine with Debian or Ubuntu",
@@ -134,83 +133,6 @@ def _repository(folder: Path, inner: str, paths: Mapping[str, Path]) -> Path:
     for file, path in paths.items():
         (root / inner / file).symlink_to(path)
     return root
-
-
-@dataclass(frozen=True, slots=True)
-class SlurmPackages:
-    """Slurm's packages for a host, of another release with all that they need, and those of its own.
-
-    ``plugins`` are the file names of the former's plugins.
-    """
-
-    new: tuple[Path, ...]
-    old: tuple[Path, ...]
-    plugins: frozenset[str]
-
-
-def fetch_slurm(
-    distribution: Distribution,
-    release: str,
-    status: str,
-    folder: Path,
-    *,
-    mirror: str | None = None,
-    report: LineReporter,
-) -> SlurmPackages:
-    """Fetch Slurm's packages of a release that the distribution can have, for a host with this dpkg status.
-
-    ``folder`` is there, and keeps what is downloaded.
-
-    Raises:
-        MachineError: a tool is missing, the archive can't be reached, or it has another release by now.
-    """
-    title, suite = f"Slurm {release}", distribution.newer_slurm[release]
-    _need("apt-get", of=title, fix="run clusterctl on a machine with Debian or Ubuntu")
-    archive = RepositoryRequest(distribution, folder).sources[0]
-    own, uri = archive["sources"][0]["suites"][0], mirror or archive["sources"][0]["uri"]
-    signed = f"signed-by={archive['keyring']}"
-    sources = folder / "slurm.list"
-    # A suite in the making may be signed for a time that has passed; its signature counts all the same.
-    sources.write_text(
-        f"deb [{signed}] {uri} {own} main\ndeb [{signed} check-valid-until=no] {uri} {suite} main\n"
-    )
-    (folder / "host-status").write_text(status)
-    has = f"--option=Dir::State::status={folder / 'host-status'}"
-    packer = RepositoryRequest(distribution, folder, sources)
-    apt = partial(_apt, [*_apt_options(packer), has])
-    report(f"{title}: reading the package lists")
-    apt("apt-get", "update", what=f"reading the package lists of {title}")
-    names = [*installed_of(status, "slurm-wlm")]
-
-    def fetch(suite: str) -> tuple[Path, ...]:
-        asked = [f"--target-release={suite}", *(f"{name}/{suite}" for name in names)]
-        install = ["apt-get", "install", "--quiet=2", "--reinstall", "--allow-downgrades", *asked]
-        nothing = f"Dir::Cache::archives={folder / 'none'}"
-        files = _FILE.findall(
-            apt(*install, "--print-uris", "-o", nothing, what=f"finding {title} in {suite}")
-        )
-        report(f"{title}: downloading {len(files)} packages of {suite}")
-        apt(*install, "--download-only", what=f"downloading the packages of {title}")
-        return tuple(_place(name, found, folder, sha256) for found, name, sha256 in sorted(files))
-
-    new, old = fetch(suite), fetch(own)
-    slurms = {name: path for path in new if (name := path.name.partition("_")[0]) in names}
-    version = slurms["slurm-client"].name.split("_")[1]
-    if not version.startswith(f"{release}."):
-        why = f"the suite {suite} has {version} by now"
-        raise MachineError(f"{title} can't be had any more", where=uri, why=why, fix="remove slurm.version")
-    what = f"looking into the packages of {title}"
-    contents = [_run(["dpkg-deb", "--contents", str(one)], what=what, fix="") for one in slurms.values()]
-    formers = tuple(path for path in old if path.name.partition("_")[0] in names)
-    return SlurmPackages(new, formers, frozenset(_PLUGIN.findall("".join(contents))))
-
-
-def installed_of(status: str, source: str) -> Iterator[str]:
-    """The packages that are installed of a source package, as dpkg's status has them."""
-    for record in status.split("\n\n"):
-        fields = dict(re.findall(r"^(Package|Source|Status): (\S.*)$", record, re.MULTILINE))
-        if fields.get("Source", "").partition(" ")[0] == source and fields["Status"].endswith(" installed"):
-            yield fields["Package"]
 
 
 def _apt_options(packer: RepositoryRequest) -> list[str]:

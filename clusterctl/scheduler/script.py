@@ -348,20 +348,8 @@ def with_launcher(job: JobSpec, *, has_pmix: bool) -> JobSpec:
 
 
 _BY_PMIX: Final = re.compile(r"^[^#\n]*(?:--mpi[= ]pmix|SLURM_MPI_TYPE=pmix)", re.MULTILINE)
+# Without a word of --mpi, Slurm's default decides how MPI programs start. Telemetry overlaps with a step.
 _BY_SRUN: Final = re.compile(r"^(?!.*--(?:mpi|overlap))[^#\n]*\bsrun\b", re.MULTILINE)
-
-
-def starts_by_pmix(script: str) -> bool:
-    """Whether a shell script asks srun for PMIx, which fails where Slurm has no plugin for it."""
-    return bool(_BY_PMIX.search(script))
-
-
-def may_start_by_pmix(script: str) -> bool:
-    """Whether it calls srun without a word of it: of MPI programs Slurm's default decides.
-
-    Telemetry, which overlaps with a job's steps, is none.
-    """
-    return bool(_BY_SRUN.search(script))
 
 
 def reject_pmix(job: JobSpec) -> str:
@@ -373,7 +361,7 @@ def reject_pmix(job: JobSpec) -> str:
     if job.script is None or is_python(job.script):
         return ""
     text = job.script.read_text(errors="replace")
-    if starts_by_pmix(text):
+    if _BY_PMIX.search(text):
         raise UsageError(
             f"{job.script.name} starts ranks by PMIx",
             code="no-pmix",
@@ -381,7 +369,7 @@ def reject_pmix(job: JobSpec) -> str:
             why="this cluster's Slurm has no plugin for PMIx, so the step would fail",
             fix="write `mpirun PROGRAM` instead of `srun --mpi=pmix PROGRAM`",
         )
-    if not may_start_by_pmix(text):
+    if not _BY_SRUN.search(text):
         return ""
     return (
         f"{job.script.name} calls srun: MPI programs fail so in MPI_Init, for Slurm has no plugin for PMIx "

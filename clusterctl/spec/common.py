@@ -350,8 +350,8 @@ class SlurmSettings(Model):
 
     version: Literal["24.11", "26.05"] | None = Field(
         None,
-        description="release of Slurm, where nodes can have several: local ones of Debian 13 have 24.11, or "
-        "26.05 of Debian testing; changed later, `up` upgrades in place; by default what runs stays",
+        description="release of Slurm, if nodes can have several: local ones of Debian 13 get 24.11, or "
+        "26.05 of Debian testing; a cluster that is up keeps its release; by default the distribution's",
     )
     qos: tuple[Qos, ...] = Field((), description="qualities of service beside Slurm's own `normal`")
     extra: tuple[SlurmLine, ...] = Field((), description="raw slurm.conf lines, except those clusterctl owns")

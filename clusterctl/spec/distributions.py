@@ -26,8 +26,8 @@ class Distribution:
 
     ``python`` is what the job environment is made from; ``mpi_module`` the environment module of Open MPI
     where there is one, and ``mpi_bin`` where its programs lie. ``glibc_minor``: it has glibc 2.x. ``slurm``:
-    the release of its packages, where that is known; ``newer_slurm``: others that run there -> their suite;
-    ``slurm_without_pmix``: those of them whose packages have no plugin for PMIx.
+    the release of its packages, where that is known; ``newer_slurm``: others that an image of it can have ->
+    their suite; ``slurm_without_pmix``: those of them whose packages have no plugin for PMIx.
     """
 
     release: str

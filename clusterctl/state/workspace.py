@@ -156,7 +156,6 @@ class Workspace:
     terraform = _Path("terraform")  # module, variables and state; plain `terraform` works in it
     wheels = _Path("wheels")  # leads to the wheels of the job environment, for hosts that are not baked
     gpu_wheels = _Path("gpu-wheels")  # leads to those that nodes with GPUs have beside these
-    slurm_packages = _Path("slurm-packages")  # of another release, while hosts are upgraded to that
     bundle = _Path("bundle.json")  # the bundle that air-gapped hosts are installed from
     journal = _Path("journal.jsonl")
     jobs = _Path("jobs.jsonl")  # what was submitted and where its run was collected to

@@ -399,3 +399,17 @@ def test_a_uid_does_not_pass_to_another_user(one: Cluster) -> None:
         assert "`up` refuses this: a uid can't pass" in " ".join(one.json("plan")["notes"])
         assert "uid 10000 is that of hpc" in one("up", rc=2).stderr
     one.spec.write_text(text)
+
+
+def test_another_release_of_slurm_is_refused_before_anything_changes(one: Cluster) -> None:
+    """`up` upgrades no Slurm in place, not under --force either."""
+    text, applied, slurmd = one.spec.read_text(), one.workspace / "spec.yaml", daemons(one, 1)
+    before = applied.read_bytes(), one.ssh(ctl(one), "systemctl show --property=MainPID slurmctld slurmdbd")
+    one.spec.write_text(f'{text}slurm: {{version: "26.05"}}\n')
+    for words in (("plan",), ("up",), ("up", "--force")):
+        refused = failure(one.json(*words, rc=2))
+        assert refused["code"] == "slurm-changed"
+        assert "`clusterctl down`, then `clusterctl up`" in refused["fix"]
+    after = applied.read_bytes(), one.ssh(ctl(one), "systemctl show --property=MainPID slurmctld slurmdbd")
+    assert (after, daemons(one, 1)) == (before, slurmd)
+    one.spec.write_text(text)

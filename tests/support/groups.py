@@ -32,7 +32,6 @@ LONGEST = (
     "test_drift.py",
     "test_onprem_localhost.py",
     "test_gcp.py",
-    "test_slurm_upgrade.py",
     "test_debian_12.py",
     "test_gpus.py",
     "test_convergence.py",

@@ -198,7 +198,7 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         notes += system.raise_kernel_limits(others + len(wanted.nodes))
         if not machine.booted_with_systemd():
             notes += system.disable_autogroup()
-        notes += state.kept(wanted.subnet, wanted.image, wanted.distribution)
+        notes += state.kept(wanted.subnet, wanted.image, wanted.distribution, wanted.slurm)
         anew, removed = _remove_nodes(wanted, state)
         notes += (f"made anew: {', '.join(anew)}",) if anew else ()
         state = _number(state, wanted)
@@ -209,13 +209,8 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         classes = {
             one: key for one in machines if one.node.name in new and (key := wanted.class_of(one.node))
         }
-        answer = layout.MadeCluster(
-            subnet=state.subnet,
-            distribution=state.distribution,
-            nodes=tuple(_made(one, state, running, new) for one in machines),
-            removed=removed,
-            notes=notes,
-        )
+        nodes = tuple(_made(one, state, running, new) for one in machines)
+        answer = _cluster_made(state, nodes, removed, notes)
         files: dict[str, list[layout.PlacedFile]] = {}
         if classes:
             for key in {*classes.values()}:
@@ -244,6 +239,22 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
             machine.check_started(started)
         nodes = tuple(_made(one, state, running, new) for one in machines)
     return answer.model_copy(update={"nodes": nodes}).model_dump(mode="json")
+
+
+def _cluster_made(
+    state: layout.ClusterState,
+    nodes: tuple[layout.MadeNode, ...],
+    removed: tuple[str, ...],
+    notes: tuple[str, ...],
+) -> layout.MadeCluster:
+    return layout.MadeCluster(
+        subnet=state.subnet,
+        distribution=state.distribution,
+        slurm=state.slurm,
+        nodes=nodes,
+        removed=removed,
+        notes=notes,
+    )
 
 
 def _made(

@@ -25,6 +25,7 @@ RUN = Path("/run/clusterctl")  # lock files
 ClusterId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{6}$")]
 HostName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
 ImageKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
+SlurmRelease = Annotated[str, StringConstraints(pattern=r"^[0-9]{2}\.[0-9]{2}$")]
 Release = Annotated[str, StringConstraints(pattern=r"^[a-z]{1,20}-[0-9]{1,3}$")]
 AdminKey = Annotated[str, StringConstraints(pattern=r"^ssh-ed25519 [A-Za-z0-9+/=]+( [\w@.-]+)?$")]
 
@@ -112,6 +113,7 @@ class ClusterRequest(_Message):
     workspace: str
     image: ImageKey
     distribution: Release
+    slurm: SlurmRelease | None = Field(None, description="the release in the image; none: not known")
     admin_key: AdminKey
     subnet: IPv4Network | None = None
     keep_storage: bool = Field(False, description="whether `down` leaves the shared folder")
@@ -172,16 +174,20 @@ class ClusterState(BaseModel):
     workspace: str
     image: ImageKey
     distribution: Release | None = None  # older versions did not write it down
+    slurm: SlurmRelease | None = None  # likewise
     subnet: IPv4Network
     keep_storage: bool = False
     numbers: dict[HostName, int] = Field(default_factory=dict)
 
-    def kept(self, subnet: IPv4Network | None, image: str, distribution: str) -> tuple[str, ...]:
+    def kept(
+        self, subnet: IPv4Network | None, image: str, distribution: str, slurm: str | None
+    ) -> tuple[str, ...]:
         """What of a wish a cluster that is up does not get, in words for the user."""
         notes = []
         if subnet not in (None, self.subnet):
             notes.append(f"the nodes stay in {self.subnet}; `down` and `up` moves them to {subnet}")
-        if image != self.image and self.distribution in (None, distribution):
+        is_alike = self.distribution in (None, distribution) and self.slurm in (None, slurm)
+        if image != self.image and is_alike:
             notes.append(
                 "the nodes keep the older image they were made from; `down` and `up` gives them the new one"
             )
@@ -245,6 +251,7 @@ class MadeCluster(_Message):
 
     subnet: IPv4Network
     distribution: Release | None
+    slurm: SlurmRelease | None = None
     nodes: tuple[MadeNode, ...]
     removed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

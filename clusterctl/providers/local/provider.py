@@ -9,8 +9,9 @@ from base64 import b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.providers.base import (
@@ -36,13 +37,30 @@ from clusterctl.spec import distributions
 from clusterctl.spec.common import LEAST_MEMORY_MIB, User
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.spec.units import format_size, shown_memory
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, keeps_storage, may_keep_storage
+from clusterctl.state.inventory import (
+    COMPUTE,
+    CONTROLLER,
+    Host,
+    Inventory,
+    inventory_if_known,
+    keeps_storage,
+    may_keep_storage,
+)
 from clusterctl.state.submissions import SENT_FILES
 from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.assets import digest, install_inputs
 from clusterctl.util.progress import Reporter
 
 _SHARED = "/shared"
+_KEEP_IMAGE: Final = (
+    "nodes keep the image that they were made from: `up` upgrades neither their distribution nor their Slurm "
+    "in place"
+)
+_DOWN_AND_UP: Final = (
+    "`clusterctl down`, then `clusterctl up`: what `collect` brought home stays, and with "
+    "`storage: {keep: true}` the shared folder; accounts come from the spec; submit waiting jobs again; the "
+    "accounting's history is lost"
+)
 
 
 class LocalProvider(Provider):
@@ -86,12 +104,12 @@ class LocalProvider(Provider):
     def working(self) -> AbstractContextManager[None]:
         return keeping_helper()
 
-    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:  # noqa: ARG002
+    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:
         def ready(answer: dict[str, Any]) -> None:
             bake(self._image_host(answer, "image", CONTROLLER, COMPUTE))
 
-        request = _image(self._settings, workspace).model_dump(mode="json")
-        call("bake", request, report=report, ready=ready)
+        image = _image(self._settings, spec, workspace)
+        call("bake", image.model_dump(mode="json"), report=report, ready=ready)
 
     def _image_host(self, answer: Mapping[str, Any], name: str, *roles: str) -> Host:
         release = self._settings.release
@@ -106,7 +124,7 @@ class LocalProvider(Provider):
         bake: BakeClass,
         report: Reporter,
     ) -> Mapping[str, SharedFiles]:
-        image = _image(self._settings, workspace)
+        image = _image(self._settings, spec, workspace)
         request = layout.ClassRequest(
             id=workspace.cluster_id(), image=image.key, inputs=dict(inputs), admin_key=image.admin_key
         )
@@ -138,30 +156,40 @@ class LocalProvider(Provider):
                 found = layout.Existing(nodes=disks, running=frozenset(disks))
                 notes += (f"the nodes are taken to be as `up` left them: {exc.cause}",)
         if found.state is not None:
-            notes += self._notes_on(found.state, hosts)
+            notes += self._notes_on(found.state, spec, workspace)
         notes += self._storage_notes(spec, found)
         return HostPlan(compare(spec, shares, found, hosts, self.anew), notes=notes)
 
-    def _notes_on(self, state: layout.ClusterState, hosts: Mapping[str, Host]) -> tuple[str, ...]:
-        """The settings that a cluster that is up does not take over.
+    def _notes_on(
+        self, state: layout.ClusterState, spec: ClusterSpec, workspace: Workspace
+    ) -> tuple[str, ...]:
+        """Return the settings that a cluster that is up does not take over.
 
         Raises:
-            UsageError: its nodes have another distribution than the spec names.
+            UsageError: its nodes have another distribution than the spec names, or another release of Slurm.
         """
-        has, wanted = _release(state.distribution, hosts), self._settings.distribution
-        if has and wanted and has != wanted:
-            runs, asked = (distributions.distribution_of(name).title for name in (has, wanted))
+        runs, wanted = _release(state.distribution, workspace), self._settings.distribution
+        if runs and wanted and runs != wanted:
+            has, asked = (distributions.distribution_of(name).title for name in (runs, wanted))
             raise UsageError(
-                f"the nodes of cluster {state.name!r} run {runs}, and the spec asks for {asked}",
+                f"the nodes of cluster {state.name!r} run {has}, and the spec asks for {asked}",
                 code="distribution-changed",
                 where="provider.distribution",
-                why="nodes keep their image: neither Slurm takes over the other's jobs and accounting (24.11 "
-                "reads what 23.02 and newer left, and none what a newer one left)",
-                fix=f"write distribution: {has}; or `clusterctl down`, then `clusterctl up`: what `collect` "
-                "brought home stays, and with `storage: {keep: true}` the shared folder; accounts come from "
-                "the spec; submit waiting jobs again; the accounting's history is lost",
+                why=_KEEP_IMAGE,
+                fix=f"write distribution: {runs}; or {_DOWN_AND_UP}",
             )
-        return state.kept(self._settings.subnet, image_keys(self._settings)[1], self._settings.release)
+        slurm, version = _slurm(state.slurm, runs, workspace), spec.slurm.version
+        if slurm and version and slurm != version:
+            raise UsageError(
+                f"the nodes of cluster {state.name!r} run Slurm {slurm}, and the spec asks for {version}",
+                code="slurm-changed",
+                where="slurm.version",
+                why=_KEEP_IMAGE,
+                fix=f'write slurm: {{version: "{slurm}"}}; or {_DOWN_AND_UP}',
+            )
+        new_slurm = _slurm_of_new_nodes(self._settings, spec)
+        image = image_keys(self._settings, new_slurm)[1]
+        return state.kept(self._settings.subnet, image, self._settings.release, new_slurm)
 
     def _storage_notes(self, spec: ClusterSpec, found: layout.Existing) -> tuple[str, ...]:
         if not spec.storage.keep:
@@ -190,7 +218,7 @@ class LocalProvider(Provider):
         node_class: NodeClass | None = None,
     ) -> Provisioned:
         shares, notes = _shares(spec, keep)
-        image = _image(self._settings, workspace)
+        image = _image(self._settings, spec, workspace)
         kept = to_take_up(spec, self.kept_storage(spec.name, ())) if spec.storage.keep else None
         request = layout.ClusterRequest(
             id=workspace.cluster_id(),
@@ -199,6 +227,7 @@ class LocalProvider(Provider):
             workspace=str(workspace.root),
             image=image.key,
             distribution=image.distribution,
+            slurm=_slurm_of_new_nodes(self._settings, spec),
             admin_key=image.admin_key,
             subnet=self._settings.subnet,
             keep_storage=spec.storage.keep,
@@ -216,9 +245,7 @@ class LocalProvider(Provider):
         )
         classed: tuple[str, ...] = ()
 
-        def inventory_of(made: layout.MadeCluster) -> Inventory:
-            release = _release(made.distribution, hosts_as_raised(workspace)) or request.distribution
-            return _inventory(spec, request.id, shares, made, release)
+        inventory_of = partial(_inventory, spec, workspace, request, shares)
 
         def ready(answer: dict[str, Any]) -> object:
             nonlocal classed
@@ -306,14 +333,22 @@ def is_orphan(cluster: layout.ClusterState) -> bool:
         return True
 
 
-def image_keys(settings: LocalSettings) -> tuple[str, str]:
-    """What the cache calls the base and the image over it: hashes of what goes in."""
+def image_keys(settings: LocalSettings, slurm: str | None = None) -> tuple[str, str]:
+    """Return what the cache calls the base and the image over it: hashes of what goes in.
+
+    ``slurm``: the release of Slurm. None, or the distribution's own: the packages of the distribution.
+    """
     base_key = digest(settings.mirror, *base_inputs(settings.release))
-    return base_key, digest(base_key, *install_inputs())
+    is_newer = slurm in distributions.distribution_of(settings.release).newer_slurm
+    return base_key, digest(base_key, *install_inputs(), *([str(slurm)] if is_newer else []))
 
 
-def _image(settings: LocalSettings, workspace: Workspace) -> layout.BakeRequest:
-    base_key, key = image_keys(settings)
+def _slurm_of_new_nodes(settings: LocalSettings, spec: ClusterSpec) -> str | None:
+    return spec.slurm.version or distributions.distribution_of(settings.release).slurm
+
+
+def _image(settings: LocalSettings, spec: ClusterSpec, workspace: Workspace) -> layout.BakeRequest:
+    base_key, key = image_keys(settings, _slurm_of_new_nodes(settings, spec))
     return layout.BakeRequest(
         id=workspace.cluster_id(),
         key=key,
@@ -324,9 +359,16 @@ def _image(settings: LocalSettings, workspace: Workspace) -> layout.BakeRequest:
     )
 
 
-def _release(recorded: str | None, hosts: Mapping[str, Host]) -> str | None:
-    """What the nodes of a cluster run, as the helper recorded it, or `up` before it did."""
-    return recorded or next((host.distribution for host in hosts.values()), None)
+def _release(recorded: str | None, workspace: Workspace) -> str | None:
+    """Return what the nodes of a cluster run, as the helper recorded it, or `up` before it did."""
+    return recorded or next((host.distribution for host in hosts_as_raised(workspace).values()), None)
+
+
+def _slurm(recorded: str | None, release: str | None, workspace: Workspace) -> str | None:
+    """Return the Slurm of the nodes of a cluster, recorded likewise, or of ``release``; None: not known."""
+    before = inventory_if_known(workspace)
+    known = recorded or (before.slurm if before else "")
+    return known or (distributions.distribution_of(release).slurm if release else None)
 
 
 def clusters() -> tuple[layout.ClusterState, ...]:
@@ -359,17 +401,26 @@ def cached_images(*, prune: bool = False, report: Reporter) -> tuple[layout.Cach
 
 
 def _inventory(
-    spec: ClusterSpec, cluster_id: str, sizes: tuple[Share, ...], made: layout.MadeCluster, release: str
+    spec: ClusterSpec,
+    workspace: Workspace,
+    request: layout.ClusterRequest,
+    sizes: tuple[Share, ...],
+    made: layout.MadeCluster,
 ) -> Inventory:
+    release = _release(made.distribution, workspace) or request.distribution
+    slurm = _slurm(made.slurm, release, workspace)
+    distribution = distributions.distribution_of(release)
     share_of = {share.host: share for share in sizes}
     return Inventory(
         cluster=spec.name,
-        cluster_id=cluster_id,
+        cluster_id=request.id,
         provider=spec.provider.type,
         hosts=tuple(_host(node, share_of.get(node.name), release) for node in made.nodes),
         network=str(made.subnet),
         shared=_SHARED,
         oversubscribed=is_oversubscribed(sizes),
+        slurm=slurm if slurm and slurm != distribution.slurm else "",
+        pmix=slurm not in distribution.slurm_without_pmix,
         baked=True,
     )
 

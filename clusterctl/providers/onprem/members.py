@@ -32,7 +32,8 @@ from clusterctl.util.process import on_each
 from clusterctl.util.progress import NO_LIMIT, Limit
 
 _NO_PLACE: Final = "network"
-UNFIT: Final = ("release-differs", "address")  # what keeps machines from being one cluster
+# What keeps machines from being one cluster, those that are in it already, too.
+UNFIT: Final = ("release-differs", "address", "slurm-release")
 _HERE: Final = "127.0.0.1"  # whatever other addresses this machine has, now or tomorrow
 _THEN: Final = "then run the same command again"
 # What else their network has, a host's own InfiniBand among it, Ansible finds out.
@@ -255,7 +256,7 @@ def unfit(spec: ClusterSpec, asked: Sequence[Host], report: DoctorReport) -> Ite
     there = [one for one in asked if one.name in known]
     if not there:
         return
-    release, address = UNFIT
+    release, address, slurm_release = UNFIT
     of = {one.name: distribution_of(facts[one.name].system.release) for one in there}
     try:
         common({one.name: facts[one.name].system.release for one in there})
@@ -263,8 +264,8 @@ def unfit(spec: ClusterSpec, asked: Sequence[Host], report: DoctorReport) -> Ite
         for one in exc.failures:
             yield Finding(str(one.host), "error", release, "its release differs", one.cause, one.fix)
     for host, distribution in of.items():
-        if spec.slurm.version and (why := refusal(spec.slurm.version, distribution, upgrades=False)):
-            yield Finding(host, "error", "slurm-release", why.what, why.why, why.fix)
+        if spec.slurm.version and (why := refusal(spec.slurm.version, distribution, makes_image=False)):
+            yield Finding(host, "error", slurm_release, why.what, why.why, why.fix)
     network = spec.provider.known_network
     try:
         if network is None and leader.name in facts:

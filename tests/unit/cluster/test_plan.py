@@ -12,8 +12,6 @@ from clusterctl.cluster.plan import Plan, preview
 from clusterctl.errors import UsageError
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.providers.base import HostChange, HostPlan, Size
-from clusterctl.spec.common import SlurmSettings
-from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
@@ -187,20 +185,3 @@ def test_nodes_whose_slurm_does_without_control_groups_are_told_of(
     monkeypatch.setattr("clusterctl.cluster.plan._drift_of_services", lambda *_: ())
     found = look(workspace, Stub((HostChange("d-ctl", "keep", "the controller"),)))
     assert [note for note in found.notes if note.startswith("d-train-1: ") and "control groups" in note]
-
-
-def test_what_speaks_against_an_upgrade_of_slurm_is_said(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path / "d")
-    workspace.create()
-    controller = CTL.model_copy(update={"distribution": "debian-13"})
-    up = Inventory.model_validate_json(inventory()).model_copy(
-        update={"hosts": (controller,), "slurm": "26.05"}
-    )
-    workspace.inventory.write_text(up.model_dump_json())
-    (workspace.root / "spec.yaml").write_text(dump_spec(SPEC))
-    spec = SPEC.model_copy(update={"slurm": SlurmSettings(version="24.11")})
-    found = look(workspace, Stub(hosts=(HostChange("d-ctl", "keep", "the controller", off=True),)), spec)
-    assert found.slurm_steps
-    (refused,) = (note for note in found.notes if "`up` refuses this" in note)
-    assert "Slurm 26.05 is taken back to 24.11 only under --force" in refused
-    assert not any("`up` refuses this" in note for note in look(workspace, Stub()).notes)

@@ -32,6 +32,7 @@ partitions: [{name: train, hosts: b}]
         (("warning", "firewall"), ["b"], False),
         (("error", "release-differs"), [], True),  # no cluster can be made of them
         (("error", "address"), [], True),
+        (("error", "slurm-release"), [], True),  # the spec asks for another one, while the cluster is up
     ],
 )
 def test_errors_of_new_hosts_end_it_and_any_firewall_that_they_meet(

@@ -33,7 +33,7 @@ partitions:
 def problems(text: str) -> list[tuple[str, str]]:
     with pytest.raises(SpecError) as caught:
         parse_spec(text, "c.yaml")
-    return [(problem.key, problem.message) for problem in caught.value.problems]
+    return [(problem.key, problem.code) for problem in caught.value.problems]
 
 
 def test_it_is_slurm_by_default() -> None:
@@ -50,9 +50,7 @@ def test_it_is_slurm_by_default() -> None:
     ],
 )
 def test_what_is_slurms_is_refused_once(more: str, key: str) -> None:
-    ((found, message),) = problems(BASE + more)
-    assert found == key
-    assert "Slurm" in message
+    assert problems(BASE + more) == [(key, "not-here")]
     parse_spec((BASE + more).replace("scheduler: none", "scheduler: slurm"), "c.yaml")
 
 
@@ -79,30 +77,16 @@ GCP = LOCAL.replace("type: local", "type: gcp, project: my-project, zone: us-cen
 
 
 @pytest.mark.parametrize(
-    ("text", "asked", "message"),
+    ("text", "asked"),
     [
-        (
-            LOCAL.replace("type: local", "type: local, distribution: debian-12"),
-            "24.11",
-            "Debian 12 can't have Slurm 24.11: its packages are of 22.05; 24.11 takes over jobs and "
-            "accounting of 23.02, 23.11, 24.05 alone",
-        ),
-        (
-            LOCAL.replace("type: local", "type: local, distribution: debian-12"),
-            "26.05",
-            "Debian 12 can't have Slurm 26.05: its packages are of 22.05; 26.05 takes over jobs and "
-            "accounting of 24.11, 25.05, 25.11 alone",
-        ),
-        (
-            OWN,
-            "26.05",
-            "Slurm is upgraded in place on local nodes alone: on other machines nobody has tried it yet",
-        ),
-        (GCP, "24.11", "Rocky Linux 9 can't have Slurm 24.11: its packages are of another release"),
+        (LOCAL.replace("type: local", "type: local, distribution: debian-12"), "24.11"),
+        (LOCAL.replace("type: local", "type: local, distribution: debian-12"), "26.05"),
+        (OWN, "26.05"),
+        (GCP, "24.11"),
     ],
 )
-def test_a_release_that_the_hosts_can_not_have_is_refused(text: str, asked: str, message: str) -> None:
-    assert problems(f'{text}slurm: {{version: "{asked}"}}\n') == [("slurm.version", message)]
+def test_a_release_that_the_hosts_can_not_have_is_refused(text: str, asked: str) -> None:
+    assert problems(f'{text}slurm: {{version: "{asked}"}}\n') == [("slurm.version", "slurm-release")]
     parse_spec(text, "c.yaml")
 
 
@@ -114,8 +98,7 @@ def test_one_that_they_may_have_is_not(text: str, asked: str) -> None:
 
 def test_keys_that_a_release_does_not_know_are_refused_in_their_place() -> None:
     more = 'slurm: {version: "26.05", extra: [MaxArraySize=5001, GetEnvTimeout=5]}\n'
-    message = "Slurm 26.05 does not know GetEnvTimeout any more, and would not start"
-    assert problems(LOCAL + more) == [("slurm.extra[1]", message)]
+    assert problems(LOCAL + more) == [("slurm.extra[1]", "setting-unknown-to-slurm")]
     parse_spec(LOCAL + more.replace("26.05", "24.11"), "c.yaml")
 
 

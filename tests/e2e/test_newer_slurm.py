@@ -1,0 +1,76 @@
+"""Local nodes of Debian 13 with Slurm 26.05 of Debian testing, which has no plugin for PMIx."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.cluster import Cluster, raised
+
+pytestmark = [pytest.mark.sweep, pytest.mark.platform("real", "slurm-26.05")]
+SPEC = """\
+version: 1
+name: {name}
+provider: {{type: local, distribution: debian-13}}
+partitions:
+  - {{name: train, nodes: 2}}
+monitoring: {{interval: 1s}}
+slurm: {{version: "26.05", qos: [{{name: urgent, priority: 100}}]}}
+"""
+RANKS = """\
+#!/bin/bash
+{launch} python3 -c '
+from mpi4py import MPI
+print("a world of", MPI.COMM_WORLD.allreduce(1))'
+"""
+
+
+@pytest.fixture(scope="module")
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    name = f"t{secrets.token_hex(3)}"
+    home, cwd = tmp_path_factory.mktemp("newer home"), tmp_path_factory.mktemp("newer cwd")
+    with raised(name, SPEC.format(name=name), home, cwd) as one:
+        yield one
+
+
+def test_it_comes_up_proven_and_stays_so(newer: Cluster) -> None:
+    controller = f"{newer.name}-ctl"
+    assert newer.raised["probed"] == [f"{newer.name}-train-1", f"{newer.name}-train-2"]  # by mpirun
+    assert any("a plain srun starts fails in MPI_Init" in note for note in newer.raised["notes"])
+    versions = "scontrol show config; sacctmgr --version; scontrol show node -o"
+    said = newer.ssh(controller, versions)
+    assert said.count(" Version=26.05.") == 2  # of the daemons of the nodes
+    assert "SLURM_VERSION           = 26.05." in said
+    assert newer.ssh(controller, "sacctmgr -nP show qos format=name,priority").count("urgent|100") == 1
+    newer("plan", "--check")
+
+
+def test_two_nodes_train_and_the_run_comes_home(newer: Cluster) -> None:
+    job = newer.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "2")["job_id"]
+    assert json.loads((newer.run_of(job) / "environment.json").read_text())["slurm"].startswith("26.05")
+
+
+def test_without_pmix_srun_does_not_start_ranks_alone(newer: Cluster) -> None:
+    script = newer.runner.cwd / "ranks.sh"
+    script.write_text(RANKS.format(launch="srun --mpi=pmix"))
+    (failure,) = newer.json("submit", script, "--nodes", "2", rc=2)["failures"]
+    assert failure["code"] == "no-pmix"
+    script.write_text(RANKS.format(launch="srun"))
+    said = newer("submit", script, "--nodes", "2", "--wait", rc=4)
+    assert "MPI programs fail so in MPI_Init" in said.stderr
+    shown = newer("logs")
+    assert "a world of" not in shown.stdout
+    assert 'use "mpirun"' in " ".join(shown.stderr.split())
+
+
+def test_a_spec_that_names_no_release_keeps_the_one_of_the_nodes(newer: Cluster) -> None:
+    text = newer.spec.read_text()
+    newer.spec.write_text(text.replace('version: "26.05", ', ""))
+    answer = newer.json("up")
+    assert all(phase["note"] != "made" for phase in answer["phases"])
+    assert newer.ssh(f"{newer.name}-ctl", "sinfo --version").startswith("slurm-wlm 26.05")
+    newer.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "2")
+    newer.spec.write_text(text)

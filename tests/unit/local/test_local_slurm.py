@@ -1,0 +1,131 @@
+"""The release of Slurm of local nodes: in their image, kept while they live, never changed in place."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from clusterctl.configure.inventory_file import image_inventory_text
+from clusterctl.errors import UsageError
+from clusterctl.providers.local import layout, provider
+from clusterctl.providers.local.layout import ClusterState, Existing
+from clusterctl.providers.local.provider import LocalProvider, image_keys
+from clusterctl.spec.models import ClusterSpec, LocalSettings
+from clusterctl.state.inventory import CONTROLLER, Host, Inventory
+from clusterctl.state.workspace import Workspace
+from tests.support.messages import refused
+
+SETTINGS = LocalSettings(distribution="debian-13")
+CTL = Host(name="d-ctl", address="10.9.8.2", roles=(CONTROLLER,), host_key="k", distribution="debian-13")
+NETWORK = IPv4Network("10.9.8.0/24")
+
+
+def spec(version: str | None = None) -> ClusterSpec:
+    values = {"version": 1, "name": "d", "partitions": [{"name": "train", "nodes": 1}]}
+    given = {"provider": SETTINGS, "slurm": {"version": version}, "users": [{"name": "a", "uid": 2000}]}
+    return ClusterSpec.model_validate({**values, **given})
+
+
+def inventory(**values: Any) -> Inventory:
+    place = {"cluster": "d", "cluster_id": "a1b2c3", "provider": "local", "network": "10.9.8.0/24"}
+    return Inventory.model_validate({**place, "shared": "/shared", "hosts": (CTL,), "baked": True, **values})
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    made = Workspace(tmp_path / "d")
+    made.create()
+    made.create_secrets()
+    return made
+
+
+def test_another_release_than_the_distributions_has_an_image_of_its_own() -> None:
+    usual, newer = image_keys(SETTINGS), image_keys(SETTINGS, "26.05")
+    assert image_keys(SETTINGS, "24.11") == usual
+    assert newer[0] == usual[0]  # the base
+    assert newer[1] != usual[1]
+
+
+@pytest.mark.parametrize(("asked", "suite"), [(None, None), ("24.11", None), ("26.05", "forky")])
+def test_an_image_gets_the_slurm_that_the_spec_asks_for(asked: str | None, suite: str | None) -> None:
+    text = image_inventory_text(spec(asked), inventory(), Path("/c"), Path("/w"), Path("/l"))
+    variables = YAML(typ="safe").load(text)["all"]["vars"]
+    source = {"release": asked, "suite": suite, "mirror": SETTINGS.mirror}
+    assert variables.get("clusterctl_newer_slurm") == (source if suite else None)
+
+
+def plan(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, asked: str | None, **known: Any) -> str:
+    """Return the notes on a cluster that is up, of which the helper has recorded this."""
+    state = ClusterState(
+        id="a1b2c3",
+        name="d",
+        owner=0,
+        workspace="/w",
+        image="0" * 16,
+        distribution="debian-13",
+        subnet=NETWORK,
+        **known,
+    )
+    monkeypatch.setattr(provider, "_existing", lambda _: Existing(state=state, nodes={"d-ctl": None}))
+    workspace.cluster_id()
+    return str(LocalProvider(SETTINGS).plan(spec(asked), workspace, keep={}, report=print).notes)
+
+
+@pytest.mark.parametrize(
+    ("by_helper", "by_up", "asked"),
+    [
+        ("24.11", "", "26.05"),
+        ("26.05", "", "24.11"),  # `up` was killed before it wrote an inventory
+        (None, "26.05", "24.11"),  # an earlier version upgraded it
+        (None, "", "26.05"),
+    ],
+)
+def test_nodes_are_not_brought_to_another_release(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, by_helper: str | None, by_up: str, asked: str
+) -> None:
+    workspace.inventory.write_text(inventory(slurm=by_up).model_dump_json())
+    runs = by_helper or by_up or "24.11"
+    keep = f'slurm: {{version: "{runs}"}}'
+    values = (asked, keep, "`clusterctl down`", "`clusterctl up`")
+    with refused("slurm-changed", UsageError, *values, where="slurm.version"):
+        plan(workspace, monkeypatch, asked, slurm=by_helper)
+
+
+@pytest.mark.parametrize("asked", [None, "26.05"])
+def test_a_release_that_nodes_have_is_kept(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, asked: str | None
+) -> None:
+    notes = plan(workspace, monkeypatch, asked, slurm="26.05")
+    assert ("older image" in notes) == (asked == "26.05"), "that of 24.11 is no newer one of theirs"
+
+
+@pytest.mark.parametrize(
+    ("has", "recorded", "told"),
+    [
+        ("24.11", "", ("", True)),
+        ("26.05", "", ("26.05", False)),
+        (None, "", ("", True)),
+        (None, "26.05", ("26.05", False)),  # an earlier version upgraded it
+    ],
+)
+def test_the_inventory_tells_the_slurm_of_the_nodes(
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    has: str | None,
+    recorded: str,
+    told: tuple[str, bool],
+) -> None:
+    """Whatever the spec says: nodes that are there keep their image."""
+    workspace.inventory.write_text(inventory(slurm=recorded).model_dump_json())
+    nodes = tuple(
+        layout.MadeNode(name=name, address="10.9.8.2", host_key="k", started=True, made=False)
+        for name in ("d-ctl", "d-train-1")
+    )
+    made = layout.MadeCluster(subnet=NETWORK, distribution="debian-13", slurm=has, nodes=nodes)
+    monkeypatch.setattr(provider, "call", lambda *_, **__: made.model_dump(mode="json"))
+    found = LocalProvider(SETTINGS).apply(spec(), workspace, keep={}, report=print).inventory
+    assert (found.slurm, found.pmix) == told
