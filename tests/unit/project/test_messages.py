@@ -14,6 +14,10 @@ def test_page_lists_every_code_as_it_is_now() -> None:
     assert message_reference.PAGE.read_text() == message_reference.page(), "run `make reference`"
 
 
+def test_every_place_that_reports_has_a_code() -> None:
+    assert message_reference.messages()[1] == []
+
+
 SOURCE = """
 from clusterctl.errors import Notice, UsageError, StalePlanError
 
