@@ -93,7 +93,8 @@ def test_no_secret_is_in_any_file(
         assert MUNGE[:40] not in raw
     log = found["demo-doctor/workspace/logs/ansible-1.log"].decode()
     assert FACTS in log
-    assert not [port for port in PORTS if str(port) not in log], "what stands beside a secret"
+    # What stands beside a secret.
+    assert not [port for port in PORTS if str(port) not in log]
     assert "proxy.lan:3128" in found["demo-doctor/environment.txt"].decode()
     assert not [name for name in found if name.endswith(("id_ed25519", "munge.key", ".tfstate"))]
 

@@ -68,7 +68,8 @@ def test_it_is_taken_up_where_the_spec_keeps_storage() -> None:
     assert to_take_up(spec(("ada", 1001), ("new", 1003)), [one]) == one
     assert to_take_up(spec(keep=False), [one]) is None
     assert to_take_up(spec(), []) is None
-    assert to_take_up(spec(), [kept()]) == kept(), "nothing is known of its homes"
+    # Nothing is known of its homes.
+    assert to_take_up(spec(), [kept()]) == kept()
 
 
 @pytest.mark.parametrize(
@@ -252,7 +253,8 @@ def test_down_storage_removes_it_after_the_cluster(home: Path, stub: Stub, keep:
     assert (done.kept, done.removed) == ((), (DISK,))
     assert stub.did == ["destroy", "remove d-a1b2c3-shared"]
     assert list(all_recorded()) == []
-    assert "can" in (home / DISCARDED).read_text(), "what is on it could not be told"
+    # What is on it could not be told.
+    assert "can" in (home / DISCARDED).read_text()
 
 
 @pytest.mark.parametrize(

@@ -238,5 +238,6 @@ def processes_with(*words: str) -> list[str]:
 def wait_until(true: Callable[[], object], timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():
-        assert time.monotonic() < deadline, "it did not come true in time"
+        # It did not come true in time.
+        assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -99,7 +99,8 @@ def test_files_that_roles_may_change_are_looked_for_where_these_roles_run() -> N
     leads, computes = (role_files(spec, host.roles) for host in HOSTS)
     assert {"/etc/hosts", "/etc/munge/munge.key", "/etc/slurm/slurm.conf"} <= leads & computes
     assert "/etc/slurm/slurmdbd.conf" in leads - computes
-    assert not [path for path in leads | computes if "clusterctl" in path], "nobody else has these"
+    # Nobody else has these.
+    assert not [path for path in leads | computes if "clusterctl" in path]
     asked = host_facts_request(spec, HOSTS).host
     assert asked is not None
     assert set(asked["files"]) == leads | computes

@@ -377,7 +377,8 @@ class Rented:
             raise TransportError("sudo: you do not exist in the passwd database")
         if "usermod" not in argv:
             return Result(0, answer(accounts={"clusterctl": self.uid}), "")
-        assert argv[:3] == ("sudo", "-n", "unshare"), "usermod sees no process of the account"
+        # Usermod sees no process of the account.
+        assert argv[:3] == ("sudo", "-n", "unshare")
         assert argv[-4:] == ("usermod", "--uid", "64100", "clusterctl")
         assert not check
         self.uid = self.uid if self.taken else 64100

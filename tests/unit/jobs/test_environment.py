@@ -107,7 +107,8 @@ def test_a_replay_gets_the_very_wheels_of_its_lock(
             a_spec(tmp_path / "spec.txt"), job, distribution=lambda: HERE, report=told.append, replayed=text
         )
 
-    assert again("") == PLAIN, "the cluster's own requirements are not those of then"
+    # The cluster's own requirements are not those of then.
+    assert again("") == PLAIN
     assert again(lock.text).lock == lock
     shutil.rmtree(wheel_path(lock.wheels[0]).parents[1])
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -123,7 +124,8 @@ def test_a_replay_gets_the_very_wheels_of_its_lock(
         again(wrong)
     assert "HASHES" in caught.value.why
     outside = lock.text.replace(f"# {lock.wheels[0].file}", f"# ../../{lock.wheels[0].file}")
-    assert len(Lock.read(outside, {}).wheels) == 1, "a file of elsewhere is none of the cache"
+    # A file of elsewhere is none of the cache.
+    assert len(Lock.read(outside, {}).wheels) == 1
 
 
 def run(environment: Environment, command: str) -> str:
@@ -204,7 +206,8 @@ def test_much_travels_over_a_connection_of_its_own(home: Path, tmp_path: Path, r
     for lines, bulk in (("first", [False, False]), ("large", [True, False]), ("large", [])):
         transport.bulk.clear()
         build(transport, resolve(lines), report=lambda _text: None, base=BASE)
-        assert transport.bulk == bulk, "the store, the build; nothing where it is there already"
+        # The store, the build; nothing where it is there already.
+        assert transport.bulk == bulk
 
 
 def test_wheels_that_the_cluster_has_are_not_sent_again(home: Path, resolve: Resolve) -> None:
@@ -266,7 +269,8 @@ def test_a_rented_host_fetches_large_wheels_itself(home: Path, tmp_path: Path, h
     shutil.rmtree(tmp_path / "its")
     said, sent = on_rented(heavy)
     assert said == ["localhost fetches 2 wheels", "sending 1 wheels", "building the environment"]
-    assert sent == 0, "all of it is in the store"
+    # All of it is in the store.
+    assert sent == 0
 
 
 @pytest.mark.parametrize("reached", [True, False])

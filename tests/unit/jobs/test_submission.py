@@ -207,7 +207,8 @@ def test_a_controller_that_stays_away_is_said_soon_and_the_job_is_not_submitted(
         submit(session, job)
     assert "clusterctl up" in caught.value.fix
     assert now[0] < 10
-    assert cluster.calls("sbatch") == cluster.calls("squeue") == 0, "they try for a MessageTimeout"
+    # They try for a MessageTimeout.
+    assert cluster.calls("sbatch") == cluster.calls("squeue") == 0
     assert [entry.refused for entry in cluster.ledger.entries()] == [True]
     assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
 

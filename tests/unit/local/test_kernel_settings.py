@@ -42,8 +42,10 @@ def test_limits_are_raised_named_and_put_back(kernel: Path) -> None:
     before = settings(kernel)
     said = system.raise_kernel_limits(17)
     assert "raised fs.inotify.max_user_instances from 128 to 8192 until the last cluster is down" in said
-    assert settings(kernel) == {INSTANCES: 8192, ROOMY: 1048576}, "nobody's higher limit is lowered"
-    assert system.raise_kernel_limits(40) == (), "the second cluster finds them raised"
+    # Nobody's higher limit is lowered.
+    assert settings(kernel) == {INSTANCES: 8192, ROOMY: 1048576}
+    # The second cluster finds them raised.
+    assert system.raise_kernel_limits(40) == ()
     system.restore_kernel_settings()
     assert settings(kernel) == before
     system.restore_kernel_settings()  # nothing is left to put back
@@ -53,7 +55,8 @@ def test_limits_are_raised_named_and_put_back(kernel: Path) -> None:
 def test_sessions_share_no_cpus_while_a_cluster_is_up(kernel: Path) -> None:
     (said,) = system.disable_autogroup()
     assert said == "set kernel.sched_autogroup_enabled from 1 to 0 until the last cluster is down"
-    assert system.disable_autogroup() == (), "the second cluster finds it so"
+    # The second cluster finds it so.
+    assert system.disable_autogroup() == ()
     system.raise_kernel_limits(17)
     system.restore_kernel_settings()
     assert (kernel / AUTOGROUP).read_text() == "1"

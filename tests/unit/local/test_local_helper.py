@@ -75,4 +75,5 @@ def test_no_password_stands_on_a_command_line(tmp_path: Path, monkeypatch: pytes
     assert "secret" not in " ".join(argv)
     assert "secret@mirror" in told
     assert "secret@proxy" in told
-    assert "secret" not in left.read_text(), "nor on the nodes"
+    # Nor on the nodes.
+    assert "secret" not in left.read_text()

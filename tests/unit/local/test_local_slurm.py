@@ -100,7 +100,8 @@ def test_a_release_that_nodes_have_is_kept(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, asked: str | None
 ) -> None:
     notes = plan(workspace, monkeypatch, asked, slurm="26.05")
-    assert ("older image" in notes) == (asked == "26.05"), "that of 24.11 is no newer one of theirs"
+    # That of 24.11 is no newer one of theirs.
+    assert ("older image" in notes) == (asked == "26.05")
 
 
 @pytest.mark.parametrize(

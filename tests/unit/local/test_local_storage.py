@@ -192,7 +192,8 @@ def test_a_down_that_ends_midway_loses_nothing(
             helper.down({"id": OLD})
     monkeypatch.setattr(layout, "RUN", state.with_name("run2"))  # the lock of the dead
     assert (folder / "shared/home/ada/weights").read_text() == "0.5"
-    assert kept_here() == (), "it is the cluster's still"
+    # It is the cluster's still.
+    assert kept_here() == ()
     helper.down({"id": OLD})
     assert [kept.id for kept in kept_here()] == [OLD]
 
@@ -205,7 +206,8 @@ def test_the_next_cluster_has_it(state: Path) -> None:
     assert shared == state / NEW / "shared"
     assert (shared / "home/ada/weights").read_text() == "0.5"
     assert [path.name for path in state.iterdir()] == [NEW]
-    assert helper._shared(request(OLD)) == shared, "an `up` that goes on"
+    # An `up` that goes on.
+    assert helper._shared(request(OLD)) == shared
 
 
 def test_an_up_that_ended_as_it_took_it_leaves_no_folder(state: Path) -> None:
@@ -267,12 +269,14 @@ def test_what_is_on_it_is_told_as_hosts_had_it(state: Path, tmp_path: Path) -> N
         "/shared/home/ada/clusterctl/jobs/mine-a1b2/checkpoint",
         "/shared/data.csv",
     }
-    assert sum(one.bytes for one in found.files) == 3 + 4 + 3, "not what clusterctl wrote"
+    # Not what clusterctl wrote.
+    assert sum(one.bytes for one in found.files) == 3 + 4 + 3
     here = tmp_path / "collected"
     shutil.copytree(job, here)
     note(Workspace.of("d"), [Copies("", "/shared/home/ada/clusterctl/jobs/mine-a1b2", str(here))])
     found = look_at_storage(LocalProvider(LocalSettings()), Workspace.of("d"), [kept])
-    assert [one.what for one in found.files if "mine" in one.what] == [], "it is here, too"
+    # It is here, too.
+    assert [one.what for one in found.files if "mine" in one.what] == []
     for path in (folder / "shared/home/ada/weights", folder / "shared/data.csv", job / "checkpoint"):
         path.unlink()
     assert not look_at_storage(LocalProvider(LocalSettings()), Workspace.of("d"), [kept])

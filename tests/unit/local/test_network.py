@@ -71,6 +71,7 @@ def test_only_answers_leave_the_clusters_network() -> None:
         assert " protocol ip " in line, "no IPv6"
         assert "match u16 0 0x3fff at 6 match ip src 10.7.1.0/24 match ip dst 10.7.1.1/32" in line
     tcp = [line for line in others if "match ip protocol 6 0xff" in line]
+    # What connects has SYN set and neither ACK nor RST.
     assert [line.split(" match u8 ")[-1] for line in tcp] == [
         f"{bit} {bit} at 33 flowid 1:0" for bit in ("0x10", "0x04")
-    ], "what connects has SYN set and neither ACK nor RST"
+    ]

@@ -100,9 +100,8 @@ def test_a_package_comes_with_all_that_it_needs(pack: Packed, scheme: str) -> No
     ]
     assert packages(index) == {path: hashlib.sha256(raw).hexdigest() for path, raw in made.items()}
     assert pack("other", "munge", scheme=scheme) != made
-    assert pack("munge", scheme=scheme) == {"Packages": index, **made}, (
-        "the same archive gives the same bytes"
-    )
+    # The same archive gives the same bytes.
+    assert pack("munge", scheme=scheme) == {"Packages": index, **made}
 
 
 def test_what_only_its_makers_release_comes_with_what_it_needs_of_the_archive(
@@ -117,7 +116,8 @@ def test_what_only_its_makers_release_comes_with_what_it_needs_of_the_archive(
     names = [path.partition("_")[0] for path in packages(made["Packages"])]
     assert names == ["pool/apptainer", "pool/libc6", "pool/libmunge2", "pool/other"]
     own.write_bytes(raw + b"more")
-    assert pack("other", upstream=(one,)) == made, "what was downloaded is kept"
+    # What was downloaded is kept.
+    assert pack("other", upstream=(one,)) == made
     with refused("package-changed"):
         pack("other", upstream=(Upstream(own.as_uri(), "0" * 64),))
 

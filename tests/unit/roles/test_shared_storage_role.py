@@ -74,7 +74,8 @@ def test_a_new_disk_gets_a_file_system_once(disk: Path) -> None:
     made = uuid(disk)
     assert (disk.parent / "mounted").read_text() == f"-o noatime,discard {disk} {disk.parent}/shared\n"
     assert mount(disk).returncode == 0
-    assert uuid(disk) == made, "an earlier cluster's files"
+    # An earlier cluster's files.
+    assert uuid(disk) == made
 
 
 @pytest.mark.parametrize("there", ["partitions", "swap", "ext2", "damaged ext4", "unknown"])

@@ -146,7 +146,8 @@ def test_a_slurmctld_that_is_stopped_is_said_before_squeue_gives_up():
     for _ in range(2):
         with rejected("slurm-away", SlurmAwayError):
             slurm.own_jobs()
-    assert not transport.left, "the second time, a ping was enough"
+    # The second time, a ping was enough.
+    assert not transport.left
 
 
 def test_a_slurmctld_that_is_slow_gets_the_time_that_it_needs():

@@ -505,4 +505,5 @@ def test_the_first_rank_is_known_where_srun_killed_all(first: int, end: int, how
         unrecorded = diagnose(Evidence(job=JOB, log=ended, ranks=ranks | {1: f"{says}\n"}))
         assert (unrecorded.rank, unrecorded.host, unrecorded.signal) == (1, "n2", "SIGBUS")
     named = diagnose(Evidence(job=JOB, log=killed[0] + ended, ranks=ranks, ends={1: "5.0 7 n2"}))
-    assert (named.rank, named.exit_code) == (1, 7), "one that is killed has not failed first"
+    # One that is killed has not failed first.
+    assert (named.rank, named.exit_code) == (1, 7)

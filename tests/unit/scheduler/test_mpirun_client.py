@@ -211,7 +211,8 @@ def test_a_record_that_makes_no_sense_spoils_itself_alone(job, job_id):
     assert (spoilt.id, spoilt.state.value, spoilt.nodes) == (job_id, "UNKNOWN", ())
     assert "record is damaged" in spoilt.reason
     assert (other.id, other.state.value) == ("m2", "COMPLETED")
-    assert mpirun.submit(START) == "m3", "it is in the way of no other"
+    # It is in the way of no other.
+    assert mpirun.submit(START) == "m3"
     if job_id == "m1":
         with refused("job-hosts-unknown", SchedulerError, "m1"):
             mpirun.cancel(["m1"])

@@ -189,7 +189,8 @@ def test_small_clusters_notice_faults_soon_and_bear_a_machine_that_is_busy_for_h
     assert 30 < int(small["SlurmdTimeout"]) <= 60
     assert int(small["MessageTimeout"]) >= 10  # Slurm's own
     assert small["AuthInfo"] == "cred_expire=10"
-    assert "batch_sched_delay=0," in small["SchedulerParameters"], "a job starts at once"
+    # A job starts at once.
+    assert "batch_sched_delay=0," in small["SchedulerParameters"]
 
 
 @pytest.mark.parametrize(("seconds", "minutes"), [(1, 1), (60, 1), (61, 2), (5400, 90)])

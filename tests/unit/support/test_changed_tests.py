@@ -122,4 +122,5 @@ def test_the_stories_exist() -> None:
 
 def test_the_recorded_durations_are_those_of_tests() -> None:
     recorded = durations.read(durations.RECORD)
-    assert recorded.keys() & MODULES.keys(), "run `make test` and `make durations`"
+    # Run `make test` and `make durations`.
+    assert recorded.keys() & MODULES.keys()

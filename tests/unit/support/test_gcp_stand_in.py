@@ -203,4 +203,5 @@ def test_a_disk_is_attached_to_one_instance_and_never_shrinks(folder: Folder) ->
         assert folder.plan()["google_compute_disk.shared"] == action
     assert folder.run("state", "rm", f'google_compute_instance.host["{name}"]').rc == 0
     assert folder.run("destroy", "-auto-approve", "-target=google_compute_disk.shared").rc == 0
-    assert not folder.cloud.instances[name]["attached_disk"], "it was detached, then deleted"
+    # It was detached, then deleted.
+    assert not folder.cloud.instances[name]["attached_disk"]

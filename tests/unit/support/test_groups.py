@@ -30,7 +30,8 @@ def test_every_test_of_a_group_runs_in_one_worker(tmp_path: Path) -> None:
     subprocess.run(argv, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=200)
     ran = log.read_text().splitlines()
     assert len(ran) == 12
-    assert len(set(ran)) == 2, "a group's tests ran in several workers"
+    # A group's tests ran in several workers.
+    assert len(set(ran)) == 2
 
 
 def test_the_groups_name_modules_that_exist() -> None:

@@ -47,7 +47,8 @@ def test_a_run_lasts_as_long_as_its_pytest(base: Path, tmp_path: Path) -> None:
         playing.stdin.close()
     assert is_over(workspace)
     lock.write_text("")
-    assert not is_over(workspace), "it is about to be written"
+    # It is about to be written.
+    assert not is_over(workspace)
 
 
 def test_other_workspaces_are_no_run_s(tmp_path: Path) -> None:

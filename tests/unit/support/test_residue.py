@@ -128,7 +128,8 @@ def test_a_tree_that_another_test_process_builds_is_not_this_ones(machine: Machi
         with lock.open("w") as builder:
             fcntl.flock(builder, fcntl.LOCK_EX)
             assert not [line for line in new(watching, before) if str(building) in line]
-        assert f"mount {building}: tmpfs none" in new(watching, before), "its builder was killed"
+        # Its builder was killed.
+        assert f"mount {building}: tmpfs none" in new(watching, before)
     finally:
         root("umount", str(building))
 
@@ -145,7 +146,8 @@ def test_an_image_that_another_test_process_builds_is_not_this_ones(machine: Mac
         with lock.open("w") as builder:
             fcntl.flock(builder, fcntl.LOCK_EX)
             assert not [line for line in new(watching, before) if str(building) in line]
-        assert f"mount {building}: tmpfs none" in new(watching, before), "its builder was killed"
+        # Its builder was killed.
+        assert f"mount {building}: tmpfs none" in new(watching, before)
     finally:
         root("umount", str(building))
 

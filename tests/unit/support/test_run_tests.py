@@ -91,7 +91,8 @@ def test_ci_on_the_main_branch_looks_at_the_last_commit(
 ) -> None:
     commit(checkout, name)
     assert ci(checkout, "main") == (0, targets)
-    assert ci(checkout, "HEAD^^")[1] == targets, "an earlier commit is compared with"
+    # An earlier commit is compared with.
+    assert ci(checkout, "HEAD^^")[1] == targets
 
 
 def test_ci_tests_the_tests_if_it_can_t_tell(checkout: Path, tmp_path: Path) -> None:
