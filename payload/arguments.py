@@ -37,7 +37,7 @@ def wrong_with(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | No
 
 
 def main(lines: Sequence[Sequence[str]]) -> list[str | None]:
-    """Return what is wrong with each of these command lines."""
+    """Return the error of each of these command lines."""
     parser = parser_of(COMMANDS, TrainConfig)
     return [wrong_with(parser, argv) for argv in lines]
 

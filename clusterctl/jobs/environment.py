@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,7 +11,7 @@ from clusterctl.errors import CommandError, TransportError, UsageError, printabl
 from clusterctl.scheduler.script import BASE_ENVIRONMENT, ENVIRONMENTS, PLAIN, Environment, partition_name
 from clusterctl.spec.job import JobSpec, Launcher
 from clusterctl.state.brief import SpecBrief
-from clusterctl.transport.base import Transport, lines, remote_argv
+from clusterctl.transport.base import Conversation, Transport, lines, remote_argv
 from clusterctl.transport.put import STORE, send_to_store
 from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.tree import Progress, shown_size
@@ -164,9 +164,7 @@ def build(
     try:
         with transport.converse(argv, silence_s=_BUILD_S) as talk:
             talk.send(sent)
-            for line in lines(
-                iter(talk.receive, b""), TransportError("a line does not end", code="line-too-long")
-            ):
+            for line in _lines_of(talk):
                 if line == b"waiting":
                     report("waiting for another clusterctl that builds an environment")
                 elif line == b"building":
@@ -185,6 +183,10 @@ def build(
             host=transport.host,
         ) from exc
     return built
+
+
+def _lines_of(talk: Conversation) -> Iterator[bytes]:
+    return lines(iter(talk.receive, b""), TransportError("a line does not end", code="line-too-long"))
 
 
 def _held(transport: Transport, wait_s: float) -> TransportError:
@@ -217,7 +219,7 @@ def _fetch(transport: Transport, lock: Lock, base: str, report: LineReporter) ->
     found: list[bytes] = []
     with suppress(CommandError), transport.converse(argv, silence_s=_BUILD_S) as talk:
         talk.send("".join([*(f"{wheel}\n" for wheel in sizes), "\n"]).encode())
-        found += lines(iter(talk.receive, b""), TransportError("a line does not end", code="line-too-long"))
+        found += _lines_of(talk)
         talk.finish()
     return frozenset(line.decode(errors="replace") for line in found)
 
