@@ -39,6 +39,10 @@ class Notice(str):
         notice.code = code
         return notice
 
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
+        """Return what a copy is made of: ``-o json`` copies the failures that it shows."""
+        return type(self), (self.code, str(self))
+
 
 class BadValueError(ValueError):
     """A text or a value of a spec, a job file or a flag means nothing, or is out of range."""

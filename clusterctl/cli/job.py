@@ -12,7 +12,7 @@ import typer
 
 from clusterctl.cli.options import SOON_S, Options, job_ids, open_session
 from clusterctl.cli.output import ENDINGS, Screen
-from clusterctl.errors import SchedulerError, TransportError, UsageError
+from clusterctl.errors import Notice, SchedulerError, TransportError, UsageError
 from clusterctl.jobs import watch
 from clusterctl.jobs.watch import LogChunk, OnOutput
 from clusterctl.scheduler.base import JobInfo, Outcome, state_counts, worst
@@ -87,7 +87,7 @@ def logs(
 def _last_submitted(screen: Screen, session: Session) -> str:
     for entry in reversed(session.ledger.entries()):
         if entry.job_id is not None:
-            screen.note(f"{entry.shown}, the last one submitted")
+            screen.note(Notice("last-job", f"{entry.shown}, the last one submitted"))
             return entry.job_id
     raise UsageError(
         "no job was submitted yet",
@@ -140,7 +140,8 @@ def _detaching(screen: Screen, ids: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except ENDINGS:
-        screen.note(f"detached; job {', '.join(ids)} goes on: `clusterctl logs {ids[0]} -f` follows it again")
+        goes_on = f"detached; job {', '.join(ids)} goes on: `clusterctl logs {ids[0]} -f` follows it again"
+        screen.note(Notice("detached", goes_on))
         raise
 
 

@@ -15,7 +15,7 @@ import typer
 
 from clusterctl.cli.options import SOON_S, Options, job_ids, open_session
 from clusterctl.cli.output import ENDINGS, Screen
-from clusterctl.errors import TransportError, UsageError
+from clusterctl.errors import Notice, TransportError, UsageError
 from clusterctl.scheduler.base import JobInfo, JobState, state_counts, worst
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def jobs(
             return
     screen.result({"jobs": [job.as_dict() for job in found]}, *job_table(screen, found))
     if older:
-        screen.note(f"{older} older ones: `clusterctl jobs --all`")
+        screen.note(Notice("older-jobs", f"{older} older ones: `clusterctl jobs --all`"))
 
 
 def job_table(
@@ -253,4 +253,4 @@ def _shown_files(files: Sequence[dict[str, Any]] | None) -> str:
     ]
     others = len(files) - len(logs)
     shown = [*logs, *([f"{others} more"] if others else [])]
-    return ", ".join(shown) or "none: the folder is empty, or gone"
+    return ", ".join(shown) or Notice("job-folder-empty", "none: the folder is empty, or gone")

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from clusterctl.cli.options import Options, spec_file, spec_of
 from clusterctl.cli.output import Screen
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import ClusterctlError, Notice, UsageError
 from clusterctl.providers.node_class import KeptImage
 from clusterctl.providers.registry import (
     cached_images,
@@ -135,7 +135,8 @@ def cache_list(screen: Screen, options: Options) -> None:
         try:
             kept = kept_images(spec_of(screen, options).provider)
         except ClusterctlError as exc:  # what is here needs neither a spec nor a login
-            screen.note(f"note: images in a cloud project are not listed: {exc.cause}")
+            unlisted = f"note: images in a cloud project are not listed: {exc.cause}"
+            screen.note(Notice("project-images-unlisted", unlisted))
     _show_cache(screen, kept, prune=False)
 
 
@@ -154,7 +155,7 @@ def _show_cache(screen: Screen, kept: Sequence[KeptImage], *, prune: bool) -> No
     """Show, or ``prune``, the cache of this machine; then what was found, or deleted, in a project."""
     images = cached_images(prune=prune, report=lambda what: screen.note(str(what)))
     rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
-    empty = ["nothing to remove" if prune else "the image cache is empty"]
+    empty = ["nothing to remove" if prune else Notice("cache-empty", "the image cache is empty")]
     lines = screen.table(["REMOVED" if prune else "IMAGE", "MIB", "USED BY"], rows) if rows else empty
     lines += [f"{'removed' if prune else 'kept'}: {one}" for one in kept]
     answer = {"images": [i.model_dump() for i in images], "kept_images": [asdict(one) for one in kept]}

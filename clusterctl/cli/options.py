@@ -27,6 +27,7 @@ from clusterctl.errors import (
     ClusterctlError,
     LockedError,
     MachineError,
+    Notice,
     NotUpError,
     SchedulerError,
     SpecError,
@@ -51,7 +52,9 @@ _PLAIN = re.compile(r"[\w.+][\w.+-]*")  # a shell takes it as it is
 _NOT_PLAIN = re.compile(r"[^\w.+-]")
 
 INTERRUPTED = 130
-_BUILT_IN = "no cluster.yaml here: using the built-in local cluster (`clusterctl init` writes one)"
+_BUILT_IN = Notice(
+    "built-in-spec", "no cluster.yaml here: using the built-in local cluster (`clusterctl init` writes one)"
+)
 SOON_S = 10.0  # for a scheduler, which may be starting: a user who asks for its state wants to know soon
 
 
@@ -461,7 +464,7 @@ def _only_cluster(screen: Screen, options: Options, *, named: bool = False) -> s
             why=f"{'these are' if len(up) > 1 else 'this one is'} up: {', '.join(up)}",
             fix=f"name it: `--cluster {up[0]}`, or its spec: -f FILE",
         )
-    screen.note(f"using cluster {up[0]!r} (the only one that is up)")
+    screen.note(Notice("only-cluster-up", f"using cluster {up[0]!r} (the only one that is up)"))
     return up[0]
 
 

@@ -15,7 +15,7 @@ import typer
 from clusterctl.cli.jobs import shown_elapsed, shown_time
 from clusterctl.cli.options import Options, folder_path, run_names
 from clusterctl.cli.output import Screen
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import ClusterctlError, Notice, UsageError
 from clusterctl.runs.compare import Difference, compare, compare_losses
 from clusterctl.runs.find import (
     FIELDS,
@@ -215,7 +215,9 @@ def _reject_keys_of_tasks(rows: Sequence[Row], keys: Sequence[str]) -> None:
 
 
 def _none_text(rows: Sequence[Row]) -> str:
-    return "no run is like that" if rows else "no runs; `clusterctl collect` brings them here"
+    if rows:
+        return Notice("no-run-matches", "no run is like that")
+    return Notice("no-runs", "no runs; `clusterctl collect` brings them here")
 
 
 def folders_of(screen: Screen, named: Sequence[Path], *, everywhere: bool = False) -> Sequence[Path]:
@@ -227,7 +229,8 @@ def folders_of(screen: Screen, named: Sequence[Path], *, everywhere: bool = Fals
         return known
     if RUNS.is_dir():
         return [RUNS]
-    screen.note(f"no ./runs here: these are the runs in {', '.join(map(str, known))}")
+    folders = ", ".join(map(str, known))
+    screen.note(Notice("runs-elsewhere", f"no ./runs here: these are the runs in {folders}"))
     return known
 
 

@@ -25,7 +25,7 @@ from clusterctl.cli.options import (
     workspace_of,
 )
 from clusterctl.cli.output import Screen, showing_progress
-from clusterctl.errors import ClusterctlError, CollectError, UsageError
+from clusterctl.errors import ClusterctlError, CollectError, Notice, UsageError
 from clusterctl.jobs.arguments import help_of, help_wanted, reject_wrong_arguments
 from clusterctl.scheduler.base import worst
 from clusterctl.spec.job import MODEL_JOBS, JobSpec, Weights, is_job_file, job_spec
@@ -236,7 +236,8 @@ def _wanted(
         others = {field: value for field, value in flags.items() if field != "args"}
         for job in jobs_of_file(Path(target), others, variants) if "args" in flags else ():
             if job.args:
-                screen.note(f"note: {job.name}: the file's args are replaced: {shlex.join(job.args)}")
+                replaced = f"note: {job.name}: the file's args are replaced: {shlex.join(job.args)}"
+                screen.note(Notice("args-replaced", replaced))
         return jobs
     if variants:
         raise UsageError(

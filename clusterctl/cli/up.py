@@ -13,7 +13,7 @@ import typer
 from clusterctl.cli.options import Options, spec_of
 from clusterctl.cli.output import Phases, Screen, shown_phase
 from clusterctl.cli.prompts import AcceptHostKey, AskBecomePass, prompts_for, read_only_prompts
-from clusterctl.errors import UsageError
+from clusterctl.errors import Notice, UsageError
 from clusterctl.state.workspace import WAIT_S, Workspace
 
 if TYPE_CHECKING:  # imported while the provider starts what it needs
@@ -388,7 +388,8 @@ def _cost(planned: HostPlan) -> list[str]:
     now = f"; now {_money(cost.now)}" if cost.now not in {0, cost.then} else ""
     lines = [f"cost: {_money(cost.then)}{now}"]
     if cost.unpriced:
-        lines.append(f"not in it, for their price is not known: {_folded(list(cost.unpriced))}")
+        unpriced = _folded(list(cost.unpriced))
+        lines.append(Notice("price-unknown", f"not in it, for their price is not known: {unpriced}"))
     if planned.priced_on:
         lines.append(f"list prices of {planned.priced_on}")
     return lines

@@ -26,6 +26,7 @@ from clusterctl.errors import (
     DiskError,
     Failure,
     LeftoversError,
+    Notice,
     NotUpError,
     OnlyCopyError,
     SchedulerError,
@@ -203,7 +204,8 @@ def _writable(runner: PhaseRunner) -> Iterator[None]:
     try:
         workspace.create()
     except DiskError as exc:
-        runner.report_waiting(f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it")
+        copy = f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it"
+        runner.report_waiting(Notice("works-on-a-copy", copy))
         with workspace_copy(workspace, without=["logs"], place=roomiest()) as runner.workspace:
             yield
     else:

@@ -41,8 +41,9 @@ def test_importing_it_reads_no_other_module() -> None:
     assert said.stdout.split() == []
     assert set(clusterctl.__all__) <= {*dir(clusterctl.api), "__version__"}
     assert all(getattr(clusterctl, name) for name in clusterctl.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'cluster_of'"):
+    with pytest.raises(AttributeError) as caught:
         clusterctl.cluster_of  # noqa: B018
+    assert caught.value.name == "cluster_of"
 
 
 def test_a_job_has_the_options_of_the_command_line() -> None:
@@ -171,7 +172,7 @@ def test_what_is_asked_about_needs_a_yes(here: Session, monkeypatch: pytest.Monk
         session.reporter("provision", "")
         plan = cluster_up.Plan(hosts=HostPlan((gone,)))
         options.approve(plan)
-        raise MachineError("approved")
+        raise MachineError("yes", code="approved")
 
     def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
         given.append((runner.workspace, options.discard_runs))
@@ -184,7 +185,7 @@ def test_what_is_asked_about_needs_a_yes(here: Session, monkeypatch: pytest.Monk
     with refused("needs-confirmation", UsageError, "demo-train-2"):
         demo.up(force=True)
     assert any("provision" in line for line in said)
-    with pytest.raises(MachineError, match="approved"):
+    with refused("approved", MachineError):
         demo.up(yes=True, limit=["gpu[1-2]"])
     assert [(one.force, one.limit) for one in given] == [(True, ()), (False, ("gpu1", "gpu2"))]
     assert demo.down(yes=True, discard_run=["1"]) == DownResult()

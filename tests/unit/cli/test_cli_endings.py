@@ -39,7 +39,8 @@ def test_a_reader_may_go_away(cli: Clusterctl) -> None:
     assert done.stderr == ""
     assert done.returncode == 128 + signal.SIGPIPE
     assert shell(cli, "clusterctl --help | true").stderr == ""
-    assert shell(cli, "clusterctl validate 2>&1 >/dev/null | true").returncode in {0, 128 + signal.SIGPIPE}
+    done = shell(cli, "clusterctl validate 2>&1 >/dev/null | true")
+    assert done.returncode in {0, 128 + signal.SIGPIPE}
 
 
 @pytest.mark.parametrize(
@@ -55,14 +56,15 @@ def test_a_reader_may_go_away(cli: Clusterctl) -> None:
 def test_a_full_disk_is_said(cli: Clusterctl, verb: str) -> None:
     done = shell(cli, f"clusterctl {verb} >/dev/full")
     assert done.returncode == 1
-    assert "No space left on device" in done.stderr
+    assert os.strerror(errno.ENOSPC) in done.stderr
     assert "Traceback" not in done.stderr
     assert "bug" not in done.stderr
 
 
 def test_the_exit_code_tells_when_nothing_else_can(cli: Clusterctl) -> None:
     assert shell(cli, "clusterctl status 2>/dev/full").returncode in {1, 2}
-    assert shell(cli, "clusterctl -f missing.yaml status 2>/dev/full").returncode == 2
+    done = shell(cli, "clusterctl -f missing.yaml status 2>/dev/full")
+    assert done.returncode == 2
 
 
 def test_errors_are_red_on_a_terminal_only(cli: Clusterctl) -> None:
@@ -186,7 +188,7 @@ def test_a_bug_leaves_its_traceback_in_the_state_folder(cli: Clusterctl) -> None
     ran = Clusterctl(cli.home, cli.cwd, script=script)("bug", rc=1)
     (report,) = (cli.home / ".errors").iterdir()
     assert str(report) in ran.stderr
-    assert "Traceback (most recent call last)" in report.read_text()
+    assert "\nTraceback " in report.read_text()
     assert stat.S_IMODE(report.stat().st_mode) == 0o600
     assert stat.S_IMODE(report.parent.stat().st_mode) == 0o700
 
@@ -229,5 +231,5 @@ def test_a_disk_that_gets_full_anywhere_is_no_bug(
     app.command("other")(verb(fail))
     assert app(["other"], standalone_mode=False, obj=Options()) == 1
     said = capsys.readouterr().err
-    assert "No space left on device" in said
+    assert os.strerror(errno.ENOSPC) in said
     assert "bug" not in said

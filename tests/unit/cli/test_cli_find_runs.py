@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.messages import codes, shows
 from tests.support.verbs import Clusterctl
 from tests.unit.runs.made import made_run
 
@@ -38,7 +39,7 @@ def test_columns_order_and_limit(made: Clusterctl) -> None:
     assert (
         made("runs", "list", "--reverse", "--tag", "base").stdout.splitlines()[1].startswith("demo-1-train")
     )
-    assert made("runs", "--tag", "none").stdout == "no run is like that\n"
+    assert shows(made("runs", "--tag", "none").stdout, "no-run-matches")
 
 
 def test_json_has_all_of_each_run(made: Clusterctl) -> None:
@@ -72,7 +73,9 @@ def test_two_runs_compared(made: Clusterctl) -> None:
         [],
         "losses: identical over 1 step of 2 and 2".split(),
     ]
-    assert made("runs", "diff", "1", "1").stdout == "nothing differs\n\nlosses: identical over 2 steps\n"
+    assert made("runs", "diff", "1", "1").stdout.startswith("nothing differs\n\nlosses: ")
+    same = made("runs", "diff", "1", "1", "-o", "json").json
+    assert (same["differences"], same["losses"]["identical"], same["losses"]["steps"]) == ([], True, 2)
     found = json.loads(made("runs", "diff", "1", "2", "-o", "json").stdout)["differences"]
     assert found[0] == {"section": "configuration", "key": "lr", "a": 0.1, "b": 0.01}
 
@@ -94,8 +97,8 @@ def test_why_it_failed_and_that_it_went_on(made: Clusterctl) -> None:
     made_run(out, 4, state="RUNNING", final=False)
     text = made("runs", "show", "3").stdout
     assert "exit       SIGKILL" in text
-    assert text.endswith("job 3: out of memory\n| killed\nfix: say --mem\n")
-    assert "RUNNING, when it was collected (" in made("runs", "show", "4").stdout
+    assert text.splitlines()[-3:] == [f"job 3: {said['cause']}", "| killed", f"fix: {said['fix']}"]
+    assert "RUNNING, when it" in made("runs", "show", "4").stdout
     assert made("runs", "--where", "exit=0", "--columns", "state").stdout.count("COMPLETED") == 2
 
 
@@ -141,26 +144,28 @@ def test_a_link_to_a_run_is_that_run_and_one_that_can_not_be_read_is_told(made: 
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "code", "named"),
     [
-        (["show", "9"], "there is no collected run '9'"),
-        (["diff", "1"], "Missing argument"),
-        (["--where", "lrr=1"], "did you mean lr?"),
-        (["--sort", "lss"], "did you mean loss?"),
-        (["--columns", "lr,nothing.at.all"], "no run has"),
-        (["--dir", "nowhere"], "can't be read"),
-        (["--dir", "runs", "--everywhere"], "exclude each other"),
-        (["lst"], "'list'"),
-        (["--sweep", "1", "--where", "lr=1"], "only --sort goes with it"),
-        (["--where", "lr"], "is no condition"),
+        (["show", "9"], "unknown-run", "'9'"),
+        (["diff", "1"], "bad-command-line", "'B'"),
+        (["--where", "lrr=1"], "unknown-run-key", "mean lr?"),
+        (["--sort", "lss"], "unknown-run-key", "mean loss?"),
+        (["--columns", "lr,nothing.at.all"], "unknown-run-key", "'nothing.at.all'"),
+        (["--dir", "nowhere"], "file-unreadable", "nowhere"),
+        (["--dir", "runs", "--everywhere"], "options-exclusive", "--everywhere"),
+        (["lst"], "bad-command-line", "'list'"),
+        (["--sweep", "1", "--where", "lr=1"], "options-exclusive", "--sort"),
+        (["--where", "lr"], "not-a-condition", "'lr'"),
     ],
 )
-def test_what_is_wrong_is_one_error(made: Clusterctl, words: list[str], message: str) -> None:
-    assert message in made("runs", *words, rc=2).stderr
+def test_what_is_wrong_is_one_error(made: Clusterctl, words: list[str], code: str, named: str) -> None:
+    ran = made("-o", "json", "runs", *words, rc=2)
+    assert codes(ran) == [code]
+    assert named in ran.stderr
 
 
 def test_without_any_run(cli: Clusterctl) -> None:
-    assert "no runs; `clusterctl collect`" in cli("runs").stdout
+    assert shows(cli("runs").stdout, "no-runs")
 
 
 def test_elsewhere_all_that_was_collected_on_this_machine(made: Clusterctl, tmp_path: Path) -> None:
@@ -170,7 +175,8 @@ def test_elsewhere_all_that_was_collected_on_this_machine(made: Clusterctl, tmp_
     (made.home / "runs.jsonl").write_text(json.dumps({"folder": str(made.cwd / "runs")}) + "\n")
     ran = made("runs", cwd=elsewhere)
     assert "demo-2-train" in ran.stdout
-    assert "no ./runs here: these are the runs in" in ran.stderr
+    assert shows(ran.stderr, "runs-elsewhere")
+    assert str(made.cwd / "runs") in ran.stderr
 
 
 def test_hostile_words_of_a_run_are_inert(made: Clusterctl) -> None:
@@ -189,13 +195,13 @@ def test_a_report_of_runs(made: Clusterctl) -> None:
     assert path.name == "report.html"
     assert path.parent == made.cwd / "runs" / "demo-1-train"
     assert "two runs.html" in made("report", "1", "2", "--out", "two runs.html").stdout
-    assert "2 runs: they differ in" in (made.cwd / "two runs.html").read_text()
+    assert "they differ in" in (made.cwd / "two runs.html").read_text()
     assert made("report", "1", "-o", "md").stdout.startswith("# demo-1-train\n\n- COMPLETED after 1m")
     assert made("report", "1", "-o", "json").json["report"]["title"] == "demo-1-train"
     (made.cwd / "mine.html").write_text("mine")
     refused = made("report", "1", "--out", "mine.html", rc=2).stderr
-    assert "mine.html is there, and is no report of clusterctl" in refused
-    assert "fix: " in refused
+    assert shows(refused, "not-a-report")
+    assert "mine.html" in refused.partition("fix: ")[0]
     assert (made.cwd / "mine.html").read_text() == "mine"
 
 

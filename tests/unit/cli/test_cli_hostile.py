@@ -19,6 +19,7 @@ from clusterctl.cli.run import app
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.watch import LogChunk
 from clusterctl.scheduler.session import Session
+from tests.support.messages import shows
 from tests.support.played.cluster import PlayedCluster, submitted
 from tests.support.terminal import Window
 
@@ -135,12 +136,13 @@ def test_colors_and_progress_of_logs_stay_and_all_else_is_text(
         assert said.out == log.encode()
         # After what the job wrote comes why it failed, but not among unchanged bytes.
         assert said.err.startswith(log.encode())
-        assert (b"failed: exit code 3" in said.err) is ("--raw" not in words)
+        assert (b"exit code 3" in said.err) is ("--raw" not in words)
 
 
 def test_raw_and_json_exclude_each_other(job: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert app(["logs", "--raw", "-o", "json", job], prog_name="clusterctl", standalone_mode=False) == 2
-    assert b"exclude each other" in capfdbinary.readouterr().err
+    (failure,) = json.loads(capfdbinary.readouterr().out)["failures"]
+    assert failure["code"] == "options-exclusive"
 
 
 @pytest.mark.parametrize("how", ["--wait", "--follow"])
@@ -150,8 +152,9 @@ def test_the_tail_of_a_log_in_an_error(how: str, here: Session, tmp_path: Path, 
     shown = on_terminal("submit", str(script), how)
     assert is_harmless(shown)
     error = shown.partition("error:")[2].splitlines()
-    assert error[0].endswith("(mine) failed: exit code 3 on n1")
-    assert error[1] == "  why: FAILED, on n1, exit code 3"
+    assert shows(error[0], "exit-code")
+    assert "(mine)" in error[0]
+    assert error[1].split(", ") == ["  why: FAILED", "on n1", "exit code 3"]
     quoted = [line for line in error if line.startswith("       | ")]
     log = [
         r"       | \x1b]52;c;b3duZWQ=\x07\x1b[2J\x00",

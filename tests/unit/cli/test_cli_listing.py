@@ -10,10 +10,11 @@ import pytest
 from clusterctl.cli import listing
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
-from clusterctl.errors import CloudError, ClusterctlError, UsageError
+from clusterctl.errors import CloudError, SpecError, UsageError
 from clusterctl.providers.local.layout import CachedImage
 from clusterctl.providers.node_class import KeptImage
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from tests.support.messages import codes, shows
 from tests.support.messages import refused as rejected
 from tests.support.verbs import Clusterctl
 
@@ -71,19 +72,20 @@ def keep_storage(home: Path) -> dict[str, object]:
 def test_kept_storage_is_listed_with_size_and_cost(cli: Clusterctl) -> None:
     disk = keep_storage(cli.home)
     shown = cli("list").stdout
-    assert "kept storage of 'd': disk d-shared (100GiB, 10.00 USD a month)" in shown
-    assert "`clusterctl down --storage --cluster d` removes it" in shown
+    assert "'d': disk d-shared (100GiB, 10.00 USD " in shown
+    assert "down --storage --cluster d`" in shown
     assert cli("-o", "json", "list").json["storage"] == [disk]
 
 
 def test_storage_of_an_unknown_name_is_misuse_and_what_there_is_is_named(cli: Clusterctl) -> None:
     raise_cluster(cli.home, "mine", "local", None)
     keep_storage(cli.home)
-    ran = cli("down", "--storage", "--cluster", "dd", "--yes", rc=2)
-    assert "error: there is no cluster 'dd', and no kept storage of one" in ran.stderr
-    assert "why: there is cluster mine, kept storage of d\n" in ran.stderr
+    ran = cli("-o", "json", "down", "--storage", "--cluster", "dd", "--yes", rc=2)
+    assert codes(ran) == ["unknown-cluster"]
+    (cause,) = (failure["cause"] for failure in ran.json["failures"])
+    assert all(part in cause for part in ("'dd'", "cluster mine, ", "storage of d"))
     # It was removed by hand: then only its record goes.
-    assert "no kept storage of cluster 'd'" in cli("down", "--storage", "--cluster", "d").stdout
+    assert cli("-o", "json", "down", "--storage", "--cluster", "d").json["storage"] == []
     assert not (cli.home / "d.storage.json").exists()
 
 
@@ -93,7 +95,7 @@ def test_a_damaged_record_of_kept_storage_is_named(cli: Clusterctl) -> None:
     (cli.home / "demo.storage.json").write_text("{")
     ran = cli("list")
     assert f"can't be read: {cli.home / 'demo.storage.json'}; " in ran.stderr
-    assert "`clusterctl down --storage -f SPEC`" in ran.stderr
+    assert "down --storage -f SPEC`" in ran.stderr
 
 
 CLOUD = """\
@@ -161,11 +163,12 @@ def test_the_cache_of_this_machine_needs_no_spec_and_no_login(
     monkeypatch.setattr(listing, "kept_images", refused)
     listing.cache_list(PLAIN, Options())
     said = capsys.readouterr()
-    assert said.out == "the image cache is empty\n"
-    assert "note: images in a cloud project are not listed: " in said.err
-    assert ("not a valid spec" if why == "noodles" else why) in said.err
+    assert shows(said.out, "cache-empty")
+    assert shows(said.err, "project-images-unlisted")
+    assert ("cluster.yaml" if why == "noodles" else why) in said.err
     listing.cache_prune(PLAIN, Options())
     assert asked == ["prune"]
-    with pytest.raises(ClusterctlError, match=r"."):
+    with pytest.raises(SpecError if why == "noodles" else CloudError):
         listing.cache_prune(PLAIN, Options(), images=True)
-    assert asked == ["prune"], "nothing is removed here either"
+    # Nothing is removed here either.
+    assert asked == ["prune"]

@@ -8,7 +8,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.cli.prompts import prompts_for
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import OfferedKey
-from tests.support.messages import refused
+from tests.support.messages import codes, refused
 from tests.support.verbs import Clusterctl
 
 SPEC = """\
@@ -31,9 +31,11 @@ def test_a_private_key_that_is_not_here_is_named_before_anybody_logs_in(verb: st
     (cli.cwd / "cluster.yaml").write_text(SPEC)
     (cli.cwd / "keys").mkdir()
     (cli.cwd / "keys/half.pub").touch()  # its other half may be in an agent
-    said = cli(*verb.split(), rc=2).stderr
-    assert f"the key /nowhere/key is not here; the key {cli.cwd}/keys/none is not here (head, gpu02)" in said
-    assert "fix: correct `key`" in said
+    ran = cli("-o", "json", *verb.split(), rc=2)
+    assert codes(ran) == ["key-file-missing"]
+    for part in ("/nowhere/key", f"{cli.cwd}/keys/none", "(head, gpu02)", "fix: correct `key`"):
+        assert part in ran.stderr
+    assert "keys/half" not in ran.stderr
 
 
 def test_keys_are_shown_before_they_are_confirmed_beside_json_too(capsys):

@@ -22,37 +22,35 @@ def phases() -> Phases:
     return Phases(Screen(json=False, color=False), verbose=False)
 
 
-def configure(phases: Phases, task: str, hosts: range, of: int) -> str:
-    """What is said after these hosts are through with a task."""
+def configure(phases: Phases, task: str, hosts: range, of: int) -> list[str]:
+    """Return what is said after these hosts are through with a task: how many, who is not, and the task."""
     for i in hosts:
         phases("configure", HostStep(f"demo-train-{i}", task, of))
-    return phases.now
+    count, _, rest = phases.now.partition(" hosts")
+    waiting, now = rest.split("  ")
+    return [count, waiting.removeprefix(", waiting for "), now]
 
 
 def test_a_phase_says_how_many_hosts_are_through_and_who_is_not(phases: Phases) -> None:
-    assert "2/3 hosts  munge: Run" in configure(phases, "munge: Run", range(1, 3), 3)
-    assert "3 hosts  munge: Run" in configure(phases, "munge: Run", range(3, 4), 3)
-    assert "2/3 hosts, waiting for demo-train-3  slurmd: Run" in configure(
-        phases, "slurmd: Run", range(1, 3), 3
-    )
+    assert configure(phases, "munge: Run", range(1, 3), 3) == ["2/3", "", "munge: Run"]
+    assert configure(phases, "munge: Run", range(3, 4), 3) == ["3", "", "munge: Run"]
+    assert configure(phases, "slurmd: Run", range(1, 3), 3) == ["2/3", "demo-train-3", "slurmd: Run"]
 
 
 def test_hosts_that_are_at_different_tasks_are_counted_for_each(phases: Phases) -> None:
     """As nodes are that configure themselves: each of them seemed to wait for the others in turn."""
     configure(phases, "munge: Run", range(1, 3), 3)
-    assert "1/3 hosts" in configure(phases, "slurmd: Run", range(1, 2), 3)
-    assert "3 hosts  munge: Run" in configure(phases, "munge: Run", range(3, 4), 3)
-    assert "2/3 hosts, waiting for demo-train-3  slurmd: Run" in configure(
-        phases, "slurmd: Run", range(2, 3), 3
-    )
-    assert "1/3 hosts, waiting for demo-train-2, demo-train-3" in configure(
-        phases, "slurmd: Run", range(1, 2), 3
-    ), "a task of the same name that comes later"
+    assert configure(phases, "slurmd: Run", range(1, 2), 3)[0] == "1/3"
+    assert configure(phases, "munge: Run", range(3, 4), 3) == ["3", "", "munge: Run"]
+    assert configure(phases, "slurmd: Run", range(2, 3), 3) == ["2/3", "demo-train-3", "slurmd: Run"]
+    # A task of the same name comes later.
+    again = configure(phases, "slurmd: Run", range(1, 2), 3)
+    assert again == ["1/3", "demo-train-2, demo-train-3", "slurmd: Run"]
 
 
 def test_many_hosts_are_counted(phases: Phases) -> None:
-    assert "64 hosts  munge: Run" in configure(phases, "munge: Run", range(1, 65), 64)
-    assert "31/64 hosts  slurmd: Do what" in configure(phases, LONG, range(1, 32), 64)
+    assert configure(phases, "munge: Run", range(1, 65), 64) == ["64", "", "munge: Run"]
+    assert configure(phases, LONG, range(1, 32), 64) == ["31/64", "", LONG]
 
 
 def test_whose_end_is_waited_for_is_told_without_a_terminal_too(
@@ -60,10 +58,11 @@ def test_whose_end_is_waited_for_is_told_without_a_terminal_too(
 ) -> None:
     """`up` in a script stood still behind another's, in silence."""
     phases("provision", "starting 3 machines")
-    phases("provision", Waiting("`clusterctl up` of ada (pid 7) is at work"))
+    behind = Waiting("`clusterctl up` of ada (pid 7) is at work")
+    phases("provision", behind)
     said = capsys.readouterr().err
     assert "starting 3" not in said
-    assert "`clusterctl up` of ada (pid 7) is at work" in said
+    assert behind in said
 
 
 PROGRAM = f"""
@@ -107,8 +106,9 @@ def test_the_picture_is_cut_where_lines_end_and_gone_at_the_end_and_a_failed_hos
     assert all(len(re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", line)) == 80 for line in drawn)
     assert all(line.endswith("…") for line in drawn)
     assert lines[-1] == "the end"
-    assert any(line.startswith("failed on demo-train-64: slurmd: Do what") for line in lines)
-    assert re.search(r" image  +[0-9.]+ s\s*[\r\n]", shown), "a phase that is over keeps its seconds"
+    assert any(line.startswith("failed on demo-train-64: ") and LONG[:16] in line for line in lines)
+    # A phase that is over keeps its seconds.
+    assert re.search(r" image  +[0-9.]+ s\s*[\r\n]", shown)
     assert not any("63/64" in line or line.split()[0] == "image" for line in lines)
 
 

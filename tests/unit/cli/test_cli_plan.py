@@ -18,7 +18,7 @@ from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.spec.load import Difference
 from clusterctl.spec.models import ClusterSpec
-from tests.support.messages import refused
+from tests.support.messages import refused, shows
 from tests.support.terminal import on_terminal
 from tests.support.verbs import Clusterctl
 
@@ -109,10 +109,11 @@ def agree(plan: HostPlan, *, yes: bool = False) -> None:
 def test_without_a_terminal_only_what_destroys_needs_a_yes(capsys: pytest.CaptureFixture[str]) -> None:
     agree(HostPlan((HostChange("d-ctl", "make", "the controller"),)))
     assert capsys.readouterr().err == "", "free hosts that are made are no question"
-    agree(HostPlan((STAY, *MAKE), notes=("d-image costs 0.07 USD an hour meanwhile",)))
+    costs = "d-image costs 0.07 USD an hour meanwhile"
+    agree(HostPlan((STAY, *MAKE), notes=(costs,)))
     said = capsys.readouterr().err
-    assert "d-train-[1-3]" in said, "what costs is shown"
-    assert "note: d-image costs 0.07 USD an hour meanwhile\n" in said
+    assert "d-train-[1-3]" in said
+    assert f"note: {costs}\n" in said
     for gone in (REMOVE, HostChange("d-old-1", "replace", L4)):
         agree(HostPlan((STAY, gone)), yes=True)
         with refused("needs-confirmation", UsageError, "d-old-1"):
@@ -152,7 +153,8 @@ def test_what_nobody_knows_the_price_of_is_taken_for_dearer(
     assert plan.usd_per_hour is None
     agree(plan)
     shown = capsys.readouterr().err
-    assert "their price is not known: d-" in shown
+    assert shows(shown, "price-unknown")
+    assert "known: d-" in shown
     assert all(line in shown for line in plan.other)
     assert not HostPlan((STAY,), priced_on="2026-10-01").may_cost_more
     gone = HostChange("d-x-1", "remove", "a3-megagpu-8g")
@@ -197,7 +199,7 @@ def test_on_a_terminal_money_is_asked_about(tmp_path: Path, answer: str, code: i
     with on_terminal([sys.executable, "-c", ASKS], {**os.environ, "TERM": "xterm"}, tmp_path) as shell:
         shell.read_until("at that price? [y/N]")
         assert "it stood still" in shell.shown
-        assert "cost: 0.75 USD an hour" in shell.shown
+        assert "cost: 0.75 USD" in shell.shown
         shell.type(f"{answer}\n")
         assert shell.end() == code
         assert ("goes on" in shell.shown) == (answer == "y")
@@ -226,8 +228,8 @@ def test_on_a_terminal_an_image_is_asked_about(tmp_path: Path, yes: bool, answer
             shell.read_until("at that price? [y/N]")
             shell.type(f"{answer}\n")
         assert shell.end() == code
-        assert "on demo-image, 0.07 USD an hour" in shell.shown
-        assert ("the image is made" in shell.shown) == (code == 0)
+        assert "demo-image, 0.07 USD" in shell.shown
+        assert ("image is made" in shell.shown) == (code == 0)
 
 
 def test_check_tells_by_its_exit_code_and_writes_nothing(cli: Clusterctl) -> None:
