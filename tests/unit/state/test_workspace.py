@@ -1,5 +1,6 @@
 """The state folder: private, locked, written whole or not at all."""
 
+import errno
 import os
 import re
 import stat
@@ -104,7 +105,7 @@ def test_it_waits_saying_once_for_whom_and_gets_the_lock(workspace: Workspace) -
             assert worker is not None
             assert (worker.verb, worker.pid) == ("down", os.getpid())
     (said,) = told
-    assert f" (pid {process.pid}) has been running since" in said
+    assert f" (pid {process.pid}) " in said
     assert not workspace.lock_file.exists()
     assert workspace.worker() is None
 
@@ -133,7 +134,7 @@ def test_a_lock_is_closed_to_other_accounts(tmp_path: Path) -> None:
         os.close(open_private(path))
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     (tmp_path / "link").symlink_to(old)
-    with pytest.raises(OSError, match="symbolic link"):
+    with pytest.raises(OSError, check=lambda error: error.errno == errno.ELOOP):
         open_private(tmp_path / "link")
 
 
@@ -197,7 +198,7 @@ def test_a_state_folder_that_became_unwritable_is_one_clear_error(workspace: Wor
         "from pathlib import Path\nfrom clusterctl.errors import MachineError\n"
         "from clusterctl.state.workspace import Workspace\n"
         f"try: Workspace(Path('{workspace.root}')).create()\n"
-        "except MachineError as exc: print(exc)"
+        "except MachineError as exc: print(exc.code, exc.fix)"
     )
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", f'{full}"$1"', "sh", script],
@@ -205,7 +206,7 @@ def test_a_state_folder_that_became_unwritable_is_one_clear_error(workspace: Wor
         text=True,
         check=True,
     )
-    assert "the state folder can't be written" in done.stdout
+    assert done.stdout.split()[0] == "disk"
     assert "CLUSTERCTL_HOME" in done.stdout
 
 
@@ -239,4 +240,5 @@ def test_what_was_only_begun_leaves_nothing(workspace: Workspace, kept: str) -> 
         with suppress(KeyboardInterrupt), workspace.begun():
             getattr(workspace, kept).touch()
             raise KeyboardInterrupt
-        assert workspace.root.exists(), "it has made something, or was there before"
+        # It has made something, or was there before.
+        assert workspace.root.exists()
