@@ -82,7 +82,8 @@ def test_every_byte(value: int) -> None:
 def test_no_split_lets_a_sequence_pass(hostile: bytes) -> None:
     whole = shown(b"before" + hostile + b"after")
     assert is_harmless(whole)
-    assert b"\\" in whole, "it is to be seen"
+    # It can be seen.
+    assert b"\\" in whole
     data = b"before" + hostile + b"after"
     cuts = range(0, len(data), max(1, len(data) // 200))
     assert {shown(data[:cut], data[cut:]) for cut in cuts} == {whole}
@@ -107,7 +108,8 @@ def test_pieces_make_no_difference_and_nothing_acts(pieces: list[bytes]) -> None
     assert shown(*pieces) == whole
     assert is_harmless(whole)
     colors = SGR.findall(whole.decode())
-    assert not colors or not colors[-1].strip("\x1b[0m"), "color goes on after the end"
+    # No color goes on after the end.
+    assert not colors or not colors[-1].strip("\x1b[0m")
 
 
 @given(st.text())
@@ -195,7 +197,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_a_line_of_a_tail_has_no_color_and_a_bar_as_it_stood_at_last() -> None:
-    assert plain_line("\x1b[31mERROR\x1b[0m at step 3\x07") == r"ERROR at step 3\x07"
+    assert plain_line("\x1b[31mERROR\x1b[0m: 3\x07") == r"ERROR: 3\x07"
     assert plain_line("  0%|   |\r 50%|#  |\r100%|###|\r") == "100%|###|"
     assert plain_line("Windows\r") == "Windows"
 
