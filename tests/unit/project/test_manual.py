@@ -72,8 +72,8 @@ def named(block: Block) -> str:
 
 
 def test_every_block_has_a_language_that_tells_whether_it_is_run() -> None:
-    wrong = [block.where for block in ALL if block.language not in LANGUAGES]
-    assert not wrong, f"fence these as one of {sorted(LANGUAGES)}: {wrong}"
+    # Fence these as one of LANGUAGES.
+    assert [block.where for block in ALL if block.language not in LANGUAGES] == []
 
 
 def test_no_command_hides_in_a_block_that_is_not_run() -> None:
@@ -84,20 +84,22 @@ def test_no_command_hides_in_a_block_that_is_not_run() -> None:
         for line in block.text.splitlines()
         if line.startswith(("$ ", "clusterctl ", "make ", "sudo ", "ssh ", "pip ", "pipx "))
     ]
-    assert not hidden, f"fence these as console or sh: {hidden}"
+    # Fence these as console or sh.
+    assert hidden == []
 
 
 def test_every_block_of_commands_is_run_or_says_why_not() -> None:
     for block in ALL:
         if block.language in RUN and not block.shown_only:
             assert block.words == "" or block.words.startswith("rc="), f"{block.where}: {block.words!r}?"
-            assert block.commands, f"{block.where} holds no command: begin them with `$ `"
+            # Commands begin with `$ `.
+            assert block.commands, block.where
 
 
 def test_what_is_run_elsewhere_is() -> None:
     for block in ALL:
         if block.elsewhere:
-            assert (ROOT / block.elsewhere).is_file(), f"{block.where}: there is no {block.elsewhere}"
+            assert (ROOT / block.elsewhere).is_file(), block.where
 
 
 def test_a_file_that_two_pages_show_is_one() -> None:

@@ -70,14 +70,15 @@ def demo(tmp_path: Path) -> Demo:
 def test_the_demo_ends_with_what_was_reached(demo: Demo) -> None:
     done = demo.run()
     assert done.returncode == 0, done.stderr
+    submit = "submit train --nodes 2 --follow"
     predict = "submit predict --run demo-1-train --local -- digits.csv"
-    assert demo.calls == ["up", "submit train --nodes 2 --follow", "collect", "down --yes", predict]
+    assert demo.calls == ["up", submit, "collect", "down --yes", predict]
     run = demo.root / ".clusterctl" / "demo" / "runs" / "demo-1-train"
     told = done.stdout.partition("What clusterctl up said")[2]
     assert all(
         part in told for part in ("provision  12.0 s", f"run            {run}", "test accuracy  0.9700")
     )
-    assert "$ clusterctl submit train --nodes 2 --follow" in done.stdout
+    assert f"$ clusterctl {submit}" in done.stdout
 
 
 @pytest.mark.parametrize("failing", ["up", "submit", "collect", "down"])

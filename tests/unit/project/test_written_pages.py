@@ -26,7 +26,7 @@ def test_a_marker_of_an_unknown_platform_or_way_is_refused(
         f"pytestmark = pytest.mark.platform({words})\ndef test_it(): ...\n"
     )
     monkeypatch.setattr(platforms, "ROOT", tmp_path)
-    with pytest.raises(ValueError, match="no such platform or way"):
+    with pytest.raises(ValueError, check=lambda error: words.split('"')[1] in str(error)):
         platforms.page()
 
 
@@ -98,6 +98,7 @@ def test_the_scope_names_what_is_missing_of_what_is_there_in_part() -> None:
     rows = [row for row in rows if row[0] not in {"named", "---"}]
     assert len(rows) > 100
     assert {state for _, state, _ in rows} == {"done", "partly", "planned", "adapted", "out"}
+    less = re.compile("stand-in|on a double|only rendered|never ran")
     for name, state, how in rows:
         assert ("Missing: " in how) == (state == "partly"), name
-        assert state != "done" or not re.search("stand-in|on a double|only rendered|never ran", how), name
+        assert state != "done" or not less.search(how), name
