@@ -46,7 +46,7 @@ def test_what_only_local_nodes_have_is_named_where_a_spec_moves() -> None:
 def test_a_spec_made_in_code_is_checked_too() -> None:
     partition = {"name": "train", "nodes": 2, "gpus": {"type": "l4", "count": 3}}
     provider = {"type": "gcp", "project": "my-project", "zone": "us-central1-a"}
-    with pytest.raises(ValidationError, match=r"partitions\[0\]\.gpus\.count"):
+    with pytest.raises(ValidationError, check=lambda error: "partitions[0].gpus.count: " in str(error)):
         ClusterSpec.model_validate(
             {"version": 1, "name": "demo", "provider": provider, "partitions": [partition]}
         )

@@ -296,7 +296,7 @@ def test_a_bundled_name_wins_over_a_file(folder: Path) -> None:
 
 def test_an_unknown_job_near_a_bundled_one(folder: Path) -> None:
     error = refused("trian")
-    assert (error.code, error.fix) == ("unknown-job-type", "did you mean train?")
+    assert (error.code, error.fix.split()[-1]) == ("unknown-job-type", "train?")
 
 
 def test_a_missing_script_near_another(folder: Path) -> None:

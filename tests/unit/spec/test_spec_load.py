@@ -194,13 +194,13 @@ def test_a_pipe_is_read(tmp_path: Path) -> None:
 
 class TestBuiltInPython:
     def test_too_many_hosts(self) -> None:
-        with pytest.raises(ValidationError, match="250"):
+        with pytest.raises(ValidationError, check=lambda error: f" {MAX_LOCAL_HOSTS} hosts " in str(error)):
             ClusterSpec(version=1, name="a", partitions=(Partition(name="p", nodes=MAX_LOCAL_HOSTS),))
         ClusterSpec(version=1, name="a", partitions=(Partition(name="p", nodes=MAX_LOCAL_HOSTS - 1),))
 
     def test_twins(self) -> None:
         twins = (Partition(name="p", nodes=1), Partition(name="p", nodes=1))
-        with pytest.raises(ValidationError, match=r"partitions\[1\].name"):
+        with pytest.raises(ValidationError, check=lambda error: "partitions[1].name: " in str(error)):
             ClusterSpec(version=1, name="a", partitions=twins)
 
     def test_the_longest_host_name_is_a_legal_one(self) -> None:

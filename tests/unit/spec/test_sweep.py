@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from clusterctl.errors import BadValueError
 from clusterctl.spec.sweep import Goal, Sweep, arguments, as_grid, goal_of
+from tests.support.messages import refused
 
 
 def tasks(**said: Any) -> list[dict[str, str]]:
@@ -87,9 +89,9 @@ def test_what_is_no_sweep(said: dict[str, Any]) -> None:
 
 def test_flags_are_a_grid() -> None:
     assert as_grid(["lr=1e-4,3e-4", "name=a=b"]) == {"grid": {"lr": ["1e-4", "3e-4"], "name": ["a=b"]}}
-    for wrong in (["lr"], ["lr="], ["lr=1", "lr=2"]):
-        with pytest.raises(ValueError, match="lr"):
-            as_grid(wrong)
+    for wrong, code in {"lr": "sweep-entry", "lr=": "sweep-entry", "lr=1 lr=2": "option-twice"}.items():
+        with refused(code, BadValueError, "'lr"):
+            as_grid(wrong.split())
 
 
 def test_values_are_options_and_switches() -> None:
