@@ -25,9 +25,8 @@ def test_a_failed_command_raises():
 
 
 def test_a_missing_command_raises():
-    with pytest.raises(CommandError, match="can't run") as caught:
+    with refused("command", CommandError, "`/no/such/command`", rc=127):
         LOCAL.run(["/no/such/command"])
-    assert caught.value.rc == 127
 
 
 def test_a_timeout_ends_the_command_and_its_children(tmp_path):
@@ -58,7 +57,7 @@ def test_closing_a_stream_ends_the_command():
 def test_a_script_answers_in_order_and_refuses_surprises():
     transport = ScriptedTransport([Step(("squeue", "--jobs=*"), "7\n"), Step(("sacct", "..."), rc=1)])
     assert transport.run(["squeue", "--jobs=1,2"]).stdout == "7\n"
-    with pytest.raises(AssertionError, match="unexpected command"):
+    with pytest.raises(AssertionError, check=lambda error: "scancel" in str(error)):
         transport.run(["scancel", "7"])
     with pytest.raises(CommandError):
         transport.run(["sacct", "-j", "7"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import errno
 import fcntl
 import hashlib
 import io
@@ -152,7 +153,7 @@ def test_a_disk_of_the_cluster_that_takes_nothing_is_said(fault, tmp_path, monke
         disk.suffer(fault)
         with pytest.raises(TransferError) as caught:
             send_to_store(LocalTransport(), [tmp_path / "file"])
-        assert ("Read-only" if fault == "read-only" else "No space left on device") in caught.value.why
+        assert os.strerror(errno.EROFS if fault == "read-only" else errno.ENOSPC) in caught.value.why
         assert not caught.value.why.startswith("b'")
 
 
@@ -173,7 +174,7 @@ def test_two_of_one_name_are_refused(tmp_path):
 def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(UsageError) as caught:
         walk([tmp_path / "nope", tmp_path / "neither"])
-    assert "nope: No such file" in caught.value.why
+    assert f"nope: {os.strerror(errno.ENOENT)}" in caught.value.why
     assert "neither" in caught.value.why
 
 
@@ -322,7 +323,7 @@ def test_a_lock_that_a_job_holds_is_named_with_its_holder(home, data, hold):
         assert holder.stdout.readline() == b"\n"
         with rejected("files-unwritable", TransferError) as caught:
             make(data, "jobs/two", transport=Hasty())
-        assert all(word in caught.value.why for word in (f"{lock!r}", f"{holder.pid}"))
+        assert all(word in caught.value.why for word in (repr(str(lock)), f"{holder.pid}"))
         assert hold[0] in caught.value.why
         assert "remove the file" in caught.value.fix
         lock.unlink()  # as that says
@@ -350,7 +351,7 @@ def test_a_lock_is_waited_for_with_signs_of_life(home):
 
 def test_a_holder_that_is_not_seen_may_be_on_another_node(home):
     (home / "lock").touch()
-    assert "by one on another node" in remote_open.holders_of((home / "lock").stat())
+    assert "another node" in remote_open.holders_of((home / "lock").stat())
 
 
 @pytest.mark.parametrize(
@@ -557,7 +558,7 @@ def test_what_vanished_is_named(home, data):
     item = Item.of("x", data / "vanished", (data / "large").lstat())
     with pytest.raises(UsageError) as caught:
         hash_items([item])
-    assert "vanished: No such file" in caught.value.why
+    assert f"vanished: {os.strerror(errno.ENOENT)}" in caught.value.why
 
 
 def test_the_remote_half_runs_on_plain_python(home, data):
@@ -590,7 +591,7 @@ def test_what_goes_wrong_with_one_file_does_not_wait_for_the_others(home, tmp_pa
     monkeypatch.setattr(tree, "_MAX_THREADS", 2)
 
     unnamable = replace(sparse(tmp_path / "other", 5), origin=tmp_path / "a\0b")
-    with pytest.raises(ValueError, match="null byte"):
+    with pytest.raises(ValueError, check=lambda error: "null byte" in str(error)):
         hash_items([sparse(tmp_path / "one", 4 << 40), unnamable])
 
 
