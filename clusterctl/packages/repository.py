@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
+import requests
+
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.packages.os_packages import PLAIN, Upstream, nvidia_preference, nvidia_stream
 from clusterctl.spec.common import Software
@@ -30,7 +32,6 @@ from clusterctl.util.assets import file_sha256, table
 from clusterctl.util.progress import LineReporter
 
 _DATA: Final = Path(__file__).with_name("data")
-_TIMEOUT_S: Final = 60.0
 _ALWAYS: Final = {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 
 
@@ -49,16 +50,12 @@ class RepositoryRequest:
     upstream: tuple[Upstream, ...] = ()
 
     @property
-    def title(self) -> str:
-        return self.distribution.release
-
-    @property
     def sources(self) -> tuple[Mapping[str, Any], ...]:
         """Where packages come from, as the table says it: the distribution's, and what the software adds."""
         known = table(_DATA / "archives.toml", dict[str, dict[str, Any]])
         if (archive := known.get(self.distribution.release)) is None:
             raise UsageError(
-                f"no archive of packages is known for {self.title}",
+                f"no archive of packages is known for {self.distribution.release}",
                 code="distribution-not-bundled",
                 fix=f"bundles can be made for {', '.join(known)}",
             )
@@ -91,9 +88,11 @@ def check(distribution: Distribution, archive: Path | None) -> None:
     if archive:
         _read_own(archive)
     for tool, fix in _TOOLS[distribution.family].items():
-        _need(tool, of=distribution.release, fix=fix)
+        if shutil.which(tool) is None:
+            what = f"packages of {distribution.release} can't be fetched here: there is no {tool}"
+            raise MachineError(what, code="tool-missing", fix=fix)
     if archive:
-        {"Debian": _check_sources, "RedHat": own_repositories}[distribution.family](archive)
+        {"Debian": _check_sources, "RedHat": _own_repositories}[distribution.family](archive)
 
 
 def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporter) -> Path:
@@ -109,16 +108,16 @@ def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporte
 
 
 def _pack_apt(packer: RepositoryRequest, names: Sequence[str], report: LineReporter) -> Path:
-    title, folder = packer.title, packer.folder
+    release, folder = packer.distribution.release, packer.folder
     apt = partial(_apt, _apt_options(packer))
-    report(f"{title}: reading the package lists")
-    apt("apt-get", "update", what=f"reading the package lists of {title}")
-    install = ("apt-get", "install", "--quiet=2", *names, *(_fetched(one, folder) for one in packer.upstream))
+    report(f"{release}: reading the package lists")
+    apt("update", what=f"reading the package lists of {release}")
+    install = ("install", "--quiet=2", *names, *(_fetched(one, folder) for one in packer.upstream))
     nothing = f"Dir::Cache::archives={folder / 'none'}"  # else it names only what is yet to come
-    said = apt(*install, "--print-uris", "-o", nothing, what=f"finding what the packages of {title} need")
+    said = apt(*install, "--print-uris", "-o", nothing, what=f"finding what the packages of {release} need")
     paths = {file: _place(file, uri, folder, sha256) for uri, file, sha256 in _FILE.findall(said)}
-    report(f"{title}: downloading {len(paths)} packages")
-    apt(*install, "--download-only", what=f"downloading the packages of {title}")
+    report(f"{release}: downloading {len(paths)} packages")
+    apt(*install, "--download-only", what=f"downloading the packages of {release}")
     root = _repository(folder, "pool", paths)
     index = _run(["apt-ftparchive", "packages", "pool"], what="making the repository's index", cwd=root)
     (root / "Packages").write_text(index)
@@ -157,10 +156,9 @@ def _apt_options(packer: RepositoryRequest) -> list[str]:
     return [f"--config-file={_DATA / 'apt.conf'}", *(f"--option={key}={value}" for key, value in own.items())]
 
 
-def _apt(options: Sequence[str], tool: str, *words: str, what: str) -> str:
-    yes = ["--assume-yes"] if tool == "apt-get" else []
+def _apt(options: Sequence[str], *words: str, what: str) -> str:
     return _run(
-        [tool, *yes, *options, *words],
+        ["apt-get", "--assume-yes", *options, *words],
         what=what,
         fix="check that this machine reaches the archive (apt's own settings for a proxy apply; --from "
         "names another), then run it again: what was downloaded is kept",
@@ -212,7 +210,7 @@ def _apt_lines(packer: RepositoryRequest) -> Iterator[str]:
     for archive in packer.sources:
         if not Path(archive["keyring"]).is_file():
             raise MachineError(
-                f"the signatures of {packer.title} can't be checked here",
+                f"the signatures of {packer.distribution.release} can't be checked here",
                 code="keyring-missing",
                 where=archive["keyring"],
                 why="that keyring is missing",
@@ -226,21 +224,24 @@ def _apt_lines(packer: RepositoryRequest) -> Iterator[str]:
 
 
 def _pack_dnf(packer: RepositoryRequest, names: Sequence[str], report: LineReporter) -> Path:
-    title, folder = packer.title, packer.folder
+    release, folder = packer.distribution.release, packer.folder
     repositories, urls = _repositories(packer)
-    report(f"{title}: reading the repositories")
+    report(f"{release}: reading the repositories")
     dnf = partial(_dnf, packer)
-    _configure_dnf(folder, repositories)
+    shutil.rmtree(folder / "root", ignore_errors=True)
+    for name in ("root", "repos", "log", "packages"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "repos" / "bundle.repo").write_text(repositories)
     if stream := nvidia_stream(packer.distribution, packer.software):
-        what = f"choosing the stream of NVIDIA's driver for {title}"
+        what = f"choosing the stream of NVIDIA's driver for {release}"
         dnf("module", "enable", f"nvidia-driver:{stream}", what=what)
     keys = [_download(url, what="a repository's key") for url in urls]
     download = ("download", "--resolve", "--alldeps", f"--arch={ARCHITECTURE}", "--arch=noarch")
-    said = dnf(*download, "--url", *names, what=f"finding what the packages of {title} need")
+    said = dnf(*download, "--url", *names, what=f"finding what the packages of {release} need")
     files = {line.rpartition("/")[2] for line in said.split() if line.endswith(".rpm")}
-    report(f"{title}: downloading {len(files)} packages")
+    report(f"{release}: downloading {len(files)} packages")
     kept = folder / "packages"
-    dnf(*download, f"--downloaddir={kept}", *names, what=f"downloading the packages of {title}")
+    dnf(*download, f"--downloaddir={kept}", *names, what=f"downloading the packages of {release}")
     root = _repository(folder, "Packages", {file: kept / file for file in files})
     (root / "keys").mkdir()
     for number, key in enumerate(keys):
@@ -249,14 +250,6 @@ def _pack_dnf(packer: RepositoryRequest, names: Sequence[str], report: LineRepor
     words = ["--quiet", "--no-database", "--revision=1", "--set-timestamp-to-revision"]
     _run(["createrepo_c", *words, str(root)], what="making the repository's index")
     return root
-
-
-def _configure_dnf(folder: Path, repositories: str) -> None:
-    """Write dnf's configuration; no package counts as installed."""
-    shutil.rmtree(folder / "root", ignore_errors=True)
-    for name in ("root", "repos", "log", "packages"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / "repos" / "bundle.repo").write_text(repositories)
 
 
 def _dnf(packer: RepositoryRequest, *words: str, what: str) -> str:
@@ -276,7 +269,7 @@ def _dnf(packer: RepositoryRequest, *words: str, what: str) -> str:
 
 def _repositories(packer: RepositoryRequest) -> tuple[str, tuple[str, ...]]:
     if packer.archive is not None:
-        return own_repositories(packer.archive)
+        return _own_repositories(packer.archive)
     text = "\n".join(
         f"[{name}]\nname={name}\nbaseurl={url}\ngpgcheck=1\ngpgkey={' '.join(part['keys'])}\n"
         for part in packer.sources
@@ -285,7 +278,7 @@ def _repositories(packer: RepositoryRequest) -> tuple[str, tuple[str, ...]]:
     return text, tuple(key for part in packer.sources for key in part["keys"])
 
 
-def own_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
+def _own_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
     """A .repo file of the user's, and where its keys are.
 
     Raises:
@@ -311,7 +304,9 @@ def _check_signatures(folder: Path, root: Path) -> None:
     shutil.rmtree(database, ignore_errors=True)
     database.mkdir()
     rpmkeys = ["rpmkeys", f"--dbpath={database}", "--define=_pkgverify_level signature"]
-    keys, packages = (sorted(map(str, (root / name).iterdir())) for name in ("keys", "Packages"))
+    keys, packages = (
+        sorted(str(path.resolve()) for path in (root / name).iterdir()) for name in ("keys", "Packages")
+    )
     _run([*rpmkeys, "--import", *keys], what="reading the keys of repositories", fix="name the true keys")
     done = _done([*rpmkeys, "--checksig", *packages])
     if done.rc != 0:
@@ -336,12 +331,6 @@ def _not_repositories(path: Path, what: str, why: str, fix: str) -> UsageError:
     return UsageError(said, code="bad-repositories", where=str(path), why=why, fix=fix)
 
 
-def _need(tool: str, *, of: str, fix: str) -> None:
-    if shutil.which(tool) is None:
-        what = f"packages of {of} can't be fetched here: there is no {tool}"
-        raise MachineError(what, code="tool-missing", fix=fix)
-
-
 def _run(argv: Sequence[str], *, what: str, fix: str = "run it again", cwd: Path | None = None) -> str:
     done = _done(argv, cwd)
     if done.rc != 0:
@@ -359,9 +348,7 @@ def _download(url: str, *, what: str) -> bytes:
     try:
         if url.startswith("file://"):
             return Path(url.removeprefix("file://")).read_bytes()
-        import requests  # noqa: PLC0415 - slow, and `up` seldom downloads here
-
-        answer = requests.get(url, timeout=_TIMEOUT_S)
+        answer = requests.get(url, timeout=60)
         answer.raise_for_status()
     except OSError as exc:  # the parent of all that requests raises
         fix = "check that this machine reaches it, then run it again: what was downloaded is kept"
