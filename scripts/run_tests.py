@@ -198,8 +198,8 @@ def everything(has_sweeps: bool = False) -> Outcomes:
         yield pytest("Debian 12", *ON_DEBIAN_12, *words, nodes="debian-12")
         remove_remains()
         yield pytest("support", SUPPORT, *UNITS)  # the labs' tests are among the sweeps
-    # In a worker, which is replaced if a test can't be ended but with its process.
-    yield pytest("alone", E2E, "-v", "-n1", "-m", f"e2e and alone{sweeps}")
+        # In a worker, which is replaced if a test can't be ended but with its process.
+        yield pytest("alone", E2E, "-v", "-n1", "-m", "e2e and alone")
 
 
 def changed() -> Outcomes:

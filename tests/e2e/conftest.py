@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Cluster, raised
-from tests.support.groups import ALONE, turn_of
-from tests.support.install import Installed, build_wheel, install
+from tests.support.groups import turn_of
+from tests.support.person import Person, allowed, new_person
 
 SPEC = """\
 version: 1
@@ -19,6 +19,7 @@ provider: {{type: local}}
 partitions:
   - {{name: train, nodes: 2}}
 slurm:
+  extra: [KillWait=5]
   qos:
     - {{name: urgent, priority: 100}}
 monitoring: {{interval: 1s}}
@@ -35,9 +36,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.e2e)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(LIMIT_S))
-            if item.path.name in ALONE:
-                item.add_marker(pytest.mark.alone)
-
     items.sort(key=lambda item: turn_of(item.path.name))
 
 
@@ -52,7 +50,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two nodes in partition `train`, up and proven."""
     name = f"e{secrets.token_hex(3)}"
     home, cwd = tmp_path_factory.mktemp("shared home"), tmp_path_factory.mktemp("shared cwd")
@@ -60,7 +58,27 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield one
 
 
+@pytest.fixture(scope="module")
+def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
+    """The shared cluster. A module leaves it as it was: with its spec, no job, and all nodes in service."""
+    spec = shared_cluster.spec.read_text()
+    yield shared_cluster
+    assert shared_cluster.spec.read_text() == spec
+    look = (
+        "squeue --noheader; sinfo --noheader --Node --states=all --format='%N %T %E' | grep -v ' idle none$'"
+    )
+    wait = f'for i in $(seq 60); do left=$({look}); [ -n "$left" ] || break; sleep 0.5; done; echo "$left"'
+    assert shared_cluster.ssh(f"{shared_cluster.name}-ctl", wait).strip() == ""
+
+
 @pytest.fixture(scope="session")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheel of this checkout, in an environment whose path has a space."""
-    return install(build_wheel(tmp_path_factory.mktemp("dist")), tmp_path_factory.mktemp("an env") / "venv")
+def person() -> Iterator[Person]:
+    """An ordinary user who installed the wheel of this checkout."""
+    with new_person() as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def rights(person: Person) -> Iterator[None]:
+    with allowed(person):
+        yield

@@ -1,19 +1,26 @@
-"""`up` looks at the machine, not at its records: what died is started again, what lives is left alone."""
+"""`up` looks at the machine, not at its records: what died is started again, what lives is left alone.
+
+First `up` itself is ended, by Ctrl-C, `kill` and SIGKILL: nothing runs on, and the next goes on from there.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
-import secrets
 import shlex
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from clusterctl.providers.local import machine
-from tests.support.cluster import Cluster, raised
+from tests.support.cluster import Cluster, of_this_run, raised
 from tests.support.disks import FAULTS, small_disk_at
-from tests.support.faults import cause
+from tests.support.faults import at_work, at_work_on_nodes, cause, eventually_none
+from tests.support.sweeps import in_sweep
+from tests.support.verbs import Clusterctl
+from tests.support.victim import Ended, Victim
 
 SPEC = """\
 version: 1
@@ -25,15 +32,60 @@ users: [{{name: ada, uid: {uid}}}]
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    name = f"m{secrets.token_hex(3)}"
-    with raised(
-        name,
-        SPEC.format(name=name, uid=2101),
-        tmp_path_factory.mktemp("home"),
-        tmp_path_factory.mktemp("cwd"),
-    ) as cluster:
-        yield cluster
+def spec(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Path]:
+    """A spec whose cluster is down in the end."""
+    path = clusterctl.cwd / "cluster.yaml"
+    path.write_text(of_this_run(SPEC.format(name=cluster_name, uid=2101)))
+    yield path
+    clusterctl("down", "--yes", "--discard", rc=None)
+
+
+def interrupted(clusterctl: Clusterctl, phase: str, how: str) -> Ended:
+    """Start `up` and end it once it has said that phase: wherever in it, the outcome is the same.
+
+    It runs Ansible on the hosts, too, which those of classes do without.
+    """
+    victim = Victim(clusterctl, "up", "--reconfigure")
+    victim.until_phase(phase)
+    assert at_work(clusterctl.home)
+    return victim.hit(how)
+
+
+@pytest.mark.parametrize(
+    ("phase", "how", "code"),
+    [
+        ("prepare_class", "int", 130),
+        ("converge", "term", 128 + signal.SIGTERM),
+        *in_sweep(*((phase, "int", 130) for phase in ("converge", "provision", "probe", "verify"))),
+    ],
+)
+def test_up_that_is_interrupted_ends_cleanly(
+    clusterctl: Clusterctl, spec: Path, phase: str, how: str, code: int
+) -> None:
+    ended = interrupted(clusterctl, phase, how)
+    assert ended.code == code, ended
+    assert "Traceback" not in ended.stderr
+    if how == "int":
+        assert "interrupted" in ended.stderr
+        assert "`clusterctl up` goes on from here" in ended.stderr
+        assert "error" not in ended.stderr
+    assert at_work(clusterctl.home) == []
+
+
+def test_even_a_sudden_death_leaves_nothing_at_work(
+    clusterctl: Clusterctl, spec: Path, cluster_name: str
+) -> None:
+    assert interrupted(clusterctl, "converge", "kill").code == -signal.SIGKILL
+    assert eventually_none(clusterctl.home) == []
+    identity = (clusterctl.home / cluster_name / "id").read_text().strip()
+    on_nodes = functools.partial(at_work_on_nodes, identity)
+    assert eventually_none(clusterctl.home, on_nodes) == []
+
+
+@pytest.fixture(scope="module")
+def one(clusterctl: Clusterctl, cluster_name: str, spec: Path) -> Cluster:
+    """The cluster, whole: no lock is held by the dead."""
+    return Cluster(cluster_name, spec, clusterctl, clusterctl("-o", "json", "up").json)
 
 
 def cluster_id(cluster: Cluster) -> str:
@@ -44,108 +96,41 @@ def boot_of(cluster: Cluster) -> str:
     return cluster.ssh(f"{cluster.name}-train-1", "systemctl show -p UserspaceTimestampMonotonic --value")
 
 
-# A line each: what must be a cluster's own. MariaDB's accounts have no passwords: theirs are the system's.
-SECRETS = """\
-set -e
-sha256sum /etc/munge/munge.key /etc/ssh/ssh_host_*_key /etc/machine-id ~clusterctl/.ssh/authorized_keys \\
-    /shared/home/*/.ssh/authorized_keys
-mariadb -BNe "select user, plugin from mysql.user where authentication_string not in ('', 'invalid')" >&2
-"""
-OF_LAYER = (
-    *("*/munge/*", "*/ssh_host_*", "*/machine-id", "*/random-seed", "*/.ssh/id_*", "*/shared/*"),
-    *("*/var/lib/slurm/*/*", "*/var/log/slurm/*", "*/etc/slurm/jwt*", "*/*.pem", "*/*.key"),
-)
-
-
-def own_of(cluster: Cluster, host: str) -> dict[str, str]:
-    """File -> the hash of what must be in no other cluster."""
-    script = shlex.quote(SECRETS if host.endswith("-ctl") else SECRETS.partition("mariadb")[0])
-    said = cluster.ssh(host, f"sudo sh -c {script} 2>&1").splitlines()
-    return {path: found for found, path in (line.split() for line in said)}
-
-
-def test_clusters_from_one_layer_share_no_secret(
-    one: Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Of one name and one kind, in two homes; and there is none in what they were made from."""
-    home, cwd = tmp_path_factory.mktemp("other home"), tmp_path_factory.mktemp("other cwd")
-    with raised(one.name, one.spec.read_text(), home, cwd) as there:
-        notes = {phase["phase"]: phase["note"] for phase in there.raised["phases"]}
-        assert notes["prepare_class"] == "cached"
-        assert notes["converge"] == "2 hosts as their class", "Ansible ran"
-        for host in (f"{one.name}-ctl", f"{one.name}-train-1"):
-            mine, theirs = own_of(one, host), own_of(there, host)
-            assert len(mine) == 5
-            assert not [path for path in mine if mine[path] == theirs[path]]
-        assert there.json("submit", "probe", "--wait")["state"] == "COMPLETED"
-        assert len(there.json("jobs")["jobs"]) == 1, "of the cluster that it was made from, too"
-    note = Path(f"/var/lib/clusterctl/{cluster_id(one)}/nodes/{one.name}-ctl/class").read_text()
-    layer = Path(f"/var/cache/clusterctl/class-{note}/upper")
-    assert (layer / "var/lib/mysql/slurm_acct_db").is_dir()
-    files = [path for path in layer.rglob("*") if path.is_file() and path.stat().st_size]
-    assert not [path for path in files if any(path.match(pattern) for pattern in OF_LAYER)]
-
-
-def test_a_dead_node_is_started_again(one: Cluster) -> None:
-    name, before = f"c{cluster_id(one)}-002", boot_of(one)
-    cause("stop", name)
-    assert name not in machine.alive()
-    assert one.json("up")["probed"] == [f"{one.name}-train-1"]
-    assert boot_of(one) != before
-
-
 def test_a_node_whose_supervisor_was_killed_lives_on_and_can_be_stopped(one: Cluster) -> None:
+    """`up` goes on from where it was ended, and opens a home that a job closed."""
+    assert one.raised["ready"]
     name, before = f"c{cluster_id(one)}-002", boot_of(one)
     cause("kill-supervisor", name)
+    one.ssh(f"{one.name}-ctl", "chmod 000 .", user=one.user)
+    assert "clusterctl up" in one("submit", "probe", rc=1).stderr
     assert one.json("up")["probed"] == [f"{one.name}-train-1"]
     assert boot_of(one) == before
+    assert one.json("submit", "probe", "--wait")["state"] == "COMPLETED"
     cause("stop", name)
     assert name not in machine.alive()
-    assert one.json("up")["ready"]
 
 
 def test_a_reboot_of_this_machine_is_mended_with_data_and_accounting_kept(one: Cluster) -> None:
-    job = one.json("submit", "probe", "--wait")["job_id"]
-    cause("reboot", one.runner.home, cluster_id(one))
-    assert one.json("up")["ready"]
-    assert (one.run_of(job) / "stdout.log").is_file()
-
-
-def test_a_node_that_reboots_itself_has_its_files_its_logins_and_an_empty_tmp(one: Cluster) -> None:
-    node, before = f"{one.name}-train-1", boot_of(one)
-    # Slurm may have taken up a job anew that had just ended when the power was cut: its node would be busy.
-    idle = f'sudo scancel --user={one.user}; until [ -z "$(squeue --noheader)" ]; do sleep 0.2; done'
-    one.ssh(f"{one.name}-ctl", idle)
-    one.ssh(node, "touch kept /tmp/gone && sync && sudo systemctl reboot", rc=None)
+    """`down` that cannot bring runs home, without Slurm or without the machines, says what to do."""
+    leader, node = f"{one.name}-ctl", f"{one.name}-train-1"
     assert one.json("up")["probed"] == [node]
+    before, job = boot_of(one), one.json("submit", "probe", "--wait")["job_id"]
+    one.ssh(node, "touch kept /tmp/gone && sync")
+    one.ssh(leader, "sudo systemctl stop slurmctld")
+    assert "--discard" in one("down", "--yes", rc=1).stderr
+    cause("reboot", one.runner.home, cluster_id(one))
+    assert "--discard" in one("down", "--yes", rc=1).stderr
+    assert one.json("up")["ready"]
     assert boot_of(one) != before
     one.ssh(node, "test -e kept && ! test -e /tmp/gone")
     one.ssh(node, f"sudo -iu {one.user} true && systemctl is-system-running")
     assert one.ssh(node, "echo $HOME", user=one.user).strip() == f"/shared/home/{one.user}"
-
-
-def test_down_that_cannot_bring_runs_home_says_what_to_do(one: Cluster) -> None:
-    """Neither without Slurm nor without the machines; and nothing is lost by the attempt."""
-    one.json("submit", "probe", "--wait")
-    one.ssh(f"{one.name}-ctl", "sudo systemctl stop slurmctld")
-    assert "--discard" in one("down", "--yes", rc=1).stderr
-    ours = f"c{cluster_id(one)}-"
-    cause("stop", *(name for name in machine.alive() if name.startswith(ours)))
-    assert "--discard" in one("down", "--yes", rc=1).stderr
-    assert one.workspace.is_dir()
-    assert one.json("up")["ready"]
-
-
-def test_a_home_that_a_job_closed_is_opened_again(one: Cluster) -> None:
-    one.ssh(f"{one.name}-ctl", "chmod 000 .", user=one.user)
-    assert "clusterctl up" in one("submit", "probe", rc=1).stderr
-    one("up")
-    assert one.json("submit", "probe", "--wait")["state"] == "COMPLETED"
+    assert (one.run_of(job) / "stdout.log").is_file()
 
 
 def test_a_user_whose_number_changed_can_still_submit(one: Cluster) -> None:
     assert one.ssh(f"{one.name}-ctl", "id -u", user=one.user).strip() == "2101"
-    one.spec.write_text(SPEC.format(name=one.name, uid=2102))
+    one.spec.write_text(one.spec.read_text().replace("2101", "2102"))
     one("up")
     assert one.ssh(f"{one.name}-ctl", "id -u", user=one.user).strip() == "2102"
     assert one.json("submit", "probe", "--wait")["state"] == "COMPLETED"

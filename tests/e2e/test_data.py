@@ -92,7 +92,7 @@ def test_no_room_on_the_cluster(cluster: Cluster, data: Path) -> None:
         ran = cluster("-o", "json", "put", data, "/mnt/small", rc=1)
         assert "70 MiB are needed and 40 MiB are free" in ran.stderr
         (failure,) = json.loads(ran.stdout)["failures"]
-        assert failure["code"] == "transfer"
+        assert failure["code"] == "files-unwritable"
         (data / "sparse").unlink()
         (data / "large").unlink()
         cluster("put", data, "/mnt/small")

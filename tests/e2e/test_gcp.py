@@ -42,9 +42,7 @@ from tests.support.nvidia.furnish import furnish
 from tests.support.terminal import plain, terminal
 from tests.support.verbs import Clusterctl, Ran
 
-pytestmark = pytest.mark.platform(
-    "stand-in", "google-machines", "google-api", "google-terraform", "google-image"
-)
+pytestmark = pytest.mark.platform("stand-in", "google-machines", "google-api", "google-terraform")
 
 FIRST_DAY = ROOT / "docs" / "howto" / "first-day-gcp.md"
 ZONE = "us-central1-a"
@@ -259,6 +257,7 @@ def test_fewer_nodes_touch_only_those(gcp: Gcp) -> None:
     assert changed == [("delete", "google_compute_instance", f"{gcp.name}-train-{MOST_NODES}")]
 
 
+@pytest.mark.sweep  # what each plan asks for: tests/unit/gcp/policy.py
 def test_an_instance_whose_os_login_somebody_turned_on_is_the_only_one_that_changes(gcp: Gcp) -> None:
     """As `gcloud compute instances add-metadata` does it: the agent takes our account's key and sudo away."""
     first = f"{gcp.name}-train-1"
@@ -346,6 +345,8 @@ def nested_host(inventory: Inventory, address: str) -> Host:
     return Host(name, pid)
 
 
+@pytest.mark.sweep  # tests/unit/gcp/test_gcp_bake.py
+@pytest.mark.platform("stand-in", "google-image")
 def test_an_image_is_made_of_a_machine_that_keeps_nothing_of_its_own(
     gcp: Gcp, machines: tuple[Workspace, Inventory]
 ) -> None:
@@ -397,7 +398,7 @@ def test_down_names_what_it_leaves_with_its_cost_and_ends_clean(gcp: Gcp) -> Non
     assert re.match(rf"disk forgotten in {ZONE} \(0\.\d+ USD an hour\): .*compute\.disks\.delete", why), why
     gcp.google.faults.clear()
     gcp.answered("down")
-    assert left(gcp) == ["google_compute_disk", "google_compute_image"], "the shared folder's, and the nodes'"
+    assert left(gcp) == ["google_compute_disk"], "the shared folder's"
     assert not gcp.workspace.exists()
 
 
@@ -409,7 +410,7 @@ def test_storage_that_is_kept_is_listed_taken_up_and_removed(gcp: Gcp) -> None:
     refused = gcp.runner("-f", gcp.spec, "down", "--storage", "--yes", rc=1).stderr
     assert f"{kept['what']} (100GiB, 10.00 USD a month), kept since 20" in refused, "nobody can look at it"
     gcp.runner("-f", gcp.spec, "down", "--storage", "--discard", "--yes")
-    assert left(gcp) == ["google_compute_image"]
+    assert left(gcp) == []
     assert gcp.json("list")["storage"] == []
     text = f"down --orphans --cluster {gcp.name} --project {PROJECT}"
     said = gcp.runner(*text.split())
@@ -417,5 +418,6 @@ def test_storage_that_is_kept_is_listed_taken_up_and_removed(gcp: Gcp) -> None:
 
 
 def left(gcp: Gcp) -> list[str]:
-    """What the cloud has, but for APIs that are on."""
-    return sorted(kind for kind in gcp.cloud.resources().values() if kind != "google_project_service")
+    """What the cloud has, but for APIs that are on and images of nodes, which `down` leaves."""
+    known = {"google_project_service", "google_compute_image"}
+    return sorted(kind for kind in gcp.cloud.resources().values() if kind not in known)

@@ -11,6 +11,7 @@ import pytest
 from clusterctl.providers.local.image import DEBIAN, REDHAT
 from clusterctl.spec.distributions import redhat_release
 from tests.support.cluster import Cluster
+from tests.support.sweeps import in_sweep
 
 pytestmark = pytest.mark.platform("real", "debian-13")
 
@@ -91,7 +92,7 @@ print("rank", socket.gethostname(), *(os.environ[name] for name in {VARIABLES}),
 """
 
 
-@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+@pytest.mark.parametrize("launcher", ["srun", *in_sweep("mpirun")])  # test_no_scheduler.py
 def test_ranks_know_each_other(cluster: Cluster, launcher: str) -> None:
     path = script(cluster, "who.py", WHO)
     job = cluster.json("submit", path, "--nodes", "2", "--launcher", launcher, "--wait")["job_id"]
@@ -114,13 +115,8 @@ ERROR, STATUS = ("raise KeyError('a bug')", 1, "KeyError: 'a bug'"), ("sys.exit(
 
 @pytest.mark.parametrize(
     ("launcher", "failure", "status", "cause"),
-    [
-        ("srun", *ERROR),
-        ("mpirun", *STATUS),
-        pytest.param("srun", *STATUS, marks=pytest.mark.sweep),
-        pytest.param("mpirun", *ERROR, marks=pytest.mark.sweep),
-    ],
-    ids=["srun-error", "mpirun-status", "srun-status", "mpirun-error"],
+    [("srun", *ERROR), *in_sweep(("srun", *STATUS), ("mpirun", *ERROR), ("mpirun", *STATUS))],
+    ids=["srun-error", "srun-status", "mpirun-error", "mpirun-status"],
 )
 def test_one_rank_that_fails_ends_the_job(
     cluster: Cluster, launcher: str, failure: str, status: int, cause: str
@@ -139,45 +135,23 @@ def test_one_rank_that_fails_ends_the_job(
     assert "pmix" not in cluster("logs", answer["job_id"]).stderr.lower()
 
 
-@pytest.mark.sweep  # test_job_words.py and test_no_scheduler.py start ranks by it, too
-def test_mpirun_with_a_hostfile(cluster: Cluster) -> None:
-    done = cluster.json("submit", "probe", "--nodes", "2", "--launcher", "mpirun", "--wait")
-    run = cluster.run_of(done["job_id"])
-    answer = json.loads((run / "stdout.log").read_text())
-    assert answer["ok"]
-    assert answer["hosts"] == [f"{cluster.name}-train-1", f"{cluster.name}-train-2"]
-    hostfile = (run / "hostfile").read_text().splitlines()
-    assert hostfile == [f"{cluster.name}-train-{i} slots=1" for i in (1, 2)]
-
-
 def test_a_failed_job_shows_its_log_and_slurms_reason(cluster: Cluster) -> None:
     path = script(cluster, "bad.py", "import sys\nprint('before')\nsys.exit('the disk is on fire')\n")
-    ran = cluster("submit", path, "--wait", rc=4)
+    ran = cluster("-o", "json", "submit", path, "--wait", rc=4)
     assert "the disk is on fire" in ran.stderr
     assert "FAILED" in ran.stderr
-    answer = cluster("-o", "json", "submit", path, "--wait", rc=4).json
-    assert not answer["ok"]
-    assert answer["failures"][0]["code"] == "job-failed"
-    assert cluster.json("jobs", answer["job_id"])["jobs"][0]["state"] == "FAILED"
+    assert not ran.json["ok"]
+    assert ran.json["failures"][0]["code"] == "job-failed"
+    assert cluster.json("jobs", ran.json["job_id"])["jobs"][0]["state"] == "FAILED"
 
 
-@pytest.mark.parametrize(
-    ("program", "flags", "cause"),
-    [
-        ("import time; x = bytearray(10**9); x[::4096] = bytes(len(x) // 4096 + 1); time.sleep(60)",
-         ("--mem", "100MiB"), "out of memory"),
-        ("import os; os.environ['RANK'] == '1' and os.kill(os.getpid(), 11)",
-         ("--nodes", "2"), "segmentation fault in rank 1 on {name}-train-2"),
-    ],
-    ids=["memory", "segmentation-fault"],
-)  # fmt: skip
-def test_the_first_line_names_the_cause(  # many more: test_failures.py
-    cluster: Cluster, program: str, flags: tuple[str, ...], cause: str
-) -> None:
+def test_the_first_line_names_the_cause(cluster: Cluster) -> None:
+    """Many more causes: test_failures.py."""
+    program = "import time; x = bytearray(10**9); x[::4096] = bytes(len(x) // 4096 + 1); time.sleep(60)"
     path = script(cluster, "cause.py", program)
-    said = cluster("submit", path, *flags, "--follow", rc=4).stderr.splitlines()
+    said = cluster("submit", path, "--mem", "100MiB", "--follow", rc=4).stderr.splitlines()
     (first,) = (line for line in said if line.startswith("error: "))
-    assert cause.format(name=cluster.name) in first
+    assert "out of memory" in first
 
 
 def test_a_job_over_its_time_is_told_apart(cluster: Cluster) -> None:
@@ -383,40 +357,3 @@ def test_the_proof_partition_is_hidden_and_closed_to_users(cluster: Cluster) -> 
     assert "clusterctl-proof" not in cluster.ssh(controller, "sinfo -h -o %R", user=cluster.user)
     done = cluster.ssh(controller, "srun -p clusterctl-proof hostname 2>&1", user=cluster.user, rc=None)
     assert "access" in done.lower() or "invalid" in done.lower() or "not permitted" in done.lower()
-
-
-@pytest.mark.sweep  # test_drift.py: a cluster that shrinks
-def test_up_refuses_a_spec_without_the_nodes_that_a_job_runs_on(cluster: Cluster) -> None:
-    path = script(cluster, "both.sh", "sleep 600\n")
-    job = cluster.json("submit", path, "--nodes", "2")["job_id"]
-    deadline = time.monotonic() + 30
-    while cluster.json("jobs", job)["jobs"][0]["state"] != "RUNNING":
-        assert time.monotonic() < deadline
-    smaller = cluster.runner.cwd / "smaller.yaml"
-    smaller.write_text(cluster.spec.read_text().replace("nodes: 2", "nodes: 1"))
-    ran = cluster.runner("-f", smaller, "up", rc=2)
-    assert f"{cluster.name}-train-2" in ran.stderr
-    assert f"job {job} (both)" in ran.stderr
-    assert cluster.json("jobs", job)["jobs"][0]["state"] == "RUNNING"
-    assert len(cluster.json("status")["nodes"]) == 2
-    assert cluster.json("up")["probed"] == []
-    assert cluster.json("jobs", job)["jobs"][0]["state"] == "RUNNING"
-    cluster("cancel", job)
-    cluster("logs", job, "--follow", rc=5)
-
-
-def test_up_does_not_disturb_a_running_job_and_names_the_busy_nodes(cluster: Cluster) -> None:
-    text = "for ((i = 1; ; i++)); do echo $i; [ ! -e ~/steady-enough ] || break; sleep 0.2; done\n"
-    path = script(cluster, "steady.sh", text)
-    job = cluster.json("submit", path, "--nodes", "1")["job_id"]
-    deadline = time.monotonic() + 30
-    while not (nodes := cluster.json("jobs", job)["jobs"][0]["nodes"]):
-        assert time.monotonic() < deadline
-    up = cluster.json("up")
-    assert up["not_probed"] == nodes
-    assert set(up["probed"]) == set(up["nodes"]) - set(nodes)
-    assert cluster.json("jobs", job)["jobs"][0]["state"] == "RUNNING"
-    cluster.ssh(f"{cluster.name}-ctl", "touch steady-enough", user=cluster.user)
-    cluster("logs", job, "--follow", timeout_s=60)
-    numbers = (cluster.run_of(job) / "stdout.log").read_text().split()
-    assert numbers == [str(i) for i in range(1, len(numbers) + 1)]

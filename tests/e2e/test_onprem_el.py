@@ -295,6 +295,7 @@ def test_two_nodes_train_together_and_the_run_comes_home(rocky: Cluster) -> None
     assert run.name.split("-")[1] in (run / "sacct.json").read_text()
 
 
+@pytest.mark.sweep  # as on Debian: test_onprem.py
 def test_up_again_leaves_all_as_it_is(rocky: Cluster) -> None:
     again = rocky.json("up", "--yes")
     assert again["ready"]

@@ -1,4 +1,4 @@
-"""Machines of one's own of other kinds: without a scheduler, with OpenHPC's Slurm, of other distributions."""
+"""Other machines of one's own: without a scheduler, of OpenHPC, of other distributions; one, and five."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,19 @@ CHRONY = "/etc/systemd/system/chrony.service.d"
 SLEEPER = "#!/bin/bash\nmpirun --map-by ppr:1:node sleep 600\n"
 
 
-def trained(cluster: Cluster) -> Path:
-    """The run of a training on both nodes that came home."""
-    done = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "1")
+def hosts(machines: Lab, **names: str) -> dict[str, dict[str, str]]:
+    """Machines by the names that a spec gives them."""
+    found = {name: machines.host(box) for name, box in names.items()}
+    return {name: {"address": one.address, "host_key": one.host_key} for name, one in found.items()}
+
+
+def trained(cluster: Cluster, nodes: Sequence[str] = NODES) -> Path:
+    """The run of a training on these nodes that came home."""
+    done = cluster.json("submit", "train", "--nodes", str(len(nodes)), "--wait", "--", "--epochs", "1")
     assert done["state"] == "COMPLETED"
     run = cluster.run_of(done["job_id"])
     (start,) = (record for record in records(run / "metrics.jsonl") if record["kind"] == "run")
-    assert [rank["host"] for rank in start["ranks"]] == NODES
+    assert [rank["host"] for rank in start["ranks"]] == list(nodes)
     return run
 
 
@@ -194,3 +201,36 @@ def test_another_distribution(
         python = distribution_of(release).python_version
         assert all(f"Python {python}" in cluster.ssh(node, PYTHON) for node in NODES)
         changes_nothing(cluster)
+
+
+def test_one_machine_that_calls_itself_otherwise_is_a_whole_cluster(
+    no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
+) -> None:
+    with lab("debian", 1, internet=True) as machines:
+        provider = {"hosts": hosts(machines, desk="node1"), "shared": {}}
+        text = machines.spec(cluster_name, controller="desk", partitions={"train": "desk"}, provider=provider)
+        with raised(machines, cluster_name, text, clusterctl.home, tmp_path) as cluster:
+            assert cluster.raised["probed"] == ["desk"]
+            trained(cluster, ["desk"])
+            assert cluster.ssh("desk", "hostname").strip() == "node1"
+            assert "unchanged: 1 hosts checked" in cluster("up").stdout
+
+
+def test_a_login_host_a_controller_and_three_nodes(
+    no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
+) -> None:
+    with lab("debian", 5, internet=True, shared="/shared") as machines:
+        text = machines.spec(
+            cluster_name,
+            controller="node1",
+            partitions={"train": "node[3-5]"},
+            provider={
+                "login": ["node2"],
+                "hosts": hosts(machines, **{f"node{i}": f"node{i}" for i in range(1, 6)}),
+            },
+        )
+        with raised(machines, cluster_name, text, clusterctl.home, tmp_path) as cluster:
+            assert cluster.raised["probed"] == ["node3", "node4", "node5"]
+            trained(cluster, ["node3", "node4", "node5"])
+            assert cluster.ssh("node2", "sinfo -h -o %n | sort").split() == ["node3", "node4", "node5"]
+            assert cluster.ssh("node1", "pgrep -x slurmd", rc=1) == ""

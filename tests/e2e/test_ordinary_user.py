@@ -1,53 +1,44 @@
-"""clusterctl by an ordinary user who may run just the helper as root: all results theirs, the jobs theirs.
+"""clusterctl by an ordinary user who has the wheel and may run just the helper as root. They type README.md.
 
-That the sudoers line allows nothing but the helper is a spy, too: any other use of sudo would fail. Another
-account of the same machine, without any right, reads, holds, fills and signals nothing of their cluster, and
-root of a node reaches nothing of the machine.
+All results are theirs, and so are the jobs. That the sudoers line allows nothing but the helper is a spy as
+well: any other use of sudo would fail. Another account of the same machine, without any right, reads, holds,
+fills and signals nothing of their cluster, and root of a node reaches nothing of the machine.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import pwd
-import re
 import secrets
 import select
 import shlex
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from clusterctl.providers.local import machine
-from tests.support.install import PLAIN_PATH, ROOT, Installed, build_wheel, install, pip_settings
+from tests.support.install import ROOT
 from tests.support.manual import Block, blocks, follow
 from tests.support.nested import leader
-from tests.support.remains import marked
-from tests.support.residue import nothing_left
+from tests.support.person import CLUSTER, SPEC, Person, as_root
 from tests.support.verbs import Clusterctl
 
 pytestmark = pytest.mark.platform("real", "ordinary-user")
 
-SUDOERS = Path("/etc/sudoers.d")
-INSTALL_PAGE = ROOT / "docs" / "install.md"
-README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
-HERE = "tests/e2e/test_ordinary_user.py"
-TYPING_S = 1200  # PyTorch is fetched, sent and unpacked
-
-SPEC = """\
-version: 1
-name: {name}
-provider: {{type: local}}
-partitions:
-  - {{name: train, nodes: 2}}
+README = ROOT / "README.md"
+DOWN = "clusterctl down --yes"
+# Where an installed clusterctl finds itself and its data, and what else can be imported beside it.
+SURROUNDINGS = """
+import importlib.util, json, sys
+import clusterctl
+from clusterctl.util.assets import asset
+folders = {name: str(asset(name)) for name in ("ansible", "examples", "payload", "templates", "terraform")}
+also = [name for name in ("payload", "tests", "mpi4py") if importlib.util.find_spec(name)]
+print(json.dumps({"package": clusterctl.__path__[0], "folders": folders, "path": sys.path, "also": also}))
 """
 WHO_AM_I = """\
 #!/bin/bash
@@ -144,126 +135,23 @@ ip("address", "delete", "fe80::5/64", "dev", "host0")
 """
 
 
-@dataclass(frozen=True)
-class Person:
-    """An account of this machine, their clusterctl, and the folder where they work."""
-
-    name: str
-    uid: int
-    home: Path
-    work: Path
-    installed: Installed
-    clusterctl: Clusterctl
-    cluster: str
-
-    @property
-    def state(self) -> Path:
-        return self.home / ".local" / "state" / "clusterctl"
-
-    @property
-    def rule(self) -> str:
-        """The sudoers line of docs/install.md, for this account and its installation."""
-        (line,) = re.findall(r"^ *(ada ALL=.*helper \*)$", INSTALL_PAGE.read_text(), re.MULTILINE)
-        _, rest = str(line).split(" ", 1)
-        return f"{self.name} " + rest.replace(
-            "/opt/clusterctl/bin/python", str(self.installed.python).replace(" ", "\\ ")
-        )
-
-    def runs(self, *argv: str) -> str:
-        """What a program prints that they run in their folder."""
-        return as_root("sudo", "-n", "-u", self.name, "--", "env", "-C", str(self.work), *argv)
-
-
-def as_root(*argv: str, stdin: str = "") -> str:
-    """What a program prints that root runs.
-
-    Raises:
-        AssertionError: it failed.
-    """
-    words = list(argv) if os.geteuid() == 0 else ["sudo", "-n", "--", *argv]
-    done = subprocess.run(words, input=stdin, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, f"$ {shlex.join(words)}\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
-def person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
-    """A new user, without any right so far, who installed clusterctl in their home as pipx would."""
-    name = f"kim-2_{secrets.token_hex(2)}"
-    wheel = build_wheel(tmp_path_factory.mktemp("dist"))
-    with ExitStack() as stack:
-        # Not below pytest's own folder, which is for its user's eyes only.
-        folder = Path(tempfile.mkdtemp(prefix=marked("home of ")))
-        stack.callback(as_root, "rm", "-rf", "--", str(folder))
-        folder.chmod(0o755)
-        home = folder / f"{name} at home"
-        work = home / "my work"
-        work.mkdir(parents=True)
-        installed = install(wheel, home / "venv")
-        as_root("useradd", "--no-create-home", "--home-dir", str(home), "--shell", "/bin/sh", name)
-        stack.callback(as_root, "userdel", name)
-        # Folders only: the files of the environment may be links into the cache of whoever runs this test.
-        as_root("find", str(home), "-type", "d", "-exec", "chown", f"{name}:", "{}", "+")
-        script = folder / "clusterctl"
-        script.write_text(_as_person(name, home, work, installed))
-        script.chmod(0o755)
-        runner = Clusterctl(folder / "unused", folder, {}, script)  # the script drops its variables
-        uid = pwd.getpwnam(name).pw_uid
-        with nothing_left(home):
-            yield Person(name, uid, home, work, installed, runner, f"u{secrets.token_hex(3)}")
+def demo(person: Person, rights: None) -> Iterator[None]:
+    """Their cluster: README.md has been typed but for its last command, which takes it down."""
+    person.writes("cluster.yaml", SPEC)
+    follow(readme(last=False), person.work, person.types)
+    yield
+    person.types("clusterctl down --yes --discard", person.work)
 
 
-def _as_person(name: str, home: Path, work: Path, installed: Installed) -> str:
-    """A script that runs clusterctl as someone's login would: their folder, their variables and no others."""
-    login = {"HOME": home, "USER": name, "LOGNAME": name, "PATH": PLAIN_PATH, "LANG": "C.UTF-8"}
-    variables = [f"{key}={value}" for key, value in {**login, **pip_settings()}.items()]
-    argv = ["sudo", "-n", "-u", name, "--", "env", "-C", str(work), "-i", *variables, str(installed.script)]
-    return f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n'
-
-
-@contextmanager
-def allowed(person: Person) -> Iterator[None]:
-    """While this lasts, they may start the helper, and nothing else, as root."""
-    file = SUDOERS / f"clusterctl-test-{person.name}"
-    try:
-        as_root("tee", str(file), stdin=person.rule + "\n")
-        as_root("chmod", "440", str(file))
-        as_root("visudo", "--check", "--quiet", "--file", str(file))
-        yield
-    finally:
-        as_root("rm", "-f", "--", str(file))
-
-
-@pytest.fixture(scope="module")
-def rights(person: Person) -> Iterator[None]:
-    with allowed(person):
-        yield
-        if as_root("find", str(person.home), "-path", str(person.state / person.cluster)):
-            person.clusterctl("down", "--yes", "--discard", rc=None)
-
-
-@pytest.fixture(scope="module")
-def up(person: Person, rights: None) -> dict[str, Any]:
-    """Their cluster."""
-    as_root(
-        "sudo",
-        "-n",
-        "-u",
-        person.name,
-        "tee",
-        f"{person.work}/cluster.yaml",
-        stdin=SPEC.format(name=person.cluster),
-    )
-    as_root("sudo", "-n", "-u", person.name, "tee", f"{person.work}/who am i.sh", stdin=WHO_AM_I)
-    return dict(person.clusterctl("-o", "json", "up").json)
-
-
-@pytest.fixture(scope="module")
-def trained(person: Person, up: dict[str, Any]) -> Path:
-    """The folder of a two-node training of theirs."""
-    person.clusterctl("submit", "train", "--nodes", "2", "--wait")
-    (run,) = person.clusterctl("-o", "json", "collect").json["runs"]
-    return Path(run["dir"])
+def readme(*, last: bool) -> Iterator[Block]:
+    """The blocks of README.md that are run: all but the last command, or that alone."""
+    for block in blocks(README):
+        if block.runs:
+            before, down, after = block.text.partition(f"$ {DOWN}\n")
+            text = down + after if last else before
+            if text and (not last or down):
+                yield replace(block, text=text)
 
 
 @pytest.fixture(scope="module")
@@ -276,15 +164,12 @@ def stranger(person: Person) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def known(person: Person, up: dict[str, Any]) -> dict[str, str]:
+def known(person: Person, demo: None) -> dict[str, str]:
     """What the other account is given to know of the cluster, more than it could find out."""
-    state = person.state / person.cluster
-    hosts = {
-        host["name"]: host["address"]
-        for host in json.loads(as_root("cat", str(state / "hosts.json")))["hosts"]
-    }
-    cluster_id = as_root("cat", str(state / "id")).strip()
-    local, host = f"/var/lib/clusterctl/{cluster_id}", f"{person.cluster}-train-1"
+    state = person.state / CLUSTER
+    hosts = {one["name"]: one["address"] for one in json.loads(as_root("cat", state / "hosts.json"))["hosts"]}
+    cluster_id = as_root("cat", state / "id").strip()
+    local, host = f"/var/lib/clusterctl/{cluster_id}", f"{CLUSTER}-train-1"
     nspawn = {name: pid for name, pid in machine.running().items() if name.startswith(f"c{cluster_id}-")}
     as_root("install", "-m", "4755", "/usr/bin/id", f"{local}/nodes/{host}/root/usr/local/bin/ready")
     return {
@@ -301,79 +186,88 @@ def known(person: Person, up: dict[str, Any]) -> dict[str, str]:
 
 
 def belonging_to_others(person: Person) -> list[str]:
-    """What lies in their home and isn't theirs. Of the installation only folders: see `person`."""
+    """What lies in their home and isn't theirs. Of the installation only folders: see `new_person`."""
     venv = str(person.installed.venv)
     files = ["(", "-type", "d", "-o", "-not", "-path", f"{venv}/*", "-o", "-name", "*.pyc", ")"]
-    return as_root("find", str(person.home), *files, "-not", "-user", person.name).splitlines()
+    return as_root("find", person.home, *files, "-not", "-user", person.name).splitlines()
+
+
+def test_the_environment_holds_the_wheel_and_no_checkout(person: Person) -> None:
+    found = json.loads(person.runs(str(person.installed.python), "-c", SURROUNDINGS))
+    assert Path(found["package"]).is_relative_to(person.installed.venv)
+    for name, folder in found["folders"].items():
+        assert Path(folder) == Path(found["package"]) / "_assets" / name
+        assert any(path.is_file() for path in Path(folder).rglob("*")) or name == "terraform"
+    assert not [path for path in found["path"] if Path(path).is_relative_to(ROOT) and path]
+    assert found["also"] == []
+
+
+def test_without_a_spec_it_is_the_built_in_cluster(person: Person) -> None:
+    """What would be made is shown without any right; the examples come along."""
+    plan = person.clusterctl("-o", "json", "plan")
+    assert "built-in local cluster" in plan.stderr
+    hosts = [one["name"] for one in plan.json["changes"] if one["kind"] == "host"]
+    assert hosts == ["local-ctl", "local-train-1", "local-train-2"]
+    assert person.runs("ls", "-A") == ""
+    person.clusterctl("init", "--examples")
+    as_root("diff", "--recursive", "--exclude=__pycache__", ROOT / "examples", person.work / "examples")
+
+
+def test_a_link_to_the_script_is_enough(person: Person) -> None:
+    """As pipx and `uv tool` install it: a link in a folder of the PATH."""
+    script = shlex.quote(str(person.installed.script))
+    typed = f"ln -s {script} ~/linked; clusterctl --version; ~/linked --version"
+    _, said, _ = person.types(typed, person.work)
+    own, linked = said.splitlines()
+    assert own == linked != ""
 
 
 def test_without_rights_there_is_one_error_and_a_way_out(person: Person) -> None:
     ran = person.clusterctl("-o", "json", "up", rc=1)
     (failure,) = ran.json["failures"]
-    assert failure["code"] == "machine", str(ran)
+    assert failure["code"] == "no-right-to-start-nodes", str(ran)
     assert "no right" in failure["cause"]
     assert "sudo -v" in failure["fix"]
     assert "password" in failure["fix"]
     assert sum(line.startswith("error: ") for line in ran.stderr.splitlines()) == 1
     assert "no clusters" in person.clusterctl("list").stdout
-    assert "make" in person.clusterctl("plan").stdout, "to look at what would be takes no right"
 
 
-def test_up_in_their_name(person: Person, up: dict[str, Any]) -> None:
-    assert up["ready"]
-    assert up["workspace"] == str(person.state / person.cluster)
-    assert up["probed"] == [f"{person.cluster}-train-{i}" for i in (1, 2)]
+def test_the_readme_makes_a_cluster_in_their_name(person: Person, demo: None) -> None:
     (listed,) = person.clusterctl("-o", "json", "list").json["clusters"]
-    assert listed["cluster"] == person.cluster
+    assert (listed["cluster"], listed["workspace"]) == (CLUSTER, str(person.state / CLUSTER))
     assert "no changes" in person.clusterctl("plan", "--check").stdout
 
 
-def test_the_job_runs_under_their_name_and_number(person: Person, up: dict[str, Any]) -> None:
+def test_the_job_runs_under_their_name_and_number(person: Person, demo: None) -> None:
+    person.writes("who am i.sh", WHO_AM_I)
     answer = person.clusterctl("-o", "json", "submit", "who am i.sh", "--nodes", "2", "--wait").json
     said = sorted(person.clusterctl("logs", answer["job_id"]).stdout.splitlines())
-    assert said == [
-        f"{person.cluster}-train-{i} {person.name} {person.uid} {person.name} /shared/home/{person.name}"
-        for i in (1, 2)
-    ]
+    home = f"/shared/home/{person.name}"
+    assert said == [f"{CLUSTER}-train-{i} {person.name} {person.uid} {person.name} {home}" for i in (1, 2)]
     (run,) = person.clusterctl("-o", "json", "collect", answer["job_id"]).json["runs"]
     accounting = json.loads(person.runs("cat", f"{run['dir']}/sacct.json"))
     assert {job["association"]["user"] for job in accounting["jobs"]} == {person.name}
 
 
-def test_everything_written_is_theirs(person: Person, trained: Path) -> None:
-    assert trained.parent == person.work / "runs"
-    result = json.loads(person.runs("cat", f"{trained}/metrics.jsonl").splitlines()[-1])
-    assert result["kind"] == "result"
-    assert result["accuracy"] >= 0.95
+def test_everything_written_is_theirs_and_the_state_folder_private(person: Person, demo: None) -> None:
+    result = json.loads(person.runs("sh", "-c", "tail -n 1 runs/demo-*-train/metrics.jsonl"))
+    assert (result["kind"], result["accuracy"] >= 0.95) == ("result", True)
     assert belonging_to_others(person) == []
     assert person.runs("find", str(person.work), str(person.state), "-not", "-readable") == ""
-
-
-def test_the_state_folder_is_private(person: Person, trained: Path) -> None:
-    assert as_root("find", str(person.state), "-type", "f")
+    assert as_root("find", person.state, "-type", "f")
     exposed = ["(", "-type", "d", "-not", "-perm", "700", "-o", "-type", "f", "-not", "-perm", "600", ")"]
-    assert as_root("find", str(person.state), *exposed, "-printf", "%m %p\\n") == ""
+    assert as_root("find", person.state, *exposed, "-printf", "%m %p\\n") == ""
 
 
-def test_root_leaves_their_cluster_alone(person: Person, trained: Path, clusterctl: Clusterctl) -> None:
-    """The name is theirs and unlike any other, so that a mistake here costs nobody a cluster."""
+def test_other_accounts_and_homes_leave_it_alone(person: Person, demo: None, clusterctl: Clusterctl) -> None:
+    """Root asks for a cluster of this name, and so do they with another CLUSTERCTL_HOME."""
     spec = clusterctl.cwd / "same-name.yaml"
-    spec.write_text(SPEC.format(name=person.cluster))
-    listed = clusterctl("-o", "json", "list").json["clusters"]
-    assert person.cluster not in [entry["cluster"] for entry in listed]
-    ran = clusterctl("-f", spec, "down", "--yes", rc=2)
-    assert "there is no cluster" in ran.stderr
-    assert person.clusterctl("-o", "json", "status").json["ready"]
-
-
-def test_another_home_of_theirs_leaves_it_alone_too(person: Person, trained: Path) -> None:
-    script = person.clusterctl.script.with_name("elsewhere")
-    text = person.clusterctl.script.read_text()
-    script.write_text(text.replace(" -i ", f" -i CLUSTERCTL_HOME={shlex.quote(f'{person.home}/another')} "))
-    script.chmod(0o755)
-    elsewhere = Clusterctl(person.clusterctl.home, person.clusterctl.cwd, {}, script)
-    ran = elsewhere("down", "--yes", rc=2)
-    assert "there is no cluster" in ran.stderr
+    spec.write_text(SPEC)
+    assert CLUSTER not in [one["cluster"] for one in clusterctl("-o", "json", "list").json["clusters"]]
+    assert "there is no cluster" in clusterctl("-f", spec, "down", "--yes", rc=2).stderr
+    code, said, _ = person.types("CLUSTERCTL_HOME=~/another clusterctl down --yes", person.work)
+    assert (code, "there is no cluster" in said) == (2, True), said
     assert person.clusterctl("-o", "json", "status").json["ready"]
 
 
@@ -453,51 +347,11 @@ def test_a_node_reaches_nothing_of_the_machine(person: Person, known: dict[str, 
     assert person.clusterctl("-o", "json", "status").json["ready"]
 
 
-def test_down_leaves_their_runs_and_nothing_else(person: Person, trained: Path) -> None:
+def test_down_leaves_their_runs_and_nothing_else(person: Person, demo: None) -> None:
+    """As README.md ends. It brings home what was not collected."""
     person.clusterctl("submit", "who am i.sh", "--wait")
-    done = person.clusterctl("-o", "json", "down", "--yes").json
-    assert [Path(run).parent for run in done["runs"]] == [person.work / "runs"]
-    assert as_root("find", str(person.home), "-path", str(person.state / person.cluster)) == ""
+    follow(readme(last=True), person.work, person.types)
+    assert person.runs("find", "runs", "-name", "run.json").count("\n") == 3
+    assert as_root("find", person.home, "-path", person.state / CLUSTER) == ""
     assert belonging_to_others(person) == []
     assert "no clusters" in person.clusterctl("list").stdout
-
-
-def first_screen() -> list[Block]:
-    """The program with which README.md begins, and how it is run."""
-    return [block for block in blocks(README) if block.file or block.elsewhere == HERE]
-
-
-def tutorial() -> list[Block]:
-    return [block for block in blocks(TUTORIAL) if block.file or block.runs]
-
-
-@pytest.mark.sweep  # PyTorch comes along
-@pytest.mark.timeout(2 * TYPING_S)
-@pytest.mark.parametrize("page", [first_screen, tutorial])
-def test_what_a_newcomer_reads_is_typed(
-    person: Person, rights: None, page: Callable[[], list[Block]]
-) -> None:
-    """By someone with nothing but the wheel and the right to start the helper."""
-
-    def types(text: str, place: Path) -> tuple[int, str, Path]:
-        login = {"HOME": person.home, "USER": person.name, "LOGNAME": person.name, "LANG": "C.UTF-8"}
-        path = f"{person.installed.script.parent}:{PLAIN_PATH}"
-        variables = {**login, **pip_settings(), "PATH": path, "COLUMNS": "200"}
-        # Where the command leaves the person is the last line.
-        script = f"exec 2>&1\n{text}\ncode=$?\necho; pwd\nexit $code"
-        argv = ["sudo", "-n", "-u", person.name, "--", "env", "-C", str(place), "-i"]
-        argv += [*(f"{name}={value}" for name, value in variables.items()), "bash", "-c", script]
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TYPING_S, check=False
-        )
-        said, _, where = done.stdout.rstrip("\n").rpartition("\n")
-        return done.returncode, said + done.stderr, Path(where or place)
-
-    place = person.home / page.__name__
-    types(f"mkdir {shlex.quote(str(place))}", person.home)
-    try:
-        follow(page(), place, types)
-    finally:
-        for folder in (place, place / "my-project"):
-            if folder.exists():
-                types("clusterctl down --yes --discard", folder)

@@ -25,15 +25,6 @@ def test_a_layer_is_multiplied_on_every_node_and_summed(cluster: Cluster) -> Non
     assert len(records(run / "gemm.jsonl")) == len(told["results"]) == 4
 
 
-@pytest.mark.sweep  # tests/unit/payload/test_payload_allreduce.py
-def test_sums_are_measured_between_the_nodes(cluster: Cluster) -> None:
-    flags = ("--comm", "mpi,ring", "--max", "64KiB", "--iterations", "3")
-    done = cluster.json("submit", "allreduce", "--nodes", "2", "--wait", "--", *flags)
-    run = cluster.run_of(done["job_id"])
-    sums = [(record["comm"], record["bytes"], record["ok"]) for record in records(run / "allreduce.jsonl")]
-    assert sums == [(comm, size << 10, True) for size in (4, 16, 64) for comm in ("mpi", "ring")]
-
-
 def test_a_training_is_measured_and_lined_up_with_its_nodes(cluster: Cluster) -> None:
     flags = ("--epochs", "8", "--profile", "--tensorboard")
     done = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *flags)
@@ -65,17 +56,8 @@ def test_a_gpt_learns_text_that_was_put_there_split_over_the_nodes(cluster: Clus
     assert whole == (run / "model" / "best.safetensors").read_bytes()
 
 
-@pytest.mark.sweep  # tests/unit/payload/test_payload_bench.py
-def test_a_layout_is_measured_against_fewer_ranks(cluster: Cluster) -> None:
-    flags = ("--hidden", "256", "--rounds", "2", "--turn", "2", "--zero", "1")
-    done = cluster.json("submit", "bench", "--nodes", "2", "--wait", "--", *flags)
-    run = cluster.run_of(done["job_id"])
-    sides = [(record["side"], record["ranks"]) for record in records(run / "bench.jsonl")]
-    assert sides == [("all", 2), ("all, silent", 2), ("strong 1", 1), ("weak 1", 1)]
-
-
 def test_a_training_whose_time_is_over_goes_on_to_the_same_weights(cluster: Cluster) -> None:
-    work = ("--hidden", "512,512", "--global-batch-size", "719", "--epochs", "120")  # two iterations an epoch
+    work = ("--hidden", "512,512", "--global-batch-size", "719", "--epochs", "60")  # two iterations an epoch
     flags = (*work, "--save-interval", "80", "--resume", "auto")
     submitted = cluster.json("submit", "train", "--nodes", "2", "--requeue", "--", *flags)
     job = submitted["job_id"]
@@ -93,7 +75,7 @@ def test_a_training_whose_time_is_over_goes_on_to_the_same_weights(cluster: Clus
     assert json.loads((run / "run.json").read_text())["state"] == "COMPLETED"
     assert "stopped by a signal; saved after iteration" in (run / "stdout.log").read_text()
     first, again = (one for one in records(run / "metrics.jsonl") if one["kind"] == "run")
-    assert (first["done"], 0 < again["done"] < 240) == (0, True)
+    assert (first["done"], 0 < again["done"] < 120) == (0, True)
     samples = records(run / "telemetry" / f"{cluster.name}-train-1.jsonl")
     assert sum(record["kind"] == "host" for record in samples) == 2
 
@@ -157,5 +139,5 @@ def results(run: Path) -> tuple[list[float], list[str]]:
     """Every loss, and the hashes of the parameters at the end."""
     told = records(run / "metrics.jsonl")
     losses = [record["loss"] for record in told if record["kind"] == "iteration"]
-    assert len(losses) == 240
+    assert len(losses) == 120
     return losses, told[-1]["param_hashes"]

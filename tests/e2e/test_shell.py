@@ -65,7 +65,7 @@ def test_its_answer_for_programs(cluster: Cluster) -> None:
     failed = cluster.json("shell", "--", "false", rc=1)
     assert not failed["ok"]
     assert failed["failures"][0]["code"] == "command"
-    assert cluster.json("shell", rc=2)["failures"][0]["code"] == "usage"
+    assert cluster.json("shell", rc=2)["failures"][0]["code"] == "no-json-answer"
 
 
 def test_stdin_reaches_the_command(cluster: Cluster) -> None:

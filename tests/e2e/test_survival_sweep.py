@@ -1,7 +1,7 @@
 """`up` and `down` ended at every phase and at random instants, in every way: the next command converges.
 
 What is random comes from a seed, which the tests' names show; SWEEP_SEED=N plays it again. Some of the ways
-are in `make test`, too: test_interrupt.py.
+are in `make test`, too: test_convergence.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""An ordinary user's clusterctl where PID 1 is systemd and the firewall is shut, as beside Docker.
+"""A host of its own where PID 1 is systemd: what can be wrong with it, then the cluster of an ordinary user.
 
-The host is a machine made for this module (tests/support/nested.py). Before `up` its packet filter drops all
-that it should forward, and all that comes in unasked; it does not forward; and where the kernel has
-br_netfilter, traffic between a bridge's ports would go through that filter too.
+Every fault is a real one, and what clusterctl can't do then is one clear error, exit code 1, and nothing
+half-done. Before the cluster comes up the firewall is shut, as beside Docker: the packet filter drops all
+that the host should forward, and all that comes in unasked; the host does not forward; and where the kernel
+has br_netfilter, traffic between a bridge's ports would go through that filter, too.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from tests.support.nested import CLUSTERCTL, Host, booted, lent_image
+from tests.support.nested import CLUSTERCTL, PLACE, Host, booted, lent_image
+from tests.support.sweeps import in_sweep
 
 pytestmark = pytest.mark.platform("real", "systemd-host")
 
+STRANGER = "ben"  # may not use sudo
 USER = "ada"
 NODES = ("nested-ctl", "nested-train-1", "nested-train-2")
 SPEC = "version: 1\nname: nested\nprovider: {type: local}\npartitions:\n  - {name: train, nodes: 2}\n"
@@ -39,14 +43,188 @@ nft add chain inet shut forward '{ type filter hook forward priority 10; policy 
 echo 0 > /proc/sys/net/ipv4/ip_forward
 """
 BRIDGE_FILTER = "/proc/sys/net/bridge/bridge-nf-call-iptables"
+INSTALL = f"{PLACE}/lib/python3*/site-packages/clusterctl/_assets/ansible/install.yml"
+OVERLAY = (
+    "mkdir -p /run/faulty/{upper,work}; mount -t overlay faulty "
+    "-o lowerdir=/mnt,upperdir=/run/faulty/upper,workdir=/run/faulty/work"
+)
+PORT = 8099
+# Kills clusterctl alone, once somebody asks a server for it that never answers. The rest ends by itself.
+KILLED = f"""\
+import os, signal, socket, subprocess, sys, time
+from pathlib import Path
+def begun():
+    return list(Path("/var/cache/clusterctl").glob(".building-*"))
+server = socket.create_server(("127.0.0.1", {PORT}))
+server.settimeout(60)
+up = subprocess.Popen(sys.argv[1:])
+asked, _ = server.accept()
+assert begun()
+os.kill(up.pid, signal.SIGKILL)
+deadline = time.monotonic() + 60
+while left := begun():
+    assert time.monotonic() < deadline, left
+    time.sleep(0.1)
+"""
 
 
 @pytest.fixture(scope="module")
 def host(no_residue: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     images = lent_image(tmp_path_factory.mktemp("bake"))
     with booted(tmp_path_factory.mktemp("host"), images) as one:
-        one.sh(PEOPLE + FIREWALL)
+        one.sh(f"useradd --create-home {STRANGER}; {PEOPLE}")
         yield one
+
+
+@contextmanager
+def fault(host: Host, make: str, mend: str) -> Iterator[None]:
+    host("bash", "-ec", make)
+    try:
+        yield
+    finally:
+        host("bash", "-ec", mend)
+
+
+def spec(host: Host, **provider: str) -> str:
+    """The path of a spec, with these settings of its provider."""
+    text = {
+        "version": 1,
+        "name": "faulty",
+        "provider": {"type": "local", **provider},
+        "partitions": [{"name": "train", "nodes": 1}],
+    }
+    host.sh(f"echo '{json.dumps(text)}' > /tmp/cluster.yaml")
+    return "/tmp/cluster.yaml"
+
+
+def up(*argv: str, env: dict[str, str] | None = None) -> list[str]:
+    return ["env", *(f"{k}={v}" for k, v in (env or {}).items()), CLUSTERCTL, *argv, "up"]
+
+
+def refusal(
+    host: Host, *, user: str = "root", env: dict[str, str] | None = None, **provider: str
+) -> dict[str, Any]:
+    """The one failure that `up` ends with; it must leave the host as it was."""
+    before = host.look()
+    ran = host(*up("-o", "json", "-f", spec(host, **provider), env=env), user=user, rc=1)
+    assert "Traceback" not in ran.stderr
+    assert host.look() == before
+    assert ran.stdout, ran
+    assert not ran.json["ok"]
+    (failure,) = ran.json["failures"]
+    return {**failure, "shown": ran.stderr}
+
+
+@pytest.fixture
+def other_image(host: Host) -> Iterator[None]:
+    """A clusterctl whose install roles are others, so that the cached image is not the one it needs."""
+    with fault(host, f"cp {INSTALL} /root/kept; echo '# other' >> {INSTALL}", f"cat /root/kept > {INSTALL}"):
+        yield
+
+
+def test_missing_tools_are_named_with_their_packages(host: Host) -> None:
+    tools = "/usr/bin/systemd-nspawn /usr/bin/mmdebstrap"
+    with fault(host, f"chmod a-x {tools}", f"chmod a+x {tools}"):
+        failure = refusal(host)
+    assert failure["code"] == "tool-missing"
+    assert failure["cause"].startswith("missing tools: systemd-nspawn, mmdebstrap")
+    assert failure["fix"] == "apt-get install mmdebstrap systemd-container"
+
+
+@pytest.mark.parametrize("place", ["/var/lib/clusterctl", *in_sweep("/var/cache/clusterctl")])
+def test_a_place_that_carries_no_overlays(host: Host, place: str) -> None:
+    with fault(host, f"{OVERLAY} {place}", f"umount {place}; rm -r /run/faulty"):
+        failure = refusal(host)
+    assert failure["code"] == "no-overlayfs"
+    assert failure["cause"].startswith("overlay filesystems can't be mounted here")
+    assert place.rpartition("/")[0] in failure["fix"]
+
+
+def test_routes_that_cover_all_private_ranges(host: Host) -> None:
+    ranges = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
+    routes = "; ".join(f"ip route add {one} dev vpn" for one in ranges)
+    with fault(host, f"ip link add vpn type bridge; ip link set vpn up; {routes}", "ip link delete vpn"):
+        failure = refusal(host)
+    assert failure["code"] == "no-free-subnet", failure
+    assert "no free subnet" in failure["cause"]
+    assert "provider.subnet" in failure["fix"]
+
+
+def test_a_wanted_subnet_in_use(host: Host) -> None:
+    with fault(
+        host, "ip link add office type bridge; ip addr add 10.77.3.1/16 dev office", "ip link delete office"
+    ):
+        failure = refusal(host, subnet="10.77.0.0/24")
+    assert failure["code"] == "subnet-in-use"
+    assert "10.77.0.0/24 is in use" in failure["cause"]
+    assert "10.77.0.0/16" in failure["cause"]
+
+
+@pytest.mark.parametrize(
+    ("make", "mend", "cause", "fix"),
+    [
+        ("chmod a-x /usr/bin/sudo", "chmod 4755 /usr/bin/sudo", "there is no sudo", "install sudo"),
+        *in_sweep(
+            (
+                f"echo '{STRANGER} ALL=(ALL) ALL' > /etc/sudoers.d/{STRANGER}",
+                f"rm /etc/sudoers.d/{STRANGER}",
+                "password is required",
+                "sudo -v",
+            )
+        ),
+    ],
+    ids=["no sudo", "sudo asks"],
+)
+def test_a_user_without_the_right(host: Host, make: str, mend: str, cause: str, fix: str) -> None:
+    """One whom no rule names: test_ordinary_user.py."""
+    with fault(host, make, mend):
+        failure = refusal(host, user=STRANGER)
+    assert failure["code"] == "no-right-to-start-nodes"
+    assert failure["cause"].startswith("no right to start nodes")
+    assert cause in failure["cause"]
+    assert fix in failure["fix"]
+
+
+def test_a_state_folder_that_cant_be_written(host: Host) -> None:
+    with fault(host, "mount -t tmpfs -o ro faulty /mnt", "umount /mnt"):
+        failure = refusal(host, env={"CLUSTERCTL_HOME": "/mnt/home"})
+    assert failure["code"] == "disk"
+    assert "Read-only file system: /mnt" in failure["cause"]
+    assert "CLUSTERCTL_HOME" in failure["fix"]
+
+
+def test_a_mirror_out_of_reach(host: Host) -> None:
+    failure = refusal(host, mirror="http://127.0.0.1:9/debian")
+    assert failure["code"] == "machine-command-failed"
+    assert "Connection refused" in failure["cause"]
+    assert "provider.mirror" in failure["fix"]
+
+
+def test_a_package_index_out_of_reach(host: Host, other_image: None) -> None:
+    env = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
+    failure = refusal(host, env=env)
+    assert failure["code"] == "wheels-not-downloaded"
+    assert "package index" in failure["fix"]
+
+
+def killed(host: Host, *argv: str) -> None:
+    """Kill `up` while it waits for an answer; nothing may be left of what it had begun."""
+    before = host.look()
+    host("python3", "-c", KILLED, *argv)
+    assert host.look() == before
+
+
+def test_killed_while_the_base_is_built(host: Host) -> None:
+    killed(host, *up("-f", spec(host, mirror=f"http://127.0.0.1:{PORT}/debian")))
+    again = refusal(host, mirror="http://127.0.0.1:9/debian")
+    assert "building the base image failed" in again["cause"]
+
+
+def test_killed_while_the_image_is_baked(host: Host, other_image: None) -> None:
+    env = {"PIP_INDEX_URL": f"http://127.0.0.1:{PORT}/simple", "PIP_RETRIES": "0"}
+    killed(host, *up("-f", spec(host), env=env))
+    again = refusal(host, env={**env, "PIP_INDEX_URL": "http://127.0.0.1:9/simple"})
+    assert "could not be downloaded" in again["cause"]
 
 
 def clusterctl(host: Host, *argv: str) -> Any:
@@ -62,7 +240,8 @@ def machines(host: Host) -> list[str]:
 
 @pytest.fixture(scope="module")
 def before(host: Host, record_testsuite_property: Any) -> dict[str, str]:
-    """The host before `up`. Whether this kernel has br_netfilter goes into the report."""
+    """The host before `up`, its firewall shut. Whether this kernel has br_netfilter goes into the report."""
+    host.sh(FIREWALL)
     offered = host.sh(
         f"if test -e {BRIDGE_FILTER}; then echo 1 > {BRIDGE_FILTER}; echo yes; else echo no; fi"
     )
@@ -112,16 +291,6 @@ def test_a_job_runs_across_the_nodes_as_its_user(host: Host, cluster: dict[str, 
 def test_what_was_written_for_the_user_is_theirs(host: Host, cluster: dict[str, Any]) -> None:
     others = host.sh(f"find ~{USER} ! -user {USER}")
     assert others == ""
-
-
-@pytest.mark.sweep  # test_convergence.py
-def test_a_node_ended_behind_our_back_comes_back(host: Host, cluster: dict[str, Any]) -> None:
-    before = machines(host)
-    host("machinectl", "terminate", before[-1])
-    host.sh(f"while machinectl show {before[-1]} >/dev/null 2>&1; do sleep 0.1; done", timeout_s=60)
-    assert machines(host) == before[:-1]
-    assert clusterctl(host, "up")["ready"]
-    assert machines(host) == before
 
 
 def test_down_leaves_the_host_as_it_was(host: Host, cluster: dict[str, Any], before: dict[str, str]) -> None:

@@ -95,17 +95,21 @@ class Cluster:
         return Path(run["dir"])
 
 
+def of_this_run(spec: str) -> str:
+    """A spec's text, with the distribution that local nodes run in the second run of `make test-all`."""
+    other = os.environ.get("TEST_DISTRIBUTION")  # of scripts/run_tests.py
+    return spec.replace("{type: local", f"{{type: local, distribution: {other}") if other else spec
+
+
 @contextmanager
 def raised(
     name: str, spec: str, home: Path, cwd: Path, cards: Mapping[str, Machine] = MappingProxyType({})
 ) -> Iterator[Cluster]:
     """Raise a cluster of a spec's text, and take it down again: nothing of it may be left.
 
-    Nodes that are to have ``cards`` are booted and get them before `up` configures anything. In the second
-    run of `make test-all` local nodes run another distribution (scripts/run_tests.py).
+    Nodes that are to have ``cards`` are booted and get them before `up` configures anything.
     """
-    if other := os.environ.get("TEST_DISTRIBUTION"):
-        spec = spec.replace("{type: local", f"{{type: local, distribution: {other}")
+    spec = of_this_run(spec)
     file, runner = cwd / f"{name}.yaml", Clusterctl(home, cwd, forked=True)
     file.write_text(spec)
     with nothing_left(home):

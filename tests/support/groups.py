@@ -6,42 +6,38 @@ from pathlib import PurePath
 
 from xdist.scheduler import LoadScopeScheduling
 
-# They change settings of the kernel, which are this machine's and so all clusters' and hosts'.
-ALONE = frozenset({"test_local_kernel.py", "test_many.py", "test_sweep.py"})
 # Any other module is a group of its own.
 GROUPS = {
-    "jobs": (
+    "local": (
+        "test_main_job.py",
+        "test_payload.py",
+        "test_data.py",
+        "test_own_folder.py",
         "test_jobs.py",
         "test_job_words.py",
-        "test_shell.py",
         "test_submit_survival.py",
         "test_nodes.py",
+        "test_examples.py",
+        "test_shell.py",
     ),
-    "training": ("test_main_job.py", "test_payload.py", "test_data.py", "test_own_folder.py"),
-    "manual": ("test_manual.py", "test_wheel.py"),
-    "ends": ("test_interrupt.py", "test_survival_sweep.py"),
+    "life": ("test_convergence.py", "test_storage.py"),
+    "person": ("test_ordinary_user.py", "test_manual.py"),
 }
 _GROUP_OF = {module: group for group, modules in GROUPS.items() for module in modules}
 # The longest groups first: one that began last would keep all others waiting for it. The first of all also
 # makes what the others use, this machine's image and its packages.
 LONGEST = (
-    "training",
+    "local",
     "test_onprem.py",
-    "jobs",
     "test_onprem_el.py",
+    "life",
     "test_drift.py",
-    "test_onprem_localhost.py",
     "test_gcp.py",
-    "test_debian_12.py",
-    "test_gpus.py",
-    "test_convergence.py",
     "test_no_scheduler.py",
-    "manual",
-    "test_examples.py",
-    "ends",
-    "test_ordinary_user.py",
     "test_systemd_host.py",
-    "test_machine_errors.py",
+    "person",
+    "test_gpus.py",
+    "test_onprem_faults.py",
 )
 
 
@@ -50,10 +46,11 @@ def group_of(module: str) -> str:
     return _GROUP_OF.get(module, module)
 
 
-def turn_of(module: str) -> tuple[int, str]:
-    """What modules are sorted by, so that the groups begin in the order of ``LONGEST``."""
+def turn_of(module: str) -> tuple[int, str, int]:
+    """What modules are sorted by: groups begin as in ``LONGEST``, their modules follow as in ``GROUPS``."""
     group = group_of(module)
-    return (LONGEST.index(group), "") if group in LONGEST else (len(LONGEST), group)
+    turn = LONGEST.index(group) if group in LONGEST else len(LONGEST)
+    return turn, group, GROUPS.get(group, (module,)).index(module)
 
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]

@@ -35,14 +35,6 @@ class Installed:
     def script(self) -> Path:
         return self.venv / "bin" / "clusterctl"
 
-    def says(self, program: str, *, cwd: Path) -> str:
-        """What a Python program prints in this environment.
-
-        Raises:
-            AssertionError: it failed.
-        """
-        return _run([self.python, "-c", program], env={"PATH": PLAIN_PATH}, cwd=cwd).strip()
-
 
 def build_wheel(out: Path) -> Path:
     """The wheel of this checkout."""
@@ -121,8 +113,8 @@ def _shared_python() -> Path:
     return Path(sys._base_executable)  # type: ignore[attr-defined]
 
 
-def _run(argv: list[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
+def _run(argv: list[str | Path], *, env: Mapping[str, str] | None = None) -> str:
     words = list(map(str, argv))
-    done = subprocess.run(words, capture_output=True, text=True, env=env, cwd=cwd, timeout=600, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=600, check=False)
     assert done.returncode == 0, f"$ {' '.join(words)}\n{done.stdout}{done.stderr}"
     return done.stdout

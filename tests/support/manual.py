@@ -5,7 +5,7 @@
     ```yaml cluster.yaml    (or any other language and name) a file, as the commands that follow find it
     ```console rc=4         the last command ends with this exit code
     ```console no-run: why  shown only, for the reason given
-    ```console elsewhere: tests/e2e/test_wheel.py    run there, not here
+    ```console elsewhere: tests/e2e/test_ordinary_user.py    run there, not here
 
 What a command prints is compared line by line, in order: words must agree, words with digits need only be
 words with digits, and `ada` is whoever reads. The manual may leave out lines and the end of one: `...` there.

@@ -21,7 +21,7 @@ def test_one(number):
 
 def test_every_test_of_a_group_runs_in_one_worker(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    for group, modules in (("jobs", GROUPS["jobs"][:2]), ("alone.py", ("test_alone.py",))):
+    for group, modules in (("local", GROUPS["local"][:2]), ("alone.py", ("test_alone.py",))):
         for module in modules:
             (tmp_path / module).write_text(MODULE.format(log=str(log), group=group))
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_xdist_make_scheduler\n")

@@ -1,0 +1,136 @@
+"""Storage that a local cluster keeps outlives a `down` that was killed, and the next `up` takes it up.
+
+Nothing secret passes from one cluster to another that is made of the same layer.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import Cluster, raised
+from tests.support.faults import eventually_none
+from tests.support.verbs import Clusterctl
+from tests.support.victim import Victim
+
+SPEC = """\
+version: 1
+name: {name}
+provider: {{type: local}}
+storage: {{keep: true}}
+partitions:
+  - {{name: train, nodes: 1}}
+users:
+  - {{name: ada, uid: 12001}}
+  - {{name: bob, uid: 12002}}
+"""
+KEEP = "storage: {keep: true}\n"
+OWNERS = "cd /shared/home; sudo stat -c '%n %u' ada/datasets/set.txt ada/out/weights bob bob/notes"
+# A line each: what must be a cluster's own. MariaDB's accounts have no passwords: theirs are the system's.
+SECRETS = """\
+set -e
+sha256sum /etc/munge/munge.key /etc/ssh/ssh_host_*_key /etc/machine-id ~clusterctl/.ssh/authorized_keys \\
+    /shared/home/*/.ssh/authorized_keys
+mariadb -BNe "select user, plugin from mysql.user where authentication_string not in ('', 'invalid')" >&2
+"""
+OF_LAYER = (
+    *("*/munge/*", "*/ssh_host_*", "*/machine-id", "*/random-seed", "*/.ssh/id_*", "*/shared/*"),
+    *("*/var/lib/slurm/*/*", "*/var/log/slurm/*", "*/etc/slurm/jwt*", "*/*.pem", "*/*.key"),
+)
+
+
+def own_of(cluster: Cluster, host: str) -> dict[str, str]:
+    """File -> the hash of what must be in no other cluster."""
+    script = shlex.quote(SECRETS if host.endswith("-ctl") else SECRETS.partition("mariadb")[0])
+    said = cluster.ssh(host, f"sudo sh -c {script} 2>&1").splitlines()
+    return {path: found for found, path in (line.split() for line in said)}
+
+
+@pytest.fixture(scope="module")
+def kept(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Cluster]:
+    """A cluster that is down in the end, and so is its storage."""
+    spec = clusterctl.cwd / "cluster.yaml"
+    spec.write_text(SPEC.format(name=cluster_name))
+    yield Cluster(cluster_name, spec, clusterctl, clusterctl("-o", "json", "up").json)
+    clusterctl("down", "--yes", "--discard", "--storage", rc=None)
+
+
+def as_class(up: dict[str, Any]) -> bool:
+    """Whether Ansible had nothing to do on the hosts."""
+    notes = {phase["phase"]: phase["note"] for phase in up["phases"]}
+    return bool(notes["converge"] == "2 hosts as their class")
+
+
+def test_clusters_from_one_layer_share_no_secret(kept: Cluster, tmp_path: Path) -> None:
+    """Of one name and one kind, in two homes; and there is none in what they were made from."""
+    text = kept.spec.read_text().replace(KEEP, "")
+    with raised(kept.name, text, tmp_path / "home", tmp_path) as there:
+        assert as_class(kept.raised)
+        assert as_class(there.raised)
+        for host in (f"{kept.name}-ctl", f"{kept.name}-train-1"):
+            mine, theirs = own_of(kept, host), own_of(there, host)
+            assert len(mine) == 6
+            assert not [path for path in mine if mine[path] == theirs[path]]
+        assert there.json("submit", "probe", "--wait")["state"] == "COMPLETED"
+        assert len(there.json("jobs")["jobs"]) == 1, "of the cluster that it was made from, too"
+    cluster_id = (kept.workspace / "id").read_text().strip()
+    note = Path(f"/var/lib/clusterctl/{cluster_id}/nodes/{kept.name}-ctl/class").read_text()
+    layer = Path(f"/var/cache/clusterctl/class-{note}/upper")
+    assert (layer / "var/lib/mysql/slurm_acct_db").is_dir()
+    files = [path for path in layer.rglob("*") if path.is_file() and path.stat().st_size]
+    assert not [path for path in files if any(path.match(pattern) for pattern in OF_LAYER)]
+
+
+def test_a_down_that_was_killed_is_finished_by_the_next(kept: Cluster) -> None:
+    (kept.runner.cwd / "set.txt").write_text("rows\n")
+    kept("put", "set.txt", "datasets/")
+    (kept.runner.cwd / "train.sh").write_text("#!/bin/sh\nmkdir ~/out && echo 0.5 > ~/out/weights\n")
+    kept("submit", "train.sh", "--wait")
+    kept("ssh", "--user", "bob", "--", "touch", "notes")
+    victim = Victim(kept.runner, "down", "--yes")
+    victim.until_phase("destroy")
+    ended = victim.hit("kill")
+    assert ended.code == -signal.SIGKILL, ended
+    assert "Traceback" not in ended.stderr
+    ran = kept("down", "--yes", rc=None)
+    assert ran.rc == 0 or "there is no cluster" in ran.stderr, ran
+    assert eventually_none(kept.runner.home) == []
+
+
+def test_the_next_up_takes_up_the_storage_that_was_kept(kept: Cluster) -> None:
+    """With the owners of all that is there; another uid is refused before anything is made."""
+    (storage,) = kept.json("list")["storage"]
+    assert (storage["size_mib"], storage["usd_per_month"]) == (1, 0.0)
+    other = kept.runner.cwd / "other.yaml"
+    other.write_text(kept.spec.read_text().replace("12001", "12003"))
+    refused = kept.runner("-f", other, "up", rc=2)
+    assert "ada has uid 12003 in the spec, and files there belong to uid 12001" in refused.stderr
+    assert not (kept.workspace / "id").exists()
+    assert any(storage["what"] in note for note in kept.json("up")["notes"])
+    assert kept.json("list")["storage"] == []
+    found = kept("ssh", "--admin", f"{kept.name}-ctl", OWNERS).stdout.splitlines()
+    of_ada, of_bob = ["ada/datasets/set.txt 12001", "ada/out/weights 12001"], ["bob 12002", "bob/notes 12002"]
+    assert found == of_ada + of_bob
+
+
+def test_down_storage_removes_it(kept: Cluster) -> None:
+    """It stops at what is nowhere else, and not at what was sent to or collected from an earlier cluster."""
+    storage = ("down", "--storage", "--yes")
+    (only,) = kept.json(*storage, rc=1)["failures"]
+    assert only["cause"].startswith("/shared/home/ada/out: 4 B in 1 file of ada")
+    assert "leave out --storage" in only["fix"]
+    (kept.runner.cwd / "set.txt").unlink()
+    causes = [one["cause"] for one in kept.json(*storage, rc=1)["failures"]]
+    assert any(cause.startswith("/shared/home/ada/datasets: ") for cause in causes)
+    kept("down", "--yes")
+    assert "/shared/home/ada/out" in kept(*storage, rc=1).stderr, "it exists only there"
+    assert len(kept.json("list")["storage"]) == 1
+    assert "remove it" in kept("down", "--storage", "--discard", rc=2).stderr, "it asks still"
+    assert "discarded: /shared/home/ada/out" in kept(*storage, "--discard").stderr
+    assert kept.json("list")["storage"] == []
+    assert "there is no kept storage" in kept(*storage).stdout

@@ -1,0 +1,138 @@
+"""An ordinary user of this machine who has clusterctl's wheel and types what the manual says.
+
+`allowed` gives them the one line of sudoers that docs/install.md has; without it they have no right at all.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import secrets
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.install import PLAIN_PATH, ROOT, Installed, build_wheel, install, pip_settings
+from tests.support.remains import marked
+from tests.support.residue import nothing_left
+from tests.support.verbs import Clusterctl
+
+CLUSTER = "demo"
+SPEC = f"version: 1\nname: {CLUSTER}\nprovider: {{type: local}}\npartitions:\n  - {{name: train, nodes: 2}}\n"
+_SUDOERS = Path("/etc/sudoers.d")
+_INSTALL_PAGE = ROOT / "docs" / "install.md"
+_TYPING_S = 1200  # PyTorch is fetched, sent and unpacked
+
+
+def as_root(*argv: str | Path, stdin: str = "") -> str:
+    """What a program prints that root runs.
+
+    Raises:
+        AssertionError: it failed.
+    """
+    words = [*([] if os.geteuid() == 0 else ["sudo", "-n", "--"]), *map(str, argv)]
+    done = subprocess.run(words, input=stdin, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, f"$ {shlex.join(words)}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Person:
+    """An account of this machine. ``clusterctl`` runs as them in ``work``, where their spec lies."""
+
+    name: str
+    uid: int
+    home: Path
+    installed: Installed
+    clusterctl: Clusterctl
+
+    @property
+    def work(self) -> Path:
+        return self.home / "my work"
+
+    @property
+    def state(self) -> Path:
+        return self.home / ".local" / "state" / "clusterctl"
+
+    @property
+    def rule(self) -> str:
+        """The sudoers line of docs/install.md, for this account and its installation."""
+        (line,) = re.findall(r"^ *(ada ALL=.*helper \*)$", _INSTALL_PAGE.read_text(), re.MULTILINE)
+        _, rest = str(line).split(" ", 1)
+        python = str(self.installed.python).replace(" ", "\\ ")
+        return f"{self.name} {rest.replace('/opt/clusterctl/bin/python', python)}"
+
+    def runs(self, *argv: str) -> str:
+        """What a program prints that they run in their folder."""
+        return as_root("sudo", "-n", "-u", self.name, "--", "env", "-C", self.work, *argv)
+
+    def writes(self, name: str, text: str) -> None:
+        """Have them write a file in their folder."""
+        as_root("sudo", "-n", "-u", self.name, "tee", self.work / name, stdin=text)
+
+    def types(self, text: str, place: Path) -> tuple[int, str, Path]:
+        """The exit code of a command, all that it printed, and the folder that it leaves them in."""
+        script = f"exec 2>&1\n{text}\ncode=$?\necho; pwd\nexit $code"
+        argv = [*_as_login(self.name, self.home, self.installed, place), "bash", "-c", script]
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TYPING_S, check=False
+        )
+        said, _, where = done.stdout.rstrip("\n").rpartition("\n")
+        return done.returncode, said + done.stderr, Path(where or place)
+
+    def folder(self, name: str) -> Path:
+        """A folder of theirs, made if it is not there."""
+        place = self.home / name
+        code, said, _ = self.types(f"mkdir -p {shlex.quote(str(place))}", self.home)
+        assert code == 0, said
+        return place
+
+
+def _as_login(name: str, home: Path, installed: Installed, place: Path) -> list[str]:
+    """The start of a command line that runs as someone's login: their folder and variables, and no others."""
+    login = {"HOME": home, "USER": name, "LOGNAME": name, "LANG": "C.UTF-8", "COLUMNS": "200"}
+    path = f"{installed.script.parent}:{PLAIN_PATH}"
+    variables = [f"{key}={value}" for key, value in {**login, "PATH": path, **pip_settings()}.items()]
+    return ["sudo", "-n", "-u", name, "--", "env", "-C", str(place), "-i", *variables]
+
+
+@contextmanager
+def new_person() -> Iterator[Person]:
+    """A new user, without any right so far, who installed clusterctl in their home as pipx would."""
+    name = f"kim-2_{secrets.token_hex(2)}"
+    with ExitStack() as stack:
+        # Not below pytest's own folder, which is for its user's eyes only.
+        folder = Path(tempfile.mkdtemp(prefix=marked("home of ")))
+        stack.callback(as_root, "rm", "-rf", "--", folder)
+        folder.chmod(0o755)
+        home, script = folder / f"{name} at home", folder / "clusterctl"
+        (home / "my work").mkdir(parents=True)
+        installed = install(build_wheel(folder / "dist"), home / "venv")
+        as_root("useradd", "--no-create-home", "--home-dir", home, "--shell", "/bin/sh", name)
+        stack.callback(as_root, "userdel", name)
+        # Folders only: the files of the environment may be links into the cache of whoever runs this test.
+        as_root("find", home, "-type", "d", "-exec", "chown", f"{name}:", "{}", "+")
+        argv = [*_as_login(name, home, installed, home / "my work"), str(installed.script)]
+        script.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
+        script.chmod(0o755)
+        runner = Clusterctl(folder / "unused", folder, {}, script)  # the script drops its variables
+        with nothing_left(home):
+            yield Person(name, pwd.getpwnam(name).pw_uid, home, installed, runner)
+
+
+@contextmanager
+def allowed(one: Person) -> Iterator[None]:
+    """While this lasts, they may start the helper, and nothing else, as root."""
+    file = _SUDOERS / f"clusterctl-test-{one.name}"
+    try:
+        as_root("tee", file, stdin=one.rule + "\n")
+        as_root("chmod", "440", file)
+        as_root("visudo", "--check", "--quiet", "--file", file)
+        yield
+    finally:
+        as_root("rm", "-f", "--", file)
