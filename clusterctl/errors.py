@@ -148,6 +148,13 @@ class UsageError(ClusterctlError):
     exit_code = 2
 
 
+def excluded(first: str, second: str) -> UsageError:
+    """Return the error of a command line with both of two options that exclude each other."""
+    return UsageError(
+        f"{first} and {second} exclude each other", code="options-exclusive", fix="use one of them"
+    )
+
+
 class NotUpError(UsageError):
     """The cluster that the command names is not up."""
 

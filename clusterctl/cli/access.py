@@ -14,7 +14,7 @@ import typer
 from clusterctl.cli.options import Options, hosts, naming_lock_holder, open_session, workspace_of
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.cli.submit import JOB_FLAGS, resolve
-from clusterctl.errors import Failure, UsageError
+from clusterctl.errors import Failure, UsageError, excluded
 from clusterctl.jobs.environment import build
 from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
 from clusterctl.scheduler.script import Environment
@@ -49,9 +49,7 @@ def ssh(
     One string is for the remote shell, as with ssh; several words after -- arrive verbatim.
     """
     if admin and user is not None:
-        raise UsageError(
-            "--admin and --user exclude each other", code="options-exclusive", fix="use one of them"
-        )
+        raise excluded("--admin", "--user")
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace):
         inventory = inventory_of(workspace)

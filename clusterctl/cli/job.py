@@ -12,7 +12,7 @@ import typer
 
 from clusterctl.cli.options import SOON_S, Options, job_ids, open_session
 from clusterctl.cli.output import ENDINGS, Screen
-from clusterctl.errors import Notice, SchedulerError, TransportError, UsageError
+from clusterctl.errors import Notice, SchedulerError, TransportError, UsageError, excluded
 from clusterctl.jobs import watch
 from clusterctl.jobs.watch import LogChunk, OnOutput
 from clusterctl.scheduler.base import JobInfo, Outcome, state_counts, worst
@@ -49,11 +49,7 @@ def logs(
     Colors are kept; other control characters are escaped.
     """
     if raw and screen.json:
-        raise UsageError(
-            "--raw and -o json exclude each other",
-            code="options-exclusive",
-            fix="use one of them; JSON changes no text",
-        )
+        raise excluded("--raw", "-o json")
     kept = KeptLogs()
     shown = contextlib.nullcontext(kept.keep) if screen.json else screen.logs(raw=raw)
     ranks = str(rank) if rank is not None else "all" if label else ""

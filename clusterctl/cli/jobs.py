@@ -15,7 +15,7 @@ import typer
 
 from clusterctl.cli.options import SOON_S, Options, job_ids, open_session
 from clusterctl.cli.output import ENDINGS, Screen
-from clusterctl.errors import Notice, TransportError, UsageError
+from clusterctl.errors import Notice, TransportError, excluded
 from clusterctl.scheduler.base import JobInfo, JobState, state_counts, worst
 
 if TYPE_CHECKING:
@@ -49,9 +49,7 @@ def jobs(
     resources, its folder and files on the cluster, where its run was collected to, and how it ended.
     """
     if watch and screen.json:
-        raise UsageError(
-            "--watch and -o json exclude each other", code="options-exclusive", fix="use one of them"
-        )
+        raise excluded("--watch", "-o json")
     with open_session(screen, options, patience_s=SOON_S) as session:
 
         def ask() -> tuple[tuple[JobInfo, ...], int]:

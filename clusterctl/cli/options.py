@@ -33,6 +33,7 @@ from clusterctl.errors import (
     SpecError,
     TransportError,
     UsageError,
+    excluded,
     printable,
 )
 from clusterctl.util.disk import read_rows
@@ -474,9 +475,7 @@ def _named(options: Options) -> Workspace:
 
     name = options.cluster or ""
     if options.file is not None:
-        raise UsageError(
-            "-f and --cluster exclude each other", code="options-exclusive", fix="use one of them"
-        )
+        raise excluded("-f", "--cluster")
     if not is_cluster_name(name):
         raise _unknown(name)
     return Workspace.of(name)

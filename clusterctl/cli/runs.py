@@ -15,7 +15,7 @@ import typer
 from clusterctl.cli.jobs import shown_elapsed, shown_time
 from clusterctl.cli.options import Options, folder_path, run_names
 from clusterctl.cli.output import Screen
-from clusterctl.errors import ClusterctlError, Notice, UsageError
+from clusterctl.errors import ClusterctlError, Notice, UsageError, excluded
 from clusterctl.runs.compare import Difference, compare, compare_losses
 from clusterctl.runs.find import (
     FIELDS,
@@ -106,9 +106,7 @@ def list_(
     loss.min, loss.max.
     """
     if folder and everywhere:
-        raise UsageError(
-            "--dir and --everywhere exclude each other", code="options-exclusive", fix="use one of them"
-        )
+        raise excluded("--dir", "--everywhere")
     if sweep is not None:
         if where or columns or reverse or since or tag or tasks or limit or folder or everywhere:
             raise UsageError(

@@ -13,7 +13,7 @@ import typer
 from clusterctl.cli.options import Options, spec_of
 from clusterctl.cli.output import Phases, Screen, shown_phase
 from clusterctl.cli.prompts import AcceptHostKey, AskBecomePass, prompts_for, read_only_prompts
-from clusterctl.errors import Notice, UsageError
+from clusterctl.errors import Notice, UsageError, excluded
 from clusterctl.state.workspace import WAIT_S, Workspace
 
 if TYPE_CHECKING:  # imported while the provider starts what it needs
@@ -73,9 +73,7 @@ def up(
     Prompts before it removes hosts or creates billed resources. Without a terminal, removing needs --yes.
     """
     if bundle is not None and no_bundle:
-        raise UsageError(
-            "--bundle and --no-bundle exclude each other", code="options-exclusive", fix="use one of them"
-        )
+        raise excluded("--bundle", "--no-bundle")
     spec = spec_of(screen, options)
     if not dry_run:  # what has to be started for it starts while the rest is imported
         from clusterctl.providers.registry import provider_of
