@@ -31,6 +31,7 @@ FOLDERS = {
     "terraform/": ("gcp", "terraform"),
     "payload/": ("payload",),
     "scripts/": ("support", "project"),
+    ".ci/": ("support",),
     "tests/conftest.py": ("support",),
     "tests/support/": ("support",),
 }
@@ -95,7 +96,7 @@ def choose(changed: Iterable[str], modules: Mapping[str, str], shares: Mapping[s
             choice.stories.append(path)
         elif path in modules:
             ranks[path] = 0
-        else:
+        elif not re.fullmatch(r"tests/(\w+/)*test_\w+\.py", path):  # that is a module that is gone
             for module, rank in _ranked(path, modules):
                 ranks[module] = min(rank, ranks.get(module, rank))
             choice.stories += [story for start, story in STORIES.items() if path.startswith(start)][:1]
@@ -130,7 +131,8 @@ def _ranked(path: str, modules: Mapping[str, str]) -> Iterator[tuple[str, int]]:
 def _use(file: PurePath) -> re.Pattern[str]:
     """How a test imports a module, or names another file."""
     if file.suffix != ".py" or file.parts[0] == "ansible":
-        return re.compile(rf"\b{re.escape(file.name)}\b")
+        # Without a suffix, as `run`, a name is a word that stands everywhere.
+        return re.compile(rf"(?<!\w){re.escape(file.name if file.suffix else str(file))}(?!\w)")
     *package, name = file.with_suffix("").parts if file.stem != "__init__" else file.parent.parts
     module = re.escape(".".join([*package, name]))
     of_package = rf"from {re.escape('.'.join(package))} import .*\b{name}\b|" if package else ""

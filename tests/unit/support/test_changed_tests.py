@@ -40,6 +40,7 @@ GIT = ("git", "-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "init.default
         ("pyproject.toml", "project/test_packaging", ""),
         ("scripts/cli_reference.py", "project/test_written_pages support/test_run_tests", ""),
         ("scripts/lint", "project/test_scripts", ""),
+        (".ci/run", "support/test_run_tests", ""),
         ("tests/support/residue.py", "support/test_residue", ""),
         ("tests/support/plays.py", "configure/test_roles", ""),
         ("tests/conftest.py", "support/test_conditions", ""),
@@ -47,8 +48,6 @@ GIT = ("git", "-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "init.default
         ("tests/unit/runs/fetched.py", "runs/test_fetch", ""),
         ("tests/unit/spec/test_spec_load.py", "spec/test_spec_load", ""),
         ("tests/e2e/test_jobs.py", "", "tests/e2e/test_jobs.py"),
-        ("tests/e2e/test_that_is_gone.py", "", ""),
-        ("tests/unit/runs/test_that_is_gone.py", "runs/test_fetch", ""),
         ("tests/e2e/conftest.py", "", STORY),
     ],
 )
@@ -81,6 +80,16 @@ def test_what_would_take_too_long_is_left_out_the_nearest_tests_last() -> None:
     assert [path.rpartition("_")[2] for path in choice.left_out] == ["long.py", "far.py"]
     heavy = {**SHARES, "tests/unit/jobs/test_stage.py": 50.0}
     assert choose(["clusterctl/jobs/stage.py"], TEXTS, heavy).units == ["tests/unit/jobs/test_stage.py"]
+
+
+def test_a_test_that_is_gone_brings_nothing() -> None:
+    choice = choose(["tests/unit/runs/test_that_is_gone.py", "tests/e2e/test_that_is_gone.py"], MODULES, {})
+    assert not choice.units + choice.stories
+
+
+def test_a_name_that_is_a_word_is_looked_for_with_its_folder() -> None:
+    text = {"tests/unit/jobs/test_a.py": "run()", "tests/unit/jobs/test_b.py": 'ROOT / ".ci/run"'}
+    assert choose([".ci/run"], text, {}).units == ["tests/unit/jobs/test_b.py"]
 
 
 def test_all_that_is_short_runs() -> None:
