@@ -30,10 +30,10 @@ FOLDERS = {
     "templates/": ("scheduler", "jobs"),
     "terraform/": ("gcp", "terraform"),
     "payload/": ("payload",),
-    "scripts/": ("support", "project"),
-    ".ci/": ("support",),
-    "tests/conftest.py": ("support",),
-    "tests/support/": ("support",),
+    "scripts/": ("harness", "project"),
+    ".ci/": ("harness",),
+    "tests/conftest.py": ("harness",),
+    "tests/support/": ("harness",),
 }
 MIRRORED = re.compile(r"(?:clusterctl|tests/unit)/(\w+)/")
 # A local cluster is raised, runs a job, hands over its output, and goes; with the payload's files, trains.

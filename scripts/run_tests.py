@@ -30,7 +30,7 @@ from clusterctl.util.process import under_subreaper
 from scripts import changed_tests, durations
 
 ROOT = Path(__file__).resolve().parent.parent
-UNIT, E2E, SUPPORT = "tests/unit", "tests/e2e", "tests/unit/support"
+UNIT, E2E, SUPPORT = "tests/unit", "tests/e2e", "tests/unit/harness"
 LABS = (f"{E2E}/test_lab.py", f"{E2E}/test_lab_el.py")  # the tests of on-prem machines that tests raise
 # Real clusters wait about as much as they compute, and unit tests fill the time. Where both want a core, the
 # clusters get it, then the unit tests, then the linters.

@@ -23,7 +23,7 @@ from payload.nvml import Gpus
 from tests.support.nvidia import machines
 from tests.support.nvidia.nvidia_smi import ROWS, fields_of
 from tests.support.sweeps import in_sweep
-from tests.unit.support.described import LASTING, Environment, ask, described, rows
+from tests.unit.harness.described import LASTING, Environment, ask, described, rows
 
 # What this machine's own nvidia-smi lists, where there is one whose driver answers.
 _LISTED = ask({}, "--list-gpus")[1] if shutil.which("nvidia-smi") else ""
