@@ -1,7 +1,7 @@
 """terraform/gcp in a folder of its own, and real Terraform on it over a stand-in cloud.
 
 module = Module(tmp_path)                        # copies the module; `terraform init` is done
-module.ask(spec_of("t4"), nodes=5)               # writes the variables that clusterctl would write
+module.set(variables(spec_of("t4"), CLUSTER_ID, PUBLIC_KEY))   # what clusterctl would write
 module.apply(); module.plan(); module.destroy()  # each fails the test when Terraform does
 module.run("plan").stderr                        # or see for yourself
 """
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.providers.gcp.provider import variables
 from clusterctl.spec.load import CurrentUser, load_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.util.assets import asset
@@ -57,14 +56,6 @@ class Module:
         self.path = folder / "terraform"
         shutil.copytree(source or asset("terraform") / "gcp", self.path)
         self._good("init")
-
-    def ask(self, spec: ClusterSpec, **nodes: int) -> None:
-        """Write the variables of a spec, with other numbers of nodes by partition."""
-        partitions = [
-            each.model_copy(update={"nodes": nodes.get(each.name, each.nodes)}) for each in spec.partitions
-        ]
-        asked = spec.model_copy(update={"partitions": tuple(partitions)})
-        self.set(variables(asked, CLUSTER_ID, PUBLIC_KEY))
 
     def set(self, values: dict[str, Any]) -> None:
         """Write these variables."""

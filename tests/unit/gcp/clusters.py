@@ -14,7 +14,8 @@ from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Clock
-from tests.support.google.api import Google
+from tests.support.google.api import PROJECT, Google
+from tests.support.google.cloud import GoogleCloud
 from tests.support.google.terraformed import CLUSTER_ID, PLACE, Terraformed
 from tests.support.google.world import World
 from tests.unit.gcp.carry import removing
@@ -26,6 +27,18 @@ NOT_BILLED = {
     "google_storage_bucket_iam_member",
     "google_compute_router_nat",
 }
+# More settings for ``Terraformed``: half as many resources.
+LEAN = "network: {network: research, subnetwork: research-a}, enable_apis: false"
+OWN_NETWORK = {"network": "research", "subnetwork": "research-a"}
+
+
+def put_own_network(cloud: GoogleCloud) -> None:
+    """Have ``OWN_NETWORK``, which is no cluster's, in the cloud."""
+    world = World(cloud.store.path)
+    at = {"project": PROJECT, "region": "us-central1", "ip_cidr_range": "10.90.0.0/20"}
+    world.put("google_compute_network", f"projects/{PROJECT}/global/networks/research", **at)
+    path = f"projects/{PROJECT}/regions/us-central1/subnetworks/research-a"
+    world.put("google_compute_subnetwork", path, self_link=path, **at)
 
 
 def provider_of(spec: ClusterSpec) -> GcpProvider:

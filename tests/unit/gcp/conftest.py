@@ -10,6 +10,8 @@ import pytest
 from tests.support.google.api import Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.google.world import World
+from tests.support.sweeps import in_sweep
+from tests.unit.gcp import recorded
 
 
 @pytest.fixture
@@ -22,13 +24,21 @@ def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
     assert not double.violations
 
 
+@pytest.fixture(params=[False, *in_sweep(True)], ids=["recorded", "real"])
+def is_real(request: pytest.FixtureRequest) -> bool:
+    """Whether plans are Terraform's own, as in the sweep, or the recorded one's."""
+    return bool(request.param)
+
+
+@pytest.fixture
+def planned_cloud(is_real: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
+    """The cloud, for the recorded plan; in the sweep it is Terraform's, too."""
+    with recorded.cloud_in(tmp_path, monkeypatch, is_real=is_real) as (made, _):
+        yield made
+
+
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
     """The cloud, with the API and the provider that show it."""
-    made = GoogleCloud(tmp_path)
-    with Google(World(made.store.path)) as double:
-        for name, value in {**made.env, **double.environment}.items():
-            if name != "HOME":
-                monkeypatch.setenv(name, value)
+    with recorded.cloud_in(tmp_path, monkeypatch, is_real=True) as (made, _):
         yield made
-    assert not double.violations

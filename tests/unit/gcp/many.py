@@ -37,13 +37,24 @@ class Edit:
         path.write_text(text.replace(self.old, self.new))
 
 
-def copies(folder: Path, asked: Mapping[str, Variables], edits: Mapping[str, Edit] | None = None) -> Module:
-    """A configuration that has the module once for each name, with these variables and that edit."""
-    source = folder / "source"
-    source.mkdir(parents=True)
+def copies(
+    folder: Path,
+    asked: Mapping[str, Variables],
+    edits: Mapping[str, Edit] | None = None,
+    *,
+    files: str = "**/*.tf",
+) -> Module:
+    """A configuration that has the module, or these files of it, once for each name.
+
+    A copy has the variables and the edit of its name.
+    """
+    source, module = folder / "source", asset("terraform") / "gcp"
     for name in asked:
-        shutil.copytree(asset("terraform") / "gcp", source / name)
-        (source / name / "providers.tf").unlink()
+        for path in module.glob(files):
+            copy = source / name / path.relative_to(module)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+        (source / name / "providers.tf").unlink(missing_ok=True)
         if edits and name in edits:
             edits[name](source / name)
     calls = {name: {"source": f"./{name}", **values} for name, values in asked.items()}
@@ -59,6 +70,14 @@ def planned(plan: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
         each["address"].removeprefix(prefix): each["values"]
         for each in sorted(_all_in(modules[prefix[:-1]]), key=lambda each: str(each["address"]))
     }
+
+
+def changes(plan: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """The changes of the resources of one copy, as if it were the only one."""
+    prefix = f"module.{name}."
+    own = [each for each in plan["resource_changes"] if each["address"].startswith(prefix)]
+    alone: list[dict[str, Any]] = json.loads(json.dumps(own).replace(prefix, ""))
+    return alone
 
 
 def _all_in(module: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

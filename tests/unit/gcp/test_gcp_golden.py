@@ -1,12 +1,13 @@
-"""The plan of some specs: golden files, what must hold of each, and that nothing is left once it is applied.
+"""The plans of four specs, made in one run of Terraform: golden files, and what must hold of each.
 
-UPDATE_GOLDEN=1 writes the files anew.
+UPDATE_GOLDEN=1 writes the files, and the recorded plan of recorded.py.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import unified_diff
 from pathlib import Path
 from typing import Any
@@ -16,70 +17,120 @@ import pytest
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.spec import gcp
 from tests.support.google.module import CLUSTER_ID, NAMES, PUBLIC_KEY, spec_of
-from tests.support.sweeps import in_sweep
-from tests.unit.gcp.many import Edit, copies, planned
+from tests.unit.gcp import recorded
+from tests.unit.gcp.many import Edit, changes, copies, planned
 from tests.unit.gcp.policy import findings
 
 pytestmark = pytest.mark.platform("rendered", "google-terraform")
 
 GOLDEN = Path(__file__).with_name("golden")
+SIMPLEST = "t4"  # the others show only in what they differ from it
 # Said once for all: they follow from others, or say the same of every resource.
 LEFT_OUT = frozenset({"effective_labels", "terraform_labels", "project", "metadata"})
 Resources = Mapping[str, Mapping[str, Any]]
 
 
-def asked(*names: str) -> dict[str, dict[str, Any]]:
-    """The variables of these specs, by name."""
-    return {name: variables(spec_of(name), CLUSTER_ID, PUBLIC_KEY) for name in names}
+Plan = Mapping[str, Any]
 
 
-def test_the_plan_of_each_spec_is_its_golden_file_and_keeps_every_promise(tmp_path: Path) -> None:
-    plan = copies(tmp_path, asked(*NAMES)).planned()
-    wrong = []
-    for name in NAMES:
-        resources = planned(plan, name)
-        wrong += [
-            f"{name}: {each}" for each in findings(resources, kms_key=gcp.settings_of(spec_of(name)).kms_key)
-        ]
-        path, text = GOLDEN / f"{name}.txt", rendered(resources)
-        if os.environ.get("UPDATE_GOLDEN"):
-            path.write_text(text)
-        wrong += unified_diff(
-            path.read_text().splitlines(), text.splitlines(), str(path), "planned", lineterm=""
-        )
-    assert not wrong, "\n".join(wrong)
+def asked() -> dict[str, dict[str, Any]]:
+    """The variables of the specs, by name."""
+    return {name: variables(spec_of(name), CLUSTER_ID, PUBLIC_KEY) for name in NAMES}
 
 
-@pytest.mark.parametrize("names", [("a100", "filestore", "kept"), *in_sweep((NAMES,))], ids=len)
-def test_what_google_shows_otherwise_than_it_was_sent_is_no_change(
-    tmp_path: Path, names: tuple[str, ...]
-) -> None:
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """What Terraform would make of the specs, of the longest names, and of the cluster that is recorded."""
+    more = {"demo": recorded.asked(), "long": with_long_names(asked()["everything"])}
+    return copies(tmp_path_factory.mktemp("golden"), asked() | more).planned()
+
+
+def with_long_names(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """A cluster and a node whose names are as long as they may be; the node has disks of several types."""
+    cluster, hosts = "c" * 20, asked["hosts"]
+    disks = [{"size_gib": 100, "type": kind} for kind in ("pd-standard", "pd-balanced", "hyperdisk-balanced")]
+    node = {**hosts["whole-train-1"], "extra_disks": disks}
+    renamed = {f"{cluster}-ctl": hosts["whole-ctl"], f"{cluster}-{'p' * 20}-999": node}
+    return {**asked, "cluster": cluster, "hosts": renamed, "bucket": None}
+
+
+def is_golden(path: Path, text: str) -> Iterator[str]:
+    """The lines in which a file differs from the text; written first with UPDATE_GOLDEN=1."""
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text)
+    yield from unified_diff(path.read_text().splitlines(), text.splitlines(), path.name, "today", lineterm="")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_is_its_golden_file_and_keeps_every_promise(plan: Plan, name: str) -> None:
+    resources, spec = planned(plan, name), spec_of(name)
+    assert findings(resources, kms_key=gcp.settings_of(spec).kms_key) == []
+    known = {} if name == SIMPLEST else described(planned(plan, SIMPLEST), spec_of(SIMPLEST).name)
+    text = rendered(described(resources, spec.name), {_NODE.sub("NODE", each): known[each] for each in known})
+    assert [*is_golden(GOLDEN / f"{name}.txt", text)] == []
+
+
+def test_the_longest_names_are_not_too_long_for_google(plan: Plan) -> None:
+    resources = planned(plan, "long")
+    assert findings(resources, kms_key=None) == []
+    accounts = [each["account_id"] for each in resources.values() if "account_id" in each]
+    assert sorted(map(len, accounts)) == [29, 29], "Google takes 6 to 30 characters"
+
+
+def test_the_recorded_plan_is_todays(plan: Plan) -> None:
+    assert [*is_golden(recorded.PATH, recorded.as_file(changes(plan, "demo")))] == []
+
+
+def test_what_google_shows_otherwise_than_it_was_sent_is_no_change(tmp_path: Path) -> None:
     """Links in full, images of families, disks in another order, what machine types bring, capitals."""
-    planted = asked("h100")["h100"] | {"project": "another-project"}
+    every = asked()["everything"]
+    hosts = every["hosts"]
+    sound = {**every, "hosts": {name: hosts[name] for name in ("whole-ctl", "whole-train-1")}}
+    brings = {**hosts["whole-serve-1"], "machine_type": "a3-highgpu-8g", "local_ssds": 0}
+    planted = {"hosts": {"whole-ctl": hosts["whole-ctl"], "whole-serve-1": brings}, "bucket": None}
+    planted |= {"project": "other-project", "filestore": None}
+    calls = {"sound": sound, "planted": every | planted}
     mistake = Edit("modules/instance/main.tf", "      scratch_disk,\n", "")
-    module = copies(tmp_path, asked(*names) | {"planted": planted}, {"planted": mistake})
+    module = copies(tmp_path, calls, {"planted": mistake})
     module.apply()
-    shown = module.cloud.instances["big-train-1"]
+    shown = module.cloud.instances["whole-train-1"]
     assert shown["network_interface"][0]["subnetwork"].startswith("https://")
     assert shown["guest_accelerator"][0]["type"].endswith("/acceleratorTypes/nvidia-tesla-a100")
     assert shown["boot_disk"][0]["initialize_params"][0]["image"].endswith("-v20261101")
     assert [each["device_name"] for each in shown["attached_disk"]] == ["extra-1", "extra-0"]
     left = module.plan()
     assert {address for address in left if not address.startswith("module.planted.")} == set()
-    assert set(map(tuple, left.values())) == {("delete", "create")}, "its machines bring local SSDs"
+    assert set(map(tuple, left.values())) == {("delete", "create")}, "its machine brings local SSDs"
 
 
-def rendered(resources: Resources) -> str:
-    """The resources as text that is easy to compare: a line an attribute, equal nodes said once."""
-    first: dict[str, str] = {}
-    blocks = []
-    for address, values in resources.items():
-        body = "".join(_lines(_short(values), "  "))
-        node = next((part for part in address.split('"') if part.rpartition("-")[2].isdigit()), None)
-        pattern = f"{address}\n{body}".replace(node, "NODE") if node else address
-        like = first.setdefault(pattern, node or "")
-        blocks.append(f"{address}\n{body}" if like == (node or "") else f"{address}: as {like}\n")
-    return "\n".join(blocks)
+def rendered(resources: Mapping[str, Sequence[str]], simplest: Mapping[str, Sequence[str]] = {}) -> str:
+    """The resources as text that is easy to compare; what is as in the simplest cluster is left out."""
+    known, blocks = dict(simplest), []
+    for address, lines in resources.items():
+        general = _NODE.sub("NODE", address)
+        before = known.setdefault(general, lines)
+        gone, more = ([one for one in a if one not in b] for a, b in ((before, lines), (lines, before)))
+        if before is lines:
+            blocks.append(f"{address}\n" + "".join(f"  {line}\n" for line in lines))
+        else:
+            blocks.append(f"{address}: as known{', but' if gone or more else ''}\n")
+            blocks += [*(f"  - {line}\n" for line in gone), *(f"  + {line}\n" for line in more)]
+    return "".join(blocks)
+
+
+_NODE = re.compile(r"CLUSTER-[a-z]+-[0-9]+")
+
+
+def described(resources: Resources, cluster: str) -> dict[str, list[str]]:
+    """Address -> its attributes, a line each, without the names of the cluster and of a node."""
+
+    def general(text: str) -> str:
+        return re.sub(rf"\b{cluster}\b", "CLUSTER", text)
+
+    return {
+        general(address): [_NODE.sub("NODE", general(line)) for line in _lines(_short(values))]
+        for address, values in resources.items()
+    }
 
 
 def _short(value: Any) -> Any:
@@ -90,23 +141,20 @@ def _short(value: Any) -> Any:
     return [_short(each) for each in value] if isinstance(value, list) else value
 
 
-def _lines(value: Any, indent: str) -> list[str]:
-    if not isinstance(value, Mapping):
-        return [f"{indent}{value}\n"]
-    lines = []
-    for key, each in sorted(value.items()):
+def _lines(values: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    for key, each in sorted(values.items()):
         inner = each[0] if isinstance(each, list) and len(each) == 1 else each
-        if isinstance(inner, Mapping):
-            lines += [f"{indent}{key}:\n", *_lines(inner, f"{indent}  ")]
+        if isinstance(inner, Mapping) and key != "labels":
+            yield from _lines(inner, f"{path}{key}.")
         else:
-            lines.append(f"{indent}{key}: {inner}\n")
-    return lines
+            yield f"{path}{key}: {inner}"
 
 
-def test_equal_nodes_are_shown_once_and_others_in_full() -> None:
+def test_equal_nodes_are_shown_once_and_of_others_what_differs() -> None:
     def nodes(second: str) -> str:
         kinds = {"x-train-1": "n1-standard-4", "x-train-2": second}
-        return rendered({f'm.node["{n}"].r': {"name": n, "machine_type": kind} for n, kind in kinds.items()})
+        rows = {f'm.node["{n}"].r': {"name": n, "machine_type": kind} for n, kind in kinds.items()}
+        return rendered(described(rows, "x"))
 
-    assert 'm.node["x-train-2"].r: as x-train-1' in nodes("n1-standard-4")
-    assert "machine_type: n1-standard-8" in nodes("n1-standard-8")
+    assert nodes("n1-standard-4").endswith('m.node["CLUSTER-train-2"].r: as known\n')
+    assert nodes("n2").endswith("as known, but\n  - machine_type: n1-standard-4\n  + machine_type: n2\n")

@@ -17,7 +17,7 @@ from tests.unit.gcp.policy import findings
 KEY = "projects/my-keys/locations/us-central1/keyRings/disks/cryptoKeys/hpc"
 HOST, NETWORK, IAM = "modules/instance/main.tf", "modules/network/main.tf", "modules/iam/main.tf"
 BUCKET, STORAGE, ROOT = "modules/bucket/main.tf", "modules/storage/main.tf", "main.tf"
-OF_STORAGE = {"clusterctl-cluster": "big", "clusterctl-storage": "big", "clusterctl-user": "ada"}
+OF_STORAGE = {"clusterctl-cluster": "whole", "clusterctl-storage": "whole", "clusterctl-user": "ada"}
 
 DISK = {"size_gib": 100, "type": "pd-balanced"}
 
@@ -97,18 +97,18 @@ AGAINST_A_PROMISE = {
 
 def asked() -> dict[str, Any]:
     """A spot node with further disks, all encrypted, storage, a bucket, and rights to take itself down."""
-    values = variables(spec_of("a100"), CLUSTER_ID, PUBLIC_KEY)
-    hosts = {name: {**host, "spot": host["has_gpu"]} for name, host in values["hosts"].items()}
-    del hosts["big-train-2"]
-    bucket = {"name": "my-results", "create": True}
-    storage = {"name": "big-shared", "labels": {**OF_STORAGE, "clusterctl-uid": "10000"}, "disk": DISK}
+    values = variables(spec_of("everything"), CLUSTER_ID, PUBLIC_KEY)
+    node = {**values["hosts"]["whole-train-1"], "spot": True, "placement": None}
+    hosts = {"whole-ctl": values["hosts"]["whole-ctl"], "whole-train-1": node}
+    storage = {"name": "whole-shared", "labels": {**OF_STORAGE, "clusterctl-uid": "10000"}, "disk": DISK}
     services = ["compute.googleapis.com"]
     return {
         **values,
         "hosts": hosts,
         "kms_key": KEY,
         "auto_down": True,
-        "bucket": bucket,
+        "placements": [],
+        "filestore": None,
         "storage": storage,
         "services": services,
     }
@@ -170,29 +170,17 @@ WRONG_HOSTS = {
 }
 
 
-def test_the_longest_names_are_not_too_long_for_google(tmp_path: Path) -> None:
-    values, cluster, node = asked(), "c" * 20, f"{'c' * 20}-{'p' * 20}-999"
-    hosts = values["hosts"]
-    disks = [{"size_gib": 100, "type": kind} for kind in ("pd-standard", "pd-balanced", "hyperdisk-balanced")]
-    renamed = {f"{cluster}-ctl": hosts["big-ctl"], node: {**hosts["big-train-1"], "extra_disks": disks}}
-    plan = copies(tmp_path, {"long": {**values, "cluster": cluster, "hosts": renamed}}).planned()
-    resources = planned(plan, "long")
-    assert findings(resources, kms_key=KEY) == []
-    accounts = [each["account_id"] for each in resources.values() if "account_id" in each]
-    assert sorted(map(len, accounts)) == [29, 29], "Google takes 6 to 30 characters"
-
-
 def test_wrong_values_are_refused_in_words_that_say_what_is_right(tmp_path: Path) -> None:
     calls = {name: {**asked(), **wrong} for name, (wrong, _) in WRONG_VALUES.items()}
     calls |= {name: _with_node(wrong) for name, (wrong, _) in WRONG_HOSTS.items()}
-    said = copies(tmp_path, calls).run("plan").said
+    said = copies(tmp_path, calls, files="variables.tf").run("plan").said
     assert [name for name, (_, words) in {**WRONG_VALUES, **WRONG_HOSTS}.items() if words not in said] == []
 
 
 def _with_node(wrong: Mapping[str, Any]) -> dict[str, Any]:
     values = asked()
     hosts = values["hosts"]
-    return {**values, "hosts": {**hosts, "big-train-1": {**hosts["big-train-1"], **wrong}}}
+    return {**values, "hosts": {**hosts, "whole-train-1": {**hosts["whole-train-1"], **wrong}}}
 
 
 def _told(diagnostics: list[dict[str, Any]]) -> dict[str, str]:

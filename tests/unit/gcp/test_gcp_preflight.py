@@ -21,8 +21,8 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.util.progress import Limit
 from tests.support.google import discovery, gcloud
 from tests.support.google.api import PROJECT, Google
-from tests.support.google.module import CLUSTER_ID, Module, spec_of
-from tests.support.google.world import World
+from tests.unit.gcp import recorded
+from tests.unit.gcp.clusters import provider_of, silent, workspace_in
 
 ZONE = "us-central1-a"
 CUDA = "images/family/rocky-linux-9-optimized-gcp-nvidia-580"
@@ -279,16 +279,13 @@ def test_one_more_node_needs_no_right_to_make_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As real Terraform makes it; where some of it is missing, the right to that is needed."""
-    module, asked = Module(tmp_path), spec_of("t4")
-    module.ask(asked)
-    module.apply()
-    more = asked.partitions[0].model_copy(update={"nodes": asked.partitions[0].nodes + 1})
-    asked = asked.model_copy(update={"partitions": (more, *asked.partitions[1:])})
-    with Google(World(module.cloud.store.path)) as google:
-        for name, value in google.environment.items():
-            monkeypatch.setenv(name, value)
+    spec, asked = (parse_spec(text, "") for text in (PLAIN.replace("nodes: 2", "nodes: 1"), PLAIN))
+    workspace = workspace_in(tmp_path)
+    with recorded.cloud_in(tmp_path, monkeypatch, is_real=True) as (_, google):
+        provider_of(spec).apply(spec, workspace, keep={}, report=silent)
+        cluster_id = workspace.cluster_id()
         deny(google, *ONCE)
-        assert lacking(asked, CLUSTER_ID) == set()
+        assert lacking(asked, cluster_id) == set()
         assert lacking(asked, None) == set(ONCE), "of another cluster"
         for kind, one in (
             ("google_compute_network", "compute.networks.create"),
@@ -299,13 +296,12 @@ def test_one_more_node_needs_no_right_to_make_what_is_there(
         ):
             with google.world.change() as state:
                 path, gone = state["resources"][kind].popitem()
-            assert lacking(asked, CLUSTER_ID) == {one}
+            assert lacking(asked, cluster_id) == {one}
             with google.world.change() as state:
                 state["resources"][kind][path] = gone
         with google.world.change() as state:
             state["resources"]["google_service_account"].popitem()
-        assert lacking(asked, CLUSTER_ID) == {"iam.serviceAccounts.create", "iam.serviceAccounts.delete"}
-    assert not google.violations
+        assert lacking(asked, cluster_id) == {"iam.serviceAccounts.create", "iam.serviceAccounts.delete"}
 
 
 def lacking(spec: ClusterSpec, cluster_id: str | None) -> set[str]:

@@ -8,19 +8,19 @@ import pytest
 
 from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_resources
+from clusterctl.providers.gcp.provider import variables
 from clusterctl.util.progress import Clock
 from tests.support.google.api import Google
-from tests.support.google.module import CLUSTER_ID, Module, spec_of
+from tests.support.google.module import CLUSTER_ID, PUBLIC_KEY, Module, spec_of
 from tests.support.google.world import World
 from tests.unit.gcp.clusters import NOT_BILLED
 
 
-@pytest.mark.parametrize("name", ["filestore", pytest.param("placement", marks=pytest.mark.sweep)])
 def test_a_cluster_whose_state_was_lost_is_removed_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, spec = Module(tmp_path), spec_of(name)
-    module.ask(spec)
+    module, spec = Module(tmp_path), spec_of("everything")
+    module.set(variables(spec, CLUSTER_ID, PUBLIC_KEY))
     module.apply()
     (module.path / "terraform.tfstate").unlink()
     made = {kind for kind in module.cloud.resources().values() if "iam_member" not in kind}
