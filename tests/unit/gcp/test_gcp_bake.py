@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from clusterctl.cluster.up import bake_ahead
 from clusterctl.configure.inventory_file import install_mark
 from clusterctl.errors import ClusterctlError, StalePlanError, UsageError
 from clusterctl.providers.base import HostPlan, Provisioned
+from clusterctl.providers.gcp.images import images_of
 from clusterctl.providers.gcp.provider import GcpProvider
 from clusterctl.providers.node_class import NodeClass
 from clusterctl.providers.registry import kept_images
@@ -31,9 +30,16 @@ from tests.support.cluster_session import session_of
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
-from tests.support.google.world import World
 from tests.support.sweeps import in_sweep
-from tests.unit.gcp.clusters import NOT_BILLED, provider_of, silent, workspace_in
+from tests.unit.gcp import recorded
+from tests.unit.gcp.clusters import (
+    NOT_BILLED,
+    OWN_NETWORK,
+    provider_of,
+    put_own_network,
+    silent,
+    workspace_in,
+)
 
 pytestmark = pytest.mark.platform("stand-in", "google-image")
 
@@ -96,42 +102,47 @@ class Baked:
         return str(disk["initialize_params"][0]["image"]).rpartition("/")[2]
 
 
-@contextmanager
-def baking_in(folder: Path) -> Iterator[Baked]:
-    cloud = GoogleCloud(folder)
-    with Google(World(cloud.store.path)) as google, pytest.MonkeyPatch.context() as patch:
-        for name, value in {**cloud.env, **google.environment}.items():
-            if name != "HOME":
-                patch.setenv(name, value)
-        yield Baked(cloud, google, workspace_in(folder / "home"))
-    assert not google.violations
+@pytest.fixture
+def baked(is_real: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Baked]:
+    with recorded.cloud_in(tmp_path, monkeypatch, is_real=is_real) as (cloud, google):
+        yield Baked(cloud, google, workspace_in(tmp_path / "home"))
 
 
 @pytest.fixture
-def baked(tmp_path: Path) -> Iterator[Baked]:
-    with baking_in(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a cloud in which a cluster is up."""
-    folder = tmp_path_factory.mktemp("once")
-    with baking_in(folder) as made:
-        made.up(spec_of())
-    return folder
-
-
-@pytest.fixture
-def raised(once: Path, baked: Baked) -> Baked:
-    """Where a cluster is up already: a copy of that cloud, and of what is known of the cluster here."""
-    shutil.copy(once / baked.cloud.store.path.relative_to(baked.cloud.folder.parent), baked.cloud.store.path)
-    shutil.rmtree(baked.workspace.root)
-    shutil.copytree(once / "home" / "demo", baked.workspace.root, symlinks=True)
+def raised(baked: Baked) -> Baked:
+    """Where a cluster is up already."""
+    baked.up(spec_of())
     return baked
 
 
-def test_it_is_made_once_and_nodes_start_from_it(baked: Baked) -> None:
+LEAN = {"network": OWN_NETWORK, "enable_apis": False}
+
+
+def test_terraform_makes_the_machine_and_nodes_of_its_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another configuration is another image, and replaces no node."""
+    with recorded.cloud_in(tmp_path, monkeypatch, is_real=True) as (cloud, google):
+        put_own_network(cloud)
+        baked = Baked(cloud, google, workspace_in(tmp_path / "home"))
+        spec = spec_of(1, **LEAN)
+        (first,) = {one.name for one in images_of(provider_of(spec)._api, spec, INPUTS).values()}
+        image = f"projects/{PROJECT}/global/images/{first}"
+        ready = {"status": "READY", "size": "50", "family": "x", "labels": {}}
+        google.world.put("google_compute_image", image, **ready)  # as another cluster left it
+        baked.up(spec)
+        assert sorted(cloud.instances) == ["demo-ctl", "demo-train-1"]
+        assert baked.image_under("demo-train-1") == first
+        assert baked.image_under("demo-ctl").startswith("rocky-linux-9-optimized-gcp")
+        cloud.forget_log()
+        baked.up(spec_of(**LEAN), inputs="fedcba9876543210")
+        (second,) = set(baked.images) - {first}
+        assert [baked.image_under(node) for node in NODES] == [first, second]
+        done = [(op, name) for op, kind, name in cloud.done() if kind == "google_compute_instance"]
+        assert done == [("create", MACHINE), ("delete", MACHINE), ("create", NODES[1])]
+
+
+def test_it_is_made_as_nodes_are_installed(baked: Baked) -> None:
     provider = provider_of(spec_of())
     (note,) = [one for one in baked.planned(provider, spec_of()).notes if "makes the image" in one]
     assert re.search(r"about 5 to 20 minutes more, on demo-image \(e2-standard-2, 0\.07 USD an hour\)", note)
@@ -141,38 +152,19 @@ def test_it_is_made_once_and_nodes_start_from_it(baked: Baked) -> None:
     assert image["status"] == "READY"
     assert image["labels"] == {"clusterctl-image": name.removeprefix("clusterctl-")}
     assert image["family"] == "clusterctl-rocky-linux-9-optimized-gcp-nvidia-580"
-    assert sorted(baked.cloud.instances) == ["demo-ctl", *NODES], "the machine that it was made of is gone"
-    assert {baked.image_under(node) for node in NODES} == {name}
-    assert baked.image_under("demo-ctl").startswith("rocky-linux-9-optimized-gcp")
     assert list(done.made) == ["demo-ctl", *NODES]
-
     (machine,) = baked.seen
     assert not machine.baked
     assert [host.roles for host in machine.hosts] == [("controller",), ("compute",)]
     assert machine.shared_folder.kind == done.inventory.shared_folder.kind
     real = done.inventory.model_copy(update={"scheduler": spec_of().scheduler})
     assert install_mark(machine, spec_of().software) == install_mark(real, spec_of().software)
-    made = baked.cloud.done("create")
-    assert made.index(("create", "google_compute_instance", MACHINE)) < made.index(
-        ("create", "google_compute_instance", NODES[0])
-    )
 
     more = provider_of(spec_of(3))
     assert not [one for one in baked.planned(more, spec_of(3)).notes if "makes the image" in one]
     baked.up_from(more, spec_of(3))
     assert len(baked.seen) == 1, "a node more is of the same class"
     assert baked.image_under("demo-train-3") == name
-    assert not provider_of(spec_of(3)).plan(spec_of(3), baked.workspace, keep={}, report=silent).changes
-
-
-def test_another_configuration_is_another_image_and_replaces_no_node(raised: Baked) -> None:
-    (first,) = raised.images
-    raised.cloud.forget_log()
-    raised.up(spec_of(3), inputs="fedcba9876543210")
-    (second,) = set(raised.images) - {first}
-    assert [raised.image_under(node) for node in [*NODES, "demo-train-3"]] == [first, first, second]
-    changed = [name for _, kind, name in raised.cloud.done("delete") if kind == "google_compute_instance"]
-    assert changed == [MACHINE]
 
 
 def test_a_family_without_an_image_any_more_stops_new_nodes_alone(raised: Baked) -> None:
@@ -324,6 +316,7 @@ def test_a_machine_that_a_killed_run_left_is_removed_though_the_image_is_there(b
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("is_real", [True])
 @pytest.mark.parametrize("then", ["up", "down"])
 def test_a_machine_that_no_state_knows_is_taken_over_or_removed(baked: Baked, then: str) -> None:
     """As where Terraform was killed before it wrote it down."""

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+from clusterctl.cluster.plan import preview
 from clusterctl.spec.gcp import refusal
 from clusterctl.spec.gcp_nodes import Image, release_of
+from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.workspace import Workspace
+from tests.support.cluster_session import session_of
 from tests.support.google import gcloud
-from tests.support.google.api import PROJECT, Google
+from tests.support.google.api import PROJECT
 from tests.support.google.cloud import GoogleCloud
-from tests.support.google.world import World
 from tests.support.verbs import Clusterctl
 
 DEBIAN = {"project": "debian-cloud", "family": "debian-12"}
@@ -91,20 +94,16 @@ def test_what_differs_or_is_not_known_is_refused(controller: Any, train: Any, wh
     assert "Rocky Linux 9" in refused.fix
 
 
-def test_up_refuses_at_once_and_plan_and_validate_say_so(tmp_path: Path) -> None:
-    cloud = GoogleCloud(tmp_path)
-    (tmp_path / "cwd").mkdir()
-    (tmp_path / "cwd/cluster.yaml").write_text(SPEC)
-    path = f"{cloud.bin}:{gcloud.install(tmp_path, cloud.store.path)}:/usr/local/bin:/usr/bin:/bin"
-    with Google(World(cloud.store.path)) as google:
-        environ = {**cloud.env, **google.environment, "PATH": path}
-        cli = Clusterctl(tmp_path / "home", tmp_path / "cwd", environ, forked=True)
-        refused = cli("up", "--yes", rc=2).stderr
-        assert "can't make a cluster of hosts with these images" in refused
-        assert "Rocky Linux 9" in refused
-        assert not cloud.resources()
-        assert not cli.home.exists()
-        assert "`up` refuses this: clusterctl can't make a cluster" in cli("validate").stderr
-        (note,) = (one for one in cli("-o", "json", "plan").json["notes"] if "refuses" in one)
-        assert "Debian 12" in note
-    assert not cloud.resources()
+def test_up_refuses_at_once_and_plan_and_validate_say_so(planned_cloud: GoogleCloud, tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(SPEC)
+    path = gcloud.install(tmp_path, planned_cloud.store.path)
+    cli = Clusterctl(tmp_path / "home", tmp_path, {"PATH": f"{path}:/usr/bin:/bin"}, forked=True)
+    refused = cli("up", "--yes", rc=2).stderr
+    assert "can't make a cluster of hosts with these images" in refused
+    assert "Rocky Linux 9" in refused
+    assert not cli.home.exists()
+    assert "`up` refuses this: clusterctl can't make a cluster" in cli("validate").stderr
+    plan = preview(session_of(parse_spec(SPEC, "cluster.yaml"), Workspace(tmp_path / "none" / "demo")))
+    (note,) = (one for one in plan.notes if "refuses" in one)
+    assert "Debian 12" in note
+    assert not planned_cloud.resources()

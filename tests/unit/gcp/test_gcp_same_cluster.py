@@ -41,11 +41,11 @@ def spec_of(**provider: Any) -> ClusterSpec:
 
 
 @pytest.fixture
-def cloud(cloud: GoogleCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GoogleCloud:
+def cloud(planned_cloud: GoogleCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GoogleCloud:
     """The cloud, and no programs but `gcloud` and the machine's own."""
-    path = f"{cloud.bin}:{gcloud.install(tmp_path, cloud.store.path)}:/usr/local/bin:/usr/bin:/bin"
-    monkeypatch.setenv("PATH", path)
-    return cloud
+    bins = f"{planned_cloud.bin}:{gcloud.install(tmp_path, planned_cloud.store.path)}"
+    monkeypatch.setenv("PATH", f"{bins}:/usr/local/bin:/usr/bin:/bin")
+    return planned_cloud
 
 
 def test_a_cluster_stays_in_its_project_and_is_seen_in_any_zone(cloud: GoogleCloud, tmp_path: Path) -> None:
