@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clusterctl.providers.gcp.apply import INSTANCE, Owner, Place, apply_plan, explaining, host_changes, names
+from clusterctl.providers.gcp.apply import INSTANCE, Owner, Place, apply_plan, explaining, names
 from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.providers.gcp.terraform import UNKNOWN, Plan, Terraform
@@ -94,7 +94,3 @@ class Terraformed:
         with self.cloud.store.change() as world:
             world["resources"].setdefault(INSTANCE, {})[there["id"]] = there
         return there
-
-    def changes(self, plan: Plan) -> dict[str, str]:
-        """Host -> what a plan does to it."""
-        return {change.name: change.action for change in host_changes(plan)}

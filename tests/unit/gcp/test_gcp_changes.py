@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from clusterctl.providers.base import HostChange
 from clusterctl.providers.gcp.apply import INSTANCE, host_changes, lost, names, other_changes, words_for
 from clusterctl.providers.gcp.terraform import Action, Plan, ResourceChange
-from clusterctl.providers.gcp.terraform_run import Resource
-from tests.support.google.terraformed import PLACE, Terraformed
-from tests.support.terraform import program
+from clusterctl.providers.gcp.terraform_run import Progress, Resource
+from tests.support.google.terraformed import PLACE
 
 
 def change(
@@ -126,15 +122,25 @@ def test_hosts_and_what_is_of_them_are_called_by_name() -> None:
     assert call(Resource("x", "terraform_data")) == ""
 
 
-@pytest.mark.sweep
-def test_real_plans_read_like_this(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Terraformed(tmp_path, monkeypatch.setenv, program=program("found"))
-    first = cluster.up()
-    assert cluster.changes(first) == dict.fromkeys(["demo-ctl", "demo-train-1", "demo-train-2"], "make")
-    cluster.nodes(1, "machine_type: g2-standard-8")
-    then = {host.name: host for host in host_changes(cluster.terraform.plan())}
-    assert then["demo-ctl"].action == "keep"
-    assert then["demo-train-1"].why == "machine type changes"
-    assert (then["demo-train-1"].action, then["demo-train-1"].what) == ("replace", "g2-standard-8, 1 x l4")
-    assert (then["demo-train-2"].action, then["demo-train-2"].why) == ("remove", "it is no longer asked for")
-    assert json.dumps(cluster.said).count("module.") == 0
+def test_progress_is_said_in_the_names_of_hosts() -> None:
+    said: list[str] = []
+    progress = Progress(said.append, names(PLACE))
+    hosts = ("module.controller.module.host", 'module.nodes.module.node["demo-train-1"]')
+
+    def event(kind: str, address: str, of: str = INSTANCE, seconds: int = 0) -> None:
+        resource = {"addr": f"{address}.{of}.host", "resource_type": of}
+        hook = {"resource": resource, "action": "create", "elapsed_seconds": seconds}
+        progress.take({"type": kind, "hook": hook})
+
+    for address in hosts:
+        event("apply_start", address)
+        event("apply_start", address, "terraform_data")
+    for address in hosts:
+        event("apply_progress", address, seconds=10)
+    event("apply_complete", hosts[0], seconds=12)
+    event("apply_errored", hosts[1], seconds=13)
+    assert said == [
+        *("demo-ctl: creating…", "demo-train-1: creating…"),
+        "demo-ctl, demo-train-1: creating… 10 s",
+        *("demo-ctl: created after 12 s", "demo-train-1: failed after 13 s"),
+    ]

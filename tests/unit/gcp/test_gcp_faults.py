@@ -9,8 +9,10 @@ import pytest
 
 from clusterctl.errors import Failure, TerraformError
 from clusterctl.providers.gcp.terraform_program import Program
+from tests.support.google.refusals import REFUSALS
 from tests.support.google.terraformed import Terraformed
 from tests.support.terraform import in_state, program
+from tests.unit.gcp.clusters import LEAN
 
 pytestmark = pytest.mark.platform("stand-in", "google-api", "google-terraform")
 
@@ -38,41 +40,54 @@ def made(cluster: Terraformed) -> set[str]:
     return {name for _, kind, name in cluster.cloud.done("create") if kind == INSTANCE}
 
 
-def test_quota_ends_it_with_the_host_named_and_once_lifted_only_what_is_missing_is_made(
-    cluster: Terraformed,
+def test_refused_hosts_are_named_and_only_those_are_made_later(
+    cluster: Terraformed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster.nodes(4)
-    cluster.cloud.fail("quota_of_region", name="demo-train-*", nth=3)
+    """Calls count on the cluster's project, whichever one the environment names."""
+    monkeypatch.setenv("USER_PROJECT_OVERRIDE", "true")
+    monkeypatch.setenv("GOOGLE_BILLING_PROJECT", "elsewhere")
+    refused = {1: "quota_of_region", 2: "stockout_plain", 3: "waited_too_long"}
+    cluster.nodes(4, more=LEAN)
+    for number, kind in refused.items():
+        cluster.cloud.fail(kind, name=f"demo-train-{number}")
     with pytest.raises(TerraformError, match="not all could be made") as caught:
         cluster.up()
-    missing = ALL - set(cluster.cloud.instances)
-    assert len(missing) == 2  # the third, and the fourth
-    assert {host for _, host in failures(caught.value)} == missing
-    assert {code for code, _ in failures(caught.value)} == {"quota"}
-    assert "the quota NVIDIA_L4_GPUS of project my-project is used up" in str(caught.value).splitlines()[0]
+    expected = [(REFUSALS[kind].code, f"demo-train-{number}") for number, kind in refused.items()]
+    assert sorted(failures(caught.value), key=str) == sorted(expected, key=str)
+    assert "the quota NVIDIA_L4_GPUS of project my-project is used up" in str(caught.value)
     assert cluster.waited == []  # nobody waits for a quota
+    assert set(cluster.cloud.instances) == ALL - {"demo-train-1", "demo-train-2"}, "one was made all the same"
+    assert "demo-ctl: creating…" in cluster.said
+    assert [line for line in cluster.said if re.fullmatch(r"demo-ctl: created after \d+ s", line)]
+    assert not [line for line in cluster.said if "google_" in line or "module." in line]
     cluster.cloud.heal()
     cluster.cloud.forget_log()
     cluster.up()
-    assert made(cluster) == missing
+    assert made(cluster) == {"demo-train-1", "demo-train-2"}
+    assert any("there already: demo-train-3" in line for line in cluster.said)
     assert set(cluster.cloud.instances) == ALL
     assert cluster.terraform.plan().is_empty
 
 
-def test_new_accounts_and_apis_are_waited_for_until_google_knows_them(
+def test_new_accounts_are_waited_for_and_all_goes_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is unknown to the next two calls that need it: networks after their API, grants after accounts."""
-    cluster = Terraformed(tmp_path, monkeypatch.setenv, lag=2)
+    """Each is unknown to the next call that needs it: networks after their API, grants after accounts."""
+    cluster = Terraformed(tmp_path, monkeypatch.setenv, lag=1)
     cluster.nodes(1)
     cluster.up()
     assert set(cluster.cloud.instances) == {"demo-ctl", "demo-train-1"}
-    assert cluster.waited == [5, 10]
-    (first, second) = (line for line in cluster.said if "; going on in" in line)
-    assert "the API compute.googleapis.com is not enabled in project my-project" in first
-    assert "Google's IAM has not heard of the new service account everywhere yet" in first
-    assert second.startswith("the API compute.googleapis.com")
-    assert cluster.terraform.plan().is_empty
+    assert cluster.waited == [5]
+    (line,) = (line for line in cluster.said if "; going on in" in line)
+    assert "the API compute.googleapis.com is not enabled in project my-project" in line
+    assert "Google's IAM has not heard of the new service account everywhere yet" in line
+    cluster.forget("demo-train-1")
+    with pytest.raises(TerraformError, match="not all could be removed") as caught:
+        cluster.down()
+    assert {code for code, _ in failures(caught.value)} == {"in-use"}
+    assert "instances/demo-train-1" in caught.value.what
+    cluster.down(lambda: cluster.cloud.lose("demo-train-1"))
+    assert cluster.cloud.resources() == {}
 
 
 @pytest.mark.sweep
@@ -84,6 +99,7 @@ def test_what_passes_is_waited_for_and_said(cluster: Terraformed) -> None:
     assert "Google's API failed by itself; going on in 5 s" in cluster.said
 
 
+@pytest.mark.sweep  # one that is made though Google says that it was not: the first test
 def test_a_host_that_a_crashed_provider_made_is_taken_over_in_the_same_run(
     chosen: Program | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +117,7 @@ def test_a_host_that_a_crashed_provider_made_is_taken_over_in_the_same_run(
 
 
 def test_what_is_anothers_is_never_touched(cluster: Terraformed) -> None:
+    cluster.nodes(1, more=LEAN)
     theirs = cluster.plant("demo-train-1", cluster_id="ffffff")
     with pytest.raises(TerraformError) as caught:
         cluster.up()
@@ -124,6 +141,7 @@ def test_a_state_that_was_lost_is_made_again_of_what_is_there(cluster: Terraform
     assert cluster.terraform.plan().is_empty
 
 
+@pytest.mark.sweep  # the comparison: test_terraform_plan.py
 def test_rules_of_an_account_that_is_taken_over_are_the_ones_that_were_shown(cluster: Terraformed) -> None:
     """Of a set that is shown with one account yet unknown, the order says nothing."""
     cluster.cloud.fail("quota_of_region", of="google_compute_firewall", times=3)
@@ -132,18 +150,6 @@ def test_rules_of_an_account_that_is_taken_over_are_the_ones_that_were_shown(clu
     in_state(cluster.terraform, "rm", 'module.iam.google_service_account.role["controller"]')
     cluster.up()
     assert cluster.terraform.plan().is_empty
-
-
-def test_down_removes_what_is_not_in_the_state_where_it_is_in_the_way(cluster: Terraformed) -> None:
-    cluster.nodes(1)
-    cluster.up()
-    cluster.forget("demo-train-1")
-    with pytest.raises(TerraformError, match="not all could be removed") as caught:
-        cluster.down()
-    assert {code for code, _ in failures(caught.value)} == {"in-use"}
-    assert "instances/demo-train-1" in caught.value.what
-    cluster.down(lambda: cluster.cloud.lose("demo-train-1"))
-    assert cluster.cloud.resources() == {}
 
 
 def test_without_credentials_nothing_is_begun(cluster: Terraformed) -> None:
@@ -158,23 +164,3 @@ def test_without_credentials_nothing_is_begun(cluster: Terraformed) -> None:
         "provision",
         "run `gcloud auth application-default login`, or point GOOGLE_APPLICATION_CREDENTIALS at a key file",
     )
-
-
-def test_calls_count_on_the_clusters_project_whichever_the_environment_names(
-    cluster: Terraformed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("USER_PROJECT_OVERRIDE", "true")
-    monkeypatch.setenv("GOOGLE_BILLING_PROJECT", "elsewhere")
-    cluster.nodes(1)
-    cluster.up()
-    assert set(cluster.cloud.instances) == {"demo-ctl", "demo-train-1"}
-
-
-def test_progress_is_in_the_names_of_hosts(cluster: Terraformed) -> None:
-    cluster.nodes(1)
-    cluster.cloud.fail("slow", name="demo-train-1", seconds=11, times=1)
-    cluster.up()
-    assert "demo-ctl: creating…" in cluster.said
-    assert "demo-train-1: creating… 10 s" in cluster.said
-    assert [line for line in cluster.said if re.fullmatch(r"a network: created after \d+ s", line)]
-    assert not [line for line in cluster.said if "google_" in line or "module." in line]

@@ -22,7 +22,7 @@ from tests.support.google.refusals import REFUSALS
 from tests.support.google.terraformed import CLUSTER_ID, PLACE, Terraformed
 from tests.support.processes import descendants
 from tests.support.terraform import addresses, program
-from tests.unit.gcp.clusters import google_of, remove, removed
+from tests.unit.gcp.clusters import LEAN, google_of, remove, removed
 
 INSTANCE = "google_compute_instance"
 HOSTS = {"demo-ctl", "demo-train-1", "demo-train-2"}
@@ -95,6 +95,7 @@ def test_killed_it_ends_terraform_first_and_the_next_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Terraformed(tmp_path, monkeypatch.setenv)  # its provider is not started 30 times
+    cluster.nodes(2, more=LEAN)
     converges(cluster, "demo-train-1: creating", "demo-train-1: deleting", all_of_it=False)
     assert "waiting for the Terraform of a clusterctl that was killed: it writes its state" in cluster.said
 

@@ -18,8 +18,9 @@ def actions(changes: tuple[ResourceChange, ...]) -> dict[str | int | None, str]:
     return {change.key: change.action for change in changes}
 
 
-def test_what_was_planned_is_made_once(work: Work) -> None:
+def test_what_was_planned_is_made_once_changed_and_removed(work: Work) -> None:
     plan = work.terraform.plan()
+    assert "hunter2" not in repr(plan)
     assert actions(plan.real_changes) == {"one": "create", "two": "create", "three": "create"}
     work.terraform.apply(plan)
     assert "one: creating…" in work.said
@@ -29,18 +30,15 @@ def test_what_was_planned_is_made_once(work: Work) -> None:
     assert again.is_empty
     assert actions(again.changes) == {"one": "no-op", "two": "no-op", "three": "no-op"}
 
-
-def test_changed_hosts_are_told_apart(work: Work) -> None:
-    work.terraform.apply(work.terraform.plan())
     work.hosts(one="large", two="small", four="small")
     plan = work.terraform.plan()
     assert actions(plan.changes) == {"one": "replace", "two": "no-op", "three": "delete", "four": "create"}
     why = {change.key: change.why_replaced for change in plan.real_changes}
     assert why == {"one": ("triggers_replace",), "three": ("it is no longer asked for",), "four": ()}
+    assert "hunter2" not in repr(plan) + "".join(work.said)
+    for name in ("terraform.tfstate", "plan.tfplan"):
+        assert stat.S_IMODE((work.folder / name).stat().st_mode) == 0o600
 
-
-def test_all_is_removed(work: Work) -> None:
-    work.terraform.apply(work.terraform.plan())
     plan = work.terraform.plan(destroy=True)
     assert plan.destroys
     assert set(actions(plan.changes).values()) == {"delete"}
@@ -49,39 +47,21 @@ def test_all_is_removed(work: Work) -> None:
     assert work.terraform.plan(destroy=True).is_empty
 
 
-def test_secrets_are_in_no_plan_and_the_files_are_private(work: Work) -> None:
-    plan = work.terraform.plan()
-    assert "hunter2" not in repr(plan)
-    work.terraform.apply(plan)
-    work.hosts(one="large", two="small", three="small")
-    assert "hunter2" not in repr(work.terraform.plan())
-    assert "hunter2" not in "".join(work.said)
-    for name in ("terraform.tfstate", "plan.tfplan"):
-        assert stat.S_IMODE((work.folder / name).stat().st_mode) == 0o600
-
-
-def test_a_failure_leaves_the_rest_made_and_the_next_run_mends_it(work: Work) -> None:
+def test_a_stale_plan_makes_what_a_failure_left(work: Work) -> None:
+    """The plan is made again, as long as it shows nothing new."""
+    shown = work.terraform.plan()
     work.break_host("two")
     with pytest.raises(ProvisionError, match="not all could be made") as caught:
-        work.terraform.apply(work.terraform.plan())
+        work.terraform.apply(shown)
     assert "out of order" in caught.value.why
     assert [line for line in work.said if re.fullmatch(r"two: failed after \d+ s", line)]
     work.mend_host("two")
     plan = work.terraform.plan()
     assert actions(plan.changes) == {"one": "no-op", "two": "replace", "three": "no-op"}
     assert actions(plan.real_changes) == {"two": "replace"}
-    work.terraform.apply(plan)
-    assert work.terraform.plan().is_empty
-
-
-def test_a_stale_plan_is_made_again_as_long_as_it_shows_nothing_new(work: Work) -> None:
-    shown = work.terraform.plan()
-    work.break_host("two")
-    with pytest.raises(ProvisionError):
-        work.terraform.apply(shown)
-    work.mend_host("two")
-    work.terraform.apply(shown)  # stale by now: the state has two hosts
+    work.terraform.apply(shown)
     assert work.existing() == {"one", "two", "three"}
+    assert work.terraform.plan().is_empty
 
 
 def test_nothing_is_done_that_was_not_shown(work: Work) -> None:

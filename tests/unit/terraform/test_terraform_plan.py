@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from clusterctl.providers.gcp.terraform import SENSITIVE, UNKNOWN, read_changes
+from clusterctl.providers.gcp.terraform import SENSITIVE, UNKNOWN, Plan, read_changes
 
 
 def shown(change: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -55,3 +56,17 @@ def test_the_kinds_of_change() -> None:
     assert deposed.address == "a.b (deposed 1a2b)"
     (adopted,) = read_changes(shown({"actions": ["no-op"], "after": {}, "importing": {"id": "x/y"}}))
     assert adopted.adopts == "x/y"
+
+
+def test_a_set_with_parts_unknown_has_no_order() -> None:
+    """As of a firewall rule for two accounts, of which one was taken over, and so is known first."""
+
+    def planned(*accounts: str | bool) -> Plan:
+        known = [None if one is True else one for one in accounts]
+        marks = [one is True for one in accounts]
+        change = {"after": {"accounts": known}, "after_unknown": {"accounts": marks}}
+        return Plan(Path("plan.tfplan"), "", read_changes(shown(change)))
+
+    assert planned(True, "b").beyond(planned("b", "a")) == ()
+    assert planned(True, "b").beyond(planned("a", "c"))
+    assert planned("a", "b").beyond(planned("b", "a")), "the order counts where all was known"

@@ -23,6 +23,7 @@ import pytest
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.gcp.terraform_program import Program
 from clusterctl.providers.gcp.terraform_run import recorded, run
+from tests.support.sweeps import in_sweep
 from tests.support.terraform import MODULE, Work, terraform_in
 
 ME = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
@@ -241,7 +242,7 @@ def test_a_run_that_came_to_its_end_left_no_lock(tmp_path: Path) -> None:
         bucket.plan(ME, ago_s=0.001)
 
 
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("sign", [signal.SIGINT, *in_sweep(signal.SIGKILL)])  # killed: test_gcp_killed.py
 def test_killed_or_interrupted_terraform_writes_its_state_and_ends(work: Work, sign: signal.Signals) -> None:
     work.hosts(seconds=1, **{f"host{n}": "small" for n in range(35)})  # five wait for the first thirty
     argv = [sys.executable, "-c", APPLIES, str(work.folder)]
