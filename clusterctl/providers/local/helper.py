@@ -128,7 +128,9 @@ def _have(wanted: Mapping[str, _Cached]) -> None:
     if all(found() is not None for found, _ in wanted.values()):
         return
     watch = _Caller.reading or _Caller()
+    watch.has_begun = False
     with image.cache_lock("up", waiting), ExitStack() as stack:
+        watch.has_begun = True
         missing = {name: baking for name, (found, baking) in wanted.items() if found() is None}
         if missing:
             watch.check()
@@ -143,6 +145,7 @@ class _Caller:
     reading: _Caller | None = None  # who takes what the caller says next for the end of that
 
     def __init__(self) -> None:
+        self.has_begun = False
         self._done = threading.Event()
         self._word = ""
         _Caller.reading = self
@@ -152,6 +155,9 @@ class _Caller:
         self._word = sys.stdin.readline().strip()
         _Caller.reading = None
         if self._word != "done":
+            if not self.has_begun:
+                # Another clusterctl builds, perhaps for minutes, and this process only waits for its lock.
+                os._exit(1)
             end_children()
         self._done.set()
 

@@ -11,6 +11,7 @@ import pytest
 
 from clusterctl.errors import LockedError
 from clusterctl.providers.local import helper, image, layout
+from clusterctl.state.workspace import hold
 
 ASKS = """
 import select, sys
@@ -37,6 +38,32 @@ def test_it_notices_between_two_nodes() -> None:
         assert helper.stdout.readline() == "goes on\n"
         helper.stdin.close()
         assert helper.stdout.readline() == "clusterctl went away\n"
+
+
+WAITS = """
+import sys
+from pathlib import Path
+from clusterctl.providers.local import helper, layout
+layout.RUN = layout.CACHE = Path(sys.argv[1])
+helper._have({"image": (lambda: None, None)})
+"""
+
+
+def test_it_ends_with_its_caller_while_another_one_builds(tmp_path: Path) -> None:
+    """Ctrl-C of the caller closes its stdin; the other's build may take minutes."""
+    argv = [sys.executable, "-c", WAITS, str(tmp_path)]
+    with (
+        hold(tmp_path / "cache.lock", "up", what="the cache", waiting=print),
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as waiter,
+    ):
+        assert waiter.stdin is not None
+        assert waiter.stdout is not None
+        try:
+            assert "waiting until it is done" in waiter.stdout.readline()
+            waiter.stdin.close()
+            assert waiter.wait(60) == 1
+        finally:
+            waiter.kill()
 
 
 def test_its_folders_are_roots_alone_those_of_an_older_version_too(
