@@ -96,9 +96,7 @@ def down(
         )
         return
     if project is not None:
-        raise UsageError(
-            "--project is for --orphans", code="option-needs-option", fix="say --orphans, or leave it out"
-        )
+        raise UsageError("--project is for --orphans", code="option-needs-option", fix="say --orphans, too")
     workspace = workspace_of(screen, options, named=yes or storage)  # else the question names it
     name = workspace.root.name
     if storage and not workspace.root.is_dir():

@@ -133,9 +133,7 @@ class Nvidia(Model):
     @model_validator(mode="after")
     def _of_a_driver(self) -> Self:
         if self.branch and self.driver == "present":
-            raise BadValueError(
-                "driver-branch", "a branch is of a driver that is to be installed: write driver: open, too"
-            )
+            raise BadValueError("driver-branch", "branch is for an installed driver: write driver: open, too")
         if self.driver == "proprietary" and int(self.branch or 0) >= _OPEN_ALONE:
             raise BadValueError(
                 "driver-branch",
@@ -188,9 +186,8 @@ class Health(Model):
     @classmethod
     def _time_between(cls, value: int) -> int:
         if value < _LEAST_INTERVAL_S:
-            raise BadValueError(
-                "interval-too-short", f"{format_duration(_LEAST_INTERVAL_S)} is the least between two checks"
-            )
+            least = format_duration(_LEAST_INTERVAL_S)
+            raise BadValueError("interval-too-short", f"{least} is the least between two checks")
         return value
 
 
