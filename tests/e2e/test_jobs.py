@@ -73,14 +73,16 @@ def test_nothing_is_queued_after_a_wrong_argument(cluster: Cluster) -> None:
     known = {job["job_id"] for job in cluster.json("jobs")["jobs"]}
     sweep = script(cluster, "wrong.yaml", "job: train\nvariants: {a: {}, b: {args: [--lr, abc]}}\n")
     path = script(cluster, "reads.py", "import sys\nopen(sys.argv[1])\n")
-    for words, why in (
-        (("train", "--", "--lrr", "0.1"), "did you mean --lr?"),
-        ((sweep,), "argument --lr: 'abc' is not a finite number (train-b)"),
-        (("train", "--epochs", "3"), "submit train -- --epochs 3"),
-        ((path, "input.txt"), "arguments of reads.py go after --"),
-        (("eval",), "needs a trained model"),
+    for words, code, shown in (
+        (("train", "--", "--lrr", "0.1"), "program-arguments", "--lr?"),
+        ((sweep,), "program-arguments", "'abc'"),
+        (("train", "--epochs", "3"), "bad-command-line", "-- --epochs"),
+        ((path, "input.txt"), "words-before-dashes", "-- input.txt"),
+        (("eval",), "needs-trained-model", "--run"),
     ):
-        assert why in cluster("submit", *words, rc=2).stderr.splitlines()[0]
+        (refused,) = cluster.json("submit", *words, rc=2)["failures"]
+        assert refused["code"] == code
+        assert shown in str(refused)
     assert cluster("submit", "train", "--", "--help").stdout.startswith("usage: clusterctl submit train")
     assert {job["job_id"] for job in cluster.json("jobs")["jobs"]} == known
 
