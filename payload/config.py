@@ -6,8 +6,10 @@ it. Standard library only, so that `--help` is fast.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -499,5 +501,10 @@ def parse(argv: Sequence[str]) -> Any:
         UsageError: one of them is wrong.
         SystemExit: it asked for help, which was printed.
     """
-    flags = vars(parser_of(COMMANDS, TrainConfig).parse_args(argv))
+    flags = vars(_parser().parse_args(argv))
     return make(COMMANDS[flags.pop("command")], flags, flags.pop("config", None))
+
+
+@cache
+def _parser() -> argparse.ArgumentParser:
+    return parser_of(COMMANDS, TrainConfig)

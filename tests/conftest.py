@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, nullcontext
@@ -38,7 +39,9 @@ settings.register_profile("sweep", parent=settings(), deadline=None, max_example
 def pytest_configure(config: pytest.Config) -> None:
     """What holds for all workers of pytest-xdist is set once, in the process that starts them."""
     settings.load_profile("some" if "not sweep" in config.getoption("markexpr") else "sweep")
-    if not getattr(config.option, "numprocesses", None):
+    if getattr(config.option, "numprocesses", None):
+        os.environ["OMP_NUM_THREADS"] = "1"  # what waiting threads of BLAS burn is more than they gain
+    else:
         settle()
     if not hasattr(config, "workerinput"):
         remains.begin()

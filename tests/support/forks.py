@@ -1,4 +1,4 @@
-"""Ansible's commands, clusterctl's verbs and the payload's on one rank, without their start.
+"""Ansible's commands and clusterctl's verbs, without their start.
 
 A process that has imported the program forks one for each command. A start costs up to a second of CPU time,
 for the same imports and YAML files, and hundreds of tests have one.
@@ -48,11 +48,6 @@ def clusterctl(
     A verb that has not ended in time is interrupted, and has the exit code ``TIMED_OUT``.
     """
     return _server("clusterctl").run(list(argv), cwd, environ, stdin, timeout_s)
-
-
-def payload(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run `python -m payload` as one rank without MPI."""
-    return _server("payload").run(["payload", *argv], Path.cwd(), os.environ)
 
 
 class _Server:
@@ -141,14 +136,6 @@ def _prepare_clusterctl() -> Callable[[], object]:
     return importlib.import_module("clusterctl.__main__").main  # type: ignore[no-any-return]
 
 
-def _prepare_payload() -> Callable[[], object]:
-    payload = importlib.import_module("payload.__main__")
-    payload._limit_threads()  # before NumPy is imported
-    for name in ("train", "eval", "export", "align", "models", "checkpoint"):
-        importlib.import_module(f"payload.{name}")
-    return lambda: sys.exit(payload.main(sys.argv[1:]))
-
-
 def _end_of(child: int, timeout_s: float | None) -> int:
     """The exit code of a child in a session of its own, or ``TIMED_OUT``."""
     watched, late = os.pidfd_open(child), False
@@ -163,7 +150,7 @@ def _end_of(child: int, timeout_s: float | None) -> int:
 
 
 def _serve(program: str, folder: Path) -> None:
-    prepare = {"ansible": _prepare_ansible, "clusterctl": _prepare_clusterctl, "payload": _prepare_payload}
+    prepare = {"ansible": _prepare_ansible, "clusterctl": _prepare_clusterctl}
     main = prepare[program]()
     gc.freeze()  # else each child looks at, and so copies, all that was imported
     answers = os.fdopen(os.dup(1), "w")

@@ -2,43 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from payload.device import Device, choose
-from tests.support import forks
 from tests.unit.payload.doubles.strict import Strict
+from tests.unit.payload.ranks import Ranks
 
 _ROOT = Path(__file__).parents[3]
-# A rank that waits yields its core: there may be more ranks, and other tests, than cores.
 _MPIRUN = (
     *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"),
     *("--mca", "mpi_yield_when_idle", "1", "-n"),
 )
+# Open MPI has a rank that waits yield its core, and look again at once. One that sleeps leaves it to others:
+# programs take a quarter less CPU time, and on a busy machine half the time.
+_NAP = "#include <unistd.h>\nint sched_yield(void) { return usleep(20); }\n"
+_SESSION_S = 12 * 3600
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
+Starter = Callable[..., subprocess.Popen[str]]
 
 
 def _start(*argv: str, seconds: int = 600, **environ: str) -> subprocess.Popen[str]:
     """A process that knows of no launcher but the one in ``argv``."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMIX_", "PMI_"))}
-    env = {**clean, "PYTHONPATH": str(_ROOT), **environ}
+    env = {**clean, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1", **environ}  # as the payload sets it
     # SIGTERM lets mpirun take its ranks along, which a killed mpirun would leave behind.
     bounded = ("timeout", "--kill-after=10", str(seconds), *argv)
     return subprocess.Popen(bounded, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def _run(*argv: str, seconds: int = 600, **environ: str) -> subprocess.CompletedProcess[str]:
-    with _start(*argv, seconds=seconds, **environ) as process:
+def _ended(started: subprocess.Popen[str], rc: int) -> subprocess.CompletedProcess[str]:
+    with started as process:
         output, errors = process.communicate()
-    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+    return _checked(subprocess.CompletedProcess(process.args, process.returncode, output, errors), rc)
+
+
+def _checked(ran: subprocess.CompletedProcess[str], rc: int) -> subprocess.CompletedProcess[str]:
+    assert ran.returncode == rc, ran.stdout + ran.stderr
+    return ran
+
+
+def records(folder: Path, *kinds: str, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """Return the records of these kinds, or all, that a run wrote."""
+    found = [json.loads(line) for line in (folder / file).read_text().splitlines()]
+    return [record for record in found if not kinds or record["kind"] in kinds]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,76 +66,98 @@ def _pythons_own_intern() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def tensorboard_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tensorboardX would load PyTorch if that is there, for 2 s."""
+    if "torch" not in sys.modules:
+        monkeypatch.setitem(sys.modules, "torch", None)
+
+
 @pytest.fixture(scope="session")
 def real_device() -> Device:
     """A GPU where CuPy finds one, else the CPU; pytest's header says which."""
     return choose("auto", 0)
 
 
-@pytest.fixture(scope="session", params=["real", "strict"])
+@pytest.fixture(params=["real", "strict"])
 def device(request: pytest.FixtureRequest, real_device: Device) -> Device:
-    """The real one, and then the double of CuPy, on which fails what would fail on a GPU."""
+    """The real one, and then the double of CuPy, on which fails what would fail on a GPU.
+
+    Not of the session: pytest would run all tests on the one before those on the other, and so set up what a
+    module shares again and again.
+    """
     return real_device if request.param == "real" else Strict()
 
 
 @pytest.fixture(scope="session")
-def alone() -> Runner:
-    """Start ``python -m payload ...`` without a launcher."""
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Starter:
+    """Start Python on some ranks by mpirun."""
+    library = tmp_path_factory.mktemp("nap") / "nap.so"
+    subprocess.run(("cc", "-shared", "-fPIC", "-o", library, "-xc", "-"), input=_NAP, text=True, check=True)
 
-    def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    def run(size: int, *argv: str, seconds: int = 600, **environ: str) -> subprocess.Popen[str]:
+        command = (*_MPIRUN, str(size), sys.executable, *argv)
+        return _start(*command, seconds=seconds, LD_PRELOAD=str(library), **environ)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def mpi_job(launch: Starter) -> Iterator[Ranks]:
+    """Ranks that run one program after the other, see ranks.py."""
+    with contextlib.closing(Ranks(functools.partial(launch, seconds=_SESSION_S))) as job:
+        yield job
+
+
+@pytest.fixture(scope="session")
+def alone(mpi_job: Ranks) -> Runner:
+    """Run ``python -m payload ...`` without a launcher; ``rc``: the exit code that it must have."""
+
+    def run(*arguments: str, rc: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
         if environ:  # which may be of Python itself
-            return _run(sys.executable, "-m", "payload", *arguments, **environ)
-        return forks.payload(arguments)
+            return _ended(_start(sys.executable, "-m", "payload", *arguments, **environ), rc)
+        return _checked(mpi_job.run(["payload", *arguments], 0, seconds=600), rc)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def forked() -> Iterator[tuple[str, ...]]:
-    """The beginning of a command for mpirun: its ranks are forked, see ranks.py."""
-    folder = tempfile.mkdtemp(prefix="ranks-")  # a socket's path may be too long in pytest's
-    address = f"{folder}/socket"
-    argv = [sys.executable, "-m", "tests.unit.payload.ranks", address]
-    # One thread of BLAS, as the payload sets it.
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        argv, cwd=_ROOT, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as server:
-        assert server.stdout
-        assert server.stdout.readline() == b"ready\n"
-        yield (sys.executable, "-I", "-S", str(Path(__file__).with_name("ranks.py")), address)
-    shutil.rmtree(folder)
+def mpirun(mpi_job: Ranks, launch: Starter) -> Runner:
+    """Run ``python -m payload ...`` on some ranks.
 
+    ``launched``: by mpirun itself, because its way to end ranks matters, or their environment.
+    """
 
-@pytest.fixture(scope="session")
-def mpirun(forked: tuple[str, ...]) -> Runner:
-    """Start ``python -m payload ...`` on some ranks."""
-
-    def run(ranks: int, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        if not environ:  # which may be of Python itself
-            return _run(*_MPIRUN, str(ranks), *forked, "payload", *arguments)
-        return _run(*_MPIRUN, str(ranks), sys.executable, "-m", "payload", *arguments, **environ)
+    def run(
+        size: int, *arguments: str, rc: int = 0, launched: bool = False, seconds: int = 600, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
+        if not launched and not environ:
+            return _checked(mpi_job.run(["payload", *arguments], size, seconds=seconds), rc)
+        return _ended(launch(size, "-m", "payload", *arguments, seconds=seconds, **environ), rc)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def start() -> Callable[..., subprocess.Popen[str]]:
-    """As ``mpirun``, without waiting for the end."""
+def start(launch: Starter) -> Starter:
+    """Start ``python -m payload ...`` on some ranks by mpirun itself, without waiting for the end."""
 
-    def run(ranks: int, *arguments: str, **environ: str) -> subprocess.Popen[str]:
-        return _start(*_MPIRUN, str(ranks), sys.executable, "-m", "payload", *arguments, **environ)
+    def run(size: int, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+        return launch(size, "-m", "payload", *arguments, **environ)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def program(forked: tuple[str, ...]) -> Runner:
-    """Start one of the small programs beside this file on some ranks."""
+def program(mpi_job: Ranks, launch: Starter) -> Runner:
+    """Run one of the small programs beside this file on some ranks; the options are those of ``mpirun``."""
 
-    def run(ranks: int, name: str, *arguments: str, seconds: int = 300) -> subprocess.CompletedProcess[str]:
-        path = Path(__file__).with_name("programs") / name
-        command = (*_MPIRUN, str(ranks), *forked, str(path), *arguments)
-        return _run(*command, seconds=seconds, OMP_NUM_THREADS="1")  # as the payload sets it
+    def run(
+        size: int, name: str, *arguments: str, rc: int = 0, launched: bool = False, seconds: int = 300
+    ) -> subprocess.CompletedProcess[str]:
+        path = str(Path(__file__).with_name("programs") / name)
+        if launched:
+            return _ended(launch(size, path, *arguments, seconds=seconds), rc)
+        return _checked(mpi_job.run([path, *arguments], size, seconds=seconds), rc)
 
     return run

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,15 +11,13 @@ from payload.allreduce import sizes
 from payload.config import AllreduceConfig, parse
 from payload.errors import UsageError
 from tests.support.sweeps import in_sweep
-
-Runner = Callable[..., subprocess.CompletedProcess[str]]
+from tests.unit.payload.conftest import Runner, records
 
 
 def test_every_size_is_summed_by_every_transport(mpirun: Runner, tmp_path: Path) -> None:
     comms = ("mpi", "ring", "hierarchical", "naive")
     arguments = ("--min", "8KiB", "--max", "20000", "--iterations", "1", "--dtype", "bfloat16")
     answer = mpirun(3, "allreduce", "--comm", ",".join(comms), *arguments, "--out", str(tmp_path))
-    assert answer.returncode == 0, answer.stderr
     *lines, last = answer.stdout.splitlines()
     told = json.loads(last)
     assert told["ok"]
@@ -37,7 +33,7 @@ def test_every_size_is_summed_by_every_transport(mpirun: Runner, tmp_path: Path)
         assert one["bytes_sent"] > one["bytes"] / 2
     assert len(lines) == len(cases)
     assert all(line.endswith("right") for line in lines)
-    written = [json.loads(line) for line in (tmp_path / "allreduce.jsonl").read_text().splitlines()]
+    written = records(tmp_path, file="allreduce.jsonl")
     assert [{k: v for k, v in one.items() if k not in ("kind", "time")} for one in written] == told["results"]
 
 
@@ -50,8 +46,7 @@ def test_tiny_sizes_are_measured_once_and_soon(mpirun: Runner, tmp_path: Path) -
 
 
 def test_a_wrong_sum_is_found(program: Runner, tmp_path: Path) -> None:
-    answer = program(2, "liar.py", "sum", "allreduce", str(tmp_path))
-    assert answer.returncode == 1, answer.stderr
+    answer = program(2, "liar.py", "sum", "allreduce", str(tmp_path), rc=1)
     told = json.loads(answer.stdout.splitlines()[-1])
     assert not told["ok"]
     wrong = [one for one in told["results"] if not one["ok"]]
@@ -60,8 +55,7 @@ def test_a_wrong_sum_is_found(program: Runner, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wanted", [("--cuda-aware",), *in_sweep((("--comm", "nccl"),))])
 def test_what_needs_a_gpu_is_refused_where_there_is_none(mpirun: Runner, wanted: tuple[str, ...]) -> None:
-    answer = mpirun(2, "allreduce", *wanted, "--device", "cpu")
-    assert answer.returncode == 2
+    answer = mpirun(2, "allreduce", *wanted, "--device", "cpu", rc=2)
     assert answer.stderr.count("payload: error:") == 1
     assert f"{wanted[-1]}: there is no GPU" in answer.stderr
 

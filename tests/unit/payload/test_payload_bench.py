@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,7 @@ from payload.bench import Side, Silent, sides_of
 from payload.comm.base import Solo
 from payload.config import BenchConfig, parse
 from payload.errors import UsageError
-
-Runner = Callable[..., subprocess.CompletedProcess[str]]
+from tests.unit.payload.conftest import Runner, records
 
 
 def config(*flags: str) -> BenchConfig:
@@ -28,7 +25,6 @@ def config(*flags: str) -> BenchConfig:
 def test_sides_take_turns_and_are_compared(mpirun: Runner, tmp_path: Path) -> None:
     flags = ("--hidden", "16", "--global-batch-size", "24", "--peak-tflops", "0.5", "--warmup", "1")
     answer = mpirun(3, "bench", *flags, "--turn", "2", "--rounds", "3", "--out", str(tmp_path))
-    assert answer.returncode == 0, answer.stderr
     *table, last = answer.stdout.splitlines()
     sides: list[dict[str, Any]] = json.loads(last)["sides"]
     assert [(s["side"], s["ranks"], s["global_batch_size"], s["iterations"]) for s in sides] == [
@@ -54,7 +50,7 @@ def test_sides_take_turns_and_are_compared(mpirun: Runner, tmp_path: Path) -> No
         assert many[f"{kind}_efficiency"] == pytest.approx(efficiency)
     assert [line.split("  ")[0] for line in table[1:7]] == [side["side"] for side in sides]
     assert table[7].startswith("without the sums of gradients")
-    written = [json.loads(line) for line in (tmp_path / "bench.jsonl").read_text().splitlines()]
+    written = records(tmp_path, file="bench.jsonl")
     assert [one["side"] for one in written] == [side["side"] for side in sides]
 
 

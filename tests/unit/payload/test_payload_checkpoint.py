@@ -44,9 +44,18 @@ from payload.parallel.pipeline import MicroBatch
 from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS, LossScale
 from tests.support.disks import small_disk
+from tests.unit.payload.doubles.strict import Strict
 
 PRECISION = PRECISIONS["bf16"]
 """Weights that layers compute with are others than the masters, which are saved."""
+
+ON_BOTH = pytest.mark.parametrize("device", ["real", "strict"], indirect=True)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest, real_device: Device) -> Device:
+    """The real one, unless a test is ``ON_BOTH``: files are the same from any device."""
+    return Strict() if getattr(request, "param", "real") == "strict" else real_device
 
 
 def make_engine(device: Device, *, seed: int = 0, classes: int = 2) -> Engine:
@@ -113,6 +122,7 @@ def numbers(engine: Engine) -> dict[str, Any]:
     }
 
 
+@ON_BOTH
 def test_what_was_saved_is_loaded_and_training_goes_on_the_same(
     device: Device, save: Save, tmp_path: Path
 ) -> None:
@@ -128,6 +138,7 @@ def test_what_was_saved_is_loaded_and_training_goes_on_the_same(
     assert numbers(engine) == numbers(other)
 
 
+@ON_BOTH
 def test_a_vocabulary_is_padded_anew_for_other_ranks(device: Device, tmp_path: Path) -> None:
     mesh = alone()
     table = Embedding(mesh.context(device), "e", 11, 2)
@@ -147,6 +158,7 @@ def test_a_vocabulary_is_padded_anew_for_other_ranks(device: Device, tmp_path: P
         reader.read(replace(wanted, rows=12), np.dtype("float32"))
 
 
+@ON_BOTH
 def test_what_belongs_to_a_rank_alone_is_loaded_in_the_same_layout_only(
     device: Device, save: Save, tmp_path: Path
 ) -> None:
@@ -170,6 +182,7 @@ def test_what_belongs_to_a_rank_alone_is_loaded_in_the_same_layout_only(
     )
 
 
+@ON_BOTH
 def test_a_copy_is_saved_not_what_came_after(device: Device, save: Save, tmp_path: Path) -> None:
     short, long = make_engine(device), make_engine(device)
     save(1, 2, engine=short, interval=2, wait=True)
@@ -179,6 +192,7 @@ def test_a_copy_is_saved_not_what_came_after(device: Device, save: Save, tmp_pat
     assert numbers(long) == numbers(short)
 
 
+@ON_BOTH
 def test_others_can_read_it(device: Device, save: Save, tmp_path: Path) -> None:
     engine = make_engine(device)
     save(1, engine=engine)

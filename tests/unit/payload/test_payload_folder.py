@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from payload.checkpoint.folder import complete
+from payload.checkpoint.folder import Lock
 from payload.checkpoint.writer import publish
+from payload.config import COMPRESSORS
 from payload.errors import RankError
 from payload.jsonl import JsonLines
 from payload.tensorboard import EventFile
-
-Runner = Callable[..., subprocess.CompletedProcess[str]]
-Starter = Callable[..., subprocess.Popen[str]]
+from tests.unit.payload.conftest import Runner, Starter, records
 
 
 def test_lower_ones_of_another_run_are_refused_not_removed(alone: Runner, tmp_path: Path) -> None:
@@ -27,12 +22,11 @@ def test_lower_ones_of_another_run_are_refused_not_removed(alone: Runner, tmp_pa
     flags = ("train", "--hidden", "4", "--save-interval", "2", "--keep", "1")
     (theirs, ours) = (tmp_path / "theirs", tmp_path / "ours")
     for out, iterations in ((theirs, "2"), (ours, "4")):
-        assert alone(*flags, "--iterations", iterations, "--out", str(out)).returncode == 0
+        alone(*flags, "--iterations", iterations, "--out", str(out))
     before = sorted((theirs / "checkpoints").glob("iteration-*"))
     wanted = ours / "checkpoints" / "iteration-00000004"
     place = ("--checkpoints", str(theirs / "checkpoints"), "--out", str(tmp_path / "new"))
-    answer = alone(*flags, "--iterations", "6", "--resume", str(wanted), *place)
-    assert answer.returncode == 2
+    answer = alone(*flags, "--iterations", "6", "--resume", str(wanted), *place, rc=2)
     assert "iteration-00000002 is there already" in answer.stderr
     assert sorted((theirs / "checkpoints").glob("iteration-*")) == before
 
@@ -61,49 +55,63 @@ def test_a_file_that_is_missing_or_short_makes_no_checkpoint_and_costs_none(tmp_
     assert "has 4 bytes, not 5" in tried({"rank-00000.safetensors": 5})
 
 
-def test_a_second_run_in_a_folder_waits_for_the_first(start: Starter, tmp_path: Path) -> None:
-    flags = ("train", "--hidden", "4", "--save-interval", "5", "--resume", "auto", "--out", str(tmp_path))
-    with start(1, *flags, "--epochs", "100000") as first:
-        try:
-            while not complete(tmp_path / "checkpoints"):
-                assert first.poll() is None
-                time.sleep(0.02)
-            with start(1, *flags, "--iterations", "10") as second:
-                assert second.stderr
-                assert " used by process " in second.stderr.readline()
-                (mpirun,) = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
-                os.kill(int(mpirun), signal.SIGUSR1)
-                first.communicate(timeout=60)
-                assert first.returncode == 75
-                output, errors = second.communicate(timeout=60)
-                assert (second.returncode, errors) == (0, "")
-                assert "going on from " in output
-        finally:
-            first.terminate()
-
-
-def test_what_compression_held_back_starts_anew_with_another_loss_scale(
-    mpirun: Runner, tmp_path: Path
+def test_a_second_run_in_a_folder_goes_on_from_what_the_first_saves(
+    alone: Runner, start: Starter, tmp_path: Path
 ) -> None:
-    flags = ("--hidden", "4", "--compress", "topk", "--save-interval", "1", "--out", str(tmp_path))
-    for iteration, scale in (("1", "2"), ("2", "2"), ("3", "4")):
-        more = ("--iterations", iteration, "--loss-scale", scale, "--resume", "auto")
-        answer = mpirun(2, "train", *flags, *more)
-        assert answer.returncode == 0, answer.stderr
-        anew = "loss-scale 4.0; what ranks kept of compressed gradients starts anew" in answer.stdout
-        assert anew == (scale == "4")
+    flags = (
+        "train",
+        "--peak-tflops",
+        "1",
+        "--save-interval",
+        "5",
+        "--resume",
+        "auto",
+        "--out",
+        str(tmp_path),
+    )
+    elsewhere, checkpoints = tmp_path / "elsewhere", tmp_path / "checkpoints"
+    alone(*flags, "--iterations", "5", "--checkpoints", str(elsewhere))
+    held = Lock(checkpoints, patience_s=0)
+    with start(1, *flags, "--iterations", "10") as second:
+        try:
+            assert second.stderr
+            assert " used by process " in second.stderr.readline()
+            (elsewhere / "iteration-00000005").rename(checkpoints / "iteration-00000005")
+            held.close()
+            output, errors = second.communicate(timeout=60)
+        finally:
+            second.terminate()
+    assert (second.returncode, errors) == (0, "")
+    assert "going on from " in output
+
+
+@pytest.mark.parametrize("compress", COMPRESSORS)
+def test_what_compression_held_back_is_kept_but_for_another_loss_scale(
+    mpirun: Runner, tmp_path: Path, compress: str
+) -> None:
+    def hashes(out: str, iterations: str, scale: str, *, anew: bool = False) -> list[str]:
+        flags = ("--hidden", "4", "--compress", compress, "--save-interval", "2", "--resume", "auto")
+        given = ("--iterations", iterations, "--loss-scale", scale, "--out", str(tmp_path / out))
+        told = mpirun(2, "train", *flags, *given).stdout
+        assert ("what ranks kept of compressed gradients starts anew" in told) == anew
+        return list(records(tmp_path / out, "result")[0]["param_hashes"])
+
+    whole = hashes("whole", "4", "2")
+    hashes("parted", "2", "2")
+    assert hashes("parted", "4", "2") == whole
+    hashes("parted", "5", "4", anew=True)
 
 
 def test_a_full_disk_under_the_metrics_ends_all_ranks_in_one_line(mpirun: Runner, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    answer = mpirun(2, "train", "--hidden", "4", "--iterations", "1", "--out", str(tmp_path))
-    assert answer.returncode == 1
+    answer = mpirun(2, "train", "--iterations", "1", "--out", str(tmp_path), launched=True, rc=1)
     assert "Traceback" not in answer.stderr
     (said,) = (line for line in answer.stderr.splitlines() if "payload: error" in line)
     assert said.startswith("payload: error: rank 0 on ")
     assert said.endswith("metrics.jsonl cannot be written: No space left on device")
 
 
+@pytest.mark.usefixtures("tensorboard_alone")
 def test_a_full_disk_under_tensorboards_files_is_one_line(tmp_path: Path) -> None:
     board = EventFile(tmp_path)
     (file,) = tmp_path.iterdir()

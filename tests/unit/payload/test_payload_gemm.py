@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,15 +13,13 @@ from payload.device import Device
 from payload.errors import UsageError
 from payload.gemm import _Layer, gemm
 from payload.settings import GemmSize
-
-Runner = Callable[..., subprocess.CompletedProcess[str]]
+from tests.unit.payload.conftest import Runner, records
 
 
 def test_every_rank_multiplies_and_the_sums_are_right(mpirun: Runner, tmp_path: Path) -> None:
     kinds = ("bfloat16", "float16", "float32", "float64")
     arguments = ("--sizes", "64,33x700x17", "--dtypes", ",".join(kinds), "--iterations", "3")
     answer = mpirun(3, "gemm", *arguments, "--comm", "ring", "--out", str(tmp_path))
-    assert answer.returncode == 0, answer.stderr
     *lines, last = answer.stdout.splitlines()
     told = json.loads(last)
     assert told["ok"]
@@ -39,7 +35,7 @@ def test_every_rank_multiplies_and_the_sums_are_right(mpirun: Runner, tmp_path: 
         assert result["sum_bytes"] == result["m"] * result["n"] * (8 if result["dtype"] == "float64" else 4)
     assert len(lines) == 8
     assert all(line.endswith("; right") for line in lines)
-    written = [json.loads(line) for line in (tmp_path / "gemm.jsonl").read_text().splitlines()]
+    written = records(tmp_path, file="gemm.jsonl")
     assert [{k: v for k, v in one.items() if k not in ("kind", "time")} for one in written] == told["results"]
 
 
@@ -63,7 +59,6 @@ def test_a_rounded_product_is_right_and_another_is_not(device: Device) -> None:
 
 def test_a_wrong_sum_is_found_on_the_rank_that_has_it(program: Runner, tmp_path: Path) -> None:
     answer = program(2, "liar.py", "sum", "gemm", str(tmp_path))
-    assert answer.returncode == 0, answer.stderr
     *lines, last = answer.stdout.splitlines()
     assert json.loads(last)["ok"] is False
     assert json.loads(last)["results"][0]["wrong_rows"] == [0, 1]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,7 @@ from payload import align
 from payload.__main__ import main
 from payload.host import launcher_rank, pmi_complaint, size_complaint
 from tests.support.sweeps import in_sweep
-
-Runner = Callable[..., subprocess.CompletedProcess[str]]
+from tests.unit.payload.conftest import Runner
 
 
 @pytest.mark.parametrize(
@@ -56,8 +53,7 @@ def test_launcher_ranks() -> None:
 
 @pytest.mark.parametrize("command", ["train", *in_sweep("probe")])
 def test_a_world_of_one_in_a_job_of_two_fails_loudly(alone: Runner, command: str) -> None:
-    answer = alone(command, SLURM_NTASKS="2", SLURM_PROCID="1")
-    assert answer.returncode == 3
+    answer = alone(command, SLURM_NTASKS="2", SLURM_PROCID="1", rc=3)
     assert answer.stdout == ""
     assert "SLURM_NTASKS=2" in answer.stderr
     assert "srun --mpi=pmix" in answer.stderr
@@ -66,12 +62,10 @@ def test_a_world_of_one_in_a_job_of_two_fails_loudly(alone: Runner, command: str
 
 def test_srun_without_pmix_is_named_before_mpi_dies_of_it(alone: Runner) -> None:
     srun = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODELIST": "a"}
-    first = alone("probe", **srun, SLURM_PROCID="0")
-    assert first.returncode == 3
+    first = alone("probe", **srun, SLURM_PROCID="0", rc=3)
     assert "srun --mpi=pmix" in first.stderr
     assert len(first.stderr.splitlines()) == 1
-    second = alone("probe", **srun, SLURM_PROCID="1")
-    assert (second.returncode, second.stderr) == (3, "")
+    assert alone("probe", **srun, SLURM_PROCID="1", rc=3).stderr == ""
 
 
 def test_only_open_mpi_under_srun_needs_pmi() -> None:
@@ -83,15 +77,13 @@ def test_only_open_mpi_under_srun_needs_pmi() -> None:
 
 
 def test_a_wrong_world_under_mpirun_is_told_once(mpirun: Runner) -> None:
-    answer = mpirun(2, "probe", SLURM_NTASKS="4")
-    assert answer.returncode == 3
+    answer = mpirun(2, "probe", SLURM_NTASKS="4", rc=3)
     assert answer.stderr.count("payload: error:") == 1
 
 
 @pytest.mark.parametrize("victim", [pytest.param("0", marks=pytest.mark.sweep), "1"])
 def test_an_exception_on_one_rank_ends_them_all(program: Runner, victim: str) -> None:
-    answer = program(2, "crash.py", victim)
-    assert answer.returncode == 1
+    answer = program(2, "faults.py", "breaks", victim, launched=True, rc=1)
     assert f"rank {victim} on " in answer.stderr
     assert "ZeroDivisionError: this rank breaks" in answer.stderr
     assert "Traceback" in answer.stderr
@@ -102,7 +94,7 @@ def test_an_exception_on_one_rank_ends_them_all(program: Runner, victim: str) ->
     [
         "gemm --sizes 99999999",
         pytest.param("gemm --sizes 99999999999999999999", marks=pytest.mark.sweep),
-        "train --hidden 99999999999999999999 --iterations 1",
+        pytest.param("train --hidden 99999999999999999999 --iterations 1", marks=pytest.mark.sweep),
         pytest.param("train --hidden 2000000000,2000000000 --iterations 1", marks=pytest.mark.sweep),
         pytest.param(
             "train --model gpt-tiny --data synthetic --sequence-length 999999999999 --iterations 1",
@@ -113,8 +105,7 @@ def test_an_exception_on_one_rank_ends_them_all(program: Runner, victim: str) ->
 def test_memory_that_runs_out_is_one_line_and_ends_all_ranks(
     mpirun: Runner, tmp_path: Path, line: str
 ) -> None:
-    answer = mpirun(2, *line.split(), "--device", "cpu", "--out", str(tmp_path))
-    assert answer.returncode == 1
+    answer = mpirun(2, *line.split(), "--device", "cpu", "--out", str(tmp_path), launched=True, rc=1)
     assert "Traceback" not in answer.stderr
     said = [text for text in answer.stderr.splitlines() if text.startswith("payload: error: rank ")]
     assert 1 <= len(said) <= 2  # on both ranks, if neither was ended before
@@ -135,5 +126,4 @@ def test_memory_that_runs_out_without_mpi_is_one_line(
 
 
 def test_freed_memory_is_used_again(program: Runner) -> None:
-    ran = program(1, "freed.py")
-    assert ran.returncode == 0, ran.stderr
+    program(1, "freed.py", launched=True)

@@ -1,9 +1,8 @@
-"""Every backward pass against finite differences, in float64; and PyTorch's answers to infinities and NaN."""
+"""Every layer beside PyTorch's and finite differences; and PyTorch's answers to infinities and NaN."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -20,36 +19,12 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Layer, Sequential, Tape, Unit, normal
 from payload.nn.norm import BatchNorm
 from payload.nn.pool import MaxPool2d
-from payload.parallel.mesh import Options, alone
 from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
-from payload.parallel.zero import Storage
-from payload.precision import PRECISIONS
-from tests.unit.payload.doubles.layers import draw, stored
-from tests.unit.payload.doubles.oracle import functional, torch
+from tests.unit.payload.doubles.cases import BLOCKS, CASES, WINOGRAD
+from tests.unit.payload.doubles.layers import draw, slope, stored
+from tests.unit.payload.doubles.oracle import EACH_DTYPE, compare, functional, torch
 
-_STEP = 1e-6
 _CONTEXT = Context(Cpu())
-
-
-def _slope(function: Callable[[], float], variable: Array) -> Array:
-    """Central differences of a function of ``variable``, which is moved in place."""
-    slope = np.zeros_like(variable)
-    for index in np.ndindex(variable.shape):
-        value = variable[index]
-        variable[index] = value + _STEP
-        above = function()
-        variable[index] = value - _STEP
-        slope[index] = (above - function()) / (2 * _STEP)
-        variable[index] = value
-    return slope
-
-
-def _stored(units: list[Unit]) -> Storage:
-    """The units' parameters and gradients in flat float64 arrays."""
-    dp = alone().dp
-    storage = Storage(_CONTEXT.device, units, dp, Options(seed=1, precision=PRECISIONS["fp64"]))
-    storage.begin()
-    return storage
 
 
 @pytest.fixture
@@ -57,23 +32,48 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
-@pytest.mark.parametrize("layer", [Linear(_CONTEXT, "l", 5, 3), ReLU()], ids=["linear", "relu"])
-def test_layer_gradients(layer: Layer, rng: np.random.Generator) -> None:
-    storage = _stored([Unit("u", layer)])
-    storage.master_weights += rng.standard_normal(storage.master_weights.shape)
-    x = rng.standard_normal((4, 5))
+@EACH_DTYPE
+@pytest.mark.parametrize("name", [*CASES, *BLOCKS, *WINOGRAD])
+def test_layer_is_pytorchs(name: str, dtype: str, device: Device) -> None:
+    case = {**CASES, **BLOCKS, **WINOGRAD}[name]
+    compare(case.make(Context(device)), case.input(dtype), device, case.theirs)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layer_gradients_are_slopes(name: str) -> None:
+    case, rng = CASES[name], np.random.default_rng(6)
+    layer = case.make(_CONTEXT)
+    storage = stored([Unit("u", layer)], _CONTEXT.device)
+    storage.master_weights += 0.5 * rng.standard_normal(storage.master_weights.shape)
+    x = case.input()
+    samples = draw(len(x), _CONTEXT.device)
     weights = rng.standard_normal(layer.forward(x.copy(), Tape()).shape)
 
     def loss() -> float:
-        return float((layer.forward(x.copy(), Tape(training=False)) * weights).sum())
+        return float((layer.forward(x.copy(), Tape(draw=samples)) * weights).sum())
 
-    first, second = Tape(), Tape()  # two micro-batches in flight: their gradients add up
+    first, second = Tape(draw=samples), Tape(draw=samples)  # two micro-batches in flight: gradients add up
     layer.forward(x.copy(), first)
     layer.forward(x.copy(), second)
     dx = layer.backward(weights.copy(), first)
     layer.backward(weights.copy(), second)
-    np.testing.assert_allclose(dx, _slope(loss, x), atol=1e-7)
-    np.testing.assert_allclose(storage.grads, 2 * _slope(loss, storage.master_weights), atol=1e-7)
+    if case.shape is not None:
+        np.testing.assert_allclose(dx, slope(loss, x), atol=1e-7)
+    np.testing.assert_allclose(storage.grads, 2 * slope(loss, storage.master_weights), atol=1e-7)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layer_of_no_samples(name: str, device: Device) -> None:
+    case = CASES[name]
+    layer = case.make(Context(device))
+    storage = stored([Unit("u", layer)], device)
+    x, tape = device.asarray(case.input()), Tape(draw=draw(0, device))
+    full = layer.forward(x.copy(), Tape())
+    y = layer.forward(x[:0].copy(), tape)
+    assert y.shape == (0, *full.shape[1:])
+    dx = layer.backward(device.xp.zeros_like(y), tape)
+    assert case.shape is None or dx.shape == (0, *x.shape[1:])
+    assert not storage.grads.any()
 
 
 def test_cross_entropy_gradient(rng: np.random.Generator) -> None:
@@ -86,7 +86,7 @@ def test_cross_entropy_gradient(rng: np.random.Generator) -> None:
     loss.forward(logits.copy(), labels, tape)
     np.testing.assert_allclose(
         loss.backward(0.25, tape),
-        _slope(lambda: 0.25 * float(loss.forward(logits, labels, Tape()).loss), logits),
+        slope(lambda: 0.25 * float(loss.forward(logits, labels, Tape()).loss), logits),
         atol=1e-8,
     )
 
@@ -99,7 +99,7 @@ def test_cross_entropy_of_huge_logits_is_finite() -> None:
 
 def test_model_gradients(rng: np.random.Generator) -> None:
     units = mlp.build(_CONTEXT, inputs=5, classes=3, hidden=(7, 6))
-    storage, loss = _stored(units), SoftmaxCrossEntropy(_CONTEXT)
+    storage, loss = stored(units, _CONTEXT.device), SoftmaxCrossEntropy(_CONTEXT)
     stage = Stage(units, storage)
     x, labels = rng.standard_normal((8, 5)), rng.integers(0, 3, 8)
 
@@ -110,12 +110,12 @@ def test_model_gradients(rng: np.random.Generator) -> None:
     Pipeline(stage, loss).train(
         [MicroBatch(x, labels, np.arange(8, dtype="uint32"))], scale=1, seed=0, iteration=1
     )
-    np.testing.assert_allclose(storage.grads, _slope(value, storage.master_weights), atol=1e-6)
+    np.testing.assert_allclose(storage.grads, slope(value, storage.master_weights), atol=1e-6)
 
 
 def test_an_empty_shard_has_no_gradient() -> None:
     units = mlp.build(_CONTEXT, inputs=5, classes=3, hidden=(4,))
-    storage = _stored(units)
+    storage = stored(units, _CONTEXT.device)
     storage.grads[:] = 1
     nothing = MicroBatch(np.empty((0, 5)), np.empty(0, np.int64), np.empty(0, "uint32"))
     schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(_CONTEXT))
@@ -125,7 +125,7 @@ def test_an_empty_shard_has_no_gradient() -> None:
 
 def test_a_parameter_without_a_gradient_has_zero() -> None:
     linear = Linear(_CONTEXT, "l", 2, 2)
-    storage = _stored([Unit("u", Sequential(linear))])
+    storage = stored([Unit("u", Sequential(linear))], _CONTEXT.device)
     storage.grads[:] = 1
     storage.begin()
     storage.backward_done(Unit("u", Sequential(linear)), last=True)

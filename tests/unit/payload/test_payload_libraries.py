@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,12 +25,12 @@ from payload.model_folder import build, read_record, read_weights
 from payload.models import MODELS
 from payload.nn.module import Draw, Tape
 from tests.support.install import libraries
+from tests.unit.payload.conftest import Runner, records
 from tests.unit.payload.doubles.oracle import torch
 
 if TYPE_CHECKING:
     from torch import nn
 
-Runner = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.sweep  # PyPI's transformers and torchvision are installed for it
 
 _HF = {
@@ -103,10 +102,8 @@ def _flags(model: str, folder: Path) -> str:
 
 def _train(alone: Runner, flags: str, out: Path) -> float:
     """One iteration; its loss, which is before the update."""
-    answer = alone("train", *flags.split(), "--iterations", "1", "--device", "cpu", "--out", str(out))
-    assert answer.returncode == 0, answer.stderr
-    records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    return next(float(record["loss"]) for record in records if record["kind"] == "iteration")
+    alone("train", *flags.split(), "--iterations", "1", "--device", "cpu", "--out", str(out))
+    return float(records(out, "iteration")[0]["loss"])
 
 
 def _first_batch(flags: str) -> tuple[Array, Array]:

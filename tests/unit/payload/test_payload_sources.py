@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import json
 import struct
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,7 @@ from payload.data.tokenizer import BytePairs, Bytes, learn
 from payload.device import Array
 from payload.errors import UsageError
 from payload.nn.module import Draw
-
-Runner = Callable[..., subprocess.CompletedProcess[str]]
+from tests.unit.payload.conftest import Runner
 
 _TEXT = b"the cat sat on the mat, and the other cat sat on the other mat. " * 40
 
@@ -118,6 +116,7 @@ def test_idx_files_are_read_as_they_were_written(tmp_path: Path, compressed: boo
     np.testing.assert_array_equal(held_out.labels, labels)
 
 
+@pytest.mark.sweep
 def test_fashion_mnist_is_read_from_debians_files() -> None:
     source = _open("--data", "idx:/usr/share/datasets/fashion-mnist")
     assert (source.training, source.held_out, source.facts["classes"]) == (60_000, 10_000, 10)
@@ -409,8 +408,7 @@ def test_images_that_the_run_does_not_know(tmp_path: Path, changed: dict[str, An
 def test_ranks_make_their_own_shares_of_the_same_batches(program: Runner, tmp_path: Path) -> None:
     file = tmp_path / "text"
     file.write_bytes(_TEXT)
-    answer = program(4, "feeds.py", str(file))
-    assert answer.returncode == 0, answer.stderr
+    program(4, "feeds.py", str(file))
 
 
 def test_data_that_differs_between_nodes_is_refused_by_all(program: Runner, tmp_path: Path) -> None:
@@ -422,8 +420,7 @@ def test_data_that_differs_between_nodes_is_refused_by_all(program: Runner, tmp_
     labels = tmp_path / "1" / "train-labels-idx1-ubyte"
     labels.write_bytes(labels.read_bytes()[:-2] + b"\1\1")
     (tmp_path / "1" / "text").write_bytes(_TEXT.replace(b"cat", b"dog", 1))
-    answer = program(2, "differing.py", str(tmp_path), seconds=60)
-    assert answer.returncode == 0, answer.stderr
+    program(2, "differing.py", str(tmp_path), seconds=60)
 
 
 class _Crowd(Solo):

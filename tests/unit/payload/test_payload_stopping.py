@@ -16,7 +16,15 @@ ROOT = Path(__file__).parents[3]
 
 def start(out: Path, *flags: str) -> subprocess.Popen[str]:
     """A run that ends by a signal only."""
-    flags = ("--epochs", "100000", "--out", str(out), *(flags or ("--save-interval", "1000000")))
+    flags = (
+        "--epochs",
+        "100000",
+        "--peak-tflops",
+        "1",
+        "--out",
+        str(out),
+        *(flags or ("--save-interval", "1000000")),
+    )
     return subprocess.Popen(
         [sys.executable, "-u", "-m", "payload", "train", *flags],
         cwd=ROOT,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -21,25 +20,20 @@ from payload.parallel.pipeline import MicroBatch
 from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS
 from tests.support.sweeps import in_sweep
+from tests.unit.payload.conftest import Runner
 from tests.unit.payload.doubles.strict import Strict
 
 _CONTEXT = Context(Cpu())
 
 
 @pytest.mark.parametrize("ranks", [3, *in_sweep(1, 2)])
-def test_all_stages_take_the_steps_of_one_rank(
-    program: Callable[..., subprocess.CompletedProcess[str]], ranks: int
-) -> None:
-    answer = program(ranks, "zero.py")
-    assert answer.returncode == 0, answer.stderr
+def test_all_stages_take_the_steps_of_one_rank(program: Runner, ranks: int) -> None:
+    program(ranks, "zero.py")
 
 
 @pytest.mark.parametrize("zero", [*in_sweep("1"), "3"])
-def test_a_run_may_end_after_any_step(
-    program: Callable[..., subprocess.CompletedProcess[str]], zero: str
-) -> None:
-    answer = program(2, "leave.py", zero)
-    assert answer.returncode == 0, answer.stderr
+def test_a_run_may_end_after_any_step(program: Runner, zero: str) -> None:
+    program(2, "leave.py", zero, launched=True)
 
 
 class _Borrower:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
 from payload.device import Array, Device
 from payload.nn.module import Layer, Parameter, Tape, Unit
+from tests.support.sweeps import in_sweep
 from tests.unit.payload.doubles.layers import stored
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ else:
     torch, functional = Lazy("torch"), Lazy("torch.nn.functional")
 
 __all__ = [
+    "EACH_DTYPE",
     "TOLERANCE",
     "Tensors",
     "assert_close",
@@ -47,6 +50,11 @@ __all__ = [
 ]
 Tensors = dict[str, "torch.Tensor"]
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
+EACH_DTYPE = pytest.mark.parametrize(
+    ("device", "dtype"),
+    [("real", "float64"), ("strict", "float32"), *in_sweep(("real", "float32"), ("strict", "float64"))],
+    indirect=["device"],
+)
 
 
 @functools.cache

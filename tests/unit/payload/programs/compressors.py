@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from elsewhere import Apart
 
 from payload.comm import mpi
 from payload.comm.compression import Compressed, ParamSlice, make_compressor
@@ -13,6 +12,7 @@ from payload.comm.transport import Transport
 from payload.config import COMPRESSORS
 from payload.device import Array, Cpu
 from tests.unit.payload.doubles.streams import Streamed
+from tests.unit.payload.programs.elsewhere import Apart
 
 world = mpi.start()
 RANK, SIZE = world.rank, world.size

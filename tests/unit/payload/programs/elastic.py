@@ -49,17 +49,12 @@ class Layout:
 
 CHAIN = [
     Layout(1),
-    Layout(2),
     Layout(3),
-    Layout(1),
     Layout(2, zero=2),
     Layout(3, zero=3),
-    Layout(4, tp=2),
     Layout(4, tp=2, zero=3, offload=True),
     Layout(4, tp=2, pp=2),
     Layout(4, pp=2, zero=1),
-    Layout(3, pp=3),
-    Layout(2, tp=2),
     Layout(1),
 ]
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
-from elsewhere import Apart
 
 from payload.comm import mpi, ring, transport
 from payload.comm.base import Pending, on_all_ranks
@@ -21,6 +20,7 @@ from payload.comm.transport import MPI, Transport
 from payload.device import Array, Cpu, Device
 from payload.errors import UsageError
 from tests.unit.payload.doubles.streams import Streamed
+from tests.unit.payload.programs.elsewhere import Apart
 
 # Smaller than in earnest, so that small arrays are of many pieces and go all ways.
 transport.CHUNK_BYTES = mpi.CHUNK_BYTES = 1 << 14

@@ -1,0 +1,75 @@
+"""Runs in which one rank is not as the others are.
+
+mpirun -n 2 python faults.py NAME ...    the name of one of these functions, and its arguments
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+from payload.__main__ import main
+from payload.checkpoint.saver import Saver
+from payload.comm import mpi
+from payload.device import Array
+
+RANK, SIZE = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE"))
+LAST = RANK == SIZE - 1
+
+
+def breaks(victim: str) -> None:
+    """A rank breaks while the others wait for it."""
+    comm = mpi.start()
+    if comm.rank == int(victim):
+        raise ZeroDivisionError("this rank breaks")
+    comm.allgather(None)
+
+
+def is_late() -> int:
+    """All ranks have a wrong command line, and rank 0 is the last to start."""
+    if RANK == 0:
+        time.sleep(1.5)
+    return main(["train", "--lr", "fast"])
+
+
+def lacks_the_config(folder: str) -> int:
+    file = Path(folder) / ("missing.toml" if LAST else "mine.toml")
+    if not LAST:
+        file.write_text("[batch]\niterations = 2\n")
+    return main(["train", "--config", str(file), "--out", folder])
+
+
+def has_its_own_folder(folder: str) -> int:
+    return main(["train", "--save-interval", "1", "--checkpoints", f"{folder}/{RANK}", "--out", folder])
+
+
+def drifts(folder: str) -> int:
+    """Sums come out a little different on the last rank."""
+
+    class Drifting(mpi.MpiCommunicator):
+        def allreduce(self, array: Array) -> None:
+            super().allreduce(array)
+            if LAST:
+                array *= 1 + 1e-12
+
+    with patch.object(mpi, "MpiCommunicator", Drifting):
+        return main(["train", "--iterations", "2", "--precision", "fp64", "--out", folder])
+
+
+def loses_its_writer(folder: str) -> int:
+    """The process that writes the last rank's checkpoints is killed along the way."""
+    before = Saver.written
+
+    def written(saver: Saver) -> bool:
+        if LAST:
+            for child in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
+                os.kill(int(child), signal.SIGKILL)
+        return before(saver)
+
+    with patch.object(Saver, "written", written):
+        return main(["train", "--save-interval", "2", "--out", folder])
+
+
+sys.exit(globals()[sys.argv[1]](*sys.argv[2:]))
