@@ -4,9 +4,7 @@
 PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin"
 echo @node
 has() { command -v "$1" >/dev/null 2>&1; }
-# While an exchange of Slurm's packages is cut off, slurmd may not start; what it said before lies there.
-node() { slurmd -C || cat /var/lib/clusterctl-slurm/node 2>/dev/null; }
-if { [ "$1" != known ] || has nvidia-smi; } && has slurmd; then node; else echo absent; fi
+if { [ "$1" != known ] || has nvidia-smi; } && has slurmd; then slurmd -C; else echo absent; fi
 echo @gpus
 if has nvidia-smi; then
     if said=$(timeout 30 nvidia-smi --query --xml-format 2>&1); then

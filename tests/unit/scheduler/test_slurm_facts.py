@@ -61,12 +61,3 @@ def test_slurmd_is_not_asked_for_a_size_that_is_known(tmp_path: Path) -> None:
     for words, first in (((), "CPUs=2"), (("sh", "known"), "absent")):
         said = LocalTransport().run([*with_slurmd, *words]).stdout.splitlines()
         assert said[:2] == ["@node", first]
-
-
-def test_where_packages_are_half_exchanged_a_node_is_what_it_was_before(tmp_path: Path) -> None:
-    (tmp_path / "slurmd").write_text("#!/bin/sh\nexit 127\n")
-    (tmp_path / "slurmd").chmod(0o755)
-    (tmp_path / "node").write_text("NodeName=n1 CPUs=2\n")
-    script = NODE_ARGV[-1].replace("/var/lib/clusterctl-slurm", str(tmp_path))
-    argv = [NODE_ARGV[0], "-c", f"PATH={tmp_path}:$PATH; {script}"]
-    assert LocalTransport().run(argv).stdout.splitlines()[:2] == ["@node", "NodeName=n1 CPUs=2"]
