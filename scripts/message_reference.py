@@ -1,8 +1,8 @@
 """Writes docs/errors.md: every code with its messages. `--uncoded` lists the places that have no code.
 
 The source is parsed, not run. A code is the argument ``code="…"`` of a call, the literal code of a
-``Finding`` or a ``Notice``, or that of a class of errors that means one condition. Causes of failed jobs and
-refusals of Google have theirs in data files.
+``Finding`` or a ``Notice``, or that of a class of errors that means one condition. Causes of failed jobs,
+faults of GPUs, and refusals of Google, ssh and sudo have theirs in data files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 PAGE: Final = ROOT / "docs" / "errors.md"
 CAUSES: Final = ROOT / "clusterctl" / "scheduler" / "data" / "causes.toml"
 FAULTS: Final = ROOT / "clusterctl" / "hosts" / "data" / "nvidia.toml"
-DIAGNOSES: Final = ROOT / "clusterctl" / "providers" / "gcp" / "data" / "diagnoses.yaml"
+REFUSALS: Final = tuple(
+    ROOT / "clusterctl" / "providers" / name
+    for name in ("gcp/data/diagnoses.yaml", "onprem/data/refusals.yaml")
+)
 # Positions among the arguments: of the code, of what is wrong, why, and what to do about it.
 POSITIONS: Final = {
     "Finding": (2, 3, 4, 5),
@@ -237,7 +240,7 @@ def _texts(module: _Module, node: ast.expr | None) -> tuple[str, ...]:
 
 
 def _from_data() -> Iterator[Message]:
-    """Yield the causes of failed jobs, the faults of GPUs and the refusals of Google, which are data."""
+    """Yield the causes of failed jobs, the faults of GPUs and the refusals of Google, ssh and sudo."""
     for cause in tomllib.loads(CAUSES.read_text(encoding="utf-8"))["causes"]:
         fixes = (cause["fix"],) if "fix" in cause else ()
         yield Message(cause["code"], "cause of a job", CAUSES.name, (cause["cause"],), (), fixes)
@@ -245,8 +248,10 @@ def _from_data() -> Iterator[Message]:
         yield Message(
             fault["code"], "fault", FAULTS.name, (fault["what"],), (fault["means"],), (fault["fix"],)
         )
-    for rule in yaml.safe_load(DIAGNOSES.read_text(encoding="utf-8")):
-        yield Message(rule["code"], "refusal", DIAGNOSES.name, (rule["cause"],), (), (rule["fix"],))
+    for file in REFUSALS:
+        for rule in yaml.safe_load(file.read_text(encoding="utf-8")):
+            fixes = (rule["fix"],) if "fix" in rule else ()
+            yield Message(rule["code"], "refusal", file.name, (rule["cause"],), (), fixes)
 
 
 def page() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,15 @@ from tests.support.messages import shows
 
 def test_page_lists_every_code_as_it_is_now() -> None:
     assert message_reference.PAGE.read_text() == message_reference.page(), "run `make reference`"
+
+
+def test_page_lists_the_codes_of_data_files() -> None:
+    files = (message_reference.ROOT / "clusterctl").rglob("data/*.*")
+    texts = [file.read_text() for file in files if file.suffix in {".toml", ".yaml"}]
+    code = re.compile(r"^(?:- )?code(?::| =) *['\"]?([\w-]+)", re.MULTILINE)
+    codes = {found for text in texts for found in code.findall(text)}
+    assert {"sudo-password", "name-taken"} <= codes
+    assert codes - message_reference.printed_texts().keys() == set()
 
 
 def test_every_place_that_reports_has_a_code() -> None:
