@@ -386,6 +386,8 @@ class TransferError(ClusterctlError):
 
 
 class JobFailedError(ClusterctlError):
+    """The job that `submit` waited for failed."""
+
     code = "job-failed"
     exit_code = 4
 

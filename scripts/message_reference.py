@@ -54,9 +54,9 @@ HEAD: Final = """\
 
 <!-- Written by scripts/message_reference.py from the source: `make reference`. -->
 
-Every error, finding, refusal and note of clusterctl and of its training program has a code. It is the `code`
-of each entry of `failures` under `-o json`, and stays the same when the wording changes. In this page `…`
-stands for a value, and so does a word in braces.
+Every error, finding and refusal of clusterctl and of its training program has a code, and so have most
+notes. Under `-o json` it is the `code` of each entry of `failures` and `findings`. Codes stay the same when
+the wording changes. In this page `…` stands for a value, and so does a word in braces.
 """
 
 
@@ -177,15 +177,18 @@ def modules() -> Iterator[_Module]:
             yield _Module(path, ast.parse(path.read_text(encoding="utf-8")))
 
 
-def classes_with_codes(every: Iterable[_Module]) -> Mapping[str, str]:
-    """Return the code of each class of errors that means one condition."""
+def classes_with_codes(every: Iterable[_Module]) -> Mapping[str, tuple[str, str]]:
+    """Return the code and the docstring's first line of each class of errors that means one condition."""
     found = {}
     for module in every:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and node.name not in BROAD:
                 for value in _assigned(ast.Module(node.body, []), "code"):
                     if isinstance(value, ast.Constant):
-                        found[node.name] = str(value.value)
+                        found[node.name] = (
+                            str(value.value),
+                            (ast.get_docstring(node) or "").partition("\n")[0],
+                        )
     return found
 
 
@@ -203,13 +206,15 @@ def messages() -> tuple[list[Message], list[str]]:
                 continue
             codes, what, why, fix = _parts(module, call, kind, given)
             if not codes and kind in own:
-                codes = (own[kind],)
+                codes = (own[kind][0],)
             found += [
                 Message(code, kind, module.place(call), *(_texts(module, part) for part in (what, why, fix)))
                 for code in codes
             ]
             if not codes and kind in BROAD and not _is_relayed(given):
                 uncoded.append(f"{module.place(call)}: {kind}")
+    reported = {message.code for message in found}
+    found += [Message(code, "class", "", (text,)) for code, text in own.values() if code not in reported]
     return found, uncoded
 
 
