@@ -32,6 +32,8 @@ from ansible.module_utils.user_rights import person_above, rights_for
 DATABASES = "/var/lib/mysql"
 
 _OWN_DATABASES = frozenset({"mysql", "performance_schema", "sys", "test", "lost+found", "slurm_acct_db"})
+# How the names of MariaDB's packages, unit, account and folders begin.
+_MARIADB = ("mariadb", "mysql", "my.cnf.d")
 _SHOWN = 10
 
 
@@ -50,6 +52,7 @@ class Restorer:
         self._done: list[str] = []
         self._left: list[str] = []
         self._homes: set[str] = set()
+        self._spared: tuple[str, ...] = ()
         self._guard = Guard(str(store.root / "etc"))
         self._aside = Aside([path for path, was in ledger["trees"].items() if was])
 
@@ -65,10 +68,12 @@ class Restorer:
         if self._module.check_mode:
             return {"changed": True, "done": [], "clusterctl_notes": []}
         self._check_contents()
+        self._spare_databases_of_others()
         self._put_back_aside()
         self._keep_somebodys_versions()
         for unit, before in self._ledger["units"].items():
-            self._done += self._units.stop(unit, before)
+            if not self._is_spared(unit):
+                self._done += self._units.stop(unit, before)
         self._unmount()
         self._remove_accounts()  # munge's own purge fails on one whose number is not a system account's
         self._remove_packages()
@@ -94,6 +99,16 @@ class Restorer:
         for entry in self._ledger["paths"].values():
             if entry["before"]["kind"] == "file" and entry["after"] != entry["before"]:
                 self._store.content(entry["before"]["content"])
+
+    def _spare_databases_of_others(self) -> None:
+        """Have the MariaDB that came with the cluster stay as it is if others have databases in it."""
+        if not self._ledger["trees"].get(DATABASES, True) and (others := _databases_of_others()):
+            self._spared = _MARIADB
+            self._left.append(f"MariaDB, which holds databases of others: {_few(others)}")
+
+    def _is_spared(self, name: str) -> bool:
+        """Return whether a package, a unit or a folder belongs to a MariaDB that stays."""
+        return Path(name).name.startswith(self._spared)
 
     def _keep_somebodys_versions(self) -> None:
         """What others have made of our files, where it can't be told from ours: read before anything goes."""
@@ -133,7 +148,8 @@ class Restorer:
         installed = self._packages.installed()
         ours = set(noted["ours"]) if self._ledger["sealed"] else set(installed) - set(noted["before"])
         left = {*installed, *self._packages.settings()} - set(noted["settings"]).difference(installed)
-        ours &= left  # also what an attempt before removed but for its settings
+        # Also what an attempt before removed but for its settings.
+        ours = {name for name in ours & left if not self._is_spared(name)}
         removable = self._packages.removable(ours)
         if removable:
             self._guard.hold()
@@ -227,7 +243,8 @@ class Restorer:
 
     def _remove_generated(self) -> None:
         """What packages of ours made for themselves, in folders that they brought."""
-        folders = [p for p, e in self._ledger["paths"].items() if e["before"] == ABSENT and Path(p).is_dir()]
+        new = [path for path, entry in self._ledger["paths"].items() if entry["before"] == ABSENT]
+        folders = [path for path in new if Path(path).is_dir() and not self._is_spared(path)]
         for path in sorted(self._ours_in_etc()):
             if os.path.lexists(path) and any(path.startswith(f"{folder}/") for folder in folders):
                 Path(path).unlink()
@@ -235,10 +252,7 @@ class Restorer:
 
     def _remove_trees(self) -> None:
         for path, was_there in sorted(self._ledger["trees"].items(), reverse=True):
-            if was_there or not os.path.lexists(path):
-                continue
-            if path == DATABASES and (others := _databases_of_others()):
-                self._left.append(f"{path}: it holds databases of others: {_few(others)}")
+            if was_there or self._is_spared(path) or not os.path.lexists(path):
                 continue
             if stayed := remove_tree(path):
                 self._left.append(f"what belongs to people or is mounted: {_few(stayed)}")
@@ -248,7 +262,7 @@ class Restorer:
         """The deepest first: a folder can only go once it is empty."""
         for path, entry in sorted(self._ledger["paths"].items(), reverse=True):
             before, now = entry["before"], look(path)
-            if now["kind"] != "folder" or now == before or entry["after"] == before:
+            if now["kind"] != "folder" or now == before or entry["after"] == before or self._is_spared(path):
                 continue
             with self._sparing_others(path):
                 if before["kind"] == "folder":
@@ -275,13 +289,14 @@ class Restorer:
         noted = self._ledger[kind]
         for name in names:
             new = name not in noted["before"]
-            if name in noted["ours"] or (new and not self._ledger["sealed"] and is_system(name)):
+            ours = name in noted["ours"] or (new and not self._ledger["sealed"] and is_system(name))
+            if ours and name not in self._spared:
                 yield name
 
 
 def _databases_of_others() -> list[str]:
     """Return the databases that are neither MariaDB's own nor the cluster's."""
-    names = {path.name for path in Path(DATABASES).iterdir() if path.is_dir()}
+    names = {path.name for path in Path(DATABASES).glob("*") if path.is_dir()}
     return sorted(name for name in names - _OWN_DATABASES if not name.startswith(("#", ".")))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.hostile import deep_folder, nest
+from tests.unit.host_ledger.conftest import Machine
 
 Ledger = Callable[..., dict[str, Any]]
 PERSON = 54321  # a number of no account's
@@ -281,22 +282,46 @@ def test_what_belongs_to_people_stays_in_a_folder_of_ours(
 
 
 @pytest.mark.parametrize("others", [[], ["payroll"]])
-def test_data_of_mariadb_stays_if_others_have_databases_in_it(
+def test_mariadb_stays_with_all_that_is_its_own_if_others_have_databases_in_it(
     ledger: Ledger,
     etc: Path,
+    machine: Machine,
     util: Callable[[str], ModuleType],
     monkeypatch: pytest.MonkeyPatch,
+    *,
     others: list[str],
 ) -> None:
-    data = etc / "mysql"
+    data, settings, ours = etc / "lib/mysql", etc / "my.cnf.d", etc / "my.cnf.d/60-clusterctl.cnf"
+    made, folders = settings / "debian.cnf", [data, etc / "log/mysql", etc / "log/mariadb"]
     monkeypatch.setattr(util("ledger_restore"), "DATABASES", str(data))
-    ledger("recorded", trees=[str(data)])
-    for name in ("mysql", "slurm_acct_db", "#innodb_redo", *others):
-        (data / name).mkdir(parents=True)
-    ledger("sealed", trees=[str(data)])
+    monkeypatch.setattr(util("ledger_guard"), "names", lambda: [str(made)] if made.exists() else ["-"])
+    accounts = ["root"]
+    machine.answers["del",] = 0, "/", ""
+    for kind in ("user", "group"):
+        monkeypatch.setattr(util("ledger_host"), f"{kind}s", lambda: accounts)
+        monkeypatch.setattr(util("ledger_host"), f"is_system_{kind}", lambda _: True)
+        monkeypatch.setattr(util("ledger_host"), f"remove_{kind}", lambda run, name: run(["del", name])[1])
+    units = ["mariadb.service", "slurmdbd.service"]
+    touches = {"files": [str(ours)], "folders": [str(settings)], "units": units}
+    touches["trees"] = [str(folder) for folder in folders]
+    ledger("recorded", **touches)
+    assert ledger("restored")["clusterctl_notes"] == []  # of an `up` that was killed before MariaDB came
+    ledger("recorded", **touches)
+    accounts += ["mysql", "slurm"]
+    databases = [data / name for name in ("mysql", "slurm_acct_db", "#innodb_redo", *others)]
+    for folder in (*folders, settings, *databases):
+        folder.mkdir(parents=True, exist_ok=True)
+    for path in (ours, made):
+        path.write_text("")
+    machine.answers["systemctl", "show"] = 0, "LoadState=loaded\nActiveState=active\n", ""
+    ledger("sealed", **touches)
     notes = ledger("restored")["clusterctl_notes"]
-    assert notes == [f"{data}: it holds databases of others: {name}" for name in others]
-    assert data.exists() == bool(others)
+    assert notes == [f"MariaDB, which holds databases of others: {name}" for name in others]
+    assert [path.exists() for path in (*folders, settings, made)] == [bool(others)] * 5
+    assert not ours.exists()
+    assert [argv[-1] for argv in machine.ran if argv[1] == "stop"] == units[len(others) :]
+    gone = [argv[-1] for argv in machine.ran if argv[0] == "del"]
+    assert gone == (["slurm", "slurm"] if others else ["mysql", "slurm"] * 2)
 
 
 def test_what_a_pattern_finds_after_a_killed_run_is_ours(ledger: Ledger, etc: Path) -> None:

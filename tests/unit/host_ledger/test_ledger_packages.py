@@ -120,6 +120,25 @@ def test_settings_that_somebody_changed_outlive_their_package(
     assert len(said["clusterctl_notes"]) == 1
 
 
+def test_a_mariadb_with_databases_of_others_keeps_its_packages(
+    ledger: Ledger,
+    machine: Machine,
+    dpkg: Any,
+    tmp_path: Path,
+    *,
+    util: Util,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = tmp_path / "mysql"
+    monkeypatch.setattr(util("ledger_restore"), "DATABASES", str(data))
+    ledger("recorded", trees=[str(data)])
+    (data / "payroll").mkdir(parents=True)
+    names = ("mariadb-server", "munge", "mysql-common")
+    raised(ledger, machine, dpkg, then="".join(f"installed {name} 1.0\n" for name in names))
+    ledger("restored", packages=dpkg)
+    assert commands(machine, "apt-get")[0][-2:] == ["purge", "munge"]
+
+
 def test_rpm_keeps_what_is_needed_and_what_that_needs(rpm: Any, machine: Machine) -> None:
     test = ("rpm", "-e", "--test")
     machine.answers[*test, "hwloc-libs.x86_64", "munge.x86_64", "openmpi.x86_64"] = (
