@@ -90,7 +90,7 @@ def test_what_compression_held_back_is_kept_but_for_another_loss_scale(
     mpirun: Runner, tmp_path: Path, compress: str
 ) -> None:
     def hashes(out: str, iterations: str, scale: str, *, anew: bool = False) -> list[str]:
-        flags = ("--hidden", "4", "--compress", compress, "--save-interval", "2", "--resume", "auto")
+        flags = ("--hidden", "16", "--compress", compress, "--save-interval", "2", "--resume", "auto")
         given = ("--iterations", iterations, "--loss-scale", scale, "--out", str(tmp_path / out))
         told = mpirun(2, "train", *flags, *given).stdout
         assert ("what ranks kept of compressed gradients starts anew" in told) == anew
