@@ -16,15 +16,15 @@ import pytest
 
 from payload.device import Device, choose
 from tests.unit.payload.doubles.strict import Strict
-from tests.unit.payload.ranks import Ranks
+from tests.unit.payload.ranks import LAUNCHERS, Ranks
 
 _ROOT = Path(__file__).parents[3]
 _MPIRUN = (
     *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"),
     *("--mca", "mpi_yield_when_idle", "1", "-n"),
 )
-# Open MPI has a rank that waits yield its core, and look again at once. One that sleeps leaves it to others:
-# programs take a quarter less CPU time, and on a busy machine half the time.
+# A waiting rank of Open MPI yields its core and polls again at once. If it sleeps instead, programs take a
+# quarter less CPU time, and on a busy machine half the time.
 _NAP = "#include <unistd.h>\nint sched_yield(void) { return usleep(20); }\n"
 _SESSION_S = 12 * 3600
 
@@ -34,7 +34,7 @@ Starter = Callable[..., subprocess.Popen[str]]
 
 def _start(*argv: str, seconds: int = 600, **environ: str) -> subprocess.Popen[str]:
     """A process that knows of no launcher but the one in ``argv``."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMIX_", "PMI_"))}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     env = {**clean, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1", **environ}  # as the payload sets it
     # SIGTERM lets mpirun take its ranks along, which a killed mpirun would leave behind.
     bounded = ("timeout", "--kill-after=10", str(seconds), *argv)
@@ -68,7 +68,7 @@ def _pythons_own_intern() -> Iterator[None]:
 
 @pytest.fixture
 def tensorboard_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tensorboardX would load PyTorch if that is there, for 2 s."""
+    """Keep tensorboardX from importing PyTorch, which takes 2 s."""
     if "torch" not in sys.modules:
         monkeypatch.setitem(sys.modules, "torch", None)
 
@@ -83,8 +83,8 @@ def real_device() -> Device:
 def device(request: pytest.FixtureRequest, real_device: Device) -> Device:
     """The real one, and then the double of CuPy, on which fails what would fail on a GPU.
 
-    Not of the session: pytest would run all tests on the one before those on the other, and so set up what a
-    module shares again and again.
+    With the scope of a session, pytest would sort all tests by device, and set up the fixtures of a module
+    several times.
     """
     return real_device if request.param == "real" else Strict()
 
@@ -104,7 +104,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Starter:
 
 @pytest.fixture(scope="session")
 def mpi_job(launch: Starter) -> Iterator[Ranks]:
-    """Ranks that run one program after the other, see ranks.py."""
+    """The job that runs the programs of all tests, one after the other: see ranks.py."""
     with contextlib.closing(Ranks(functools.partial(launch, seconds=_SESSION_S))) as job:
         yield job
 
@@ -125,7 +125,7 @@ def alone(mpi_job: Ranks) -> Runner:
 def mpirun(mpi_job: Ranks, launch: Starter) -> Runner:
     """Run ``python -m payload ...`` on some ranks.
 
-    ``launched``: by mpirun itself, because its way to end ranks matters, or their environment.
+    ``launched``: start it by mpirun, in a test of how mpirun ends ranks or of their environment.
     """
 
     def run(

@@ -1,10 +1,9 @@
-"""Ranks that stay: one MPI job runs the programs of many tests, each on a communicator of its own.
+"""One MPI job that runs the programs of many tests, one after the other, each on a communicator of its own.
 
-    mpirun -n 4 python -m tests.unit.payload.ranks SOCKET
+    mpirun -n 4 python -m tests.unit.payload.ranks SOCKET STDOUT STDERR
 
-A start of Python, NumPy and MPI costs each rank 0.2 s of CPU time, and most programs compute less than that.
-A program that ends as under mpirun by MPI_Abort, or does not end, takes the job along, and the next program
-starts another.
+The start of Python, NumPy and MPI takes 0.2 s of CPU time for each rank, and most programs compute less.
+A program that calls MPI_Abort, or does not end, ends the job; the next program starts a new one.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from payload.comm.world import MPI
 
 SIZE = 4
 _START_S = 120
-_STRAGGLE_S = 60  # for the other ranks of one that failed
-_LAUNCHER = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "ORTE_")
-
-Request = tuple[Sequence[str], str, int]
-"""A program and its arguments, its working directory, and its number of ranks; 0 without a launcher."""
+_ABORT_S = 5
+# The time that other ranks have after one failed.
+_STRAGGLE_S = 60
+LAUNCHERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")
+"""The beginnings of environment variables by which a launcher tells a program its rank."""
 
 
 class Ranks:
-    """The way to such a job, which starts with the first program and ends with this object."""
+    """The connection to such a job. The first program starts the job, and ``close`` ends it."""
 
     def __init__(self, start: Callable[..., subprocess.Popen[str]]) -> None:
         """
         Args:
-            start: starts `python` with these arguments on so many ranks.
+            start: takes a number of ranks and the arguments of Python, and starts it by mpirun.
         """
         self._start = start
         self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))  # a socket's path may be too long in pytest's
@@ -51,24 +50,26 @@ class Ranks:
         self._ranks: list[Connection] = []
 
     def run(self, argv: Sequence[str], ranks: int, *, seconds: float) -> subprocess.CompletedProcess[str]:
-        """Run `payload ...` or a file of Python.
+        """Run `payload ...` or a file of Python in the current folder and environment.
 
         Args:
-            ranks: on the first ones of the job; 0 for one without a launcher.
-            seconds: the time that it has.
+            ranks: how many ranks run it. 0: one rank, which sees no launcher.
+            seconds: the limit after which the job is ended, and the exit code is 1.
         """
+        if self._job and self._job.poll() is not None:
+            self._end()
+        if not self._job:
+            self._begin()
         for path in self._outputs:
             path.write_text("")
-        if not self._job:
-            self._join()
         try:
             code = self._code(argv, ranks, seconds)
         except BaseException:
             self._end()
             raise
-        errors = self._end() if code is None else ""
-        output, said = (path.read_text() for path in self._outputs)
-        return subprocess.CompletedProcess(argv, 1 if code is None else code, output, said + errors)
+        more = "" if code is not None else f"the job has ended, or not within {seconds} s\n{self._end()}"
+        output, errors = (path.read_text() for path in self._outputs)
+        return subprocess.CompletedProcess(argv, 1 if code is None else code, output, errors + more)
 
     def close(self) -> None:
         for rank in self._ranks:
@@ -77,8 +78,8 @@ class Ranks:
             self._job.communicate(timeout=_START_S)
         shutil.rmtree(self._folder)
 
-    def _join(self) -> None:
-        """Start the job, and wait for its ranks."""
+    def _begin(self) -> None:
+        """Start the job, and wait until its ranks have connected."""
         address = self._folder / "socket"
         address.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX) as listener:
@@ -90,16 +91,17 @@ class Ranks:
         self._ranks = [rank for _, rank in sorted((rank.recv(), rank) for rank in accepted)]
 
     def _code(self, argv: Sequence[str], ranks: int, seconds: float) -> int | None:
-        """The first exit code that is not 0; None if a rank died, or did not end."""
+        """Return the first exit code that is not 0, or 0; None if a rank died or did not end."""
         running = self._ranks[: ranks or 1]
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
         for rank in running:
-            rank.send((argv, str(Path.cwd()), ranks))
+            rank.send((argv, ranks, str(Path.cwd()), environ | {"OMP_NUM_THREADS": "1"}))
         code, deadline = 0, time.monotonic() + seconds
         while running:
             ready = wait(running, timeout=max(0, deadline - time.monotonic()))
             if not ready:
                 return None
-            for rank in ready:
+            for rank in [each for each in running if each in ready]:
                 try:
                     found = rank.recv()
                 except (EOFError, ConnectionResetError):
@@ -110,8 +112,11 @@ class Ranks:
         return code
 
     def _end(self) -> str:
-        """End the job, and return what mpirun says of that."""
+        """End the job, and return the messages of mpirun."""
         assert self._job
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # After MPI_Abort mpirun ends by itself, and crashes if SIGTERM comes at the same time.
+            self._job.wait(_ABORT_S)
         self._job.terminate()
         errors = self._job.communicate()[1]
         for rank in self._ranks:
@@ -121,38 +126,41 @@ class Ranks:
 
 
 def _serve(address: str, *outputs: str) -> None:
-    """Be a rank until the other end closes."""
+    """Run programs as one rank of the job until the other end of the socket closes."""
     MPI.Init()
     everyone = MPI.COMM_WORLD
-    MPI.Init = lambda: None  # programs start MPI
-    sys.modules["torch"] = None  # type: ignore[assignment]  # tensorboardX would load it for 2 s
+    MPI.Init = lambda: None  # each program calls it
+    # tensorboardX would import PyTorch, for 2 s.
+    sys.modules["torch"] = None  # type: ignore[assignment]
     for name in ("train", "eval", "export", "align", "models", "allreduce", "gemm", "probe", "bench"):
         importlib.import_module(f"payload.{name}")
-    peak._SECONDS = 0.001  # smaller than in earnest: nobody asks how fast this machine multiplies
+    # Shorter than in production: no test asks for the speed of this machine.
+    peak._SECONDS = 0.001
     gc.freeze()
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHER)}
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
         asked = Connection(server.detach())
     asked.send(everyone.rank)
     while True:
         try:
-            argv, folder, ranks = asked.recv()
+            argv, ranks, folder, environ = asked.recv()
         except EOFError:
             return
         launched = {"OMPI_COMM_WORLD_RANK": str(everyone.rank), "OMPI_COMM_WORLD_SIZE": str(ranks)}
-        MPI.COMM_WORLD = everyone.Create_group(everyone.group.Incl(range(ranks))) if ranks else MPI.COMM_SELF
+        group = everyone.group.Incl(range(ranks))
+        MPI.COMM_WORLD = everyone.Create_group(group) if ranks else MPI.COMM_SELF  # type: ignore[misc]
         os.environ.clear()
         os.environ.update(environ | (launched if ranks else {}))
         os.chdir(folder)
-        with _as_before(), _redirected(outputs):
+        with _modules_kept(), _redirected(outputs):
             code = _run(argv)
-        gc.collect()  # what holds a lock of a folder
+        # An object in a cycle may hold the lock of a folder.
+        gc.collect()
         asked.send(code)
 
 
 def _run(argv: Sequence[str]) -> int:
-    """Return a program's exit code."""
+    """Run a program as Python would, and return its exit code."""
     sys.argv, sys.excepthook = list(argv), sys.__excepthook__
     try:
         if argv[0] == "payload":
@@ -162,14 +170,15 @@ def _run(argv: Sequence[str]) -> int:
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # which ends all ranks once the program has started MPI
+        # If the program has started MPI, this is the payload's hook, which calls MPI_Abort.
+        sys.excepthook(*sys.exc_info())
         return 1
     return 0
 
 
 @contextlib.contextmanager
-def _as_before() -> Iterator[None]:
-    """Undo what a program does to the payload's modules."""
+def _modules_kept() -> Iterator[None]:
+    """Restore names in the payload's modules that a program replaces."""
     before = [(vars(m), dict(vars(m))) for name, m in sys.modules.items() if name.startswith("payload.")]
     yield
     for names, values in before:
@@ -178,7 +187,7 @@ def _as_before() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _redirected(outputs: Sequence[str]) -> Iterator[None]:
-    """Standard output and error go to the end of these files."""
+    """Append standard output and standard error to these files."""
     sys.stdout.flush()
     kept = [os.dup(number) for number in (1, 2)]
     for number, path in enumerate(outputs, 1):

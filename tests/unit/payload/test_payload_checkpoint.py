@@ -54,7 +54,7 @@ ON_BOTH = pytest.mark.parametrize("device", ["real", "strict"], indirect=True)
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest, real_device: Device) -> Device:
-    """The real one, unless a test is ``ON_BOTH``: files are the same from any device."""
+    """The real device, except in tests ``ON_BOTH``: the files of both are the same."""
     return Strict() if getattr(request, "param", "real") == "strict" else real_device
 
 

@@ -1,4 +1,4 @@
-"""Runs in which one rank is not as the others are.
+"""Runs in which one rank differs from the other ranks.
 
 mpirun -n 2 python faults.py NAME ...    the name of one of these functions, and its arguments
 """
@@ -20,7 +20,7 @@ LAST = RANK == SIZE - 1
 
 
 def breaks(victim: str) -> None:
-    """A rank breaks while the others wait for it."""
+    """One rank raises an exception while the other ranks wait for it."""
     comm = mpi.start()
     if comm.rank == int(victim):
         raise ZeroDivisionError("this rank breaks")
