@@ -290,7 +290,6 @@ def test_a_machine_that_a_killed_run_left_is_removed_first(baked: Baked) -> None
     assert made.count(MACHINE) == 2
 
 
-@pytest.mark.sweep  # the removal: the test before; that an image there is used: test_it_is_made_once
 def test_a_machine_that_a_killed_run_left_is_removed_though_the_image_is_there(baked: Baked) -> None:
     """As where it was killed once the image was made."""
     baked.cloud.fail("quota_of_region", name=MACHINE, on="delete")
