@@ -81,6 +81,7 @@ def test_the_recorded_plan_is_todays(plan: Plan) -> None:
     assert [*is_golden(recorded.PATH, recorded.as_file(changes(plan, "demo")))] == []
 
 
+@pytest.mark.sweep  # for L4s, and without a mistake: test_gcp_module.py
 def test_what_google_shows_otherwise_than_it_was_sent_is_no_change(tmp_path: Path) -> None:
     """Links in full, images of families, disks in another order, what machine types bring, capitals."""
     every = asked()["everything"]

@@ -32,13 +32,16 @@ def test_the_module_is_formatted_and_fits_the_schema(tmp_path: Path, version: st
 
 
 def test_only_what_is_asked_for_otherwise_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {**SECRETS, "TF_LOG": "INFO", "TF_LOG_PATH": str(tmp_path / "terraform.log")}.items():
+    for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     module = Module(tmp_path)
     nodes: dict[str, dict[str, Any]] = {f"whole-{letter}": {} for letter in "abcdef"}
-    nodes["whole-d"] = {"extra_disks": [FAST, SLOW]}
+    nodes["whole-d"] = {"extra_disks": [FAST, SLOW, SLOW]}
     module.set(_asked(nodes))
-    said = module.apply() + module.run("output", "-json").said
+    with monkeypatch.context() as logging:
+        logging.setenv("TF_LOG", "INFO")
+        logging.setenv("TF_LOG_PATH", str(tmp_path / "terraform.log"))
+        said = module.apply() + module.run("output", "-json").said
     _assert_that_outputs_and_rules_fit(module)
     before = {name: each["instance_id"] for name, each in module.cloud.instances.items()}
 
@@ -52,7 +55,8 @@ def test_only_what_is_asked_for_otherwise_changes(tmp_path: Path, monkeypatch: p
     said += module.apply()
     kept = {name for name, each in module.cloud.instances.items() if each["instance_id"] == before.get(name)}
     assert kept == {"whole-ctl", "whole-c", "whole-d"}
-    _assert_that_only_the_slow_disk_is_left(module)
+    disks = module.cloud.resources("google_compute_disk").values()
+    assert {each["type"] for each in disks} == {"pd-standard"}
 
     module.cloud.stop("whole-ctl")
     relabelled = _asked(changed, machine_type="n2-standard-16", labels={"team": "vision"})
@@ -60,6 +64,7 @@ def test_only_what_is_asked_for_otherwise_changes(tmp_path: Path, monkeypatch: p
     assert set(map(tuple, module.plan().values())) == {("update",)}
     module.set(relabelled | {"kms_key": "projects/p/locations/l/keyRings/r/cryptoKeys/k"})
     said += module.apply()
+    _assert_that_google_shows_it_otherwise(module)
     assert module.plan() == {}, "nodes that were replaced have their grants again"
     assert {each["current_status"] for each in module.cloud.instances.values()} == {"RUNNING"}
     assert {each["effective_labels"]["team"] for each in module.cloud.instances.values()} == {"vision"}
@@ -96,7 +101,7 @@ def _changed(nodes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Each node but `whole-c` is asked for in another way, `whole-e` no more; `whole-g` is new."""
     image = {"project": "my-images", "family": "rocky-10", "name": None}
     changed = {"whole-a": {"machine_type": "g2-standard-48"}, "whole-b": {"image": image}}
-    changed |= {"whole-d": {"extra_disks": [SLOW]}, "whole-g": {}}
+    changed |= {"whole-d": {"extra_disks": [SLOW, SLOW]}, "whole-g": {}}
     return {name: each for name, each in (nodes | changed).items() if name != "whole-e"}
 
 
@@ -117,11 +122,14 @@ def _assert_that_each_change_is_said(planned: dict[str, Any]) -> None:
     assert elsewhere == []
 
 
-def _assert_that_only_the_slow_disk_is_left(module: Module) -> None:
-    (disk,) = module.cloud.resources("google_compute_disk").values()
-    assert disk["type"] == "pd-standard"
-    (attached,) = module.cloud.instances["whole-d"]["attached_disk"]
-    assert attached["source"] == disk["self_link"]
+def _assert_that_google_shows_it_otherwise(module: Module) -> None:
+    """Links in full, images of families, disks in another order, the GPUs that a machine type brings."""
+    shown = module.cloud.instances["whole-d"]
+    assert shown["network_interface"][0]["subnetwork"].startswith("https://")
+    assert shown["guest_accelerator"][0]["type"].endswith("/acceleratorTypes/nvidia-l4")
+    assert [each["device_name"] for each in shown["attached_disk"]] == ["extra-1", "extra-0"]
+    new = module.cloud.instances["whole-g"]
+    assert new["boot_disk"][0]["initialize_params"][0]["image"].endswith("-v20261101")
 
 
 def test_every_shared_spec_has_only_public_keys_and_names() -> None:

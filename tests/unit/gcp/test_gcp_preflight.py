@@ -279,7 +279,8 @@ def test_one_more_node_needs_no_right_to_make_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As real Terraform makes it; where some of it is missing, the right to that is needed."""
-    spec, asked = (parse_spec(text, "") for text in (PLAIN.replace("nodes: 2", "nodes: 1"), PLAIN))
+    text = PLAIN.replace("zone:", "enable_apis: false, zone:")
+    spec, asked = (parse_spec(text.replace("nodes: 2", f"nodes: {count}"), "") for count in (1, 2))
     workspace = workspace_in(tmp_path)
     with recorded.cloud_in(tmp_path, monkeypatch, is_real=True) as (_, google):
         provider_of(spec).apply(spec, workspace, keep={}, report=silent)
