@@ -13,7 +13,7 @@ from clusterctl.spec.base import PATTERNS
 from clusterctl.spec.common import Gpus, Partition
 from clusterctl.spec.gcp import Filestore
 from clusterctl.spec.gcp_nodes import GcpDisk
-from clusterctl.spec.load import load_spec
+from clusterctl.spec.load import load_spec, parse_spec
 from clusterctl.spec.models import ClusterSpec
 from tests.support.messages import refused
 
@@ -95,35 +95,48 @@ def test_a_gpu_that_there_is_not() -> None:
     assert gcp_nodes.gpu_type("l5") is None
 
 
+GCP = "version: 1\nname: demo\nprovider: {type: gcp, project: my-project, zone: us-central1-a%s}\n"
+TRAIN = "partitions: [{name: train, nodes: 1%s}]\n"
+
+
+@pytest.mark.parametrize(
+    ("provider", "partition", "resolved"),
+    [
+        ("", ", gpus: {type: t4, count: 1}", "n1-standard-4 1 x t4"),
+        ("", ", gpus: {type: l4, count: 2}", "g2-standard-24 2 x l4"),
+        ("", ", gpus: {type: l4, count: 4}", "g2-standard-48 4 x l4"),
+        ("", ", gpus: {type: a100, count: 8}", "a2-highgpu-8g 8 x a100"),
+        ("", ", gpus: {type: h100, count: 8}", "a3-highgpu-8g 8 x h100"),
+        (", partitions: {train: {spot: true}}", ", gpus: {type: b200, count: 8}", "a4-highgpu-8g 8 x b200"),
+        (", partitions: {train: {spot: true}}", ", gpus: {type: l4, count: 1}", "g2-standard-4 1 x l4"),
+        (", partitions: {train: {machine_type: c2-standard-60}}", "", "c2-standard-60 None"),
+        ("", "", "e2-standard-4 None"),
+    ],
+)
+def test_the_machine_type_of_a_partition(provider: str, partition: str, resolved: str) -> None:
+    spec = parse_spec(GCP % provider + TRAIN % partition, "cluster.yaml")
+    found = gcp.machine_of(spec, spec.partitions[0])
+    assert f"{found.name} {found.gpu}" == resolved
+
+
 @pytest.mark.parametrize(
     ("file", "resolved"),
     [
-        ("t4", "n1-standard-4 1 x t4"),
-        ("l4", "g2-standard-24 2 x l4"),
-        ("a100", "a2-highgpu-8g 8 x a100"),
-        ("h100", "a3-highgpu-8g 8 x h100"),
-        ("spot", "g2-standard-4 1 x l4"),
-        ("placement", "c2-standard-60 None"),
-        ("two-partitions", "a2-ultragpu-1g 1 x a100-80gb, n2d-standard-16 None"),
-        ("cmek", "e2-standard-4 None"),
-        ("filestore", "g2-standard-48 4 x l4"),
-        ("kept", "e2-standard-4 None"),
-        ("reservation", "a4-highgpu-8g 8 x b200"),
+        ("t4", ["n1-standard-4 1 x t4"]),
+        ("two-partitions", ["a2-ultragpu-1g 1 x a100-80gb", "n2d-standard-16 None"]),
+        ("kept", ["g2-standard-4 1 x l4"]),
     ],
 )
-def test_the_machine_type_of_a_partition(file: str, resolved: str) -> None:
+def test_the_machine_types_of_a_spec(file: str, resolved: list[str]) -> None:
     spec = load_spec(SPECS / f"{file}.yaml")
     found = [gcp.machine_of(spec, partition) for partition in spec.partitions]
-    assert ", ".join(f"{one.name} {one.gpu}" for one in found) == resolved
-
-
-def test_every_spec_of_the_folder_is_resolved_above() -> None:
-    assert len(list(SPECS.glob("*.yaml"))) == 11
+    assert [f"{one.name} {one.gpu}" for one in found] == resolved
 
 
 def test_the_machine_type_of_the_controller() -> None:
-    assert gcp.controller_machine(load_spec(SPECS / "t4.yaml")).name == gcp_nodes.PLAIN
-    assert gcp.controller_machine(load_spec(SPECS / "a100.yaml")).name == "n2-standard-8"
+    named = ", controller: {machine_type: n2-standard-8}"
+    for provider, name in (("", gcp_nodes.PLAIN), (named, "n2-standard-8")):
+        assert gcp.controller_machine(parse_spec(GCP % provider + TRAIN % "", "c.yaml")).name == name
 
 
 def test_local_nodes_have_no_machine_type() -> None:
