@@ -89,12 +89,10 @@ def only(cloud: GoogleCloud, kind: str) -> Mapping[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("kind", "more"), [(DISK, {}), *in_sweep((FILESTORE, ON_FILESTORE))])
-def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, more: dict[str, Any]) -> None:
-    """The first one goes down; the second one comes up at the second try, grows it, and loses its state."""
-    spec, first, second = spec_of(**more), workspace_in(tmp_path / "1"), workspace_in(tmp_path / "2")
-    assert up(spec, first) == ()
-    name = f"demo-{first.cluster_id()}-shared"
+def left_by_a_cluster(cloud: GoogleCloud, spec: ClusterSpec, workspace: Workspace, kind: str) -> KeptStorage:
+    """What a cluster made, and Terraform itself does not destroy, and is there after it went down."""
+    assert up(spec, workspace) == ()
+    name = f"demo-{workspace.cluster_id()}-shared"
     made = only(cloud, kind)
     assert made["name"] == name
     assert made["labels"] == {
@@ -103,14 +101,12 @@ def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, 
         "clusterctl-user": "ada",
         "clusterctl-uid": "3001",
     }
-    again = provider_of(spec).plan(spec, first, keep={}, report=silent)
-    assert not again.changes
-    assert not again.other
-    assert not again.notes
+    again = provider_of(spec).plan(spec, workspace, keep={}, report=silent)
+    assert (again.changes, again.other, again.notes) == ((), (), ())
     with pytest.raises(TerraformError, match="prevent_destroy"):
-        provider_of(spec)._terraform(first, spec.controller_host, silent).plan(destroy=True)
+        provider_of(spec)._terraform(workspace, spec.controller_host, silent).plan(destroy=True)
 
-    down(spec, first)
+    down(spec, workspace)
     assert only(cloud, kind) == made
     assert {each for each in cloud.resources().values() if "instance" in each} <= {FILESTORE}
     (storage,) = kept(spec)
@@ -118,12 +114,19 @@ def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, 
     assert storage.homes == {"ada": 3001}
     assert storage.size_mib == (100 if kind == DISK else 1024) * 1024
     assert storage.usd_per_month == pytest.approx({DISK: 10.0, FILESTORE: 163.84}[kind], rel=0.05)
+    return storage
 
+
+@pytest.mark.parametrize(("kind", "more"), [(DISK, {}), *in_sweep((FILESTORE, ON_FILESTORE))])
+def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, more: dict[str, Any]) -> None:
+    """The second cluster comes up at the second try, has it grow, and loses its state."""
+    spec, second = spec_of(**more), workspace_in(tmp_path / "2")
+    storage = left_by_a_cluster(cloud, spec, workspace_in(tmp_path / "1"), kind)
     cloud.forget_log()
     provider = provider_of(spec)
     planned = provider.plan(spec, second, keep={}, report=silent)
     (note,) = (one for one in planned.notes if "taken up" in one)
-    assert name in note
+    assert storage.id.rpartition("/")[2] in note
     assert planned.cost is not None
     assert planned.cost.now > 0, "it costs what it cost all the time"
     cloud.fail("quota_of_region", name="demo-train-*", times=1)
@@ -132,17 +135,18 @@ def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, 
     larger = {} if more else {"shared_disk": {"size": "200GiB"}}
     up(spec_of(**more, **larger), second)
     assert not [one for one in cloud.done("create", "delete") if one[1] == kind]
-    assert only(cloud, kind)["id"] == made["id"]
+    there = only(cloud, kind)
+    assert there["id"] == storage.id
     if kind == DISK:
         (disk,) = cloud.instances["demo-ctl"]["attached_disk"]
-        assert (disk["source"], disk["device_name"]) == (made["self_link"], "shared")
-        assert only(cloud, DISK)["size"] == 200
+        assert (disk["source"], disk["device_name"]) == (there["self_link"], "shared")
+        assert there["size"] == 200
 
     (second.terraform / "terraform.tfstate").unlink()
     provider_of(spec).destroy(second.cluster_id(), workspace=None, report=silent)
     assert provider_of(spec).leftovers(second.cluster_id()) == ()
     (last,) = kept(spec)
-    assert last.id == made["id"]
+    assert last.id == storage.id
     provider_of(spec).remove_storage(last, report=silent)
     assert kept(spec) == ()
     assert not cloud.resources(kind)
