@@ -355,27 +355,6 @@ def test_nothing_is_done_that_was_not_shown(raised: Baked) -> None:
     assert MACHINE not in raised.cloud.instances
 
 
-# A permission: test_whatever_fails_leaves_no_machine; the first lines of all: test_gcp_refusals.py.
-@pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("method", "message", "code"),
-    [
-        ("compute.images.insert", "Quota 'IMAGES' exceeded.  Limit: 2000.0 globally.", "quota"),
-        (
-            "compute.instances.stop",
-            "Constraint constraints/compute.x violated for project p.",
-            "org-policy",
-        ),
-    ],
-)
-def test_what_google_refuses_is_named(baked: Baked, method: str, message: str, code: str) -> None:
-    baked.google.fail(method, 403, reason="forbidden", message=message, times=1)
-    with pytest.raises(ClusterctlError) as caught:
-        baked.up(spec_of())
-    assert code in codes_of(caught.value), caught.value
-    assert not baked.cloud.instances
-
-
 def test_the_stand_in_refuses_what_google_refuses(raised: Baked) -> None:
     """An image of a running machine's disk, and one whose name is taken."""
     api = provider_of(spec_of())._api

@@ -87,15 +87,6 @@ def test_new_accounts_are_waited_for_and_all_goes_at_the_end(
     assert cluster.cloud.resources() == {}
 
 
-@pytest.mark.sweep
-def test_what_passes_is_waited_for_and_said(cluster: Terraformed) -> None:
-    cluster.cloud.fail("unavailable", name="demo-train-1", times=2)
-    cluster.up()
-    assert set(cluster.cloud.instances) == {"demo-ctl", "demo-train-1", "demo-train-2"}
-    assert cluster.waited == [5, 10]
-    assert "Google's API failed by itself; going on in 5 s" in cluster.said
-
-
 @pytest.mark.sweep  # one that is made though Google says that it was not: the first test
 def test_a_host_that_a_crashed_provider_made_is_taken_over_in_the_same_run(
     chosen: Program | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
