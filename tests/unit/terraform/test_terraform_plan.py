@@ -70,3 +70,14 @@ def test_a_set_with_parts_unknown_has_no_order() -> None:
     assert planned(True, "b").beyond(planned("b", "a")) == ()
     assert planned(True, "b").beyond(planned("a", "c"))
     assert planned("a", "b").beyond(planned("b", "a")), "the order counts where all was known"
+
+
+def test_what_is_taken_over_unchanged_is_what_was_shown() -> None:
+    """However Google writes it: links in full."""
+    asked, there = {"network": "lan"}, {"network": "https://www.googleapis.com/compute/v1/lan"}
+    first = Plan(Path("plan.tfplan"), "", read_changes(shown({"after": asked})))
+    change = {"actions": ["no-op"], "before": there, "after": there}
+    left = [
+        read_changes(shown(change | more)) for more in ({"importing": {"id": "x/y"}}, {"actions": ["update"]})
+    ]
+    assert [first.beyond(Plan(Path("plan.tfplan"), "", each)) for each in left] == [(), left[1]]
