@@ -19,6 +19,7 @@ from tests.unit.runs.test_report import HOSTILE, charts, hostile, swept, trained
 pytestmark = pytest.mark.platform("real", "browser")
 
 CHROMIUM = "/usr/bin/chromium"
+PHONE, SCREEN = (380, "light"), (1400, "dark")
 # How many pixels of each canvas are not as empty ones are.
 DRAWN = """() => [...document.querySelectorAll("canvas")].map((canvas) => {
     const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -48,9 +49,14 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
 
 
 @pytest.mark.parametrize(
-    "view", [(380, "light"), (1400, "dark"), *in_sweep(((380, "dark"),), ((1400, "light"),))]
+    ("which", "view"),
+    [
+        *(("one", view) for view in (PHONE, SCREEN)),
+        *(("two", SCREEN), ("sweep", PHONE), ("hostile", PHONE), ("empty", SCREEN)),
+        *in_sweep(("two", PHONE), ("sweep", SCREEN), ("hostile", SCREEN), ("empty", PHONE)),
+        *in_sweep(("one", (380, "dark")), ("one", (1400, "light"))),
+    ],
 )
-@pytest.mark.parametrize("which", ["one", "two", "sweep", "hostile", "empty"])
 def test_all_is_drawn_and_nothing_is_asked_for(
     browser: Browser, reports: dict[str, Report], tmp_path: Path, which: str, view: tuple[int, Any]
 ) -> None:
