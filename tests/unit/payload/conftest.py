@@ -90,14 +90,20 @@ def device(request: pytest.FixtureRequest, real_device: Device) -> Device:
 
 
 @pytest.fixture(scope="session")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Starter:
-    """Start Python on some ranks by mpirun."""
+def nap(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A library to preload into ranks, which has them sleep while they wait."""
     library = tmp_path_factory.mktemp("nap") / "nap.so"
     subprocess.run(("cc", "-shared", "-fPIC", "-o", library, "-xc", "-"), input=_NAP, text=True, check=True)
+    return str(library)
+
+
+@pytest.fixture(scope="session")
+def launch(nap: str) -> Starter:
+    """Start Python on some ranks by mpirun."""
 
     def run(size: int, *argv: str, seconds: int = 600, **environ: str) -> subprocess.Popen[str]:
         command = (*_MPIRUN, str(size), sys.executable, *argv)
-        return _start(*command, seconds=seconds, LD_PRELOAD=str(library), **environ)
+        return _start(*command, seconds=seconds, LD_PRELOAD=nap, **environ)
 
     return run
 

@@ -54,7 +54,8 @@ FAILS = "if world.rank == 1: raise RuntimeError('it broke')\n"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, nap: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LD_PRELOAD", nap)
     (tmp_path / "beside.py").write_text("VALUE = 7\n")
     return tmp_path
 
