@@ -19,11 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from payload import peak
+from payload.__main__ import main
 from payload.comm.world import MPI
 
 SIZE = 4
@@ -60,8 +62,10 @@ class Ranks:
             self._end()
         if not self._job:
             self._begin()
+        # New files: a process that outlived an aborted program may still write to the old ones.
         for path in self._outputs:
-            path.write_text("")
+            path.unlink(missing_ok=True)
+            path.touch()
         try:
             code = self._code(argv, ranks, seconds)
         except BaseException:
@@ -152,7 +156,8 @@ def _serve(address: str, *outputs: str) -> None:
         os.environ.clear()
         os.environ.update(environ | (launched if ranks else {}))
         os.chdir(folder)
-        with _modules_kept(), _redirected(outputs):
+        # Python shows a warning once for each place in the code: here, once in each program.
+        with _modules_kept(), _redirected(outputs), warnings.catch_warnings():
             code = _run(argv)
         # An object in a cycle may hold the lock of a folder.
         gc.collect()
@@ -164,9 +169,9 @@ def _run(argv: Sequence[str]) -> int:
     sys.argv, sys.excepthook = list(argv), sys.__excepthook__
     try:
         if argv[0] == "payload":
-            runpy.run_module("payload", run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(argv[0], run_name="__main__")
+            # runpy would warn of payload.__main__, which some programs import, in the first run after them.
+            return main(argv[1:])
+        runpy.run_path(argv[0], run_name="__main__")
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
     except BaseException:
