@@ -31,7 +31,7 @@ from scripts import changed_tests, durations
 
 ROOT = Path(__file__).resolve().parent.parent
 UNIT, E2E, SUPPORT = "tests/unit", "tests/e2e", "tests/unit/harness"
-LABS = (f"{E2E}/test_lab.py", f"{E2E}/test_lab_el.py")  # the tests of on-prem machines that tests raise
+LAB = f"{E2E}/test_lab.py"  # the tests of on-prem machines that tests raise
 # Real clusters wait about as much as they compute, and unit tests fill the time. Where both want a core, the
 # clusters get it, then the unit tests, then the linters.
 CORES = len(os.sched_getaffinity(0))
@@ -215,7 +215,7 @@ def changed() -> Outcomes:
 def support() -> Outcomes:
     """Run the tests of the tests."""
     yield pytest("support", SUPPORT, *UNITS)
-    yield pytest("labs", *LABS, "-v", *SPREAD)
+    yield pytest("lab", LAB, "-v", *SPREAD)
 
 
 TARGETS: dict[str, Callable[[], Outcomes]] = {
