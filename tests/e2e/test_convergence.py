@@ -6,7 +6,6 @@ First `up` itself is ended, by Ctrl-C, `kill` and SIGKILL: nothing runs on, and 
 from __future__ import annotations
 
 import functools
-import json
 import shlex
 import signal
 from collections.abc import Iterator
@@ -15,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.providers.local import machine
-from tests.support.cluster import Cluster, of_this_run, raised
-from tests.support.disks import FAULTS, small_disk_at
+from tests.support.cluster import Cluster, of_this_run
 from tests.support.faults import at_work, at_work_on_nodes, cause, eventually_none
 from tests.support.sweeps import in_sweep
 from tests.support.verbs import Clusterctl
@@ -181,55 +179,6 @@ def test_down_stops_at_what_failed_cancelled_and_requeued_jobs_left(one: Cluster
     assert all(cause.startswith("job ") for cause in causes)
     assert any(cause.endswith(waits) for cause in causes)
     one.ssh(controller, "scancel --me", user=one.user)
-
-
-@pytest.mark.sweep
-def test_what_slurm_refuses_in_the_spec_is_named_and_can_be_corrected(one: Cluster) -> None:
-    text = one.spec.read_text()
-    one.spec.write_text(f"{text}slurm:\n  extra: [SchedulerType=sched/nonsense]\n")
-    (failure,) = one.json("up", rc=1)["failures"]
-    assert failure["host"] == f"{one.name}-ctl"
-    assert "cannot find sched plugin for sched/nonsense" in failure["cause"]
-    one.spec.write_text(text)
-    assert one.json("up")["ready"]
-
-
-def network(cluster: Cluster) -> str:
-    return str(json.loads((cluster.workspace / "hosts.json").read_text())["network"])
-
-
-@pytest.mark.sweep  # what is written there: tests/unit/util/test_disk.py
-def test_on_a_full_disk_up_and_submit_refuse_and_down_says_what_is_gone_with_the_cluster(
-    one: Cluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """The state folder is on a disk of its own, which takes nothing more. The cluster in it has the name of
-    another one, which is up in another home: they do not meet."""
-    cwd = tmp_path_factory.mktemp("other cwd")
-    script = one.runner.cwd / "save.sh"
-    script.write_text("mkdir checkpoints && touch checkpoints/last weights && chmod 000 weights\n")
-    with (
-        small_disk_at(tmp_path, mib=8) as disk,
-        raised(one.name, one.spec.read_text(), disk.path, cwd) as there,
-    ):
-        assert network(there) != network(one)
-        there("submit", script, "--wait")
-        for fault, said in FAULTS.items():
-            disk.suffer(fault)
-            (failure,) = there.json("up", rc=1)["failures"]
-            assert failure["code"] == "disk"
-            assert said in failure["cause"]
-            there("status")
-            (job,) = there.json("jobs")["jobs"]
-            if fault == "read-only":  # else the line may fit into what the file has already
-                (failure,) = there.json("submit", script, rc=1)["failures"]
-                assert failure["code"] == "disk"
-                assert there.json("jobs")["jobs"] == [job]
-            disk.recover()
-        assert there.json("up")["ready"]
-        disk.suffer("full")
-        assert "was not collected: weights (Permission denied)" in there("down", "--yes").stderr
-        assert not there.workspace.exists()
-    assert one.json("status")["ready"], "it went down with the other of its name"
 
 
 def test_a_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:

@@ -285,15 +285,6 @@ def test_a_full_disk_is_named_with_what_fills_it(one: Cluster) -> None:
     assert one.json("up")["probed"] == [second, node(one, 3)]
 
 
-@pytest.mark.sweep  # tests/unit/cluster/test_verify.py
-def test_a_probe_that_fails_on_one_node_names_it(one: Cluster) -> None:
-    third, python = node(one, 3), "/opt/clusterctl/env/bin/python"
-    one.ssh(third, f"sudo chmod a-x $(readlink -f /opt/clusterctl/env) && test ! -x {python}", rc=None)
-    found = one("-o", "json", "up", rc=1).json["failures"]
-    one.ssh(third, "sudo chmod a+x /opt/clusterctl/env")
-    assert [one["host"] for one in found] == [third]
-
-
 def content(cluster: Cluster) -> dict[Path, bytes]:
     """All that clusterctl keeps of a cluster on the user's side."""
     return {path: path.read_bytes() for path in cluster.runner.home.rglob("*") if path.is_file()}

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -231,51 +230,6 @@ def test_the_accounts_are_those_that_the_guest_agent_made_once_sshd_answered(gcp
         said_by_sshd = "sudo journalctl --quiet --identifier={sshd,sshd-session}"
         refused = gcp.ssh(host, f"{said_by_sshd} | grep --count 'Invalid user clusterctl'")
         assert int(refused.stdout) >= 1
-
-
-@pytest.mark.sweep  # tests/unit/cluster/test_converge_gpus.py
-def test_a_node_without_the_gpus_of_its_partition_is_named(gcp: Gcp) -> None:
-    """The last machine lacks NVIDIA's driver."""
-    gcp.cloud.forget_log()
-    gcp.ask_for(MOST_NODES)
-    (failure,) = gcp.json("up", "--yes", rc=1)["failures"]
-    changed = list(gcp.cloud.done("create", "update", "delete"))
-    assert changed == [("create", "google_compute_instance", f"{gcp.name}-train-{MOST_NODES}")]
-    assert (failure["code"], failure["host"]) == ("gpus-missing", f"{gcp.name}-train-{MOST_NODES}")
-    assert failure["cause"] == (
-        "partition train has gpus: 1 x nvidia-l4, and there is no nvidia-smi there that shows any"
-    )
-    assert "clusterctl up" in failure["fix"]
-
-
-@pytest.mark.sweep  # on local nodes: test_drift.py; what Terraform does then: tests/unit/gcp
-def test_fewer_nodes_touch_only_those(gcp: Gcp) -> None:
-    gcp.cloud.forget_log()
-    gcp.ask_for(MOST_NODES - 1)
-    gcp.json("up", "--yes")
-    changed = list(gcp.cloud.done("create", "update", "delete"))
-    assert changed == [("delete", "google_compute_instance", f"{gcp.name}-train-{MOST_NODES}")]
-
-
-@pytest.mark.sweep  # what each plan asks for: tests/unit/gcp/policy.py
-def test_an_instance_whose_os_login_somebody_turned_on_is_the_only_one_that_changes(gcp: Gcp) -> None:
-    """As `gcloud compute instances add-metadata` does it: the agent takes our account's key and sudo away."""
-    first = f"{gcp.name}-train-1"
-    with gcp.google.world.change() as state:
-        for one in state["resources"]["google_compute_instance"].values():
-            if one["name"] == first:
-                one["metadata"]["enable-oslogin"] = "TRUE"
-    deadline = time.monotonic() + 60
-    while gcp.ssh(first, "true").returncode == 0:
-        assert time.monotonic() < deadline
-    refused = gcp.runner("-f", gcp.spec, "ssh", "--admin", first, "--", "true", rc=None)
-    assert refused.rc != 0
-    assert "publickey" in refused.stderr or "does not accept our key" in refused.stderr
-    gcp.cloud.forget_log()
-    gcp.json("up", "--yes")
-    changed = list(gcp.cloud.done("create", "update", "delete"))
-    assert changed == [("update", "google_compute_instance", first)]
-    assert gcp.cloud.instances[first]["metadata"]["enable-oslogin"] == "FALSE"
 
 
 def test_plain_ssh_goes_through_the_tunnel(gcp: Gcp) -> None:

@@ -123,14 +123,6 @@ def test_ranks_that_share_a_node_in_parts_have_one_part_each(gpus: Cluster, tmp_
     assert sorted(said) == [f"{rank} {part['uuid']}" for rank, part in enumerate(_CUT["parts"])]
 
 
-def test_a_job_of_a_file_asks_for_gpus(gpus: Cluster, tmp_path: Path) -> None:
-    script = tmp_path / "mine.sh"
-    script.write_text("#!/bin/bash\necho gpus=$CUDA_VISIBLE_DEVICES on $SLURMD_NODENAME\n")
-    answer: dict[str, Any] = gpus.json("submit", script, "--nodes", "1", "--gpus", "1", "--wait")
-    run = gpus.run_of(answer["job_id"])
-    assert f"gpus=0 on {_node(gpus)}" in (run / "stdout.log").read_text()
-
-
 def test_an_unhealthy_node_is_drained_with_the_reason_and_comes_back(gpus: Cluster) -> None:
     _becomes(gpus, _two_t4(temperature=97))
     said = _wait(gpus, lambda said: "drain" in said)
@@ -181,23 +173,6 @@ def test_up_takes_up_a_card_that_was_put_in_while_a_job_elsewhere_goes_on(gpus: 
     assert _srun(gpus, "--gpus=3", command="printenv CUDA_VISIBLE_DEVICES").strip() == "0,1,2"
     assert (_job(gpus, elsewhere), gpus.ssh(other, started)) == ("RUNNING 0", before)
     gpus.ssh(f"{gpus.name}-ctl", f"scancel {elsewhere}", user=gpus.user)
-
-
-@pytest.mark.sweep  # where a job is at work: tests/unit/cluster/test_converge_hardware.py
-def test_a_card_that_a_job_may_hold_is_not_taken_from_it(gpus: Cluster) -> None:
-    _put_in_a_third(gpus)
-    gpus("up", "--yes")
-    job = _sleeper(gpus, "--partition=train", "--gpus=3")
-    _becomes(gpus, _two_t4())
-    said = f"{_node(gpus)}: 1 card fewer: gres gpu:t4:2 (was gpu:t4:3)"
-    waits = f"{said}: job {job} is at work there, which Slurm would end; run `clusterctl up` again afterwards"
-    assert waits in gpus.json("up", "--yes")["notes"]
-    assert _job(gpus, job) == "RUNNING 0"
-    gpus.ssh(f"{gpus.name}-ctl", f"scancel {job}", user=gpus.user)
-    while _job(gpus, job).startswith(("RUNNING", "COMPLETING")):
-        time.sleep(0.2)
-    assert f"repaired: {said}: configured" in gpus("up", "--yes").stderr
-    assert _srun(gpus, "--gpus=2", command="printenv CUDA_VISIBLE_DEVICES").strip() == "0,1"
 
 
 @pytest.mark.sweep

@@ -137,17 +137,6 @@ def test_collecting_twice_changes_nothing(cluster: Cluster, run: Path, job: dict
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-@pytest.mark.sweep
-def test_ansible_playbook_by_hand_changes_nothing(cluster: Cluster) -> None:
-    """As `up --reconfigure` says in the next test."""
-    inventory = cluster.workspace / "inventory.yml"
-    argv: list[str | Path] = [BIN / "ansible-playbook", "-i", inventory, ROOT / "ansible" / "site.yml"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, cwd="/")
-    assert done.returncode == 0, done.stdout + done.stderr
-    recap = done.stdout.rsplit("PLAY RECAP", 1)[1]
-    assert recap.count("changed=0") == recap.count("failed=0") == 3, recap
-
-
 def test_up_again_changes_nothing_and_proves_again(cluster: Cluster) -> None:
     hosts = len(cluster.raised["nodes"]) + 1
     for argv, note in ((["up"], f"unchanged: {hosts} hosts checked"), (["up", "--reconfigure"], "0 changed")):

@@ -60,11 +60,3 @@ def first_screen() -> list[Block]:
 
 def tutorial() -> list[Block]:
     return [block for block in blocks(TUTORIAL) if block.file or block.runs]
-
-
-def test_a_page_that_is_wrong_would_be_seen(reader: Person) -> None:
-    """A wrong exit code is noticed, and the folder that a command goes to is kept to."""
-    place = reader.folder("typing")
-    assert reader.types("clusterctl launch", place)[0] == 2
-    assert reader.types("false\ntrue", place)[0] == 0
-    assert reader.types("mkdir deeper; cd deeper", place)[2] == place / "deeper"

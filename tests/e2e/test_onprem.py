@@ -6,7 +6,6 @@ They have no route out, and clusterctl asks no package index: all that is instal
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,22 +105,6 @@ def cluster(
         machines, cluster_name, text, clusterctl_home, cwd, *given, password=True, environ=environ
     ) as one:
         yield one
-
-
-def test_a_corrupted_bundle_is_refused_before_anything_is_done(
-    machines: Lab, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
-) -> None:
-    bad, spec = tmp_path / "bad.tar", tmp_path / "cluster.yaml"
-    spec.write_text(spec_of(machines, cluster_name))
-    shutil.copy(debian_bundle(), bad)
-    with bad.open("r+b") as file:
-        file.seek(bad.stat().st_size // 2)
-        (byte,) = file.read(1)
-        file.seek(-1, 1)
-        file.write(bytes([byte ^ 1]))
-    (failure,) = clusterctl("-o", "json", "-f", spec, "up", "--yes", "--bundle", bad, rc=2).json["failures"]
-    assert failure["cause"].startswith(f"corrupted: systems/{DEBIAN.release}/pool/")
-    assert machines.ssh("node1", "getent passwd clusterctl", rc=None).stdout == ""
 
 
 def test_it_has_proven_itself(cluster: Cluster) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -293,31 +292,6 @@ def test_two_nodes_train_together_and_the_run_comes_home(rocky: Cluster) -> None
     assert (start["world_size"], [rank["host"] for rank in start["ranks"]]) == (2, NODES)
     assert json.loads((run / "run.json").read_text())["state"] == "COMPLETED"
     assert run.name.split("-")[1] in (run / "sacct.json").read_text()
-
-
-@pytest.mark.sweep  # as on Debian: test_onprem.py
-def test_up_again_leaves_all_as_it_is(rocky: Cluster) -> None:
-    again = rocky.json("up", "--yes")
-    assert again["ready"]
-    assert again.get("repaired", []) == []
-
-
-@pytest.mark.sweep  # tests/unit/cluster/test_drift.py
-def test_a_package_that_was_removed_is_installed_again(rocky: Cluster) -> None:
-    rocky.ssh("node2", "sudo rpm --erase --nodeps munge")
-    repaired = rocky.json("up", "--yes")["repaired"]
-    assert {"host": "node2", "what": "the package munge was removed", "action": "installed"} in repaired
-    assert {one["host"] for one in repaired} == {"node2"}
-    rocky.ssh("node2", "rpm --query munge")
-
-
-@pytest.mark.sweep  # as on Debian: test_main_job.py
-def test_the_roles_change_nothing_when_run_again(rocky: Cluster) -> None:
-    argv = [BIN / "ansible-playbook", "-i", rocky.workspace / "inventory.yml", ROOT / "ansible/site.yml"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, cwd="/")
-    assert done.returncode == 0, done.stdout + done.stderr
-    recap = done.stdout.rsplit("PLAY RECAP", 1)[1]
-    assert recap.count("changed=0") == 2, done.stdout
 
 
 @pytest.mark.sweep  # tests/unit/cluster/test_node_reboot.py

@@ -108,21 +108,6 @@ def test_a_checkpoint_that_came_home_goes_on_elsewhere_to_the_same_weights(clust
     assert (again / final).read_bytes() == (Path(run["dir"]) / final).read_bytes()
 
 
-@pytest.mark.sweep  # tests/unit/jobs/test_script.py
-def test_a_training_that_would_go_on_is_cancelled_all_the_same(cluster: Cluster) -> None:
-    flags = ("--epochs", "1000000", "--save-interval", "200", "--resume", "auto")
-    ours, slurms = (cluster.json("submit", "train", "--requeue", "--", *flags)["job_id"] for _ in range(2))
-    deadline = time.monotonic() + 60
-    while not all("epoch   5 " in cluster("logs", job).stdout for job in (ours, slurms)):
-        assert time.monotonic() < deadline, "the jobs do not start"
-        time.sleep(0.2)
-    cluster("cancel", ours)
-    cluster.ssh(f"{cluster.name}-ctl", f"sudo scancel {slurms}")  # as a user does by hand
-    for job in (ours, slurms):
-        assert "cancelled" in cluster("logs", job, "--follow", timeout_s=60, rc=5).stderr.lower()
-        assert json.loads((cluster.run_of(job) / "run.json").read_text())["state"] == "CANCELLED"
-
-
 @pytest.mark.sweep
 def test_a_cnn_knows_fashion_on_two_nodes(cluster: Cluster) -> None:
     put = cluster.json("put", "/usr/share/datasets/fashion-mnist", "data")  # of dataset-fashion-mnist

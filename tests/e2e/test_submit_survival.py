@@ -89,20 +89,6 @@ def told(cluster: Cluster, name: str) -> list[str]:
     return [job["job_id"] for job in cluster.json("jobs")["jobs"] if job["name"] == name]
 
 
-@pytest.mark.sweep  # nothing fails; the next two lose the answer
-def test_a_controller_that_pauses_gets_the_job_once(cluster: Cluster) -> None:
-    path = script(cluster, "pause")
-    with silent_slurmctld(cluster) as go_on:
-        victim = Victim(cluster.runner, "-f", cluster.spec, "-o", "json", "submit", path)
-        until_sbatch_waits(cluster)
-        time.sleep(2)
-        go_on()
-        said = answer(cluster, victim)
-    assert said["ok"]
-    assert list(settle(cluster, "pause").values()) == [1]
-    assert told(cluster, "pause") == [said["job_id"]]
-
-
 def test_a_cut_connection_while_slurm_takes_the_job(cluster: Cluster) -> None:
     """sshd's processes for the user are killed while sbatch waits for its answer."""
     path = script(cluster, "cut")

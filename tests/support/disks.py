@@ -1,7 +1,6 @@
 """A small disk that gets full, runs out of inodes, or becomes read-only. Needs root.
 
 It is a tmpfs in the mount namespace of a process that ends with ours: whatever kills a test, no mount stays.
-For programs that resolve all links, as Ansible and Terraform do, it is mounted where everybody sees it.
 """
 
 from __future__ import annotations
@@ -76,14 +75,3 @@ def small_disk(mib: int = 4) -> Iterator[SmallDisk]:
             yield SmallDisk(Path(f"/proc/{process.pid}/root/mnt"), inside)
         finally:
             process.kill()
-
-
-@contextmanager
-def small_disk_at(place: Path, mib: int) -> Iterator[SmallDisk]:
-    """One that everybody sees, in this folder."""
-    options = f"size={mib}m,nr_inodes=1000"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", place], check=True)
-    try:
-        yield SmallDisk(place, ("mount", place))
-    finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
