@@ -19,6 +19,7 @@ GROUPS = {
         "test_nodes.py",
         "test_examples.py",
         "test_shell.py",
+        "test_failures.py",
     ),
     "life": ("test_convergence.py", "test_storage.py"),
     "person": ("test_ordinary_user.py", "test_manual.py"),
