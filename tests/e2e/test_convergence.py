@@ -16,7 +16,7 @@ import pytest
 from clusterctl.providers.local import machine
 from tests.support.cluster import Cluster, of_this_run
 from tests.support.faults import at_work, at_work_on_nodes, cause, eventually_none
-from tests.support.sweeps import in_sweep
+from tests.support.messages import codes
 from tests.support.verbs import Clusterctl
 from tests.support.victim import Ended, Victim
 
@@ -49,13 +49,10 @@ def interrupted(clusterctl: Clusterctl, phase: str, how: str) -> Ended:
     return victim.hit(how)
 
 
+# In all phases: test_survival_sweep.py.
 @pytest.mark.parametrize(
     ("phase", "how", "code"),
-    [
-        ("prepare_class", "int", 130),
-        ("converge", "term", 128 + signal.SIGTERM),
-        *in_sweep(*((phase, "int", 130) for phase in ("converge", "provision", "probe", "verify"))),
-    ],
+    [("prepare_class", "int", 130), ("converge", "term", 128 + signal.SIGTERM)],
 )
 def test_up_that_is_interrupted_ends_cleanly(
     clusterctl: Clusterctl, spec: Path, phase: str, how: str, code: int
@@ -65,7 +62,7 @@ def test_up_that_is_interrupted_ends_cleanly(
     assert "Traceback" not in ended.stderr
     if how == "int":
         assert "interrupted" in ended.stderr
-        assert "`clusterctl up` goes on from here" in ended.stderr
+        assert "`clusterctl up`" in ended.stderr
         assert "error" not in ended.stderr
     assert at_work(clusterctl.home) == []
 
@@ -138,7 +135,7 @@ SAVES = """\
 #!/bin/bash
 #SBATCH --requeue
 mkdir -p out/checkpoint-{1,2}
-echo "weights of run ${SLURM_RESTART_COUNT-0}" | tee out/checkpoint-{1,2}/weights >result.txt
+echo "run ${SLURM_RESTART_COUNT-0}" | tee out/checkpoint-{1,2}/weights >result.txt
 touch ~/saved-$SLURM_JOB_ID
 [ "$1" = fails ] && exit 3
 sleep 600
@@ -167,14 +164,14 @@ def test_down_stops_at_what_failed_cancelled_and_requeued_jobs_left(one: Cluster
     jobs = [cause for cause in causes if cause.startswith("job ")]
     assert any(cause.endswith(waits) for cause in jobs)
     left = {cause.partition(": ")[0] for cause in causes[len(jobs) :]}
-    assert left >= {f"out of job {job} (saves)" for job in (failed, ended)}
+    outputs = {f"out of job {job} (saves)" for job in (failed, ended)}
+    assert left >= outputs
     # Both logs, and result.txt; and telemetry, where its first sample came before the job's end.
     logs = {f"stderr.log and 2 more of job {failed} (saves)", f"telemetry and 3 more of job {failed} (saves)"}
     assert len(left & logs) == 1
     (folder,) = one.json("collect", "--all")["folders"]
-    brought = {path.read_text() for path in Path(folder).rglob("result.txt")}
-    assert brought == {"weights of run 1\n"}
-    assert "weights of run 0\n" in {p.read_text() for p in one.runner.cwd.glob("runs/*/result.txt")}
+    assert {path.read_text() for path in Path(folder).rglob("result.txt")} == {"run 1\n"}
+    assert "run 0\n" in {path.read_text() for path in one.runner.cwd.glob("runs/*/result.txt")}
     causes = [one["cause"] for one in one.json("down", "--yes", rc=1)["failures"]]
     assert all(cause.startswith("job ") for cause in causes)
     assert any(cause.endswith(waits) for cause in causes)
@@ -187,11 +184,10 @@ def test_a_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:
     assert listed["state"] == "orphaned"
     assert listed["fix"] in one("list").stdout
     typed = shlex.split(listed["fix"])[1:]
-    assert (
-        "--discard" in one.runner(*typed, "--yes", rc=1).stderr
-    )  # nothing can be looked at without its keys
+    # Nothing can be looked at without its keys.
+    assert "--discard" in one.runner(*typed, "--yes", rc=1).stderr
     assert "--discard" in one("down", "--yes", rc=1).stderr
     assert "cleanup verified" in one.runner(*typed, "--yes", "--discard").stdout
-    assert f"there is no cluster {one.name!r}" in one("down", "--yes", rc=2).stderr
+    assert codes(one("-o", "json", "down", "--yes", rc=2)) == ["unknown-cluster"]
     kept.rename(one.workspace)
     one("down", "--yes", "--discard")
