@@ -11,7 +11,7 @@ import pytest
 from clusterctl.providers.local.image import DEBIAN, REDHAT
 from clusterctl.spec.distributions import redhat_release
 from tests.support.cluster import Cluster
-from tests.support.sweeps import in_sweep
+from tests.support.messages import codes
 
 pytestmark = pytest.mark.platform("real", "debian-13")
 
@@ -83,7 +83,7 @@ def test_nothing_is_queued_after_a_wrong_argument(cluster: Cluster) -> None:
         (refused,) = cluster.json("submit", *words, rc=2)["failures"]
         assert refused["code"] == code
         assert shown in str(refused)
-    assert cluster("submit", "train", "--", "--help").stdout.startswith("usage: clusterctl submit train")
+    assert cluster("submit", "train", "--", "--help").stdout.startswith("usage: clusterctl submit")
     assert {job["job_id"] for job in cluster.json("jobs")["jobs"]} == known
 
 
@@ -94,10 +94,10 @@ print("rank", socket.gethostname(), *(os.environ[name] for name in {VARIABLES}),
 """
 
 
-@pytest.mark.parametrize("launcher", ["srun", *in_sweep("mpirun")])  # test_no_scheduler.py
-def test_ranks_know_each_other(cluster: Cluster, launcher: str) -> None:
+def test_ranks_know_each_other(cluster: Cluster) -> None:
+    """With mpirun: test_no_scheduler.py."""
     path = script(cluster, "who.py", WHO)
-    job = cluster.json("submit", path, "--nodes", "2", "--launcher", launcher, "--wait")["job_id"]
+    job = cluster.json("submit", path, "--nodes", "2", "--wait")["job_id"]
     said = cluster("logs", job).stdout.splitlines()
     port = 65000 + int(job) % 536
     nodes = [f"{cluster.name}-train-{i}" for i in (1, 2)]
@@ -112,48 +112,37 @@ def test_ranks_know_each_other(cluster: Cluster, launcher: str) -> None:
     assert "no such rank" in cluster("logs", job, "--rank", "2", rc=2).stderr
 
 
-ERROR, STATUS = ("raise KeyError('a bug')", 1, "KeyError: 'a bug'"), ("sys.exit(3)", 3, "exit code 3")
-
-
-@pytest.mark.parametrize(
-    ("launcher", "failure", "status", "cause"),
-    [("srun", *ERROR), *in_sweep(("srun", *STATUS), ("mpirun", *ERROR), ("mpirun", *STATUS))],
-    ids=["srun-error", "srun-status", "mpirun-error", "mpirun-status"],
-)
-def test_one_rank_that_fails_ends_the_job(
-    cluster: Cluster, launcher: str, failure: str, status: int, cause: str
-) -> None:
+def test_one_rank_that_fails_ends_the_job(cluster: Cluster) -> None:
+    """With mpirun, and in more ways: test_failures.py."""
     path = script(
         cluster,
         "fails.py",
         "from mpi4py import MPI\nimport sys\nsys.tracebacklimit = 0\nw = MPI.COMM_WORLD\nw.Barrier()\n"
-        f"if w.rank == 1:\n    {failure}\nw.Barrier()\n",
+        "if w.rank == 1:\n    raise KeyError('a bug')\nw.Barrier()\n",
     )
-    flags = ("--nodes", "2", "--launcher", launcher, "--wait", "--timeout", "1m")
+    flags = ("--nodes", "2", "--wait", "--timeout", "1m")
     answer = cluster.json("submit", path, *flags, rc=4)
     (failed,) = answer["failures"]
-    assert cause in failed["cause"]
-    assert f"exit code {status}" in failed["cause"]
+    assert "KeyError: 'a bug'" in failed["cause"]
+    assert "exit code 1" in failed["cause"]
     assert "pmix" not in cluster("logs", answer["job_id"]).stderr.lower()
 
 
 def test_a_failed_job_shows_its_log_and_slurms_reason(cluster: Cluster) -> None:
-    path = script(cluster, "bad.py", "import sys\nprint('before')\nsys.exit('the disk is on fire')\n")
+    path = script(cluster, "bad.py", "import sys\nprint('before')\nsys.exit('lp0 on fire')\n")
     ran = cluster("-o", "json", "submit", path, "--wait", rc=4)
-    assert "the disk is on fire" in ran.stderr
+    assert "lp0 on fire" in ran.stderr
     assert "FAILED" in ran.stderr
-    assert not ran.json["ok"]
-    assert ran.json["failures"][0]["code"] == "job-failed"
+    assert codes(ran) == ["job-failed"]
     assert cluster.json("jobs", ran.json["job_id"])["jobs"][0]["state"] == "FAILED"
 
 
-def test_the_first_line_names_the_cause(cluster: Cluster) -> None:
+def test_a_job_that_needs_too_much_memory_is_told_so(cluster: Cluster) -> None:
     """Many more causes: test_failures.py."""
     program = "import time; x = bytearray(10**9); x[::4096] = bytes(len(x) // 4096 + 1); time.sleep(60)"
-    path = script(cluster, "cause.py", program)
-    said = cluster("submit", path, "--mem", "100MiB", "--follow", rc=4).stderr.splitlines()
-    (first,) = (line for line in said if line.startswith("error: "))
-    assert "out of memory" in first
+    answer = cluster.json("submit", script(cluster, "cause.py", program), "--mem", "100MiB", "--wait", rc=4)
+    assert answer["diagnosis"]["code"] == "out-of-memory"
+    assert "100 MiB" in answer["diagnosis"]["cause"]
 
 
 def test_a_job_over_its_time_is_told_apart(cluster: Cluster) -> None:
@@ -168,18 +157,12 @@ def test_a_job_over_its_time_is_told_apart(cluster: Cluster) -> None:
 def test_wait_runs_out_and_the_job_goes_on_then_is_cancelled(cluster: Cluster) -> None:
     path = script(cluster, "long.sh", "echo started\nsleep 600\n")
     ran = cluster("submit", path, "--wait", "--timeout", "2s", rc=6)
-    jobs = cluster.json("jobs")["jobs"]
-    mine = [job for job in jobs if job["name"] == "long" and job["state"] in {"RUNNING", "PENDING"}]
-    assert len(mine) == 1
-    assert mine[0]["job_id"] in ran.stderr
-    cluster("cancel", mine[0]["job_id"])
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        (job,) = (j for j in cluster.json("jobs", mine[0]["job_id"])["jobs"])
-        if job["state"] == "CANCELLED":
-            break
-    assert job["state"] == "CANCELLED"
-    assert "started" in cluster("logs", mine[0]["job_id"]).stdout
+    (job,) = (job for job in cluster.json("jobs")["jobs"] if job["name"] == "long")
+    assert job["state"] in {"RUNNING", "PENDING"}
+    assert job["job_id"] in ran.stderr
+    cluster("cancel", job["job_id"])
+    assert "started" in cluster("logs", job["job_id"], "--follow", rc=5).stdout
+    assert cluster.json("jobs", job["job_id"])["jobs"][0]["state"] == "CANCELLED"
 
 
 def test_a_job_that_renames_itself_hides_no_other(cluster: Cluster) -> None:
@@ -204,11 +187,8 @@ def test_a_job_that_renames_itself_hides_no_other(cluster: Cluster) -> None:
 def test_follow_shows_the_log_as_it_comes_and_ends_with_the_job(cluster: Cluster) -> None:
     path = script(cluster, "talk.sh", "for i in 1 2 3; do echo line $i; sleep 0.3; done\n")
     ran = cluster("submit", path, "--follow")
-    assert [line for line in ran.stdout.splitlines() if line.startswith("line")] == [
-        "line 1",
-        "line 2",
-        "line 3",
-    ]
+    lines = [line for line in ran.stdout.splitlines() if line.startswith("line")]
+    assert lines == ["line 1", "line 2", "line 3"]
 
 
 def test_collect_says_what_stays_on_the_cluster(cluster: Cluster) -> None:
@@ -217,7 +197,7 @@ def test_collect_says_what_stays_on_the_cluster(cluster: Cluster) -> None:
     ran = cluster("-o", "json", "collect", job)
     assert [run["skipped"] for run in ran.json["runs"]] == [1]
     command = f"clusterctl collect {job} --checkpoints all"
-    assert f"was not collected: out/checkpoint-2 (an older checkpoint: `{command}`); it ends" in ran.stderr
+    assert f"out/checkpoint-2 (an older checkpoint: `{command}`)" in ran.stderr
     kept = Path(ran.json["runs"][0]["dir"]) / "out"
     assert [path.name for path in kept.iterdir()] == ["checkpoint-3"]
     assert cluster.json(*command.split()[1:])["runs"][0]["skipped"] == 0
@@ -287,8 +267,7 @@ def test_a_sweep_is_one_array_its_failed_tasks_run_again_and_its_winner_is_repla
     assert "nothing is submitted" in cluster("replay", job, "--failed").stdout
 
     winner = cluster("replay", f"{job}_2", "--wait")
-    assert "nothing is known to differ" in winner.stderr
-    assert winner.stdout.endswith("losses: identical over 40 steps\n")
+    assert winner.stdout.endswith("identical over 40 steps\n")
     assert not_the_same(cluster, f"{job}_2", winner.stdout.split()[1]) == []
     changed = cluster.json("replay", f"{job}_2", "--set", "seed=1", "--wait")
     assert (changed["losses"]["identical"], changed["losses"]["first"]) == (False, 1)
@@ -308,20 +287,13 @@ def test_flags_win_over_the_scripts_own_lines_which_are_kept(cluster: Cluster) -
     assert cluster.sacct(done["job_id"], "Timelimit") == "00:07:00"
 
 
-@pytest.mark.parametrize(
-    ("flags", "word"),
-    [
+def test_what_slurm_can_not_do_is_refused_with_a_way_out(cluster: Cluster) -> None:
+    for flags, word in (
         (("--cpus", "9999"), "processors"),
         (("--account", "nope"), "default"),
         (("--gpus", "1"), "gpu"),
-    ],
-)
-def test_what_slurm_can_not_do_is_refused_with_a_way_out(
-    cluster: Cluster, flags: tuple[str, ...], word: str
-) -> None:
-    ran = cluster("submit", "probe", *flags, rc=1)
-    assert "error:" in ran.stderr
-    assert word in ran.stderr.lower()
+    ):
+        assert word in cluster("submit", "probe", *flags, rc=1).stderr.lower()
 
 
 def test_qos_account_and_resources_reach_slurm(cluster: Cluster) -> None:
@@ -341,12 +313,9 @@ def test_unknown_jobs_are_named(cluster: Cluster) -> None:
 def test_status_list_and_ssh(cluster: Cluster) -> None:
     status = cluster.json("status")
     assert status["ready"]
-    assert {node["name"] for node in status["nodes"]} == {
-        f"{cluster.name}-train-1",
-        f"{cluster.name}-train-2",
-    }
+    other, node = (f"{cluster.name}-train-{i}" for i in (1, 2))
+    assert {one["name"] for one in status["nodes"]} == {other, node}
     assert cluster.name in cluster("list").stdout
-    node = f"{cluster.name}-train-2"
     assert cluster("ssh", node, "--", "hostname").stdout.strip() == node
     assert cluster("ssh", "--", "echo", "a  b").stdout == "a  b\n"
     assert cluster("ssh", node, "--", "id -un | cat").stdout == f"{cluster.user}\n"

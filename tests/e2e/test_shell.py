@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.manual import ROOT
+from tests.support.messages import shows
 from tests.support.sweeps import in_sweep
 from tests.support.terminal import Terminal, terminal
 
@@ -95,7 +96,7 @@ def test_no_terminal_and_no_command_is_an_error(cluster: Cluster) -> None:
 
 def test_what_slurm_can_not_give_is_refused_with_a_way_out(cluster: Cluster) -> None:
     ran = cluster("shell", "--partition", "nope", "--", "true", rc=1)
-    assert "--partition can be: train" in ran.stderr
+    assert "can be: train" in ran.stderr
     assert "--nodes" in cluster("shell", "--nodes", "0", "--", "true", rc=2).stderr
 
 
@@ -138,7 +139,7 @@ def test_a_cancelled_allocation_ends_the_shell_and_that_is_said(cluster: Cluster
         (job,) = allocations(cluster)
         cluster("cancel", job)
         assert window.end() != 0
-        assert "Slurm ended the allocation" in window.shown
+        assert f"clusterctl jobs {job}" in window.shown
 
 
 def test_a_port_of_the_node_is_reached_here(cluster: Cluster) -> None:
@@ -152,14 +153,14 @@ def test_a_port_of_the_node_is_reached_here(cluster: Cluster) -> None:
     try:
         assert fetched(f"http://127.0.0.1:{here}/").startswith(f"from {cluster.name}-train-")
         taken = cluster("shell", "--forward", str(here), "--", "true", rc=2).stderr
-        assert f"port {here} of this machine" in taken
+        assert shows(taken, "port-unusable")
         assert f"--forward LOCAL:{here}" in taken
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     assert gone(cluster)
     with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", here)) != 0, "the port is still open"
+        assert probe.connect_ex(("127.0.0.1", here)) != 0
 
 
 @pytest.mark.sweep

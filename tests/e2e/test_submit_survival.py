@@ -58,7 +58,7 @@ def silent_slurmctld(cluster: Cluster) -> Iterator[Callable[[], None]]:
 def until_sbatch_waits(cluster: Cluster) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not controller(cluster, "pgrep -x sbatch || true").strip():
-        assert time.monotonic() < deadline, "sbatch was never started"
+        assert time.monotonic() < deadline
 
 
 def settle(cluster: Cluster, name: str) -> collections.Counter[str]:
@@ -106,7 +106,8 @@ def test_a_cut_connection_while_slurm_takes_the_job(cluster: Cluster) -> None:
     else:
         (failure,) = said["failures"]  # type: ignore[misc]
         assert (failure["code"], failure["retryable"]) == ("answer-lost", False)
-        assert len(told(cluster, "cut")) == len(there), "the job is listed if it was taken"
+        # The job is listed if it was taken.
+        assert len(told(cluster, "cut")) == len(there)
 
 
 def test_a_submit_that_is_killed_while_slurm_takes_the_job_is_found(cluster: Cluster) -> None:
