@@ -51,15 +51,15 @@ class Controller:
             "state": str(self.folder / "state.json"),
             "log": str(self.folder / "auto-down.log"),
         }
-        for name in ("demo-ctl", *NODES, "other-train-1"):
-            self.has(
-                name,
-                labels(*(("demo", "aaaaaa") if name != "other-train-1" else ("other", "bbbbbb"))),
-            )
+        for name in ("demo-ctl", *NODES):
+            self.has(name, labels("demo", "aaaaaa"))
+        self.has("other-train-1", labels("other", "bbbbbb"))
 
     def has(self, name: str, marked: dict[str, str]) -> None:
+        """Have an instance, with local SSDs: Google stops it only if told what becomes of their data."""
         path = f"projects/{PROJECT}/zones/{ZONE}/instances/{name}"
-        self.google.world.put("google_compute_instance", path, zone=ZONE, labels=marked)
+        ssds = [{"interface": "NVME", "size": 375}]
+        self.google.world.put("google_compute_instance", path, zone=ZONE, labels=marked, scratch_disk=ssds)
 
     def plays(self, tool: str, prints: str, code: int = 0) -> None:
         """From now on this is what a command prints; what it was called with is in a file."""
@@ -116,7 +116,7 @@ def idle(controller: Controller, *, warned: bool = True) -> Controller:
 
 def test_an_idle_cluster_warns_deletes_its_nodes_and_stops(controller: Controller) -> None:
     idle(controller, warned=False)
-    assert "takes itself down in some minutes" in controller.ticks()
+    assert "takes itself down" in controller.ticks()
     assert "takes itself down" in (controller.folder / "wall.calls").read_text()
     controller.ticks()  # at once, as by hand
     assert not controller.google.calls
@@ -162,15 +162,19 @@ def test_a_busy_cluster_never_goes_down(controller: Controller, how: str) -> Non
 
 
 def test_a_new_cluster_waits_its_time(controller: Controller) -> None:
+    """Slurm is asked for the jobs of all users, and of hidden partitions."""
     controller.ticks()
     assert not controller.google.calls
+    assert "--all" in (controller.folder / "squeue.calls").read_text()
+    fields = f"--noheader --parsable2 --format=End --starttime=now-{AFTER_S}seconds"
+    assert f"--allusers --allocations {fields}" in (controller.folder / "sacct.calls").read_text()
 
 
 def test_a_warning_of_before_the_last_stop_is_none(controller: Controller) -> None:
     controller.settings["after_s"] = 60
     controller.up_for(120)
     controller.last_alive(2 * AFTER_S, warned=True)
-    assert "takes itself down in some minutes" in controller.ticks()
+    assert "takes itself down" in controller.ticks()
     assert not controller.google.calls
 
 
@@ -187,7 +191,7 @@ def test_what_does_not_carry_its_labels_is_left_alone(controller: Controller) ->
     idle(controller)
     controller.has("demo-train-2", labels("demo", "bbbbbb"))
     said = controller.ticks()
-    assert "demo-train-2 does not carry this cluster's labels" in said
+    assert "demo-train-2 does not carry" in said
     controller.settle()
     assert controller.there == ["demo-ctl", "demo-train-2", "other-train-1"]
 
@@ -195,7 +199,7 @@ def test_what_does_not_carry_its_labels_is_left_alone(controller: Controller) ->
 def test_a_controller_that_is_not_its_own_is_left_running(controller: Controller) -> None:
     idle(controller)
     controller.settings |= {"hosts": [], "controller": "other-train-1"}
-    assert "it is left running" in controller.ticks()
+    assert "left running" in controller.ticks()
     assert not controller.google.called("compute.instances.stop")
 
 
@@ -214,24 +218,11 @@ def test_a_refusal_is_tried_again_and_the_controller_stays_until_then(
     assert "stopping demo-ctl" in controller.ticks()
 
 
-def test_a_controller_with_local_ssds_is_stopped_too(controller: Controller) -> None:
-    idle(controller)
-    controller.settings["hosts"] = []
-    path = f"projects/{PROJECT}/zones/{ZONE}/instances/demo-ctl"
-    ssds = [{"interface": "NVME", "size": 375}]
-    controller.google.world.put(
-        "google_compute_instance", path, zone=ZONE, labels=labels("demo", "aaaaaa"), scratch_disk=ssds
-    )
-    assert "stopping demo-ctl" in controller.ticks()
-    controller.settle()
-    assert controller.status("demo-ctl") == "TERMINATED"
-
-
 def test_a_stop_that_is_refused_is_tried_again(controller: Controller) -> None:
     idle(controller)
     controller.settings["hosts"] = []
     controller.google.fail("compute.instances.stop", 403, message="not now")
-    assert "tried again at the next tick" in controller.ticks()
+    assert "tried again" in controller.ticks()
     controller.ticks()
     assert len(controller.google.called("compute.instances.stop")) == 2
 
@@ -240,7 +231,7 @@ def test_without_a_token_nothing_is_done(controller: Controller, monkeypatch: py
     idle(controller)
     nowhere = controller.google.environment | {"GCE_METADATA_HOST": "127.0.0.1:9"}
     monkeypatch.setattr(Google, "environment", nowhere)
-    assert "no token from the metadata server" in controller.ticks()
+    assert "no token" in controller.ticks()
     assert len(controller.there) == 4
 
 
@@ -268,12 +259,3 @@ def test_it_runs_with_the_python_of_a_controller_and_nothing_else() -> None:
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert imported <= sys.stdlib_module_names
     subprocess.run([sys.executable, "-I", PROGRAM, "--help"], check=True, capture_output=True)
-
-
-def test_slurm_is_asked_for_all_users_and_hidden_partitions(controller: Controller) -> None:
-    controller.ticks()
-    assert "--all" in (controller.folder / "squeue.calls").read_text()
-    assert (
-        f"--allusers --allocations --noheader --parsable2 --format=End --starttime=now-{AFTER_S}seconds"
-        in (controller.folder / "sacct.calls").read_text()
-    )
