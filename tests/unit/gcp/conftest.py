@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.google.api import Google
+from clusterctl.providers.gcp.api import Api
+from clusterctl.util.progress import Clock
+from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.google.world import World
 from tests.support.sweeps import in_sweep
@@ -22,6 +24,18 @@ def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
             monkeypatch.setenv(name, value)
         yield double
     assert not double.violations
+
+
+@pytest.fixture
+def naps() -> list[float]:
+    """How long ``api`` slept, in seconds; nobody waits."""
+    return []
+
+
+@pytest.fixture
+def api(google: Google, naps: list[float]) -> Api:
+    """The client of the double."""
+    return Api(PROJECT, clock=Clock(now=lambda: sum(naps), sleep=naps.append))
 
 
 @pytest.fixture(params=[False, *in_sweep(True)], ids=["recorded", "real"])
