@@ -36,7 +36,7 @@ from tests.support.google.world import World
 Answer = tuple[int, Any, Mapping[str, str]]  # status, JSON, headers
 TOKEN = "double-token"  # noqa: S105
 PROJECT = "demo-project"
-_FACTS = {
+FACTS = {
     "project": PROJECT,
     "number": NUMBER,
     "zone": "us-central1-a",
@@ -143,12 +143,12 @@ class Google:
     def refuse(self, method: str, name: str, *, times: int = 99) -> None:
         """Refuse the next calls of a method by the rule book, or let what they begin end so."""
         refusal = REFUSALS[name]
-        body = refusal.body(_FACTS)
+        body = refusal.body(FACTS)
         self.faults.append(Fault(method, refusal.status or 200, "", "", times, {}, body))
 
     def operation_fails(self, name: str) -> None:
         """Let the next operation end with this error of the rule book, and nothing done."""
-        self.failing += REFUSALS[name].body(_FACTS)["error"]["errors"]
+        self.failing += REFUSALS[name].body(FACTS)["error"]["errors"]
 
     def called(self, method: str) -> list[str]:
         """The paths of all calls of a method, in order."""

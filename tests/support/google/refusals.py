@@ -46,14 +46,14 @@ class Refusal:
 
     def body(self, facts: Mapping[str, str]) -> dict[str, Any]:
         """The JSON of the answer: an error, or an operation that ended with one."""
-        message = _filled(self.message, facts)
+        message = filled(self.message, facts)
         if self.operation is not None:
             errors = [{"code": self.operation, "message": message}]
             return {"kind": "compute#operation", "name": "x", "status": "DONE", "error": {"errors": errors}}
         error: dict[str, Any] = {"code": self.status, "message": message, "status": _STATUS[self.status]}
         if self.reason:
             error["errors"] = [{"message": message, "domain": "global", "reason": self.reason}]
-        if details := json.loads(_filled(self.details, facts)):
+        if details := json.loads(filled(self.details, facts)):
             error["details"] = details
         return {"error": error}
 
@@ -63,16 +63,16 @@ class Refusal:
         thing = word if word == "instance" else word.title()
         waits = self.operation is not None
         before = f"Error waiting for {thing} to create: " if waits else f"Error creating {thing}: "
-        before = before if self.before is None else _filled(self.before, facts)
+        before = before if self.before is None else filled(self.before, facts)
         if waits:
-            return f"{before}{_filled(self.message, facts)}"
+            return f"{before}{filled(self.message, facts)}"
         error = self.body(facts)["error"]
         details = f"\nDetails:\n{json.dumps(error['details'], indent=2)}\n" if "details" in error else ""
         reason = f", {self.reason}" if self.reason else ""
         return f"{before}googleapi: Error {self.status}: {error['message']}{details}{reason}"
 
 
-def _filled(text: str, facts: Mapping[str, str]) -> str:
+def filled(text: str, facts: Mapping[str, str]) -> str:
     return Template(text).safe_substitute(facts)
 
 

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
-from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.provider import GcpProvider
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.progress import Clock
-from tests.support.google.api import PROJECT, Google
+from tests.support.google.api import PROJECT
 from tests.support.google.cloud import GoogleCloud
-from tests.support.google.terraformed import CLUSTER_ID, PLACE, Terraformed
 from tests.support.google.world import World
-from tests.unit.gcp.carry import removing
 
 # What may outlive a cluster: APIs that others may need, grants to accounts that are gone, a part of a router.
 NOT_BILLED = {
@@ -56,30 +48,3 @@ def workspace_in(folder: Path) -> Workspace:
     found.create()
     found.create_secrets()
     return found
-
-
-@contextmanager
-def google_of(cluster: Terraformed) -> Iterator[Google]:
-    """Google's API, which shows the cluster's resources; clusterctl talks to it."""
-    with (
-        Google(World(cluster.cloud.store.path), PLACE.project) as google,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        for name, value in google.environment.items():
-            patch.setenv(name, value)
-        yield google
-        assert not google.violations
-
-
-def remove(cluster: Terraformed) -> None:
-    """`down`: what the state knows, then what only Google's API shows, as ``GcpProvider.destroy`` has it."""
-    found = removing(Api(PLACE.project, clock=Clock(sleep=lambda _: None)), CLUSTER_ID, cluster.said.append)
-    cluster.down(found)
-    found()
-
-
-def removed(cluster: Terraformed) -> None:
-    """It is removed, and nothing is left that is billed."""
-    with google_of(cluster):
-        remove(cluster)
-    assert set(cluster.cloud.resources().values()) <= NOT_BILLED
