@@ -23,6 +23,7 @@ from tests.support.google.answers import HOST_KEY
 from tests.support.google.api import PROJECT
 from tests.support.google.cloud import GoogleCloud
 from tests.support.google.world import World
+from tests.support.messages import refused, shows
 from tests.unit.gcp.clusters import provider_of, silent, workspace_in
 
 SEEN = "rocky-9.6"  # on each of them, by a look
@@ -56,7 +57,7 @@ def test_a_plan_says_what_hosts_may_lack_that_are_to_be_made(
     spec = spec_of()
     monkeypatch.setattr(gcp_nodes.Machine, "has_nvswitches", True)
     planned = provider_of(spec).plan(spec, workspace, keep={}, report=silent)
-    assert any("GPUs may need a fabric manager" in note for note in planned.notes)
+    assert any(shows(note, "fabric-manager") for note in planned.notes)
 
 
 def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace) -> None:
@@ -99,7 +100,8 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     off = provider_of(spec).plan(spec, workspace, keep={}, report=silent)
     assert [(host.name, host.action) for host in off.changes] == [("demo-train-1", "change")]
     assert off.cost is not None
-    assert off.cost.then - off.cost.now == pytest.approx(0.7), "it costs its disk alone while it is off"
+    # It costs its disk alone while it is off.
+    assert off.cost.then - off.cost.now == pytest.approx(0.7)
     assert off.cost.then == planned.cost.then
     assert not off.other
 
@@ -120,21 +122,6 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     assert not provider.alive(workspace.cluster_id())
 
 
-def test_without_its_state_a_cluster_is_found_and_removed(
-    planned_cloud: GoogleCloud, workspace: Workspace
-) -> None:
-    spec = spec_of(1)
-    raised(spec, workspace)
-    provider, cluster_id = provider_of(spec), workspace.cluster_id()
-    assert provider.orphans("demo") == (cluster_id,)
-    left = {one.what: one.usd_per_hour for one in provider.leftovers(cluster_id)}
-    assert "instance demo-train-1 in us-central1-a" in left
-    provider.destroy(cluster_id, workspace=None, report=silent)
-    assert not planned_cloud.instances
-    assert provider.leftovers(cluster_id) == ()
-    assert provider.orphans("demo") == ()
-
-
 def test_a_node_that_goes_is_named_before(planned_cloud: GoogleCloud, workspace: Workspace) -> None:
     raised(spec_of(2), workspace)
     fewer = spec_of(1)
@@ -151,7 +138,7 @@ def test_starting_hosts_again_removes_none(planned_cloud: GoogleCloud, workspace
     provider.apply(spec, workspace, keep={}, report=silent)
     planned_cloud.stop("demo-train-2")
     assert provider.apply(spec, workspace, keep={}, report=silent).started == ("demo-train-2",)
-    with pytest.raises(StalePlanError, match="demo-train-2"):
+    with refused("stale-plan", StalePlanError, "demo-train-2"):
         provider.apply(fewer, workspace, keep={}, report=silent)
     assert sorted(planned_cloud.instances) == HOSTS
 
@@ -184,23 +171,20 @@ def test_a_state_in_a_bucket_is_not_swapped_for_another(tmp_path: Path) -> None:
     }
     provider.write_module(place, {}, state, cluster="demo")
     for other in (None, GcsState(bucket="other-state", prefix="hpc")):
-        with pytest.raises(UsageError, match="not moved"):
+        with refused("state-not-moved", UsageError):
             provider.write_module(place, {}, other, cluster="demo")
 
 
 def test_gcloud_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MachineError) as caught:
+    with refused("tool-missing", MachineError, "gcloud", "https://cloud.google.com/sdk"):
         api.check_gcloud()
-    assert caught.value.what == "missing tool: gcloud"
-    assert "https://cloud.google.com/sdk" in caught.value.fix
     bin_folder = gcloud.install(tmp_path, tmp_path / "world.json")
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.defpath}")
     api.check_gcloud()
     (bin_folder / "account").write_text("")
-    with pytest.raises(MachineError) as caught:
+    with refused("gcloud-login", MachineError, "gcloud auth login"):
         api.check_gcloud()
-    assert caught.value.fix == "log in: gcloud auth login"
 
 
 @pytest.mark.parametrize(("release", "is_said"), [("10", True), ("9", False)])
@@ -209,7 +193,7 @@ def test_a_bucket_on_a_release_that_refuses_its_key_is_told_of(release: str, is_
     image = {"family": f"rocky-linux-{release}-optimized-gcp", "project": "rocky-linux-cloud"}
     images = {"controller": {"image": image}, "partitions": {"train": {"image": image}}}
     said = " ".join(notes.notes(spec_of(bucket={"name": "my-data"}, **images)))
-    assert ("/bucket may fail on Rocky Linux 10" in said) is is_said
+    assert ("/bucket may fail" in said) is is_said
     assert "/bucket" not in " ".join(notes.notes(spec_of(**images)))
 
 

@@ -25,6 +25,7 @@ from tests.support.cluster_session import session_of
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT
 from tests.support.google.cloud import GoogleCloud
+from tests.support.messages import refused
 from tests.unit.gcp.clusters import provider_of, silent, workspace_in
 
 DEBIAN = {"image": {"project": "debian-cloud", "family": "debian-12"}}
@@ -52,9 +53,8 @@ def test_a_cluster_stays_in_its_project_and_is_seen_in_any_zone(cloud: GoogleClo
     spec, workspace = spec_of(), workspace_in(tmp_path)
     provider_of(spec).apply(spec, workspace, keep={}, report=silent)
     elsewhere = spec_of(project="other-project")
-    with pytest.raises(UsageError, match=PROJECT) as caught:
+    with refused("cluster-in-other-project", UsageError, PROJECT, where="provider.project"):
         provider_of(elsewhere).plan(elsewhere, workspace, keep={}, report=silent)
-    assert caught.value.where == "provider.project"
     assert provider_of(spec_of(zone="europe-west4-a")).alive(workspace.cluster_id())
     provider_of(spec).destroy(workspace.cluster_id(), workspace=workspace, report=silent)
     assert not cloud.instances
@@ -66,7 +66,7 @@ def test_another_clusters_state_is_neither_changed_nor_destroyed(cloud: GoogleCl
     provider_of(spec).apply(spec, theirs, keep={}, report=silent)
     before = cloud.resources()
     shutil.copytree(theirs.terraform, ours.terraform, symlinks=True)
-    with pytest.raises(ProvisionError, match=theirs.cluster_id()):
+    with refused("state-of-other-cluster", ProvisionError, theirs.cluster_id()):
         provider_of(spec).plan(spec, ours, keep={}, report=silent)
     said: list[str] = []
     provider_of(spec).destroy(ours.cluster_id(), workspace=ours, report=said.append)
@@ -85,7 +85,7 @@ def decline(_: object) -> None:
 def test_a_half_made_cluster_is_not_forgotten_by_another_provider(tmp_path: Path) -> None:
     workspace = workspace_in(tmp_path)
     workspace.spec.write_text(dump_spec(spec_of()))  # as an `up` leaves it that fails before the inventory
-    with pytest.raises(UsageError, match="under the provider gcp"):
+    with refused("up-with-other-provider", UsageError, "provider gcp"):
         up(session_of(LOCAL, workspace), UpOptions(approve=decline))
 
 
@@ -98,7 +98,7 @@ def test_what_was_declined_can_be_taken_down_and_what_was_made_is_not_forgotten(
         up(session_of(spec_of(), workspace), UpOptions(approve=decline))
     assert not cloud.resources()
     (workspace.terraform / "terraform.tfstate").write_text("{}")
-    with pytest.raises(UsageError, match="no spec file"):
+    with refused("no-such-file", UsageError, "spec.yaml"):
         down.down(PhaseRunner(workspace=workspace), down.DownOptions())
     (workspace.terraform / "terraform.tfstate").unlink()
     down.down(PhaseRunner(workspace=workspace), down.DownOptions())
@@ -143,7 +143,8 @@ def test_new_defaults_do_not_change_a_cluster_that_is_there(
     monkeypatch.setattr(gcp, "GPU_IMAGE", Image(project="any-project", family="of-next-year"))
     assert read(tmp_path, GPUS) == spec
     named = GPUS.replace("zone:", "partitions: {train: {image: {project: my-images, family: mine}}}, zone:")
-    assert images(read(tmp_path, named)) == [PLAIN, "mine"], "what the spec names counts"
+    # What the spec names counts.
+    assert images(read(tmp_path, named)) == [PLAIN, "mine"]
     assert images(read(tmp_path, GPUS.replace(", gpus: {type: l4}", ""))) == [PLAIN, PLAIN]
     more = GPUS.replace("partitions: [", "partitions: [{name: more, nodes: 1, gpus: {type: l4}}, ")
     assert images(read(tmp_path, more)) == [PLAIN, "of-next-year", LATEST]
