@@ -18,7 +18,7 @@ from clusterctl.providers.gcp.provider import variables
 from clusterctl.spec import gcp
 from tests.support.google.module import CLUSTER_ID, NAMES, PUBLIC_KEY, spec_of
 from tests.unit.gcp import recorded
-from tests.unit.gcp.many import Edit, changes, copies, planned
+from tests.unit.gcp.many import changes, copies, planned
 from tests.unit.gcp.policy import findings
 
 pytestmark = pytest.mark.platform("rendered", "google-terraform")
@@ -74,34 +74,12 @@ def test_the_longest_names_are_not_too_long_for_google(plan: Plan) -> None:
     resources = planned(plan, "long")
     assert findings(resources, kms_key=None) == []
     accounts = [each["account_id"] for each in resources.values() if "account_id" in each]
-    assert sorted(map(len, accounts)) == [29, 29], "Google takes 6 to 30 characters"
+    # Google takes 6 to 30 characters.
+    assert sorted(map(len, accounts)) == [29, 29]
 
 
 def test_the_recorded_plan_is_todays(plan: Plan) -> None:
     assert [*is_golden(recorded.PATH, recorded.as_file(changes(plan, "demo")))] == []
-
-
-@pytest.mark.sweep  # for L4s, and without a mistake: test_gcp_module.py
-def test_what_google_shows_otherwise_than_it_was_sent_is_no_change(tmp_path: Path) -> None:
-    """Links in full, images of families, disks in another order, what machine types bring, capitals."""
-    every = asked()["everything"]
-    hosts = every["hosts"]
-    sound = {**every, "hosts": {name: hosts[name] for name in ("whole-ctl", "whole-train-1")}}
-    brings = {**hosts["whole-serve-1"], "machine_type": "a3-highgpu-8g", "local_ssds": 0}
-    planted = {"hosts": {"whole-ctl": hosts["whole-ctl"], "whole-serve-1": brings}, "bucket": None}
-    planted |= {"project": "other-project", "filestore": None}
-    calls = {"sound": sound, "planted": every | planted}
-    mistake = Edit("modules/instance/main.tf", "      scratch_disk,\n", "")
-    module = copies(tmp_path, calls, {"planted": mistake})
-    module.apply()
-    shown = module.cloud.instances["whole-train-1"]
-    assert shown["network_interface"][0]["subnetwork"].startswith("https://")
-    assert shown["guest_accelerator"][0]["type"].endswith("/acceleratorTypes/nvidia-tesla-a100")
-    assert shown["boot_disk"][0]["initialize_params"][0]["image"].endswith("-v20261101")
-    assert [each["device_name"] for each in shown["attached_disk"]] == ["extra-1", "extra-0"]
-    left = module.plan()
-    assert {address for address in left if not address.startswith("module.planted.")} == set()
-    assert set(map(tuple, left.values())) == {("delete", "create")}, "its machine brings local SSDs"
 
 
 def rendered(resources: Mapping[str, Sequence[str]], simplest: Mapping[str, Sequence[str]] = {}) -> str:
@@ -149,13 +127,3 @@ def _lines(values: Mapping[str, Any], path: str = "") -> Iterator[str]:
             yield from _lines(inner, f"{path}{key}.")
         else:
             yield f"{path}{key}: {inner}"
-
-
-def test_equal_nodes_are_shown_once_and_of_others_what_differs() -> None:
-    def nodes(second: str) -> str:
-        kinds = {"x-train-1": "n1-standard-4", "x-train-2": second}
-        rows = {f'm.node["{n}"].r': {"name": n, "machine_type": kind} for n, kind in kinds.items()}
-        return rendered(described(rows, "x"))
-
-    assert nodes("n1-standard-4").endswith('m.node["CLUSTER-train-2"].r: as known\n')
-    assert nodes("n2").endswith("as known, but\n  - machine_type: n1-standard-4\n  + machine_type: n2\n")

@@ -65,17 +65,19 @@ def test_only_what_is_asked_for_otherwise_changes(tmp_path: Path, monkeypatch: p
     module.set(relabelled | {"kms_key": "projects/p/locations/l/keyRings/r/cryptoKeys/k"})
     said += module.apply()
     _assert_that_google_shows_it_otherwise(module)
-    assert module.plan() == {}, "nodes that were replaced have their grants again"
+    # Nodes that were replaced have their grants again, and local SSDs of a machine type are no change.
+    assert module.plan() == {}
     assert {each["current_status"] for each in module.cloud.instances.values()} == {"RUNNING"}
     assert {each["effective_labels"]["team"] for each in module.cloud.instances.values()} == {"vision"}
 
     module.cloud.fill("my-results")
     destroyed = module.run("destroy", "-auto-approve")
     assert destroyed.rc == 1
-    assert "Error trying to delete bucket my-results containing objects" in destroyed.said
+    assert "delete bucket my-results" in destroyed.said
     assert module.cloud.resources() == {"my-results": "google_storage_bucket"}
     written = "".join(_texts(tmp_path))
-    assert "ssh-ed25519 AAAA" in written, "the state was read"
+    # The state was read.
+    assert "ssh-ed25519 AAAA" in written
     assert [word for word in ("ya29", "planted") if word in said + destroyed.said + written] == []
 
 
@@ -101,7 +103,8 @@ def _changed(nodes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Each node but `whole-c` is asked for in another way, `whole-e` no more; `whole-g` is new."""
     image = {"project": "my-images", "family": "rocky-10", "name": None}
     changed = {"whole-a": {"machine_type": "g2-standard-48"}, "whole-b": {"image": image}}
-    changed |= {"whole-d": {"extra_disks": [SLOW, SLOW]}, "whole-g": {}}
+    new = {"machine_type": "a3-highgpu-8g", "local_ssds": 0}
+    changed |= {"whole-d": {"extra_disks": [SLOW, SLOW]}, "whole-g": new}
     return {name: each for name, each in (nodes | changed).items() if name != "whole-e"}
 
 
@@ -123,13 +126,14 @@ def _assert_that_each_change_is_said(planned: dict[str, Any]) -> None:
 
 
 def _assert_that_google_shows_it_otherwise(module: Module) -> None:
-    """Links in full, images of families, disks in another order, the GPUs that a machine type brings."""
+    """Links in full, images of families, disks in another order, what a machine type brings."""
     shown = module.cloud.instances["whole-d"]
     assert shown["network_interface"][0]["subnetwork"].startswith("https://")
     assert shown["guest_accelerator"][0]["type"].endswith("/acceleratorTypes/nvidia-l4")
     assert [each["device_name"] for each in shown["attached_disk"]] == ["extra-1", "extra-0"]
     new = module.cloud.instances["whole-g"]
     assert new["boot_disk"][0]["initialize_params"][0]["image"].endswith("-v20261101")
+    assert len(new["scratch_disk"]) == 16
 
 
 def test_every_shared_spec_has_only_public_keys_and_names() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,25 +19,6 @@ BUCKET, STORAGE, ROOT = "modules/bucket/main.tf", "modules/storage/main.tf", "ma
 OF_STORAGE = {"clusterctl-cluster": "whole", "clusterctl-storage": "whole", "clusterctl-user": "ada"}
 
 DISK = {"size_gib": 100, "type": "pd-balanced"}
-
-# What Google's schema does not allow.
-AGAINST_THE_SCHEMA = {
-    "resource": (
-        Edit(IAM, '"google_project_iam_member" "', '"google_project_iam_members" "'),
-        "Invalid resource type",
-    ),
-    "attribute": (Edit(HOST, "can_ip_forward ", "can_ip_foward "), "Unsupported argument"),
-    "block": (Edit(HOST, "  scheduling {", "  schedule {"), "Unsupported block type"),
-    "nested": (Edit(HOST, "enable_vtpm ", "enable_tpm "), "Unsupported argument"),
-    "type": (Edit(NETWORK, "= 8896", '= "jumbo"'), "a number is required"),
-    "missing": (Edit(IAM, "  role    = each.value.grant\n", ""), "Missing required argument"),
-    "value": (Edit(NETWORK, '"REGIONAL"', '"REGION"'), 'of ["REGIONAL" "GLOBAL"], got REGION'),
-    "inner": (Edit(HOST, '      interface = "NVME"\n', ""), "Missing required argument"),
-    "read": (
-        Edit("modules/instance/outputs.tf", "network_interface[0].network_ip", "network_interface[0].ip"),
-        "Unsupported attribute",
-    ),
-}
 
 # What Google would allow, and the module promises not to do.
 AGAINST_A_PROMISE = {
@@ -115,18 +95,6 @@ def asked() -> dict[str, Any]:
 
 
 @pytest.mark.sweep
-def test_what_the_schema_does_not_allow_is_told_by_validate(tmp_path: Path) -> None:
-    edits = {name: edit for name, (edit, _) in AGAINST_THE_SCHEMA.items()}
-    module = copies(tmp_path, dict.fromkeys(edits, asked()), edits)
-    told = _told(json.loads(module.run("validate", "-json").stdout)["diagnostics"])
-    assert {
-        name: told.get(name)
-        for name, (_, said) in AGAINST_THE_SCHEMA.items()
-        if said not in told.get(name, "")
-    } == {}
-
-
-@pytest.mark.sweep
 def test_what_breaks_a_promise_is_found_in_the_plan(tmp_path: Path) -> None:
     edits = {name: edit for name, (edit, _) in AGAINST_A_PROMISE.items()}
     plan = copies(tmp_path, {"sound": asked(), **dict.fromkeys(edits, asked())}, edits).planned()
@@ -181,12 +149,3 @@ def _with_node(wrong: Mapping[str, Any]) -> dict[str, Any]:
     values = asked()
     hosts = values["hosts"]
     return {**values, "hosts": {**hosts, "whole-train-1": {**hosts["whole-train-1"], **wrong}}}
-
-
-def _told(diagnostics: list[dict[str, Any]]) -> dict[str, str]:
-    """Copy -> what was said of its files."""
-    told: dict[str, str] = {}
-    for each in diagnostics:
-        name = each["range"]["filename"].partition("/")[0]
-        told[name] = f"{told.get(name, '')} {each['summary']}: {each['detail']}"
-    return told
