@@ -91,7 +91,8 @@ class Recorded(Terraform):
     def plan(
         self, *, destroy: bool = False, adopt: Mapping[str, str] = {}, targets: Sequence[str] = ()
     ) -> Plan:
-        assert not adopt, "that is for real Terraform"
+        # That is for real Terraform.
+        assert not adopt
         asked = () if destroy else tuple(self._asked())
         changes = (*map(self._made, asked), *self._removed({one.address for one in asked}, destroy=destroy))
         chosen = (one for one in changes if not targets or one.address.startswith(tuple(targets)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +13,7 @@ import pytest
 from clusterctl.errors import Failure, TerraformError
 from clusterctl.providers.gcp.apply import WAITS_S, Owner, apply_plan
 from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
+from tests.support.messages import refused
 
 OWNER = Owner("a1b2c3")
 SHOWN = Plan(Path("plan.tfplan"), "0", ())
@@ -57,14 +59,13 @@ def run(scripted: Scripted, owner: Owner = OWNER, plan: Plan = SHOWN) -> tuple[l
 def test_what_passes_is_waited_for_longer_and_longer_and_said() -> None:
     said, waited = run(Scripted([error("rate-limit", transient=True)] * 3))
     assert waited == [5, 10, 20]
-    assert said[0] == "it is rate-limit; going on in 5 s"
+    assert said[0].startswith("it is rate-limit")
 
 
 def test_waiting_comes_to_an_end() -> None:
     scripted = Scripted([error("rate-limit", transient=True)], stuck=True)
-    with pytest.raises(TerraformError, match="x") as caught:
+    with refused("rate-limit", TerraformError):
         run(scripted)
-    assert caught.value.failures[0].code == "rate-limit"
     assert scripted.applied == len(WAITS_S) + 1
 
 
@@ -104,14 +105,9 @@ def test_what_is_there_is_taken_over_layer_by_layer_but_not_for_ever() -> None:
 )
 def test_only_what_bears_the_clusters_id_is_taken_over(attributes: Mapping[str, Any], ours: bool) -> None:
     scripted = Scripted([error("name-taken", already_exists={"a": "b"})], attributes=attributes)
-    if ours:
+    with nullcontext() if ours else refused("name-taken", TerraformError):
         run(scripted)
-        assert scripted.applied == 2
-    else:
-        with pytest.raises(TerraformError) as caught:
-            run(scripted)
-        assert caught.value.failures[0].code == "name-taken"
-        assert scripted.applied == 1
+    assert scripted.applied == (2 if ours else 1)
 
 
 def test_what_keeps_the_rest_from_being_removed_is_cleared_once() -> None:

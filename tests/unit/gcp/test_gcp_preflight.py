@@ -20,14 +20,14 @@ from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.util.progress import Limit
 from tests.support.google import discovery, gcloud
-from tests.support.google.api import PROJECT, Google
+from tests.support.google.api import FACTS, PROJECT, Google
+from tests.support.google.refusals import REFUSALS, filled
+from tests.support.messages import shows
 from tests.unit.gcp import recorded
 from tests.unit.gcp.clusters import provider_of, silent, workspace_in
 
 ZONE = "us-central1-a"
-CUDA = "images/family/rocky-linux-9-optimized-gcp-nvidia-580"
-
-
+LOGIN = "`gcloud auth application-default login`"
 SPEC = f"""\
 version: 1
 name: demo
@@ -246,18 +246,24 @@ def test_rules_that_keep_no_ssh_out_are_no_obstacle(google: Google) -> None:
 
 def test_a_network_of_the_clusters_own_that_is_there_needs_no_quota(google: Google) -> None:
     """As after an `up` that failed; what it did not come to is still needed."""
-    for metric in ("NETWORKS", "SUBNETWORKS", "ROUTERS"):
+
+    def lacks(text: str, cluster_id: str | None = None) -> set[str]:
+        short = found(text, cluster_id)
+        assert {one.code for one in short} <= {"quota"}
+        return {one.what.rpartition(" ")[2] for one in short}
+
+    full = {"NETWORKS", "SUBNETWORKS", "ROUTERS"}
+    for metric in full:
         quota(google, metric, 5, 5)
-    full = {f"too little quota {metric}" for metric in ("NETWORKS", "SUBNETWORKS", "ROUTERS")}
-    assert {one.what for one in found(PLAIN)} == full
+    assert lacks(PLAIN) == full
     region = f"projects/{PROJECT}/regions/us-central1"
     google.world.put("google_compute_network", f"projects/{PROJECT}/global/networks/demo-a1b2c3-network")
     subnetwork = f"{region}/subnetworks/demo-a1b2c3-subnetwork"
     google.world.put("google_compute_subnetwork", subnetwork, region="us-central1")
-    assert {one.what for one in found(PLAIN, "a1b2c3")} == {"too little quota ROUTERS"}
+    assert lacks(PLAIN, "a1b2c3") == {"ROUTERS"}
     google.world.put("google_compute_router", f"{region}/routers/demo-a1b2c3-router", region="us-central1")
     assert found(PLAIN, "a1b2c3") == ()
-    assert {one.what for one in found(PLAIN)} == full, "another cluster's"
+    assert lacks(PLAIN) == full
 
 
 def test_on_a_network_that_is_there_nobody_needs_the_right_to_make_one(google: Google) -> None:
@@ -334,39 +340,36 @@ def test_all_obstacles_are_named_at_once_and_nothing_is_made(google: Google, log
 
 
 @pytest.mark.parametrize("cluster_id", [None, "a1b2c3"])
-def test_a_login_that_may_not_count_calls_on_the_project_is_told_the_role(
-    google: Google, cluster_id: str | None
+@pytest.mark.parametrize(
+    ("calls", "name", "fix"),
+    [
+        ("*", "quota_project_denied", "--role roles/serviceusage.serviceUsageConsumer"),
+        ("*", "consumer_invalid", "gcloud projects list"),
+        ("compute.*", "billing_disabled", f"billing/linkedaccount?project={PROJECT}"),
+    ],
+)
+def test_what_has_google_refuse_all_calls_is_one_finding(
+    google: Google, calls: str, name: str, fix: str, cluster_id: str | None
 ) -> None:
-    """Every call counts on it, so Google answers none."""
-    google.refuse("*", "quota_project_denied")
+    google.refuse(calls, name)
     (one,) = found(PLAIN, cluster_id)
-    assert (one.level, one.code) == ("error", "permission")
-    assert "Caller does not have required permission to use project" in one.why
-    assert "--role roles/serviceusage.serviceUsageConsumer" in one.fix
-
-
-def test_a_project_that_is_not_there_is_one_that_the_login_may_not_see(google: Google) -> None:
-    google.refuse("*", "consumer_invalid")
-    (one,) = found(PLAIN)
-    assert one.code == "project-missing"
-    assert "gcloud projects list" in one.fix
-
-
-def test_billing_that_is_off_is_one_finding(google: Google) -> None:
-    """Compute Engine refuses all calls then."""
-    google.refuse("compute.*", "billing_disabled")
-    (one,) = found(PLAIN)
-    assert (one.level, one.code) == ("error", "billing-disabled")
-    assert f"billing/linkedaccount?project={PROJECT}" in one.fix
+    assert (one.level, one.code) == ("error", REFUSALS[name].code)
+    assert fix in one.fix
+    assert filled(REFUSALS[name].message, FACTS).split(".")[0] in one.why
 
 
 def test_without_a_login_nothing_else_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"CLOUDSDK_CONFIG": str(tmp_path), "NO_GCE_CHECK": "true"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
-    (one,) = found(PLAIN)
-    assert (one.level, one.code, one.what) == ("error", "credentials", "no login to Google Cloud")
-    assert "`gcloud auth application-default login`" in one.fix
+    assert_asks_for_a_login(found(PLAIN), "no login")
+
+
+def assert_asks_for_a_login(findings: tuple[Finding, ...], why: str) -> None:
+    (one,) = findings
+    assert (one.level, one.code) == ("error", "credentials")
+    assert why in one.what
+    assert LOGIN in one.fix
 
 
 class ExpiredSession(requests.Session):
@@ -379,9 +382,7 @@ class ExpiredSession(requests.Session):
 @pytest.mark.parametrize("cluster_id", [None, "a1b2c3"])
 def test_of_a_login_that_has_expired_nothing_else_is_said(cluster_id: str | None) -> None:
     api = Api(PROJECT, session=ExpiredSession())
-    (one,) = found(PLAIN, cluster_id, api)
-    assert (one.level, one.code, one.what) == ("error", "credentials", "the login has expired")
-    assert "`gcloud auth application-default login`" in one.fix
+    assert_asks_for_a_login(found(PLAIN, cluster_id, api), "has expired")
 
 
 @pytest.mark.parametrize(
@@ -417,7 +418,8 @@ def test_os_login_of_the_project_is_named_where_its_policy_can_not_be_looked_at(
 ) -> None:
     """Google turns it on in new projects of an organization that requires it: instances would be rejected."""
     google.project.metadata["enable-oslogin"] = "TRUE"
-    assert found(PLAIN) == (), "the instances have it off, and no policy forbids that"
+    # The instances have it off, and no policy forbids that.
+    assert found(PLAIN) == ()
     google.off.add("orgpolicy")
     if unseen == "all policies":
         why = {"reason": "forbidden", "message": "The caller does not have permission"}
@@ -438,7 +440,8 @@ def test_an_image_of_the_nodes_needs_rights_and_a_project_that_is_trusted(google
         "projects/rocky-linux-cloud",
         "projects/rocky-linux-accelerator-cloud",
     )
-    assert not found(PLAIN), "it is not asked for"
+    # It is not asked for.
+    assert not found(PLAIN)
     said = {one.code: str(one) for one in found(bakes)}
     assert set(said) == {"permission", "org-policy"}
     assert "compute.images.create" in said["permission"]
@@ -476,7 +479,7 @@ def test_nodes_whose_slurm_will_do_without_control_groups_are_told_of(release: s
     text = PLAIN.replace("zone:", nodes).replace(", gpus: {type: l4}", "")
     spec = parse_spec(text, "cluster.yaml")
     notes = [*ahead(spec, ["demo-train-1"])]
-    assert ["Slurm does without control groups" in note for note in notes] == [True] * said
+    assert [shows(note, "no-cgroups") for note in notes] == [True] * said
     assert not [*ahead(spec, [])]
     without = spec.model_copy(update={"scheduler": "none"})
     assert not [*ahead(without, ["demo-train-1"])]

@@ -24,6 +24,7 @@ from tests.support.played_time import PlayedTime
 
 MOST_S = 30.0  # what the manual promises
 NEVER = float("inf")
+IMAGE = "image of partition"
 SPEC = f"""\
 version: 1
 name: demo
@@ -95,7 +96,7 @@ def test_a_service_that_is_silent_keeps_no_other_from_being_looked_at(google: Go
     assert took <= MOST_S
     assert [one.code for one in found if one.level == "error"] == ["permission", "cloud-silent"]
     (rest,) = [one for one in found if one.code == "not-looked-at"]
-    assert "image of partition p6" in rest.host.split(", ")
+    assert f"{IMAGE} p6" in rest.host.split(", ")
 
 
 def test_a_google_that_is_slow_keeps_nobody_from_up() -> None:
