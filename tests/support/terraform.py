@@ -60,10 +60,13 @@ def addresses(terraform: Terraform) -> tuple[str, ...]:
 def terraform_in(
     folder: Path, report: Callable[[str], None] = lambda _: None, chosen: Program | None = None
 ) -> Terraform:
-    """Terraform that says failures as they are, and calls resources by their keys."""
+    """Terraform that says failures as they are, and calls resources by their keys.
+
+    The code of a failure is the end of what Terraform could not do: `made`, `plan`, `up`.
+    """
 
     def explain(what: str, found: tuple[Diagnostic, ...]) -> ProvisionError:
-        return ProvisionError(what, why="\n".join(d.text for d in found))
+        return ProvisionError(what, code=what.rsplit(maxsplit=1)[-1], why="\n".join(d.text for d in found))
 
     return Terraform(folder, report, explain, lambda resource: str(resource.key or resource.type), chosen)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import stat
 from collections.abc import Callable
 
@@ -11,7 +10,10 @@ import pytest
 from clusterctl.errors import ProvisionError, StalePlanError
 from clusterctl.providers.gcp import terraform_run
 from clusterctl.providers.gcp.terraform import ResourceChange
+from tests.support.messages import refused
 from tests.support.terraform import Work, addresses
+
+GONE = "it is no longer asked for"
 
 
 def actions(changes: tuple[ResourceChange, ...]) -> dict[str | int | None, str]:
@@ -24,7 +26,7 @@ def test_what_was_planned_is_made_once_changed_and_removed(work: Work) -> None:
     assert actions(plan.real_changes) == {"one": "create", "two": "create", "three": "create"}
     work.terraform.apply(plan)
     assert "one: creating…" in work.said
-    assert [line for line in work.said if re.fullmatch(r"one: created after \d+ s", line)]
+    assert any(line.startswith("one: created") for line in work.said)
     assert work.terraform.outputs() == {"kinds": {"one": "small", "two": "small", "three": "small"}}
     again = work.terraform.plan()
     assert again.is_empty
@@ -34,7 +36,7 @@ def test_what_was_planned_is_made_once_changed_and_removed(work: Work) -> None:
     plan = work.terraform.plan()
     assert actions(plan.changes) == {"one": "replace", "two": "no-op", "three": "delete", "four": "create"}
     why = {change.key: change.why_replaced for change in plan.real_changes}
-    assert why == {"one": ("triggers_replace",), "three": ("it is no longer asked for",), "four": ()}
+    assert why == {"one": ("triggers_replace",), "three": (GONE,), "four": ()}
     assert "hunter2" not in repr(plan) + "".join(work.said)
     for name in ("terraform.tfstate", "plan.tfplan"):
         assert stat.S_IMODE((work.folder / name).stat().st_mode) == 0o600
@@ -51,10 +53,9 @@ def test_a_stale_plan_makes_what_a_failure_left(work: Work) -> None:
     """The plan is made again, as long as it shows nothing new."""
     shown = work.terraform.plan()
     work.break_host("two")
-    with pytest.raises(ProvisionError, match="not all could be made") as caught:
+    with refused("made", ProvisionError, "out of order"):
         work.terraform.apply(shown)
-    assert "out of order" in caught.value.why
-    assert [line for line in work.said if re.fullmatch(r"two: failed after \d+ s", line)]
+    assert any(line.startswith("two: failed") for line in work.said)
     work.mend_host("two")
     saved = shown.path.read_bytes()
     plan = work.terraform.plan()
@@ -72,9 +73,8 @@ def test_nothing_is_done_that_was_not_shown(work: Work) -> None:
     shown = work.terraform.plan()
     work.hosts(one="large", two="large", three="small")
     work.terraform.plan()  # another file now
-    with pytest.raises(StalePlanError) as caught:
+    with refused("stale-plan", StalePlanError, why='replace terraform_data.node["two"]'):
         work.terraform.apply(shown)
-    assert caught.value.why == 'replace terraform_data.node["two"]'
     work.hosts(one="huge", two="small", three="small")  # the same host, but another change of it
     with pytest.raises(StalePlanError):
         work.terraform.apply(shown)
@@ -84,33 +84,30 @@ def test_nothing_is_done_that_was_not_shown(work: Work) -> None:
 
 def test_an_invalid_module_is_refused_with_its_reason(work: Work) -> None:
     (work.folder / "more.tf").write_text('resource "terraform_data" "x" { inptu = 1 }\n')
-    with pytest.raises(ProvisionError, match="Terraform could not make a plan") as caught:
+    with refused("plan", ProvisionError, 'An argument named "inptu"'):
         work.terraform.plan()
-    assert 'An argument named "inptu" is not expected here' in caught.value.why
 
 
 def test_what_terraform_prints_at_its_own_crash_is_the_reason(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work.terraform.init()
+    lines = ("!!!!!! TERRAFORM CRASH !!!!!!", "panic: runtime error")
 
     def crashed(*_: object, heard: Callable[[str], None], **__: object) -> tuple[int, str]:
-        heard("!!!!!! TERRAFORM CRASH !!!!!!\n")
-        return 11, "panic: runtime error\n"
+        heard(f"{lines[0]}\n")
+        return 11, f"{lines[1]}\n"
 
     monkeypatch.setattr(terraform_run, "run", crashed)
-    with pytest.raises(ProvisionError, match="Terraform could not make a plan") as caught:
+    with refused("plan", ProvisionError) as caught:
         work.terraform.plan()
-    assert "TERRAFORM CRASH !!!!!!\npanic: runtime error" in caught.value.why
+    assert "\n".join(lines) in caught.value.why
 
 
 def test_what_init_prints_for_people_is_understood(work: Work) -> None:
     (work.folder / "more.tf").write_text('terraform { required_version = "< 1.0" }\n')
-    with pytest.raises(ProvisionError, match="Terraform could not be set up") as caught:
+    with refused("up", ProvisionError) as caught:
         work.terraform.init()
-    assert caught.value.why.startswith(
-        "Unsupported Terraform Core version: This configuration does not support"
-    )
+    assert caught.value.why.startswith("Unsupported Terraform Core version: This")
     assert "│" not in caught.value.why
 
 

@@ -69,7 +69,8 @@ def test_a_set_with_parts_unknown_has_no_order() -> None:
 
     assert planned(True, "b").beyond(planned("b", "a")) == ()
     assert planned(True, "b").beyond(planned("a", "c"))
-    assert planned("a", "b").beyond(planned("b", "a")), "the order counts where all was known"
+    # The order counts where all was known.
+    assert planned("a", "b").beyond(planned("b", "a"))
 
 
 def test_what_is_taken_over_unchanged_is_what_was_shown() -> None:

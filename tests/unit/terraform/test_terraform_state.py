@@ -23,10 +23,12 @@ import pytest
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.gcp.terraform_program import Program
 from clusterctl.providers.gcp.terraform_run import recorded, run
+from tests.support.messages import refused
 from tests.support.sweeps import in_sweep
 from tests.support.terraform import MODULE, Work, terraform_in
 
 ME = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
+HELD = "Error acquiring the state lock"
 APPLIES = """
 import sys
 from pathlib import Path
@@ -134,7 +136,7 @@ def test_a_torn_state_is_replaced_by_the_one_before(work: Work) -> None:
     (work.folder / "terraform.tfstate").write_bytes(b"")
     plan = work.terraform.plan()
     assert [change.key for change in plan.real_changes] == ["four"]
-    assert "the state was torn when Terraform wrote it: going on from the one before" in work.said
+    assert any("torn" in line for line in work.said)
     assert len(list(work.folder.glob("terraform.tfstate.torn-*"))) == 1
 
 
@@ -197,7 +199,7 @@ class Bucket:
             f"  Operation: OperationTypeApply\n  Who:       {who}\n  Version:   1.11.4\n"
             f"  Created:   {created:%Y-%m-%d %H:%M:%S.%f}123 +0000 UTC\n  Info:      \n"
         )
-        said = {"severity": "error", "summary": "Error acquiring the state lock", "detail": detail}
+        said = {"severity": "error", "summary": HELD, "detail": detail}
         (self.folder / "lock.json").write_text(json.dumps({"type": "diagnostic", "diagnostic": said}) + "\n")
         (self.folder / "terraform").write_text(PLAYED)
         (self.folder / "terraform").chmod(0o755)
@@ -228,9 +230,8 @@ def test_a_lock_that_a_dead_run_of_ours_left_is_released(tmp_path: Path) -> None
 def test_a_lock_of_another_stays(tmp_path: Path, who: str, ago_s: float) -> None:
     bucket = Bucket(tmp_path)
     bucket.died(ago_s=60)
-    with pytest.raises(ProvisionError, match="Terraform could not make a plan") as caught:
+    with refused("plan", ProvisionError, HELD):
         bucket.plan(who, ago_s=ago_s)
-    assert "Error acquiring the state lock" in caught.value.why
     assert not bucket.unlocked
 
 
