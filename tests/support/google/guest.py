@@ -25,7 +25,6 @@ from clusterctl.providers.local.layout import bridge_name, netns_name
 from clusterctl.providers.local.system import NETNS_DIR
 from clusterctl.state.inventory import Inventory
 from tests.support.google.metadata import answer
-from tests.support.google.provider.faults import NUMBER
 from tests.support.google.world import World
 from tests.support.nested import ROOT, as_root
 
@@ -68,14 +67,8 @@ class _Handler(BaseHTTPRequestHandler):
         world = self.world.read()
         for one in world["resources"].get("google_compute_instance", {}).values():
             if one["network_interface"][0]["network_ip"] == self.client_address[0]:
-                return {
-                    "instance": {"attributes": one["metadata"] or {}, "name": one["name"]},
-                    "project": {
-                        "attributes": world.get("project_metadata", {}),
-                        "numeric-project-id": NUMBER,
-                        "project-id": one["project"],
-                    },
-                }
+                project = {"attributes": world.get("project_metadata", {})}
+                return {"instance": {"attributes": one["metadata"] or {}}, "project": project}
         return {}
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
