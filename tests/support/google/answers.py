@@ -204,17 +204,12 @@ def _instance(row: Row, zone: str) -> Row:
 
 def _guest_attributes(google: Google, row: Row, query: Mapping[str, str]) -> Row:
     """The host keys that an instance has published."""
-    if google.enforced & {
-        "compute.disableGuestAttributesAccess",
-        "compute.managed.disableGuestAttributesAccess",
-    }:
-        raise RefusedError(
-            404, "The resource 'hostkeys/' of type 'Guest Attribute' was not found.", "notFound"
-        )
+    hides = "disableGuestAttributesAccess"
+    hidden = {f"compute.{hides}", f"compute.managed.{hides}"} & google.project.enforced
     keys = google.world.read().get("guest_attributes", {}).get(row["name"], {"ssh-ed25519": HOST_KEY})
     path = query.get("queryPath", "")
     entries = [{"namespace": "hostkeys", "key": kind, "value": key} for kind, key in keys.items()]
-    found = [e for e in entries if f"hostkeys/{e['key']}".startswith(path)]
+    found = [e for e in entries if f"hostkeys/{e['key']}".startswith(path) and not hidden]
     if not found:
         raise RefusedError(404, f"The resource '{path}' of type 'Guest Attribute' was not found.", "notFound")
     return {"kind": "compute#guestAttributes", "queryPath": path, "queryValue": {"items": found}}

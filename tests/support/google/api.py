@@ -6,7 +6,6 @@
         google.fail("compute.instances.delete", 403, reason="SERVICE_DISABLED")
         google.operation_fails("stockout_plain")                       # the next operation ends badly
     google.off.add("file")                                         # the project has not enabled this API
-    google.enforced.add("compute.disableGuestAttributesAccess")    # a policy of the organization
         google.called("compute.instances.delete")                      # paths, in order
     assert not google.violations                 # what of any request or answer was not as Google documents
 
@@ -46,7 +45,6 @@ FACTS = {
     "email": "x@example.com",
     "metric": "CPUS",
 }
-EMAIL = f"controller@{PROJECT}.iam.gserviceaccount.com"
 GCLOUD = "764086051850"  # of gcloud's own project, whose OAuth client a person's login is of
 # Calls of these need a project to count on (terraform-provider-google, issues 20644, 24500).
 _COUNTED = {"cloudresourcemanager", "file", "iam", "orgpolicy", "serviceusage"}
@@ -88,7 +86,6 @@ class Google:
 
     world: World
     id: str = PROJECT
-    instance: str = ""  # whose metadata the metadata server has
     project: Project = field(default_factory=Project)
     faults: list[Fault] = field(default_factory=list)
     calls: list[tuple[str, str]] = field(default_factory=list)
@@ -110,11 +107,6 @@ class Google:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-
-    @property
-    def enforced(self) -> set[str]:
-        """Policies of the organization."""
-        return self.project.enforced
 
     @property
     def address(self) -> str:
@@ -251,7 +243,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         raw = self.rfile.read(length)
         asked = {name.lower(): value for name, value in self.headers.items()}
-        if self.path == "/" or self.path.startswith("/computeMetadata/"):
+        if self.path.startswith(metadata.ROOT):
             self._send(*metadata.answer(self._known, self.path, asked))
             return
         given = json.loads(raw) if raw else None
@@ -259,13 +251,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, json.dumps(said).encode(), headers)
 
     def _known(self) -> Mapping[str, Any]:
-        """What the metadata server knows of ``Google.instance``."""
+        """What the metadata server knows of the controller's account."""
         token = json.dumps({"access_token": TOKEN, "expires_in": 3599, "token_type": "Bearer"})
-        account = {"email": EMAIL, "token": token}
-        return {
-            "instance": {"name": self.server.double.instance, "service-accounts": {"default": account}},
-            "project": {"project-id": PROJECT},
-        }
+        return {"instance": {"service-accounts": {"default": {"token": token}}}}
 
     def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self.send_response(status)

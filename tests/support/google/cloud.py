@@ -3,7 +3,7 @@
     cloud = GoogleCloud(tmp_path)                     # its provider serves google 8.7.0's real schema
     subprocess.run(["terraform", "init"], env=os.environ | cloud.env, ...)
     cloud.addresses({"demo-ctl": "10.0.3.2"})         # an instance of that name "is" that machine
-    cloud.fail("quota_of_region", name="demo-train-*", nth=3)   # from the third such instance on, for ever
+    cloud.fail("quota_of_region", name="demo-train-*")   # whenever one is made
     cloud.fail("slow", seconds=2, times=1)
     cloud.instances["demo-ctl"]["machine_type"]       # what exists, by name, Terraform's attributes
     cloud.done()                                      # [("create", "google_compute_instance", "demo-ctl")]
@@ -110,28 +110,19 @@ class GoogleCloud:
         name: str = "*",
         of: str = "google_compute_instance",
         on: str = "create",
-        nth: int = 1,
         times: int | None = None,
         seconds: float = 0,
     ) -> None:
-        """Play a fault from the ``nth`` time on that a resource of type ``of`` is made (or ``on`` else)."""
+        """Play a fault when a resource of type ``of`` is made, or ``on`` delete, at most ``times`` times."""
         if kind not in KINDS:
             raise ValueError(f"no fault {kind!r}; there are {', '.join(sorted(KINDS))}")
-        if not self.started and kind.startswith("crash"):
+        if not self.started and kind == "crash":
             raise ValueError("the test's own process would crash: GoogleCloud(..., started=True)")
         if kind == "no_credentials":
             of, on, name = "provider", "configure", "*"
-        fault = {
-            "kind": kind,
-            "name": name,
-            "type": of,
-            "on": on,
-            "nth": nth,
-            "times": times,
-            "seconds": seconds,
-        }
+        fault = {"kind": kind, "name": name, "type": of, "on": on, "times": times, "seconds": seconds}
         with self.store.change() as world:
-            world["faults"].append(fault | {"seen": 0, "played": 0})
+            world["faults"].append(fault | {"played": 0})
 
     def heal(self) -> None:
         """No fault plays any more."""

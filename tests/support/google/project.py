@@ -60,7 +60,6 @@ class Project:
     allowed: dict[str, list[str]] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     has: dict[str, dict[str, Any] | None] = field(default_factory=dict)
-    state: str = "ACTIVE"
     has_parent: bool = True
 
     def knows(self, method: str) -> bool:
@@ -77,7 +76,7 @@ class Project:
         match _ASKED.get(method):
             case "project":
                 parent = {"parent": {"type": "organization", "id": "987654321098"}} if self.has_parent else {}
-                return {"projectId": name, "projectNumber": NUMBER, "lifecycleState": self.state} | parent
+                return {"projectId": name, "projectNumber": NUMBER, "lifecycleState": "ACTIVE"} | parent
             case "permissions":
                 return {"permissions": [one for one in body["permissions"] if one not in self.denied]}
             case "policy":

@@ -2,7 +2,7 @@
 
 cluster = Terraformed(tmp_path, monkeypatch.setenv)       # demo-ctl and demo-train-1..N, nothing made yet
 cluster.nodes(4); cluster.up()                            # -> the plan that was carried out
-cluster.cloud.fail("quota_of_region", name="demo-train-*", nth=3)   # see cloud.py
+cluster.cloud.fail("quota_of_region", name="demo-train-*")   # see cloud.py
 cluster.said                                              # what a user would have read
 
 With ``program``, that Terraform starts the provider itself, as it does Google's.

@@ -193,7 +193,7 @@ class TestHostKeys:
         self, google: Google, api: Api, naps: list[float], kind: str
     ) -> None:
         instance(google, "demo-ctl")
-        google.enforced.add(policy := f"{kind}.disableGuestAttributesAccess")
+        google.project.enforced.add(policy := f"{kind}.disableGuestAttributesAccess")
         exception = f"except project {PROJECT}"
         with refused("host-keys-forbidden", ProvisionError, f"({policy})", exception) as caught:
             host_keys(api, ZONE, ["demo-ctl"], report=lambda _: None)

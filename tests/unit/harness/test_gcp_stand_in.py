@@ -86,8 +86,8 @@ CRASHED = ("Plugin did not respond", "Request cancelled")  # as Terraform happen
 
 
 @pytest.mark.sweep
-def test_a_fault_plays_from_the_nth_on_and_as_often_as_it_is_said_to(folder: Folder) -> None:
-    folder.cloud.fail("stockout_plain", nth=2, times=1)
+def test_a_fault_plays_as_often_as_it_is_said_to(folder: Folder) -> None:
+    folder.cloud.fail("stockout_plain", times=1)
     assert folder.make(a="n1", b="n1", c="n1").rc == 1
     assert len(folder.cloud.instances) == 2
     assert folder.make(a="n1", b="n1", c="n1").rc == 0

@@ -1,10 +1,10 @@
 """Which fault plays when, and what Google's provider says then.
 
-A fault is ``{"kind", "type", "name", "on", "nth", "times", "seconds", "seen", "played"}`` in the file: it
-plays from the ``nth`` operation ``on`` a resource of ``type`` whose name matches, ``times`` times (null: for
-ever). Its kind is a refusal of the rule book, ``../refusals.toml``, or another deed: ``slow`` waits;
-``crash`` ends the provider after the thing was made and before Terraform heard of it, ``crash_before``
-before it; ``no_credentials`` is told when it is configured.
+A fault is ``{"kind", "type", "name", "on", "times", "seconds", "played"}`` in the file: it plays when a
+resource of ``type`` whose name matches is made or deleted, as ``on`` says, ``times`` times (null: for ever).
+Its kind is a refusal of the rule book, ``../refusals.toml``, or another deed: ``slow`` waits; ``crash`` ends
+the provider after the thing was made and before Terraform heard of it; ``no_credentials`` is told when it is
+configured.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.google.refusals import REFUSALS
 
 NUMBER = "123456789012"  # of every project
 TEXTS: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("faults.toml").read_text())
-DEEDS = frozenset({"slow", "crash", "crash_before", "no_credentials"})
+DEEDS = frozenset({"slow", "crash", "no_credentials"})
 MADE = frozenset(name for name, each in REFUSALS.items() if each.made)
 KINDS = DEEDS | {*REFUSALS}
 
@@ -27,10 +27,8 @@ KINDS = DEEDS | {*REFUSALS}
 def due(world: dict[str, Any], op: str, kind: str, name: str) -> Mapping[str, Any] | None:
     """The fault that plays now, counted as played."""
     for fault in world["faults"]:
-        if fault["on"] != op or fault["type"] != kind or not fnmatch(name, fault["name"]):
-            continue
-        fault["seen"] += 1
-        if fault["seen"] >= fault["nth"] and (fault["times"] is None or fault["played"] < fault["times"]):
+        plays = (fault["on"], fault["type"]) == (op, kind) and fnmatch(name, fault["name"])
+        if plays and (fault["times"] is None or fault["played"] < fault["times"]):
             fault["played"] += 1
             return dict(fault)
     return None

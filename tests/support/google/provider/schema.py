@@ -21,7 +21,7 @@ Trail = tuple[str | int, ...]
 
 @cache
 def load(version: str) -> Mapping[str, Any]:
-    """The schemas of the provider, its resources and its data sources."""
+    """The schemas of the provider, but for its custom endpoints, and of the resources that the module has."""
     known: dict[str, Any] = json.loads((SCHEMAS / f"google-{version}.json").read_text())["provider_schemas"][
         SOURCE
     ]
@@ -33,11 +33,9 @@ def load(version: str) -> Mapping[str, Any]:
 def answer(version: str) -> pb.GetProviderSchema.Response:
     """All that Terraform asks of the schemas."""
     known = load(version)
-    resources, sources = known["resource_schemas"], known["data_source_schemas"]
     return pb.GetProviderSchema.Response(
         provider=_message(known["provider"]),
-        resource_schemas={name: _message(each) for name, each in resources.items()},
-        data_source_schemas={name: _message(each) for name, each in sources.items()},
+        resource_schemas={name: _message(each) for name, each in known["resource_schemas"].items()},
         # As Google's: a Terraform asks once, and not again in each of its walks.
         server_capabilities=pb.ServerCapabilities(get_provider_schema_optional=True),
     )

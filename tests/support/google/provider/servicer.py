@@ -19,7 +19,6 @@ from tests.support.google.provider.store import Store
 
 INSTANCE = "google_compute_instance"
 DISK = "google_compute_disk"
-EMPTY: Mapping[str, Any] = {"string": "", "number": 0, "bool": False, "map": {}, "list": [], "set": []}
 UNSETTLED = {"google_service_account", "google_project_service"}  # of which Google's servers hear one by one
 GIVEN_OFTEN = ("_iam_member", "_project_service")  # there already is as good as made
 
@@ -51,9 +50,6 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         wrong = world.refused_by_validate(request.type_name, read_dynamic_value(request.config))
         return pb.ValidateResourceConfig.Response(diagnostics=[_error(*said) for said in wrong])
 
-    def ValidateDataResourceConfig(self, request: Any, context: Any) -> Any:
-        return pb.ValidateDataResourceConfig.Response()
-
     def ConfigureProvider(self, request: Any, context: Any) -> Any:
         self.settings = read_dynamic_value(request.config)
         self.counted = _counted(self.settings)
@@ -77,8 +73,6 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         kind = request.type_name
         prior = read_dynamic_value(request.prior_state)
         proposed = read_dynamic_value(request.proposed_new_state)
-        if proposed is None:
-            return pb.PlanResourceChange.Response(planned_state=request.proposed_new_state)
         for default in ("project", "region", "zone"):
             if default in proposed and proposed[default] is None:
                 proposed[default] = self.settings.get(default)
@@ -162,10 +156,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         return world.read(kind, made, planned)
 
     def _update(self, kind: str, prior: Mapping[str, Any], planned: Mapping[str, Any]) -> Mapping[str, Any]:
-        fault = self._fault("update", kind, planned)
         with _Logged(self.store, "update", kind, world.name_of(kind, planned), prior["id"]) as cloud:
-            if fault and fault["kind"] not in faults.DEEDS:
-                raise RefusedError(faults.text_of(fault["kind"], kind, planned, id=prior["id"]))
             stops = any(world.needs_a_stop(kind, trail) for trail in schema.differences(prior, planned))
             if stops and not planned["allow_stopping_for_update"]:
                 raise RefusedError(faults.text_of("not_stopped", kind, planned))
@@ -190,11 +181,9 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         _crash_if(fault)
 
     def _fault(self, op: str, kind: str, value: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The fault that plays; what waits has waited, and what ends the provider at once has ended it."""
+        """The fault that plays; what waits has waited."""
         with self.store.change() as cloud:
             fault = faults.due(cloud, op, kind, world.name_of(kind, value))
-        if fault and fault["kind"] == "crash_before":
-            os._exit(1)
         until = time.monotonic() + (fault["seconds"] if fault else 0)
         while time.monotonic() < until and not self.stopping.is_set():
             time.sleep(0.05)
@@ -219,11 +208,6 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         state = to_dynamic_value(world.imported(kind, found))
         imported = pb.ImportResourceState.ImportedResource(type_name=kind, state=state)
         return pb.ImportResourceState.Response(imported_resources=[imported])
-
-    def ReadDataSource(self, request: Any, context: Any) -> Any:
-        block = self.known["data_source_schemas"][request.type_name]["block"]
-        found = _look_up(block, read_dynamic_value(request.config), self.settings)
-        return pb.ReadDataSource.Response(state=to_dynamic_value(found))
 
     def _block(self, kind: str) -> schema.Block:
         block: schema.Block = self.known["resource_schemas"][kind]["block"]
@@ -327,29 +311,3 @@ def _crash_if(fault: Mapping[str, Any] | None) -> None:
 
 def _error(summary: str, detail: str = "") -> Any:
     return pb.Diagnostic(severity=pb.Diagnostic.ERROR, summary=summary, detail=detail)
-
-
-def _look_up(
-    block: schema.Block, config: Mapping[str, Any], settings: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    """The data source's attributes, from what it was asked with."""
-    project = config.get("project") or settings.get("project")
-    region = config.get("region") or settings.get("region")
-    name = config.get("name") or f"{config.get('family')}-v20250101"
-    identifier = f"projects/{project}/global/images/{name}" if "family" in config else f"projects/{project}"
-    known = {
-        "id": identifier,
-        "self_link": world.COMPUTE + identifier,
-        "project": project,
-        "region": region,
-        "zone": settings.get("zone"),
-        "number": faults.NUMBER,
-        "name": name,
-        "names": [f"{region}-{letter}" for letter in "abcf"],
-    }
-
-    def compute(trail: schema.Trail, of_type: Any) -> Any:
-        kind = of_type if isinstance(of_type, str) else of_type[0]
-        return known.get(str(trail[-1]), EMPTY[kind])
-
-    return schema.filled(block, schema.with_unknowns(block, config, None), compute)
