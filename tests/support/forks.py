@@ -1,4 +1,4 @@
-"""Ansible's commands and clusterctl's verbs, without their start.
+"""Ansible's commands, clusterctl's verbs and pip, without their start.
 
 A process that has imported the program forks one for each command. A start costs up to a second of CPU time,
 for the same imports and YAML files, and hundreds of tests have one.
@@ -11,6 +11,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import shutil
 import signal
@@ -24,6 +25,7 @@ from functools import cache
 from pathlib import Path
 
 from clusterctl.util.assets import asset
+from clusterctl.util.process import Result
 
 TIMED_OUT = 1000  # no exit code of a process
 _OUTPUTS = ("stdout", "stderr")
@@ -48,6 +50,16 @@ def clusterctl(
     A verb that has not ended in time is interrupted, and has the exit code ``TIMED_OUT``.
     """
     return _server("clusterctl").run(list(argv), cwd, environ, stdin, timeout_s)
+
+
+def pip(
+    argv: Sequence[str], heard: Callable[[str], None], *, env: Mapping[str, str], cwd: Path | None
+) -> Result:
+    """Take the place of `run_heard` for pip_for_node.py."""
+    done = _server("pip").run(list(map(str, argv[2:])), cwd or Path.cwd(), env)
+    for line in done.stdout.splitlines():
+        heard(line)
+    return Result(done.returncode, done.stdout, "")
 
 
 class _Server:
@@ -136,6 +148,20 @@ def _prepare_clusterctl() -> Callable[[], object]:
     return importlib.import_module("clusterctl.__main__").main  # type: ignore[no-any-return]
 
 
+def _prepare_pip() -> Callable[[], object]:
+    for name in ("commands.download", "resolution.resolvelib.resolver"):
+        importlib.import_module(f"pip._internal.{name}")
+    from clusterctl.packages import pip_for_node  # noqa: PLC0415
+
+    def main() -> None:
+        os.dup2(1, 2)
+        pip_for_node.answer_for(*sys.argv[1:3])
+        sys.argv[:3] = ["pip"]
+        runpy.run_module("pip", run_name="__main__")
+
+    return main
+
+
 def _end_of(child: int, timeout_s: float | None) -> int:
     """The exit code of a child in a session of its own, or ``TIMED_OUT``."""
     watched, late = os.pidfd_open(child), False
@@ -150,7 +176,7 @@ def _end_of(child: int, timeout_s: float | None) -> int:
 
 
 def _serve(program: str, folder: Path) -> None:
-    prepare = {"ansible": _prepare_ansible, "clusterctl": _prepare_clusterctl}
+    prepare = {"ansible": _prepare_ansible, "clusterctl": _prepare_clusterctl, "pip": _prepare_pip}
     main = prepare[program]()
     gc.freeze()  # else each child looks at, and so copies, all that was imported
     answers = os.fdopen(os.dup(1), "w")

@@ -13,6 +13,8 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.packages import wheelhouse
 from clusterctl.packages.wheelhouse import Lock, Requirements, resolve, wheel_path
+from clusterctl.util.process import run_heard
+from tests.support import forks
 from tests.support.messages import refused
 from tests.support.wheels import a_wheel
 
@@ -38,6 +40,7 @@ def solve(tmp_path: Path, index: Path, said: list[str], monkeypatch: pytest.Monk
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setattr(wheelhouse, "run_heard", forks.pip)
     base = tmp_path / "base.lock"
     base.write_text("basepart==2.0 \\\n    --hash=sha256:" + 64 * "0" + "\n")
 
@@ -91,8 +94,10 @@ def test_only_the_versions_in_the_way_are_given_up(solve: Resolve, index: Path) 
 
 
 def test_a_failure_that_is_no_conflict_is_not_tried_again(
-    solve: Resolve, index: Path, tmp_path: Path
+    solve: Resolve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Here, pip is started as it is for users."""
+    monkeypatch.setattr(wheelhouse, "run_heard", run_heard)
     heard: list[str] = []
     with refused("requirements-unmet", UsageError):
         solve("missing", heard=heard.append)
