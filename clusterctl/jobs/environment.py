@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from clusterctl.errors import CommandError, TransportError, UsageError, printable
+from clusterctl.errors import CommandError, Notice, TransportError, UsageError, printable
 from clusterctl.scheduler.script import BASE_ENVIRONMENT, ENVIRONMENTS, PLAIN, Environment, partition_name
 from clusterctl.spec.job import JobSpec, Launcher
 from clusterctl.state.brief import SpecBrief
@@ -88,7 +88,10 @@ def _replayed(text: str, node: NodePlatform, report: LineReporter, heard: LineRe
 
     if (lock := locked(text, job_lock(), node, report=report, heard=heard)) is not None:
         return lock
-    report(f"note: the packages were for {text.partition(chr(10))[0].strip('# ')}: now they are for {node}")
+    was = text.partition("\n")[0].strip("# ")
+    report(
+        Notice("packages-for-another-python", f"note: the packages were for {was}: now they are for {node}")
+    )
     with temporary_folder() as folder:
         wanted = folder / "requirements.txt"
         wanted.write_text("".join(f"{wheel.name}=={wheel.version}\n" for wheel in Lock.read(text, {}).wheels))
