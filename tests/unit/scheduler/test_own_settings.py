@@ -4,49 +4,26 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from clusterctl.hosts.gpus import Gpu
 from clusterctl.hosts.probe import NodeFacts
 from clusterctl.scheduler.slurm_conf import render_files, slurmd_file
-from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
 
-ONE, TWO = "d-train-1", "d-train-2"
+ONE, TWO = "demo-train-1", "demo-train-2"
 FACTS = NodeFacts(4, 1, 1, 4, 1, 8000, gpus=(Gpu("t4", 0),))
 
 
 def digests(
-    one: NodeFacts,
-    *,
-    nodes: int = 2,
-    slurm: str = "",
-    extra: tuple[str, ...] = (),
-    share: int | None = None,
-) -> dict[str, str]:
-    partition = {"name": "train", "nodes": nodes}
-    document = {"version": 1, "name": "d", "partitions": [partition], "slurm": {"extra": extra}}
-    spec = ClusterSpec.model_validate(document)
-    hosts = [Host(name="d-ctl", address="10.0.0.2", roles=(CONTROLLER,), host_key="k")]
-    size = {"partition": "train", "cpus": share and 1, "memory_mib": share}
-    hosts += [
-        Host(name=f"d-train-{n}", address=f"10.0.0.{n + 2}", roles=(COMPUTE,), host_key="k", **size)
-        for n in range(1, nodes + 1)
-    ]
-    inventory = Inventory(
-        cluster="d",
-        cluster_id="a1b2c3",
-        provider="local",
-        hosts=tuple(hosts),
-        network="10.0.0.0/24",
-        shared="/shared",
-        baked=True,
-        slurm=slurm,
-    )
+    one: NodeFacts, *, nodes: int = 2, slurm: str = "", share: int | None = None, **extra: Any
+) -> Any:
+    spec = make_spec({"name": "train", "nodes": nodes}, slurm=extra)
+    inventory = make_inventory(spec, cpus=share and 1, memory_mib=share).model_copy(update={"slurm": slurm})
     facts = {host.name: one if host.name == ONE else FACTS for host in inventory.compute}
-    found: dict[str, str] = json.loads(slurmd_file(render_files(spec, inventory, facts), inventory))
-    return found
+    return json.loads(slurmd_file(render_files(spec, inventory, facts), inventory))
 
 
 @pytest.mark.parametrize("slurm", ["22.05", "24.11"])

@@ -26,33 +26,16 @@ def make_spec(*partitions: dict[str, Any], **more: Any) -> ClusterSpec:
     )
 
 
-def make_inventory(spec: ClusterSpec, **share: int) -> Inventory:
+def make_inventory(spec: ClusterSpec, **share: int | None) -> Inventory:
     """Hosts of the spec; ``share`` is what each compute node gets of a machine."""
     key = "ssh-ed25519 AAAA"
     hosts = [Host(name="demo-ctl", address="10.1.2.10", roles=("controller",), host_key=key)]
     for partition in spec.partitions:
         for name in spec.node_names(partition):
-            address = f"10.1.2.{10 + len(hosts)}"
-            hosts.append(
-                Host(
-                    name=name,
-                    address=address,
-                    roles=("compute",),
-                    partition=partition.name,
-                    host_key=key,
-                    cpus=share.get("cpus"),
-                    memory_mib=share.get("memory_mib"),
-                )
-            )
-    return Inventory(
-        cluster="demo",
-        cluster_id="abc123",
-        provider="local",
-        hosts=tuple(hosts),
-        network="10.1.2.0/24",
-        shared="/shared",
-        baked=True,
-    )
+            place = {"name": name, "address": f"10.1.2.{10 + len(hosts)}", "partition": partition.name}
+            hosts.append(Host.model_validate({**place, "roles": ("compute",), "host_key": key, **share}))
+    place = {"cluster": "demo", "cluster_id": "abc123", "provider": "local", "network": "10.1.2.0/24"}
+    return Inventory.model_validate({**place, "hosts": hosts, "shared": "/shared", "baked": True})
 
 
 def on_metal(spec: ClusterSpec, facts: NodeFacts = METAL) -> dict[str, str]:
