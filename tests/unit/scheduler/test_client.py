@@ -29,38 +29,35 @@ class Ticks:
     """Time that passes only by sleeping."""
 
     def __init__(self) -> None:
-        self.time = 0.0
         self.slept: list[float] = []
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.time += seconds
-
-    def clock(self) -> Clock:
-        return Clock(lambda: self.time, self.sleep)
+        self.clock = Clock(lambda: sum(self.slept), self.slept.append)
 
 
 def client(*steps: Step, patience_s: float = 60.0) -> tuple[SlurmClient, ScriptedTransport, Ticks]:
     transport, ticks = ScriptedTransport(steps), Ticks()
-    return SlurmClient(transport, clock=ticks.clock(), patience_s=patience_s), transport, ticks
+    return SlurmClient(transport, clock=ticks.clock, patience_s=patience_s), transport, ticks
+
+
+QUEUE, ACCOUNTS = Step(("squeue", "..."), said(SQUEUE)), Step(("sacct", "..."), said(SACCT))
+NO_QUEUE = Step(("squeue", "..."), "")
+GONE = Step(("squeue", "..."), stderr=AWAY, rc=1)
+LOST = Step(("squeue", "..."), error=UnreachableError("gone"))
 
 
 def test_all_jobs_in_one_query():
-    slurm, transport, _ = client(Step(("squeue", "..."), said(SQUEUE)))
+    slurm, transport, _ = client(QUEUE)
+    assert slurm.jobs([]) == ()
     slurm.jobs(["11", "15"])
     assert [call.argv[-1] for call in transport.calls] == ["--jobs=11,15"]
     assert transport.calls[0].env["SLURM_TIME_FORMAT"] == "%s"
 
 
 def test_only_what_the_queue_has_forgotten_is_asked_of_the_accounting():
-    slurm, transport, _ = client(Step(("squeue", "..."), said(SQUEUE)), Step(("sacct", "..."), said(SACCT)))
+    slurm, transport, _ = client(QUEUE, ACCOUNTS, NO_QUEUE, ACCOUNTS)
     found = slurm.jobs(["1", "15"])
     assert transport.calls[1].argv[-1] == "--jobs=1"
     assert {"1", "15"} <= {job.id for job in found}
-
-
-def test_of_the_accounting_only_what_was_asked_for_counts():
-    slurm, _, _ = client(Step(("squeue", "..."), ""), Step(("sacct", "..."), said(SACCT)))
+    # It may answer more than it was asked.
     assert [job.id for job in slurm.jobs(["1", "4_5"])] == ["1", "4_5"]
 
 
@@ -80,7 +77,7 @@ def test_of_an_array_the_tasks_that_the_queue_forgot_are_added():
 def test_the_last_task_of_an_array_counts_once_also_while_the_accounting_lacks_its_number():
     task = next(r for r in SACCT.splitlines(keepends=True) if b"4_5\x1f" in r)
     record = said(SACCT.replace(task, task + task.replace(b"4_5\x1f", b"4\x1f")))
-    slurm, _, _ = client(Step(("squeue", "..."), ""), Step(("sacct", "..."), record))
+    slurm, _, _ = client(NO_QUEUE, Step(("sacct", "..."), record))
     assert "4" not in [job.id for job in slurm.jobs(["4"])]
 
 
@@ -88,12 +85,6 @@ def test_a_job_that_nobody_knows_is_left_out():
     unknown = (CAPTURES / "squeue-unknown.txt").read_text()
     slurm, _, _ = client(Step(("squeue", "..."), stderr=unknown, rc=1), Step(("sacct", "..."), ""))
     assert slurm.jobs(["99999"]) == ()
-
-
-def test_no_ids_no_query():
-    slurm, transport, _ = client()
-    assert slurm.jobs([]) == ()
-    assert not transport.calls
 
 
 @pytest.mark.parametrize("bad", ["", "x", "0", "1;rm", "-1", "1_", "1_2_3", "1 2", "--all"])
@@ -126,9 +117,7 @@ def test_a_refusal_to_forbid_another_run_is_no_success():
 
 
 def test_a_controller_that_is_briefly_away_is_waited_for():
-    away = Step(("squeue", "..."), stderr=AWAY, rc=1)
-    lost = Step(("squeue", "..."), error=UnreachableError("gone"))
-    slurm, transport, ticks = client(away, lost, away, Step(("squeue", "..."), said(SQUEUE)))
+    slurm, transport, ticks = client(GONE, LOST, GONE, QUEUE)
     assert slurm.jobs(["15"])
     assert not transport.left
     assert ticks.slept == sorted(ticks.slept)
@@ -151,8 +140,8 @@ def test_a_slurmctld_that_is_stopped_is_said_before_squeue_gives_up():
 
 
 def test_a_slurmctld_that_is_slow_gets_the_time_that_it_needs():
-    steps = (MUTE, ping(up=True), Step(("squeue", "..."), said(SQUEUE)))
-    slurm, transport, _ = client(*steps, Step(("squeue", "..."), said(SQUEUE)))
+    steps = (MUTE, ping(up=True), QUEUE)
+    slurm, transport, _ = client(*steps, QUEUE)
     assert slurm.jobs(["15"]) == slurm.jobs(["15"])
     assert not transport.left
     assert transport.calls[0].timeout_s < 15 <= transport.calls[2].timeout_s, "Slurm's MessageTimeout"
@@ -165,20 +154,16 @@ def test_whether_slurmctld_is_there(there):
     assert not transport.left
 
 
-def test_the_wait_for_the_controller_has_a_bound():
-    slurm, _, ticks = client(*[Step(("squeue", "..."), stderr=AWAY, rc=1)] * 50, patience_s=20)
-    with rejected("slurm-away", SlurmAwayError, "20") as caught:
+@pytest.mark.parametrize(
+    ("step", "code", "error"), [(GONE, "slurm-away", SlurmAwayError), (LOST, "unreachable", UnreachableError)]
+)
+def test_the_wait_for_the_controller_has_a_bound(step: Step, code: str, error: type[UnreachableError]):
+    slurm, _, ticks = client(*[step] * 50, patience_s=20)
+    with rejected(code, error) as caught:
         slurm.jobs(["15"])
-    assert ticks.time <= 20
+    assert sum(ticks.slept) <= 20
     assert caught.value.failures[0].retryable
-
-
-def test_the_wait_for_the_connection_has_a_bound():
-    lost = Step(("squeue", "..."), error=UnreachableError("gone"))
-    slurm, _, ticks = client(*[lost] * 50, patience_s=20)
-    with pytest.raises(UnreachableError):
-        slurm.jobs(["15"])
-    assert ticks.time <= 20
+    assert step is LOST or "20" in str(caught.value)
 
 
 def test_another_failure_is_not_tried_again():
@@ -194,11 +179,10 @@ def test_sbatch_runs_in_the_folder():
 
 
 def test_a_refusal_has_slurms_words():
-    said = "sbatch: error: Batch job submission failed: Invalid qos specification\n"
-    slurm, _, _ = client(Step(("sh", "..."), stderr=said, rc=1))
-    with pytest.raises(SlurmError) as caught:
+    why = "Batch job submission failed: Invalid qos specification"
+    slurm, _, _ = client(Step(("sh", "..."), stderr=f"sbatch: error: {why}\n", rc=1))
+    with rejected("job-refused", SlurmError, why=why):
         slurm.sbatch("/f", "job.sbatch")
-    assert caught.value.why == "Batch job submission failed: Invalid qos specification"
 
 
 def test_sbatch_is_never_repeated_by_itself():
@@ -214,22 +198,18 @@ def test_sbatch_that_says_no_id():
         slurm.sbatch("/f", "job.sbatch")
 
 
-def test_a_job_is_found_by_its_comment():
-    slurm, _, _ = client(Step(("squeue", "..."), said(SQUEUE)))
-    found = slurm.by_token("abc", time.time())
+@pytest.mark.parametrize(
+    ("steps", "token", "job_id"), [([QUEUE], "abc", "15"), ([NO_QUEUE, ACCOUNTS], "tok1", "1")]
+)
+def test_a_job_is_found_by_its_comment(steps: list[Step], token: str, job_id: str):
+    """In the queue, or in the accounting."""
+    found = client(*steps)[0].by_token(token, time.time())
     assert found is not None
-    assert found.id == "15"
-
-
-def test_a_job_is_found_by_its_comment_in_the_accounting():
-    slurm, _, _ = client(Step(("squeue", "..."), ""), Step(("sacct", "..."), said(SACCT)))
-    found = slurm.by_token("tok1", time.time())
-    assert found is not None
-    assert found.id == "1"
+    assert found.id == job_id
 
 
 def test_the_accounting_is_searched_from_before_the_submission_on():
-    slurm, transport, _ = client(*[Step(("squeue", "..."), ""), Step(("sacct", "..."), "")] * 2)
+    slurm, transport, _ = client(*[NO_QUEUE, Step(("sacct", "..."), "")] * 2)
     for days_ago in (0, 9):
         assert slurm.by_token("x", time.time() - days_ago * 86400 - 60) is None
     asked = [call.argv[-1] for call in transport.calls if call.argv[0] == "sacct"]
@@ -308,8 +288,8 @@ def test_why_slurmctld_refuses_its_configuration_its_log_says(
     monkeypatch.setattr(slurm, "_RECONFIGURE", here)
     with rejected("slurm-not-reconfigured", SlurmError) as caught:
         SlurmClient(LocalTransport()).reconfigure()
-    why = caught.value.why.split("; ")
-    assert "error: cannot find sched plugin for sched/nonsense" in why
-    assert why[-1] == "fatal: Failed to initialize the various schedulers"
+    first, *_, last = caught.value.why.split("; ")
+    assert "sched/nonsense" in first
+    assert last.startswith("fatal: ")
     (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 0\n")
     SlurmClient(LocalTransport()).reconfigure()

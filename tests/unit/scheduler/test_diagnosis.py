@@ -117,6 +117,7 @@ def said(log: str, **job: object) -> Diagnosis:
         ("host-memory", TRACEBACK + "MemoryError\n"),
         ("host-memory", "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"),
         ("host-memory", TRACEBACK + "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for an array\n"),
+        ("cuda-out-of-memory", TRACEBACK + "RuntimeError: CUDA error: out of memory\n"),
         ("cuda-out-of-memory", TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB\n"),
         ("cuda-driver-too-old", TRACEBACK + "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).\n"),
         ("no-gpu", TRACEBACK + "RuntimeError: Found no NVIDIA driver on your system.\n"),
@@ -222,10 +223,8 @@ def test_the_cause_is_named(code: str, log: str) -> None:
 def test_the_schedulers_state_and_reason_are_sentences(code: str, state: str, reason: str) -> None:
     found = said(TRACEBACK + "ValueError: x\n", state=JobState(state), reason=reason)
     assert (found.code, found.state) == (code, state)
-    assert found.summary.startswith(
-        "job 12 (train) "
-        + ("waits: " if state == "PENDING" else "failed: " if found.summary[15] == "f" else "ended: ")
-    )
+    verb = found.summary.removeprefix("job 12 (train) ").partition(":")[0]
+    assert verb in ({"waits"} if state == "PENDING" else {"failed", "ended"})
 
 
 @pytest.mark.parametrize(
@@ -247,24 +246,29 @@ def test_a_missing_module_names_the_package_that_provides_it(module: str, packag
 def test_what_stayed_at_home_is_included() -> None:
     log = TRACEBACK + "FileNotFoundError: [Errno 2] No such file or directory: 'data/x.csv'\n"
     evidence = Evidence(job=JOB, log=log, left_here=lambda name: name if name == "data/x.csv" else "")
-    found = diagnose(evidence)
-    assert (found.code, found.fix) == ("file-stayed-at-home", "submit with --include data/x.csv")
     module = TRACEBACK + "ModuleNotFoundError: No module named 'pkg.tools'\n"
-    found = diagnose(replace(evidence, log=module, left_here=lambda name: f"{name}.py"))
-    assert found.fix == "submit with --include pkg/tools.py"
-    found = diagnose(replace(evidence, excluded=("data",)))
-    assert found.fix == "submit with --include data/x.csv and without --exclude data"
+    for more, flags in (
+        ({}, "--include data/x.csv"),
+        ({"log": module, "left_here": lambda name: f"{name}.py"}, "--include pkg/tools.py"),
+        ({"excluded": ("data",)}, "--include data/x.csv and without --exclude data"),
+    ):
+        found = diagnose(replace(evidence, **more))
+        assert found.code == ("module-stayed-at-home" if "log" in more else "file-stayed-at-home")
+        assert found.fix.endswith(f" {flags}")
+
+
+MEASURED = re.compile(r"n\d|[\d.]+ GiB").findall
 
 
 def test_memory_is_told_with_its_peak_and_its_limit() -> None:
     job = replace(JOB, state=JobState.OUT_OF_MEMORY, tres="cpu=2,mem=8G,node=2,billing=2")
     steps = (StepInfo("12.0", peak=4187593113, peak_host="n2"), StepInfo("12.batch", peak=9_000_000))
     found = diagnose(Evidence(job=job, steps=steps))
-    assert found.summary == "job 12 (train) failed: out of memory on n2: 3.9 GiB used of 4 GiB"
+    assert (found.code, MEASURED(found.cause)) == ("out-of-memory", ["n2", "3.9 GiB", "4 GiB"])
     assert "--mem 8GiB" in found.fix
     # What Slurm saw seconds before is no peak.
     found = diagnose(Evidence(job=job, steps=steps[1:]))
-    assert found.cause == "out of memory: more than 4 GiB"
+    assert MEASURED(found.cause) == ["4 GiB"]
     # No more than a node has; and where the job had all of that, more nodes.
     assert "--mem 6GiB" in diagnose(Evidence(job=job, node_memory=lambda: 6 << 30)).fix
     assert "--mem" not in diagnose(Evidence(job=job, node_memory=lambda: 4 << 30)).fix
@@ -279,15 +283,17 @@ def test_slurms_own_words_tell_peak_and_limit() -> None:
         "srun: error: n2: task 1: Killed\n"
     )
     found = said(log, reason="JobLaunchFailure", exit_code=0, signal=9)
-    assert found.cause == "out of memory in rank 1 on n2: 4.4 GiB used of 4 GiB"
+    assert (found.code, found.rank) == ("out-of-memory", 1)
+    assert MEASURED(found.cause) == ["n2", "4.4 GiB", "4 GiB"]
     assert "JobLaunchFailure" not in found.details
 
 
 def test_who_cancelled_and_how_long_it_was_allowed_to_run() -> None:
     found = diagnose(Evidence(job=replace(JOB, state=JobState.CANCELLED), cancelled_by="bob"))
-    assert found.summary == "job 12 (train) ended: cancelled by bob"
+    assert found.summary.endswith(" by bob")
     job = replace(JOB, state=JobState.TIMEOUT, time_limit_s=300, start_time=1000, end_time=1310)
-    assert diagnose(Evidence(job=job)).cause == "time limit of 5m reached after 5m10s"
+    words = diagnose(Evidence(job=job)).cause.split()
+    assert [word for word in words if word[0].isdigit()] == ["5m", "5m10s"]
 
 
 @pytest.mark.parametrize(
@@ -334,21 +340,20 @@ def test_a_shells_exit_code_is_the_signal_that_it_stands_for() -> None:
 
 
 CAPTURES = Path(__file__).parents[1] / "jobs" / "captures"
+RAISED = "RuntimeError: rank one is broken"
 
 
 @pytest.mark.parametrize("name", ["raised-srun.log", "raised-mpirun.log", "hung-srun.log"])
 def test_lines_are_the_traceback_without_what_follows_from_it(name: str) -> None:
     found = said((CAPTURES / name).read_text())
-    assert found.cause.startswith("RuntimeError: rank one is broken (rank 1")
-    assert found.lines[0] == "Traceback (most recent call last):"
-    assert found.lines[-1] == "RuntimeError: rank one is broken"
-    assert len(found.lines) == 5
+    assert found.cause.startswith(f"{RAISED} (rank 1")
+    assert [found.lines[0][:9], len(found.lines), found.lines[-1]] == ["Traceback", 5, RAISED]
 
 
 def test_the_traceback_is_of_the_rank_that_failed_first() -> None:
     first = TRACEBACK + "KeyError: 'a bug'\n"
     then = (
-        TRACEBACK + "RuntimeError: [gloo/transport/tcp/pair.cc:525] Connection closed by peer [10.0.0.1]:1\n"
+        f"{TRACEBACK}RuntimeError: [gloo/transport/tcp/pair.cc:525] Connection closed by peer [10.0.0.1]:1\n"
     )
     ends = "srun: error: n2: task 1: Exited with exit code 1\n"
     mixed = diagnose(Evidence(job=JOB, log=first + then + ends))
@@ -362,18 +367,16 @@ def test_what_others_say_of_a_silent_ranks_end_is_not_its_cause() -> None:
     log = (CAPTURES / "killed-torchrun.log").read_text()  # of torch 2.13, on two nodes
     found = diagnose(Evidence(job=JOB, log=log, ranks={0: log.partition("E1123")[0], 1: ""}))
     assert (found.signal, found.rank, found.host, found.lines) == ("SIGKILL", 1, "n2", ())
-    assert "nothing says by whom" in found.cause
+    assert found.code == "killed"
     unrecorded = diagnose(Evidence(job=JOB, log=log))
-    assert "Connection reset by peer" in unrecorded.lines[-1]
+    assert "reset by peer" in unrecorded.lines[-1]
 
 
 def test_an_exception_without_its_frames_is_the_cause() -> None:
     """Under sys.tracebacklimit = 0; the launcher says only that MPI_Abort was called."""
+    rule = "-" * 74
     abort = (
-        "-" * 74
-        + "\nMPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n"
-        + "-" * 74
-        + "\n"
+        f"{rule}\nMPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n{rule}\n"
     )
     assert said("KeyError: 'a bug'\n" + abort).cause.startswith("KeyError: 'a bug' (rank 1")
     assert said("it goes on\n" + abort).code == "mpi-abort"
@@ -396,8 +399,8 @@ def test_of_a_long_traceback_the_last_frames_are_shown() -> None:
 
 
 def test_without_a_traceback_the_lines_begin_where_the_cause_is_told() -> None:
-    found = said("epoch 1\n" * 50 + "payload.c: No space left on device\ngiving up\n")
-    assert found.lines == ("payload.c: No space left on device", "giving up")
+    told = ("payload.c: No space left on device", "giving up")
+    assert said("epoch 1\n" * 50 + "\n".join(told)).lines == told
 
 
 @pytest.mark.parametrize(
@@ -431,40 +434,30 @@ def test_a_rank_that_wrote_nothing_has_no_lines_of_its_launcher() -> None:
     assert said("srun: error: n2: task 1: Killed\n").lines == ()
 
 
-def test_a_hostile_log_takes_no_time_and_no_terminal() -> None:
-    found = said(
-        "x" * 2**20
-        + "\n"
-        + "-" * 2**16
-        + "\n" * 2**12
-        + "Traceback (most recent call last):\n" * 2**10
-        + "\x1b[2J"
-    )
+def test_a_hostile_log_writes_nothing_to_the_terminal() -> None:
+    found = said("Traceback (most recent call last):\n" * 2**10 + "\x1b[2J")
     assert all(line.isprintable() for line in found.lines)
 
 
 @pytest.mark.timeout(60)  # seconds; some took minutes
-@pytest.mark.parametrize("line", ["  File ", "/" * 790, "a.b" * 260, "[rank0]: " * 80, "Traceback: " * 70])
+@pytest.mark.parametrize(
+    "line",
+    ["", "x" * 2**17, "-" * 2**16, "  File ", "/" * 790, "a.b" * 260, "[rank0]: " * 80, "Traceback: " * 70],
+)
 def test_a_log_of_one_line_again_and_again_takes_no_time(line: str) -> None:
-    assert said(f"{line}\n" * (2**17 // len(line))).state == "FAILED"
+    assert said(f"{line}\n" * (2**17 // (len(line) or 32))).state == "FAILED"
 
 
 def test_what_a_program_caught_is_not_the_end_of_its_memory() -> None:
-    caught = "CUDA error: out of memory\n" + TRACEBACK + "ValueError: x\n"
-    assert said(caught).cause.startswith("ValueError: x")
-    assert said(TRACEBACK + "RuntimeError: CUDA error: out of memory\n").code == "cuda-out-of-memory"
-    assert said("srun: error: n2: task 1: Out Of Memory\n").code == "out-of-memory"
+    caught = said("CUDA error: out of memory\n" + TRACEBACK + "ValueError: x\n")
+    assert (caught.code, caught.lines[-1]) == ("python-exception", "ValueError: x")
 
 
 def test_the_catalogue() -> None:
     known = catalogue()
     assert len({one.code for one in known.causes}) >= 60
-    for pattern in (
-        *known.noise,
-        *known.consequence,
-        *(p for one in known.causes for p in (*one.log, *one.launcher)),
-    ):
-        re.compile(pattern)
+    of_causes = (pattern for one in known.causes for pattern in (*one.log, *one.launcher))
+    for pattern in (*known.noise, *known.consequence, *of_causes):
         assert not re.search(pattern, "", re.MULTILINE), f"{pattern} fits everything"
     assert known.causes[-1] == replace(known.causes[-1], when=(), log=(), state=None)
 
