@@ -22,22 +22,14 @@ from tests.support.scripted import Call, ScriptedTransport, Step
 START = JobRequest("abc", "train", "/shared/home/ada/j", "job.mpirun", "train", ("d-train-1",), 60)
 ASKED = ("sudo", "-n", "/usr/bin/python3", "...")
 HEALTH = ("sudo", "-n", "/opt/clusterctl/health")
+_COMPUTE = {"roles": (COMPUTE,), "partition": "train", "host_key": "k"}
 INVENTORY = Inventory(
     cluster="d",
     cluster_id="1",
     provider="local",
     hosts=(
         Host(name="d-ctl", address="10.0.0.2", roles=(CONTROLLER,), host_key="k"),
-        *(
-            Host(
-                name=f"d-train-{i}",
-                address=f"10.0.0.{2 + i}",
-                roles=(COMPUTE,),
-                partition="train",
-                host_key="k",
-            )
-            for i in (1, 2)
-        ),
+        *(Host(name=f"d-train-{i}", address=f"10.0.0.{2 + i}", **_COMPUTE) for i in (1, 2)),
     ),
     network="10.0.0.0/24",
     shared="/shared",
@@ -122,7 +114,7 @@ def test_of_a_job_that_goes_on_its_first_node_is_asked(cancelled, state):
 def test_what_the_first_node_knows_counts():
     mpirun, _ = client(ctl=[said(jobs=[noted()])], one=[said(jobs=[noted(end=ended("lost", "", ""))])])
     (job,) = mpirun.jobs(["m1"])
-    assert (job.state.value, job.reason) == ("NODE_FAIL", "its first node was restarted, or lost it")
+    assert (job.state.value, "restarted" in job.reason) == ("NODE_FAIL", True)
 
 
 def test_a_first_node_that_is_away_is_said_and_not_asked_again_at_once():
@@ -130,16 +122,14 @@ def test_a_first_node_that_is_away_is_said_and_not_asked_again_at_once():
     mpirun, hosts = client(ctl=[said(jobs=[noted()])] * 2, one=[away])
     for _ in range(2):
         (job,) = mpirun.own_jobs()
-        assert (job.state.value, job.reason) == ("RUNNING", "d-train-1 does not answer")
+        assert (job.state.value, job.reason.split()[0]) == ("RUNNING", "d-train-1")
     assert len(hosts["d-train-1"].calls) == 1
 
 
 def test_a_second_job_is_refused_with_who_runs_and_since_when():
     mpirun, hosts = client(ctl=[said(jobs=[noted()])], one=[said(jobs=[noted()])])
-    with refused("busy", BusyError, "m1") as caught:
+    with refused("busy", BusyError, "m1", "1970-01-01", "clusterctl cancel m1"):
         mpirun.submit(START)
-    assert "1970-01-01" in caught.value.why
-    assert "clusterctl cancel m1" in caught.value.fix
     assert [request(call)["do"] for call in hosts["d-train-1"].calls] == ["settle"]
 
 
@@ -157,14 +147,17 @@ def test_a_job_starts_on_the_first_of_its_nodes():
     assert set(asked["job"]) == {"token", "name", "folder", "partition", "nodes", "limit_s"}
 
 
+FAULTS = ("GPU 0: 97 C, and 90 are allowed", "/ has 3 MiB free, and needs 100")
+
+
 def test_an_unhealthy_node_gets_no_job_and_is_checked_anew():
-    looks = [health("GPU 0: 97 C, and 90 are allowed", "/ has 3 MiB free, and needs 100"), health()]
+    looks = [health(*FAULTS), health()]
     mpirun, hosts = client(ctl=[said(jobs=[])] * 2, one=[*looks, said(id="m1")])
     with refused("unhealthy", UnhealthyError, "d-train-1") as caught:
         mpirun.submit(START)
     (failure,) = caught.value.failures
     assert (failure.code, failure.host) == ("unhealthy", "d-train-1")
-    assert failure.cause == "GPU 0: 97 C, and 90 are allowed; / has 3 MiB free, and needs 100"
+    assert failure.cause == "; ".join(FAULTS)
     assert mpirun.submit(START) == "m1"
     assert len(hosts["d-train-1"].calls) == 3
 
@@ -192,7 +185,8 @@ def test_ids_that_are_none(bad):
 def test_an_id_that_nobody_knows():
     mpirun, _ = client(ctl=[said(jobs=[noted(end=ended("success"))])])
     assert mpirun.jobs(["m2"]) == ()
-    assert str(mpirun.unknown(["m2"])).startswith("there is no job m2")
+    error = mpirun.unknown(["m2"])
+    assert (error.code, error.what.split()[-1]) == ("unknown-job", "m2")
 
 
 @pytest.mark.parametrize(
@@ -220,16 +214,18 @@ def test_a_record_that_makes_no_sense_spoils_itself_alone(job, job_id):
 
 def test_the_record_of_a_job_is_read_whatever_stands_in_its_place(tmp_path):
     path = tmp_path / "job.json"
-    assert remote_jobs.read(path) is None
+    assert read(path) is None
     for spoil in (path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero")):
         spoil()
-        assert remote_jobs.read(path) is None
+        assert read(path) is None
+        with pytest.raises(OSError):  # noqa: PT011
+            open_new(path)
         path.rmdir() if path.is_dir() else path.unlink()
-    for text in ("", "[]", "[" * 100_000, '{"a": "' + "x" * (1 << 20) + '"}', "\0", "{"):
+    for text in ("", "[]", "[" * 100_000, '{"a": "' + "x" * (2 << 20) + '"}', "\0", "{"):
         path.write_text(text)
-        assert remote_jobs.read(path) is None
+        assert read(path) is None
     path.write_text('{"a": 1}')
-    assert remote_jobs.read(path) == {"a": 1}
+    assert read(path) == {"a": 1}
 
 
 def test_only_a_record_that_we_wrote_counts():
@@ -248,24 +244,7 @@ def test_nodes_are_idle_allocated_or_down():
     hosts["d-train-2"] = ScriptedTransport([Step(("sh", "-c", "..."), error=UnreachableError("no route"))])
     one, two = mpirun.nodes()
     assert (one.state, one.usable, one.cpus, one.memory_mib) == ("ALLOCATED", True, 8, 16000)
-    assert (two.state, two.usable, two.reason) == ("DOWN", False, "it does not answer")
-
-
-@pytest.mark.parametrize("kind", ["pipe", "link", "folder", "large"])
-def test_a_record_that_a_job_replaced_is_not_waited_for(tmp_path: Path, kind: str) -> None:
-    record = tmp_path / "job.json"
-    if kind == "pipe":
-        os.mkfifo(record)
-    elif kind == "link":
-        record.symlink_to("/dev/zero")
-    elif kind == "folder":
-        record.mkdir()
-    else:
-        record.write_text('{"a": "' + "x" * (2 << 20) + '"}')
-    assert read(record) is None
-    if kind != "large":
-        with pytest.raises(OSError):  # noqa: PT011
-            open_new(record)
+    assert (two.state, two.usable, "not answer" in two.reason) == ("DOWN", False, True)
 
 
 def test_a_job_whose_record_is_spoilt_has_ended_when_its_unit_says_so() -> None:
@@ -282,6 +261,7 @@ def test_a_lock_that_a_job_holds_is_named(
     account = pwd.getpwuid(os.getuid())
     monkeypatch.setattr(pwd, "getpwnam", lambda _: pwd.struct_passwd((*account[:5], str(tmp_path), "")))
     user = remote_jobs.User("me")
-    with user.alone(), pytest.raises(SystemExit, match="68"), user.alone():
+    with user.alone(), pytest.raises(SystemExit) as caught, user.alone():
         pass
+    assert caught.value.code == 68
     assert f"/mpirun/.lock' is still locked after 0.2 s by process {os.getpid()} (" in capsys.readouterr().err

@@ -36,9 +36,8 @@ def sinfo(text: str) -> tuple[NodeInfo, ...]:
 
 def with_field(command: str, name: str, value: str) -> str:
     """The first record of a capture, with another value in a field."""
-    names = {"squeue": slurm_parse.SQUEUE, "sacct": slurm_parse.SACCT, "sinfo": slurm_parse.SINFO}[
-        command
-    ].fields
+    queries = {"squeue": slurm_parse.SQUEUE, "sacct": slurm_parse.SACCT, "sinfo": slurm_parse.SINFO}
+    names = queries[command].fields
     fields = capture(command).split(CAPTURED)[: len(names)]
     fields[names.index(name)] = value
     return CAPTURED.join([*fields, "\n"])
@@ -56,30 +55,18 @@ def test_a_running_job_of_two_nodes():
     assert (job.comment, job.work_dir, job.restarts) == ("clusterctl:abc", "/shared/home/hpc/t", 0)
 
 
-def test_a_job_that_was_killed_by_a_signal():
-    job = QUEUED["11"]
-    assert (job.state, job.exit_code, job.signal) == (JobState.FAILED, 0, 9)
-
-
 @pytest.mark.parametrize(
     ("limit", "seconds"),
     [
         *(("1-00:00:00", 86400), ("5:00", 300)),
-        *((word, None) for word in ("UNLIMITED", "Partition_Limit", "NOT_SET")),
+        # The accounting has the last always; squeue of 24.11 for some jobs, for others UNLIMITED.
+        *((word, None) for word in ("UNLIMITED", "Partition_Limit", "NOT_SET", "365-00:00:00")),
     ],
 )
 def test_a_time_limit(limit, seconds):
-    for job in (
-        squeue(with_field("squeue", "TimeLimit", limit))[0],
-        sacct(with_field("sacct", "Timelimit", limit))[0],
-    ):
+    queued, accounted = with_field("squeue", "TimeLimit", limit), with_field("sacct", "Timelimit", limit)
+    for (job,) in (squeue(queued), sacct(accounted)):
         assert (job.time_limit_s, job.reason) == (seconds, "")
-
-
-def test_what_slurm_has_where_there_is_no_limit():
-    """The accounting always; squeue of 24.11 for some jobs, for others UNLIMITED."""
-    assert sacct(with_field("sacct", "Timelimit", "365-00:00:00"))[0].time_limit_s is None
-    assert squeue(with_field("squeue", "TimeLimit", "365-00:00:00"))[0].time_limit_s is None
 
 
 def test_what_a_job_has_or_else_what_it_asked_for():
@@ -89,7 +76,7 @@ def test_what_a_job_has_or_else_what_it_asked_for():
 
 def test_a_signal_has_its_name():
     job = QUEUED["11"]
-    assert job.exit == "SIGKILL"
+    assert (job.state, job.exit_code, job.signal, job.exit) == (JobState.FAILED, 0, 9, "SIGKILL")
     assert replace(job, signal=0, exit_code=3).exit == "3"
     assert replace(job, signal=63).exit == "signal 63"
     assert replace(job, signal=None, exit_code=None).exit == ""
@@ -149,12 +136,9 @@ def test_a_waiting_job_has_slurms_estimate_of_its_start():
     assert (job.start_time, job.expected_start) == (None, 1795160000)
 
 
-def test_who_cancelled_a_job_is_no_part_of_its_state():
-    assert ACCOUNTED["2"].state is JobState.CANCELLED
-
-
-def test_tasks_that_never_started_are_one_line_in_the_accounting():
-    assert [ACCOUNTED[f"3_{task}"].state for task in (0, 1, 2)] == [JobState.CANCELLED] * 3
+def test_cancelled_jobs_in_the_accounting():
+    """Who cancelled is no part of the state; tasks that never started are one line."""
+    assert [ACCOUNTED[job_id].state for job_id in ("2", "3_0", "3_1", "3_2")] == [JobState.CANCELLED] * 4
 
 
 def test_strides_of_an_array_are_expanded():
@@ -234,7 +218,7 @@ def test_a_record_that_is_not_understood_spoils_itself_alone_and_says_so(command
     text = with_field(command, field, value)
     spoilt, *others = parser(text + capture(command))
     assert spoilt.id == job_id
-    assert f"does not understand what {command} says: {field} {value[:100]!r}" in spoilt.reason
+    assert f" {command} says: {field} {value[:100]!r}" in spoilt.reason
     assert (spoilt.state is JobState.UNKNOWN) == (field == "State")
     assert spoilt.reason.isprintable()
     assert others == list(parser(capture(command)))
@@ -243,7 +227,7 @@ def test_a_record_that_is_not_understood_spoils_itself_alone_and_says_so(command
 def test_a_node_that_is_not_understood_spoils_itself_alone_and_says_so():
     spoilt = sinfo(with_field("sinfo", "CPUs", "many") + capture("sinfo").replace("-1\x1f", "-9\x1f"))[0]
     assert (spoilt.name, spoilt.cpus, spoilt.memory_mib) == ("jr-train-1", 0, 2000)
-    assert spoilt.reason == "clusterctl does not understand what sinfo says: CPUs 'many'"
+    assert " sinfo says: CPUs 'many'" in spoilt.reason
 
 
 def test_nodes():
@@ -296,12 +280,7 @@ def test_version():
 
 @pytest.mark.parametrize(
     ("nodelist", "nodes"),
-    [
-        ("a-[1-3,7]", ("a-1", "a-2", "a-3", "a-7")),
-        ("a-1", ("a-1",)),
-        ("None assigned", ()),
-        ("", ()),
-    ],
+    [("a-[1-3,7]", ("a-1", "a-2", "a-3", "a-7")), ("a-1", ("a-1",)), ("None assigned", ()), ("", ())],
 )
 def test_hostlists(nodelist, nodes):
     assert expand_nodes(nodelist) == nodes
@@ -309,16 +288,13 @@ def test_hostlists(nodelist, nodes):
 
 @pytest.mark.parametrize("state", list(JobState))
 def test_every_state_has_an_outcome(state):
-    cancelled = {"CANCELLED", "TIMEOUT", "PREEMPTED", "REVOKED"}
-    failed = {"FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PURGED"}
-    expected = Outcome.GOES_ON
-    if state == "COMPLETED":
-        expected = Outcome.COMPLETED
-    elif state in cancelled:
-        expected = Outcome.CANCELLED
-    elif state in failed:
-        expected = Outcome.FAILED
-    assert state.outcome is expected
+    outcomes = {
+        Outcome.COMPLETED: {"COMPLETED"},
+        Outcome.CANCELLED: {"CANCELLED", "TIMEOUT", "PREEMPTED", "REVOKED"},
+        Outcome.FAILED: {"FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PURGED"},
+    }
+    expected = [outcome for outcome, states in outcomes.items() if state in states]
+    assert [state.outcome] == (expected or [Outcome.GOES_ON])
 
 
 def test_the_worst_job_stands_for_all():
