@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,7 @@ from clusterctl.errors import UsageError
 from clusterctl.scheduler.script import UserScript
 from clusterctl.spec.job import JobSpec
 from tests.support.messages import refused
-from tests.support.played.batch import HOSTILE, play, rendered, shell_job, user_script
+from tests.support.played.batch import HOSTILE, Batch, play, rendered, shell_job, user_script
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = ("train", "mpirun", "everything", "array", "python-ranks", "torchrun", "shell", "requeue")
@@ -28,6 +28,11 @@ OWN_LINES = """\
 echo hello
 #SBATCH --nodes=7
 """
+
+
+def run(batch: Batch, body: str, **fields: Any) -> tuple[int, str, str]:
+    """The exit status, stdout and stderr of a job whose shell script has this body."""
+    return batch.run(rendered(shell_job(batch, body, **fields)))
 
 
 def golden_jobs(folder: Path) -> dict[str, JobSpec]:
@@ -63,31 +68,22 @@ def golden_jobs(folder: Path) -> dict[str, JobSpec]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_golden(name, tmp_path):
-    golden = GOLDEN / f"{name}.sbatch"
-    text = rendered(golden_jobs(tmp_path)[name])
-    if os.environ.get("UPDATE_GOLDEN"):
-        golden.write_text(text)
-    assert text == golden.read_text(), f"if this is meant: UPDATE_GOLDEN=1 pytest {__file__}"
+def test_golden(name, tmp_path, golden):
+    golden(f"{name}.sbatch", rendered(golden_jobs(tmp_path)[name]))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_shellcheck_has_nothing_to_say(name):
-    shellcheck = shutil.which("shellcheck")
-    assert shellcheck, "bootstrap installs shellcheck"
-    done = subprocess.run(
-        [shellcheck, "--severity=warning", str(GOLDEN / f"{name}.sbatch")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == ""
+    argv = ["shellcheck", "--severity=warning", GOLDEN / f"{name}.sbatch"]
+    assert subprocess.run(argv, capture_output=True, text=True, check=False).stdout == ""
 
 
-def test_a_flag_wins_over_the_scripts_own_line(tmp_path):
+def test_a_flag_wins_over_the_scripts_own_line_and_a_default_does_not(tmp_path):
     script = user_script(tmp_path, "own.sh", OWN_LINES)
     text = rendered(JobSpec(name="own", script=script, nodes=4))
     assert text.index("#SBATCH --nodes=2") < text.index("#SBATCH --nodes=4")
+    text = rendered(JobSpec(name="own", script=script))
+    assert text.count("--nodes=") == text.count("--nodes=2") + text.count('--nodes="$SLURM_JOB_NUM_NODES"')
 
 
 def test_no_gpus_is_a_flag_that_wins_too(tmp_path):
@@ -97,17 +93,9 @@ def test_no_gpus_is_a_flag_that_wins_too(tmp_path):
     assert "--gpus-per-node=0" not in rendered(JobSpec(name="own", script=script))
 
 
-def test_a_default_leaves_the_scripts_own_line(tmp_path):
-    script = user_script(tmp_path, "own.sh", OWN_LINES)
-    text = rendered(JobSpec(name="own", script=script))
-    assert text.count("--nodes=") == text.count("--nodes=2") + text.count('--nodes="$SLURM_JOB_NUM_NODES"')
-
-
 def test_lines_after_the_first_command_are_none_of_sbatchs(tmp_path):
-    assert UserScript.read(user_script(tmp_path, "own.sh", OWN_LINES)).directives == (
-        "#SBATCH --nodes=2",
-        "#SBATCH --time=5",
-    )
+    script = UserScript.read(user_script(tmp_path, "own.sh", OWN_LINES))
+    assert script.directives == ("#SBATCH --nodes=2", "#SBATCH --time=5")
 
 
 @pytest.mark.parametrize(
@@ -131,82 +119,57 @@ def test_an_array_that_the_script_asks_for_has_logs_of_its_own(tmp_path, line, i
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "why"),
+    ("name", "content", "code", "shown"),
     [
-        ("stdout.log", b"#!/bin/sh\n", "name of a file that clusterctl writes"),
-        ("job.sbatch", b"#!/bin/sh\n", "name of a file that clusterctl writes"),
-        ("a\nb.sh", b"true\n", "can't be printed"),
-        ("big.sh", b"#" * ((4 << 20) + 1), "larger than 4 MiB"),
-        ("binary.sh", b"\x7fELF\0", "no text"),
-        ("het.sh", b"#!/bin/bash\n#SBATCH -N1\n#SBATCH hetjob\n", "heterogeneous"),
+        ("stdout.log", b"#!/bin/sh\n", "script-unfit", "file that clusterctl"),
+        ("job.sbatch", b"#!/bin/sh\n", "script-unfit", "file that clusterctl"),
+        ("a\nb.sh", b"true\n", "script-unfit", "can't be printed"),
+        ("big.sh", b"#" * ((4 << 20) + 1), "script-unfit", "4 MiB"),
+        ("binary.sh", b"\x7fELF\0", "script-unfit", "no text"),
+        ("het.sh", b"#!/bin/bash\n#SBATCH -N1\n#SBATCH hetjob\n", "heterogeneous-job", "het.sh"),
+        ("missing.sh", None, "file-unreadable", "missing.sh"),
+        (".", None, "file-unreadable", "directory"),
     ],
 )
-def test_scripts_that_can_not_be_submitted(tmp_path, name, content, why):
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(UsageError) as caught:
-        UserScript.read(path)
-    assert why in str(caught.value)
+def test_scripts_that_can_not_be_submitted(tmp_path, name, content, code, shown):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with refused(code, UsageError, shown):
+        UserScript.read(tmp_path / name)
 
 
-@pytest.mark.parametrize("path", ["missing.sh", "."])
-def test_scripts_that_are_not_there(tmp_path, path):
-    with refused("file-unreadable", UsageError):
-        UserScript.read(tmp_path / path)
-
-
-def test_arguments_arrive_as_they_are(batch):
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_arguments_arrive_as_they_are(batch, nodes):
     script = user_script(batch.folder, "it's.py", "import sys; print(sys.argv[1:])\n")
-    rc, out, err = batch.run(rendered(JobSpec(name="j", script=script, args=HOSTILE)))
-    assert (rc, out, err) == (0, f"{list(HOSTILE)}\n", "")
-
-
-def test_arguments_arrive_as_they_are_under_srun(batch):
-    script = user_script(batch.folder, "it's.py", "import sys; print(sys.argv[1:])\n")
-    rc, out, _ = batch.run(rendered(JobSpec(name="j", script=script, args=HOSTILE, nodes=2)))
-    assert (rc, out) == (0, f"{list(HOSTILE)}\n")
-    assert "--mpi=pmix" in batch.calls.read_text()
+    ran = batch.run(rendered(JobSpec(name="j", script=script, args=HOSTILE, nodes=nodes)))
+    assert ran == (0, f"{list(HOSTILE)}\n", "")
+    assert ("--mpi=pmix" in batch.calls.read_text()) == (nodes > 1)
 
 
 @pytest.mark.parametrize("status", [0, 1, 7, 255])
 def test_the_programs_exit_status_is_the_jobs(batch, status):
-    assert batch.run(rendered(shell_job(batch, f"exit {status}")))[0] == status
-
-
-def test_it_works_in_the_folder_that_sbatch_was_called_in(batch):
-    assert batch.run(rendered(shell_job(batch, "pwd")))[1] == f"{batch.folder}\n"
+    """And its folder is that in which sbatch was called."""
+    assert run(batch, f"pwd; exit {status}")[:2] == (status, f"{batch.folder}\n")
 
 
 def test_a_task_of_an_array_has_a_folder_of_its_own(batch):
-    batch.environment["SLURM_ARRAY_TASK_ID"] = "7"
-    rc, out, _ = batch.run(rendered(shell_job(batch, "pwd; cat ../'my job.sh' >/dev/null", array="0-9")))
-    assert (rc, out) == (0, f"{batch.folder}/task-7\n")
-
-
-def test_a_task_finds_what_only_looks_like_the_folders_of_tasks(batch):
+    """It finds what only looks like the folders of tasks."""
     batch.environment["SLURM_ARRAY_TASK_ID"] = "7"
     for name in ("task-3", "task-configs", "stdout-of-mine.log"):
         (batch.folder / name).mkdir()
     (batch.folder / "stderr-3.log").touch()
-    rc, out, _ = batch.run(rendered(shell_job(batch, "ls -d *task* std*", array="0-9")))
-    assert (rc, out.split()) == (0, ["stdout-of-mine.log", "task-configs"])
+    rc, out, _ = run(batch, "pwd; cat ../'my job.sh' >/dev/null; ls -d *task* std*", array="0-9")
+    assert (rc, out.splitlines()) == (0, [f"{batch.folder}/task-7", "stdout-of-mine.log", "task-configs"])
 
 
 def test_threads_follow_the_cores_of_a_task(batch):
-    job = shell_job(batch, "echo $OMP_NUM_THREADS $SRUN_CPUS_PER_TASK")
-    assert batch.run(rendered(job))[1] == "1\n"
-    batch.environment["SLURM_CPUS_PER_TASK"] = "3"
-    assert batch.run(rendered(job))[1] == "3 3\n"
-    batch.environment["OMP_NUM_THREADS"] = "2"
-    assert batch.run(rendered(job))[1] == "2 3\n"
-
-
-def test_the_hostfile_has_a_line_a_node(batch):
-    play(batch.folder.parent / "bin" / "mpirun", "cat hostfile")
-    script = user_script(batch.folder, "p.py", "")
-    job = JobSpec(name="j", script=script, nodes=2, tasks_per_node=3, launcher="mpirun")
-    batch.environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "6"}
-    assert batch.run(rendered(job))[:2] == (0, "node-1 slots=3\nnode-2 slots=3\n")
+    for environment, threads in (
+        ({}, "1\n"),
+        ({"SLURM_CPUS_PER_TASK": "3"}, "3 3\n"),
+        ({"OMP_NUM_THREADS": "2"}, "2 3\n"),
+    ):
+        batch.environment |= environment
+        assert run(batch, "echo $OMP_NUM_THREADS $SRUN_CPUS_PER_TASK")[1] == threads
 
 
 def test_mpirun_takes_ranks_and_cores_from_the_scripts_own_lines(batch):
@@ -216,9 +179,20 @@ def test_mpirun_takes_ranks_and_cores_from_the_scripts_own_lines(batch):
     batch.environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "5", "SLURM_CPUS_PER_TASK": "2"}
     said = batch.run(text)[1].splitlines()
     assert said[:2] == ["node-1 slots=3", "node-2 slots=3"]
-    assert said[2].startswith("-np 5 --hostfile hostfile --map-by ppr:3:node:PE=2 -x PATH")
+    flags = "-np {} --hostfile hostfile --map-by ppr:{}:node:PE=2 -x PATH"
+    assert said[2].startswith(flags.format(5, 3))
     del batch.environment["SLURM_NTASKS"]  # only nodes were asked for
-    assert batch.run(text)[1].splitlines()[2].startswith("-np 2 --hostfile hostfile --map-by ppr:1:node:PE=2")
+    assert batch.run(text)[1].splitlines()[2].startswith(flags.format(2, 1))
+
+
+def signalled(batch: Batch, job: JobSpec, number: int) -> tuple[int, str]:
+    """The exit status of a job that gets a signal when it is ready, and what it writes then."""
+    process = batch.start(rendered(job))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=20)
+    return process.returncode, out
 
 
 @pytest.mark.parametrize("name", ["TERM", "USR1", "INT", "HUP"])
@@ -230,22 +204,14 @@ def test_signals_are_passed_on(batch, name):
             'signal.signal(signal.SIGINT, lambda *_: (print("got INT"), sys.exit(9)))\n'
             'print("ready")\nwhile True: time.sleep(0.05)\''
         )
-    process = batch.start(rendered(shell_job(batch, body)))
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.Signals[f"SIG{name}"])
-    assert process.communicate(timeout=20)[0] == f"got {name}\n"
-    assert process.returncode == 9
+    assert signalled(batch, shell_job(batch, body), signal.Signals[f"SIG{name}"]) == (9, f"got {name}\n")
 
 
 def test_a_program_that_goes_on_after_a_signal_is_waited_for(batch):
-    body = "trap 'echo noted' USR1; echo ready; for i in {1..20}; do sleep 0.05; done; exit 5"
-    process = batch.start(rendered(shell_job(batch, body)))
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGUSR1)
-    assert process.communicate(timeout=20)[0] == "noted\n"
-    assert process.returncode == 5
+    job = shell_job(
+        batch, "trap 'echo noted' USR1; echo ready; for i in {1..20}; do sleep 0.05; done; exit 5"
+    )
+    assert signalled(batch, job, signal.SIGUSR1) == (5, "noted\n")
 
 
 def test_a_job_that_may_run_again_is_told_that_its_time_is_over(tmp_path):
@@ -265,7 +231,7 @@ def test_a_program_that_wants_to_go_on_is_requeued(batch, status, requeue, again
     play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>scontrol-calls')
     batch.environment["SLURM_JOB_ID"] = "12"
     batch.has_telemetry(TELEMETRY)
-    assert batch.run(rendered(shell_job(batch, f"exit {status}", requeue=requeue)))[0] == status
+    assert run(batch, f"exit {status}", requeue=requeue)[0] == status
     calls = batch.folder / "scontrol-calls"
     assert (calls.read_text() if calls.exists() else "") == ("requeue 12\n" if again else "")
     assert (batch.folder / "telemetry" / "node-1.jsonl").read_text() == "start\nend\n"
@@ -279,22 +245,22 @@ def test_a_job_that_was_cancelled_is_not_requeued(batch, state, again):
     play(batch.folder.parent / "bin" / "squeue", f"echo '{state}'")
     play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>scontrol-calls')
     batch.environment["SLURM_JOB_ID"] = "12"
-    assert batch.run(rendered(shell_job(batch, "exit 75", requeue=True)))[0] == 75
+    assert run(batch, "exit 75", requeue=True)[0] == 75
     assert (batch.folder / "scontrol-calls").exists() == again
 
 
 def test_of_an_array_only_the_task_itself_is_requeued(batch):
     play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>scontrol-calls')
     batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
-    batch.run(rendered(shell_job(batch, "exit 75", requeue=True, array="0-3")))
+    run(batch, "exit 75", requeue=True, array="0-3")
     assert (batch.folder / "task-3" / "scontrol-calls").read_text() == "requeue 12_3\n"
 
 
 def test_a_requeue_that_fails_leaves_the_programs_exit_status(batch):
-    play(batch.folder.parent / "bin" / "scontrol", "echo 'Requested operation is disabled' >&2; exit 1")
+    play(batch.folder.parent / "bin" / "scontrol", "echo refused >&2; exit 1")
     batch.environment["SLURM_JOB_ID"] = "12"
-    rc, _, err = batch.run(rendered(shell_job(batch, "exit 75", requeue=True)))
-    assert (rc, err) == (75, "Requested operation is disabled\n")
+    rc, _, err = run(batch, "exit 75", requeue=True)
+    assert (rc, err) == (75, "refused\n")
 
 
 TELEMETRY = (
@@ -307,7 +273,7 @@ TELEMETRY = (
 def test_telemetry_lasts_as_long_as_the_program(batch):
     batch.has_telemetry(TELEMETRY)
     until = "until [[ -s telemetry/node-1.jsonl ]]; do sleep 0.05; done; cat telemetry/node-1.jsonl"
-    rc, out, _ = batch.run(rendered(shell_job(batch, until)))
+    rc, out, _ = run(batch, until)
     assert (rc, out) == (0, "start\n")
     assert (batch.folder / "telemetry" / "node-1.jsonl").read_text() == "start\nend\n"
     call = batch.calls.read_text()
@@ -316,22 +282,18 @@ def test_telemetry_lasts_as_long_as_the_program(batch):
 
 
 def test_a_job_that_ends_at_once_has_telemetry_too(batch):
-    batch.has_telemetry(TELEMETRY)
-    assert batch.run(rendered(shell_job(batch, "true")))[0] == 0
-    assert (batch.folder / "telemetry" / "node-1.jsonl").read_text() == "start\nend\n"
-
-
-def test_what_the_job_asked_for_its_steps_does_not_reach_telemetrys(batch):
+    """What the job asked for its steps does not reach that of telemetry."""
     batch.has_telemetry(TELEMETRY)
     batch.environment["SLURM_CPUS_PER_TASK"] = "3"
-    batch.run(rendered(shell_job(batch, "true")))
+    assert run(batch, "true")[0] == 0
+    assert (batch.folder / "telemetry" / "node-1.jsonl").read_text() == "start\nend\n"
     assert (batch.folder / "leaked").read_text() == ""
 
 
 @pytest.mark.parametrize("body", ["exit 1", "echo no >&2; exit 1", "kill -KILL $$"])
 def test_a_failing_telemetry_fails_nothing(batch, body):
     batch.has_telemetry(body)
-    rc, out, err = batch.run(rendered(shell_job(batch, "echo fine; exit 6")))
+    rc, out, err = run(batch, "echo fine; exit 6")
     assert (rc, out, err) == (6, "fine\n", "")
 
 
@@ -345,7 +307,7 @@ def test_a_failing_telemetry_fails_nothing(batch, body):
 )
 def test_telemetrys_log_is_left_only_if_it_says_something(batch, said, is_left):
     batch.has_telemetry(f"[[ -z '{said}' ]] || echo '{said}' >&2; {TELEMETRY}")
-    batch.run(rendered(shell_job(batch, "true")))
+    run(batch, "true")
     assert (batch.folder / "telemetry.log").exists() is is_left
 
 
