@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl import __version__
 from clusterctl.errors import (
     MachineError,
+    Notice,
     SchedulerError,
     TransportError,
     UnreachableError,
@@ -92,7 +93,12 @@ def reject_files_of_here(session: Session, jobs: Sequence[JobSpec], *, report: L
         fix = f"`{put}`, then say {' '.join(filter(None, (flag, shlex.quote(there))))}"
         home = os.path.expanduser("~")  # noqa: PTH111  # it never raises
         if os.path.isabs(path) and not here.is_relative_to(home):  # noqa: PTH117  # may be on a disk of each node
-            report(f"note: the controller has no {path}; if the nodes don't either, {fix}")
+            report(
+                Notice(
+                    "file-not-on-controller",
+                    f"note: the controller has no {path}; if the nodes don't either, {fix}",
+                )
+            )
             continue
         raise UsageError(
             f"{path} is on this machine, and not on the cluster",

@@ -41,17 +41,17 @@ def test_what_is_staged(session, cluster, job):
     done = submit(session, job)
     folder = Path(done.remote_dir)
     assert folder == cluster.home / "clusterctl" / "jobs" / f"mine-{done.token}"
-    assert {path.name for path in folder.iterdir()} >= {
-        "job.sbatch",
-        "my 'job.sh",
-        "spec.yaml",
-        "environment.client.json",
-    }
-    assert (folder / "job.sbatch").read_text() == done.script
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"job.sbatch", "my 'job.sh", "spec.yaml", "environment.client.json"}
+    # What the dry run shows.
+    assert (folder / "job.sbatch").read_text() == done.script == script_of(session.spec, job)
     assert folder.stat().st_mode & 0o777 == 0o700
     assert json.loads((folder / "environment.client.json").read_text())["job"]["name"] == "mine"
-    assert cluster.job(done.job_id)["comment"] == f"clusterctl:{done.token}"
-    assert cluster.job(done.job_id)["dir"] == done.remote_dir
+    known = cluster.job(done.job_id)
+    assert (known["comment"], known["dir"]) == (f"clusterctl:{done.token}", done.remote_dir)
+    (entry,) = cluster.ledger.entries()
+    assert (entry.job_id, entry.token, entry.name) == (done.job_id, done.token, "mine")
+    assert (entry.remote_dir, entry.refused) == (done.remote_dir, False)
 
 
 def test_the_folder_of_the_script_is_what_the_job_runs_in(session, cluster, job):
@@ -91,18 +91,6 @@ def test_a_folder_that_can_not_be_sent_leaves_nothing(session, cluster, job):
     assert list(cluster.home.iterdir()) == []
 
 
-def test_the_ledger_knows_the_job(session, cluster, job):
-    done = submit(session, job)
-    entry = cluster.ledger.find(done.job_id)
-    assert entry is not None
-    assert (entry.token, entry.name, entry.remote_dir, entry.refused) == (
-        done.token,
-        "mine",
-        done.remote_dir,
-        False,
-    )
-
-
 def test_a_job_that_can_not_be_written_down_is_not_submitted(session, cluster, job):
     with small_disk() as disk:
         disk.suffer("full")
@@ -118,11 +106,8 @@ def test_an_image_that_is_here_is_sent_once_and_named_by_its_hash(session, clust
     image.write_bytes(b"image")
     done = [submit(session, job.model_copy(update={"container": str(image)})) for _ in range(2)]
     sha = hashlib.sha256(b"image").hexdigest()
-    (stored,) = [
-        path
-        for path in (cluster.home / "clusterctl" / "store").rglob("*")
-        if sha in str(path) and path.is_file()
-    ]
+    store = (cluster.home / "clusterctl" / "store").rglob("*")
+    (stored,) = (path for path in store if sha in str(path) and path.is_file())
     assert stored.read_bytes() == b"image"
     assert all(str(stored) in one.script and str(image) not in one.script for one in done)
 
@@ -140,43 +125,32 @@ def test_outputs_lie_beside_the_job(session, cluster, job):
         source_of(job.model_copy(update={"outputs": ("!",)}))
 
 
-def test_the_dry_run_is_what_is_submitted(session, job):
-    assert script_of(session.spec, job) == submit(session, job).script
-
-
 def test_a_cluster_of_another_version(session, cluster, job):
     shutil.rmtree(cluster.payload / payload_hash())
-    with rejected("programs-missing", UsageError) as caught:
+    with rejected("programs-missing", UsageError, "clusterctl up"):
         submit(session, job)
-    assert "clusterctl up" in caught.value.fix
     assert cluster.ledger.entries() == ()
 
 
 @pytest.mark.parametrize(
-    ("said", "fix"),
+    ("said", "flag", "choices"),
     [
-        ("sbatch: error: invalid partition specified: x", "--partition can be: clusterctl-proof, train"),
-        (
-            "sbatch: error: Invalid account or account/partition combination specified",
-            "--account can be: default",
-        ),
-        ("sbatch: error: Invalid qos specification", "--qos can be: high, normal"),
-        (
-            "sbatch: error: Invalid generic resource (gres) specification",
-            "leave out --gpus: this cluster has none",
-        ),
-        ("sbatch: error: Invalid feature specification", "leave out --constraint: this cluster has none"),
-        ("sbatch: error: Requested node configuration is not available", "ask for less"),
-        ("sbatch: error: something new", "correct what Slurm names"),
+        ("invalid partition specified: x", "--partition", ": clusterctl-proof, train"),
+        ("Invalid account or account/partition combination specified", "--account", ": default"),
+        ("Invalid qos specification", "--qos", ": high, normal"),
+        ("Invalid generic resource (gres) specification", "leave out --gpus", "none"),
+        ("Invalid feature specification", "leave out --constraint", "none"),
+        ("Requested node configuration is not available", "", "ask for less"),
+        ("something new", "", "Slurm names"),
     ],
 )
-def test_a_refusal_names_the_choices(session, cluster, job, said, fix):
+def test_a_refusal_names_the_choices(cluster, job, said, flag, choices):
     with cluster.state() as state:
-        state["refuse"] = said
-    with pytest.raises(SlurmError) as caught:
-        submit(session, job)
-    assert caught.value.why == said.removeprefix("sbatch: error: ")
-    assert caught.value.fix.startswith(fix)
+        state["refuse"] = f"sbatch: error: {said}"
+    with rejected("slurm-refused", SlurmError, why=said) as caught:
+        submit(cluster.session(), job)
+    assert flag in caught.value.fix
+    assert choices in caught.value.fix
     assert [entry.refused for entry in cluster.ledger.entries()] == [True]
     assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
 
@@ -203,9 +177,8 @@ def test_a_controller_that_stays_away_is_said_soon_and_the_job_is_not_submitted(
     session = cluster.session(clock=quick, patience_s=60)
     with cluster.state() as state:
         state["away"] = 1000
-    with rejected("unreachable", UnreachableError) as caught:
+    with rejected("unreachable", UnreachableError, "clusterctl up"):
         submit(session, job)
-    assert "clusterctl up" in caught.value.fix
     assert now[0] < 10
     # They try for a MessageTimeout.
     assert cluster.calls("sbatch") == cluster.calls("squeue") == 0
@@ -214,31 +187,22 @@ def test_a_controller_that_stays_away_is_said_soon_and_the_job_is_not_submitted(
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("away", "said"),
     [
-        "Socket timed out on send/recv operation",
-        "Unable to contact slurm controller: Socket timed out on send/recv operation",
-        "Batch job submission failed: Unable to contact slurm controller (receive failure)",
+        (1, "Batch job submission failed: Socket timed out on send/recv operation"),
+        (1000, "Socket timed out on send/recv operation"),
+        (1000, "Unable to contact slurm controller: Socket timed out on send/recv operation"),
+        (1000, "Batch job submission failed: Unable to contact slurm controller (receive failure)"),
     ],
 )
-def test_a_controller_that_goes_away_after_it_had_the_request_is_not_taken_for_a_refusal(cluster, job, said):
+def test_a_request_that_the_controller_may_have_had_is_not_sent_again(cluster, job, away, said):
     session = cluster.session(clock=QUICK, patience_s=0.5)
     with cluster.state() as state:
-        state["away"] = 1000
-        state["away_words"] = said
-    with rejected("answer-lost", AnswerLostError):
-        submit(session, job)
-    assert [entry.refused for entry in cluster.ledger.entries()] == [False]
-
-
-def test_a_request_that_timed_out_is_not_sent_again(cluster, job):
-    session = cluster.session(clock=QUICK)
-    with cluster.state() as state:
-        state["away"] = 1
-        state["away_words"] = "Batch job submission failed: Socket timed out on send/recv operation"
+        state["away"], state["away_words"] = away, said
     with rejected("answer-lost", AnswerLostError):
         submit(session, job)
     assert cluster.calls("sbatch") == 1
+    assert [entry.refused for entry in cluster.ledger.entries()] == [False]
 
 
 class Cutting(Nearby):
@@ -320,11 +284,8 @@ def test_a_lost_submission_is_given_up_only_when_sbatch_can_not_be_at_it(
 
 
 def git(folder: Path, *argv: str) -> None:
-    subprocess.run(
-        ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.org", *argv],
-        check=True,
-        capture_output=True,
-    )
+    settings = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", *settings, *argv], cwd=folder, check=True, capture_output=True)
 
 
 @pytest.fixture
@@ -338,11 +299,18 @@ def repository(tmp_path: Path) -> Path:
     return folder
 
 
+def without_files(session: Session) -> Session:
+    """The session of a cluster that has none of the files that it is asked for."""
+    return replace(session, scheduler=SlurmClient(ScriptedTransport([Step(("test", "..."), rc=1)])))
+
+
 def facts(folder: Path) -> dict:
     return client_facts(JobSpec(name="x", bundled="train"), folder=folder)
 
 
-def test_the_commit_and_what_is_not_committed(repository):
+def test_the_commit_and_what_is_not_committed(repository, tmp_path):
+    """The diff runs no program of the repository's, and a huge one is cut."""
+    git(repository, "config", "diff.external", f"touch {tmp_path}/was-here; false")
     (repository / "a.py").write_text("two\n")
     (repository / "new.py").write_text("")
     told = facts(repository)["git"]
@@ -350,19 +318,11 @@ def test_the_commit_and_what_is_not_committed(repository):
     assert "-one\n+two\n" in told["diff"]
     assert told["diff_truncated"] is False
     assert "?? new.py" in told["status"]
-
-
-def test_a_huge_diff_is_cut(repository):
+    assert not (tmp_path / "was-here").exists()
     (repository / "a.py").write_text("x" * 3 * MAX_DIFF)
     told = facts(repository)["git"]
     assert (len(told["diff"]), told["diff_truncated"]) == (MAX_DIFF, True)
-
-
-def test_a_diff_runs_no_program_of_the_repositorys(repository, tmp_path):
-    git(repository, "config", "diff.external", f"touch {tmp_path}/was-here; false")
-    (repository / "a.py").write_text("two\n")
-    assert "+two" in facts(repository)["git"]["diff"]
-    assert not (tmp_path / "was-here").exists()
+    assert facts(tmp_path)["git"] is None
 
 
 SLOW_GIT = """#!/bin/sh
@@ -387,25 +347,11 @@ def test_a_repository_that_is_too_large_to_be_looked_through_holds_nothing_up(
     assert (tmp_path / "asked").exists()
 
 
-def test_no_repository(tmp_path):
-    assert facts(tmp_path)["git"] is None
-
-
 @pytest.mark.parametrize(
     ("bundled", "args", "put", "then"),
     [
-        (
-            "train",
-            ["--lr", "1", "--init", "gpt2.safetensors"],
-            "gpt2.safetensors",
-            "--init '~/gpt2.safetensors'",
-        ),
-        (
-            "train",
-            ["--init={home}/gpt2.safetensors"],
-            "{home}/gpt2.safetensors",
-            "--init '~/gpt2.safetensors'",
-        ),
+        ("train", ["--lr", "1", "--init", "gpt2.st"], "gpt2.st", "--init '~/gpt2.st'"),
+        ("train", ["--init={home}/gpt2.st"], "{home}/gpt2.st", "--init '~/gpt2.st'"),
         ("train", ["--init", "run/model/best.safetensors"], "{home}/run/model", "'~/model/best.safetensors'"),
         ("train", ["--new-head", "--init", "run/model"], "run/model", "--init '~/model'"),
         ("train", ["--init", "run/model"], "run/model", "--init '~/model'"),
@@ -422,14 +368,12 @@ def test_a_file_that_is_only_here_is_said_before_anything_is_submitted(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     beside = ("run/model/best.safetensors", "run/model/model.json", "run/model/book.txt", "run/c.toml")
-    for name in ("gpt2.safetensors", "a b.png", *beside):
+    for name in ("gpt2.st", "a b.png", *beside):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    elsewhere = replace(session, scheduler=SlurmClient(ScriptedTransport([Step(("test", "..."), rc=1)])))
     job = JobSpec(name="j", bundled=bundled, args=tuple(arg.format(home=tmp_path) for arg in args))
-    with rejected("file-only-here", UsageError) as caught:
-        reject_files_of_here(elsewhere, [job], report=pytest.fail)
-    assert f"`clusterctl put {put.format(home=tmp_path)}`" in caught.value.fix
+    with rejected("file-only-here", UsageError, f"`clusterctl put {put.format(home=tmp_path)}`") as caught:
+        reject_files_of_here(without_files(session), [job], report=pytest.fail)
     assert caught.value.fix.endswith(then)
 
 
@@ -449,9 +393,10 @@ def test_a_file_that_the_cluster_has_is_read_there(session, tmp_path, monkeypatc
 def test_a_path_that_the_nodes_may_have_on_their_own_disks_is_no_error(session, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "imagenet").mkdir()
-    elsewhere = replace(session, scheduler=SlurmClient(ScriptedTransport([Step(("test", "..."), rc=1)])))
     job, notes = JobSpec(name="j", bundled="train", args=("--data", f"idx:{tmp_path}/imagenet")), []
-    reject_files_of_here(elsewhere, [job], report=notes.append)
+    reject_files_of_here(without_files(session), [job], report=notes.append)
     (note,) = notes
-    assert f"the controller has no {tmp_path}/imagenet" in note
-    assert f"`clusterctl put {tmp_path}/imagenet`, then say --data 'idx:~/imagenet'" in note
+    assert note.code == "file-not-on-controller"
+    put, data = f"`clusterctl put {tmp_path}/imagenet`", "--data 'idx:~/imagenet'"
+    assert put in note
+    assert data in note
