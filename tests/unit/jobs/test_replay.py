@@ -129,13 +129,11 @@ def test_drawn_values_of_a_sweep_are_those_of_the_original(collected: Collected,
     run, _ = collected("plain.sh", sweep=sweep)
     with replayed(run, AGAIN) as replay:
         assert replay.job.sweep is not None
-        assert [dict(one) for one in replay.job.sweep.tasks] == json.loads(
-            (run / "sweep-tasks.json").read_text()
-        )["tasks"]
+        recorded = json.loads((run / "sweep-tasks.json").read_text())
+        assert [dict(one) for one in replay.job.sweep.tasks] == recorded["tasks"]
     edit(run, "sweep-tasks.json", lambda found: found["tasks"][3].update(lr="0.5"))
-    with pytest.raises(UsageError) as caught, replayed(run, AGAIN):
+    with refused("not-replayable", UsageError, "of its sweep"), replayed(run, AGAIN):
         pass
-    assert "makes other values of its sweep" in caught.value.why
 
 
 def test_a_task_of_a_sweep_is_a_job_of_its_own(collected: Collected) -> None:
@@ -144,10 +142,7 @@ def test_a_task_of_a_sweep_is_a_job_of_its_own(collected: Collected) -> None:
         assert (replay.job.array, replay.job.sweep) == (None, None)
         assert replay.job.args == ("--base", "8", "--lr", "0.2", "--flag")
         assert replay.job.env == {"SWEEP_LR": "0.2", "SWEEP_FLAG": "true"}
-    with (
-        refused("key-of-each-task", UsageError),
-        replayed(run, Again("x", changes={"lr": "1"})),
-    ):
+    with refused("key-of-each-task", UsageError), replayed(run, Again("x", changes={"lr": "1"})):
         pass
 
 
@@ -183,18 +178,13 @@ def test_files_are_those_that_were_sent_wherever_they_are_found(collected: Colle
         assert listed(replay) == sent
         assert replay.source is not None
         origins = {item.path: item.origin for item in replay.source.files}
-        assert origins == {one["path"]: run / one["path"] for one in sent["files"]} | {
-            "tool": project / "tool"
-        }
+        here = {one["path"]: run / one["path"] for one in sent["files"]}
+        assert origins == here | {"tool": project / "tool"}
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     (project / "tool").write_text("#!/bin/sh\nexit\n")
     (run / "conf" / "a.txt").write_text("the job changed it\n")
-    with (
-        refused("sent-files-missing", UsageError) as caught,
-        replayed(run, AGAIN),
-    ):
+    with refused("sent-files-missing", UsageError, str(project)), replayed(run, AGAIN):
         pass
-    assert str(project) in caught.value.fix
 
 
 def git(folder: Path, *words: str) -> None:
@@ -225,10 +215,8 @@ def test_what_only_git_has_comes_from_there_also_with_changes_that_were_not_comm
         assert replay.source is not None
         origins = [item.origin for item in replay.source.files if not item.origin.is_relative_to(run)]
         assert len(origins) == 4
-        assert (
-            replay.known["git"]["commit"]
-            == json.loads((run / "environment.json").read_text())["client"]["git"]["commit"]
-        )
+        client = json.loads((run / "environment.json").read_text())["client"]
+        assert replay.known["git"]["commit"] == client["git"]["commit"]
     assert not any(origin.exists() for origin in origins)
     edit(run, "environment.json", lambda found: found["client"]["git"].update(diff=""))
     with refused("sent-files-missing", UsageError), replayed(run, AGAIN):
@@ -277,9 +265,8 @@ def test_a_model_that_was_sent_is_sent_again(really: Really, session: Session, p
         assert replay.source is not None
         assert {"model/model.json", "conf/a.txt"} <= {item.path for item in replay.source.files}
     lost = job_spec("eval", {"args": ["--model-folder", "/nowhere/model"]})
-    with refused("not-on-cluster", UsageError) as caught:
+    with refused("not-on-cluster", UsageError, "--run RUN"):
         reject_missing(session, lost)
-    assert "--run RUN" in caught.value.fix
 
 
 @pytest.mark.parametrize(
@@ -301,40 +288,36 @@ def test_options_are_changed_where_they_stand(args: str, changes: Mapping[str, s
     assert found == [word.replace("\0", " ") for word in expected.split(" ")]
 
 
-DIGEST = "0" * 64
-OUT = {"path": "x", "sha256": DIGEST, "size": 1}
+def file(**fields: object) -> Callable[[Any], object]:
+    """Another file in the list of those that were sent."""
+    return lambda d: d["files"].append({"path": "x", "sha256": "0" * 64, "size": 1, **fields})
+
+
+def asked(**fields: object) -> Callable[[Any], object]:
+    """Other things that the job asked for."""
+    return lambda d: d["client"]["job"].update(fields)
 
 
 @pytest.mark.parametrize(
     ("name", "change", "why"),
     [
-        (
-            "source.json",
-            lambda d: d["files"].append({**OUT, "path": "../x"}),
-            "leads out of the folder: ../x",
+        *(
+            ("source.json", file(path=path), "leads out")
+            for path in ("../x", "/etc/passwd", "a\0b", "\ud800", ["x"], "x" * 10**6)
         ),
-        ("source.json", lambda d: d["files"].append({**OUT, "path": "/etc/passwd"}), "leads out"),
-        ("source.json", lambda d: d["files"].append({**OUT, "path": "a\0b"}), "leads out"),
-        ("source.json", lambda d: d["files"].append({**OUT, "path": "\ud800"}), "leads out"),
-        ("source.json", lambda d: d["files"].append({**OUT, "path": ["x"]}), "leads out"),
-        ("source.json", lambda d: d["files"].append({**OUT, "path": "x" * 10**6}), "leads out"),
-        ("source.json", lambda d: d["files"].append({**OUT, "path": "job.sbatch"}), "clusterctl's own"),
-        ("source.json", lambda d: d["files"].append({**OUT, "path": "latest/x"}), "two things of one name"),
-        ("source.json", lambda d: d["files"].append(d["files"][0]), "two things of one name"),
-        ("source.json", lambda d: d["folders"].append("plain.sh"), "two things of one name"),
-        ("source.json", lambda d: d["files"].append({**OUT, "size": 1 << 60}), "more than a job may have"),
-        ("source.json", lambda d: d["files"].append({**OUT, "size": "1"}), "does not tell what x was"),
-        ("source.json", lambda d: d["links"].append({"path": "y", "target": "a\0"}), "where a link leads"),
-        ("source.json", lambda d: d.update(files=7), "does not have its script plain.sh"),
-        ("environment.json", lambda d: d.update(client=None), "done on another machine"),
-        ("environment.json", lambda d: d["client"]["job"].update(nodes="many"), "--nodes"),
-        (
-            "environment.json",
-            lambda d: d["client"]["job"].update(script=None, bundled="./plain.sh"),
-            "names neither a script",
-        ),
-        ("environment.json", lambda d: d["client"]["job"].update(array="; rm -rf"), "--array"),
-        ("environment.json", lambda d: d["client"]["job"].update(sweep=[1], script="/a\0/b"), "its script b"),
+        ("source.json", file(path="job.sbatch"), "clusterctl's own"),
+        ("source.json", file(path="latest/x"), "of one name"),
+        ("source.json", lambda d: d["files"].append(d["files"][0]), "of one name"),
+        ("source.json", lambda d: d["folders"].append("plain.sh"), "of one name"),
+        ("source.json", file(size=1 << 60), "more than a"),
+        ("source.json", file(size="1"), "what x was"),
+        ("source.json", lambda d: d["links"].append({"path": "y", "target": "a\0"}), "link leads"),
+        ("source.json", lambda d: d.update(files=7), "its script plain.sh"),
+        ("environment.json", lambda d: d.update(client=None), "another machine"),
+        ("environment.json", asked(nodes="many"), "--nodes"),
+        ("environment.json", asked(script=None, bundled="./plain.sh"), "neither a script"),
+        ("environment.json", asked(array="; rm -rf"), "--array"),
+        ("environment.json", asked(sweep=[1], script="/a\0/b"), "its script b"),
     ],
 )
 def test_a_damaged_or_hostile_run_is_refused(
@@ -342,10 +325,8 @@ def test_a_damaged_or_hostile_run_is_refused(
 ) -> None:
     run, _ = collected("plain.sh", nodes=2)
     edit(run, name, change)
-    with pytest.raises(UsageError) as caught, replayed(run, AGAIN):
+    with refused("not-replayable", UsageError, why), replayed(run, AGAIN):
         pass
-    assert "can't be replayed" in caught.value.what
-    assert why in caught.value.why
 
 
 @pytest.mark.parametrize("what", ["link", "pipe", "none", "half", "deep"])
@@ -354,19 +335,15 @@ def test_files_of_the_run_that_are_none(collected: Collected, tmp_path: Path, wh
     path = run / "source.json"
     text = path.read_text()
     path.unlink()
-    match what:
-        case "link":
-            (tmp_path / "elsewhere.json").write_text(text)
-            path.symlink_to(tmp_path / "elsewhere.json")
-        case "pipe":
-            os.mkfifo(path)
-        case "half":
-            path.write_text(text[:-20])
-        case "deep":
-            path.write_text("[" * 100_000)
-    with pytest.raises(UsageError) as caught, replayed(run, AGAIN):
+    if what == "link":
+        (tmp_path / "elsewhere.json").write_text(text)
+        path.symlink_to(tmp_path / "elsewhere.json")
+    elif what == "pipe":
+        os.mkfifo(path)
+    elif what in {"half", "deep"}:
+        path.write_text(text[:-20] if what == "half" else "[" * 100_000)
+    with refused("not-replayable", UsageError, "source.json can't"), replayed(run, AGAIN):
         pass
-    assert "source.json can't be read" in caught.value.why
 
 
 def test_a_link_in_the_run_is_not_followed_out_of_it(collected: Collected, project: Path) -> None:
@@ -396,6 +373,7 @@ def test_the_temporary_folder_is_removed_whatever_ends_it(
     place.mkdir()
     monkeypatch.setattr(process, "_temporary_place", lambda: place)
     for end in (KeyboardInterrupt, SystemExit):
-        with pytest.raises(end, match="/temporary/"), replayed(run, AGAIN):
-            raise end(str(list(place.iterdir())))
+        with pytest.raises(end) as caught, replayed(run, AGAIN):
+            raise end(list(place.iterdir()))
+        assert [path.parent for path in caught.value.args[0]] == [place]
         assert not list(place.iterdir())
