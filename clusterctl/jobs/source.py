@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import CollectError, UsageError, printable
+from clusterctl.errors import CollectError, Notice, UsageError, printable
 from clusterctl.scheduler.script import TAKEN_NAMES
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.submissions import RUN_FILE
@@ -89,7 +89,7 @@ def source_of(job: JobSpec) -> Source | None:
         item = Item.of(job.script.name, job.script, job.script.stat())
     except OSError as exc:
         raise not_readable([exc]) from exc
-    note = f"only the script is sent: its folder, {folder}, is {why_alone}"
+    note = Notice("script-sent-alone", f"only the script is sent: its folder, {folder}, is {why_alone}")
     return Source(folder, (item,) if item else (), (note,) if job.folder else ())
 
 
@@ -278,12 +278,11 @@ class FolderWalk:
     def notes(self) -> tuple[str, ...]:
         notes = []
         if self.special:
-            notes.append(f"not sent, being no files: {', '.join(self.special[:5])}")
+            special = ", ".join(self.special[:5])
+            notes.append(Notice("special-files-not-sent", f"not sent, being no files: {special}"))
         if self.bytes > LARGE_BYTES or self.files > LARGE_FILES:
-            notes.append(
-                f"the script's folder is large: {shown_size(self.bytes)} in {self.files:,} files, "
-                f"the most in {self._largest()}; {_LEAVE_OUT}"
-            )
+            size = f"{shown_size(self.bytes)} in {self.files:,} files, the most in {self._largest()}"
+            notes.append(Notice("folder-large", f"the script's folder is large: {size}; {_LEAVE_OUT}"))
         return tuple(notes)
 
     def _largest(self) -> str:
