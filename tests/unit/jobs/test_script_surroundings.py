@@ -67,9 +67,8 @@ def test_a_bundled_program_stays_first_on_its_path():
 def test_ranks_see_what_the_batch_script_sees_whatever_its_lines_say(batch):
     script = user_script(batch.folder, "p.py", "#!/usr/bin/env python3\n#SBATCH --export=NONE\nprint()\n")
     text = rendered(JobSpec(name="j", script=script, nodes=2))
-    assert text.index("#SBATCH --export=NONE") < text.index(
-        "srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL"
-    )
+    srun = "srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL"
+    assert text.index("#SBATCH --export=NONE") < text.index(srun)
 
 
 @pytest.fixture
@@ -84,18 +83,12 @@ def image(tmp_path: Path) -> str:
 def test_the_program_runs_in_the_container(batch, image, tool, tasks):
     batch.has_apptainer(tool)
     (batch.payload / HASH).mkdir(parents=True)
-    job = python_job(
-        batch,
-        container=image,
-        args=HOSTILE,
-        env={"MODEL_HOME": "/mine, too", "X": "$y"},
-        tasks_per_node=tasks,
-    )
+    own = {"MODEL_HOME": "/mine, too", "X": "$y"}
+    job = python_job(batch, container=image, args=HOSTILE, env=own, tasks_per_node=tasks)
     env, args, cwd = seen(batch, job)
-    assert env["APPTAINER_CONTAINER"] == image
     binds = [str(batch.folder), *([f"{batch.payload}/{HASH}"] if tasks > 1 else [])]
     assert env["APPTAINER_BIND"].split(",") == binds
-    assert (env["MODEL_HOME"], env["X"]) == ("/mine, too", "$y")
+    assert {name: env[name] for name in ("APPTAINER_CONTAINER", *own)} == {"APPTAINER_CONTAINER": image} | own
     assert (args, cwd) == (list(HOSTILE), str(batch.folder))
     assert env["STANDIN_FLAGS"] == ""
 
@@ -147,10 +140,8 @@ def test_a_shell_script_runs_in_the_container(batch, image):
 
 def test_shellcheck_has_nothing_to_say_about_the_way_in(tmp_path):
     (tmp_path / "enter").write_text("#!/bin/bash\n" + render("enter.sh.j2"))
-    done = subprocess.run(
-        ["shellcheck", "--severity=warning", tmp_path / "enter"], capture_output=True, text=True, check=False
-    )
-    assert done.stdout == ""
+    argv = ["shellcheck", "--severity=warning", tmp_path / "enter"]
+    assert subprocess.run(argv, capture_output=True, text=True, check=False).stdout == ""
 
 
 def test_a_bundled_program_uses_the_images_python(batch, image):
@@ -169,8 +160,12 @@ def test_a_node_without_apptainer_is_one_clear_line(batch, image):
     assert batch.run(rendered(python_job(batch, container=image, tasks_per_node=2))) == (127, "", "")
 
 
+NO_IMAGE = "clusterctl: node node-1 has no image /no/such.sif"
+
+
 def test_a_node_without_the_image_is_one_clear_line(batch):
     batch.has_apptainer()
     rc, _, err = batch.run(rendered(python_job(batch, container="/no/such.sif")))
     assert rc == 127
-    assert err == "clusterctl: node node-1 has no image /no/such.sif: put it where all nodes see it\n"
+    assert err.partition(": put")[0] == NO_IMAGE
+    assert err.count("\n") == 1
