@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -45,14 +46,14 @@ LAYOUTS: Mapping[str, tuple[tuple[str, ...], set[str]]] = {
     ),
     "Lightning's": (
         (
-            "lightning_logs/version_0/checkpoints/epoch=9-step=900.ckpt",
-            "lightning_logs/version_0/checkpoints/epoch=10-step=1000.ckpt",
-            "lightning_logs/version_0/checkpoints/last.ckpt",
-            "lightning_logs/version_1/checkpoints/epoch=1-step=100.ckpt",
+            "logs/version_0/checkpoints/epoch=9-step=900.ckpt",
+            "logs/version_0/checkpoints/epoch=10-step=1000.ckpt",
+            "logs/version_0/checkpoints/last.ckpt",
+            "logs/version_1/checkpoints/epoch=1-step=100.ckpt",
             "out/epoch=1-val_loss=0.50.ckpt",
             "out/epoch=2-val_loss=0.25.ckpt",
         ),
-        {"lightning_logs/version_0/checkpoints/epoch=9-step=900.ckpt", "out/epoch=1-val_loss=0.50.ckpt"},
+        {"logs/version_0/checkpoints/epoch=9-step=900.ckpt", "out/epoch=1-val_loss=0.50.ckpt"},
     ),
     "one without a number, with shards": (
         ("checkpoint/model-00001-of-00002.safetensors", "checkpoint/model-00002-of-00002.safetensors"),
@@ -72,23 +73,14 @@ LAYOUTS: Mapping[str, tuple[tuple[str, ...], set[str]]] = {
         ),
         {"ckpts/a/step99", "checkpoints/9"},
     ),
-    "a folder a rank": (
-        ("ckpt/0/x", "ckpt/1/x", "checkpoint-5/0/x", "checkpoint-5/1/x"),
-        set(),
-    ),
+    "a folder a rank": (("ckpt/0/x", "ckpt/1/x", "checkpoint-5/0/x", "checkpoint-5/1/x"), set()),
     "TensorFlow's": (
-        (
-            "checkpoint",
-            "ckpt-4.index",
-            "ckpt-4.data-00000-of-00001",
-            "ckpt-5.index",
-            "ckpt-5.data-00000-of-00001",
-        ),
+        ("checkpoint", *(f"ckpt-{n}.{kind}" for n in (4, 5) for kind in ("index", "data-00000-of-00001"))),
         {"ckpt-4.index", "ckpt-4.data-00000-of-00001"},
     ),
     "what merely has such a name": (
         (
-            "checkpoint_analysis/plot.png",
+            "checkpoint_analysis/x",
             "checkpoint.txt",
             "checkpoints.csv",
             "my-checkpoint-1/a",
@@ -116,7 +108,7 @@ def test_the_latest_of_each_family_comes_and_the_others_are_named(remote, tree, 
         there = [p for p in (remote / path).rglob("*") if p.is_file()] or [remote / path]
         assert (one.files, one.bytes) == (len(there), sum(p.stat().st_size for p in there))
         assert one.only_there
-        assert one.reason.endswith("checkpoint: `clusterctl collect 12 --checkpoints all`")
+        assert one.reason.endswith(": `clusterctl collect 12 --checkpoints all`")
 
 
 def test_one_that_was_only_begun_is_not_the_latest(remote, tree):
@@ -151,9 +143,9 @@ def test_a_large_one_stays_and_the_command_that_brings_it_is_named(remote, tree,
     (one,) = manifest.skipped
     assert here == {"x"}
     assert one.bytes == 3 << 20
-    assert one.reason == (
-        "a checkpoint of 3.0 MiB, more than 2.0 MiB: `clusterctl collect 12 --max-checkpoint 1GiB`"
-    )
+    sizes, command = one.reason.split(": ")
+    assert re.findall(r"[\d.]+ MiB", sizes) == ["3.0 MiB", "2.0 MiB"]
+    assert command == "`clusterctl collect 12 --max-checkpoint 1GiB`"
     assert fetched(remote, tree, Selection(max_checkpoint=1 << 30))[0] == {name, "x"}
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,38 +36,20 @@ from tests.unit.runs.fetched import Talk, content, fetch, fetch_source
 
 TIB = 1 << 40
 OURS = (
-    "source.json",
-    "outputs.json",
-    "environment.client.json",
-    "run.json",
-    "sacct.json",
-    "environment.json",
-    "spec.yaml",
-    "job.sbatch",
-    "stdout.log",
-    "metrics.jsonl",
-    "telemetry",
+    *("source.json", "outputs.json", "environment.client.json", "run.json", "sacct.json", "environment.json"),
+    *("spec.yaml", "job.sbatch", "stdout.log", "metrics.jsonl", "telemetry"),
 )
 
 
-def put(kind: str, path: Path) -> None:
-    """Something else in place of a file."""
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "endless":
-        path.symlink_to("/dev/zero")
-    elif kind == "dangling":
-        path.symlink_to("/nowhere")
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "sparse":
-        path.touch()
-        os.truncate(path, TIB)
-    elif kind == "nested":
-        path.write_text("[" * (4 << 20))
-    else:
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.bind(path.name)
+PUT: Mapping[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "endless": lambda path: path.symlink_to("/dev/zero"),
+    "dangling": lambda path: path.symlink_to("/nowhere"),
+    "folder": Path.mkdir,
+    "sparse": lambda path: (path.touch(), os.truncate(path, TIB)),
+    "nested": lambda path: path.write_text("[" * (4 << 20)),
+    "socket": lambda path: socket.socket(socket.AF_UNIX).bind(path.name),
+}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +58,7 @@ def put(kind: str, path: Path) -> None:
 def test_none_of_our_names_is_waited_for_or_followed(remote, tree, monkeypatch, kind):
     monkeypatch.chdir(remote)  # a socket's path may have at most 108 bytes
     for name in OURS:
-        put(kind, remote / name)
+        PUT[kind](remote / name)
     (remote / "result").write_text("x")
     manifest = fetch(remote, tree)
     assert content(tree)[b"result"] == b"x"
@@ -209,8 +193,11 @@ def test_a_file_that_is_too_large_stays_alone_and_the_command_for_it_is_named(re
         assert content(tree) == {b"results": b"x"}
         (skipped,) = manifest.skipped
         assert (skipped.path, skipped.bytes) == ("image", 2048)
-        command = f"`clusterctl collect 7 {flag}`"
-        assert skipped.reason == f"2.0 KiB, more than 1.0 KiB: {command}"
+        assert re.findall(r"[\d.]+ KiB|`.*`", skipped.reason) == [
+            "2.0 KiB",
+            "1.0 KiB",
+            f"`clusterctl collect 7 {flag}`",
+        ]
 
 
 def test_holes_stay_holes(remote, tree):
@@ -226,7 +213,7 @@ def test_holes_stay_holes(remote, tree):
 
 
 def test_the_disk_must_hold_what_files_take_not_what_they_seem(remote, tree):
-    put("sparse", remote / "image")
+    PUT["sparse"](remote / "image")
     source = Source(str(remote), selection=Selection(max_file=TIB - 1))
     manifest = fetch_source(source, tree)
     assert [one.path for one in manifest.skipped] == ["image"]
@@ -329,10 +316,8 @@ def test_many_sparse_files_hold_nobody_up(remote, tree):
     assert content(tree)[b"result"] == b"x"
     assert len(manifest.skipped) == 40
     assert manifest.skipped[0].bytes == 60 << 30
-    assert manifest.skipped[0].reason == (
-        "a sparse file of 60.0 GiB, 0 B on disk; a run's files may have 16.0 GiB of holes in all: "
-        "`clusterctl collect --all`"
-    )
+    told = re.findall(r"[\d.]+ G?i?B|`.*`", manifest.skipped[0].reason)
+    assert told == ["60.0 GiB", "0 B", "16.0 GiB", "`clusterctl collect --all`"]
 
 
 def test_modules_in_the_home_are_not_what_readers_import(remote, tree, tmp_path, monkeypatch):
