@@ -44,66 +44,48 @@ def test_nothing_but_files_is_fetched_and_all_else_is_named(remote, tree, tmp_pa
     (remote / "plain").write_text("x")
     manifest = fetch(remote, tree)
     assert content(tree) == {b"plain": b"x"}
-    assert {skipped.path: skipped.reason for skipped in manifest.skipped} == {
-        "file-link": "a symbolic link",
-        "folder-link": "a symbolic link",
-        "dangling": "a symbolic link",
-        "pipe": "a named pipe",
-        "socket": "a socket",
-    }
+    links = dict.fromkeys(("file-link", "folder-link", "dangling"), "a symbolic link")
+    skipped = {one.path: one.reason for one in manifest.skipped}
+    assert skipped == links | {"pipe": "a named pipe", "socket": "a socket"}
 
 
-def test_modes_are_not_taken_over(remote, tree):
+def test_modes_and_hard_links_are_not_taken_over(remote, tree):
     (remote / "suid").write_text("x")
     (remote / "suid").chmod(0o6777)
+    os.link(remote / "suid", remote / "b")
     fetch(remote, tree)
+    assert content(tree) == {b"suid": b"x", b"b": b"x"}
     assert (tree / "suid").stat().st_mode & 0o7133 == 0
-
-
-def test_hard_links_become_two_files(remote, tree):
-    (remote / "a").write_text("x")
-    os.link(remote / "a", remote / "b")
-    fetch(remote, tree)
-    assert content(tree) == {b"a": b"x", b"b": b"x"}
-    assert (tree / "a").stat().st_ino != (tree / "b").stat().st_ino
+    assert (tree / "suid").stat().st_ino != (tree / "b").stat().st_ino
 
 
 def test_names_that_clusterctl_writes_itself(remote, tree):
-    for name in ("run.json", "SHA256SUMS", "sacct.json"):
-        (remote / name).write_text("the job's")
-    (remote / "sub").mkdir()
-    (remote / "sub" / "run.json").write_text("below")
-    fetch(remote, tree)
-    assert content(tree) == {
-        b"run.json.from-job": b"the job's",
-        b"SHA256SUMS.from-job": b"the job's",
-        b"sacct.json.from-job": b"the job's",
-        b"sub/run.json": b"below",
-    }
-
-
-def test_a_name_that_would_be_given_is_the_jobs_already(remote, tree):
-    for name in ("run.json", "run.json.from-job", "sacct.json"):
+    """Also if the job already has the name that its file would be given."""
+    for name in (
+        "run.json",
+        "run.json.from-job",
+        "sacct.json",
+        "SHA256SUMS",
+        "sub/run.json",
+        "sacct.json.from-job/x",
+    ):
+        (remote / name).parent.mkdir(exist_ok=True)
         (remote / name).write_text(name)
-    (remote / "sacct.json.from-job").mkdir()
-    (remote / "sacct.json.from-job" / "x").write_text("below")
     fetch(remote, tree)
     assert content(tree) == {
         b"run.json.from-job.from-job": b"run.json",
         b"run.json.from-job": b"run.json.from-job",
         b"sacct.json.from-job.from-job": b"sacct.json",
-        b"sacct.json.from-job/x": b"below",
+        b"sacct.json.from-job/x": b"sacct.json.from-job/x",
+        b"SHA256SUMS.from-job": b"SHA256SUMS",
+        b"sub/run.json": b"sub/run.json",
     }
 
 
-def test_empty_and_large_files(remote, tree):
+def test_more_files_than_one_command_takes(remote, tree):
+    """Also empty and large ones."""
     (remote / "empty").touch()
     (remote / "large").write_bytes(os.urandom(5 << 20))
-    fetch(remote, tree)
-    assert content(tree) == content(remote)
-
-
-def test_more_files_than_one_command_takes(remote, tree):
     for number in range(1500):
         (remote / f"{number:0200}").write_text(str(number))
     fetch(remote, tree)
@@ -187,63 +169,46 @@ def test_a_link_in_the_way_is_replaced_not_followed(remote, tree, tmp_path):
 
 
 class Changing(LocalTransport):
-    """Does something to the folder between the list and the files, a number of times."""
+    """Does something to the folder between the list and the files, a number of times.
 
-    def __init__(self, change, times: int = 1) -> None:
+    With ``late``, when the first bytes of its files are here, long before their end.
+    """
+
+    def __init__(self, change, times: int = 1, *, late: bool = False) -> None:
         self._change = change
-        self._times = times
+        self._times = 100 if late else times
+        self._late = late
+        self._asked = False
 
     @contextmanager
     def converse(self, argv, **options):
         with super().converse(argv, **options) as talk:
-            yield Talk(talk, lambda talk: talk.receive(), lambda request: self._send(talk, request))
+            yield Talk(talk, self._receive, lambda request: self._send(talk, request))
+
+    def _changes(self, *, late: bool) -> None:
+        if self._asked and self._times and late is self._late:
+            self._times -= 1
+            self._asked = False
+            self._change()
 
     def _send(self, talk, request: bytes) -> None:
-        if self._times and not request.startswith(FOLDER):
-            self._times -= 1
-            self._change()
+        self._asked = not request.startswith(FOLDER)
+        self._changes(late=False)
         talk.send(request)
+
+    def _receive(self, talk) -> bytes:
+        data = talk.receive()
+        self._changes(late=True)
+        return data
 
 
 FOLDER = b'["'  # how the request to list one begins
 
 
-class ChangingLater(LocalTransport):
-    """Does something to the folder when the first bytes of its files are here, long before their end."""
-
-    def __init__(self, change) -> None:
-        self._change = change
-
-    @contextmanager
-    def converse(self, argv, **options):
-        asked = False
-
-        def send(request: bytes) -> None:
-            nonlocal asked
-            talk.send(request)
-            asked = not request.startswith(FOLDER)
-
-        def receive(talk) -> bytes:
-            nonlocal asked
-            data = talk.receive()
-            if asked:
-                self._change()
-            asked = False
-            return data
-
-        with super().converse(argv, **options) as talk:
-            yield Talk(talk, receive, send)
-
-
 def test_a_log_that_grows_is_taken_as_long_as_it_was(remote, tree):
     log = remote / "stdout.log"
     log.write_text("one\n")
-
-    def grow() -> None:
-        with log.open("a") as file:
-            file.write("two\n")
-
-    fetch(remote, tree, Changing(grow, times=100), still_changing=True)
+    fetch(remote, tree, Changing(lambda: log.write_text("one\ntwo\n"), times=100), still_changing=True)
     assert content(tree) == {b"stdout.log": b"one\n"}
 
 
@@ -265,18 +230,6 @@ def test_a_file_that_changed_meanwhile_is_read_again(remote, tree, change):
 MUCH = 4 << 20  # more than waits in pipes: the end of it is read after the beginning was received
 
 
-def test_a_log_that_grows_while_it_is_read(remote, tree):
-    log = remote / "stdout.log"
-    log.write_bytes(bytes(MUCH))
-
-    def grow() -> None:
-        with log.open("ab") as file:
-            file.write(b"more")
-
-    fetch(remote, tree, ChangingLater(grow))
-    assert content(tree) == {b"stdout.log": bytes(MUCH)}
-
-
 def test_a_file_that_never_holds_still(remote, tree):
     file = remote / "a"
     file.write_bytes(bytes(MUCH))
@@ -288,18 +241,21 @@ def test_a_file_that_never_holds_still(remote, tree):
             opened.write(b"%d" % next(count))
 
     with refused("files-keep-changing", CollectError):
-        fetch(remote, tree, ChangingLater(alter))
-    manifest = fetch(remote, tree, ChangingLater(alter), still_changing=True)
+        fetch(remote, tree, Changing(alter, late=True))
+    manifest = fetch(remote, tree, Changing(alter, late=True), still_changing=True)
     assert content(tree) == {b"b": b"stays"}
     ((path, reason),) = ((left.path, left.reason) for left in manifest.skipped)
     assert (path, "changed" in reason) == ("a", True)
 
 
-def test_a_file_that_becomes_shorter_while_it_is_read(remote, tree):
-    file = remote / "a"
-    file.write_bytes(b"x" * MUCH)
-    fetch(remote, tree, ChangingLater(lambda: os.truncate(file, 10)))
-    assert content(tree) == {b"a": b"x" * 10}
+@pytest.mark.parametrize(
+    "change", [lambda file: os.truncate(file, 10), lambda file: os.truncate(file, MUCH + 4)]
+)
+def test_a_file_that_becomes_shorter_or_longer_while_it_is_read(remote, tree, change):
+    file = remote / "stdout.log"
+    file.write_bytes(bytes(MUCH))
+    fetch(remote, tree, Changing(lambda: change(file), late=True))
+    assert content(tree) == {b"stdout.log": bytes(min(file.stat().st_size, MUCH))}
 
 
 def test_the_hashes_are_those_of_what_arrived(remote, tree):
