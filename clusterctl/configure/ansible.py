@@ -234,8 +234,8 @@ def _lost(collected: _Collected) -> ConfigureError:
     what = "Ansible lost the process through which it reaches the hosts"
     why = "it was killed, perhaps for want of memory on this machine"
     fix = f"run `clusterctl up` again, which goes on from here; the whole output is in {collected.log}"
-    failure = Failure("configure", f"{what}: {why}", phase="configure", fix=fix, retryable=True)
-    return ConfigureError(what, code="configure", why=why, fix=fix, failures=(failure,))
+    failure = Failure("ansible-lost", f"{what}: {why}", phase="configure", fix=fix, retryable=True)
+    return ConfigureError(what, code="ansible-lost", why=why, fix=fix, failures=(failure,))
 
 
 def _error(run: PlaybookRun, collected: _Collected, rc: int) -> ConfigureError:

@@ -16,7 +16,7 @@ def test_a_changed_file_is_shown_as_a_difference() -> None:
     diff = {"before": "a\nb\n", "after": "a\nc\n", "before_header": "/etc/x", "after_header": "new"}
     found = progress_of(event(diff=[diff]))
     assert found is not None
-    assert str(found) == "gpu1: munge: Place it"
+    assert (found.host, found.role, found.task) == ("gpu1", "munge", "Place it")
     assert found.diff.splitlines() == ["--- /etc/x", "+++ new", "@@ -1,2 +1,2 @@", " a", "-b", "+c"]
 
 

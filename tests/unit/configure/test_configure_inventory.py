@@ -119,7 +119,7 @@ def test_an_inventory_of_another_structure_is_refused(
     argv = ["-i", workspace.ansible_inventory, "-c", "local", asset("ansible") / "validate.yml"]
     done = ansible("ansible-playbook", argv, cwd=tmp_path)
     assert done.returncode != 0
-    assert "one host in the group controller" in done.stdout
+    assert "group controller" in done.stdout
 
 
 def test_one_host_may_have_every_role_and_others_be_for_logins(

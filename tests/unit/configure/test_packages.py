@@ -82,7 +82,7 @@ def test_a_mirror_takes_the_place_of_epel_and_of_openhpc(tmp_path: Path) -> None
     )
     assert "would install epel-release" not in said
     for name in ("epel", "OpenHPC", "OpenHPC-updates"):
-        assert f"Add the repository {name}]" in said
+        assert f"repository {name}]" in said
 
 
 def test_on_rocky_linux_gcsfuse_comes_from_googles_repository(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_on_rocky_linux_gcsfuse_comes_from_googles_repository(tmp_path: Path) ->
     folder.mkdir()
     facts = ROCKY | {"packages": {}}
     said = check(tmp_path, "bucket", facts, bucket_name="my-data", bucket_repositories_folder=str(folder))
-    assert "TASK [bucket : Add the repository]" in said
+    assert "Add the repository]" in said
     assert all(name in said.partition("would install ")[2] for name in ("fuse", "gcsfuse"))
 
 
