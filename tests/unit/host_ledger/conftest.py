@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ from clusterctl.util.assets import asset
 from tests.support.plays import load_module
 
 Answers = dict[tuple[str, ...], tuple[int, str, str]]
+Refuses = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass
@@ -57,6 +59,19 @@ def utils(monkeypatch: pytest.MonkeyPatch) -> None:
 def util() -> Callable[[str], ModuleType]:
     """A part of the ledger."""
     return lambda name: importlib.import_module(f"ansible.module_utils.{name}")
+
+
+@pytest.fixture
+def refuses(util: Callable[[str], ModuleType]) -> Refuses:
+    """Expect the ledger to refuse, with a word of why."""
+
+    @contextmanager
+    def expect(word: str) -> Iterator[None]:
+        with pytest.raises(util("ledger_store").LedgerError) as caught:
+            yield
+        assert word in str(caught.value)
+
+    return expect
 
 
 @pytest.fixture

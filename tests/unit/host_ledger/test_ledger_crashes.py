@@ -112,7 +112,7 @@ def test_a_mount_point_is_kept_by_keeping_the_settings_of_the_package_that_would
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", refuse)
         left = ledger("restored", packages=packages)["clusterctl_notes"]
-    assert left == [f"the settings of munge: their purge would empty {trees[1]}"]
+    assert [("munge" in note, str(trees[1]) in note) for note in left] == [(True, True)]
     assert (packages.kept, packages.there) == (["munge"], {"adduser": "1"})
     assert sorted(path.name for path in (tmp_path / "var").rglob("*")) == ["lib", "log", "seed", "seed"]
 
@@ -131,7 +131,7 @@ def test_what_was_aside_stays_and_is_named_where_its_place_is_filled_by_now(
     tree.mkdir()
     (tree / "log").write_text("written since")
     left = ledger("restored", packages=packages)["clusterctl_notes"]
-    assert f"{tree}: somebody has written to it since; what it held before is {aside}" in left
+    assert any(note.startswith(f"{tree}: ") and note.endswith(f" {aside}") for note in left)
     assert [path.name for path in (*tree.iterdir(), *aside.iterdir())] == ["log", "seed"]
 
 
@@ -190,8 +190,9 @@ def test_a_full_disk_is_an_error_before_anything_is_noted_and_leaves_nothing(
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
         patch.setattr(Path, "replace", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError) as caught:  # noqa: PT011 - by its number
             ledger("recorded", files=[str(etc / "a.conf")])
+    assert caught.value.errno == errno.ENOSPC
     assert (tmp_path / "ledger").exists()
     assert ledger("restored")["changed"]
     assert not (tmp_path / "ledger").exists()

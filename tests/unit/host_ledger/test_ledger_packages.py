@@ -66,7 +66,8 @@ def test_what_came_with_the_cluster_goes_and_the_rest_stays(
     purged, removed = commands(machine, "apt-get")
     assert purged[-2:] == ["purge", "munge"]
     assert removed[-2:] == ["remove", "chrony"]  # its settings were there before
-    assert said["clusterctl_notes"] == ["packages that something else needs by now: libssl3:amd64"]
+    (note,) = said["clusterctl_notes"]
+    assert note.endswith("now: libssl3:amd64")
     assert ["apt-mark", "auto", "procps"] in machine.ran
 
 
@@ -102,7 +103,8 @@ def test_a_killed_install_is_ours_and_a_newer_version_is_named(
     ledger("recorded", packages=dpkg)
     said = ledger("restored", packages=dpkg)
     assert commands(machine, "apt-get")[0][-2:] == ["purge", "munge"]
-    assert said["clusterctl_notes"] == ["packages that are newer than before: adduser"]
+    (note,) = said["clusterctl_notes"]
+    assert note.endswith("before: adduser")
 
 
 def test_settings_that_somebody_changed_outlive_their_package(
@@ -160,8 +162,9 @@ def test_rpm_keeps_what_is_needed_and_what_that_needs(rpm: Any, machine: Machine
 
 def test_what_rpm_says_of_anything_else_is_an_error(rpm: Any, machine: Machine, util: Util) -> None:
     machine.answers["rpm", "-e", "--test", "a.x86_64"] = 1, "", "error: can't create transaction lock\n"
-    with pytest.raises(util("ledger_packages").PackageError, match="transaction lock"):
+    with pytest.raises(util("ledger_packages").PackageError) as caught:
         rpm.removable(["a.x86_64"])
+    assert "transaction lock" in str(caught.value)
 
 
 def test_keys_of_repositories_are_packages(rpm: Any, machine: Machine) -> None:
