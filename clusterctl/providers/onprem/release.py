@@ -8,7 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from clusterctl.errors import ClusterctlError, CommandError, ConfigureError, ProvisionError, UnreachableError
+from clusterctl.errors import (
+    ClusterctlError,
+    CommandError,
+    ConfigureError,
+    Notice,
+    ProvisionError,
+    UnreachableError,
+)
 from clusterctl.hosts.expected import CLAIM
 from clusterctl.providers.base import (
     REPLACED,
@@ -251,25 +258,26 @@ def _machine(host: Host, settings: OnpremSettings) -> OnpremHost:
 
 def retry_all(
     workspace: Workspace, members: Iterable[Host], prompts: Prompts, *, report: Reporter, ending: bool = False
-) -> tuple[str, ...]:
+) -> tuple[Notice, ...]:
     """Try every pending release again; what the user should know of it.
 
     One that is among the ``members`` again is none of these any more. What is in the way is recorded. One
     that may be a member, reached in another way, is left alone, unless members are released too (``ending``).
     """
     members = tuple(members)
-    notes = []
+    notes: list[Notice] = []
     for one in pending_releases(workspace):
         if (told := _taken_again(one, members)) is not None:
-            notes += [told] if told else []
+            notes += told
             one.remove()
             continue
         if not ending and (twins := [host for host in members if host.host_key == one.host.host_key]):
             names = ", ".join(f"{host.name} ({address_of(host)})" for host in twins)
-            notes.append(
+            text = (
                 f"{one}; it is not tried: {names} has the same host key, so it may be that machine; "
                 f"if it is: `clusterctl node forget {one.host.name}`; if not: `clusterctl down` releases it"
             )
+            notes.append(Notice("host-key-of-another", text))
             continue
         # Keys that are confirmed now are those of other machines.
         careful = replace(prompts, confirm=refuse_unknown_keys, accepted=())
@@ -278,19 +286,21 @@ def retry_all(
             _release_pending(one, login, report)
         except ClusterctlError as exc:
             still = replace(one, why=_why(login, exc)).save()
-            notes.append(f"{still}; `clusterctl up` and `clusterctl down` try it again")
+            text = f"{still}; `clusterctl up` and `clusterctl down` try it again"
+            notes.append(Notice("still-pending", text))
         else:
-            notes.append(f"{one.title} was released")
+            notes.append(Notice("late-release", f"{one.title} was released"))
             one.remove()
     return tuple(notes)
 
 
-def _taken_again(one: PendingRelease, members: Collection[Host]) -> str | None:
+def _taken_again(one: PendingRelease, members: Collection[Host]) -> tuple[Notice, ...] | None:
     """What to say of a machine that is in the cluster now, or whose place another has; None if neither."""
     if any(host.host_key == one.host.host_key and _is_where_it_was(host, one) for host in members):
-        return ""
+        return ()
     if any(address_of(host) == one.address for host in members):
-        return f"what {one.title} had of ours can't be checked: another machine is at its address now"
+        text = f"what {one.title} had of ours can't be checked: another machine is at its address now"
+        return (Notice("address-of-another", text),)
     return None
 
 

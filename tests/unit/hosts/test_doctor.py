@@ -444,7 +444,7 @@ def test_who_installs_packages_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_program_is_for_old_pythons_too() -> None:
     ast.parse(PROGRAM.decode(), feature_version=(3, 6))
-    assert b"from __future__ import annotations" not in PROGRAM
+    assert b"__future__" not in PROGRAM
 
 
 def test_what_is_no_answer_is_an_error() -> None:

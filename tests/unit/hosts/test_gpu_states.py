@@ -71,8 +71,9 @@ def test_a_driver_and_a_library_of_two_versions_want_a_reboot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (finding,) = seen(tmp_path, monkeypatch, machines.unwell("driver-and-library-differ"))
-    assert "the driver was updated while the old one is loaded" in finding.why
-    assert "`clusterctl node reboot two`" in finding.fix
+    assert finding.code == machines.STATES["driver-and-library-differ"]["doctor"]
+    assert "driver was updated" in finding.why
+    assert "node reboot two`" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_gpus_of_a_partition_need_their_fabric_manager(gpus: int | None, driver:
 @pytest.mark.parametrize(("switches", "said"), [(0, False), (4, True)])
 def test_who_installs_a_driver_is_told_of_the_fabric_manager(switches: int, said: bool) -> None:
     (finding,) = found({"gpus.cards": 8, "gpus.switches": switches})
-    assert ("nvidia-fabricmanager of the same version" in finding.fix) is said
+    assert ("nvidia-fabricmanager of" in finding.fix) is said
     (finding,) = found({"gpus.cards": 8, "gpus.switches": switches}, driver="open")
     assert "fabricmanager" not in finding.fix
 
@@ -135,9 +136,9 @@ def test_cards_of_one_state_are_one_finding() -> None:
     well = {"retired_pages.pending": "No", "mig.mode.current": "Disabled", "mig.mode.pending": "Disabled"}
     cards = {"gpus.cards": 3, "gpus.shown": ["A100"] * 3, "gpus.driver": "535.261.03"}
     memory, mig = found({**cards, "gpus.states": [pending, well, pending]})
-    assert (memory.code, memory.why) == ("gpu-memory", "GPUs 0, 2: memory pages wait to be retired")
+    assert (memory.code, memory.why.partition(": ")[0]) == ("gpu-memory", "GPUs 0, 2")
     assert (mig.code, mig.why.partition(",")[0]) == ("mig-pending", "GPUs 0")
-    assert all("`clusterctl node reboot two`" in one.fix for one in (memory, mig))
+    assert all("node reboot two`" in one.fix for one in (memory, mig))
 
 
 def test_what_is_known_of_faults_is_whole() -> None:

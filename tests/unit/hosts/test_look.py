@@ -293,7 +293,7 @@ def test_an_answer_is_read() -> None:
         reject_full_disks({"d-train-1": view, "d-train-2": parse_report(answer())})
     (failure,) = caught.value.failures
     assert (failure.host, failure.code) == ("d-train-1", "disk-full")
-    assert failure.cause == "/ is full (0 bytes of 512MiB free); the largest files are /big (490MiB)"
+    assert all(word in failure.cause for word in ("/ ", " of 512MiB", "/big (490MiB)"))
 
 
 def test_numbers_that_others_have_are_found_on_all_hosts_before_any_is_changed() -> None:
@@ -360,7 +360,8 @@ def test_up_tells_where_our_own_account_has_another_number(
     inventory: Any = SimpleNamespace(controller=SimpleNamespace(name="ctl"), baked=False)
     assert up.probe(session, inventory, {}) == reports
     (note,) = session.notes
-    assert note.startswith("train-1: our own account differs: clusterctl has uid 1001 there, and 1000 on ctl")
+    assert note.startswith("train-1: ")
+    assert all(word in note for word in ("uid 1001 there", "1000 on ctl"))
 
 
 class Rented:
@@ -413,7 +414,8 @@ def test_our_account_gets_one_uid_on_rented_hosts_that_gave_it_several(
     hosts |= {"train-4": Rented(1000, taken=True)}
     numbers, (note,) = uids()
     assert numbers == [64100] * 4 + [1000]
-    assert note.startswith("train-4: our own account differs: clusterctl has uid 1000 there, and 64100")
+    assert note.startswith("train-4: ")
+    assert all(word in note for word in ("uid 1000 there", " 64100 "))
 
 
 def test_a_disk_without_inodes_is_told_so() -> None:

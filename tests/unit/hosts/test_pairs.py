@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import threading
@@ -11,7 +12,7 @@ import pytest
 
 from clusterctl.errors import UnreachableError
 from clusterctl.hosts.pairs import Peer, unconnected, unreached_ports
-from clusterctl.hosts.remote_pairs import GREETING
+from clusterctl.hosts.remote_pairs import GREETING, WORDS
 from clusterctl.transport.base import Conversation, Transport, remote_argv
 from tests.support.here import LocalTransport
 from tests.support.scripted import ScriptedTransport, Step
@@ -44,8 +45,8 @@ def test_a_host_that_does_not_listen_in_time_is_at_fault_and_no_network() -> Non
     finally:
         ended.set()
     assert others == []
-    assert (failure.host, failure.code, failure.fix) == (NAMES[1], "unreachable", "look at the host's load")
-    assert failure.cause.startswith("it was asked which hosts it reaches: it gave no answer in the time")
+    assert (failure.host, failure.code) == (NAMES[1], "unreachable")
+    assert "load" in failure.fix
 
 
 def test_the_load_of_a_host_that_is_not_reached_is_told() -> None:
@@ -76,7 +77,7 @@ def test_a_refusal_counts_if_a_program_like_this_one_listens_there() -> None:
         talk.send(json.dumps(peers).encode() + b"\n")
         unreached = json.loads(talk.receive())
         talk.finish()
-    assert unreached["nobody"] == {str(port): "the connection is refused, though a program listens there"}
+    assert unreached["nobody"] == {str(port): WORDS[errno.ECONNREFUSED]}
     assert unreached["nowhere"]["1"]
     assert "stopped" not in unreached
 

@@ -41,7 +41,7 @@ def test_a_few_nodes_leave_the_kernel_as_it_is(kernel: Path) -> None:
 def test_limits_are_raised_named_and_put_back(kernel: Path) -> None:
     before = settings(kernel)
     said = system.raise_kernel_limits(17)
-    assert "raised fs.inotify.max_user_instances from 128 to 8192 until the last cluster is down" in said
+    assert any("max_user_instances from 128" in one for one in said)
     # Nobody's higher limit is lowered.
     assert settings(kernel) == {INSTANCES: 8192, ROOMY: 1048576}
     # The second cluster finds them raised.
@@ -54,7 +54,7 @@ def test_limits_are_raised_named_and_put_back(kernel: Path) -> None:
 
 def test_sessions_share_no_cpus_while_a_cluster_is_up(kernel: Path) -> None:
     (said,) = system.disable_autogroup()
-    assert said == "set kernel.sched_autogroup_enabled from 1 to 0 until the last cluster is down"
+    assert "kernel.sched_autogroup_enabled from 1" in said
     # The second cluster finds it so.
     assert system.disable_autogroup() == ()
     system.raise_kernel_limits(17)

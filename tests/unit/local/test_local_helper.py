@@ -59,7 +59,7 @@ def test_it_ends_with_its_caller_while_another_one_builds(tmp_path: Path) -> Non
         assert waiter.stdin is not None
         assert waiter.stdout is not None
         try:
-            assert "waiting until it is done" in waiter.stdout.readline()
+            assert "waiting until" in waiter.stdout.readline()
             waiter.stdin.close()
             assert waiter.wait(60) == 1
         finally:

@@ -32,10 +32,10 @@ def root(tmp_path: Path) -> Path:
 
 def test_a_link_that_a_node_left_is_replaced_and_not_followed(root: Path, tmp_path: Path) -> None:
     victim = tmp_path / "passwd"
-    victim.write_text("root of this machine")
+    victim.write_text("root")
     (root / "etc/hostname").symlink_to(victim)
     machine._place(root, "etc/hostname", "node\n")
-    assert victim.read_text() == "root of this machine"
+    assert victim.read_text() == "root"
     assert (root / "etc/hostname").read_text() == "node\n"
     assert not (root / "etc/hostname").is_symlink()
 

@@ -7,6 +7,9 @@ from clusterctl.providers.local.layout import bridge_name, machine_name, netns_n
 from clusterctl.providers.local.system import choose_subnet, sorting
 from tests.support.messages import refused
 
+# Not a fragment, of the network, to its bridge: in the words of tc.
+WHOLE_AND_FROM_HERE = "match u16 0 0x3fff at 6 match ip src 10.7.1.0/24 match ip dst 10.7.1.1/32"
+
 
 def networks(*texts: str) -> tuple[IPv4Network, ...]:
     return tuple(IPv4Network(text) for text in texts)
@@ -69,7 +72,7 @@ def test_only_answers_leave_the_clusters_network() -> None:
     assert len(others) == 6
     for line in others:
         assert " protocol ip " in line, "no IPv6"
-        assert "match u16 0 0x3fff at 6 match ip src 10.7.1.0/24 match ip dst 10.7.1.1/32" in line
+        assert WHOLE_AND_FROM_HERE in line
     tcp = [line for line in others if "match ip protocol 6 0xff" in line]
     # What connects has SYN set and neither ACK nor RST.
     assert [line.split(" match u8 ")[-1] for line in tcp] == [

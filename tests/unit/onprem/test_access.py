@@ -148,9 +148,9 @@ def test_ssh_reads_what_the_spec_says(tmp_path: Path) -> None:
 
 def test_other_errors_are_told_as_they_are() -> None:
     def broken(_: str) -> None:
-        raise ClusterctlError("this is broken", why="so", fix="mend it")
+        raise ClusterctlError("broken", why="so", fix="mend it")
 
     _, failed = on_each(["a"], broken)
     with rejected("hosts-unreachable", ProvisionError) as caught:
         raise_failures(failed, what="nothing works", then="")
-    assert caught.value.failures[0].cause == "this is broken: so"
+    assert caught.value.failures[0].cause == "broken: so"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import ProvisionError, UnreachableError
+from clusterctl.errors import Notice, ProvisionError, UnreachableError
 from clusterctl.providers.base import NO_PROMPTS, REPLACED, pending_releases
 from clusterctl.providers.onprem import release
 from clusterctl.providers.onprem.login import Login
@@ -49,7 +49,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def tried(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, *members: Host, **played: Any
-) -> tuple[str, ...]:
+) -> tuple[Notice, ...]:
     """Try it again; ``release_all`` and ``find_leftovers`` are played."""
     for name in ("release_all", "find_leftovers"):
         monkeypatch.setattr(release, name, played.get(name, lambda *_, **__: ()))
@@ -72,12 +72,12 @@ def test_one_that_still_does_not_answer_stays_noted(
 ) -> None:
     (before,) = pending_releases(workspace)
     (note,) = tried(workspace, monkeypatch, release_all=silent)
-    assert note.startswith("gpu1 (10.0.0.2) is not released yet: it does not answer; there are the account")
+    assert note.code == "still-pending"
+    assert note.startswith("gpu1 (10.0.0.2)")
+    assert "the account" in note
     (now,) = pending_releases(workspace)
-    assert now.since == before.since
-    failure = pending_releases(workspace)[0].failure
-    assert failure.host == "gpu1"
-    assert "`clusterctl down --forget gpu1`" in failure.fix
+    assert (now.since, now.failure.host) == (before.since, "gpu1")
+    assert "--forget gpu1`" in now.failure.fix
 
 
 def test_why_it_was_not_given_back_says_what_is_there(
@@ -92,13 +92,15 @@ def test_why_it_was_not_given_back_says_what_is_there(
         release_all=refuses,
         find_leftovers=lambda *_, **__: ("gpu1: the account clusterctl",),
     )
-    assert "its disk is full; there are gpu1: the account clusterctl" in note
+    assert note.code == "still-pending"
+    assert all(word in note for word in ("disk is full", "gpu1: the account"))
 
 
 def test_one_that_was_given_back_is_known_no_more(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tried(workspace, monkeypatch) == ("gpu1 (10.0.0.2) was released",)
+    (note,) = tried(workspace, monkeypatch)
+    assert note.code == "late-release"
     assert pending_releases(workspace) == ()
     assert not (workspace.root / "pending-releases").exists()
 
@@ -117,11 +119,13 @@ def test_one_whose_host_key_another_machine_has_is_neither_dropped_nor_touched_b
     (note,) = tried(
         workspace, monkeypatch, clone := host("gpu7", "10.0.0.7"), release_all=lambda *_, **__: 1 / 0
     )
-    assert "gpu7 (10.0.0.7) has the same host key" in note
+    assert note.code == "host-key-of-another"
+    assert "gpu7 (10.0.0.7)" in note
     assert len(pending_releases(workspace)) == 1
     monkeypatch.setattr(release, "release_all", lambda *_, **__: None)
-    ended = release.retry_all(workspace, (clone,), NO_PROMPTS, report=lambda _: None, ending=True)
-    assert ended == ("gpu1 (10.0.0.2) was released",)
+    (note,) = release.retry_all(workspace, (clone,), NO_PROMPTS, report=lambda _: None, ending=True)
+    assert note.code == "late-release"
+    assert "gpu1 (10.0.0.2)" in note
 
 
 def test_a_clone_that_takes_the_name_of_the_machine_it_replaces_is_not_taken_for_it(
@@ -130,7 +134,7 @@ def test_a_clone_that_takes_the_name_of_the_machine_it_replaces_is_not_taken_for
     (one,) = pending_releases(workspace)
     dataclasses.replace(one, why=REPLACED).save()
     (note,) = tried(workspace, monkeypatch, host(address="10.0.0.7"))
-    assert "has the same host key" in note
+    assert note.code == "host-key-of-another"
     assert len(pending_releases(workspace)) == 1
 
 
@@ -138,7 +142,7 @@ def test_another_machine_at_its_address_is_not_touched(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (note,) = tried(workspace, monkeypatch, host(key="BBBB"), release_all=silent)
-    assert "another machine is at its address now" in note
+    assert note.code == "address-of-another"
     assert pending_releases(workspace) == ()
 
 

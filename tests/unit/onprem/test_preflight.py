@@ -231,9 +231,9 @@ def test_all_that_stands_in_the_way_is_named_at_once(machines: Machines) -> None
 def test_a_plan_leaves_out_what_is_said_at_another_place(machines: Machines, known: bool) -> None:
     machines.facts["n1"] |= {"cgroup_plugin": False, "clock_alone": True}
     machines.facts["n1"]["gpus"] |= {"shown": [], "driver": None}
-    said = [one.split(": ")[1] for one in notes(machines.spec, machines.found(), known=known)]
-    others = [] if known else ["Slurm does without control groups"]
-    assert said == ["the clock is not synchronized", *others]
+    clock, *others = notes(machines.spec, machines.found(), known=known)
+    assert "the clock" in clock
+    assert ["control groups" in one for one in others] == [True] * (not known)
 
 
 def other_release(machines: Machines) -> None:
@@ -364,9 +364,8 @@ def test_a_host_that_hangs_is_not_waited_for(machines: Machines) -> None:
         silent = {one.host: one for one in machines.found() if one.code == "unreachable"}
     finally:
         machines.ended.set()
-    assert silent["n3"].level == "error"
-    assert "n3 does not answer" in str(silent["n3"])
-    assert all("in the time that there was for all hosts" in one.why for one in silent.values())
+    assert (silent["n3"].host, silent["n3"].level) == ("n3", "error")
+    assert all("for all hosts" in one.why for one in silent.values())
 
 
 def test_what_a_host_reaches_may_take_no_longer_either(machines: Machines) -> None:

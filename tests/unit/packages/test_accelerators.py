@@ -69,7 +69,7 @@ def solve(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> S
 
 def test_torch_without_gpus_is_built_for_cpus(solve: Solve, said: list[str]) -> None:
     assert solve("lightning", gpus=False) == {"lightning 1.0", "torch 2.0+cpu"}
-    assert "the nodes have no GPU" in said[-1]
+    assert "no GPU" in said[-1]
 
 
 @pytest.mark.parametrize("gpus", [True, None])
@@ -93,7 +93,7 @@ def test_jax_has_the_extra_for_cuda_where_nodes_have_gpus(solve: Solve, tmp_path
     (tmp_path / "more.txt").write_text("lightning\n")
     assert solve("-r more.txt", "jax[cuda12]", gpus=False) == {"jax 1.0", "lightning 1.0", "torch 2.0+cpu"}
     assert solve("jax", gpus=False) == {"jax 1.0"}
-    assert solve("jax  # for all", gpus=True) == {"jax 1.0", "jax-cuda12-plugin 1.0"}
+    assert solve("jax  # a note", gpus=True) == {"jax 1.0", "jax-cuda12-plugin 1.0"}
     assert solve("jax==1.0; sys_platform == 'linux'", gpus=True) == {"jax 1.0", "jax-cuda12-plugin 1.0"}
     (tmp_path / "more.txt").write_text("jax\n")
     assert solve("lightning", "-c more.txt", "jax; sys_platform == 'win32'", gpus=True) == {

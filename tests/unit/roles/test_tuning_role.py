@@ -31,7 +31,7 @@ def test_what_is_too_little_is_raised_and_put_into_force(tmp_path: Path) -> None
     found, calls = tune(tmp_path, "net.core.rmem_max = 212992\nnet.core.somaxconn = 4096\n")
     assert found == {"net.core.rmem_max": "16777216", "net.core.somaxconn": "4096"}
     assert calls == [f"--ignore --quiet --load={tmp_path}/90-clusterctl.conf"]
-    assert (tmp_path / "limits").read_text().splitlines() == ["* soft nofile 65536"]
+    assert (tmp_path / "limits").read_text().split() == ["*", "soft", "nofile", "65536"]
 
 
 def test_a_host_that_is_tuned_higher_stays_so(tmp_path: Path) -> None:
