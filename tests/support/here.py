@@ -1,17 +1,29 @@
-"""This machine as a host."""
+"""This machine as a host, or in place of one whose paths are other ones here."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from clusterctl.errors import CommandError
 from clusterctl.transport.base import ENDED_BY_SIGNAL, SILENCE_S, Conversation, failed, no_answer
 from clusterctl.transport.openssh import talking
 from clusterctl.util.process import Result
+
+
+class _Talk:
+    """A conversation of a transport that may send other paths."""
+
+    def __init__(self, transport: LocalTransport, talk: Conversation) -> None:
+        self._transport, self._talk = transport, talk
+        self.receive, self.finish = talk.receive, talk.finish
+        self.process = talk.process  # type: ignore[attr-defined]
+
+    def send(self, data: bytes) -> None:
+        self._talk.send(self._transport._request(data))
 
 
 class LocalTransport:
@@ -32,7 +44,7 @@ class LocalTransport:
         env, pipe = {**os.environ, **(env or {})}, subprocess.PIPE
         try:
             process = subprocess.Popen(
-                argv, stdin=pipe, stdout=pipe, stderr=pipe, env=env, start_new_session=True
+                self._here(argv), stdin=pipe, stdout=pipe, stderr=pipe, env=env, start_new_session=True
             )
         except OSError as exc:
             raise CommandError(f"can't run `{argv[0]}`", rc=127, stderr=str(exc)) from exc
@@ -49,22 +61,32 @@ class LocalTransport:
         return result
 
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
-        with talking(argv, stdin=subprocess.DEVNULL, silence_s=self.silence_s) as talk:
+        with talking(self._here(argv), stdin=subprocess.DEVNULL, silence_s=self.silence_s) as talk:
             while chunk := talk.receive():
                 yield chunk
             talk.finish()
 
+    @contextmanager
     def converse(
         self,
         argv: Sequence[str],
         *,
         bulk: bool = False,  # noqa: ARG002  # there is no connection
         silence_s: float | None = None,
-    ) -> AbstractContextManager[Conversation]:
-        return talking(argv, silence_s=silence_s or self.silence_s)
+    ) -> Iterator[Conversation]:
+        with talking(self._here(argv), silence_s=silence_s or self.silence_s) as talk:
+            yield _Talk(self, talk)
 
     def begin(self, argv: Sequence[str]) -> None:
         """Nothing is begun ahead; see ``Transport.begin``."""
 
     def close(self) -> None:
         pass
+
+    def _here(self, argv: Sequence[str]) -> Sequence[str]:
+        """Return the command with the paths that it has here."""
+        return argv
+
+    def _request(self, data: bytes) -> bytes:
+        """Return what a conversation sends, with the paths that it has here."""
+        return data

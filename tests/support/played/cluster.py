@@ -24,20 +24,20 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.submissions import Ledger
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.progress import Clock
-from tests.support.played.elsewhere import Elsewhere
+from tests.support.here import LocalTransport
 from tests.support.played.player import opened
 
 COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "sinfo", "sacctmgr", "srun", "scontrol")
 PLAYER = Path(__file__).parent / "player.py"
 
 
-class Nearby(Elsewhere):
+class Nearby(LocalTransport):
     """This machine in place of the controller; the payload lies in the cluster's folder instead of /opt."""
 
     def __init__(self, payload: Path) -> None:
         self._payload = payload
 
-    def _here(self, argv: Sequence[str]) -> list[str]:
+    def _here(self, argv: Sequence[str]) -> Sequence[str]:
         return [word.replace("/opt/clusterctl/payload", str(self._payload)) for word in argv]
 
 

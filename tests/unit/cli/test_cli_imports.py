@@ -84,9 +84,9 @@ SUBMITS = """
 import sys
 from clusterctl.cli.run import run
 from clusterctl.transport import connections
-from tests.support.played.elsewhere import Elsewhere
+from tests.support.here import LocalTransport
 
-class Nearby(Elsewhere):
+class Nearby(LocalTransport):
     def _here(self, argv):
         return [word.replace("/opt/clusterctl/payload", {payload!r}) for word in argv]
 

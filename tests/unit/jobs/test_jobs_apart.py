@@ -30,7 +30,7 @@ class ApartNode(Nearby):
         self.home = home
         home.mkdir(parents=True)
 
-    def _here(self, argv: Sequence[str]) -> list[str]:
+    def _here(self, argv: Sequence[str]) -> Sequence[str]:
         moved = (word.replace(self._controllers, str(self.home)) for word in argv)
         return super()._here(["env", f"HOME={self.home}", *moved])
 

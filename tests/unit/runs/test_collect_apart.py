@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from clusterctl.runs.fetch import Manifest, Source, fetch_from, sender
-from tests.support.played.elsewhere import Elsewhere
+from tests.support.here import LocalTransport
 from tests.support.sweeps import in_sweep
 
 FOLDER = "/home/ada/clusterctl/jobs/mine"  # the same path on every host
 
 
-class OneHost(Elsewhere):
+class OneHost(LocalTransport):
     """This machine in place of a host: what lies below FOLDER there lies in a folder of its own here."""
 
     def __init__(self, root: Path) -> None:
