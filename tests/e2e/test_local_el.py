@@ -16,9 +16,9 @@ import pytest
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.util.assets import asset
-from tests.support.install import lock_of_wheels
+from tests.support.install import build_wheel, lock_of_wheels
 from tests.support.lab import lab
-from tests.support.nested import CLUSTERCTL, PLACE, ROOT, UV, Host, wheel_of_checkout
+from tests.support.nested import CLUSTERCTL, PLACE, ROOT, UV, Host
 
 # minutes; it boots machines in a machine
 pytestmark = [pytest.mark.sweep, pytest.mark.alone, pytest.mark.platform("stand-in", "rocky-9")]
@@ -43,7 +43,7 @@ echo '{SPEC}' >~/cluster.yaml
 def host(no_residue: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     lent = tmp_path_factory.mktemp("lent")
     (lent / "dist").mkdir()
-    wheel_of_checkout(lent / "dist")
+    build_wheel(lent / "dist")
     (lent / "runtime.lock").write_text(lock_of_wheels())
     jobs = wheelhouse(asset("payload") / "requirements.lock", NodePlatform.of(distribution_of("rocky-9")))
     (lent / "jobs.name").write_text(jobs.name)

@@ -15,8 +15,9 @@ import pytest
 
 from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.util.assets import asset
+from tests.support.install import build_wheel
 from tests.support.lab import PASSWORD, Box, lab
-from tests.support.nested import PLACE, PLATFORM, Host, tree, wheel_of_checkout
+from tests.support.nested import PLACE, PLATFORM, Host, tree
 from tests.support.picture import picture
 
 # minutes: all is installed from the distribution's repositories
@@ -49,7 +50,7 @@ kill -KILL $up
 def desk(no_residue: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     own = tmp_path_factory.mktemp("own")
     installed = own / "lib/python3.11/site-packages"
-    with zipfile.ZipFile(wheel_of_checkout(tmp_path_factory.mktemp("wheel"))) as wheel:
+    with zipfile.ZipFile(build_wheel(tmp_path_factory.mktemp("wheel"))) as wheel:
         wheel.extractall(installed)
     compileall.compile_dir(installed, quiet=1, maxlevels=20, stripdir=str(own), prependdir=PLACE)
     own.chmod(0o755)

@@ -20,13 +20,15 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, TextIO
 
+from pydantic import TypeAdapter
+
 from clusterctl.providers.local import image, machine, system
 from clusterctl.providers.local.helper import state_lock
 from clusterctl.providers.local.layout import address, bridge_name, machine_name, make_private, netns_name
 from clusterctl.providers.local.system import run
 from tests.support import apt_proxy, furnish
 from tests.support.el import web
-from tests.support.lab import GATE, Box, LabHost, Request, request_of
+from tests.support.lab import GATE, Box, LabHost, Request
 from tests.support.namespaces import inside
 from tests.support.trees import Tree, tree
 
@@ -71,7 +73,7 @@ class Keeper:
     def _make_network(self) -> None:
         """The bridge with its cable to this machine; one more without a cable for what lies behind a gate."""
         own = self._request.id
-        with state_lock("up", _silent):
+        with state_lock("up", lambda _: None):
             used = (*system.used_networks(), *(state.subnet for state in image.states()))
             self._front = system.choose_subnet(own, used)
             system.create_network(own, self._front)
@@ -154,16 +156,12 @@ class Keeper:
         return False
 
 
-def _silent(_: str) -> None:
-    return None
-
-
 def remove(lab_id: str) -> None:
     """Everything of a lab; done twice it does nothing the second time."""
     machine.stop([name for name in machine.alive() if name.startswith(f"c{lab_id}-")])
     machine.end_rooted(STATE / lab_id)
     machine.remove_cgroups(f"c{lab_id}-")
-    with state_lock("down", _silent):
+    with state_lock("down", lambda _: None):
         system.remove_network(lab_id)
         for _ in range(_TRIES):  # who looks into it just now keeps it
             system.remove_netns_folder()
@@ -208,7 +206,7 @@ def main() -> None:
     if sys.argv[1:] == ["--remove-dead"]:
         remove_dead()
         return
-    request = request_of(json.loads(sys.stdin.readline()))
+    request = TypeAdapter(Request).validate_json(sys.stdin.readline())
     with recorded(request.id), Keeper(request).kept() as answer:
         print(json.dumps(answer), flush=True)  # noqa: T201  (the protocol)
         sys.stdin.read()

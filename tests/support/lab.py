@@ -202,12 +202,6 @@ class Request:
     cache: str
 
 
-def request_of(said: dict[str, Any]) -> Request:
-    """The request that was written as ``asdict`` of one."""
-    boxes = tuple(Box(**box) for box in said["boxes"])
-    return Request(**(said | {"boxes": boxes, "options": tuple(said["options"])}))
-
-
 @contextmanager
 def lab(
     kind: Kind = "debian",

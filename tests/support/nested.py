@@ -31,7 +31,7 @@ from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import LocalSettings
 from clusterctl.state.workspace import cache_home
 from tests.support.cluster import raised
-from tests.support.install import lock_of_wheels
+from tests.support.install import build_wheel, lock_of_wheels
 from tests.support.verbs import Ran
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,7 +125,7 @@ def lent_image(folder: Path) -> tuple[Path, ...]:
 @contextmanager
 def booted(folder: Path, images: Iterable[Path]) -> Iterator[Host]:
     """A host with this checkout's clusterctl in it, and these folders of the image cache lent to it."""
-    wheel, root = wheel_of_checkout(folder), tree()  # which takes a minute where it is not there yet
+    wheel, root = build_wheel(folder), tree()  # which takes a minute where it is not there yet
     name = f"host-{secrets.token_hex(3)}"
     console = folder / "console.log"
     # In a control group of its own: where an earlier host left groups, its systemd may remove those that its
@@ -191,15 +191,6 @@ def _end(name: str, process: subprocess.Popen[bytes]) -> None:
 
 def as_root() -> tuple[str, ...]:
     return () if os.geteuid() == 0 else ("sudo", "-n", "--")
-
-
-def wheel_of_checkout(folder: Path) -> Path:
-    """This checkout's clusterctl, built there."""
-    argv = [str(UV), "build", "--quiet", "--wheel", "--offline", "--no-build-isolation"]
-    argv += [f"--python={sys.executable}", f"--out-dir={folder}", str(ROOT)]
-    subprocess.run(argv, check=True, timeout=120)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
 
 
 def tree() -> Path:

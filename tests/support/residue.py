@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from clusterctl.providers.local import layout
 from clusterctl.providers.local.machine import running
 from clusterctl.state.workspace import cache_home
@@ -288,15 +290,5 @@ def _contents(machine: Machine) -> Iterator[str]:
             yield from (f"line of {path}: {line}" for line in path.read_text().splitlines())
 
 
-def _main() -> None:
-    asked = json.load(sys.stdin)
-    folders, files = (tuple(map(Path, asked[name])) for name in ("folders", "files"))
-    home, state, cache, images, lock = (
-        Path(asked[name]) for name in ("home", "state", "cache", "images", "images_lock")
-    )
-    machine = Machine(home, state, folders, files, cache, images, lock, asked["looks"])
-    json.dump(sorted(look(machine)), sys.stdout)
-
-
 if __name__ == "__main__":
-    _main()
+    json.dump(sorted(look(TypeAdapter(Machine).validate_json(sys.stdin.read()))), sys.stdout)

@@ -52,14 +52,9 @@ class ScriptedTransport:
 
     def __init__(self, steps: Iterable[Step] = (), *, host: str = "scripted") -> None:
         self._steps = list(steps)
-        self._host = host
+        self.host = host
         self.calls: list[Call] = []
         self.told: list[bytes] = []
-
-    @property
-    def host(self) -> str:
-        """Name of the host, for messages."""
-        return self._host
 
     @property
     def left(self) -> tuple[Step, ...]:
@@ -79,7 +74,7 @@ class ScriptedTransport:
         step = self._next(Call(tuple(argv), stdin, dict(env or {}), timeout_s))
         stdout = _bytes_of(step, argv).decode(errors="replace")
         if check and step.rc != 0:
-            raise CommandError(f"`{shown(argv)}` failed", rc=step.rc, stderr=step.stderr, host=self._host)
+            raise CommandError(f"`{shown(argv)}` failed", rc=step.rc, stderr=step.stderr, host=self.host)
         return Result(step.rc, stdout, step.stderr)
 
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
@@ -87,7 +82,7 @@ class ScriptedTransport:
         step = self._next(Call(tuple(argv)))
         yield _bytes_of(step, argv)
         if step.rc != 0:
-            raise CommandError(f"`{shown(argv)}` failed", rc=step.rc, stderr=step.stderr, host=self._host)
+            raise CommandError(f"`{shown(argv)}` failed", rc=step.rc, stderr=step.stderr, host=self.host)
 
     def converse(
         self,

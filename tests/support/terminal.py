@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pty
 import re
 import select
-import struct
 import subprocess
 import termios
 import threading
@@ -75,7 +73,7 @@ class Window:
 
     def __init__(self, size: tuple[int, int] = (24, 200)) -> None:
         self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+        termios.tcsetwinsize(theirs, size)
         self.stream = os.fdopen(theirs, "w", buffering=1, encoding="utf-8")
         self._shown = bytearray()
         self._reader = threading.Thread(target=self._read)
@@ -110,7 +108,7 @@ def on_terminal(
 ) -> Iterator[Terminal]:
     """Run any program so."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    termios.tcsetwinsize(theirs, size)
     given = {name: value for name, value in env.items() if value}
     words = ["setsid", "--ctty", *map(str, argv)]
     process = subprocess.Popen(words, cwd=cwd, env=given, stdin=theirs, stdout=theirs, stderr=theirs)

@@ -45,8 +45,8 @@ def debian(distribution: Literal["debian-12", "debian-13"] = "debian-12") -> Pat
     request = BakeRequest(
         key=key, base_key=base, distribution=settings.release, mirror=settings.mirror, admin_key=nobody
     )
-    with image.cache_lock("up", _silent):
-        return image.build_base(request, _silent)
+    with image.cache_lock("up", lambda _: None):
+        return image.build_base(request, lambda _: None)
 
 
 @contextmanager
@@ -95,7 +95,3 @@ def tree(kind: str, cache: Path) -> Iterator[Tree]:
 
 def _apt_hosts(root: Path) -> frozenset[str]:
     return frozenset(re.findall(r"http://([^/\s]+)", (root / "etc/apt/sources.list").read_text()))
-
-
-def _silent(_: str) -> None:
-    return None

@@ -68,9 +68,7 @@ def sbatch(argv: list[str], state: dict[str, Any]) -> None:
         "forgotten": False,
     }
     state["jobs"][job_id] = job
-    if state.get("hold"):
-        pass
-    else:
+    if not state.get("hold"):
         job |= {"state": "RUNNING", "start": int(time.time())}
         log = {name: str(Path.cwd() / asked[name]) for name in ("output", "error")}
         job["pid"] = subprocess.Popen(
@@ -107,6 +105,11 @@ def rows(state: dict[str, Any], argv: list[str]) -> list[tuple[str, dict[str, An
     return [(i, state["jobs"][i]) for i in ids if i in state["jobs"]]
 
 
+def common(job: dict[str, Any]) -> list[str]:
+    """Return the fields that squeue and sacct both show, behind the ids."""
+    return [job["name"], job.get("user", "hpc"), "train", "default", "normal", job["state"]]
+
+
 def squeue(argv: list[str], state: dict[str, Any]) -> None:
     found = [(i, job) for i, job in rows(state, argv) if not job["forgotten"]]
     if not found and option(argv, "jobs"):
@@ -115,28 +118,9 @@ def squeue(argv: list[str], state: dict[str, Any]) -> None:
         status = job["code"] << 8 | job["signal"]
         times = [str(job.get(key, "N/A")) for key in ("submit", "start", "end")]
         nodes = "n1" if "start" in job else ""
-        head = [
-            job_id,
-            job_id,
-            "N/A",
-            job["name"],
-            job.get("user", "hpc"),
-            "train",
-            "default",
-            "normal",
-            job["state"],
-        ]
-        head += [
-            job["reason"] or "None",
-            str(status),
-            nodes,
-            *times,
-            *("1-00:00:00", "cpu=1,mem=1G,node=1"),
-            job["dir"],
-            job["comment"] or "(null)",
-            "0",
-        ]
-        say_record(argv, head)
+        fields = [job_id, job_id, "N/A", *common(job), job["reason"] or "None", str(status), nodes, *times]
+        fields += ["1-00:00:00", "cpu=1,mem=1G,node=1", job["dir"], job["comment"] or "(null)", "0"]
+        say_record(argv, fields)
 
 
 def sacct(argv: list[str], state: dict[str, Any]) -> None:
@@ -149,20 +133,9 @@ def sacct(argv: list[str], state: dict[str, Any]) -> None:
     for job_id, job in rows(state, argv):
         times = [str(job.get(key, "Unknown")) for key in ("submit", "start", "end")]
         nodes = "n1" if "start" in job else "None assigned"
-        cells = [
-            job_id,
-            job_id,
-            job["name"],
-            job.get("user", "hpc"),
-            "train",
-            "default",
-            "normal",
-            job["state"],
-            "None",
-        ]
-        cells += [f"{job['code']}:{job['signal']}", nodes, *times, "UNLIMITED", "", "cpu=1,mem=1G,node=1"]
-        cells += [job["dir"], job["comment"]]
-        say_record(argv, cells)
+        fields = [job_id, job_id, *common(job), "None", f"{job['code']}:{job['signal']}", nodes, *times]
+        fields += ["UNLIMITED", "", "cpu=1,mem=1G,node=1", job["dir"], job["comment"]]
+        say_record(argv, fields)
 
 
 def scancel(argv: list[str], state: dict[str, Any]) -> None:
@@ -187,6 +160,9 @@ def sinfo(argv: list[str], state: dict[str, Any]) -> None:
 def sacctmgr(argv: list[str], state: dict[str, Any]) -> None:
     del state
     say("default\n" if "associations" in argv else "normal\nhigh\n")
+
+
+PLAYED = {play.__name__: play for play in (sbatch, squeue, sacct, scancel, sinfo, sacctmgr)}
 
 
 def main(command: str, argv: list[str]) -> None:
@@ -216,14 +192,7 @@ def main(command: str, argv: list[str]) -> None:
         else:
             rc = 0
             try:
-                {
-                    "sbatch": sbatch,
-                    "squeue": squeue,
-                    "sacct": sacct,
-                    "scancel": scancel,
-                    "sinfo": sinfo,
-                    "sacctmgr": sacctmgr,
-                }[command](argv, state)
+                PLAYED[command](argv, state)
             except SystemExit as exc:
                 rc = int(exc.code or 0)
     sys.exit(rc)
