@@ -47,7 +47,7 @@ from clusterctl.cluster.node_class import (
 )
 from clusterctl.cluster.session import ClusterSession, Drift
 from clusterctl.configure import ansible, events, inventory_file
-from clusterctl.errors import SchedulerError, TransportError
+from clusterctl.errors import Notice, SchedulerError, TransportError
 from clusterctl.hosts.probe import Checksums, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import Provisioned
@@ -60,6 +60,8 @@ from clusterctl.state.inventory import SLURMD_PORT, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import ansible_hash, digest
 from clusterctl.util.process import parallel_map
+
+UNFINISHED = Notice("up-unfinished", "the last `clusterctl up` did not end")
 
 _SOME = "some hosts"  # were configured last: the next `up` of the whole cluster looks at all of them
 
@@ -314,16 +316,19 @@ def _installed(
 
 def stale(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
-) -> str:
-    """Why ``converge`` would configure all of these hosts, which stay as they are; "" if it would not."""
+) -> Notice | None:
+    """Why ``converge`` would configure all of these hosts, which stay as they are; None if it would not."""
     recorded = _read(workspace)
     if not recorded.inputs:
-        return "the last `clusterctl up` did not end"
+        return UNFINISHED
     same = without_jitter(reports, recorded.hardware)
     inputs, _ = inputs_of(spec, with_plugins(inventory, same), workspace, same)
     if inputs == recorded.inputs:
-        return ""
-    return "the spec, clusterctl itself or the hardware is not what the hosts were configured for"
+        return None
+    return Notice(
+        "hosts-outdated",
+        "the spec, clusterctl itself or the hardware is not what the hosts were configured for",
+    )
 
 
 def pending_changes(

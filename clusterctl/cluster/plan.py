@@ -26,6 +26,7 @@ from clusterctl.errors import (
     ClusterctlError,
     ConfigureError,
     MachineError,
+    Notice,
     SchedulerError,
     TransportError,
     UsageError,
@@ -176,8 +177,11 @@ def _missing_pmix(spec: ClusterSpec, workspace: Workspace) -> tuple[str, ...]:
     if distribution is None or release not in distribution.slurm_without_pmix:
         return ()
     return (
-        f"Slurm {release} has no plugin for PMIx here: `submit` starts ranks by mpirun instead of srun and "
-        "rejects `srun --mpi=pmix`, and an MPI program that a plain srun starts fails in MPI_Init",
+        Notice(
+            "slurm-without-pmix",
+            f"Slurm {release} has no plugin for PMIx here: `submit` starts ranks by mpirun instead of srun "
+            "and rejects `srun --mpi=pmix`, and an MPI program that a plain srun starts fails in MPI_Init",
+        ),
     )
 
 
@@ -188,7 +192,7 @@ def _drift(
     spec, workspace, staying = session.spec, session.workspace, found.staying
     if before is None or before.controller.name not in staying:
         if staying:
-            yield Drift(spec.controller_host, "the last `clusterctl up` did not end")
+            yield Drift(spec.controller_host, converge.UNFINISHED)
         return
     session.report("probing the hosts")
     asked = {h: one for h, one in probe_requests(spec, before, workspace).items() if h in staying}
@@ -342,7 +346,7 @@ def settle(impact: Impact, scheduler: Scheduler, *, force: bool) -> tuple[str, .
     """Reject a change that would cancel jobs, or under ``force`` cancel them; what the user should know."""
     if force:
         _end(impact.affected, scheduler)
-        return (*(f"ended {job}" for job in impact.affected), *impact.notes)
+        return (*(Notice("job-ended", f"ended {job}") for job in impact.affected), *impact.notes)
     if impact.affected and impact.drained:
         scheduler.resume(impact.drained)
     reject(impact)

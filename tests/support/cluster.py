@@ -86,7 +86,7 @@ class Cluster:
             qos, _, asked = said.partition("|")
             if said and qos != "Unknown":
                 return asked
-            assert time.monotonic() < deadline, f"no accounting of job {job_id}: {said!r}"
+            assert time.monotonic() < deadline, f"job {job_id}: {said!r}"
             time.sleep(0.5)
 
     def run_of(self, job_id: str) -> Path:

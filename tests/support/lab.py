@@ -67,7 +67,7 @@ class LabHost:
     def leader(self) -> int:
         """The pid here of its PID 1; another one after a reboot."""
         pid = leader(self.machine)
-        assert pid is not None, f"{self.name} does not run"
+        assert pid is not None, f"{self.name} is down"
         return pid
 
     @property
@@ -120,7 +120,7 @@ class Lab:
             argv, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
         )
         ran = Ran(argv, done.returncode, done.stdout, done.stderr)
-        assert rc is None or ran.rc == rc, f"exit code {rc} was expected\n{ran}"
+        assert rc is None or ran.rc == rc, f"no exit {rc}\n{ran}"
         return ran
 
     def enter(self, host: str, argv: Sequence[str | Path], *, timeout_s: float = 120) -> Ran:
@@ -134,7 +134,7 @@ class Lab:
         self.enter(host, ["systemctl", "reboot"])
         deadline = time.monotonic() + _REBOOT_TIMEOUT_S
         while leader(one.machine) in (None, before) or self.ssh(host, "true", rc=None).rc != 0:
-            assert time.monotonic() < deadline, f"{host} did not come back"
+            assert time.monotonic() < deadline, f"{host} stays away"
             time.sleep(0.2)
 
     def spec(
@@ -181,7 +181,7 @@ def _one_range(names: Sequence[str]) -> str:
     stem = names[0].rstrip("0123456789")
     numbers = [int(name.removeprefix(stem) or 0) for name in names]
     text = f"{stem}[{numbers[0]}-{numbers[-1]}]" if len(names) > 1 else names[0]
-    assert expand(text) == tuple(names), f"these are no range: {names}"
+    assert expand(text) == tuple(names), f"no range: {names}"
     return text
 
 
@@ -270,14 +270,14 @@ def _kept(request: Request) -> Iterator[Any]:
             process.stdin.flush()
             line = process.stdout.readline()
             said.seek(0)
-            assert line, f"the lab did not come up:\n{said.read()}"
+            assert line, f"no lab:\n{said.read()}"
             yield json.loads(line)
         finally:
             process.stdin.close()
             code = process.wait(timeout=_BUILD_TIMEOUT_S)
             process.stdout.close()
         said.seek(0)
-        assert code == 0, f"the lab was not taken away:\n{said.read()}"
+        assert code == 0, f"lab left:\n{said.read()}"
 
 
 def _write_ssh_files(one: Lab) -> None:

@@ -139,8 +139,8 @@ def follow(chosen: Iterable[Block], place: Path, types: Callable[[str, Path], tu
         for command in block.commands if block.language in RUN else ():
             code, said, place = types(with_jobs(command.text, jobs), place)
             shown = f"{command.where}\n$ {command.text}\n{said}"
-            assert code == command.exit_code, f"exit code {code} at {shown}"
-            assert not (missing := command.differs(said)), f"{missing!r} was not printed at {shown}"
+            assert code == command.exit_code, f"exit {code}: {shown}"
+            assert not (missing := command.differs(said)), f"no {missing!r}: {shown}"
             jobs |= command.jobs(said)
 
 
@@ -171,7 +171,7 @@ def assert_shown(page: Path, text: str, said: str, names: Mapping[str, str], tur
     for ours, its in names.items():
         said = said.replace(ours, its)
     missing = shown(page, text, turn).differs(said)
-    assert not missing, f"{missing!r} was not printed by {text}:\n{said}"
+    assert not missing, f"no {missing!r}: {text}\n{said}"
 
 
 def _alike(expected: str, line: str) -> bool:

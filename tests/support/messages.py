@@ -60,7 +60,7 @@ def shows(text: str, code: str) -> bool:
         AssertionError: docs/errors.md has no message of this code (`make reference` writes it).
     """
     patterns = _patterns().get(code)
-    assert patterns, f"docs/errors.md has no message of {code}"
+    assert patterns, f"docs/errors.md lacks {code}"
     return any(pattern.search(" ".join(text.split())) for pattern in patterns)
 
 

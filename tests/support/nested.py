@@ -82,7 +82,7 @@ class Host:
         unit = ["systemd-run", "--wait", "--pipe", "--collect", "--quiet", f"--uid={user}"]
         unit += ["--property=WorkingDirectory=~", "--setenv=LC_ALL=C.UTF-8", "--setenv=COLUMNS=200", "--"]
         ran = self.enter(*unit, *argv, timeout_s=timeout_s)
-        assert rc is None or ran.rc == rc, f"exit code {rc} was expected\n{ran}"
+        assert rc is None or ran.rc == rc, f"no exit {rc}\n{ran}"
         return ran
 
     def enter(self, *argv: str | Path, timeout_s: float = 30) -> Ran:

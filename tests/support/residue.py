@@ -116,7 +116,7 @@ def nothing_left(home: Path) -> Iterator[None]:
     before = look_as_root(machine)
     yield
     left = left_behind(before, lambda: look_as_root(machine))
-    assert not left, "left behind on this machine:\n" + "\n".join(left)
+    assert not left, "residue:\n" + "\n".join(left)
 
 
 def _labs() -> Iterator[str]:

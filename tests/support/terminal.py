@@ -38,8 +38,8 @@ class Terminal:
         while text not in self.shown:
             assert self._fd is not None
             ready, _, _ = select.select([self._fd], [], [], timeout_s)
-            assert ready, f"{text!r} was not shown:\n{self.shown}"
-            assert self._read(), f"it ended before {text!r} was shown:\n{self.shown}"
+            assert ready, f"no {text!r}:\n{self.shown}"
+            assert self._read(), f"ended before {text!r}:\n{self.shown}"
 
     def type(self, text: str) -> None:
         """Press keys."""

@@ -15,6 +15,7 @@ from typing import Any
 from tests.support import forks
 from tests.support.residue import temporary
 
+_TRACEBACK = "Traceback (most recent call last)"
 SCRIPT = Path(sys.executable).with_name("clusterctl")
 
 
@@ -64,8 +65,8 @@ class Clusterctl:
         """
         words = (str(self.script), *map(str, argv))
         ran = self._run(words, cwd or self.cwd, stdin, timeout_s)
-        assert "Traceback (most recent call last)" not in ran.stdout + ran.stderr, f"a traceback\n{ran}"
-        assert rc is None or ran.rc == rc, f"exit code {rc} was expected\n{ran}"
+        assert _TRACEBACK not in ran.stdout + ran.stderr, f"a traceback\n{ran}"
+        assert rc is None or ran.rc == rc, f"no exit {rc}\n{ran}"
         return ran
 
     def start(self, *argv: str | Path, cwd: Path | None = None) -> subprocess.Popen[str]:
@@ -95,7 +96,7 @@ class Clusterctl:
             environ = self._environ()
             done = forks.clusterctl(words, cwd=cwd, environ=environ, stdin=stdin, timeout_s=timeout_s)
             ran = Ran(words, done.returncode, done.stdout, done.stderr)
-            assert ran.rc != forks.TIMED_OUT, f"no end within {timeout_s} s\n{ran}"
+            assert ran.rc != forks.TIMED_OUT, f"no end, {timeout_s}s\n{ran}"
             return ran
         process = self._start(words, cwd)
         try:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.cluster.plan import Impact, impact_of, reject, reject_taken_uids, settle
-from clusterctl.errors import ClusterctlError, SlurmError, UnreachableError, UsageError
+from clusterctl.errors import ClusterctlError, Notice, SlurmError, UnreachableError, UsageError
 from clusterctl.providers.base import HostChange, HostPlan, Size
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.scheduler.slurm_parse import SQUEUE
@@ -234,7 +234,9 @@ def test_force_ends_the_jobs_with_the_reason_in_their_accounting() -> None:
     )
     _, notes = look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked, force=True)
     (note,) = notes
-    assert note.startswith("ended job 7 (long)")
+    assert isinstance(note, Notice)
+    assert note.code == "job-ended"
+    assert "job 7 (long)" in note
 
 
 def test_a_job_that_waits_in_a_partition_that_goes_is_named() -> None:

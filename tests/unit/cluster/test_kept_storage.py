@@ -73,18 +73,16 @@ def test_it_is_taken_up_where_the_spec_keeps_storage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("users", "why"),
+    ("users", "whose"),
     [
-        ([("ada", 1003)], "ada has uid 1003 in the spec, and files there belong to uid 1001"),
-        ([("eve", 1001)], "uid 1001 is eve's in the spec, and ada's there"),
-        ([("new", 1003), ("bob", 1001)], "bob has uid 1001"),
+        ([("ada", 1003)], ("ada", "1003", "1001")),
+        ([("eve", 1001)], ("1001", "eve", "ada")),
+        ([("new", 1003), ("bob", 1001)], ("bob", "1001", "1002")),
     ],
 )
-def test_files_do_not_change_hands(users: list[tuple[str, int]], why: str) -> None:
-    with pytest.raises(UsageError) as caught:
+def test_files_do_not_change_hands(users: list[tuple[str, int]], whose: tuple[str, ...]) -> None:
+    with refused("storage-users-differ", UsageError, *whose, "down --storage --cluster d"):
         to_take_up(spec(*users), [kept(ada=1001, bob=1002)])
-    assert why in caught.value.why
-    assert "clusterctl down --storage --cluster d" in caught.value.fix
 
 
 def test_of_several_none_is_guessed() -> None:
@@ -278,7 +276,7 @@ def test_down_storage_destroys_nothing_where_nobody_can_look(
     assert why in caught.value.why
     assert stub.did == []
     assert runner.workspace.spec.exists()
-    assert ("`clusterctl down` without --storage" in caught.value.fix) != keep
+    assert ("without --storage" in caught.value.fix) != keep
 
 
 @pytest.mark.parametrize("text", ["torn", None])
@@ -306,7 +304,7 @@ def test_down_storage_removes_nothing_that_nobody_looked_at(home: Path, stub: St
     with refused("storage-name-ambiguous", UsageError) as caught:
         down.down(cluster(keep=True), DownOptions(remove_storage=True, discard=True))
     assert stub.did == ["destroy"]
-    assert "clusterctl down --storage --cluster d" in caught.value.fix
+    assert "--storage --cluster d" in caught.value.fix
     assert list(all_recorded()) == [DISK, OWN]
     assert not Workspace.of("d").root.exists()
 
@@ -405,5 +403,5 @@ def test_since_when_it_is_kept_is_noted(home: Path, stub: Stub) -> None:
     stub.storage = [DISK.model_copy(update={"since": None})]
     (kept,) = down.down(cluster(keep=True), DownOptions()).kept
     assert [kept] == list(all_recorded())
-    assert ", kept since 20" in kept.dated
+    assert "since 20" in kept.dated
     assert "since" not in stub.storage[0].dated

@@ -73,15 +73,15 @@ def test_one_that_does_not_answer_beforehand_keeps_no_other_from_its_boot() -> N
 
 
 @pytest.mark.parametrize(
-    ("made", "why"),
+    ("made", "code"),
     [
-        ({"provider": "local"}, "no kernel of their own"),
-        ({"address": "127.0.0.1"}, "a is the machine that you are on"),
-        ({"ssh_address": "localhost"}, "a is the machine that you are on"),
+        ({"provider": "local"}, "node-without-kernel"),
+        ({"address": "127.0.0.1"}, "node-is-this-machine"),
+        ({"ssh_address": "localhost"}, "node-is-this-machine"),
     ],
 )
-def test_nodes_that_no_job_or_nobody_can_be_kept_from_are_not_booted(made: dict[str, str], why: str) -> None:
-    with pytest.raises(UsageError, match=why):
+def test_nodes_that_no_job_or_nobody_can_be_kept_from_are_not_booted(made: dict[str, str], code: str) -> None:
+    with rejected(code, UsageError):
         node._refuse_reboot(cluster(**made), ["a"])
 
 

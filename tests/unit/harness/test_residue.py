@@ -19,6 +19,7 @@ import pytest
 from tests.support.remains import marked
 from tests.support.residue import Machine, left_behind, look, look_as_root
 
+TMPFS = "tmpfs none"
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 
 
@@ -89,7 +90,7 @@ def test_a_mount(machine: Machine, tmp_path: Path) -> None:
         found = new(machine, before)
     finally:
         root("umount", str(machine.state))
-    assert f"mount {machine.state}: tmpfs none" in found
+    assert f"mount {machine.state}: {TMPFS}" in found
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_a_tree_that_another_test_process_builds_is_not_this_ones(machine: Machi
             fcntl.flock(builder, fcntl.LOCK_EX)
             assert not [line for line in new(watching, before) if str(building) in line]
         # Its builder was killed.
-        assert f"mount {building}: tmpfs none" in new(watching, before)
+        assert f"mount {building}: {TMPFS}" in new(watching, before)
     finally:
         root("umount", str(building))
 
@@ -147,7 +148,7 @@ def test_an_image_that_another_test_process_builds_is_not_this_ones(machine: Mac
             fcntl.flock(builder, fcntl.LOCK_EX)
             assert not [line for line in new(watching, before) if str(building) in line]
         # Its builder was killed.
-        assert f"mount {building}: tmpfs none" in new(watching, before)
+        assert f"mount {building}: {TMPFS}" in new(watching, before)
     finally:
         root("umount", str(building))
 
@@ -163,8 +164,9 @@ def test_a_line_in_a_file_of_the_host(machine: Machine, tmp_path: Path) -> None:
     hosts.write_text("127.0.0.1 localhost\n")
     watching = Machine(machine.home, machine.state, files=(hosts,))
     before = look_as_root(watching)
-    hosts.write_text("127.0.0.1 localhost\n10.0.0.1 t-ctl\n")
-    assert f"line of {hosts}: 10.0.0.1 t-ctl" in new(watching, before)
+    line = "10.0.0.1 t-ctl"
+    hosts.write_text(f"127.0.0.1 localhost\n{line}\n")
+    assert f"line of {hosts}: {line}" in new(watching, before)
 
 
 def test_a_process_that_was_given_our_home(machine: Machine) -> None:

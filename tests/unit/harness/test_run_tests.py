@@ -21,7 +21,7 @@ def test_the_test_command_adds_up_what_pytest_found(tmp_path: Path) -> None:
         "import pytest\n"
         "@pytest.fixture\ndef broken(): raise OSError\n"
         "def test_good(): pass\n"
-        "def test_bad(): assert False\n"
+        "def test_bad(): raise ValueError\n"
         "def test_error(broken): pass\n"
         "def test_skipped(): pytest.skip()\n"
     )

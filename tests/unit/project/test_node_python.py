@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 OLDEST = (3, 9)
+PUT_OFF = "from __future__ import annotations"
 PROGRAMS = sorted(
     [
         *ROOT.glob("ansible/library/*.py"),
@@ -53,5 +54,5 @@ def unions(tree: ast.AST) -> list[str]:
 def test_it_runs_on_python_3_9(path: Path) -> None:
     text = path.read_text()
     tree = ast.parse(text, str(path), feature_version=OLDEST)
-    assert "from __future__ import annotations" in text or not unions(tree)  # `X | None` came with 3.10
+    assert PUT_OFF in text or not unions(tree)  # `X | None` came with 3.10
     assert not list(newer(tree))

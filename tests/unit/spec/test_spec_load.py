@@ -259,8 +259,12 @@ class TestResolved:
         assert CurrentUser.current().uid == os.geteuid()
 
 
-labels = st.from_regex(r"[a-z][a-z0-9-]{0,19}", fullmatch=True).filter(lambda n: n not in {"ctl", "default"})
-accounts = st.from_regex(r"[a-z][a-z0-9_-]{0,30}", fullmatch=True)
+def exactly(pattern: str) -> st.SearchStrategy[str]:
+    return st.from_regex(pattern, fullmatch=True)
+
+
+labels = exactly(r"[a-z][a-z0-9-]{0,19}").filter(lambda n: n not in {"ctl", "default"})
+accounts = exactly(r"[a-z][a-z0-9_-]{0,30}")
 sizes = st.integers(256, 2**30)
 durations = st.integers(1, 3650 * 86400)
 partitions = st.builds(
@@ -275,7 +279,7 @@ partitions = st.builds(
 )
 users = st.builds(
     lambda name, uid, of: User.model_construct(name=f"u{name}", uid=uid, accounts=tuple(of)),
-    st.from_regex(r"[0-9_-][a-z0-9_-]{0,20}", fullmatch=True),
+    exactly(r"[0-9_-][a-z0-9_-]{0,20}"),
     st.integers(1000, 60_000),
     st.lists(accounts, min_size=1, max_size=3, unique=True),
 )
@@ -285,7 +289,7 @@ qos = st.builds(
     st.integers(0, 1_000_000),
     st.none() | durations,
 )
-lines = st.from_regex(r"[A-Za-z]{1,9}X=([a-z0-9é:,@%!&*{}-]{1,20}|\"[a-z :'|>?-]{0,20}\")", fullmatch=True)
+lines = exactly(r"[A-Za-z]{1,9}X=([a-z0-9é:,@%!&*{}-]{1,20}|\"[a-z :'|>?-]{0,20}\")")
 specs = st.builds(
     lambda name, subnet, ps, us, qs, extra, interval: ClusterSpec.model_construct(
         version=1,
