@@ -12,6 +12,7 @@ import pytest
 from tests.support.terminal import on_terminal
 from tests.support.verbs import SCRIPT, Clusterctl
 
+BUNDLED = "train eval sample predict export bench gemm allreduce probe".split()
 HOSTS = [
     {"name": "demo-ctl", "partition": None},
     {"name": "demo-train-1", "partition": "train"},
@@ -66,23 +67,7 @@ def words(cli: Clusterctl, *typed: str, before: str = "") -> list[str]:
     [
         ("sub", ["submit"]),
         ("cache ", ["list", "prune"]),
-        (
-            "submit ",
-            [
-                "train",
-                "eval",
-                "sample",
-                "predict",
-                "export",
-                "bench",
-                "gemm",
-                "allreduce",
-                "probe",
-                "cluster.yaml",
-                "latin-1.yaml",
-                "mine.py",
-            ],
-        ),
+        ("submit ", [*BUNDLED, "cluster.yaml", "latin-1.yaml", "mine.py"]),
         ("submit train --partition ", ["train", "big"]),
         ("submit train --launcher ", ["srun", "mpirun", "torchrun"]),
         ("shell --partition b", ["big"]),
@@ -112,17 +97,7 @@ def test_nothing_is_offered_where_nothing_is_known(cli: Clusterctl) -> None:
 
 def test_in_a_folder_that_cannot_be_listed(cluster: Clusterctl) -> None:
     gone = "sleep 60 & cd /proc/$! && kill $!; wait"  # the folder of a process that has ended
-    assert words(cluster, "clusterctl", "submit", "", before=gone) == [
-        "train",
-        "eval",
-        "sample",
-        "predict",
-        "export",
-        "bench",
-        "gemm",
-        "allreduce",
-        "probe",
-    ]
+    assert words(cluster, "clusterctl", "submit", "", before=gone) == BUNDLED
 
 
 def test_tab_in_bash(cluster: Clusterctl) -> None:
@@ -145,11 +120,8 @@ def test_tab_in_bash(cluster: Clusterctl) -> None:
         window.end()
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_gets_a_script_and_its_words(cluster: Clusterctl, shell: str) -> None:
-    script = cluster("completion", shell).stdout
-    assert "_CLUSTERCTL_COMPLETE" in script
-    assert cluster("completion", shell, "-o", "json").json["script"] == script.rstrip("\n")
+def jobs_offered(cluster: Clusterctl, shell: str) -> str:
+    """Return what a shell's script is told to offer after `clusterctl logs 1`."""
     env = {
         "_CLUSTERCTL_COMPLETE": f"complete_{shell}",
         "_TYPER_COMPLETE_ARGS": "clusterctl logs 1",
@@ -157,9 +129,17 @@ def test_each_shell_gets_a_script_and_its_words(cluster: Clusterctl, shell: str)
         "COMP_WORDS": "clusterctl logs 1",
         "COMP_CWORD": "2",
     }
-    asked = replace(cluster, environ=env)()
-    assert "130" in asked.stdout
-    assert "12" in asked.stdout
+    return replace(cluster, environ=env)().stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_a_script_and_its_words(cluster: Clusterctl, shell: str) -> None:
+    script = cluster("completion", shell).stdout
+    assert "_CLUSTERCTL_COMPLETE" in script
+    assert cluster("completion", shell, "-o", "json").json["script"] == script.rstrip("\n")
+    offered = jobs_offered(cluster, shell)
+    assert "130" in offered
+    assert "12" in offered
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -172,20 +152,13 @@ def test_no_name_is_more_than_a_word_to_a_shell(cluster: Clusterctl, shell: str)
         {"token": "d", "job_id": 14, "name": None},
     ]
     (cluster.home / "demo" / "jobs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in hostile))
-    env = {
-        "_CLUSTERCTL_COMPLETE": f"complete_{shell}",
-        "_TYPER_COMPLETE_ARGS": "clusterctl logs 1",
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-        "COMP_WORDS": "clusterctl logs 1",
-        "COMP_CWORD": "2",
-    }
     name = "___touch_pwned__id____13___0_x_"
     offered = {
         "bash": ["14", "12"],
         "zsh": ['_arguments \'*: :(("14"', f'"12":"{name}"))\''],
         "fish": ["14", f"12\t{name}"],
     }
-    assert replace(cluster, environ=env)().stdout.splitlines() == offered[shell]
+    assert jobs_offered(cluster, shell).splitlines() == offered[shell]
 
 
 def test_an_unknown_shell_is_refused(cli: Clusterctl) -> None:
