@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.inventory import CONTROLLER
+from tests.support.inventories import host_of, inventory_of
 
 CTL, ONE, TWO = "head", "gpu01", "gpu02"
-INVENTORY = Inventory(
-    cluster="d",
-    cluster_id="a1b2c3",
+INVENTORY = inventory_of(
     provider="onprem",
     hosts=(
-        Host(name=CTL, address="10.0.0.2", roles=(CONTROLLER,), host_key="k"),
-        Host(name=ONE, address="10.0.0.3", roles=(COMPUTE,), partition="train", host_key="k"),
-        Host(name=TWO, address="10.0.0.4", roles=(COMPUTE,), partition="train", host_key="k"),
+        host_of(CTL, CONTROLLER, address="10.0.0.2"),
+        host_of(ONE, partition="train"),
+        host_of(TWO, partition="train", address="10.0.0.4"),
     ),
-    network="10.0.0.0/24",
-    shared="/shared",
     baked=False,
 )

@@ -8,10 +8,10 @@ import pytest
 
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import connections, ssh
+from tests.support.inventories import host_of, inventory_of
 from tests.support.played.cluster import Nearby, PlayedCluster
 from tests.support.verbs import Clusterctl
 
@@ -44,14 +44,8 @@ def here(cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     workspace = Workspace.of("demo")
     workspace.create()
     workspace.spec.write_text(SPEC)
-    hosts = tuple(
-        Host(name=name, address="10.0.0.1", roles=(role,), partition=partition, host_key="k")
-        for name, role, partition in (("demo-ctl", "controller", None), ("demo-train-1", "compute", "train"))
-    )
-    inventory = Inventory(
-        cluster="demo", cluster_id="a1b2c3", provider="local", hosts=hosts, network="10.0.0.0/24",
-        shared="/shared", baked=True,
-    )  # fmt: skip
+    hosts = (host_of("demo-ctl", "controller"), host_of("demo-train-1", partition="train"))
+    inventory = inventory_of(cluster="demo", hosts=hosts)
     workspace.inventory.write_text(inventory.model_dump_json())
     for module, name in ((ssh, "SSHTransport"), (connections, "PersistentSSH")):
         monkeypatch.setattr(module, name, lambda *_, **__: Nearby(cluster.payload))

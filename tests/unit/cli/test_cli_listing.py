@@ -13,27 +13,14 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import CloudError, SpecError, UsageError
 from clusterctl.providers.local.layout import CachedImage
 from clusterctl.providers.node_class import KeptImage
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from tests.support.inventories import inventory_of
 from tests.support.messages import codes, shows
 from tests.support.messages import refused as rejected
 from tests.support.verbs import Clusterctl
 
 
 def raise_cluster(home: Path, name: str, provider: str, usd_per_hour: float | None) -> None:
-    hosts = tuple(
-        Host(name=f"{name}-{part}", address="10.0.0.2", roles=(role,), host_key="k")
-        for part, role in (("ctl", CONTROLLER), ("train-1", COMPUTE))
-    )
-    inventory = Inventory(
-        cluster=name,
-        cluster_id="a1b2c3",
-        provider=provider,
-        hosts=hosts,
-        network="10.0.0.0/24",
-        shared="/shared",
-        usd_per_hour=usd_per_hour,
-        baked=False,
-    )
+    inventory = inventory_of("d-train-1", cluster=name, provider=provider, usd_per_hour=usd_per_hour)
     (home / name).mkdir(parents=True)
     (home / name / "hosts.json").write_text(inventory.model_dump_json())
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from clusterctl.cluster.hardware import nodes_with_jobs
-from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.util.progress import Clock
 from tests.support.gpu_nodes import ONE, TWO
-from tests.support.scripted import ScriptedTransport, Step
-from tests.unit.cluster.test_impact import sinfo, squeue
+from tests.support.scripted import Step
+from tests.unit.cluster.test_impact import asked_in_order, sinfo, squeue
 
 AT_WORK = "job 7 is at work there, which Slurm would end; run `clusterctl up` again afterwards"
 REFUSED = Step(("squeue", "..."), stderr="slurm_load_jobs error: refused", rc=1)
@@ -15,12 +13,8 @@ REFUSED = Step(("squeue", "..."), stderr="slurm_load_jobs error: refused", rc=1)
 
 def asked(*steps: Step, drain: bool = True) -> dict[str, str]:
     """What it says of both nodes; every command is in ``steps``."""
-    transport = ScriptedTransport(steps)
-    slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
-    try:
+    with asked_in_order(*steps) as slurm:
         return nodes_with_jobs(slurm, {ONE, TWO}, drain=drain)
-    finally:
-        assert transport.left == ()
 
 
 def drain(*nodes: str) -> Step:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,14 +23,6 @@ from tests.unit.cluster.test_converge_hardware import SPEC, WAS, shows
 LACKS = shows(cards=1)
 Install = Callable[..., dict[str, HostReport]]
 LIMITS: list[list[str]] = []  # of each installation
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    workspace = Workspace(tmp_path / "d")
-    workspace.create()
-    workspace.create_secrets()
-    return workspace
 
 
 @pytest.fixture

@@ -70,7 +70,6 @@ def test_a_slurm_without_the_plugin_for_the_kernels_control_groups_does_without(
     workspace: Workspace, has: bool, tracks: str
 ) -> None:
     """slurmd would not start on any node: the plugin is a file that not every build has."""
-    workspace.create_secrets()
     facts = NodeFacts(4, 1, 1, 4, 1, 64000)
     reports = {**views(Driver(), Driver()), ONE: HostReport(facts, {})}
     reports[TWO] = HostReport(replace(facts, cgroups=has), {})
@@ -86,12 +85,10 @@ def test_a_slurm_without_the_plugin_for_the_kernels_control_groups_does_without(
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+def workspace(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """With a cache of its own, and no index."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    workspace = Workspace(tmp_path / "d")
-    workspace.create()
     return workspace
 
 

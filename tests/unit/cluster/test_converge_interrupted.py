@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -13,14 +12,12 @@ from clusterctl.cluster.hardware import hardware
 from clusterctl.errors import ConfigureError
 from clusterctl.hosts.probe import HostReport
 from clusterctl.providers.base import Provisioned
-from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.progress import Clock
 from tests.support.cluster_session import session_of
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
-from tests.support.scripted import ScriptedTransport, Step
+from tests.support.scripted import Step
 from tests.unit.cluster.test_converge_hardware import SPEC, WAS, shows
-from tests.unit.cluster.test_impact import sinfo, squeue
+from tests.unit.cluster.test_impact import asked_in_order, sinfo, squeue
 
 DRAIN = Step(("scontrol", "update", f"nodename={ONE}", "state=drain", "reason=clusterctl: *"))
 RESUME = Step(("scontrol", "update", f"nodename={ONE}", "state=resume"))
@@ -28,11 +25,8 @@ Fails = Callable[..., str]
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
+def workspace(workspace: Workspace) -> Workspace:
     """Of a cluster whose nodes were configured with a card each."""
-    workspace = Workspace(tmp_path / "d")
-    workspace.create()
-    workspace.create_secrets()
     views = {CTL: HostReport(None, {}), ONE: WAS, TWO: WAS}
     inputs, _ = inputs_of(SPEC, INVENTORY, workspace, views)
     _write(workspace, Configured(inputs=inputs, hardware=hardware(SPEC, INVENTORY, views)))
@@ -47,16 +41,14 @@ def fails(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Fails:
         raise ConfigureError("tasks failed")
 
     def run(now: HostReport, *steps: Step, limit: tuple[str, ...] = ()) -> str:
-        transport = ScriptedTransport(steps)
-        slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
-        monkeypatch.setattr(converge, "scheduler_of", lambda *_, **__: slurm)
         monkeypatch.setattr(converge, "fetch_gpu_wheels", lambda *_, **__: ())
         monkeypatch.setattr(converge.ansible, "run", fail)
         views = {CTL: HostReport(None, {}), ONE: now, TWO: WAS}
         session = session_of(SPEC, workspace)
-        with session.connections, pytest.raises(ConfigureError):
-            converge.converge(session, Provisioned(INVENTORY), views, limit)
-        assert transport.left == ()
+        with asked_in_order(*steps) as slurm, session.connections:
+            monkeypatch.setattr(converge, "scheduler_of", lambda *_, **__: slurm)
+            with pytest.raises(ConfigureError):
+                converge.converge(session, Provisioned(INVENTORY), views, limit)
         (line,) = (
             text
             for text in (workspace.rendered / "slurm.conf").read_text().splitlines()

@@ -11,8 +11,8 @@ from clusterctl.cluster.converge import Configured, _write, inputs_of
 from clusterctl.cluster.session import Drift
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
+from tests.support.inventories import host_of, inventory_of
 
 CTL, ONE = "d-ctl", "d-train-1"
 FACTS = NodeFacts(4, 1, 1, 4, 1, 8000)
@@ -25,18 +25,7 @@ def spec(max_time: str | None = None) -> ClusterSpec:
     return ClusterSpec.model_validate({"version": 1, "name": "d", "partitions": [partition], "users": users})
 
 
-INVENTORY = Inventory(
-    cluster="d",
-    cluster_id="a1b2c3",
-    provider="local",
-    hosts=(
-        Host(name=CTL, address="10.0.0.2", roles=(CONTROLLER,), host_key="k"),
-        Host(name=ONE, address="10.0.0.3", roles=(COMPUTE,), partition="train", host_key="k"),
-    ),
-    network="10.0.0.0/24",
-    shared="/shared",
-    baked=True,
-)
+INVENTORY = inventory_of(host_of(ONE, partition="train"))
 
 
 def views(facts: NodeFacts = FACTS, **drifted: str) -> dict[str, HostReport]:
@@ -45,11 +34,8 @@ def views(facts: NodeFacts = FACTS, **drifted: str) -> dict[str, HostReport]:
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
+def workspace(workspace: Workspace) -> Workspace:
     """Of a cluster whose configuring has ended well."""
-    workspace = Workspace(tmp_path / "d")
-    workspace.create()
-    workspace.create_secrets()
     inputs, _ = inputs_of(spec(), INVENTORY, workspace, views())
     _write(workspace, Configured(inputs=inputs, marks={CTL: FINE, ONE: FINE}))
     return workspace

@@ -19,9 +19,9 @@ from clusterctl.cluster import doctor_bundle
 from clusterctl.cluster.doctor_bundle import DoctorBundle, create
 from clusterctl.errors import TransportError, UsageError
 from clusterctl.spec.load import parse_spec
-from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.redact import HIDDEN
+from tests.support.inventories import host_of, inventory_of
 from tests.support.manual import ROOT, assert_shown
 from tests.support.messages import refused
 from tests.support.planted import FACTS, PLANTED, PORTS
@@ -47,10 +47,9 @@ def workspace(tmp_path: Path) -> Workspace:
     found.create_secrets()
     found.munge_key.write_bytes(MUNGE)
     found.spec.write_text(SPEC)
-    host = Host(name="head", address="127.0.0.1", port=9, roles=("controller", "compute"),
-                host_key="ssh-ed25519 AAAA", distribution="debian-12")  # fmt: skip
-    one = Inventory(cluster="demo", cluster_id="abc123", provider="onprem", hosts=(host,),
-                    network="127.0.0.0/8", shared="/shared", baked=False)  # fmt: skip
+    roles = ("controller", "compute")
+    host = host_of("head", address="127.0.0.1", port=9, roles=roles, distribution="debian-12")
+    one = inventory_of(cluster="demo", provider="onprem", hosts=(host,), baked=False)
     found.inventory.write_text(one.model_dump_json())
     found.ssh_config.write_text(one.ssh_config(key=found.key, known_hosts=found.known_hosts))
     text = "\n".join([*PLANTED.values(), FACTS, FROM_ENVIRONMENT, OF_GCLOUD, MUNGE.hex()])

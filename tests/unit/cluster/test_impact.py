@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from clusterctl.providers.base import HostChange, HostPlan, Size
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.scheduler.slurm_parse import SQUEUE
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Clock
 from tests.support.cluster_session import session_of
+from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
 from tests.support.scripted import ScriptedTransport, Step
 from tests.support.slurm import records
@@ -41,13 +43,7 @@ def train(nodes: int, **more: Any) -> dict[str, Any]:
 
 
 def before(*nodes: str, cpus: int = 1, memory_mib: int = 4000) -> Inventory:
-    hosts = [Host(name="d-ctl", address="10.0.0.2", roles=(CONTROLLER,), host_key="k")]
-    hosts += [
-        Host(name=n, address="10.0.0.3", roles=(COMPUTE,), host_key="k", cpus=cpus, memory_mib=memory_mib)
-        for n in nodes
-    ]
-    fixed = {"cluster": "d", "cluster_id": "a1b2c3", "provider": "local", "network": "10.0.0.0/24"}
-    return Inventory(**fixed, hosts=tuple(hosts), shared="/shared", baked=True)
+    return inventory_of(*(host_of(name, cpus=cpus, memory_mib=memory_mib) for name in nodes))
 
 
 def sinfo(
@@ -90,6 +86,16 @@ class Hosts:
         return self.up
 
 
+@contextmanager
+def asked_in_order(*steps: Step) -> Iterator[SlurmClient]:
+    """Slurm, which must be asked for all these steps."""
+    transport = ScriptedTransport(steps)
+    try:
+        yield SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
+    finally:
+        assert transport.left == ()
+
+
 def look(
     wanted: ClusterSpec,
     was: Inventory,
@@ -100,14 +106,10 @@ def look(
     alive: bool = True,
 ) -> tuple[dict[str, Size], tuple[str, ...]]:
     """The nodes that keep their size, and what the user should know."""
-    transport = ScriptedTransport(steps)
-    slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
-    try:
+    with asked_in_order(*steps) as slurm:
         session = session_of(wanted, Workspace(Path("unused")), Hosts(sizes, alive))
         found = impact_of(session, was, HostPlan(hosts), slurm, drain=True)
         return {**found.keep}, settle(found, slurm, force=force)
-    finally:
-        assert transport.left == ()
 
 
 def look_ahead(
@@ -119,13 +121,9 @@ def look_ahead(
     alive: bool = True,
 ) -> Impact:
     """Every command is in ``steps``: what would change anything on the cluster is not among them."""
-    transport = ScriptedTransport(steps)
-    slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
-    try:
+    with asked_in_order(*steps) as slurm:
         session = session_of(wanted, Workspace(Path("unused")), Hosts(sizes, alive))
         return impact_of(session, was, HostPlan(hosts), slurm)
-    finally:
-        assert transport.left == ()
 
 
 def test_a_look_ahead_drains_nothing_and_ends_nothing() -> None:
@@ -193,12 +191,9 @@ def test_a_look_ahead_says_what_is_not_known() -> None:
     assert look_ahead(spec(train(1)), before(ONE, TWO), {}, away, alive=False) == Impact()
 
 
-def test_without_a_change_nobody_is_asked() -> None:
-    assert look(spec(train(2)), before(ONE, TWO), {ONE: Size(1, 4000), TWO: Size(1, 4000)}) == NOTHING
-
-
-def test_new_nodes_harm_nobody() -> None:
-    assert look(spec(train(2)), before(ONE), {ONE: Size(1, 4000), TWO: Size(1, 4000)}) == NOTHING
+@pytest.mark.parametrize("was", [(ONE, TWO), (ONE,)])
+def test_without_a_change_or_for_new_nodes_nobody_is_asked(was: tuple[str, ...]) -> None:
+    assert look(spec(train(2)), before(*was), {ONE: Size(1, 4000), TWO: Size(1, 4000)}) == NOTHING
 
 
 def test_a_node_at_work_keeps_what_the_spec_leaves_to_us() -> None:
@@ -276,8 +271,9 @@ def test_a_cluster_that_lies_still_has_no_jobs_to_spare() -> None:
     assert look(spec(train(1)), before(ONE, TWO), {}, away, alive=False) == NOTHING
 
 
-def test_a_controller_that_is_mute_does_not_speak_for_nodes_at_work() -> None:
-    away = Step(("sinfo", "..."), error=UnreachableError("no"))
+@pytest.mark.parametrize("error", [SlurmError("slurmctld is away"), UnreachableError("no")])
+def test_a_controller_that_is_mute_does_not_speak_for_nodes_at_work(error: ClusterctlError) -> None:
+    away = Step(("sinfo", "..."), error=error)
     with rejected("jobs-unknown", UsageError):
         look(spec(train(1)), before(ONE, TWO), {}, away)
     assert look(spec(train(1)), before(ONE, TWO), {}, away, force=True) == NOTHING
@@ -294,13 +290,6 @@ def test_a_node_that_slurm_does_not_drain_is_not_removed() -> None:
     refused = Step(DRAIN.argv, stderr="slurm_update error", rc=1)
     with rejected("jobs-unknown", UsageError):
         look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, sinfo(ONE, TWO), refused, RESUME)
-
-
-def test_without_an_answer_of_slurms_nothing_is_changed() -> None:
-    away = Step(("sinfo", "..."), error=SlurmError("slurmctld is away"))
-    with rejected("jobs-unknown", UsageError):
-        look(spec(train(1)), before(ONE, TWO), {}, away)
-    assert look(spec(train(1)), before(ONE, TWO), {}, away, force=True) == NOTHING
 
 
 def test_a_uid_that_is_another_users_is_refused() -> None:

@@ -31,12 +31,13 @@ from clusterctl.runs.only_copies import Found, OnlyCopy, Search
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec, LocalSettings
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
+from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.ledger import Journal
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.connections import Connections
 from clusterctl.util.disk import read_rows
+from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
 
 MODEL = OnlyCopy("/shared/home/ada/models", "ada", 2, 3 << 30, 7200, top="/shared/home/ada")
@@ -45,18 +46,7 @@ LOST = OnlyCopy("out of job 2 (mine)", "ada", 1, 10, 60, top="/shared/home/ada",
 
 
 def inventory(provider: str = "local", **more: Any) -> Inventory:
-    hosts = [Host(name="d-ctl", address="10.0.0.2", roles=(CONTROLLER,), host_key="k")]
-    hosts += [Host(name=f"d-train-{n}", address="10.0.0.3", roles=(COMPUTE,), host_key="k") for n in (1, 2)]
-    return Inventory(
-        cluster="d",
-        cluster_id="a1b2c3",
-        provider=provider,
-        network="10.0.0.0/24",
-        hosts=tuple(hosts),
-        shared="/shared",
-        baked=True,
-        **more,
-    )
+    return inventory_of("d-train-1", "d-train-2", provider=provider, **more)
 
 
 def job(number: int, state: JobState, *nodes: str) -> JobInfo:
@@ -87,14 +77,16 @@ class Stage:
         self.workspace.configured.touch()
         self.found = Found()
         self.jobs: Sequence[JobInfo] | None = ()
-        self.searched: list[tuple[set[str], bool]] = []
-        monkeypatch.setattr(Search, "find", self._find)
+        self.searched: list[Search] = []
+
+        def find(search: Search) -> Found:
+            self.searched.append(search)
+            return self.found
+
+        monkeypatch.setattr(Search, "find", find)
         monkeypatch.setattr(looking, "scheduler_of", lambda *_, **__: Slurm(self.jobs))
         self.is_now(inventory())
         self.keep(False)
-
-    def _find(self) -> Found:
-        return self.found
 
     def is_now(self, what: Inventory) -> None:
         self.workspace.inventory.write_text(what.model_dump_json())
@@ -284,29 +276,25 @@ def test_where_no_user_could_log_in_yet_nothing_is_asked(stage: Stage) -> None:
     assert not stage.look()
 
 
-def test_on_machines_of_the_users_own_only_jobs_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_machines_of_the_users_own_only_jobs_end(stage: Stage) -> None:
     stage.is_now(inventory("onprem"))
-    searched: list[Search] = []
-    monkeypatch.setattr(Search, "find", lambda self: searched.append(self) or Found())
     stage.jobs = None
     assert not stage.look()
     stage.jobs = [job(7, JobState.RUNNING)]
     with rejected("only-copy", OnlyCopyError):
         stage.look()
-    assert {(len(one.hosts), one.shared) for one in searched} == {(0, False)}
+    assert {(len(one.hosts), one.shared) for one in stage.searched} == {(0, False)}
 
 
 @pytest.mark.parametrize(
     ("keep", "storage", "shared"), [(True, False, False), (True, True, True), (False, True, True)]
 )
 def test_storage_that_is_kept_is_looked_at_where_it_is_removed(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, *, keep: bool, storage: bool, shared: bool
+    stage: Stage, *, keep: bool, storage: bool, shared: bool
 ) -> None:
     stage.keep(keep)
-    searched: list[Search] = []
-    monkeypatch.setattr(Search, "find", lambda self: searched.append(self) or Found())
     stage.look(storage=storage)
-    assert [(one.shared, len(one.hosts)) for one in searched] == [(shared, 3)]
+    assert [(one.shared, len(one.hosts)) for one in stage.searched] == [(shared, 3)]
 
 
 @pytest.mark.parametrize(
@@ -355,7 +343,6 @@ def change(name: str, action: Any, **more: Any) -> HostChange:
 )
 def test_a_change_looks_at_what_it_removes_and_at_nothing_else(
     stage: Stage,
-    monkeypatch: pytest.MonkeyPatch,
     changes: list[HostChange],
     more: dict[str, Any],
     hosts: list[str] | None,
@@ -363,19 +350,18 @@ def test_a_change_looks_at_what_it_removes_and_at_nothing_else(
     shared: bool,
     keep: bool,
 ) -> None:
-    searched: list[Search] = []
-    monkeypatch.setattr(Search, "find", lambda self: searched.append(self) or Found(files=(SCRATCH,)))
+    stage.found = Found(files=(SCRATCH,))
     session = ClusterSession(spec=None, workspace=stage.workspace, provider=None)  # type: ignore[arg-type]
     plan = HostPlan(tuple(changes), **more)
     stage.keep(keep)
     if hosts is None:
         assert not look_at_leaving(session, inventory(), plan, Slurm(()))  # type: ignore[arg-type]
-        assert not searched
+        assert not stage.searched
         return
     with rejected("only-copy", OnlyCopyError) as caught:
         look_at_leaving(session, inventory(), plan, Slurm(()))  # type: ignore[arg-type]
     assert "/scratch/shards on d-train-1" in caught.value.why
-    assert [(list(one.hosts), one.shared) for one in searched] == [(hosts, shared)]
+    assert [(list(one.hosts), one.shared) for one in stage.searched] == [(hosts, shared)]
     assert look_at_leaving(session, inventory(), plan, Slurm(()), discard=True)  # type: ignore[arg-type]
 
 

@@ -19,8 +19,9 @@ from clusterctl.errors import UsageError
 from clusterctl.providers.base import REPLACED, pending_releases
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.inventory import CONTROLLER, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
+from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
 
 Raise = Callable[..., Workspace]
@@ -50,23 +51,13 @@ def raised(tmp_path: Path) -> Raise:
         workspace.create()
         if before is None:
             return workspace
-        hosts = [Host(name="ctl", address="10.0.0.1", roles=("controller",), host_key="ssh-ed25519 AAAA")]
+        hosts = [host_of("ctl", CONTROLLER, address="10.0.0.1", host_key="ssh-ed25519 AAAA")]
         hosts += [
-            Host(
-                name=n, address="10.0.0.2", roles=("compute",), partition=p.name, host_key="ssh-ed25519 AAAA"
-            )
+            host_of(n, address="10.0.0.2", partition=p.name, host_key="ssh-ed25519 AAAA")
             for p in before.partitions
             for n in before.node_names(p)
         ]
-        inventory = Inventory(
-            cluster="own",
-            cluster_id="abc",
-            provider="onprem",
-            hosts=tuple(hosts),
-            network="10.0.0.0/24",
-            shared="/shared",
-            baked=False,
-        )
+        inventory = inventory_of(cluster="own", provider="onprem", hosts=tuple(hosts), baked=False)
         write_atomic(workspace.inventory, inventory.model_dump_json())
         write_atomic(workspace.spec, dump_spec(before))
         return workspace

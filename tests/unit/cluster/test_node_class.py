@@ -80,14 +80,6 @@ def inventory_of(name: str = "demo", network: str = "10.9.0.0/24") -> Inventory:
     )
 
 
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    workspace = Workspace(tmp_path / "demo")
-    workspace.create()
-    workspace.create_secrets()
-    return workspace
-
-
 def key_of(
     spec: ClusterSpec | None = None,
     distribution: distributions.Distribution = TWELVE,

@@ -18,10 +18,11 @@ from clusterctl.cluster.up import UpOptions
 from clusterctl.cluster.verify import Standing, standing
 from clusterctl.errors import SchedulerError, TransportError, UnreachableError, UsageError
 from clusterctl.scheduler.base import NodeInfo
-from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
+from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
 
 
@@ -96,13 +97,10 @@ def cluster(
 ) -> Inventory:
     roles = {"a": ("controller", "compute"), "b": ("compute",), "c": ("compute",)}
     hosts = tuple(
-        Host(name=name, address=address, ssh_address=ssh_address, roles=parts, partition="t", host_key="k")
+        host_of(name, address=address, ssh_address=ssh_address, roles=parts, partition="t")
         for name, parts in roles.items()
     )
-    return Inventory(
-        cluster="own", cluster_id="a", provider=provider, hosts=hosts, network="10.0.0.0/24",
-        shared="/shared", baked=False, **more,
-    )  # fmt: skip
+    return inventory_of(cluster="own", provider=provider, hosts=hosts, baked=False, **more)
 
 
 class Nodes:

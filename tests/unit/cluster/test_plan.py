@@ -14,10 +14,10 @@ from clusterctl.errors import Notice, UsageError
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.providers.base import HostChange, HostPlan, Size
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Reporter
 from tests.support.cluster_session import session_of
+from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
 
 SPEC = ClusterSpec.model_validate(
@@ -28,7 +28,6 @@ SPEC = ClusterSpec.model_validate(
         "users": [{"name": "a", "uid": 2000}],
     }
 )
-CTL = Host(name="d-ctl", address="127.0.0.1", roles=(CONTROLLER,), host_key="ssh-ed25519 AAAA")
 
 
 @dataclass
@@ -95,18 +94,6 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def inventory(provider: str = "local") -> str:
-    return Inventory(
-        cluster="d",
-        cluster_id="a1b2c3",
-        provider=provider,
-        hosts=(CTL,),
-        network="10.0.0.0/24",
-        shared="/shared",
-        baked=True,
-    ).model_dump_json()
-
-
 def test_where_nothing_is_nothing_is_left(tmp_path: Path) -> None:
     workspace, stub = Workspace(tmp_path / "home" / "d"), Stub()
     found = look(workspace, stub)
@@ -117,10 +104,8 @@ def test_where_nothing_is_nothing_is_left(tmp_path: Path) -> None:
     assert not stub.given[0].root.exists()
 
 
-def test_a_provider_plans_in_a_copy_without_secrets(tmp_path: Path) -> None:
-    workspace, stub = Workspace(tmp_path / "d"), Stub()
-    workspace.create()
-    workspace.create_secrets()
+def test_a_provider_plans_in_a_copy_without_secrets(workspace: Workspace, tmp_path: Path) -> None:
+    stub = Stub()
     workspace.cluster_id()
     (workspace.root / "terraform" / ".terraform").mkdir(parents=True)
     (workspace.root / "terraform" / ".terraform" / "plugin").write_text("large")
@@ -143,7 +128,7 @@ def test_a_provider_plans_in_a_copy_without_secrets(tmp_path: Path) -> None:
 def test_a_cluster_does_not_move_to_another_provider(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "d")
     workspace.create()
-    workspace.inventory.write_text(inventory("gcp"))
+    workspace.inventory.write_text(inventory_of(provider="gcp").model_dump_json())
     with rejected("up-with-other-provider", UsageError):
         look(workspace, Stub())
 
@@ -156,12 +141,9 @@ def test_hosts_that_no_up_was_done_with_are_not_fine(tmp_path: Path) -> None:
     assert not found.is_empty
 
 
-def test_hosts_that_do_not_answer_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_that_do_not_answer_are_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clusterctl.cluster.plan.SHORT_PATIENCE_S", 0.0)
-    workspace = Workspace(tmp_path / "d")
-    workspace.create()
-    workspace.create_secrets()
-    workspace.inventory.write_text(inventory())
+    workspace.inventory.write_text(inventory_of().model_dump_json())
     workspace.ssh_config.write_text(
         f"Host *\n  HostName 127.0.0.1\n  Port 9\n  IdentityFile {workspace.key}\n"
     )
@@ -174,15 +156,10 @@ def test_hosts_that_do_not_answer_are_named(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_nodes_whose_slurm_does_without_control_groups_are_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = CTL.model_copy(update={"name": "d-train-1", "roles": (COMPUTE,)})
-    before = Inventory.model_validate_json(inventory()).model_copy(update={"hosts": (CTL, node)})
-    workspace = Workspace(tmp_path / "d")
-    workspace.create()
-    workspace.create_secrets()
-    workspace.inventory.write_text(before.model_dump_json())
-    reports = {node.name: HostReport(NodeFacts(4, 1, 1, 4, 1, 64000, cgroups=False), {})}
+    workspace.inventory.write_text(inventory_of("d-train-1").model_dump_json())
+    reports = {"d-train-1": HostReport(NodeFacts(4, 1, 1, 4, 1, 64000, cgroups=False), {})}
     monkeypatch.setattr("clusterctl.cluster.plan.probe_hosts", lambda *_, **__: reports)
     monkeypatch.setattr("clusterctl.cluster.plan._drift_of_services", lambda *_: ())
     found = look(workspace, Stub((HostChange("d-ctl", "keep", "the controller"),)))

@@ -19,22 +19,17 @@ from clusterctl.scheduler.base import NodeInfo
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
+from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
 from tests.support.scripted import Call, ScriptedTransport, Step
 from tests.support.slurm import records
 from tests.unit.hosts.test_pairs import pairs
 
 NAMES = ("d-train-1", "d-train-2")
-
-
-def inventory() -> Inventory:
-    hosts = [Host(name="d-ctl", address="10.0.0.2", roles=(CONTROLLER,), host_key="k")]
-    hosts += [Host(name=name, address="10.0.0.3", roles=(COMPUTE,), host_key="k") for name in NAMES]
-    fixed = {"cluster": "d", "cluster_id": "a1b2c3", "provider": "local", "network": "10.0.0.0/24"}
-    return Inventory(**fixed, hosts=tuple(hosts), shared="/shared", baked=True)
+INVENTORY = inventory_of(*NAMES)
 
 
 def verify(
@@ -107,33 +102,33 @@ TAKEN = "srun: error: Unable to allocate resources: Requested nodes are busy\n"
 
 def test_a_job_across_all_idle_nodes_is_the_proof() -> None:
     transport = ScriptedTransport([BOTH, srun(*NAMES)])
-    proof = verify(inventory(), transport)
+    proof = verify(INVENTORY, transport)
     assert (proof.verified, proof.busy) == (NAMES, ())
     assert transport.left == ()
 
 
 def test_nodes_at_work_are_named_and_left_alone() -> None:
     transport = ScriptedTransport([sinfo(d_train_1="mixed", d_train_2="idle+planned"), srun(NAMES[1])])
-    proof = verify(inventory(), transport)
+    proof = verify(INVENTORY, transport)
     assert (proof.verified, proof.busy) == (NAMES[1:], NAMES[:1])
 
 
 def test_with_all_nodes_at_work_there_is_no_job() -> None:
     transport = ScriptedTransport([sinfo(d_train_1="allocated", d_train_2="allocated")])
-    assert verify(inventory(), transport).verified == ()
+    assert verify(INVENTORY, transport).verified == ()
 
 
 def test_a_node_that_a_users_job_took_meanwhile_counts_as_busy() -> None:
     late = Step((*SRUN, "..."), stderr=TAKEN, rc=1)
     busy = sinfo(d_train_1="allocated", d_train_2="idle")
-    proof = verify(inventory(), ScriptedTransport([BOTH, late, busy, srun(NAMES[1])]))
+    proof = verify(INVENTORY, ScriptedTransport([BOTH, late, busy, srun(NAMES[1])]))
     assert (proof.verified, proof.busy) == (NAMES[1:], NAMES[:1])
 
 
 def test_nodes_that_slurm_never_gives_are_an_error() -> None:
     late = Step((*SRUN, "..."), stderr=TAKEN, rc=1)
     with rejected("verification-failed", VerifyError) as caught:
-        verify(inventory(), ScriptedTransport([BOTH, late, BOTH, late]))
+        verify(INVENTORY, ScriptedTransport([BOTH, late, BOTH, late]))
     assert "busy" in caught.value.why
 
 
@@ -151,7 +146,7 @@ def test_a_node_that_is_not_right_is_named_with_the_cause(
     states: dict[str, str], host: str, cause: str
 ) -> None:
     with rejected("cluster-not-ready", VerifyError) as caught:
-        verify(inventory(), ScriptedTransport([sinfo(**states)]), timeout_s=-1)
+        verify(INVENTORY, ScriptedTransport([sinfo(**states)]), timeout_s=-1)
     (failure,) = caught.value.failures
     assert (failure.host, failure.phase) == (host, "verify")
     assert cause in failure.cause
@@ -159,7 +154,7 @@ def test_a_node_that_is_not_right_is_named_with_the_cause(
 
 def test_a_node_that_a_person_drained_is_left_and_named() -> None:
     states = sinfo("noisy disk", "ada", d_train_1="idle+drain", d_train_2="idle")
-    proof = verify(inventory(), ScriptedTransport([states, srun(NAMES[1])]))
+    proof = verify(INVENTORY, ScriptedTransport([states, srun(NAMES[1])]))
     assert proof.verified == NAMES[1:]
     assert proof.drained.keys() == {"d-train-1"}
     assert proof.drained["d-train-1"].endswith("ada: noisy disk")
@@ -178,7 +173,7 @@ def test_a_node_that_a_person_drained_is_left_and_named() -> None:
 def test_a_node_that_slurm_gave_up_is_resumed_and_named(state: str, reason: str, by: str) -> None:
     states = sinfo(reason, by, d_train_1=state, d_train_2="idle")
     resume = Step(("scontrol", "update", "nodename=d-train-1", "state=resume"))
-    proof = verify(inventory(), ScriptedTransport([states, resume, BOTH, srun(*NAMES)]))
+    proof = verify(INVENTORY, ScriptedTransport([states, resume, BOTH, srun(*NAMES)]))
     assert proof.verified == NAMES
     assert reason in proof.resumed[NAMES[0]]
 
@@ -197,7 +192,7 @@ def test_a_node_that_slurm_gives_up_again_is_an_error_with_its_reason() -> None:
     states = sinfo("Low RealMemory", "slurm", d_train_1="idle+drain", d_train_2="idle")
     resume = Step(("scontrol", "..."))
     with rejected("cluster-not-ready", VerifyError) as caught:
-        verify(inventory(), ScriptedTransport([states, resume, states]), timeout_s=0.1)
+        verify(INVENTORY, ScriptedTransport([states, resume, states]), timeout_s=0.1)
     assert "d-train-1" in caught.value.why
 
 
@@ -215,7 +210,7 @@ def test_a_node_that_slurm_gives_up_again_is_an_error_with_its_reason() -> None:
 def test_any_other_answer_is_no_proof(answer: Step) -> None:
     blameless = alone(NAMES[0]), alone(NAMES[1])
     with rejected("verification-failed", VerifyError) as caught:
-        verify(inventory(), InAnyOrder([BOTH, answer, *blameless]))
+        verify(INVENTORY, InAnyOrder([BOTH, answer, *blameless]))
     assert [failure.host for failure in caught.value.failures] == list(NAMES)
 
 
@@ -223,7 +218,7 @@ def test_the_hosts_that_the_proof_job_complains_of_are_named() -> None:
     found = {"rank": 1, "host": "d-train-2", "cause": "3 of 8 sums are wrong"}
     answer = json.dumps({"ok": False, "world_size": 2, "failures": [found]})
     with pytest.raises(VerifyError) as caught:
-        verify(inventory(), ScriptedTransport([BOTH, Step((*SRUN, "..."), answer, rc=1)]))
+        verify(INVENTORY, ScriptedTransport([BOTH, Step((*SRUN, "..."), answer, rc=1)]))
     assert [failure.host for failure in caught.value.failures] == [NAMES[1]]
     assert caught.value.why.startswith("d-train-2: 3 of 8")
 
@@ -232,7 +227,7 @@ def test_of_many_hosts_some_causes_are_shown_and_all_are_kept() -> None:
     found = [{"host": f"d-train-{n}", "cause": f"sum {n} is wrong"} for n in range(1, 21)]
     answer = json.dumps({"ok": False, "world_size": 2, "failures": found})
     with pytest.raises(VerifyError) as caught:
-        verify(inventory(), ScriptedTransport([BOTH, Step((*SRUN, "..."), answer, rc=1)]))
+        verify(INVENTORY, ScriptedTransport([BOTH, Step((*SRUN, "..."), answer, rc=1)]))
     assert caught.value.what.endswith("20 nodes (d-train-[1-20])")
     assert caught.value.why.startswith("d-train-20: sum 20 ")
     assert "; d-train-13: sum 13 " in caught.value.why
@@ -249,7 +244,7 @@ def test_nodes_that_do_not_reach_each_other_are_the_cause() -> None:
         NAMES[1]: ScriptedTransport([pairs(d_train_1="no answer")]),
     }
     with pytest.raises(VerifyError) as caught:
-        verify(inventory(), ScriptedTransport([BOTH, HUNG]), nodes)
+        verify(INVENTORY, ScriptedTransport([BOTH, HUNG]), nodes)
     said = "d-train-1 and d-train-2 can't reach each other: d-train-1: no route; d-train-2: no answer"
     assert caught.value.why == said
     assert [(f.host, f.code, f.cause) for f in caught.value.failures] == [(n, "network", said) for n in NAMES]
@@ -258,7 +253,7 @@ def test_nodes_that_do_not_reach_each_other_are_the_cause() -> None:
 def test_a_node_that_fails_by_itself_is_the_cause() -> None:
     transport = InAnyOrder([BOTH, HUNG, alone(NAMES[0]), alone(NAMES[1], "No module named 'numpy'")])
     with pytest.raises(VerifyError) as caught:
-        verify(inventory(), transport)
+        verify(INVENTORY, transport)
     assert caught.value.why.endswith("'numpy'")
     assert "d-train-2: " in caught.value.why
     assert [failure.host for failure in caught.value.failures] == [NAMES[1]]
@@ -267,7 +262,7 @@ def test_a_node_that_fails_by_itself_is_the_cause() -> None:
 def test_a_job_that_hung_is_said_to_have() -> None:
     transport = InAnyOrder([BOTH, HUNG, alone(NAMES[0]), alone(NAMES[1])])
     with pytest.raises(VerifyError) as caught:
-        verify(inventory(), transport)
+        verify(INVENTORY, transport)
     assert "in time" in caught.value.why
 
 
@@ -277,11 +272,11 @@ def test_where_ssh_lets_nobody_in_the_host_and_what_to_do_are_told_in_a_few_line
     denied = Step((*SRUN, "..."), stderr=said, rc=255)
     hosts = tuple(
         host.model_copy(update={"address": "10.0.0.4"}) if host.name == NAMES[1] else host
-        for host in inventory().hosts
+        for host in INVENTORY.hosts
     )
     transport = InAnyOrder([BOTH, denied, alone(NAMES[0]), alone(NAMES[1])])
     with pytest.raises(VerifyError) as caught:
-        verify(inventory().model_copy(update={"hosts": hosts}), transport)
+        verify(INVENTORY.model_copy(update={"hosts": hosts}), transport)
     (failure,) = caught.value.failures
     assert failure.host == NAMES[1]
     assert failure.cause.endswith("Permission denied (publickey).")

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from clusterctl.state.brief import Brief, brief_of
-from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.inventory import Host
 from clusterctl.state.workspace import Workspace
+from tests.support.inventories import inventory_of
 
 HOSTS = tuple(
     Host(name=name, address="10.0.0.1", roles=roles, host_key="k")
@@ -20,10 +21,7 @@ HOSTS = tuple(
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    inventory = Inventory(
-        cluster="demo", cluster_id="a1b2c3", provider="local", hosts=HOSTS, network="10.0.0.0/24",
-        shared="/shared", baked=True, job_user="hpc",
-    )  # fmt: skip
+    inventory = inventory_of(cluster="demo", hosts=HOSTS, job_user="hpc")
     (tmp_path / "hosts.json").write_text(inventory.model_dump_json())
     return Workspace(tmp_path)
 

@@ -1,0 +1,19 @@
+"""Inventories of clusters, for what needs no machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+
+
+def host_of(name: str, role: str = COMPUTE, **more: Any) -> Host:
+    return Host(**{"name": name, "address": "10.0.0.3", "roles": (role,), "host_key": "k", **more})
+
+
+def inventory_of(*nodes: str | Host, **more: Any) -> Inventory:
+    """Return the inventory of a cluster `d` of its controller and these nodes; `more` changes its fields."""
+    hosts = (host_of(name) if isinstance(name, str) else name for name in nodes)
+    controller = host_of("d-ctl", CONTROLLER, address="10.0.0.2")
+    fixed = {"cluster": "d", "cluster_id": "a1b2c3", "provider": "local", "network": "10.0.0.0/24"}
+    return Inventory(**{**fixed, "hosts": (controller, *hosts), "shared": "/shared", "baked": True, **more})
