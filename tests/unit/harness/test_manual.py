@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.support.manual import ROOT, Block, Command, with_jobs
 
+EPOCH = "epoch 7 loss 0.1"
+
 
 def block(text: str, words: str = "", language: str = "console") -> Block:
     return Block(ROOT / "README.md", 1, language, words, text)
@@ -24,8 +26,8 @@ def test_what_is_printed_must_agree_in_shape_and_order() -> None:
     command = Command("here", "x", ("epoch  1  loss 0.5", "...", "done, job 12"))
     assert command.differs("noise\nepoch 7 loss 0.1\nepoch 8 loss 0.1\ndone, job 3\n") == ""
     assert command.differs("done, job 3\nepoch 7 loss 0.1\n") == "done, job 12"
-    assert command.differs("epoch 7 loss 0.1\ndone, job three\n") == command.prints[-1]
-    assert command.jobs("epoch 7 loss 0.1\ndone, job 3\n") == {"12": "3"}
+    assert command.differs(f"{EPOCH}\ndone, job three\n") == command.prints[-1]
+    assert command.jobs(f"{EPOCH}\ndone, job 3\n") == {"12": "3"}
     cut = Command("here", "x", ("made 7 things, ...",))
     assert (cut.differs("made 9 things, a and b"), cut.differs("made 9 nodes")) == ("", "made 7 things, ...")
     assert Command("here", "x", ("in /home/ada: done",)).differs("in /home/kim-2: done") == ""

@@ -83,16 +83,6 @@ def test_a_link_its_address_and_its_route(machine: Machine, name: str) -> None:
     )
 
 
-def test_a_mount(machine: Machine, tmp_path: Path) -> None:
-    before = look_as_root(machine)
-    root("mount", "-t", "tmpfs", "none", str(machine.state))
-    try:
-        found = new(machine, before)
-    finally:
-        root("umount", str(machine.state))
-    assert f"mount {machine.state}: {TMPFS}" in found
-
-
 @pytest.fixture
 def elsewhere() -> Iterator[Path]:
     """A folder that lies in no worker's."""
@@ -118,45 +108,27 @@ def test_a_mount_of_another_worker_is_not_this_ones(elsewhere: Path) -> None:
     assert [line in lines for lines in found] == [True, False, False]
 
 
-def test_a_tree_that_another_test_process_builds_is_not_this_ones(machine: Machine, tmp_path: Path) -> None:
-    """A tree is built once in a run, on a new machine, while other modules end."""
-    watching = dataclasses.replace(machine, cache=tmp_path)
-    building, lock = tmp_path / "test-el-0123.building", tmp_path / "test-el.lock"
-    building.mkdir()
+@pytest.mark.parametrize(
+    ("building", "lock"),
+    [("test-el-0123.building", "test-el.lock"), (".building-image-0123", "cache.lock")],
+)
+def test_a_tree_or_image_that_another_test_process_builds_is_not_this_ones(
+    machine: Machine, tmp_path: Path, building: str, lock: str
+) -> None:
+    """Each is built once in a run, on a machine that has it not yet, while other modules end."""
+    place, lock_file = tmp_path / building, tmp_path / lock
+    watching = dataclasses.replace(machine, cache=tmp_path, images=tmp_path, images_lock=lock_file)
+    place.mkdir()
     before = look_as_root(watching)
-    root("mount", "-t", "tmpfs", "none", str(building))
+    root("mount", "-t", "tmpfs", "none", str(place))
     try:
-        with lock.open("w") as builder:
+        with lock_file.open("w") as builder:
             fcntl.flock(builder, fcntl.LOCK_EX)
-            assert not [line for line in new(watching, before) if str(building) in line]
+            assert not [line for line in new(watching, before) if str(place) in line]
         # Its builder was killed.
-        assert f"mount {building}: {TMPFS}" in new(watching, before)
+        assert f"mount {place}: {TMPFS}" in new(watching, before)
     finally:
-        root("umount", str(building))
-
-
-def test_an_image_that_another_test_process_builds_is_not_this_ones(machine: Machine, tmp_path: Path) -> None:
-    """Of another distribution, or a class of nodes, on a machine that has it not yet."""
-    lock = tmp_path / "cache.lock"
-    watching = dataclasses.replace(machine, images=tmp_path, images_lock=lock)
-    building = tmp_path / ".building-image-0123"
-    building.mkdir()
-    before = look_as_root(watching)
-    root("mount", "-t", "tmpfs", "none", str(building))
-    try:
-        with lock.open("w") as builder:
-            fcntl.flock(builder, fcntl.LOCK_EX)
-            assert not [line for line in new(watching, before) if str(building) in line]
-        # Its builder was killed.
-        assert f"mount {building}: {TMPFS}" in new(watching, before)
-    finally:
-        root("umount", str(building))
-
-
-def test_a_machine_folder(machine: Machine) -> None:
-    before = look_as_root(machine)
-    (machine.state / "0abcde").mkdir()
-    assert f"file {machine.state / '0abcde'}" in new(machine, before)
+        root("umount", str(place))
 
 
 def test_a_line_in_a_file_of_the_host(machine: Machine, tmp_path: Path) -> None:
@@ -166,7 +138,8 @@ def test_a_line_in_a_file_of_the_host(machine: Machine, tmp_path: Path) -> None:
     before = look_as_root(watching)
     line = "10.0.0.1 t-ctl"
     hosts.write_text(f"127.0.0.1 localhost\n{line}\n")
-    assert f"line of {hosts}: {line}" in new(watching, before)
+    told = f"line of {hosts}: {line}"
+    assert told in new(watching, before)
 
 
 def test_a_process_that_was_given_our_home(machine: Machine) -> None:
@@ -177,15 +150,6 @@ def test_a_process_that_was_given_our_home(machine: Machine) -> None:
     with running(sys.executable, "-c", SLEEP, f"-F{machine.home}/t/ssh_config") as by_argument:
         found = new(machine, before)
     assert any(line.startswith(f"process {by_argument}:") for line in found)
-
-
-def test_a_container(machine: Machine, tmp_path: Path) -> None:
-    nspawn = tmp_path / "systemd-nspawn"
-    nspawn.symlink_to("/usr/bin/tail")
-    before = look_as_root(machine)
-    with running(nspawn, "-f", "-c+0", "/etc/hostname") as pid:
-        found = new(machine, before)
-    assert any(line.startswith(f"process {pid}: {nspawn}") for line in found)
 
 
 def test_the_host_of_another_test_process_is_none_of_ours(machine: Machine, tmp_path: Path) -> None:

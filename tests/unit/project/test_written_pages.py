@@ -94,11 +94,14 @@ def test_the_list_of_verbs_says_the_first_sentence_of_each() -> None:
 
 def test_the_scope_names_what_is_missing_of_what_is_there_in_part() -> None:
     text = (platforms.ROOT / "docs" / "scope.md").read_text()
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.count(" | ") == 2]
-    rows = [row for row in rows if row[0] not in {"named", "---"}]
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    rows = [row for row in lines if row[0] not in {"named", "---"}]
     assert len(rows) > 100
+    assert {len(row) for row in rows} == {3}
+    assert len({name for name, _, _ in rows}) == len(rows)
     assert {state for _, state, _ in rows} == {"done", "partly", "planned", "adapted", "out"}
     less = re.compile("stand-in|on a double|only rendered|never ran")
     for name, state, how in rows:
+        assert how.strip(), name
         assert ("Missing: " in how) == (state == "partly"), name
         assert state != "done" or not less.search(how), name

@@ -64,12 +64,6 @@ def read(text: str) -> None:
         assert len(str(problem)) < 600
 
 
-@given(st.text())
-@fuzz
-def test_any_text(text: str) -> None:
-    read(text)
-
-
 @given(st.lists(st.sampled_from(YAML_BITS), max_size=40).map("".join))
 @fuzz
 def test_text_of_yaml_characters(text: str) -> None:
@@ -84,14 +78,6 @@ def test_text_of_yaml_characters(text: str) -> None:
 @fuzz
 def test_any_mutation_of_the_base(start: int, removed: int, inserted: str) -> None:
     read(BASE[:start] + inserted + BASE[start + removed :])
-
-
-@given(st.integers(0, BASE.count("\n")), st.integers(0, BASE.count("\n")))
-@fuzz
-def test_lines_that_change_places(one: int, other: int) -> None:
-    lines = BASE.splitlines(keepends=True)
-    lines.insert(one % len(lines), lines.pop(other % len(lines)))
-    read("".join(lines))
 
 
 @given(PLAIN)

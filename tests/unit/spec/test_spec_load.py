@@ -153,11 +153,6 @@ def test_a_byte_order_mark_and_crlf(tmp_path: Path) -> None:
     assert load_spec(path, current_user=ADA).name == "demo"
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
-    with refused("no-such-file", UsageError):
-        load_spec(tmp_path / "c.yaml", current_user=ADA)
-
-
 def test_a_folder(tmp_path: Path) -> None:
     with refused("file-unreadable", UsageError, why="Is a directory"):
         load_spec(tmp_path, current_user=ADA)

@@ -54,12 +54,6 @@ def test_what_is_slurms_is_refused_once(more: str, key: str) -> None:
     parse_spec((BASE + more).replace("scheduler: none", "scheduler: slurm"), "c.yaml")
 
 
-def test_all_of_it_at_once() -> None:
-    more = "slurm: {qos: [{name: urgent}], extra: [KillWait=9]}\n"
-    more += "users: [{name: ada, uid: 2000, accounts: [lab]}]\n"
-    assert {key for key, _ in problems(BASE + more)} == {"slurm.qos", "slurm.extra", "users[0].accounts"}
-
-
 def test_an_account_by_default_is_no_account() -> None:
     parse_spec(BASE + "users: [{name: ada, uid: 2000, accounts: [default]}]\n", "c.yaml")
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.errors import CommandError, UnreachableError
+from clusterctl.errors import CommandError
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
-from tests.support.processes import gone, noted
 from tests.support.scripted import ScriptedTransport, Step
 
 LOCAL = LocalTransport()
@@ -27,31 +26,6 @@ def test_a_failed_command_raises():
 def test_a_missing_command_raises():
     with refused("command", CommandError, "`/no/such/command`", rc=127):
         LOCAL.run(["/no/such/command"])
-
-
-def test_a_timeout_ends_the_command_and_its_children(tmp_path):
-    def attempt(timeout_s: float) -> None:
-        with refused("unreachable", UnreachableError):
-            LOCAL.run(["sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/pid; wait"], timeout_s=timeout_s)
-
-    assert gone(noted(tmp_path / "pid", attempt))
-
-
-def test_stream():
-    assert b"".join(LOCAL.stream(["printf", "\\377a"])) == b"\xffa"
-
-
-def test_a_stream_of_a_failed_command_raises():
-    with pytest.raises(CommandError) as caught:
-        list(LOCAL.stream(["sh", "-c", "echo oh >&2; exit 4"]))
-    assert (caught.value.rc, caught.value.stderr) == (4, "oh\n")
-
-
-def test_closing_a_stream_ends_the_command():
-    stream = LOCAL.stream(["sh", "-c", "echo $$; sleep 1000; :"])
-    pid = int(next(stream))
-    stream.close()
-    assert gone(pid)
 
 
 def test_a_script_answers_in_order_and_refuses_surprises():

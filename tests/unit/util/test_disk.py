@@ -173,14 +173,6 @@ def test_a_phase_that_is_done_is_done_though_the_journal_is_full(
         _ = 1 / 0
 
 
-def test_a_torn_line_of_the_journal_spoils_no_other(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
-    journal.path.write_text('{"verb": "up", "pha')
-    with journal.phase("up", "reach"):
-        pass
-    assert [one.phase for one in journal.entries()] == ["reach"]
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 def test_down_works_on_a_full_disk(disk: SmallDisk, workspace: Workspace, fault: str, tmp_path: Path) -> None:
     disk.suffer(fault)
