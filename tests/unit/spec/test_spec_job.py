@@ -121,89 +121,48 @@ def test_all_else_is_for_the_model_to_take_or_refuse(
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flag", "value", "code"),
     [
-        ({"nodes": 0}, "--nodes must be at least 1, not 0"),
-        ({"nodes": "two"}, "--nodes must be a whole number, not 'two'"),
-        ({"nodes": 70_000}, "--nodes must be at most 65533, not 70000"),
-        ({"tasks_per_node": -1}, "--tasks-per-node must be at least 1, not -1"),
-        ({"cpus": 0}, "--cpus must be at least 1, not 0"),
-        ({"gpus": -1}, "--gpus must be at least 0, not -1"),
-        (
-            {"signal": "KILL@60"},
-            "--signal must be a signal and seconds before the time limit, such as USR1@120, not 'KILL@60'",
-        ),
-        (
-            {"signal": "USR1@65536"},
-            "--signal: 'USR1@65536' is more than 65535 seconds before the time limit",
-        ),
-        ({"mem": "lots"}, "--mem: 'lots' is not an amount of memory; write it as 4G, 4GiB or 4096 (MB)"),
-        ({"mem": "0"}, "--mem: '0' is less than 1MiB"),
-        (
-            {"time": "soon"},
-            "--time: 'soon' is not a time; write it as 30 (minutes), 1h30m, 01:30:00 or 1-12:00",
-        ),
-        (
-            {"partition": "Train"},
-            "--partition must be a lower-case letter, then at most 19 lower-case letters, digits or dashes, "
-            "not 'Train'",
-        ),
-        (
-            {"account": "a b"},
-            "--account must be a lower-case letter, then at most 30 lower-case letters, digits, dashes or "
-            "underscores, not 'a b'",
-        ),
-        (
-            {"qos": "$(id)"},
-            "--qos must be a lower-case letter, then at most 30 lower-case letters, digits, dashes or "
-            "underscores, not '$(id)'",
-        ),
-        ({"constraint": "a;b"}, "--constraint must be features of nodes, joined by & or |, not 'a;b'"),
-        ({"array": "0-"}, "--array must be indices such as 0-15, 1,3,5 or 0-15%4, not '0-'"),
-        ({"array": "5-1"}, "--array: 5-1 ends before it starts"),
-        ({"array": "0-9:0"}, "--array: 0-9:0 has a stride of 0"),
-        ({"array": "0-9%0"}, "--array: '0-9%0' lets none of the array's jobs run"),
-        ({"launcher": "mpiexec"}, "--launcher must be srun, mpirun or torchrun, not 'mpiexec'"),
-        (
-            {"name": "-rf"},
-            "--name must be at most 64 letters, digits, dots, dashes or underscores, the first a letter or "
-            "digit, not '-rf'",
-        ),
-        (
-            {"name": ""},
-            "--name must be at most 64 letters, digits, dots, dashes or underscores, the first a letter "
-            "or digit, not ''",
-        ),
-        ({"args": ["a\0b"]}, "the arguments after --: 'a\\x00b' has a null byte, which no process can get"),
-        ({"env": ["2x=1"]}, "--env: '2x' is no name of a variable: letters, digits and underscores"),
-        ({"env": ["=1"]}, "--env: '' is no name of a variable: letters, digits and underscores"),
-        (
-            {"env": ["SLURM_NTASKS=3"]},
-            "--env: SLURM_NTASKS is Slurm's to set; a value from outside would mislead its steps",
-        ),
-        (
-            {"env": ["PATH=/bin"]},
-            "--env: PATH is clusterctl's: the job's Python comes first; change it in your script",
-        ),
-        (
-            {"env": ["NOT_SET_HERE"]},
-            "--env: 'NOT_SET_HERE' has no value, nor one here to take; write one",
-        ),
-        ({"env": ["A=\0"]}, "--env: '\\x00' has a null byte, which no process can get"),
-        (
-            {"container": "docker://python:3.12"},
-            "--container: 'docker://python:3.12' is no file: make one of it with "
-            "`apptainer pull image.sif ...`",
-        ),
-        (
-            {"container": "here/not.sif"},
-            "--container: there is no file 'here/not.sif' here; a path on the cluster begins with / or ~/",
-        ),
+        *(("nodes", number, "out-of-range") for number in (0, 70_000)),
+        ("nodes", "two", "wrong-type"),
+        ("tasks_per_node", -1, "out-of-range"),
+        ("cpus", 0, "out-of-range"),
+        ("gpus", -1, "out-of-range"),
+        ("signal", "KILL@60", "bad-format"),
+        ("signal", "USR1@65536", "signal-too-early"),
+        ("mem", "lots", "not-a-memory-size"),
+        ("mem", "0", "size-too-small"),
+        ("time", "soon", "not-a-time"),
+        ("partition", "Train", "bad-format"),
+        ("account", "a b", "bad-format"),
+        ("qos", "$(id)", "bad-format"),
+        ("constraint", "a;b", "bad-format"),
+        ("array", "0-", "bad-format"),
+        *(("array", text, "array-range") for text in ("5-1", "0-9:0")),
+        ("array", "0-9%0", "array-runs-nothing"),
+        ("launcher", "mpiexec", "unknown-value"),
+        *(("name", text, "bad-format") for text in ("-rf", "")),
+        *(("env", [f"{name}=1"], "not-a-variable-name") for name in ("2x", "")),
+        *(("env", [f"{name}=1"], "variable-reserved") for name in ("SLURM_NTASKS", "PATH")),
+        ("env", ["NOT_SET_HERE"], "variable-without-value"),
+        ("env", ["A=\0"], "null-byte"),
+        ("container", "docker://python:3.12", "not-an-image"),
+        ("container", "here/not.sif", "no-such-file"),
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_wrong_flag_is_named(flags: dict[str, Any], message: str) -> None:
-    assert refused(**flags).what == message
+def test_a_wrong_flag_is_named(flag: str, value: object, code: str) -> None:
+    error = refused(**{flag: value})
+    assert error.code == code
+    assert error.what.startswith(f"--{flag.replace('_', '-')}")
+    shown = str(value[0]).removesuffix("=1").removeprefix("A=") if isinstance(value, list) else str(value)
+    assert repr(shown)[1:-1] in error.what
+
+
+def test_a_null_byte_in_the_arguments_is_refused() -> None:
+    error = refused(args=["a\0b"])
+    assert error.code == "null-byte"
+    assert r"'a\x00b'" in error.what
 
 
 def test_a_name_alone_takes_the_callers_value(monkeypatch: pytest.MonkeyPatch) -> None:
