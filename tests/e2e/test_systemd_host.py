@@ -12,11 +12,16 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.nested import CLUSTERCTL, PLACE, Host, booted, lent_image
+from clusterctl.providers.local.layout import CACHE
+from clusterctl.providers.local.provider import cached_images, image_keys
+from clusterctl.spec.models import LocalSettings
+from tests.support.cluster import raised
+from tests.support.nested import CLUSTERCTL, PLACE, Host, booted
 
 pytestmark = pytest.mark.platform("real", "systemd-host")
 
@@ -65,6 +70,17 @@ while left := begun():
     assert time.monotonic() < deadline, left
     time.sleep(0.1)
 """
+
+
+def lent_image(folder: Path) -> tuple[Path, ...]:
+    """The node image's folders in this machine's cache; a cluster is raised here if it was never baked."""
+    base, key = image_keys(LocalSettings())
+    if key not in {kept.key for kept in cached_images(report=print)}:
+        with raised(
+            "bake", "version: 1\nname: bake\npartitions: [{name: train, nodes: 1}]\n", folder, folder
+        ):
+            pass
+    return (CACHE / f"base-{base}", CACHE / f"image-{key}")
 
 
 @pytest.fixture(scope="module")

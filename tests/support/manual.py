@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -71,9 +71,7 @@ class Block:
         if self.language == "sh":
             return (Command(self.where, f"set -e\n{self.text}", (), last),)
         found = list(_typed(self))
-        return (
-            (*found[:-1], Command(found[-1].where, found[-1].text, found[-1].prints, last)) if found else ()
-        )
+        return (*found[:-1], replace(found[-1], exit_code=last)) if found else ()
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,8 @@ from pathlib import Path
 
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.providers.local import image, machine
-from clusterctl.providers.local.layout import CACHE
-from clusterctl.providers.local.provider import cached_images, image_keys
 from clusterctl.spec.distributions import distribution_of
-from clusterctl.spec.models import LocalSettings
 from clusterctl.state.workspace import cache_home
-from tests.support.cluster import raised
 from tests.support.install import build_wheel, lock_of_wheels
 from tests.support.verbs import Ran
 
@@ -109,17 +105,6 @@ class Host:
     def look(self) -> dict[str, str]:
         """Everything that a cluster could change on this host, its user's home apart."""
         return {what: self("sh", "-c", script, rc=None).stdout for what, script in _LOOKS.items()}
-
-
-def lent_image(folder: Path) -> tuple[Path, ...]:
-    """The node image's folders in this machine's cache; a cluster is raised here if it was never baked."""
-    base, key = image_keys(LocalSettings())
-    if key not in {kept.key for kept in cached_images(report=print)}:
-        with raised(
-            "bake", "version: 1\nname: bake\npartitions: [{name: train, nodes: 1}]\n", folder, folder
-        ):
-            pass
-    return (CACHE / f"base-{base}", CACHE / f"image-{key}")
 
 
 @contextmanager

@@ -70,11 +70,11 @@ def role_data(role: str, file: str = "vars/main.yml") -> dict[str, Any]:
     return dict(yaml.safe_load((asset("ansible") / "roles" / role / file).read_text()))
 
 
-def load_module(name: str) -> ModuleType:
-    """One of our Ansible modules as plain Python."""
-    found = importlib.util.spec_from_file_location(name, asset("ansible") / "library" / f"{name}.py")
+def load_module(name: str, folder: str = "library") -> ModuleType:
+    """One of our Ansible modules, or a file of a role, as plain Python."""
+    found = importlib.util.spec_from_file_location(name, asset("ansible") / folder / f"{name}.py")
     assert found
     assert found.loader
-    loaded = importlib.util.module_from_spec(found)
+    loaded = sys.modules[name] = importlib.util.module_from_spec(found)  # dataclasses look there
     found.loader.exec_module(loaded)
     return loaded

@@ -8,9 +8,8 @@ import re
 import select
 import subprocess
 import termios
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.verbs import Clusterctl
@@ -66,30 +65,6 @@ class Terminal:
             return False
         self.shown += data.decode(errors="replace")
         return bool(data)
-
-
-class Window:
-    """What this process writes to the terminal ``stream``, which takes the place of its stdout and stderr."""
-
-    def __init__(self, size: tuple[int, int] = (24, 200)) -> None:
-        self._ours, theirs = pty.openpty()
-        termios.tcsetwinsize(theirs, size)
-        self.stream = os.fdopen(theirs, "w", buffering=1, encoding="utf-8")
-        self._shown = bytearray()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def close(self) -> bytes:
-        """All that was written; a newline is CR LF."""
-        self.stream.close()
-        self._reader.join()
-        os.close(self._ours)
-        return bytes(self._shown)
-
-    def _read(self) -> None:
-        with suppress(OSError):  # Linux says so when the last program has closed the terminal
-            while data := os.read(self._ours, 4096):
-                self._shown += data
 
 
 @contextmanager

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import sys
+import termios
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +26,6 @@ from clusterctl.jobs.watch import LogChunk
 from clusterctl.scheduler.session import Session
 from tests.support.messages import shows
 from tests.support.played.cluster import PlayedCluster, submitted
-from tests.support.terminal import Window
 
 TITLE = "\x1b]0;owned\x07"
 CLIPBOARD = "\x1b]52;c;b3duZWQ=\x07"
@@ -54,6 +58,30 @@ def job(here: Session, cluster: PlayedCluster, tmp_path: Path) -> str:
         state["nodes"] = [node]
         state["jobs"][job_id] |= {"name": NAME, "reason": NAME, "comment": state["jobs"][job_id]["comment"]}
     return job_id
+
+
+class Window:
+    """What this process writes to the terminal ``stream``, which takes the place of its stdout and stderr."""
+
+    def __init__(self, size: tuple[int, int] = (24, 200)) -> None:
+        self._ours, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, size)
+        self.stream = os.fdopen(theirs, "w", buffering=1, encoding="utf-8")
+        self._shown = bytearray()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def close(self) -> bytes:
+        """All that was written; a newline is CR LF."""
+        self.stream.close()
+        self._reader.join()
+        os.close(self._ours)
+        return bytes(self._shown)
+
+    def _read(self) -> None:
+        with suppress(OSError):  # Linux says so when the last program has closed the terminal
+            while data := os.read(self._ours, 4096):
+                self._shown += data
 
 
 Run = Callable[..., str]

@@ -9,19 +9,17 @@ import importlib.util
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.probe import NODE_ARGV, read_node
-from clusterctl.util.assets import asset
 from payload.device import choose
 from payload.nvml import Gpus
 from tests.support.nvidia import machines
 from tests.support.nvidia.nvidia_smi import ROWS, fields_of
+from tests.support.plays import load_module
 from tests.support.sweeps import in_sweep
 from tests.unit.harness.described import LASTING, Environment, ask, described, rows
 
@@ -90,7 +88,7 @@ def test_slurm_is_told_the_same(shown: Environment, double: Environment) -> None
 
 def test_the_health_check_finds_all_its_fields(shown: Environment) -> None:
     """Those of remapped rows, where the driver is older than 570, under another switch."""
-    health = health_check()
+    health = load_module("health", "roles/health/files")
     known = fields_of(int(rows(shown, "driver_version")[0][0].split(".")[0]))
     assert rows(shown, *(field for field in health.FIELDS if field in known or field not in ROWS))
     assert rows(shown, *health.ROWS, switch="--query-remapped-rows")
@@ -108,15 +106,3 @@ def test_cupy_computes_on_a_card_of_nvidia_smi() -> None:
     uuid = str(gpu["uuid"]).removeprefix("GPU-") if gpu else ""  # of a part, CUDA says it likewise
     assert uuid in _OWN
     assert uuid or not (_OWN and importlib.util.find_spec("cupy"))
-
-
-def health_check() -> ModuleType:
-    """The program as a module."""
-    file = asset("ansible") / "roles" / "health" / "files" / "health.py"
-    found = importlib.util.spec_from_file_location("health_check", file)
-    assert found
-    assert found.loader
-    module = importlib.util.module_from_spec(found)
-    sys.modules["health_check"] = module  # dataclasses look there
-    found.loader.exec_module(module)
-    return module

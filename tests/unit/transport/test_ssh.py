@@ -21,12 +21,11 @@ from clusterctl.errors import CommandError, HostKeyError, KeyRefusedError, Trans
 from clusterctl.transport.base import Transport
 from clusterctl.transport.connections import PersistentSSH
 from clusterctl.transport.ssh import SSHTransport
-from tests.support.hostile import HOSTILE_NAMES
 from tests.support.messages import refused
+from tests.support.played.batch import HOSTILE
 from tests.support.processes import gone
 
-# More than file names may be: an argument may be empty.
-HOSTILE = ["", "-n", "|", "&& true", *(name.decode(errors="ignore") for name in HOSTILE_NAMES)]
+ARGUMENTS = ["", "-n", *HOSTILE]
 SHOW_ARGV = "import sys, json; print(json.dumps(sys.argv[1:]))"
 
 
@@ -64,7 +63,7 @@ def test_a_failed_command_raises_with_what_it_said(node):
 
 
 def test_arguments_arrive_as_they_are(node):
-    assert json.loads(node.run([sys.executable, "-c", SHOW_ARGV, *HOSTILE]).stdout) == HOSTILE
+    assert json.loads(node.run([sys.executable, "-c", SHOW_ARGV, *ARGUMENTS]).stdout) == ARGUMENTS
 
 
 def test_environment_arrives_as_it_is(node):
