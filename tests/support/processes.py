@@ -3,10 +3,35 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+_HOLD = """
+import sys
+from pathlib import Path
+from clusterctl.state.workspace import Workspace
+with Workspace(Path(sys.argv[1])).lock("up", wait_s=0, waiting=print):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def holding_lock(workspace: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another `clusterctl up`, which holds the lock of a workspace until its stdin closes or it is killed."""
+    argv = [sys.executable, "-c", _HOLD, str(workspace)]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def gone(pid: int) -> bool:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +12,7 @@ from clusterctl.errors import SpecError, UsageError
 from clusterctl.spec.load import read_name
 from clusterctl.state.workspace import Workspace
 from tests.support.messages import codes, shows
+from tests.support.processes import holding_lock
 from tests.support.verbs import Clusterctl
 
 SPEC = "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: train, nodes: 2}]\n"
@@ -39,14 +36,6 @@ UNREADABLE = {
 VERBS = [["status"], ["jobs"], ["cancel", "1"], ["collect"], ["logs", "1"], ["ssh"], ["submit", "probe"]]
 # Each of them finds its cluster in the same way; one that reads and one that writes.
 FEW_VERBS = [["status"], ["submit", "probe"]]
-HOLD = """
-import sys
-from pathlib import Path
-from clusterctl.state.workspace import Workspace
-with Workspace(Path(sys.argv[1])).lock("up", wait_s=0, waiting=print):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
 
 
 @pytest.mark.parametrize("text", WRONG.values(), ids=WRONG)
@@ -213,38 +202,25 @@ def test_down_without_a_spec_asks_by_name_and_never_guesses_under_yes(cli: Clust
     assert (cli.home / "demo" / "hosts.json").exists()
 
 
-@contextmanager
-def at_work(cli: Clusterctl, name: str) -> Iterator[int]:
-    """Another clusterctl that raises the cluster; its pid."""
-    argv = [sys.executable, "-c", HOLD, str(cli.home / name)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        try:
-            yield process.pid
-        finally:
-            process.kill()
-
-
 @pytest.mark.parametrize("argv", FEW_VERBS)
 def test_whoever_works_on_the_cluster_is_why_it_does_not_answer(cli: Clusterctl, argv: list[str]) -> None:
-    with at_work(cli, "local") as pid:
+    with holding_lock(cli.home / "local") as raising:
         (failure,) = cli("-o", "json", *argv, rc=1).json["failures"]
     assert failure["code"] == "locked"
-    assert f" (pid {pid}) " in failure["cause"]
+    assert f" (pid {raising.pid}) " in failure["cause"]
     assert "is not up" in failure["cause"]
     assert "is not up" in cli(*argv, rc=2).stderr
 
 
 @pytest.mark.parametrize("argv", [["up"], ["down", "--yes"]], ids=lambda argv: str(argv[0]))
 def test_a_second_one_fails_at_once_or_waits_as_it_is_told(cli: Clusterctl, argv: list[str]) -> None:
-    with at_work(cli, "local") as pid:
+    with holding_lock(cli.home / "local") as raising:
         ran = cli("-o", "json", *argv, "--no-wait", rc=1)
         assert codes(ran) == ["locked"]
-        assert f" (pid {pid}) " in ran.stderr
+        assert f" (pid {raising.pid}) " in ran.stderr
         process = cli.start(*argv)
         assert process.stderr is not None
-        said = next(line for line in process.stderr if f" (pid {pid}) " in line)
+        said = next(line for line in process.stderr if f" (pid {raising.pid}) " in line)
         assert " 10 minutes " in said
         process.send_signal(2)
         _, rest = process.communicate(timeout=60)

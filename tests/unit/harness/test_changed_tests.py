@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,10 +10,10 @@ import pytest
 
 from scripts import changed_tests, durations
 from scripts.changed_tests import STORIES, STORY, TRAINING, choose
+from tests.unit.harness.repository import commit, git
 
 ROOT = Path(__file__).resolve().parents[3]
 MODULES = changed_tests.modules_of(ROOT)
-GIT = ("git", "-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main")
 
 
 @pytest.mark.parametrize(
@@ -98,27 +97,19 @@ def test_all_that_is_short_runs() -> None:
 
 
 def test_a_change_is_the_branch_s_and_what_is_not_committed(tmp_path: Path) -> None:
-    def git(*argv: str) -> None:
-        subprocess.run([*GIT, *argv], cwd=tmp_path, check=True, timeout=60)
-
-    def commit(name: str) -> None:
-        (tmp_path / name).write_text(name)
-        git("add", "-A")
-        git("commit", "-q", "-m", name)
-
-    git("init", "-q")
+    git(tmp_path, "init", "-q")
     (tmp_path / ".gitignore").write_text("ignored\n")
-    commit("old")
+    commit(tmp_path, "old")
     (tmp_path / "ignored").touch()
     (tmp_path / "new").touch()
     assert changed_tests.changed_files(tmp_path) == ["new"]
-    git("checkout", "-q", "-b", "branch")
-    commit("own")
-    git("mv", "old", "moved")
+    git(tmp_path, "checkout", "-q", "-b", "branch")
+    commit(tmp_path, "own")
+    git(tmp_path, "mv", "old", "moved")
     assert changed_tests.changed_files(tmp_path) == ["moved", "new", "old", "own"]
-    git("checkout", "-q", "-f", "main")
-    commit("of another")
-    git("checkout", "-q", "branch")
+    git(tmp_path, "checkout", "-q", "-f", "main")
+    commit(tmp_path, "of another")
+    git(tmp_path, "checkout", "-q", "branch")
     assert changed_tests.changed_files(tmp_path) == ["new", "own"]
 
 

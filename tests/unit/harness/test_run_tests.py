@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from scripts import run_tests
+from tests.unit.harness.repository import commit, git
 
 ROOT = Path(__file__).resolve().parents[3]
-GIT = ("git", "-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main")
 
 
 def test_the_test_command_adds_up_what_pytest_found(tmp_path: Path) -> None:
@@ -48,17 +48,6 @@ def checkout(tmp_path: Path) -> Path:
     commit(root, "README.md")
     commit(root, "docs/jobs.md")
     return root
-
-
-def git(root: Path, *argv: str) -> None:
-    subprocess.run([*GIT, *argv], cwd=root, check=True, timeout=60)
-
-
-def commit(root: Path, name: str) -> None:
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
-    (root / name).write_text("changed\n")
-    git(root, "add", "-A")
-    git(root, "commit", "-q", "-m", name)
 
 
 def ci(root: Path, *argv: str, failing: str = "") -> tuple[int, list[str]]:

@@ -5,11 +5,9 @@ import os
 import re
 import stat
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,15 +16,7 @@ from clusterctl.errors import LockedError, MachineError
 from clusterctl.state.ledger import Journal
 from clusterctl.state.workspace import Workspace, open_private, write_atomic
 from tests.support.messages import refused
-
-HOLD = """
-import sys
-from pathlib import Path
-from clusterctl.state.workspace import Workspace
-with Workspace(Path(sys.argv[1])).lock("up", wait_s=0, waiting=print):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
+from tests.support.processes import holding_lock
 
 
 @pytest.fixture
@@ -61,26 +51,12 @@ def test_secrets_and_id_are_drawn_once(workspace: Workspace) -> None:
     assert shown.stdout.split()[:2] == workspace.public_key.read_text().split()[:2]
 
 
-@contextmanager
-def held(workspace: Workspace) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds the lock until its stdin closes or it is killed."""
-    argv = [sys.executable, "-c", HOLD, str(workspace.root)]
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
 def silent(_: str) -> None:
     return None
 
 
 def test_a_second_clusterctl_is_told_who_holds_the_lock(workspace: Workspace) -> None:
-    with held(workspace) as process:
+    with holding_lock(workspace.root) as process:
         with (
             refused("locked", LockedError) as caught,
             workspace.lock("down", wait_s=0, waiting=silent),
@@ -94,7 +70,7 @@ def test_a_second_clusterctl_is_told_who_holds_the_lock(workspace: Workspace) ->
 
 def test_it_waits_saying_once_for_whom_and_gets_the_lock(workspace: Workspace) -> None:
     told: list[str] = []
-    with held(workspace) as process:
+    with holding_lock(workspace.root) as process:
 
         def end_it(text: str) -> None:
             told.append(text)
@@ -111,7 +87,7 @@ def test_it_waits_saying_once_for_whom_and_gets_the_lock(workspace: Workspace) -
 
 
 def test_the_lock_file_of_the_dead_is_harmless(workspace: Workspace) -> None:
-    with held(workspace) as process:
+    with holding_lock(workspace.root) as process:
         process.kill()
         process.wait()
         assert workspace.lock_file.exists()

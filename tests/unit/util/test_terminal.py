@@ -220,17 +220,3 @@ def test_a_terminal_is_asked_for_nothing_but_text_and_color() -> None:
     )
     assert asked_of_a_terminal(shown(EVERYTHING)) == set()
     assert asked_of_a_terminal(printable(EVERYTHING.decode(errors="surrogateescape")).encode()) == set()
-
-
-def test_title_modes_and_what_was_on_the_screen_are_as_before() -> None:
-    screen = pyte.Screen(80, 400)
-    stream = pyte.ByteStream(screen)
-    stream.feed(b"the first line\r\n")
-    modes, charset = set(screen.mode), screen.g0_charset
-    stream.feed(shown(EVERYTHING))
-    assert (screen.title, screen.icon_name, screen.cursor.hidden) == ("", "", False)
-    assert (screen.mode, screen.g0_charset, screen.margins) == (modes, charset, None)
-    assert screen.display[0].rstrip() == "the first line"
-    stream.feed(b"\r\nthe last line")
-    assert screen.display[screen.cursor.y].rstrip() == "the last line"
-    assert screen.cursor.attrs == screen.default_char
