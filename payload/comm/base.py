@@ -199,7 +199,7 @@ def on_all_ranks(comm: Communicator, act: Callable[[], T]) -> T:
     """Do on every rank what may fail on some, such as opening a file, and fail on all of them alike.
 
     Raises:
-        PayloadError: of the first failed rank's kind, naming it and its host, on every rank.
+        PayloadError: of the first failed rank's kind and code, naming it and its host, on every rank.
     """
     result: list[T] = []
     failure: PayloadError | None = None
@@ -207,10 +207,10 @@ def on_all_ranks(comm: Communicator, act: Callable[[], T]) -> T:
         result.append(act())
     except PayloadError as exc:
         failure = exc
-    mine = failure and (type(failure), f"rank {comm.rank} on {hostname()}: {failure}")
+    mine = failure and (type(failure), f"rank {comm.rank} on {hostname()}: {failure}", failure.code)
     failures = [theirs for theirs in comm.allgather(mine) if theirs]
     if failures:
-        kind, message = failures[0]
+        kind, message, code = failures[0]
         others = f" (and {len(failures) - 1} more ranks)" if len(failures) > 1 else ""
-        raise kind(message + others) from failure
+        raise kind(message + others, code=code) from failure
     return result[0]
