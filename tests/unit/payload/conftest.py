@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from payload.device import Device, choose
+from tests.support.messages import shows
 from tests.unit.payload.doubles.strict import Strict
 from tests.unit.payload.ranks import LAUNCHERS, Ranks
 
@@ -56,6 +57,14 @@ def records(folder: Path, *kinds: str, file: str = "metrics.jsonl") -> list[dict
     """Return the records of these kinds, or all, that a run wrote."""
     found = [json.loads(line) for line in (folder / file).read_text().splitlines()]
     return [record for record in found if not kinds or record["kind"] in kinds]
+
+
+def assert_one_error(stderr: str, code: str, *values: str) -> None:
+    """Standard error is one line: the message of this code, with these values."""
+    (line,) = stderr.splitlines()
+    assert line.startswith("payload: error: ")
+    assert shows(line, code), line
+    assert [value for value in values if value not in line] == [], line
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -18,7 +18,8 @@ from payload.device import Cpu
 from payload.errors import UsageError
 from payload.finder import Point, Speed, knee, steepest, usable
 from payload.parallel.mesh import alone as alone_mesh
-from tests.unit.payload.conftest import Runner, records
+from tests.support.messages import refused
+from tests.unit.payload.conftest import Runner, assert_one_error, records
 
 
 def test_the_knee_is_where_more_gains_nothing() -> None:
@@ -37,7 +38,7 @@ def test_the_rate_is_where_the_loss_falls_fastest_before_its_lowest_point() -> N
     losses = [2.0, 2.0, 1.9, 1.6, 0.9, 0.7, 0.6, 3.0, 5.0, 0.8, 0.7]  # what comes after the lowest is noise
     assert steepest([Point(10.0**place, loss) for place, loss in enumerate(losses)]) == 1e3
     for useless in ([], [1.0], [1.0, 2.0, 3.0], [1.0, 1.0, 1.0]):
-        with pytest.raises(UsageError, match="falls at no learning rate"):
+        with refused("no-learning-rate", UsageError):
             steepest([Point(0.1, loss) for loss in useless])
 
 
@@ -55,7 +56,7 @@ def test_what_was_found_on_two_ranks_trains_well(mpirun: Runner, tmp_path: Path)
     assert f"use --micro-batch-size {size['micro_batch']}" in answer.stdout
     assert (f"--global-batch-size {size['global_batch']}" in answer.stdout) == (size["global_batch"] > 64)
     assert lr["lr"] in rates
-    assert answer.stdout.splitlines()[-1] == f"use --lr {lr['lr']:.2g} for a batch of 64"
+    assert f"--lr {lr['lr']:.2g} " in answer.stdout.splitlines()[-1]
     given = ("--optimizer", "adamw", "--lr", f"{lr['lr']:.2g}", "--epochs", "4", "--out", str(tmp_path))
     mpirun(2, "train", *given)
     (result,) = records(tmp_path, "result")
@@ -130,34 +131,32 @@ def test_a_loss_that_is_not_finite_ends_the_run_in_one_line_and_is_null(
 ) -> None:
     """The weights of the first iteration are too large; their loss is that of the second, or of a test."""
     flags = ("--lr", "1e30", "--save-interval", "1", "--save", "sync", "--out", str(tmp_path))
-    (line,) = alone("train", "--iterations", "1", *flags, rc=1).stderr.splitlines()
-    assert line.startswith("payload: error: training diverged at iteration 1 (test loss ")
-    assert "diverged at iteration 2" in alone("train", "--iterations", "2", *flags, rc=1).stderr
+    for iterations, values in (("1", ("iteration 1 ", "test loss")), ("2", ("iteration 2 ",))):
+        answer = alone("train", "--iterations", iterations, *flags, rc=1)
+        assert_one_error(answer.stderr, "training-diverged", *values)
     found = json.loads(alone("eval", "--out", str(tmp_path)).stdout, parse_constant=pytest.fail)
     assert (found["iteration"], found["loss"], found["perplexity"]) == (1, None, None)
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "code", "value"),
     [
-        (("--out", "/nowhere"), "--out: /nowhere/config.toml cannot be read: No such file"),
-        (("--resume", "/nowhere"), "--resume: /nowhere is broken"),
-        (("--data", "digits"), "the model takes text; give it text:FILE"),
-        (("--pp", "2"), "--pp 2 does not divide the 1 ranks"),
+        (("--out", "/nowhere"), "file-unreadable", "--out: /nowhere/config.toml"),
+        (("--resume", "/nowhere"), "checkpoint-damaged", "--resume: /nowhere"),
+        (("--data", "digits"), "data-unfit-for-model", "text:FILE"),
+        (("--pp", "2"), "ranks-not-divisible", "--pp 2"),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_line(
-    alone: Runner, trained: Path, flags: tuple[str, ...], message: str
+    alone: Runner, trained: Path, flags: tuple[str, ...], code: str, value: str
 ) -> None:
-    answer = alone("eval", "--out", str(trained), *flags, rc=2)
-    assert message in answer.stderr
-    assert len(answer.stderr.splitlines()) == 1
+    assert_one_error(alone("eval", "--out", str(trained), *flags, rc=2).stderr, code, value)
 
 
 def test_a_run_without_checkpoints_cannot_be_evaluated(alone: Runner, tmp_path: Path) -> None:
     alone("train", "--iterations", "1", "--out", str(tmp_path))
     answer = alone("eval", "--out", str(tmp_path), rc=2)
-    assert f"--resume auto: there is no checkpoint in {tmp_path}" in answer.stderr
+    assert_one_error(answer.stderr, "no-checkpoint", "--resume auto", str(tmp_path))
 
 
 def test_other_text_is_judged_by_the_runs_tokenizer(alone: Runner, trained: Path, tmp_path: Path) -> None:
@@ -197,13 +196,13 @@ def test_training_goes_on_with_the_runs_tokenizer_or_that_of_an_older_checkpoint
     before = (_newest(out) / "data.json").read_text()
     again = ("train", "--config", str(out / "config.toml"), "--resume", "auto", "--out", str(out))
     answer = alone(*again, "--tokenizer", "bytes", rc=2)
-    assert "tokenizer bpe:270, samples " in answer.stderr
+    assert_one_error(answer.stderr, "checkpoint-other-settings", "tokenizer bpe:270, samples ")
     alone(*again, "--iterations", "7")
     assert (_newest(out) / "data.json").read_text() == before
     broken = _newest(out) / "data.json"
     broken.write_text(before.replace("1", "2", 1))
     answer = alone(*again, "--iterations", "7")
-    assert f"{broken.parent} is broken: data.json is not as it was written" in answer.stdout
+    assert f"{broken.parent} is broken: data.json " in answer.stdout
     assert "going on from " in answer.stdout
     assert broken.read_text() == before  # it was made anew
 
@@ -218,10 +217,10 @@ def test_a_checkpoint_that_was_moved_is_evaluated_exported_and_gone_on_from(
     alone("export", "--checkpoint", moved, "--to", "weights")
     config = ("--config", str(trained / "config.toml"), "--checkpoints", "new", "--out", "new")
     answer = alone("train", *config, "--resume", moved, "--iterations", "7")
-    assert f"going on from {moved}" in answer.stdout
+    assert f"on from {moved}" in answer.stdout
     (tmp_path / "mine" / "data.json").write_text("{}")
-    (said,) = alone("eval", "--resume", moved, rc=2).stderr.splitlines()
-    assert f"--resume: {moved} is broken: data.json has 2 bytes, not " in said
+    answer = alone("eval", "--resume", moved, rc=2)
+    assert_one_error(answer.stderr, "checkpoint-damaged", f"--resume: {moved}", "data.json has 2 bytes")
 
 
 def _newest(out: Path) -> Path:

@@ -13,6 +13,7 @@ from payload.device import Device
 from payload.errors import UsageError
 from payload.gemm import _Layer, gemm
 from payload.settings import GemmSize
+from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, records
 
 
@@ -74,6 +75,6 @@ def test_sizes_and_dtypes() -> None:
 
 @pytest.mark.parametrize("line", ["--sizes 2x3", "--sizes 0", "--sizes 1x2x", "--dtypes int8", "--warmup 0"])
 def test_what_is_no_size_or_dtype_is_one_line(line: str) -> None:
-    with pytest.raises(UsageError, match="python -m payload gemm: argument") as caught:
+    with refused("bad-flag", UsageError, "payload gemm", line.split(maxsplit=1)[0]) as caught:
         parse(["gemm", *line.split()])
     assert "\n" not in str(caught.value)

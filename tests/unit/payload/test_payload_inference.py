@@ -23,9 +23,11 @@ from payload.errors import UsageError
 from payload.inference import load
 from payload.predict import probabilities
 from payload.sample import tokens
-from tests.unit.payload.conftest import Runner
+from tests.support.messages import refused
+from tests.unit.payload.conftest import Runner, assert_one_error
 
-TEXT = b"the cat sat on the mat. " * 200
+SENTENCE = "the cat sat on the mat."
+TEXT = f"{SENTENCE} ".encode() * 200
 
 
 @pytest.fixture(scope="module")
@@ -134,25 +136,31 @@ def test_pngs_of_other_depths_and_with_a_palette(depth: int) -> None:
     ("data", "why"),
     [
         (encoded(NOISE[..., 0], 4, 8, 0, interlaced=1), "interlaced"),
-        (encoded(NOISE[:3, :, 0], 4, 8, 0), "4x3 pixels, and the model takes 4x5"),
+        (encoded(NOISE[:3, :, 0], 4, 8, 0), "4x3 pixels"),
         (encoded(NOISE[..., 0], 4, 8, 0)[:-30], "cut short"),
         (png.SIGNATURE, "damaged"),
         (png.SIGNATURE + struct.pack(">I4sIIBBBBB", 13, b"IHDR", 4, 5, 8, 9, 0, 0, 0), "damaged"),
         (encoded(NOISE[..., 0], 4, 8, 3, palette=b"abc"), "damaged"),
-        (b"\xff\xd8\xff\xe0 and more", "a JPEG file: convert it to PNG"),
-        (b"1,2,3\n", "line 1 has 3 numbers, and the model takes 5x4x1"),
-        (",".join("1" * 21).encode(), "leave the column of labels out"),
-        (b"a,b\nc,d\n", "line 2 has something else than numbers"),
+        (b"\xff\xd8\xff\xe0 and more", "JPEG file"),
+        (b"1,2,3\n", "line 1 has 3 numbers"),
+        (",".join("1" * 21).encode(), "column of labels"),
+        (b"a,b\nc,d\n", "line 2 has"),
         (b"nan," * 19 + b"1", "not finite"),
         (b"a,b\n", "no rows"),
-        (b"\x80\x81", "none of PNG, IDX and CSV"),
-        (struct.pack(">BBBB3I", 0, 0, 8, 3, 1, 2, 2) + b"1234", "images of 2x2, and the model takes 5x4x1"),
+        (struct.pack(">BBBB3I", 0, 0, 8, 3, 1, 2, 2) + b"1234", "images of 2x2,"),
     ],
 )
 def test_files_without_such_images_are_refused(data: bytes, why: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(data)
-    with pytest.raises(UsageError, match=why):
+    with refused("bad-input", UsageError, str(file), why):
+        read_images(file, (5, 4, 1))
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"\x80\x81")
+    with refused("not-an-input", UsageError, str(file)):
         read_images(file, (5, 4, 1))
 
 
@@ -212,7 +220,7 @@ def test_text_follows_the_prompt(alone: Runner, letters: Path) -> None:
         return answer.stdout
 
     likeliest = sample("--prompt", "the cat", "--temperature", "0")
-    assert likeliest.startswith("the cat sat on the mat.")
+    assert likeliest.startswith(SENTENCE)
     assert likeliest == sample("--prompt", "the cat", "--top-k", "1", "--seed", "5")
     wild = ("--prompt", "the cat", "--temperature", "3", "--output", "json")
     assert sample(*wild, "--seed", "1") == sample(*wild, "--seed", "1") != sample(*wild, "--seed", "2")
@@ -251,20 +259,16 @@ def test_what_a_model_can_not_do_is_told(alone: Runner, digits: Path, letters: P
     rows = images_csv(tmp_path / "rows.csv", load_digits()[1].images[:1])
     moved = tmp_path / "model"
     moved.symlink_to(digits / "model")
-    for argv, why in (
-        (("sample", "--model-folder", str(digits / "model")), "which takes images: use predict"),
-        (("predict", "--model-folder", str(letters / "model"), str(rows)), "which takes text: use sample"),
-        (("sample", "--model-folder", str(tmp_path)), "model.json"),
-        (("predict", "--model-folder", str(digits / "model"), "nowhere.png"), "nowhere.png cannot be read"),
-        (("eval", "--model-folder", str(moved)), "say what to judge it by"),
-        (("eval", "--model-folder", str(moved), "--out", "a"), "takes no --out"),
-        (
-            ("eval", "--weights", "final", "--out", "a"),
-            "--weights: it has an effect only with --model-folder",
-        ),
+    images, text = str(digits / "model"), str(letters / "model")
+    for argv, code, value in (
+        (("sample", "--model-folder", images), "model-unfit-for-command", "use predict"),
+        (("predict", "--model-folder", text, str(rows)), "model-unfit-for-command", "use sample"),
+        (("sample", "--model-folder", str(tmp_path)), "not-a-model-folder", "model.json"),
+        (("predict", "--model-folder", images, "nowhere.png"), "file-unreadable", "nowhere.png"),
+        (("eval", "--model-folder", str(moved)), "data-not-named", str(moved)),
+        (("eval", "--model-folder", str(moved), "--out", "a"), "options-exclusive", "--out"),
+        (("eval", "--weights", "final", "--out", "a"), "setting-without-effect", "--weights: "),
     ):
-        answer = alone(*argv, rc=2)
-        assert answer.stderr.count("\n") == 1
-        assert why in answer.stderr
+        assert_one_error(alone(*argv, rc=2).stderr, code, value)
     found = json.loads(alone("eval", "--model-folder", str(moved), "--data", "digits").stdout)
     assert math.isfinite(found["loss"])

@@ -85,7 +85,7 @@ def test_a_wrong_world_under_mpirun_is_told_once(mpirun: Runner) -> None:
 def test_an_exception_on_one_rank_ends_them_all(program: Runner, victim: str) -> None:
     answer = program(2, "faults.py", "breaks", victim, launched=True, rc=1)
     assert f"rank {victim} on " in answer.stderr
-    assert "ZeroDivisionError: this rank breaks" in answer.stderr
+    assert "ZeroDivisionError: " in answer.stderr
     assert "Traceback" in answer.stderr
 
 
@@ -109,7 +109,7 @@ def test_memory_that_runs_out_is_one_line_and_ends_all_ranks(
     assert "Traceback" not in answer.stderr
     said = [text for text in answer.stderr.splitlines() if text.startswith("payload: error: rank ")]
     assert 1 <= len(said) <= 2  # on both ranks, if neither was ended before
-    assert all(": out of memory: " in text and "--micro-batch-size" in text for text in said)
+    assert all("--micro-batch-size" in text for text in said)
 
 
 def test_memory_that_runs_out_without_mpi_is_one_line(
@@ -122,7 +122,7 @@ def test_memory_that_runs_out_without_mpi_is_one_line(
     monkeypatch.setattr(align, "run", exhausted)
     assert main(["align", "--folder", str(tmp_path)]) == 1
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("payload: error: out of memory: an allocation failed; smaller sizes")
+    assert said.startswith("payload: error: out of memory: ")
 
 
 def test_freed_memory_is_used_again(program: Runner) -> None:

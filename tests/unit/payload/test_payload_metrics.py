@@ -146,9 +146,9 @@ def test_the_timeline_shows_what_each_rank_did(out: Path) -> None:
 
 
 def test_a_timeline_that_stays_empty_says_so(alone: Runner, tmp_path: Path) -> None:
-    for iterations, said in (("1", 1), ("2", 0)):
+    for iterations, noted in (("1", True), ("2", False)):
         answer = alone("train", "--profile", "--iterations", iterations, "--out", str(tmp_path))
-        assert answer.stdout.count("--profile: trace.json stays empty") == said
+        assert ("--profile: trace.json stays" in answer.stdout) is noted
 
 
 class Ticking(Cpu):

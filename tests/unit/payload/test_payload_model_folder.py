@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import tracemalloc
 from collections.abc import Sequence
@@ -27,7 +29,8 @@ from payload.parallel.mesh import alone as on_one_rank
 from payload.parallel.whole import WholeTensors
 from payload.precision import PRECISIONS
 from tests.support.disks import small_disk
-from tests.unit.payload.conftest import Runner, records
+from tests.support.messages import refused
+from tests.unit.payload.conftest import Runner, assert_one_error, records
 from tests.unit.payload.doubles.models import CASES, Case
 from tests.unit.payload.doubles.oracle import assert_close, torch
 from tests.unit.payload.programs import layouts, whole
@@ -195,13 +198,14 @@ def test_checkpoints_and_the_model_are_exported_alike(alone: Runner, ran: Path, 
         told = json.loads(answer.stdout)
         assert (told["model"], told["iteration"], told["bytes"]) == ("cnn", 46, final.stat().st_size)
         assert (tmp_path / "exported").read_bytes() == final.read_bytes()
-    for source, message in (
-        ((), "give either --model-folder or --checkpoint"),
-        (("--model-folder", str(tmp_path)), "give the folder model/ that a training left"),
-        (("--checkpoint", str(tmp_path)), "is broken: it has no manifest.json"),
-        ((*sources[0], "--weights", "final"), "--weights: it has an effect only with --model-folder"),
+    for source, code, value in (
+        ((), "options-exclusive", "--model-folder or --checkpoint"),
+        (("--model-folder", str(tmp_path)), "not-a-model-folder", "model.json"),
+        (("--checkpoint", str(tmp_path)), "checkpoint-damaged", "no manifest.json"),
+        ((*sources[0], "--weights", "final"), "setting-without-effect", "--weights: "),
     ):
-        assert message in alone("export", *source, "--to", str(tmp_path / "other"), rc=2).stderr
+        answer = alone("export", *source, "--to", str(tmp_path / "other"), rc=2)
+        assert_one_error(answer.stderr, code, value)
 
 
 def test_an_export_overwrites_nothing_unless_it_is_told_to(
@@ -212,16 +216,16 @@ def test_an_export_overwrites_nothing_unless_it_is_told_to(
     (tmp_path / "file").write_text("precious")
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "config.json").write_text("precious")
-    for to, library, message in (
-        ("missing/file", "torch", "there is no folder"),
-        ("missing/hf", "hf", "there is no folder"),
-        ("file", "torch", "file is there already: name another, or overwrite it with --force"),
-        ("hf", "hf", "config.json is there already: name another, or overwrite it with --force"),
-        ("hf", "torch", "hf is a folder: name a file"),
-        ("file", "hf", "file is a file: name a folder"),
+    for to, library, code, value in (
+        ("missing/file", "torch", "no-such-folder", "missing"),
+        ("missing/hf", "hf", "no-such-folder", "missing"),
+        ("file", "torch", "file-exists", "--force"),
+        ("hf", "hf", "file-exists", "config.json"),
+        ("hf", "torch", "target-other-kind", "name a file"),
+        ("file", "hf", "target-other-kind", "name a folder"),
     ):
         assert main([*argv, str(tmp_path / to), "--export-as", library]) == 2
-        assert message in capsys.readouterr().err
+        assert_one_error(capsys.readouterr().err, code, value)
     assert not (tmp_path / "missing").exists()
     assert (tmp_path / "file").read_text() == (tmp_path / "hf" / "config.json").read_text() == "precious"
     argv[2] = str(ran / "model")
@@ -259,49 +263,48 @@ def test_a_full_disk_is_one_line_and_leaves_the_model_that_was_there(left: Path)
         shutil.copytree(left, folder)
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
         disk.fill(but=4096)
-        with pytest.raises(PayloadError, match=r"--out: .*safetensors.* cannot be written: No space left"):
+        with refused("file-unwritable", PayloadError, "--out: ", "safetensors", os.strerror(errno.ENOSPC)):
             _left(folder, CASES[0].model, CASES[0].settings, Cpu())
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "code", "value"),
     [
-        ({"format": 2}, r"model\.json is of format 2, and this program reads 1: update it"),
-        ({"model": "gpt-9"}, r"model\.json is of a model gpt-9; this program knows mlp, "),
-        ({"settings": {"hiddn": 3}}, "--model mlp has no hiddn"),
-        (
-            {"settings": {"inputs": 7, "classes": 5}},
-            r"not of this model: there is linear0\.weight of \(16, 288\)",
-        ),
-        ({"files": {}}, "has no best weights, only none"),
-        ({"files": 3}, r"model\.json is not as a training wrote it"),
+        ({"format": 2}, "model-folder-newer", "model.json is of format 2, "),
+        ({"model": "gpt-9"}, "model-unknown", "gpt-9"),
+        ({"settings": {"hiddn": 3}}, "model-without-size", "hiddn"),
+        ({"settings": {"inputs": 7, "classes": 5}}, "weights-other-model", "linear0.weight of (16, 288)"),
+        ({"files": {}}, "weights-not-kept", "no best weights"),
+        ({"files": 3}, "model-folder-damaged", "model.json"),
     ],
 )
-def test_folders_that_are_refused(left: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_folders_that_are_refused(
+    left: Path, tmp_path: Path, change: dict[str, Any], code: str, value: str
+) -> None:
     shutil.copytree(left, tmp_path / "model")
     path = tmp_path / "model" / "model.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(UsageError, match=message):
+    with refused(code, UsageError, value):
         build(read_record(path.parent), read_weights(path.parent), Cpu())
 
 
 def test_files_that_are_refused(left: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot be read: No such file .*: give the folder model/"):
+    with refused("not-a-model-folder", UsageError, str(tmp_path), os.strerror(errno.ENOENT)):
         read_record(tmp_path)
     shutil.copytree(left, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "best.safetensors"
     whole = bytearray(path.read_bytes())
     whole[-1] ^= 1
     path.write_bytes(whole)
-    with pytest.raises(UsageError, match=r"its SHA-256 is not that of model\.json"):
+    with refused("model-folder-damaged", UsageError, str(path), "SHA-256"):
         read_weights(tmp_path)
     path.write_bytes(whole[:-1])
-    with pytest.raises(UsageError, match="is cut short"):
+    with refused("file-unreadable", UsageError, str(path), "cut short"):
         read_weights(tmp_path)
     path.write_bytes(b"none at all, but long enough")
-    with pytest.raises(UsageError, match="not in the safetensors format"):
+    with refused("file-unreadable", UsageError, str(path), "safetensors format"):
         read_weights(tmp_path)
     path.unlink()
-    with pytest.raises(UsageError, match=r"best\.safetensors cannot be read: No such file"):
+    with refused("file-unreadable", UsageError, str(path), os.strerror(errno.ENOENT)):
         read_weights(tmp_path)

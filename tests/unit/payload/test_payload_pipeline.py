@@ -13,6 +13,7 @@ from payload.models import mlp
 from payload.nn.linear import Linear
 from payload.nn.module import Context, Sequential, Unit
 from payload.parallel.pipeline import idle_share, one_forward_one_backward, split
+from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner
 
 _CONTEXT = Context(Cpu())
@@ -42,7 +43,7 @@ def test_parameters_decide_where_work_does_not() -> None:
 
 
 def test_more_stages_than_units_are_refused() -> None:
-    with pytest.raises(UsageError, match="--pp 4: the model can only be cut into 3 stages"):
+    with refused("too-many-stages", UsageError, "--pp 4", "3 stages"):
         split(mlp.build(_CONTEXT, inputs=2, classes=2, hidden=(2, 2)), 4)
 
 

@@ -17,6 +17,7 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit, state_of
 from payload.optim.sgd import SGD
 from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
+from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner
 from tests.unit.payload.doubles.layers import stored
 from tests.unit.payload.doubles.oracle import (
@@ -213,7 +214,7 @@ def test_sizes_are_torchvisions(depth: int, millions: float, multiply_adds: floa
 
 
 def test_a_depth_that_is_not_there(device: Device) -> None:
-    with pytest.raises(UsageError, match="there is no ResNet-20: take one of 18, 34, 50, 101, 152"):
+    with refused("resnet-unknown", UsageError, "ResNet-20:", "18, 34, 50, 101, 152"):
         resnet.build(Context(device), depth=20, classes=10)
 
 

@@ -24,8 +24,10 @@ from payload.data.tokenizer import BytePairs, Bytes, learn
 from payload.device import Array
 from payload.errors import UsageError
 from payload.nn.module import Draw
+from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner
 
+_IMAGES, _LABELS = "train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 _TEXT = b"the cat sat on the mat, and the other cat sat on the other mat. " * 40
 
 
@@ -127,80 +129,66 @@ def test_fashion_mnist_is_read_from_debians_files() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil", "message"),
+    ("name", "spoil", "code", "value"),
     [
-        ("train-images-idx3-ubyte", lambda data: data[:-1], "is cut short or damaged: 225 bytes for 7x6x5"),
-        ("train-images-idx3-ubyte", lambda data: data + b"x", "is cut short or damaged: 227 bytes for 7x6x5"),
-        ("train-images-idx3-ubyte", lambda data: data[:6], "is cut short or damaged: 6 bytes for its sizes"),
-        ("train-images-idx3-ubyte", lambda _: b"", "is no IDX file: it begins with nothing"),
-        (
-            "train-images-idx3-ubyte",
-            lambda data: b"\x89PNG" + data,
-            "is no IDX file: it begins with 89504e47",
-        ),
-        ("train-images-idx3-ubyte", lambda data: b"\0\0\x0d" + data[3:], "has numbers of type 0x0d"),
-        (
-            "t10k-labels-idx1-ubyte",
-            lambda data: gzip.compress(data)[:-9],
-            "cannot be read: Compressed file ended",
-        ),
-        ("t10k-labels-idx1-ubyte", lambda data: b"\x1f\x8b" + data, "cannot be read: Unknown compression"),
-        (
-            "t10k-labels-idx1-ubyte",
-            lambda _: _bytes_of(np.zeros(6, np.uint8)),
-            "has 7 images, .* 6 labels",
-        ),
-        ("t10k-labels-idx1-ubyte", lambda _: _bytes_of(np.zeros((7, 1), np.uint8)), "not those of images"),
-        ("train-images-idx3-ubyte", lambda _: _bytes_of(np.zeros((7, 6, 0), np.uint8)), "no pixels: 7x6x0"),
+        (_IMAGES, lambda data: data[:-1], "idx-truncated", "225 bytes for 7x6x5"),
+        (_IMAGES, lambda data: data + b"x", "idx-truncated", "227 bytes for 7x6x5"),
+        (_IMAGES, lambda data: data[:6], "idx-truncated", "6 bytes for"),
+        (_IMAGES, lambda _: b"", "not-idx", "nothing"),
+        (_IMAGES, lambda data: b"\x89PNG" + data, "not-idx", "89504e47"),
+        (_IMAGES, lambda data: b"\0\0\x0d" + data[3:], "idx-bad-type", "0x0d"),
+        (_LABELS, lambda data: gzip.compress(data)[:-9], "file-unreadable", "Compressed file"),
+        (_LABELS, lambda data: b"\x1f\x8b" + data, "file-unreadable", "Unknown compression"),
+        (_LABELS, lambda _: _bytes_of(np.zeros(6, np.uint8)), "images-labels-differ", "6 labels"),
+        (_LABELS, lambda _: _bytes_of(np.zeros((7, 1), np.uint8)), "images-bad-dimensions", ""),
+        (_IMAGES, lambda _: _bytes_of(np.zeros((7, 6, 0), np.uint8)), "images-without-pixels", "7x6x0"),
     ],
 )
 def test_a_bad_idx_file_is_named(
-    tmp_path: Path, name: str, spoil: Callable[[bytes], bytes], message: str
+    tmp_path: Path, name: str, spoil: Callable[[bytes], bytes], code: str, value: str
 ) -> None:
     _write(tmp_path)
     (tmp_path / name).write_bytes(spoil((tmp_path / name).read_bytes()))
-    with pytest.raises(UsageError, match=message) as caught:
+    with refused(code, UsageError, name, value) as caught:
         idx.load(tmp_path)
-    assert name in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape", "highest", "message"),
+    ("files", "code", "values"),
     [
-        ("t10k", (7, 10, 10), 2, "has held-out images of 10x10x1, but the model knows those of 6x5x1"),
-        ("t10k", (7, 6, 5), 3, "has held-out labels up to 3, but the model knows those up to 2"),
-        ("train", (0, 6, 5), 2, "train-images-idx3-ubyte has no pixels: 0x6x5"),
-        ("t10k", (0, 0, 0), 2, "t10k-images-idx3-ubyte has no pixels: 0x0x0"),
+        (("t10k", (7, 10, 10), 2), "images-other-size", ("held-out images of 10x10x1", "6x5x1")),
+        (("t10k", (7, 6, 5), 3), "labels-too-high", ("held-out labels", "up to 3,", "up to 2")),
+        (("train", (0, 6, 5), 2), "images-without-pixels", ("train-images-idx3-ubyte", "0x6x5")),
+        (("t10k", (0, 0, 0), 2), "images-without-pixels", ("t10k-images-idx3-ubyte", "0x0x0")),
     ],
 )
 def test_halves_of_idx_files_that_do_not_go_together(
-    tmp_path: Path, kind: str, shape: tuple[int, ...], highest: int, message: str
+    tmp_path: Path, files: tuple[str, tuple[int, ...], int], code: str, values: tuple[str, ...]
 ) -> None:
+    """files: train or t10k, the shape of the images, and the label of all."""
     _write(tmp_path)
+    kind, shape, label = files
     (tmp_path / f"{kind}-images-idx3-ubyte").write_bytes(_bytes_of(np.zeros(shape, np.uint8)))
-    (tmp_path / f"{kind}-labels-idx1-ubyte").write_bytes(_bytes_of(np.full(shape[0], highest, np.uint8)))
-    with pytest.raises(UsageError, match=message) as caught:
+    (tmp_path / f"{kind}-labels-idx1-ubyte").write_bytes(_bytes_of(np.full(shape[0], label, np.uint8)))
+    with refused(code, UsageError, *values) as caught:
         _open("--data", f"idx:{tmp_path}")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "code", "values"),
     [
-        (("--data", "idx:/nowhere"), "there is no train-images-idx"),
-        (("--data", "text:/nowhere", "--model", "gpt-tiny"), "/nowhere cannot be read: No such file"),
-        (("--data", "text:/etc/hostname"), "the model takes images; give it digits, idx:DIR or synthetic"),
-        (("--data", "digits", "--model", "bert-tiny"), "the model takes masked text; give it text:FILE"),
-        (
-            ("--data", "text:/dev/null", "--model", "gpt-tiny"),
-            "0 [+] 0 tokens .* too few for --sequence-length 128",
-        ),
+        ("--data idx:/nowhere", "no-such-file", ("train-images-idx", "/nowhere")),
+        ("--data text:/nowhere --model gpt-tiny", "file-unreadable", ("/nowhere",)),
+        ("--data text:/etc/hostname", "data-unfit-for-model", ("takes images;", "idx:DIR")),
+        ("--data digits --model bert-tiny", "data-unfit-for-model", ("takes masked text;", "text:FILE")),
+        ("--data text:/dev/null --model gpt-tiny", "text-too-short", ("0 + 0 tokens", "128")),
     ],
 )
-def test_data_that_is_not_there_or_does_not_fit(flags: tuple[str, ...], message: str) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
-        _open(*flags)
+def test_data_that_is_not_there_or_does_not_fit(flags: str, code: str, values: tuple[str, ...]) -> None:
+    with refused(code, UsageError, *values) as caught:
+        _open(*flags.split())
     assert "\n" not in str(caught.value)
 
 
@@ -224,8 +212,8 @@ def test_cleaning_drops_what_was_seen_and_says_how_many() -> None:
     held_out = Labelled(images[[2, 3]], np.array([0, 1]))
     source = Images("test", training, held_out, dtype="float32", clean=True)
     assert (source.training, source.held_out) == (3, 1)
-    assert "2 repeated ones left out" in source.about
-    with pytest.raises(UsageError, match="3 training and 0 held-out images"):
+    assert "2 repeated ones" in source.about
+    with refused("too-few-images", UsageError, "3 training", "0 held-out"):
         Images("test", training, Labelled(images[:2], np.zeros(2, int)), dtype="float32", clean=True)
 
 
@@ -299,7 +287,7 @@ def test_masked_text_masks_as_bert_does() -> None:
     half = masked.training_batch(every[50:], 1, Draw(0, 1, np.arange(50, len(every), dtype="uint32")))
     np.testing.assert_array_equal(half[0], x[50:])
     np.testing.assert_array_equal(half[1], y[50:])
-    with pytest.raises(UsageError, match="too short: of its 2 held-out tokens none is masked"):
+    with refused("text-too-short", UsageError, "2 held-out tokens"):
         MaskedText("test", text[:60], Bytes(), length=1, seed=0)
     twice = [masked.held_out_batch(np.arange(masked.held_out)) for _ in range(2)]
     np.testing.assert_array_equal(twice[0][0], twice[1][0])
@@ -323,7 +311,7 @@ def test_byte_pairs_give_any_text_again(text: bytes) -> None:
 
 def test_what_is_no_merge_is_refused() -> None:
     for merges in ([[97, 300]], [[-1, 97]], [[256, 97]]):
-        with pytest.raises(ValueError, match="no tokens yet"):
+        with pytest.raises(ValueError, match="no tokens"):
             BytePairs.read({"merges": merges})
 
 
@@ -366,7 +354,7 @@ def test_other_text_is_read_by_the_tokenizer_that_was_learned(tmp_path: Path) ->
 @pytest.mark.parametrize("data_state", [{}, {"merges": 1}, {"merges": [[1]]}, {"merges": [["a", "b"]]}])
 def test_byte_pairs_that_were_not_learned_are_missed(tmp_path: Path, data_state: Mapping[str, Any]) -> None:
     (tmp_path / "text").write_bytes(_TEXT)
-    with pytest.raises(UsageError, match=r"--tokenizer bpe:280: what the run has learned .* of byte pairs"):
+    with refused("data-state-unfit", UsageError, "--tokenizer bpe:280", "byte pairs"):
         _open(*_text_flags(tmp_path / "text"), data_state=data_state)
 
 
@@ -385,23 +373,25 @@ def test_images_are_judged_by_what_was_learned_of_others(tmp_path: Path) -> None
         np.testing.assert_array_equal(source.held_out_batch(np.arange(7))[0], expected)
         assert (source.facts, source.data_state) == (run.facts, run.data_state)
     assert (judged.training, judged.held_out) == (0, 7)
-    with pytest.raises(UsageError, match="there is no train-images"):
+    with refused("no-such-file", UsageError, "train-images"):
         _open("--data", f"idx:{tmp_path}", "--clean", data_state=data_state, eval_only=True)
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changed", "code", "values"),
     [
-        ({"shape": [9, 9, 1]}, "training images of 6x5x1, but the model knows those of 9x9x1"),
-        ({"classes": 2}, "has training labels up to 2, but the model knows those up to 1"),
-        ({"mean": []}, "what the run has learned of its data tells nothing of images"),
-        ({"scale": None}, "what the run has learned of its data tells nothing of images"),
+        ({"shape": [9, 9, 1]}, "images-other-size", ("training images of 6x5x1", "9x9x1")),
+        ({"classes": 2}, "labels-too-high", ("training labels", "up to 2,", "up to 1")),
+        ({"mean": []}, "data-state-unfit", ("of images",)),
+        ({"scale": None}, "data-state-unfit", ("of images",)),
     ],
 )
-def test_images_that_the_run_does_not_know(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+def test_images_that_the_run_does_not_know(
+    tmp_path: Path, changed: dict[str, Any], code: str, values: tuple[str, ...]
+) -> None:
     _write(tmp_path)
     data_state = {**_open("--data", f"idx:{tmp_path}").data_state, **changed}
-    with pytest.raises(UsageError, match=message):
+    with refused(code, UsageError, *values):
         _open("--data", f"idx:{tmp_path}", data_state=data_state)
 
 
@@ -433,5 +423,5 @@ class _Crowd(Solo):
 def test_of_many_nodes_with_other_data_some_are_named() -> None:
     config = parse(["train"])
     assert isinstance(config, TrainConfig)
-    with pytest.raises(UsageError, match="2 bytes on n0, n1, n2, n3 and 2 more; copy"):
+    with refused("data-differs-on-nodes", UsageError, "2 bytes on n0, n1, n2, n3 and 2 more;"):
         open_dataset(config, _Crowd())

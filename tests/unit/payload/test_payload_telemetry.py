@@ -41,7 +41,8 @@ def _watch(out: Path, stop: signal.Signals) -> tuple[int, list[dict[str, Any]], 
         process.kill()
         process.wait()
     records = [json.loads(line) for line in file.read_text().splitlines()]
-    assert len(records) >= 1 + before + 1, "there was no last sample"
+    # With the host's record, and a last sample at the end.
+    assert len(records) >= 1 + before + 1
     return process.returncode, records, stderr
 
 
@@ -144,7 +145,7 @@ def test_network_rates_leave_loopback_out(tmp_path: Path) -> None:
 
 class _Broken:
     def read(self) -> dict[str, Any]:
-        raise SensorError("the fan is off")
+        raise SensorError("fan off")
 
 
 class _Fine:
@@ -153,7 +154,7 @@ class _Fine:
 
 
 def test_a_broken_source_leaves_the_others_going() -> None:
-    assert sample([_Broken(), _Fine()]) == {"fine": 1, "errors": ["the fan is off"]}
+    assert sample([_Broken(), _Fine()]) == {"fine": 1, "errors": ["fan off"]}
 
 
 @pytest.mark.parametrize("text", [None, "", "MemTotal: lots kB\n", "MemTotal: 1 kB\n"])

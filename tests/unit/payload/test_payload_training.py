@@ -11,7 +11,7 @@ import pytest
 
 from payload.device import Device
 from tests.support.sweeps import in_sweep
-from tests.unit.payload.conftest import Runner, records
+from tests.unit.payload.conftest import Runner, assert_one_error, records
 
 # 1,438 samples in batches of 50 leave a last one of 38, and neither divides by 3.
 # Sums in fp64 do not depend on the number of ranks in any digit that is compared.
@@ -57,7 +57,8 @@ def test_a_transformer_over_tensor_and_pipeline_parallel_ranks(
     arguments = ["train", "--data", f"text:{text}", *f"{sizes} {training}".split()]
     layout = "--tp 2 --pp 2 --micro-batch-size 2".split()
     answer = mpirun(4, *arguments, *layout, "--out", str(tmp_path / "4"))
-    assert "pipeline of 2 stages, 5 micro-batches: each stage waits 17% of the time" in answer.stdout
+    assert "2 stages, 5 micro-batches: " in answer.stdout
+    assert "waits 17% of" in answer.stdout
     alone(*arguments, "--out", str(tmp_path / "1"))
     assert _losses(tmp_path / "4") == pytest.approx(_losses(tmp_path / "1"), rel=1e-5)
     ours, theirs = (records(tmp_path / n, "evaluation")[-1]["loss"] for n in "41")
@@ -135,56 +136,45 @@ def test_other_ways_to_talk_learn_the_same(mpirun: Runner, tmp_path: Path, flags
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("flag", "value", "code"),
     [
-        (("--global-batch-size", "1439"), "--global-batch-size 1439 is above the 1438 samples"),
-        (("--out", "/proc/nowhere"), "--out: /proc/nowhere/metrics.jsonl cannot be written"),
+        ("--global-batch-size", "1439", "batch-above-samples"),
+        ("--out", "/proc/nowhere", "file-unwritable"),
     ],
 )
-def test_what_cannot_be_had_is_one_line(alone: Runner, arguments: tuple[str, ...], message: str) -> None:
-    answer = alone("train", *arguments, rc=2)
-    assert message in answer.stderr
-    assert len(answer.stderr.splitlines()) == 1
+def test_what_cannot_be_had_is_one_line(alone: Runner, flag: str, value: str, code: str) -> None:
+    assert_one_error(alone("train", flag, value, rc=2).stderr, code, flag, value)
 
 
 def test_a_gpu_that_is_not_there_is_one_line(alone: Runner) -> None:
     answer = alone("train", "--device", "gpu", CUDA_VISIBLE_DEVICES="", rc=2)
-    assert "--device gpu: no " in answer.stderr
-    assert len(answer.stderr.splitlines()) == 1
+    assert_one_error(answer.stderr, "no-gpu", "--device gpu")
 
 
 @pytest.mark.parametrize(
-    ("layout", "message"),
+    ("layout", "code", "values"),
     [
-        ("--pp 4", "--tp 1 x --pp 4 does not divide the 2 ranks: start a multiple of 4"),
-        *in_sweep(
-            ("--pp 2 --hidden 2 --tp 3", "--tp 3 x --pp 2 does not divide the 2 ranks: start a multiple of 6")
-        ),
-        ("--tp 2", "--tp 2: this model has no tensor-parallel layers"),
-        (
-            "--tp 2 --model vit-tiny --heads 3 --width 12",
-            "--tp 2 does not divide the 3 heads of attention: it can be 1, 3",
-        ),
+        ("--pp 4", "ranks-not-divisible", ("--tp 1 x --pp 4", "the 2 ranks", "multiple of 4")),
+        *in_sweep(("--pp 2 --hidden 2 --tp 3", "ranks-not-divisible", ("--tp 3 x --pp 2", "multiple of 6"))),
+        ("--tp 2", "tp-without-layers", ("--tp 2",)),
+        ("--tp 2 --model vit-tiny --heads 3 --width 12", "tp-not-divisible", ("3 heads", "1, 3")),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(
-    mpirun: Runner, tmp_path: Path, layout: str, message: str
+    mpirun: Runner, tmp_path: Path, layout: str, code: str, values: tuple[str, ...]
 ) -> None:
     answer = mpirun(2, "train", *layout.split(), "--out", str(tmp_path), rc=2)
-    assert f"payload: error: {message}" in answer.stderr
-    assert answer.stderr.count("payload: error: ") == 1
+    assert_one_error(answer.stderr, code, *values)
 
 
 def test_what_only_rank_0_cannot_do_stops_all(mpirun: Runner) -> None:
     answer = mpirun(2, "train", "--out", "/proc/nowhere", rc=2)
-    assert answer.stderr.count("payload: error: rank 0 on ") == 1
-    assert "Traceback" not in answer.stderr
+    assert_one_error(answer.stderr, "file-unwritable", "rank 0 on ")
 
 
 def test_a_run_that_diverges_says_so(alone: Runner, tmp_path: Path) -> None:
     answer = alone("train", "--lr", "1e30", "--out", str(tmp_path), rc=1)
-    assert "training diverged at iteration" in answer.stderr
-    assert "Traceback" not in answer.stderr
+    assert_one_error(answer.stderr, "training-diverged")
 
 
 def test_half_precision_on_two_ranks(mpirun: Runner, tmp_path: Path, real_device: Device) -> None:
@@ -198,14 +188,12 @@ def test_half_precision_on_two_ranks(mpirun: Runner, tmp_path: Path, real_device
 
 def test_a_loss_scale_that_is_too_high_is_named(alone: Runner, tmp_path: Path) -> None:
     answer = alone("train", "--precision", "fp16", "--loss-scale", "1e9", "--out", str(tmp_path), rc=1)
-    assert "training diverged at iteration 1 (loss 2." in answer.stderr
-    assert answer.stderr.endswith("try a lower --lr or --loss-scale\n")
+    assert_one_error(answer.stderr, "training-diverged", "iteration 1 (loss 2.", "--lr or --loss-scale")
 
 
 def test_ranks_that_drifted_apart_fail_the_run(program: Runner, tmp_path: Path) -> None:
     answer = program(3, "faults.py", "drifts", str(tmp_path), rc=1)
-    assert "parameters differ: rank 2 on " in answer.stderr
-    assert " from those of rank 0 on " in answer.stderr
+    assert_one_error(answer.stderr, "parameters-differ", "differ: rank 2 on ", "rank 0 on ")
     assert "rank 1 on " not in answer.stderr
     assert "test accuracy" not in answer.stdout
     first, second, third = records(tmp_path, "result")[0]["param_hashes"]
