@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from payload.errors import UsageError
 
 if TYPE_CHECKING:
-    from payload.comm.transport import MPI, Transport
+    from payload.comm.transport import Transport
     from payload.device import Device
 
 _TRANSPORTS = {
@@ -26,10 +26,8 @@ _TRANSPORTS = {
 """The module and the class of each, imported only when it is asked for: MPI is slow to load."""
 
 
-def make_transport(
-    name: str, device: Device, comm: MPI.Comm | None = None, *, cuda_aware: bool = False
-) -> Transport:
-    """The transport of that name, by default between all ranks of the job.
+def make_transport(name: str, device: Device, *, cuda_aware: bool = False) -> Transport:
+    """The transport of that name between all ranks of the job.
 
     Args:
         cuda_aware: with ``mpi`` on a GPU, give MPI device memory as it is.
@@ -40,5 +38,5 @@ def make_transport(
     if cuda_aware and not device.gpu:
         raise UsageError("--cuda-aware: there is no GPU whose memory MPI could be given", code="no-gpu")
     module, kind = _TRANSPORTS["mpi-cuda" if name == "mpi" and cuda_aware else name]
-    transport: Transport = getattr(importlib.import_module(f"payload.comm.{module}"), kind)(device, comm)
+    transport: Transport = getattr(importlib.import_module(f"payload.comm.{module}"), kind)(device)
     return transport

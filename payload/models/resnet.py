@@ -3,8 +3,6 @@ convolution, which is known as version 1.5. Layers have torchvision's names."""
 
 from __future__ import annotations
 
-from typing import Literal
-
 from payload.device import Array
 from payload.errors import UsageError
 from payload.nn.activation import ReLU
@@ -29,14 +27,14 @@ def build(
     classes: int,
     depth: int = 18,
     width: int = 64,
-    stem: Literal["auto", "small", "large"] = "auto",
 ) -> list[Unit]:
     """Images (B, side, side, channels) to logits (B, classes); a unit a residual block.
 
+    Small images begin with one 3x3 convolution; others, as ImageNet's, with a 7x7 one of stride 2 and a
+    max-pooling of stride 2.
+
     Args:
         width: channels of the first stage; each further stage has twice as many on a quarter of the area.
-        stem: ``small`` is one 3x3 convolution; ``large`` a 7x7 one of stride 2 and a max-pooling of stride 2,
-            as for ImageNet; ``auto`` goes by the side.
 
     Raises:
         UsageError: there is no such depth.
@@ -45,10 +43,8 @@ def build(
         raise UsageError(
             f"there is no ResNet-{depth}: take one of {', '.join(map(str, _BLOCKS))}", code="resnet-unknown"
         )
-    if stem == "auto":
-        stem = "small" if side <= _SMALL else "large"
     built = _Builder(context, side)
-    units = [built.unit("stem", built.stem(channels, width, large=stem == "large"))]
+    units = [built.unit("stem", built.stem(channels, width, large=side > _SMALL))]
     block = built.bottleneck if depth >= _BOTTLENECK_DEPTH else built.basic
     inputs = width
     for stage, blocks in enumerate(_BLOCKS[depth]):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from payload.comm.base import Solo
 from payload.device import Array, acc_dtype, bits
 from payload.nn.module import Context, Init, Parameter, Tape, ones, zeros
+
+_MOMENTUM = 0.1
+"""The weight of the newest micro-batch in the running averages."""
+
+_EPSILON = 1e-5
 
 
 class LayerNorm:
@@ -74,8 +78,8 @@ class LayerNorm:
 class BatchNorm:
     """y = (x - mean) / √(variance + ε) · weight + bias for each channel, the last axis; then ReLU on request.
 
-    Mean and variance are those of the micro-batch on all data-parallel ranks together, so that dividing it
-    among more ranks changes no number; or of this rank's own samples. An evaluation takes running averages.
+    Mean and variance are those of the micro-batch on all data-parallel ranks together, by a small sum in each
+    pass, so that dividing it among more ranks changes no number. An evaluation takes running averages.
     """
 
     def __init__(
@@ -85,19 +89,9 @@ class BatchNorm:
         channels: int,
         *,
         relu: bool = False,
-        synchronised: bool = True,
-        momentum: float = 0.1,
-        epsilon: float = 1e-5,
         weight: Init = ones,
     ) -> None:
-        """
-        Args:
-            synchronised: over the data-parallel ranks, by a small sum in each pass.
-            momentum: the weight of the newest micro-batch in the running averages.
-        """
-        self._device, self._relu = context.device, relu
-        self._comm = context.dp if synchronised else Solo()
-        self._momentum, self._epsilon = momentum, epsilon
+        self._device, self._relu, self._comm = context.device, relu, context.dp
         self.weight = Parameter(context, f"{name}.weight", (channels,), weight)
         self.bias = Parameter(context, f"{name}.bias", (channels,), zeros)
         self.parameters = [self.weight, self.bias]
@@ -118,7 +112,7 @@ class BatchNorm:
                 self._track(count, mean, variance)
         else:
             count, mean, variance = xp.ones(1), self._running_mean, self._running_variance
-        inverse = 1 / xp.sqrt(variance + self._epsilon)
+        inverse = 1 / xp.sqrt(variance + _EPSILON)
         dtype, weight, bias = acc_dtype(x.dtype), *self._float64_parameters()
         slope, offset = (weight * inverse).astype(dtype), (bias - mean * weight * inverse).astype(dtype)
 
@@ -208,9 +202,9 @@ class BatchNorm:
 
     def _track(self, count: Array, mean: Array, variance: Array) -> None:
         """Move the running averages; that of the variance is of its unbiased estimate."""
-        self._running_mean += self._momentum * (mean - self._running_mean)
+        self._running_mean += _MOMENTUM * (mean - self._running_mean)
         unbiased = variance * (count / self._device.xp.maximum(count - 1, 1))
-        self._running_variance += self._momentum * (unbiased - self._running_variance)
+        self._running_variance += _MOMENTUM * (unbiased - self._running_variance)
 
 
 _LANES = 32
