@@ -36,16 +36,13 @@ from payload.device import Device
 from payload.errors import PayloadError, UsageError
 from payload.models import mlp
 from payload.nn.embedding import Embedding
-from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.module import Unit
-from payload.optim.sgd import SGD
+from payload.nn.module import Context, Unit
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import Options, alone
-from payload.parallel.pipeline import MicroBatch
-from payload.parallel.zero import Storage
+from payload.parallel.mesh import alone
 from payload.precision import PRECISIONS, LossScale
 from tests.support.disks import small_disk
 from tests.support.messages import refused
+from tests.unit.payload.doubles.layers import batch_of, engine_of
 from tests.unit.payload.doubles.strict import Strict
 
 GOING_ON = "going on from"
@@ -62,24 +59,9 @@ def device(request: pytest.FixtureRequest, real_device: Device) -> Device:
 
 
 def make_engine(device: Device, *, seed: int = 0, classes: int = 2) -> Engine:
-    mesh = alone()
-    context = mesh.context(device)
-
-    def optimizer(storage: Storage) -> SGD:
-        return SGD(storage.optimizer_device, storage.master_weights, storage.segments, momentum=0.9)
-
-    units = mlp.build(context, inputs=3, classes=classes, hidden=(2,))
+    units = mlp.build(Context(device), inputs=3, classes=classes, hidden=(2,))
     scale = LossScale(4.0, dynamic=True, interval=2)
-    loss = SoftmaxCrossEntropy(context)
-    return Engine(
-        device,
-        mesh,
-        units,
-        loss,
-        optimizer,
-        options=Options(seed=seed, precision=PRECISION),
-        loss_scale=scale,
-    )
+    return engine_of(device, alone(), units, seed=seed, precision=PRECISION, loss_scale=scale)
 
 
 def describe(iteration: int, **identity: Any) -> Manifest:
@@ -112,10 +94,8 @@ def save(device: Device, tmp_path: Path) -> Iterator[Save]:
 
 
 def step(engine: Engine, iteration: int) -> None:
-    device = engine.device
     x = np.random.default_rng(iteration).standard_normal((4, 3)).astype(PRECISION.compute)
-    labels, places = np.array([0, 1, 1, 0]), np.arange(4, dtype="uint32")
-    batch = MicroBatch(*(device.asarray(array) for array in (x, labels, places)))
+    batch = batch_of(engine.device, x, np.array([0, 1, 1, 0]))
     engine.step([batch], targets=4, iteration=iteration, lr=0.1)
 
 
@@ -144,12 +124,7 @@ def test_what_was_saved_is_loaded_and_training_goes_on_the_same(
 
 @ON_BOTH
 def test_a_vocabulary_is_padded_anew_for_other_ranks(device: Device, tmp_path: Path) -> None:
-    mesh = alone()
-    table = Embedding(mesh.context(device), "e", 11, 2)
-    engine = Engine(
-        *(device, mesh, [Unit("e", table)], SoftmaxCrossEntropy(mesh.context(device))),
-        lambda storage: SGD(storage.optimizer_device, storage.master_weights, storage.segments),
-    )
+    engine = engine_of(device, alone(), [Unit("e", Embedding(Context(device), "e", 11, 2))])
     with Saver(engine, tmp_path, describe, lambda **_: None, interval=1, keep=1, wait=True) as saver:
         saver.after(1, 0)
     (folder,) = complete(tmp_path).values()

@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 
 from payload.models import gpt
-from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context
 from payload.optim.adamw import AdamW
-from payload.parallel.engine import Engine
-from payload.parallel.mesh import Options, alone
-from payload.parallel.pipeline import MicroBatch
+from payload.parallel.mesh import alone
 from payload.precision import PRECISIONS, loss_scale
-from tests.unit.payload.doubles.micro import cut
+from tests.unit.payload.doubles.layers import batch_of, cut, engine_of
 from tests.unit.payload.doubles.strict import Strict, Waits
 
 _DEVICE = Strict()
@@ -43,17 +40,10 @@ def _waits_of_a_step(micro_batches: int, layers: int, precision: str) -> int:
     units = gpt.build(
         Context(_DEVICE), vocabulary=32, length=6, dropout=0.1, layers=layers, heads=2, width=16
     )
-    engine = Engine(
-        _DEVICE,
-        alone(),
-        units,
-        SoftmaxCrossEntropy(Context(_DEVICE)),
-        lambda storage: AdamW(storage.optimizer_device, storage.master_weights, storage.segments),
-        options=Options(precision=PRECISIONS[precision]),
-        loss_scale=loss_scale(precision, None),
-    )
-    tokens = _DEVICE.asarray(np.random.default_rng(1).integers(0, 32, (4, 6)))
-    batch = MicroBatch(tokens, tokens, _DEVICE.asarray(np.arange(4, dtype="uint32")))
+    scale = loss_scale(precision, None)
+    engine = engine_of(_DEVICE, alone(), units, AdamW, precision=PRECISIONS[precision], loss_scale=scale)
+    tokens = np.random.default_rng(1).integers(0, 32, (4, 6))
+    batch = batch_of(_DEVICE, tokens, tokens)
     engine.step(cut(batch, micro_batches), targets=24, iteration=1, lr=1e-3)
     before = Waits.count
     assert engine.step(cut(batch, micro_batches), targets=24, iteration=2, lr=1e-3).finite

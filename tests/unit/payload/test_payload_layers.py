@@ -19,9 +19,9 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Layer, Sequential, Tape, Unit, normal
 from payload.nn.norm import BatchNorm
 from payload.nn.pool import MaxPool2d
-from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
+from payload.parallel.pipeline import Pipeline, Stage
 from tests.unit.payload.doubles.cases import BLOCKS, CASES, WINOGRAD
-from tests.unit.payload.doubles.layers import draw, slope, stored
+from tests.unit.payload.doubles.layers import batch_of, draw, slope, stored
 from tests.unit.payload.doubles.oracle import EACH_DTYPE, compare, functional, torch
 
 _CONTEXT = Context(Cpu())
@@ -107,9 +107,7 @@ def test_model_gradients(rng: np.random.Generator) -> None:
         tape = Tape(training=False)
         return float(loss.forward(stage.forward(x, tape), labels, tape).loss)
 
-    Pipeline(stage, loss).train(
-        [MicroBatch(x, labels, np.arange(8, dtype="uint32"))], scale=1, seed=0, iteration=1
-    )
+    Pipeline(stage, loss).train([batch_of(_CONTEXT.device, x, labels)], scale=1, seed=0, iteration=1)
     np.testing.assert_allclose(storage.grads, slope(value, storage.master_weights), atol=1e-6)
 
 
@@ -117,7 +115,7 @@ def test_an_empty_shard_has_no_gradient() -> None:
     units = mlp.build(_CONTEXT, inputs=5, classes=3, hidden=(4,))
     storage = stored(units, _CONTEXT.device)
     storage.grads[:] = 1
-    nothing = MicroBatch(np.empty((0, 5)), np.empty(0, np.int64), np.empty(0, "uint32"))
+    nothing = batch_of(_CONTEXT.device, np.empty((0, 5)), np.empty(0, np.int64))
     schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(_CONTEXT))
     assert schedule.train([nothing], scale=1, seed=0, iteration=1).loss == 0
     assert not storage.grads.any()

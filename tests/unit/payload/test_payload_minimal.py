@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -10,36 +11,21 @@ import pytest
 from payload import minimal
 from payload.device import Array, Cpu
 from payload.models import gpt
-from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.module import Context
 from payload.optim.adamw import AdamW
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import Options, alone
-from payload.parallel.pipeline import MicroBatch
+from payload.parallel.mesh import alone
 from payload.precision import PRECISIONS
+from tests.unit.payload.doubles.layers import batch_of, engine_of
 
 SIZES = minimal.Config(vocabulary=64, length=12, layers=2, heads=2, width=16)
 STEPS, SAMPLES, RATE = 6, 3, 0.01
 
 
 def _engine() -> Engine:
-    device, mesh = Cpu(), alone()
-    context = mesh.context(device)
-    units = gpt.build(
-        context,
-        vocabulary=SIZES.vocabulary,
-        length=SIZES.length,
-        layers=SIZES.layers,
-        heads=SIZES.heads,
-        width=SIZES.width,
-    )
-    return Engine(
-        device,
-        mesh,
-        units,
-        SoftmaxCrossEntropy(context, split=gpt.SPLIT_LOGITS),
-        lambda storage: AdamW(device, storage.master_weights, storage.segments),
-        options=Options(seed=7, precision=PRECISIONS["fp64"]),
-    )
+    units = gpt.build(Context(Cpu()), **asdict(SIZES))
+    options = {"seed": 7, "precision": PRECISIONS["fp64"]}
+    return engine_of(Cpu(), alone(), units, AdamW, split=gpt.SPLIT_LOGITS, **options)
 
 
 def _weights(engine: Engine) -> dict[str, Array]:
@@ -66,7 +52,7 @@ def test_minimal_and_the_engine_come_to_the_same_weights() -> None:
         tokens, targets = rng.integers(SIZES.vocabulary, size=(2, SAMPLES, SIZES.length))
         loss, grads = minimal.loss_and_grads(ours, SIZES, tokens, targets)
         optimizer.step(ours, grads, RATE)
-        batch = MicroBatch(tokens, targets, np.arange(SAMPLES, dtype="uint32"))
+        batch = batch_of(engine.device, tokens, targets)
         result = engine.step([batch], targets=targets.size, iteration=step, lr=RATE)
         assert loss == pytest.approx(result.loss, rel=1e-12)
     for name, weight in _weights(engine).items():

@@ -20,38 +20,23 @@ from payload.device import Array, Cpu, Device
 from payload.errors import PayloadError, UsageError
 from payload.model_folder import ModelRecord, build, make_units, read_record, read_weights, set_weights
 from payload.model_writer import ModelWriter
-from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Tape, Unit, state_of
-from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine, Evaluation
-from payload.parallel.mesh import Options
 from payload.parallel.mesh import alone as on_one_rank
 from payload.parallel.whole import WholeTensors
-from payload.precision import PRECISIONS
 from tests.support.disks import small_disk
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, assert_one_error, records
+from tests.unit.payload.doubles.layers import engine_of
 from tests.unit.payload.doubles.models import CASES, Case
 from tests.unit.payload.doubles.oracle import assert_close, torch
 from tests.unit.payload.programs import layouts, whole
 
 
-def _engine(units: Sequence[Unit], device: Device, *, seed: int = 3) -> Engine:
-    mesh = on_one_rank()
-    return Engine(
-        device,
-        mesh,
-        units,
-        SoftmaxCrossEntropy(mesh.context(device)),
-        lambda storage: SGD(storage.optimizer_device, storage.master_weights, storage.segments),
-        options=Options(seed=seed, precision=PRECISIONS["fp32"]),
-    )
-
-
 def _filled(model: str, settings: dict[str, Any], device: Device) -> tuple[Engine, list[Unit]]:
     """A model with random numbers everywhere, in its layers' state too."""
     units = make_units(model, settings, on_one_rank().context(device))
-    engine, rng = _engine(units, device), np.random.default_rng(2)
+    engine, rng = engine_of(device, on_one_rank(), units, seed=3), np.random.default_rng(2)
     for segment in engine.storage.segments:
         parameter = segment.parameter
         numbers = rng.uniform(-0.3, 0.3, (parameter.rows, *parameter.full_shape[1:])).astype("float32")
@@ -158,7 +143,7 @@ def test_training_can_begin_with_weights_that_a_run_left(device: Device, tmp_pat
     case = next(case for case in CASES if case.model == "lstm")
     _left(tmp_path, case.model, case.settings, device)
     units = make_units(case.model, case.settings, on_one_rank().context(device))
-    engine = _engine(units, device, seed=9)
+    engine = engine_of(device, on_one_rank(), units, seed=9)
     set_weights(engine, units, read_weights(tmp_path))
     again = dict(WholeTensors(engine, units))
     for name, tensor in load_file(tmp_path / "best.safetensors").items():

@@ -13,9 +13,9 @@ from payload.models import MODELS, bert, gpt, lstm, vit
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit
 from payload.optim.adamw import AdamW
-from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
+from payload.parallel.pipeline import Pipeline, Stage
 from tests.support.messages import refused
-from tests.unit.payload.doubles.layers import stored
+from tests.unit.payload.doubles.layers import batch_of, cut, stored
 from tests.unit.payload.doubles.models import CASES, Case
 from tests.unit.payload.doubles.oracle import (
     EACH_DTYPE,
@@ -51,11 +51,7 @@ def test_model_trains_as_pytorchs(case: Case, dtype: str, device: Device) -> Non
     x, targets = case.batch(rng, samples=6)
     x = x.astype(dtype) if x.dtype == "float64" else x
     count = int((targets >= 0).sum())
-    places = np.arange(6, dtype="uint32")
-    batches = [  # of unlike sizes
-        MicroBatch(*(device.asarray(array[part]) for array in (x, targets, places)))
-        for part in (slice(0, 4), slice(4, 6))
-    ]
+    batches = cut(batch_of(device, x, targets), 4)
     for iteration in range(4):
         storage.begin()
         sums = schedule.train(batches, scale=1 / count, seed=0, iteration=iteration)
@@ -96,8 +92,8 @@ def test_operations_are_counted(device: Device) -> None:
 def test_first_loss_of_gpt_is_that_of_chance(device: Device) -> None:
     units = gpt.build(Context(device), vocabulary=256, length=32, **MODELS["gpt-tiny"].sizes)
     storage = stored(units, device, "float32")
-    x = device.asarray(np.random.default_rng(1).integers(0, 256, (4, 33)))
-    batch = MicroBatch(x[:, :-1], x[:, 1:], device.asarray(np.arange(4, dtype="uint32")))
+    x = np.random.default_rng(1).integers(0, 256, (4, 33))
+    batch = batch_of(device, x[:, :-1], x[:, 1:])
     sums = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device))).evaluate([batch])
     assert float(sums.loss) / float(sums.count) == pytest.approx(math.log(256), rel=0.02)
 

@@ -14,12 +14,12 @@ from payload.models import bert, cnn, gpt, lstm, mlp, resnet, vit
 from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Draw, Tape, Unit
-from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Options, alone
 from payload.parallel.pipeline import MicroBatch
 from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS, LossScale, loss_scale
+from tests.unit.payload.doubles.layers import batch_of, engine_of
 
 Builder = Callable[[Context], list[Unit]]
 
@@ -101,26 +101,17 @@ def test_sums_over_rows_are_float32(precision: str, device: Device) -> None:
 
 
 def _engine(device: Device, precision: str, scale: LossScale | None = None) -> Engine:
-    context = Context(device)
-    return Engine(
-        device,
-        alone(),
-        mlp.build(context, inputs=64, classes=10, hidden=(48,)),
-        SoftmaxCrossEntropy(context),
-        lambda storage: SGD(device, storage.master_weights, storage.segments, momentum=0.9),
-        options=Options(seed=1, precision=PRECISIONS[precision]),
-        loss_scale=scale or loss_scale(precision, None),
-    )
+    units = mlp.build(Context(device), inputs=64, classes=10, hidden=(48,))
+    options = {"seed": 1, "precision": PRECISIONS[precision]}
+    return engine_of(device, alone(), units, loss_scale=scale or loss_scale(precision, None), **options)
 
 
 def _batches(device: Device, precision: str, size: int) -> list[MicroBatch]:
     training, _ = load_digits()
     order = np.random.default_rng(1).permutation(len(training.labels))
-    x = device.asarray(training.images[order] / 8 - 1, PRECISIONS[precision].compute)
-    labels = device.asarray(training.labels[order])
-    places = device.asarray(np.arange(size, dtype="uint32"))
+    x, labels = training.images[order] / 8 - 1, training.labels[order]
     return [
-        MicroBatch(x[at : at + size], labels[at : at + size], places)
+        batch_of(device, x[at : at + size], labels[at : at + size], PRECISIONS[precision].compute)
         for at in range(0, len(labels) - size, size)
     ]
 
@@ -136,9 +127,9 @@ def test_training_reaches_what_float32_reaches(precision: str, device: Device) -
                 outcome = engine.step([batch], targets=64, iteration=iteration, lr=0.05)
                 assert outcome.finite
         _, held_out = load_digits()
-        x = device.asarray(held_out.images / 8 - 1, PRECISIONS[precision].compute)
-        nobody = device.asarray(np.arange(0, dtype="uint32"))
-        return engine.evaluate([MicroBatch(x, device.asarray(held_out.labels), nobody)]).accuracy
+        x = held_out.images / 8 - 1
+        batch = batch_of(device, x, held_out.labels, PRECISIONS[precision].compute)
+        return engine.evaluate([batch]).accuracy
 
     whole = accuracy("fp32")
     assert whole > 0.94

@@ -13,8 +13,9 @@ from payload.models import bert, cnn, gpt, lstm, mlp, resnet, vit
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Draw, Parameter, Recompute, Tape, Unit, recomputed, state_of
 from payload.parallel.mesh import Options, alone
-from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
+from payload.parallel.pipeline import Pipeline, Stage
 from payload.parallel.zero import Storage
+from tests.unit.payload.doubles.layers import batch_of
 
 
 def _units(device: Device) -> list[Unit]:
@@ -35,8 +36,7 @@ def _x(device: Device) -> Array:
 def test_gradients_are_the_same_to_the_bit(device: Device) -> None:
     plain = _stage(device, _units(device))
     again = _stage(device, recomputed(_units(device)))
-    labels = device.asarray(np.arange(16) % 3)
-    batches = [MicroBatch(_x(device), labels, device.asarray(np.arange(16, dtype="uint32")))] * 2
+    batches = [batch_of(device, _x(device), np.arange(16) % 3)] * 2
     for stage in (plain, again):
         Pipeline(stage, SoftmaxCrossEntropy(Context(device))).train(batches, scale=1, seed=0, iteration=1)
     assert (plain.storage.grads == again.storage.grads).all()

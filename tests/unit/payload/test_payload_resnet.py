@@ -16,10 +16,10 @@ from payload.models import cnn, resnet
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit, state_of
 from payload.optim.sgd import SGD
-from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
+from payload.parallel.pipeline import Pipeline, Stage
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner
-from tests.unit.payload.doubles.layers import stored
+from tests.unit.payload.doubles.layers import batch_of, stored
 from tests.unit.payload.doubles.oracle import (
     TOLERANCE,
     Tensors,
@@ -128,8 +128,7 @@ class Ours:
         weights += device.asarray(0.1 * rng.standard_normal(weights.shape), dtype)
         self.x = rng.standard_normal((SAMPLES, *case.shape)).astype(dtype)
         self.labels = rng.integers(0, CLASSES, SAMPLES)
-        places = np.arange(SAMPLES, dtype="uint32")
-        self._batch = MicroBatch(*(device.asarray(array) for array in (self.x, self.labels, places)))
+        self._batch = batch_of(device, self.x, self.labels)
         self._schedule = Pipeline(Stage(self.units, self.storage), SoftmaxCrossEntropy(Context(device)))
 
     def loss(self, iteration: int = 0) -> float:

@@ -10,17 +10,15 @@ import pytest
 from payload.device import Array, Cpu
 from payload.models import mlp
 from payload.nn.linear import Linear
-from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Parameter, Segment, Sequential, Tape, Unit
 from payload.optim.adamw import AdamW
 from payload.parallel.buffers import make_layout
-from payload.parallel.engine import Engine
 from payload.parallel.mesh import Options, alone
-from payload.parallel.pipeline import MicroBatch
 from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS
 from tests.support.sweeps import in_sweep
 from tests.unit.payload.conftest import Runner
+from tests.unit.payload.doubles.layers import batch_of, engine_of
 from tests.unit.payload.doubles.strict import Strict
 
 _CONTEXT = Context(Cpu())
@@ -105,23 +103,15 @@ def test_an_offloaded_optimizer_takes_the_same_steps_on_the_host(precision: str,
     device = Strict()
     formats = PRECISIONS[precision]
     rng = np.random.default_rng(1)
-    x = device.asarray(rng.standard_normal((6, 4)), formats.compute)
-    batch = MicroBatch(x, device.asarray(rng.integers(0, 3, 6)), device.asarray(np.arange(6, dtype="uint32")))
+    x = rng.standard_normal((6, 4))
+    batch = batch_of(device, x, rng.integers(0, 3, 6), formats.compute)
 
     def train(*, offload: bool) -> tuple[list[float], Array]:
-        engine = Engine(
-            device,
-            alone(),
-            mlp.build(Context(device), inputs=4, classes=3, hidden=(5,)),
-            SoftmaxCrossEntropy(Context(device)),
-            lambda storage: AdamW(storage.optimizer_device, storage.master_weights, storage.segments),
-            options=Options(precision=formats, zero=zero, offload=offload),
-        )
+        units = mlp.build(Context(device), inputs=4, classes=3, hidden=(5,))
+        engine = engine_of(device, alone(), units, AdamW, precision=formats, zero=zero, offload=offload)
         losses = [engine.step([batch], targets=6, iteration=i, lr=0.01).loss for i in range(4)]
-        of_host = [
-            isinstance(array, np.ndarray) for array in (engine.storage.master_weights, *_state(engine))
-        ]
-        assert of_host == [offload] * 3
+        arrays = (engine.storage.master_weights, *engine.optimizer.state.values())
+        assert [isinstance(array, np.ndarray) for array in arrays] == [offload] * 3
         assert not isinstance(engine.storage.weights, np.ndarray)
         values = engine.storage.optimizer_device.to_host(engine.storage.master_weights).copy()
         return losses, values
@@ -131,10 +121,6 @@ def test_an_offloaded_optimizer_takes_the_same_steps_on_the_host(precision: str,
     assert losses == expected
     assert (values == theirs).all()
     assert losses[-1] < losses[0]
-
-
-def _state(engine: Engine) -> list[Array]:
-    return list(engine.optimizer.state.values())
 
 
 def test_on_a_cpu_there_is_nothing_to_offload() -> None:

@@ -1,16 +1,57 @@
-"""The payload's layers, ready to run, and the slopes that their gradients should be."""
+"""The payload's layers and models, ready to run, and the slopes that gradients should be."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from payload.data.loader import local_slice
 from payload.device import Array, Device
+from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Draw, Unit
-from payload.parallel.mesh import Options, alone
+from payload.optim.base import Optimizer
+from payload.optim.sgd import SGD
+from payload.parallel.engine import Engine
+from payload.parallel.mesh import Mesh, Options, alone
+from payload.parallel.pipeline import MicroBatch
 from payload.parallel.zero import Storage
-from payload.precision import Precision
+from payload.precision import LossScale, Precision
+
+
+def engine_of(
+    device: Device,
+    mesh: Mesh,
+    units: Sequence[Unit],
+    optimizer: Callable[..., Optimizer] = SGD,
+    *,
+    split: bool = False,
+    loss_scale: LossScale | None = None,
+    **options: Any,
+) -> Engine:
+    """A model with cross-entropy and an optimizer; ``options`` are fields of ``Options``."""
+    return Engine(
+        device,
+        mesh,
+        units,
+        SoftmaxCrossEntropy(mesh.context(device), split=split),
+        lambda storage: optimizer(storage.optimizer_device, storage.master_weights, storage.segments),
+        options=Options(**options),
+        loss_scale=loss_scale,
+    )
+
+
+def batch_of(device: Device, x: Array, targets: Array, dtype: str | None = None) -> MicroBatch:
+    """These samples, in the order of their places in the batch."""
+    places = np.arange(len(targets), dtype="uint32")
+    return MicroBatch(device.asarray(x, dtype), device.asarray(targets), device.asarray(places))
+
+
+def cut(batch: MicroBatch, pieces: int) -> list[MicroBatch]:
+    """A batch in micro-batches of nearly the same size, some of them empty if there are fewer samples."""
+    parts = [local_slice(len(batch.samples), piece, pieces) for piece in range(pieces)]
+    return [MicroBatch(batch.inputs[part], batch.targets[part], batch.samples[part]) for part in parts]
 
 
 def stored(units: Sequence[Unit], device: Device, dtype: str = "float64") -> Storage:

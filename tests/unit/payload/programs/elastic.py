@@ -28,12 +28,12 @@ from payload.checkpoint.shards import (
 from payload.comm import mpi
 from payload.device import Array, choose
 from payload.models import gpt
-from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit
 from payload.nn.norm import BatchNorm
 from payload.optim.adamw import AdamW
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import Mesh, Options, make_mesh
+from payload.parallel.mesh import Mesh, make_mesh
+from tests.unit.payload.doubles.layers import engine_of
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,8 @@ def make_engine(mesh: Mesh, layout: Layout) -> Engine:
     context = mesh.context(device)
     units = gpt.build(context, vocabulary=6, length=3, layers=2, heads=2, width=4)
     normed = Unit("normed", BatchNorm(Context(device, dp=mesh.dp), "normed", 5))
-    return Engine(
-        device,
-        mesh,
-        [*units, normed],
-        SoftmaxCrossEntropy(context),
-        lambda storage: AdamW(storage.optimizer_device, storage.master_weights, storage.segments),
-        options=Options(zero=layout.zero, offload=layout.offload, bucket_bytes=64),
-    )
+    options = {"zero": layout.zero, "offload": layout.offload, "bucket_bytes": 64}
+    return engine_of(device, mesh, [*units, normed], AdamW, **options)
 
 
 def expected(shard: Shard) -> Array:

@@ -8,14 +8,10 @@ import numpy as np
 
 from payload.comm import mpi
 from payload.device import Array, Cpu
-from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.module import Context, Sequential, Tape, Unit
-from payload.optim.sgd import SGD
+from payload.nn.module import Sequential, Tape, Unit
 from payload.parallel import pipeline
-from payload.parallel.engine import Engine
 from payload.parallel.mesh import make_mesh
-from payload.parallel.pipeline import MicroBatch
-from tests.unit.payload.doubles.micro import cut
+from tests.unit.payload.doubles.layers import batch_of, cut, engine_of
 
 MICRO_BATCHES = 7
 
@@ -42,14 +38,9 @@ def all_forward_first(micro_batches: int, later_stages: int) -> Iterator[bool]:
 
 def most_in_flight() -> int:
     device, layer = Cpu(), Counting()
-    engine = Engine(
-        device,
-        make_mesh(world, pp=world.size),
-        [Unit(str(rank), layer) for rank in range(world.size)],
-        SoftmaxCrossEntropy(Context(device)),
-        lambda storage: SGD(device, storage.master_weights, storage.segments, momentum=0),
-    )
-    batch = MicroBatch(np.ones((20, 3), "float32"), np.zeros(20, int), np.arange(20, dtype="uint32"))
+    units = [Unit(str(rank), layer) for rank in range(world.size)]
+    engine = engine_of(device, make_mesh(world, pp=world.size), units)
+    batch = batch_of(device, np.ones((20, 3), "float32"), np.zeros(20, int))
     for iteration in (1, 2):
         engine.step(cut(batch, MICRO_BATCHES), targets=20, iteration=iteration, lr=0.1)
     assert layer.flying == 0

@@ -25,13 +25,11 @@ from payload.device import Array, Device, choose
 from payload.models import bert, gpt, lstm, mlp, resnet, vit
 from payload.nn.activation import ReLU
 from payload.nn.linear import Linear
-from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Sequential, Unit
-from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import Mesh, Options, make_mesh
+from payload.parallel.mesh import Mesh, make_mesh
 from payload.parallel.pipeline import MicroBatch
-from tests.unit.payload.doubles.micro import cut
+from tests.unit.payload.doubles.layers import cut, engine_of
 from tests.unit.payload.doubles.strict import Copies, Strict
 from tests.unit.payload.programs.elsewhere import Apart
 
@@ -192,24 +190,11 @@ MODELS = {
 
 def make_engine(case: Case, mesh: Mesh, device: Device) -> tuple[Engine, list[Unit]]:
     """The model in the layout, and the whole of it."""
-    model, context = MODELS[case.model], mesh.context(device)
-    units = model.build(context)
-    engine = Engine(
-        device,
-        mesh,
-        units,
-        SoftmaxCrossEntropy(context, split=model.split_logits),
-        lambda storage: SGD(storage.optimizer_device, storage.master_weights, storage.segments, momentum=0.9),
-        options=Options(
-            seed=5,
-            clip=model.clip,
-            recompute=case.recompute,
-            zero=case.zero,
-            offload=case.offload,
-            bucket_bytes=case.bucket_bytes,
-        ),
-    )
-    return engine, units
+    model = MODELS[case.model]
+    units = model.build(mesh.context(device))
+    names = ("recompute", "zero", "offload", "bucket_bytes")
+    options = {"seed": 5, "clip": model.clip, **{name: getattr(case, name) for name in names}}
+    return engine_of(device, mesh, units, split=model.split_logits, **options), units
 
 
 def steps(case: Case, engine: Engine, iterations: int) -> dict[str, Any]:

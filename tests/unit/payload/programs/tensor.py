@@ -13,8 +13,8 @@ from payload.models import bert, gpt, lstm, vit
 from payload.nn.loss import LossSums, SoftmaxCrossEntropy
 from payload.nn.module import Context, Parameter, Unit
 from payload.parallel.mesh import make_mesh
-from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
-from tests.unit.payload.doubles.layers import stored
+from payload.parallel.pipeline import Pipeline, Stage
+from tests.unit.payload.doubles.layers import batch_of, stored
 
 Build = Callable[[Context], list[Unit]]
 _DEVICE = Cpu()
@@ -70,9 +70,8 @@ def trained(name: str, tp: Communicator, dtype: str) -> tuple[LossSums, dict[str
     context = Context(_DEVICE, tp=tp)
     units = build(context)
     storage = stored(units, _DEVICE, dtype)
-    places = np.arange(5, dtype="uint32")
     x = x.astype(dtype) if x.dtype == "float64" else x
-    batches = [MicroBatch(x, targets, places), MicroBatch(x[:0], targets[:0], places[:0])]
+    batches = [batch_of(_DEVICE, x, targets), batch_of(_DEVICE, x[:0], targets[:0])]
     schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(context, split=split))
     sums = schedule.train(batches, scale=0.1, seed=2, iteration=7)
     return sums, {parameter.name: parameter for unit in units for parameter in unit.layer.parameters}

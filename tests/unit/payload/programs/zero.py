@@ -11,15 +11,14 @@ from payload.comm.base import Communicator
 from payload.device import Array, Device, choose
 from payload.nn.activation import ReLU
 from payload.nn.linear import Linear
-from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Parameter, Sequential, Tape, Unit
 from payload.optim.adamw import AdamW
-from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine, StepResult
-from payload.parallel.mesh import Mesh, Options, alone, make_mesh
+from payload.parallel.mesh import Mesh, alone, make_mesh
 from payload.parallel.pipeline import MicroBatch
 from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS, LossScale
+from tests.unit.payload.doubles.layers import engine_of
 from tests.unit.payload.programs.elsewhere import Apart
 
 STEPS, SAMPLES, MICRO_BATCHES = 4, 12, 3
@@ -68,16 +67,8 @@ def share(device: Device, step: int, dp: Communicator, dtype: DTypeLike = "float
 
 
 def run(device: Device, mesh: Mesh, **options: object) -> tuple[list[StepResult], Storage, dict[str, Array]]:
-    units = build(device)
-    engine = Engine(
-        device,
-        mesh,
-        units,
-        SoftmaxCrossEntropy(mesh.context(device)),
-        lambda storage: SGD(storage.optimizer_device, storage.master_weights, storage.segments, momentum=0.9),
-        options=Options(seed=3, clip=2.0, precision=PRECISIONS["fp64"], **options),  # type: ignore[arg-type]
-    )
-    outcomes = []
+    options |= {"seed": 3, "clip": 2.0, "precision": PRECISIONS["fp64"]}
+    engine, outcomes = engine_of(device, mesh, build(device), **options), []
     for step in range(STEPS):
         batches = share(device, step, mesh.dp)
         outcomes.append(engine.step(batches, targets=SAMPLES, iteration=step, lr=0.1))
@@ -89,16 +80,8 @@ def run(device: Device, mesh: Mesh, **options: object) -> tuple[list[StepResult]
 def mixed(device: Device, mesh: Mesh, precision: str, zero: int) -> tuple[Engine, list[StepResult]]:
     """Some steps, of which float16 skips the first."""
     scale = LossScale(2.0**20, dynamic=True) if precision == "fp16" else None
-    engine = Engine(
-        device,
-        mesh,
-        build(device),
-        SoftmaxCrossEntropy(Context(device)),
-        lambda storage: AdamW(storage.optimizer_device, storage.master_weights, storage.segments),
-        options=Options(precision=PRECISIONS[precision], zero=zero, bucket_bytes=1),
-        loss_scale=scale,
-    )
-    outcomes = []
+    options = {"precision": PRECISIONS[precision], "zero": zero, "bucket_bytes": 1}
+    engine, outcomes = engine_of(device, mesh, build(device), AdamW, loss_scale=scale, **options), []
     for step in range(5):
         batches = share(device, step, mesh.dp, PRECISIONS[precision].compute)
         outcomes.append(engine.step(batches, targets=SAMPLES, iteration=step, lr=1e-2))
