@@ -19,20 +19,6 @@ from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, Starter, assert_one_error, records
 
 
-def test_lower_ones_of_another_run_are_refused_not_removed(alone: Runner, tmp_path: Path) -> None:
-    """The run that goes on from an iteration above theirs would take them for its own old ones."""
-    flags = ("train", "--hidden", "4", "--save-interval", "2", "--keep", "1")
-    (theirs, ours) = (tmp_path / "theirs", tmp_path / "ours")
-    for out, iterations in ((theirs, "2"), (ours, "4")):
-        alone(*flags, "--iterations", iterations, "--out", str(out))
-    before = sorted((theirs / "checkpoints").glob("iteration-*"))
-    wanted = ours / "checkpoints" / "iteration-00000004"
-    place = ("--checkpoints", str(theirs / "checkpoints"), "--out", str(tmp_path / "new"))
-    answer = alone(*flags, "--iterations", "6", "--resume", str(wanted), *place, rc=2)
-    assert_one_error(answer.stderr, "checkpoint-newer-exists", str(before[-1]))
-    assert sorted((theirs / "checkpoints").glob("iteration-*")) == before
-
-
 def test_a_file_that_is_missing_or_short_makes_no_checkpoint_and_costs_none(tmp_path: Path) -> None:
     old, new = tmp_path / "iteration-00000001", tmp_path / "iteration-00000002"
     work = tmp_path / "iteration-00000002.ab.incomplete"

@@ -10,12 +10,18 @@ import pytest
 
 from payload.device import Array, Device
 from payload.models import bert, cnn, gpt, lstm, mlp, resnet, vit
-from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.module import Context, Draw, Parameter, Recompute, Tape, Unit, recomputed, state_of
+from payload.nn.module import (
+    Context,
+    Draw,
+    Recompute,
+    Sequential,
+    Tape,
+    Unit,
+    state_of,
+)
 from payload.parallel.mesh import Options, alone
-from payload.parallel.pipeline import Pipeline, Stage
+from payload.parallel.pipeline import Stage
 from payload.parallel.zero import Storage
-from tests.unit.payload.doubles.layers import batch_of
 
 
 def _units(device: Device) -> list[Unit]:
@@ -27,20 +33,6 @@ def _stage(device: Device, units: list[Unit]) -> Stage:
     storage = Storage(device, units, dp, Options(seed=1))
     storage.begin()
     return Stage(units, storage)
-
-
-def _x(device: Device) -> Array:
-    return device.asarray(np.random.default_rng(1).standard_normal((16, 5)), "float32")
-
-
-def test_gradients_are_the_same_to_the_bit(device: Device) -> None:
-    plain = _stage(device, _units(device))
-    again = _stage(device, recomputed(_units(device)))
-    batches = [batch_of(device, _x(device), np.arange(16) % 3)] * 2
-    for stage in (plain, again):
-        Pipeline(stage, SoftmaxCrossEntropy(Context(device))).train(batches, scale=1, seed=0, iteration=1)
-    assert (plain.storage.grads == again.storage.grads).all()
-    assert again.storage.grads.any()
 
 
 _SMALL = {"layers": 1, "heads": 2, "width": 16, "dropout": 0.2}
@@ -81,44 +73,15 @@ def test_every_unit_of_every_model_can_be_run_again(model: str, device: Device) 
 
 
 def test_only_inputs_of_units_are_kept(device: Device) -> None:
-    x = _x(device)
+    x = device.asarray(np.random.default_rng(1).standard_normal((16, 5)), "float32")
     tape = Tape()
     stage = _stage(device, [Unit(unit.name, Recompute(unit.layer)) for unit in _units(device)])
     stage.forward(x, tape)
     assert tape.nbytes == x.nbytes + 3 * 16 * 64 * 4
     full = Tape()
-    _stage(device, [Unit("all", Recompute(Nested(_units(device))))]).forward(x, full)
+    whole = Sequential(*(unit.layer for unit in _units(device)))
+    _stage(device, [Unit("all", Recompute(whole))]).forward(x, full)
     assert full.nbytes == x.nbytes
-
-
-class Nested:
-    """Units as one layer that counts how often it meets a micro-batch."""
-
-    def __init__(self, units: list[Unit]) -> None:
-        self._layers = [unit.layer for unit in units]
-        self.parameters: list[Parameter] = [p for layer in self._layers for p in layer.parameters]
-        self.state: dict[str, Array] = {"seen": np.zeros(1)}
-
-    def forward(self, x: Array, tape: Tape) -> Array:
-        assert tape.draw is None or tape.draw.seed == 7
-        self.state["seen"] += 1 if tape.training and not tape.again else 0
-        for layer in self._layers:
-            x = layer.forward(x, tape)
-        return x
-
-    def backward(self, dy: Array, tape: Tape) -> Array:
-        for layer in reversed(self._layers):
-            dy = layer.backward(dy, tape)
-        return dy
-
-
-def test_a_second_run_is_known_as_such_and_draws_the_same(device: Device) -> None:
-    layer = Recompute(Nested(_units(device)))
-    stage = _stage(device, [Unit("all", layer)])
-    tape = Tape(draw=Draw(7, 1, np.arange(16, dtype="uint32")))
-    y = stage.forward(_x(device), tape)
-    stage.backward(y, tape, last=True)
-    assert layer.state["seen"] == 1
 
 
 def test_the_memory_that_views_share_counts_once() -> None:
