@@ -173,6 +173,19 @@ class _Half(Solo):
 
     size = 2
 
+    def allgather_into(self, part: Array, out: Array) -> None:
+        self.gathered = part.size
+        out.reshape(2, -1)[...] = part
+
+
+def test_logits_of_parts_of_the_classes_stay_where_they_are(device: Device) -> None:
+    """Tensor-parallel ranks exchange four numbers a target."""
+    half = _Half()
+    loss = SoftmaxCrossEntropy(Context(device, tp=half), split=True)
+    logits, labels = np.zeros((6, 64), "float32"), np.arange(6)
+    assert loss.forward(device.asarray(logits), device.asarray(labels), Tape()).count == 6
+    assert half.gathered == 4 * 6
+
 
 def test_a_token_of_another_rank_takes_nothing_of_this_ones_table(device: Device) -> None:
     """Not even where that has overflowed; nor does its gradient come here."""

@@ -11,7 +11,6 @@ from payload.nn.dropout import Dropout
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Draw, Tape, Unit, normal
 from payload.nn.sequence import Segments
-from tests.unit.payload.conftest import Runner
 from tests.unit.payload.doubles.cases import attention
 from tests.unit.payload.doubles.layers import stored
 from tests.unit.payload.doubles.oracle import assert_close, compare, functional, torch
@@ -109,7 +108,3 @@ def test_dropout_drops_each_place_as_often(device: Device) -> None:
     correlations = np.corrcoef(y.T) - np.eye(64)
     assert np.abs(correlations).max() < 5.5 / 4000**0.5
     assert set(np.unique(y)) == {0, 1 / 0.75}
-
-
-def test_models_divided_over_tensor_parallel_ranks_are_whole_ones(program: Runner) -> None:
-    program(4, "tensor.py")

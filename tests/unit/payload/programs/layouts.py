@@ -89,6 +89,7 @@ CORE: dict[int, list[Case]] = {
         Case("gpt", tp=2, zero=2, micro_batches=2, bucket_bytes=SMALL, recompute=True),
         Case("gpt", pp=2, zero=3, micro_batches=2, bucket_bytes=SMALL),
         Case("gpt", tp=4, micro_batches=2),
+        Case("lstm", tp=2, micro_batches=2),
         Case("gpt", pp=2, zero=3, micro_batches=2, bucket_bytes=SMALL, transport="apart"),
         Case("bert", pp=2, zero=2, micro_batches=3, recompute=True, bucket_bytes=SMALL),
         Case("bert", tp=2, zero=1, offload=True, bucket_bytes=SMALL),
@@ -229,7 +230,7 @@ def train(case: Case, mesh: Mesh, device: Device, iterations: int) -> dict[str, 
 
 
 def _check_copies(engine: Engine) -> None:
-    """What several stages hold is the same on all of them, to the bit."""
+    """What several stages, or all tensor-parallel ranks, hold is the same on all of them, to the bit."""
     storage = engine.storage
     mine = {
         (s.parameter.name, s.offset): storage.optimizer_device.to_host(
@@ -239,6 +240,9 @@ def _check_copies(engine: Engine) -> None:
     }
     for theirs in engine.mesh.pp.allgather(mine):
         assert all(mine[place] == theirs[place] for place in mine.keys() & theirs.keys())
+    whole = {s.parameter.name for s in storage.segments if s.parameter.axis is None}
+    copies = {place: mine[place] for place in mine if place[0] in whole}
+    assert all(theirs == copies for theirs in engine.mesh.tp.allgather(copies))
 
 
 def main() -> None:
