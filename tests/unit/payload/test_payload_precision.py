@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from payload.data.datasets import load_digits
 from payload.device import Array, Device
-from payload.models import bert, cnn, gpt, lstm, mlp, resnet, vit
+from payload.models import mlp
 from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Draw, Tape, Unit
@@ -20,47 +19,22 @@ from payload.parallel.pipeline import MicroBatch
 from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS, LossScale, loss_scale
 from tests.unit.payload.doubles.layers import batch_of, engine_of
-
-Builder = Callable[[Context], list[Unit]]
-
-_SMALL = {"layers": 1, "heads": 2, "width": 16}
-MODELS: dict[
-    str, tuple[Builder, tuple[int, ...], bool]
-] = {  # with the shape of inputs, and if they are tokens
-    "mlp": (lambda context: mlp.build(context, inputs=12, classes=5, hidden=(16,)), (12,), False),
-    "gpt": (lambda context: gpt.build(context, vocabulary=32, length=6, dropout=0.1, **_SMALL), (6,), True),
-    "bert": (lambda context: bert.build(context, vocabulary=32, length=6, dropout=0.1, **_SMALL), (6,), True),
-    "vit": (
-        lambda context: vit.build(context, side=8, channels=3, patch=4, classes=5, **_SMALL),
-        (8, 8, 3),
-        False,
-    ),
-    "lstm": (
-        lambda context: lstm.build(context, classes=32, vocabulary=32, length=6, width=8, layers=1),
-        (6,),
-        True,
-    ),
-    "resnet": (lambda context: resnet.build(context, side=8, classes=5, width=4), (8, 8, 3), False),
-    "cnn": (lambda context: cnn.build(context, side=8, channels=1, classes=5), (8, 8, 1), False),
-}
+from tests.unit.payload.doubles.models import SMALL
 
 
 def _passes(model: str, precision: str, device: Device) -> tuple[Array, Array]:
     """Logits and gradients of one micro-batch; what passes between units is in the format."""
-    build, shape, tokens = MODELS[model]
     formats = PRECISIONS[precision]
-    units = build(Context(device))
+    units = SMALL[model].units(Context(device))
     storage = Storage(device, units, alone().dp, Options(seed=1, precision=formats))
-    rng = np.random.default_rng(2)
-    x = rng.integers(0, 32, (3, *shape)) if tokens else rng.standard_normal((3, *shape))
-    at = device.asarray(x) if tokens else device.asarray(x, formats.compute)
+    at = SMALL[model].inputs(3, device, formats.compute)
     tape = Tape(draw=Draw(1, 1, device.asarray(np.arange(3, dtype="uint32"))))
     storage.begin()
     for unit in units:
         at = unit.layer.forward(at, tape)
         assert at.dtype == formats.compute, f"out of {unit.name}"
     logits = device.to_host(at).astype("float64")
-    labels = device.asarray(rng.integers(0, logits.shape[-1], logits.shape[:-1]))
+    labels = device.asarray(np.random.default_rng(3).integers(0, logits.shape[-1], logits.shape[:-1]))
     loss = SoftmaxCrossEntropy(Context(device))
     loss.forward(at, labels, tape)
     at = loss.backward(1 / labels.size, tape)
@@ -73,13 +47,13 @@ def _passes(model: str, precision: str, device: Device) -> tuple[Array, Array]:
 
 
 @pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.05), ("fp16", 0.01)])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", SMALL)
 def test_layers_keep_to_the_format(model: str, precision: str, bound: float, device: Device) -> None:
     logits, gradients = _passes(model, precision, device)
     expected_logits, expected_gradients = _passes(model, "fp32", device)
     _assert_near(logits, expected_logits, bound)
     # A rounded number on the other side of a ReLU's 0 lets a gradient through, or stops it.
-    _assert_near(gradients, expected_gradients, 0.2 if model in ("resnet", "cnn") else bound)
+    _assert_near(gradients, expected_gradients, 0.2 if model in ("resnet18", "cnn") else bound)
 
 
 def _assert_near(ours: Array, theirs: Array, bound: float) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from payload.device import Array, Device
-from payload.models import bert, cnn, gpt, lstm, mlp, resnet, vit
+from payload.models import mlp
 from payload.nn.module import (
     Context,
     Draw,
@@ -22,6 +21,7 @@ from payload.nn.module import (
 from payload.parallel.mesh import Options, alone
 from payload.parallel.pipeline import Stage
 from payload.parallel.zero import Storage
+from tests.unit.payload.doubles.models import SMALL
 
 
 def _units(device: Device) -> list[Unit]:
@@ -35,35 +35,18 @@ def _stage(device: Device, units: list[Unit]) -> Stage:
     return Stage(units, storage)
 
 
-_SMALL = {"layers": 1, "heads": 2, "width": 16, "dropout": 0.2}
-_MODELS: dict[str, tuple[Callable[[Context], list[Unit]], tuple[int, ...]]] = {  # with a sample's shape
-    "gpt": (lambda context: gpt.build(context, vocabulary=9, length=6, **_SMALL), (6,)),
-    "bert": (lambda context: bert.build(context, vocabulary=9, length=6, **_SMALL), (6,)),
-    "vit": (lambda context: vit.build(context, side=8, channels=3, patch=4, classes=9, **_SMALL), (8, 8, 3)),
-    "lstm": (
-        lambda context: lstm.build(context, classes=9, vocabulary=9, length=6, width=8, dropout=0.2),
-        (6,),
-    ),
-    "resnet": (lambda context: resnet.build(context, side=8, classes=9, width=4), (8, 8, 3)),
-    "cnn": (lambda context: cnn.build(context, side=8, channels=1, classes=9), (8, 8, 1)),
-}
-
-
-@pytest.mark.parametrize("model", _MODELS)
+@pytest.mark.parametrize("model", SMALL)
 def test_every_unit_of_every_model_can_be_run_again(model: str, device: Device) -> None:
     """It leaves its input as it was, draws the same, and its state has seen the batch once."""
-    build, shape = _MODELS[model]
-    rng = np.random.default_rng(2)
-    x = rng.integers(0, 9, (4, *shape)) if len(shape) == 1 else rng.standard_normal((4, *shape))
     samples = device.asarray(np.arange(4, dtype="uint32"))
 
     def run(*, again: bool) -> list[Array]:
-        units = build(Context(device))
+        units = SMALL[model].units(Context(device))
         if again:
             units = [replace(unit, layer=Recompute(unit.layer)) for unit in units]
         stage = _stage(device, units)
         tape = Tape(draw=Draw(1, 2, samples))
-        y = stage.forward(device.asarray(x, None if len(shape) == 1 else "float32"), tape)
+        y = stage.forward(SMALL[model].inputs(4, device, "float32"), tape)
         stage.backward(y, tape, last=True)
         found = [stage.storage.grads, *state_of([unit.layer for unit in units]).values()]
         return [device.to_host(array).copy() for array in found]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from payload.device import Array
+from payload.device import Array, Device
 from payload.model_folder import make_units
 from payload.nn.module import Context, Unit
 from tests.unit.payload.doubles.oracle import Tensors, functional, torch
@@ -102,6 +102,38 @@ def _mlp(p: Tensors, images: torch.Tensor) -> torch.Tensor:
         x = functional.relu(_linear(p, name, x))
     return _linear(p, "linear2", x)
 
+
+@dataclass(frozen=True)
+class Small:
+    """A model of one layer or so, and the shape of its inputs: a sequence of tokens below 32, or an image."""
+
+    model: str
+    settings: dict[str, Any]
+    shape: tuple[int, ...]
+
+    def units(self, context: Context) -> list[Unit]:
+        return make_units(self.model, self.settings, context)
+
+    def inputs(self, samples: int, device: Device, dtype: Any) -> Array:
+        rng = np.random.default_rng(2)
+        if len(self.shape) == 1:
+            return device.asarray(rng.integers(0, 32, (samples, *self.shape)))
+        return device.asarray(rng.standard_normal((samples, *self.shape)), dtype)
+
+
+_BLOCK = {"layers": 1, "heads": 2, "width": 16, "dropout": 0.1}
+SMALL = {
+    small.model: small
+    for small in (
+        Small("mlp", {"inputs": 12, "classes": 5, "hidden": [16]}, (2, 2, 3)),
+        Small("gpt-tiny", {"vocabulary": 32, "length": 6, **_BLOCK}, (6,)),
+        Small("bert-tiny", {"vocabulary": 32, "length": 6, **_BLOCK}, (6,)),
+        Small("vit-tiny", {"side": 8, "patch": 4, "classes": 5, **_BLOCK}, (8, 8, 3)),
+        Small("lstm", {"classes": 32, "vocabulary": 32, "width": 8, "dropout": 0.1, "layers": 2}, (6,)),
+        Small("resnet18", {"side": 8, "classes": 5, "width": 4}, (8, 8, 3)),
+        Small("cnn", {"side": 8, "channels": 1, "classes": 5}, (8, 8, 1)),
+    )
+}
 
 _SMALL = {"layers": 2, "heads": HEADS, "width": C, "dropout": 0.0}
 _LSTM = {"layers": 2, "width": C}
