@@ -99,18 +99,11 @@ def spec_brief_of(workspace: Workspace) -> SpecBrief | None:
         of: dict[str, Any] = json.loads(workspace.spec_brief.read_bytes())
         if of["of"] != _digest(workspace):
             return None
-        return SpecBrief(
-            tuple(_partition(**row) for row in of["partitions"]),
-            _User(of["job_user"]),
-            _Monitoring(of["interval"]),
-            of["text"],
-        )
+        rows = ((row, row["gpus"]) for row in of["partitions"])
+        partitions = (PartitionBrief(**{**row, "gpus": gpus and _Gpus(gpus)}) for row, gpus in rows)
+        return SpecBrief(tuple(partitions), _User(of["job_user"]), _Monitoring(of["interval"]), of["text"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
-
-
-def _partition(*, name: str, nodes: int, max_time: int | None, gpus: int | None) -> PartitionBrief:
-    return PartitionBrief(name, nodes, max_time, None if gpus is None else _Gpus(gpus))
 
 
 def note_spec(workspace: Workspace, spec: ClusterSpec) -> None:

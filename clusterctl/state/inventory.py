@@ -185,11 +185,7 @@ class Inventory(BaseModel):
 
 
 def inventory_of(workspace: Workspace) -> Inventory:
-    """The inventory that `up` left.
-
-    Raises:
-        UsageError: the cluster is not up, or its record is damaged.
-    """
+    """The inventory that `up` left; UsageError if the cluster is not up, or its record is damaged."""
     try:
         return Inventory.model_validate_json(workspace.inventory.read_bytes())
     except ValidationError as exc:
@@ -238,10 +234,7 @@ def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:
 
 
 def may_keep_storage(workspace: Workspace) -> bool:
-    """Whether it does, or that is not certain, as it is where nobody could look at the shared folder.
-
-    An earlier `up` that failed before it configured the hosts may have taken kept storage up.
-    """
+    """Whether it does, or may: an earlier `up` that failed may have taken kept storage up."""
     if keeps_storage(workspace, if_damaged=True):
         return True
     return not (workspace.configured.exists() or applied_spec(workspace).provider.user_owned)

@@ -62,8 +62,6 @@ class Metric:
 
 
 Value = str | int | Annotated[float, Field(allow_inf_nan=False)] | bool | None
-
-
 Time = Annotated[int, Field(ge=0, le=1 << 40)]  # Unix seconds
 
 
@@ -181,11 +179,7 @@ class RunRecord(_Stored):
 
     @classmethod
     def load(cls, directory: Path) -> RunRecord:
-        """Read the record of a run's folder.
-
-        Raises:
-            CollectError: there is none, or it is not one.
-        """
+        """Read the record of a run's folder; CollectError if there is none, or it is not one."""
         path = directory / RUN_FILE
         try:
             return cls.model_validate_json(path.read_bytes()).model_copy(update={"directory": directory})

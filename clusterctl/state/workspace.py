@@ -30,11 +30,7 @@ _PAUSE_S = 0.2
 
 
 def state_home() -> Path:
-    """The folder that holds one folder a cluster.
-
-    Raises:
-        MachineError: the caller has no home, or its path does not fit an ssh_config.
-    """
+    """The folder that holds one folder a cluster; MachineError if its path does not fit an ssh_config."""
     with _needing_home("the state of clusters", "CLUSTERCTL_HOME"):
         home = os.environ.get("CLUSTERCTL_HOME")
         folder = Path(home).expanduser().absolute() if home else _xdg_folder("XDG_STATE_HOME", ".local/state")
@@ -83,9 +79,6 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600, anew: bool
     """Write a file so that a reader, or a crash, sees the old content or the new, never a part.
 
     One that has this content stays the file that it is, unless ``anew``; whether it was written.
-
-    Raises:
-        MachineError: it can't be written; see ``disk.writing``.
     """
     raw = data.encode() if isinstance(data, str) else data
     if not anew and _has(path, raw, mode):
@@ -169,10 +162,7 @@ class Workspace:
         return self._id.read_text().strip() if self._id.exists() else None
 
     def cluster_id(self) -> str:
-        """Six hex digits, the first a letter, that name this cluster; drawn once, before anything is made.
-
-        Nothing that reads it can take it for a number, as Google's filters would.
-        """
+        """Six hex digits that name this cluster; the first is a letter, so no filter reads a number."""
         if not self._id.exists():
             write_atomic(self._id, secrets.choice("abcdef") + secrets.token_hex(3)[1:] + "\n")
         return self._id.read_text().strip()
@@ -305,11 +295,8 @@ def hold(
 ) -> Iterator[None]:
     """Hold the lock while the body runs. ``waiting`` gets one message about the holder; ``wait_s`` bounds it.
 
-    Where the disk takes no new file, ``folder``, if it is there, is locked instead.
-
-    Raises:
-        LockedError: it is held by another for all that time; names it. ``what`` names what is locked.
-        OSError: the file can't be made.
+    After that a LockedError names the holder, and ``what`` is locked. Where the disk takes no new file,
+    ``folder``, if it is there, is locked instead.
     """
     deadline = time.monotonic() + wait_s
     told = False
@@ -337,11 +324,10 @@ def hold(
 def holder(path: Path) -> Holder | None:
     """The holder of the lock; None if it is free."""
     try:
-        with path.open() as file:
-            who = Holder(**json.load(file))
-            with suppress(PermissionError):  # it lives, as another account
-                os.kill(who.pid, 0)  # what the dead wrote is no reason to touch the lock
-            return who if _is_locked(file.fileno()) else None
+        who = Holder(**json.loads(path.read_bytes()))
+        with suppress(PermissionError):  # it lives, as another account
+            os.kill(who.pid, 0)  # what the dead wrote is no reason to touch the lock
+        return who if _is_held(path) else None
     except (OSError, ValueError, TypeError):
         return None
 
@@ -354,14 +340,6 @@ def _user() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return str(os.getuid())
-
-
-def _is_locked(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
 
 
 def open_private(path: str | Path, _flags: int = 0) -> int:
@@ -413,6 +391,9 @@ def _is_held(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return _is_locked(fd)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     finally:
         os.close(fd)
+    return False
