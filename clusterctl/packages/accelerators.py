@@ -71,7 +71,8 @@ class Builds:
                 found.append(file.absolute())
                 continue
             self.report(f"{file.name}: the nodes have no GPU, so the extras for CUDA are left out")
-            rest = _INCLUDE.sub(rf"\1 {_escaped(file.absolute().parent)}/\2", rest)
+            folder = str(file.absolute().parent).replace("\\", r"\\")
+            rest = _INCLUDE.sub(rf"\1 {folder}/\2", rest)
             found.append(self.folder / f"{number}-{file.name}")
             found[-1].write_text(rest, errors="surrogateescape")
         return found
@@ -116,10 +117,6 @@ class Builds:
                 f"note: {index} can't be reached, so torch comes with CUDA, which is gigabytes; "
                 f"name a mirror of it in {INDEX_VARIABLE}"
             )
-
-
-def _escaped(path: Path) -> str:
-    return str(path).replace("\\", r"\\")
 
 
 def _is_there(url: str) -> bool:

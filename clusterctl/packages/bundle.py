@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import re
 import shutil
 import tarfile
@@ -16,13 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from clusterctl.errors import BundleError, Failure, UsageError, printable
+from clusterctl.errors import BundleError, Failure, printable
 from clusterctl.util.assets import asset, file_sha256, payload_hash, tree_files
 from clusterctl.util.disk import writing
 from clusterctl.util.process import temporary_folder
@@ -100,12 +99,12 @@ class Bundle:
     def stream(self, folder: str, *, as_folder: str, after: Mapping[str, bytes]) -> Iterator[bytes]:
         """Yield a tar of ``after`` and of a folder of the bundle, which gets another name."""
         with _opened(self.file) as archive:
-            found = (one for one in archive if one.name.startswith(f"{folder}/"))
             below = (
                 (as_folder + one.name.removeprefix(folder), one.size, _chunks(_content(archive, one)))
-                for one in found
+                for one in archive
+                if one.name.startswith(f"{folder}/")
             )
-            yield from _tar(chain((_source(name, raw) for name, raw in after.items()), below))
+            yield from _tar(chain(starmap(_source, after.items()), below))
 
     def copy(self, paths: Iterable[str], folder: Path) -> None:
         """Copy files of the bundle into a folder, without the folders that they lie in, and check them again.
@@ -206,14 +205,11 @@ def reject_defects(file: Path, wrong: Sequence[Failure]) -> None:
     """
     if not wrong:
         return
-    where, why, fix = str(file), named([one.cause for one in wrong], most=10), wrong[-1].fix
+    why, fix = named([one.cause for one in wrong], most=10), wrong[-1].fix
+    said: dict[str, Any] = {"where": str(file), "why": why, "fix": fix, "failures": tuple(wrong)}
     if all(one.code == MISMATCH for one in wrong):
-        misfit = "the bundle does not match"
-        raise BundleError(
-            misfit, code="bundle-mismatch", where=where, why=why, fix=fix, failures=tuple(wrong)
-        )
-    damage = "the bundle is damaged"
-    raise BundleError(damage, code="bundle-damaged", where=where, why=why, fix=fix, failures=tuple(wrong))
+        raise BundleError("the bundle does not match", code="bundle-mismatch", **said)
+    raise BundleError("the bundle is damaged", code="bundle-damaged", **said)
 
 
 def named(paths: Sequence[str], most: int = 5) -> str:
@@ -237,9 +233,8 @@ def _damages(file: Path, left: dict[str, str]) -> Iterator[Failure]:
                     extra = f"extra: {printable(name)}: {HASHES} does not name it, or it is there twice"
                     yield Failure("bundle-extra", extra, fix=_AGAIN)
                 elif not _is_plain(member):
-                    yield Failure(
-                        "bundle-corrupted", f"corrupted: {name}: it is not a plain file", fix=_AGAIN
-                    )
+                    special = f"corrupted: {name}: it is not a plain file"
+                    yield Failure("bundle-corrupted", special, fix=_AGAIN)
                 elif _sha256(_content(archive, member)) != left[name]:
                     changed = f"corrupted: {name}: its content is not what {HASHES} says"
                     yield Failure("bundle-corrupted", changed, fix=_AGAIN)
@@ -274,21 +269,6 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> io.BufferedRe
     return content
 
 
-def check_target(target: Path) -> None:
-    """Check that a bundle can be written there, as far as that can be told ahead.
-
-    Raises:
-        UsageError: it can't.
-    """
-    if target.is_dir() or not os.access(target.parent, os.W_OK):
-        raise UsageError(
-            "the bundle can't be written",
-            code="bundle-unwritable",
-            where=str(target),
-            fix="name another file with --out, in a folder that is there and can be written",
-        )
-
-
 def write_bundle(target: Path, manifest: Manifest, sources: Mapping[str, Path | bytes]) -> None:
     """Write a bundle, which appears under its name when it is whole and checked.
 
@@ -303,7 +283,7 @@ def write_bundle(target: Path, manifest: Manifest, sources: Mapping[str, Path | 
     with writing(target), temporary_folder(target.parent) as folder:
         whole = folder / target.name
         with whole.open("wb") as file:
-            file.writelines(_tar(_source(*one) for one in files.items()))
+            file.writelines(_tar(starmap(_source, files.items())))
         reject_defects(target, damages(open_bundle(whole)))
         whole.replace(target)
 
@@ -317,7 +297,7 @@ def payload_tar() -> bytes:
     files: dict[str, Path | bytes] = {
         f"{version}/payload/{path.relative_to(root).as_posix()}": path for path in tree_files(root)
     }
-    return b"".join(_tar(_source(*one) for one in {**files, f"{version}/.complete": b""}.items()))
+    return b"".join(_tar(starmap(_source, {**files, f"{version}/.complete": b""}.items())))
 
 
 def _tar(files: Iterable[tuple[str, int, Iterable[bytes]]]) -> Iterator[bytes]:

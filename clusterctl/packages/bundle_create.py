@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl import __version__
+from clusterctl.errors import UsageError
 from clusterctl.packages import bundle
 from clusterctl.packages.accelerators import has_gpus
 from clusterctl.packages.bundle import PAYLOAD, REPOSITORY, WHEELS, WHEELS_LOCK, Bundle, System
@@ -55,14 +57,16 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
             can't be written to ``out``.
     """
     _check(wanted, out)
-    lock = _cache_folder() / ".lock"
+    lock, software = _cache_folder() / ".lock", wanted.spec.software
     with hold(lock, "bundle create", what="the cache of packages", wait_s=WAIT_S, waiting=report):
         sources: Sources = {PAYLOAD: bundle.payload_tar()}
         systems = {}
         for distribution in wanted.distributions:
             release = distribution.release
-            names = package_names(distribution, wanted.spec.software)
-            repository = pack(_request(wanted, distribution), names, report=report)
+            folder, archive = _cache_folder(f"{release}-{ARCHITECTURE}"), wanted.archives.get(release)
+            upstream = upstream_packages(distribution, software)
+            request = RepositoryRequest(distribution, folder, archive, software, upstream)
+            repository = pack(request, package_names(distribution, software), report=report)
             files = tree_files(repository)
             inner = REPOSITORY.format(release)
             sources |= {f"{inner}/{path.relative_to(repository).as_posix()}": path for path in files}
@@ -80,17 +84,6 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
         )
         bundle.write_bundle(out, manifest, sources)
     return bundle.open_bundle(out)
-
-
-def _request(wanted: BundleRequest, distribution: Distribution) -> RepositoryRequest:
-    release, software = distribution.release, wanted.spec.software
-    return RepositoryRequest(
-        distribution,
-        _cache_folder(f"{release}-{ARCHITECTURE}"),
-        wanted.archives.get(release),
-        software,
-        upstream_packages(distribution, software),
-    )
 
 
 def _wheels(
@@ -127,7 +120,13 @@ def _check(wanted: BundleRequest, out: Path) -> None:
         check(distribution, wanted.archives.get(distribution.release))
     if (asked := wanted.spec.software.python.requirements) is not None:
         content_hash((asked,))
-    bundle.check_target(out)
+    if out.is_dir() or not os.access(out.parent, os.W_OK):
+        raise UsageError(
+            "the bundle can't be written",
+            code="bundle-unwritable",
+            where=str(out),
+            fix="name another file with --out, in a folder that is there and can be written",
+        )
 
 
 def _cache_folder(name: str = "") -> Path:
