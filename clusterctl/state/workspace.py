@@ -81,7 +81,7 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600, anew: bool
     One that has this content stays the file that it is, unless ``anew``; whether it was written.
     """
     raw = data.encode() if isinstance(data, str) else data
-    if not anew and _has(path, raw, mode):
+    if not anew and has_content(path, raw, mode) and path.stat().st_uid == os.geteuid():
         return False
     with writing(path):
         fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -98,11 +98,11 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600, anew: bool
     return True
 
 
-def _has(path: Path, raw: bytes, mode: int) -> bool:
-    """Whether a file of our own has this content."""
+def has_content(path: Path, raw: bytes, mode: int) -> bool:
+    """Whether it is a file of this content and mode."""
     with suppress(OSError):
         found = path.lstat()
-        fits = (found.st_mode, found.st_size, found.st_uid) == (stat.S_IFREG | mode, len(raw), os.geteuid())
+        fits = (found.st_mode, found.st_size) == (stat.S_IFREG | mode, len(raw))
         return fits and path.read_bytes() == raw
     return False
 

@@ -19,6 +19,7 @@ from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util.progress import Reporter, Waiting
 
 _MODULE = "clusterctl.providers.local.helper"
+_NO_RIGHT, _HERE = "no right to start nodes", "this machine"
 _ERRORS = {kind.__name__: kind for kind in (DiskError, LockedError, MachineError)}
 
 _keeping: list[None] = []  # as many as want helpers to be kept
@@ -126,13 +127,9 @@ def elevation(system: str) -> list[str]:
     if os.geteuid() == 0:
         return []
     if shutil.which("sudo") is None:
-        raise MachineError(
-            "no right to start nodes",
-            code="no-right-to-start-nodes",
-            where="this machine",
-            why="you are not root, and there is no sudo",
-            fix="run clusterctl as root, or install sudo and allow yourself to use it",
-        )
+        why = "you are not root, and there is no sudo"
+        fix = "run clusterctl as root, or install sudo and allow yourself to use it"
+        raise MachineError(_NO_RIGHT, code="no-right-to-start-nodes", where=_HERE, why=why, fix=fix)
     return ["sudo", "-n", "--"]
 
 
@@ -177,13 +174,8 @@ def _died(process: subprocess.Popen[str]) -> MachineError | ProvisionError:
     lines = said.splitlines()
     # sudo may warn first, of a host name that does not resolve for one, and then goes on.
     if lines and all(line.startswith("sudo:") for line in lines):
-        return MachineError(
-            "no right to start nodes",
-            code="no-right-to-start-nodes",
-            where="this machine",
-            why=lines[-1],
-            fix="run `sudo -v` first, or run clusterctl as root, or allow sudo without a password",
-        )
+        fix = "run `sudo -v` first, or run clusterctl as root, or allow sudo without a password"
+        return MachineError(_NO_RIGHT, code="no-right-to-start-nodes", where=_HERE, why=lines[-1], fix=fix)
     return ProvisionError(
         "the machine helper ended without an answer", code="ended-without-answer", why=said[-1500:]
     )

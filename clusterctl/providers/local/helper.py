@@ -216,7 +216,8 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
             one: key for one in machines if one.node.name in new and (key := wanted.class_of(one.node))
         }
         nodes = tuple(_made(one, state, running, new) for one in machines)
-        answer = _cluster_made(state, nodes, removed, notes)
+        told = state.model_dump(include={"subnet", "distribution", "slurm"})
+        answer = layout.MadeCluster(nodes=nodes, removed=removed, notes=notes, **told)
         files: dict[str, list[layout.PlacedFile]] = {}
         if classes:
             for key in {*classes.values()}:
@@ -247,22 +248,6 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
     return answer.model_copy(update={"nodes": nodes}).model_dump(mode="json")
 
 
-def _cluster_made(
-    state: layout.ClusterState,
-    nodes: tuple[layout.MadeNode, ...],
-    removed: tuple[str, ...],
-    notes: tuple[str, ...],
-) -> layout.MadeCluster:
-    return layout.MadeCluster(
-        subnet=state.subnet,
-        distribution=state.distribution,
-        slurm=state.slurm,
-        nodes=nodes,
-        removed=removed,
-        notes=notes,
-    )
-
-
 def _made(
     one: Machine, state: layout.ClusterState, running: Container[str], new: Container[str]
 ) -> layout.MadeNode:
@@ -279,8 +264,7 @@ def _made(
 def _files_of_each(answer: layout.MadeCluster) -> dict[str, list[layout.PlacedFile]]:
     """Ask the caller for the own files of new nodes, now that all have addresses."""
     _answer({"ready": answer.model_dump(mode="json")})
-    said = sys.stdin.readline()
-    if not said:
+    if not (said := sys.stdin.readline()):
         raise ProvisionError("the work was not finished", code="caller-gone", why="clusterctl went away")
     return {
         host: [layout.PlacedFile.model_validate(file) for file in files]
@@ -469,33 +453,28 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
     """Everything of a cluster that is still there, a line each; nothing when it is gone."""
     cluster_id = layout.ClusterQuery.model_validate(request).id
     folder = layout.cluster_dir(cluster_id)
-    alive = machine.alive()
+    alive, netns = machine.alive(), layout.netns_name(cluster_id)
     found = [f"machine {name} (pid {alive[name][0]})" for name in _machines_of(cluster_id, alive)]
-    found += [f"process {pid} in {layout.netns_name(cluster_id)}" for pid in _processes_in(cluster_id)]
+    found += [f"process {pid} in {netns}" for pid in _processes_in(system.NETNS_DIR / netns)]
     found += [f"process {pid} on a node's file system" for pid in system.rooted_under(folder)]
     found += [f"mount {point}" for point in system.mounted_under(folder)]
     for place in (folder, system.doomed(folder)):
         found += [f"loop device {name}" for name in system.loops_under(place)]
-    names = {layout.netns_name(cluster_id), layout.bridge_name(cluster_id)}
+    names = {netns, layout.bridge_name(cluster_id)}
     links = [path.name for path in Path("/sys/class/net").iterdir()]
     found += [f"link {name}" for name in links if name in names or f"c{cluster_id}-" in name]
     found += [f"control group {group}" for group in machine.cgroups(f"c{cluster_id}-")]
-    if (system.NETNS_DIR / layout.netns_name(cluster_id)).exists():
-        found.append(f"network namespace {layout.netns_name(cluster_id)}")
+    if (system.NETNS_DIR / netns).exists():
+        found.append(f"network namespace {netns}")
     is_kept = layout.storage_file(cluster_id).exists() and not layout.state_file(cluster_id).exists()
     folders = (system.doomed(folder), *(() if is_kept else (folder,)))
     found += [f"folder {path}" for path in folders if path.exists()]
     return {"residue": found}
 
 
-def _processes_in(cluster_id: str) -> list[int]:
-    try:
-        namespace = (system.NETNS_DIR / layout.netns_name(cluster_id)).stat()
-    except FileNotFoundError:
-        return []
-
+def _processes_in(namespace: Path) -> list[int]:
     def inside(process: Path) -> bool | None:
-        return os.path.samestat((process / "ns/net").stat(), namespace) or None
+        return (process / "ns/net").samefile(namespace) or None
 
     return [pid for pid, _ in system.scan_processes(inside)]
 

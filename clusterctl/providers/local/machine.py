@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import time
 from base64 import b64decode
@@ -29,6 +28,7 @@ from clusterctl.errors import ProvisionError
 from clusterctl.providers.local import layout, system
 from clusterctl.providers.local.system import TOOL_ENV, mount_disk, mount_overlay, rooted_under, run
 from clusterctl.spec.common import ADMIN_ID
+from clusterctl.state.workspace import has_content
 
 STOP_TIMEOUT_S = 45.0  # of a machine with much else to do
 _EARLY_S = 0.1
@@ -163,21 +163,11 @@ def _place(root: Path, name: str, text: str | bytes, *, mode: int = 0o644) -> Pa
             )
     path.parent.mkdir(parents=True, exist_ok=True)
     data = text.encode() if isinstance(text, str) else text
-    if _holds(path, data, mode):
-        return path  # so that a node whose disk is full can be started
-    path.unlink(missing_ok=True)  # a link is replaced, not followed
-    path.touch(mode=mode)
-    path.write_bytes(data)
+    if not has_content(path, data, mode):  # so that a node whose disk is full can be started
+        path.unlink(missing_ok=True)  # a link is replaced, not followed
+        path.touch(mode=mode)
+        path.write_bytes(data)
     return path
-
-
-def _holds(path: Path, data: bytes, mode: int) -> bool:
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return False
-    same = stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) == mode and found.st_size == len(data)
-    return same and path.read_bytes() == data
 
 
 def pin(machine: Machine, pids: Collection[int]) -> None:

@@ -31,7 +31,7 @@ from clusterctl.providers.base import (
 from clusterctl.providers.local import layout
 from clusterctl.providers.local.client import call, keeping_helper, refuse_other_machines, start_ahead
 from clusterctl.providers.local.image import DEBIAN, DEFAULT_MIRROR, base_inputs
-from clusterctl.providers.node_class import NodeClass, NodeFile, SharedFiles
+from clusterctl.providers.node_class import NodeClass, SharedFiles
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
 from clusterctl.spec import distributions
 from clusterctl.spec.common import LEAST_MEMORY_MIB, User
@@ -244,7 +244,6 @@ class LocalProvider(Provider):
             anew=tuple(self.anew),
         )
         classed: tuple[str, ...] = ()
-
         inventory_of = partial(_inventory, spec, workspace, request, shares)
 
         def ready(answer: dict[str, Any]) -> object:
@@ -252,7 +251,13 @@ class LocalProvider(Provider):
             planned = layout.MadeCluster.model_validate(answer)
             files = node_class.files(inventory_of(planned)) if node_class else {}
             classed = tuple(node.name for node in planned.nodes if node.made and node.name in files)
-            return {name: [_placed(path, file) for path, file in files[name].items()] for name in classed}
+            return {
+                name: [
+                    {"path": path, "data": b64encode(one.data).decode(), "mode": one.mode, "owner": one.owner}
+                    for path, one in files[name].items()
+                ]
+                for name in classed
+            }
 
         report(f"starting {len(request.nodes)} machines")
         answer = call("up", request.model_dump(mode="json"), report=report, ready=ready)
@@ -282,7 +287,8 @@ class LocalProvider(Provider):
         return tuple(c.id for c in mine if is_orphan(c))
 
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:  # noqa: ARG002
-        return tuple(_kept(one) for one in kept_folders() if one.name == name and _is_ours(one))
+        found = map(layout.KeptFolder.model_validate, call("storage", {})["kept"])  # whoever's they were
+        return tuple(_kept(one) for one in found if one.name == name and _is_ours(one))
 
     def files_of_storage(
         self, kept: KeptStorage, *, known: Iterable[int]
@@ -294,11 +300,6 @@ class LocalProvider(Provider):
 
     def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
         call("storage", {"remove": [kept.id]}, report=report)
-
-
-def _placed(path: str, file: NodeFile) -> dict[str, Any]:
-    data = b64encode(file.data).decode()
-    return layout.PlacedFile(path=path, data=data, mode=file.mode, owner=file.owner).model_dump(mode="json")
 
 
 def _existing(cluster_id: str) -> layout.Existing:
@@ -375,11 +376,6 @@ def clusters() -> tuple[layout.ClusterState, ...]:
     """The clusters that live on this machine, whoever's they are."""
     answer = call("clusters", {})
     return tuple(layout.ClusterState.model_validate(state) for state in answer["clusters"])
-
-
-def kept_folders() -> tuple[layout.KeptFolder, ...]:
-    """The shared folders that clusters left on this machine, whoever's they were."""
-    return tuple(layout.KeptFolder.model_validate(one) for one in call("storage", {})["kept"])
 
 
 def _is_ours(one: layout.KeptFolder) -> bool:

@@ -117,6 +117,12 @@ def explain(stderr: str, *, host: str, user: str, address: str) -> AccessError |
     return AccessError(rule.failure({**words, **groups}, host=host, phase="access"))
 
 
+def no_ssh(why: object) -> MachineError:
+    return MachineError(
+        "missing tool: ssh", code="tool-missing", why=str(why), fix="install OpenSSH's client"
+    )
+
+
 ANSWER_S: Final = 20.0
 
 
@@ -182,13 +188,8 @@ class HostKeys:
         if unknown:
             confirm(unknown)
         self._keys |= {one.title: one.key for one in (*fine.values(), *unknown)}
-        self._write()
+        write_atomic(self._file, "".join(f"{title} {key}\n" for title, key in sorted(self._keys.items())))
         return {title: exc for title, exc in failed.items() if title not in self._keys}
-
-    def _write(self) -> None:
-        text = "".join(f"{title} {key}\n" for title, key in sorted(self._keys.items()))
-        if not self._file.exists() or self._file.read_text() != text:
-            write_atomic(self._file, text)
 
 
 def _read(file: Path) -> dict[str, str]:
@@ -223,9 +224,7 @@ def _offered(peer: SshHost, config: Path) -> OfferedKey:
         except subprocess.TimeoutExpired:
             stderr = f"it timed out after {ANSWER_S:g} s"
         except OSError as exc:
-            raise MachineError(
-                "missing tool: ssh", code="tool-missing", why=str(exc), fix="install OpenSSH's client"
-            ) from exc
+            raise no_ssh(exc) from exc
         key = next(iter(_read(shown).values()), None)  # of the name in lower case
     if key is not None:
         sha = hashlib.sha256(b64decode(key.split()[1])).digest()

@@ -24,14 +24,20 @@ from typing import Final
 from clusterctl.errors import (
     ClusterctlError,
     CommandError,
-    MachineError,
     ProvisionError,
     TransportError,
     UnreachableError,
     UsageError,
 )
 from clusterctl.providers.base import NO_PROMPTS, OfferedKey, Prompts
-from clusterctl.providers.onprem.access import AccessError, HostKeys, access_config, explain, ssh_host
+from clusterctl.providers.onprem.access import (
+    AccessError,
+    HostKeys,
+    access_config,
+    explain,
+    no_ssh,
+    ssh_host,
+)
 from clusterctl.spec.common import ADMIN_ID
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.spec.names import ADMIN_USER
@@ -215,9 +221,7 @@ class Login:
             what, why = f"{host} does not answer", f"`{shown(argv)}` did not end within {timeout_s:g} s"
             raise UnreachableError(what, why=why, host=host, fix="look at the host's load") from exc
         except OSError as exc:
-            raise MachineError(
-                "missing tool: ssh", code="tool-missing", why=str(exc), fix="install OpenSSH's client"
-            ) from exc
+            raise no_ssh(exc) from exc
         if done.rc == 0:
             return done.stdout
         if done.rc == _SSH_FAILED or "sudo" in argv:
@@ -280,11 +284,9 @@ class Login:
     def trust(self, hosts: Sequence[str], limit: Limit = NO_LIMIT) -> Mapping[str, ClusterctlError]:
         """Have the keys of these; those that did not show one, and why. See ``HostKeys.trust``."""
         here = [name for name in hosts if self.is_here(name)]
-        lost: dict[str, ClusterctlError] = {}
-        lost |= {name: exc for name in here if (exc := check_this_machine(name)) is not None}
-        if there := {name: self._machines[name] for name in hosts if name not in here}:
-            lost |= self._keys.trust(there, self._confirm, limit)
-        return lost
+        lost = {name: exc for name in here if (exc := check_this_machine(name)) is not None}
+        there = {name: self._machines[name] for name in hosts if name not in here}
+        return {**lost, **(self._keys.trust(there, self._confirm, limit) if there else {})}
 
     def _confirm(self, offered: Sequence[OfferedKey]) -> None:
         self.prompts.confirm(offered)

@@ -198,7 +198,12 @@ def joined_members(
     asked: Sequence[Host], before: Mapping[str, Host], workspace: Workspace, limit: Limit = NO_LIMIT
 ) -> tuple[Mapping[str, Host], Mapping[str, Host]]:
     """Of the machines that were ours: those that let our account in, and those that do not answer at all."""
-    same = [one.name for one in asked if one.name in before and _is_where_it_was(one, before[one.name])]
+    known = {one.name: (one, before[one.name]) for one in asked if one.name in before}
+    same = [
+        name
+        for name, (one, host) in known.items()
+        if one.host_key in ("", host.host_key) and address_of(one) == address_of(host)
+    ]
     found, failed = log_in(same, workspace, limit)
     silent = {host: before[host] for host, exc in failed.items() if isinstance(exc, UnreachableError)}
     return {host: before[host] for host in found}, silent
@@ -326,10 +331,6 @@ def parse_claim(text: str) -> Mapping[str, str]:
     except ValueError:
         return {}
     return {str(key): str(value) for key, value in said.items()} if isinstance(said, dict) else {}
-
-
-def _is_where_it_was(one: Host, host: Host) -> bool:
-    return one.host_key in ("", host.host_key) and address_of(one) == address_of(host)
 
 
 def notes(spec: ClusterSpec, findings: Sequence[Finding], *, known: bool) -> tuple[str, ...]:

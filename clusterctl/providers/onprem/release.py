@@ -197,11 +197,8 @@ def release_orphan(login: Login, settings: OnpremSettings, cluster_id: str, *, r
     claim = login.claim(cluster_id, inventory.cluster)
     _, failed = on_each(list(mine), lambda host: create_account(host, login.root, claim, admin_login(folder)))
     if len(failed) == len(mine):
-        raise ProvisionError(
-            "none of its machines lets us in",
-            code="all-hosts-unreachable",
-            why=str(next(iter(failed.values()))),
-        )
+        why = str(next(iter(failed.values())))
+        raise ProvisionError("none of its machines lets us in", code="all-hosts-unreachable", why=why)
     release_all(login, cluster_id, report=report)
 
 
@@ -296,17 +293,15 @@ def retry_all(
 
 def _taken_again(one: PendingRelease, members: Collection[Host]) -> tuple[Notice, ...] | None:
     """What to say of a machine that is in the cluster now, or whose place another has; None if neither."""
-    if any(host.host_key == one.host.host_key and _is_where_it_was(host, one) for host in members):
+    at_address = [host for host in members if address_of(host) == one.address]
+    by_name = [host for host in members if host.name == one.host.name and one.why != REPLACED]
+    # The key alone says little: machines that were cloned from one image have the same.
+    if any(host.host_key == one.host.host_key for host in (*at_address, *by_name)):
         return ()
-    if any(address_of(host) == one.address for host in members):
+    if at_address:
         text = f"what {one.title} had of ours can't be checked: another machine is at its address now"
         return (Notice("address-of-another", text),)
     return None
-
-
-def _is_where_it_was(host: Host, one: PendingRelease) -> bool:
-    """The key alone says little: machines that were cloned from one image have the same."""
-    return address_of(host) == one.address or (host.name == one.host.name and one.why != REPLACED)
 
 
 def _release_pending(one: PendingRelease, login: Login, report: Reporter) -> None:
