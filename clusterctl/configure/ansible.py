@@ -208,11 +208,8 @@ def _environment(private: Path) -> Mapping[str, str]:
     """Variables that make a run independent of the caller's Ansible settings, locale and home."""
     here = str(Path(sys.executable).parent)
     if importlib.util.find_spec("ansible_mitogen") is None:
-        raise ConfigureError(
-            "mitogen is missing",
-            code="mitogen-missing",
-            fix="install clusterctl again, with its dependencies",
-        )
+        fix = "install clusterctl again, with its dependencies"
+        raise ConfigureError("mitogen is missing", code="mitogen-missing", fix=fix)
     return {
         "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "LC_ALL": "C.UTF-8",  # Ansible refuses to run without UTF-8
@@ -242,13 +239,10 @@ def _error(run: PlaybookRun, collected: _Collected, rc: int) -> ConfigureError:
     failures = events.failures_of(collected.failed)
     if not failures:
         lines = run.log.read_text(errors="replace").splitlines()
-        return ConfigureError(
-            f"Ansible ended with exit code {rc} before it could say which host failed",
-            code="ansible-ended-early",
-            where=run.playbook,
-            why="\n".join(lines[-_TAIL_LINES:]),
-            fix=f"the whole output is in {run.log}",
-        )
+        what = f"Ansible ended with exit code {rc} before it could say which host failed"
+        why = "\n".join(lines[-_TAIL_LINES:])
+        fix = f"the whole output is in {run.log}"
+        return ConfigureError(what, code="ansible-ended-early", where=run.playbook, why=why, fix=fix)
     then = f"the whole output is in {run.log}"
     error = ConfigureError.of_hosts("configuration failed on {hosts}", failures, code="configure", then=then)
     error.where = failures[0].phase or run.playbook

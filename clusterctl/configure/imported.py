@@ -210,11 +210,8 @@ def _wrong(problem: Problem) -> str:
 def _listed(source: Path) -> dict[str, Any]:
     """The inventory as `ansible-inventory --list` shows it."""
     if not source.exists():
-        raise UsageError(
-            f"there is no inventory {source}",
-            code="no-such-file",
-            fix="name the file or folder that -i of Ansible has",
-        )
+        what = f"there is no inventory {source}"
+        raise UsageError(what, code="no-such-file", fix="name the file or folder that -i of Ansible has")
     program = Path(sys.executable).parent / "ansible-inventory"
     with temporary_folder() as home:
         env = {k: v for k, v in os.environ.items() if not k.startswith("ANSIBLE_")}
@@ -224,24 +221,16 @@ def _listed(source: Path) -> dict[str, Any]:
         try:
             done = run(argv, env=env, timeout_s=_TIMEOUT_S)
         except subprocess.TimeoutExpired as exc:
-            raise UsageError(
-                "Ansible does not come to an end with the inventory",
-                code="inventory-timeout",
-                where=str(source),
-            ) from exc
+            endless = "Ansible does not come to an end with the inventory"
+            raise UsageError(endless, code="inventory-timeout", where=str(source)) from exc
     try:
         found = json.loads(done.stdout)
     except ValueError:
         found = None
     if done.rc != 0 or not isinstance(found, dict):
         why = "\n".join(line for line in done.stderr.splitlines() if line.strip())[-1500:]
-        raise UsageError(
-            "Ansible can't read the inventory",
-            code="inventory-unreadable",
-            where=str(source),
-            why=why,
-            fix="correct it",
-        )
+        what = "Ansible can't read the inventory"
+        raise UsageError(what, code="inventory-unreadable", where=str(source), why=why, fix="correct it")
     return found
 
 

@@ -267,11 +267,8 @@ def parse_report(text: str) -> HostReport:
             raise TransportError("the host gave no usable answer", code="answer-garbled", why=text[:500])
         return HostReport(None, {}, host=host)
     if not node.said:  # it could not start what tells them, or not in time: it is too busy, or still booting
-        raise UnreachableError(
-            "the host did not report its facts in time",
-            why="it is busy",
-            fix="look at its load, then try again",
-        )
+        what = "the host did not report its facts in time"
+        raise UnreachableError(what, why="it is busy", fix="look at its load, then try again")
     facts, driver = read_node(node.said)
     facts = facts and replace(facts, cgroups=node.cgroup_plugin is not False)
     full = tuple(one for one in node.space if one.largest is not None)

@@ -133,13 +133,9 @@ def open_bundle(file: Path) -> Bundle:
         with _opened(file) as archive:
             raw, listed = (_next(archive, name) for name in (MANIFEST, HASHES))
     except OSError as exc:
-        raise BundleError(
-            "the bundle can't be read",
-            code="bundle-unreadable",
-            where=str(file),
-            why=exc.strerror or str(exc),
-            fix="name a file that `clusterctl bundle create` made",
-        ) from exc
+        unread, why = "the bundle can't be read", exc.strerror or str(exc)
+        fix = "name a file that `clusterctl bundle create` made"
+        raise BundleError(unread, code="bundle-unreadable", where=str(file), why=why, fix=fix) from exc
     found = [_SUM.fullmatch(line) for line in listed.decode(errors="replace").splitlines()]
     hashes = {match[2]: match[1] for match in found if match}
     if len(hashes) != len(found):
@@ -164,13 +160,10 @@ def _manifest(raw: bytes, file: Path) -> Manifest:
     try:
         head = _Head.model_validate_json(raw)
         if head.format != FORMAT:
-            raise BundleError(
-                f"the bundle has format {head.format}, this clusterctl reads format {FORMAT}",
-                code="bundle-format",
-                where=str(file),
-                why=f"it was made by clusterctl {head.clusterctl}",
-                fix="use that version here, or make the bundle anew with this one",
-            )
+            what = f"the bundle has format {head.format}, this clusterctl reads format {FORMAT}"
+            why = f"it was made by clusterctl {head.clusterctl}"
+            fix = "use that version here, or make the bundle anew with this one"
+            raise BundleError(what, code="bundle-format", where=str(file), why=why, fix=fix)
         return Manifest.model_validate_json(raw)
     except ValidationError as exc:
         first = exc.errors()[0]

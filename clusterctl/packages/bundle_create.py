@@ -121,12 +121,8 @@ def _check(wanted: BundleRequest, out: Path) -> None:
     if (asked := wanted.spec.software.python.requirements) is not None:
         content_hash((asked,))
     if out.is_dir() or not os.access(out.parent, os.W_OK):
-        raise UsageError(
-            "the bundle can't be written",
-            code="bundle-unwritable",
-            where=str(out),
-            fix="name another file with --out, in a folder that is there and can be written",
-        )
+        fix = "name another file with --out, in a folder that is there and can be written"
+        raise UsageError("the bundle can't be written", code="bundle-unwritable", where=str(out), fix=fix)
 
 
 def _cache_folder(name: str = "") -> Path:

@@ -115,12 +115,9 @@ def _names(role: str, distribution: Distribution, *, openhpc: bool) -> Iterator[
         value = said.get(name.removesuffix(_SUFFIX) + _OPENHPC, usual) if openhpc else usual
         for package in value:
             if not isinstance(package, str) or "{{" in package:
-                raise ClusterctlError(
-                    f"{name} is no plain list of packages",
-                    code="package-list-unreadable",
-                    where=f"the role {role}",
-                    fix="write the names out: they are read without Ansible, too",
-                )
+                what = f"{name} is no plain list of packages"
+                fix = "write the names out: they are read without Ansible, too"
+                raise ClusterctlError(what, code="package-list-unreadable", where=f"the role {role}", fix=fix)
             yield package
 
 

@@ -209,13 +209,10 @@ def _apt_lines(packer: RepositoryRequest) -> Iterator[str]:
     """The archives of the distribution, as apt reads them."""
     for archive in packer.sources:
         if not Path(archive["keyring"]).is_file():
-            raise MachineError(
-                f"the signatures of {packer.distribution.release} can't be checked here",
-                code="keyring-missing",
-                where=archive["keyring"],
-                why="that keyring is missing",
-                fix=f"install the package {archive['keyring_package']}",
-            )
+            what = f"the signatures of {packer.distribution.release} can't be checked here"
+            why = "that keyring is missing"
+            fix = f"install the package {archive['keyring_package']}"
+            raise MachineError(what, code="keyring-missing", where=archive["keyring"], why=why, fix=fix)
         for source in archive["sources"]:
             keyring = source.get("keyring", archive["keyring"])
             for suite in source["suites"]:

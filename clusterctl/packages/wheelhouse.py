@@ -129,13 +129,10 @@ def cache_of_downloads(name: str = "") -> Iterator[Path]:
     try:
         yield folder
     except OSError as exc:
-        raise MachineError(
-            "the cache of downloads can't be written",
-            code="cache-unwritable",
-            where=str(folder),
-            why=reason(exc, folder),
-            fix="make it writable, or set XDG_CACHE_HOME to a folder that is",
-        ) from exc
+        what = "the cache of downloads can't be written"
+        why = reason(exc, folder)
+        fix = "make it writable, or set XDG_CACHE_HOME to a folder that is"
+        raise MachineError(what, code="cache-unwritable", where=str(folder), why=why, fix=fix) from exc
 
 
 def wheelhouse(
@@ -178,13 +175,10 @@ def _download_locked(lock: Path, node: NodePlatform, folder: Path) -> None:
     arguments = ["--quiet", "--require-hashes", "--no-deps"]
     said = pip_download([*arguments, "--requirement", str(lock), "--dest", str(folder)], node)
     if said.rc != 0:
-        raise MachineError(
-            "the Python packages of the job environment could not be downloaded",
-            code="wheels-not-downloaded",
-            where=str(lock),
-            why=said.stdout.strip()[-1500:],
-            fix="check that the package index can be reached (pip's own settings apply), then run it again",
-        )
+        what = "the Python packages of the job environment could not be downloaded"
+        why = said.stdout.strip()[-1500:]
+        fix = "check that the package index can be reached (pip's own settings apply), then run it again"
+        raise MachineError(what, code="wheels-not-downloaded", where=str(lock), why=why, fix=fix)
 
 
 def wheel_path(wheel: Wheel) -> Path:

@@ -73,13 +73,10 @@ def to_take_up(spec: Cluster, found: Sequence[KeptStorage]) -> KeptStorage | Non
         return None
     remove = REMOVE.format(name=spec.name)
     if len(found) > 1:
-        raise UsageError(
-            f"there are {len(found)} kept storages of clusters called {spec.name!r}",
-            code="storage-name-ambiguous",
-            where="storage.keep",
-            why="; ".join(map(str, found)),
-            fix=f"name the cluster otherwise, or remove them: `{remove}` lists them and asks",
-        )
+        what = f"there are {len(found)} kept storages of clusters called {spec.name!r}"
+        why = "; ".join(map(str, found))
+        fix = f"name the cluster otherwise, or remove them: `{remove}` lists them and asks"
+        raise UsageError(what, code="storage-name-ambiguous", where="storage.keep", why=why, fix=fix)
     (kept,) = found
     if wrong := "; ".join(_others_files(spec, kept)):
         raise UsageError(
@@ -115,13 +112,10 @@ def storage_left_alone(spec: ClusterSpec) -> tuple[str, ...]:
         return tuple(f"this is not taken up, for storage.keep is false: {one}" for one in noted.kept)
     here = Record(provider=spec.provider, users=tuple(user.name for user in spec.users), kept=())
     if noted.place != here.place:
-        raise UsageError(
-            f"there is kept storage of a cluster {spec.name!r} in another place",
-            code="storage-elsewhere",
-            where="storage.keep",
-            why="; ".join(one.dated for one in noted.kept),
-            fix=f"name the cluster otherwise, or remove it: `{REMOVE.format(name=spec.name)}`",
-        )
+        what = f"there is kept storage of a cluster {spec.name!r} in another place"
+        why = "; ".join(one.dated for one in noted.kept)
+        fix = f"name the cluster otherwise, or remove it: `{REMOVE.format(name=spec.name)}`"
+        raise UsageError(what, code="storage-elsewhere", where="storage.keep", why=why, fix=fix)
     return ()
 
 

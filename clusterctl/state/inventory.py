@@ -189,19 +189,13 @@ def inventory_of(workspace: Workspace) -> Inventory:
     try:
         return Inventory.model_validate_json(workspace.inventory.read_bytes())
     except ValidationError as exc:
-        raise UsageError(
-            f"what is noted of cluster {workspace.root.name!r} is damaged",
-            code="inventory-damaged",
-            where=str(workspace.inventory),
-            fix="run `clusterctl up`, which writes it anew",
-        ) from exc
+        what = f"what is noted of cluster {workspace.root.name!r} is damaged"
+        fix = "run `clusterctl up`, which writes it anew"
+        raise UsageError(what, code="inventory-damaged", where=str(workspace.inventory), fix=fix) from exc
     except FileNotFoundError as exc:
-        raise NotUpError(
-            f"cluster {workspace.root.name!r} is not up",
-            code="not-up",
-            where=str(workspace.root),
-            fix="run `clusterctl up` first, or name another with --cluster (`clusterctl list` shows them)",
-        ) from exc
+        what = f"cluster {workspace.root.name!r} is not up"
+        fix = "run `clusterctl up` first, or name another with --cluster (`clusterctl list` shows them)"
+        raise NotUpError(what, code="not-up", where=str(workspace.root), fix=fix) from exc
 
 
 def inventory_if_known(workspace: Workspace) -> Inventory | None:

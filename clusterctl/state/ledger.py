@@ -184,13 +184,10 @@ class RunRecord(_Stored):
         try:
             return cls.model_validate_json(path.read_bytes()).model_copy(update={"directory": directory})
         except (OSError, ValueError) as exc:
-            raise CollectError(
-                f"{directory} is not a collected run",
-                code="not-a-run",
-                where=str(path),
-                why=str(exc).partition("\n")[0],
-                fix="name a folder that `clusterctl collect` made",
-            ) from exc
+            what = f"{directory} is not a collected run"
+            why = str(exc).partition("\n")[0]
+            fix = "name a folder that `clusterctl collect` made"
+            raise CollectError(what, code="not-a-run", where=str(path), why=why, fix=fix) from exc
 
     def as_json(self) -> str:
         """The content of run.json; where the folder lies is not part of it."""

@@ -35,13 +35,10 @@ def state_home() -> Path:
         home = os.environ.get("CLUSTERCTL_HOME")
         folder = Path(home).expanduser().absolute() if home else _xdg_folder("XDG_STATE_HOME", ".local/state")
     if unfit := _UNFIT & set(str(folder)):
-        raise MachineError(
-            "the state folder's path can't stand in an ssh_config",
-            code="state-folder-path",
-            where=str(folder),
-            why=f"ssh reads {' and '.join(map(repr, sorted(unfit)))} there as syntax of its own",
-            fix="set CLUSTERCTL_HOME to a path without",
-        )
+        what = "the state folder's path can't stand in an ssh_config"
+        why = f"ssh reads {' and '.join(map(repr, sorted(unfit)))} there as syntax of its own"
+        fix = "set CLUSTERCTL_HOME to a path without"
+        raise MachineError(what, code="state-folder-path", where=str(folder), why=why, fix=fix)
     return folder
 
 

@@ -190,13 +190,8 @@ def failed(host: str, argv: Sequence[str], rc: int, stderr: str) -> CommandError
 
 def unreachable(host: str, config: Path, what: str, cause: Exception | str | None = None) -> UnreachableError:
     """The error for a host that there is no connection to; ``config`` is the `ssh_config` that names it."""
-    return UnreachableError(
-        f"{host}: {what}",
-        where=str(config),
-        why=str(cause or ""),
-        fix="`clusterctl up` starts it again if it is down",
-        host=host,
-    )
+    fix = "`clusterctl up` starts it again if it is down"
+    return UnreachableError(f"{host}: {what}", where=str(config), why=str(cause or ""), fix=fix, host=host)
 
 
 def no_answer(host: str, argv: Sequence[str], seconds: float) -> NoAnswerError:

@@ -74,12 +74,9 @@ def fetch(
             arrived = download.bring(download.entries, folder, progress=progress)
     except CommandError as exc:
         if exc.rc == NOT_THERE:
-            raise UsageError(
-                f"there is no {printable(exc.why)} on the cluster",
-                code="no-such-file",
-                where=transport.host,
-                fix="relative paths begin at the job user's home; look there with `clusterctl ssh`",
-            ) from exc
+            what = f"there is no {printable(exc.why)} on the cluster"
+            fix = "relative paths begin at the job user's home; look there with `clusterctl ssh`"
+            raise UsageError(what, code="no-such-file", where=transport.host, fix=fix) from exc
         raise TransferError(
             "the files can't be read on the cluster",
             code="files-unreadable",
@@ -299,13 +296,9 @@ def _refuse_small_disk(folder: Path, arrivals: Sequence[_Arrival], room: str) ->
     if arrivals and needed > free:
         largest = max(arrivals, key=lambda arrival: arrival.space)
         name = printable(os.fsdecode(largest.entry.path))
-        raise TransferError(
-            f"{needed >> 20} MiB are needed, and {free >> 20} MiB are free",
-            code="no-room",
-            where=printable(str(folder)),
-            why=f"the largest file is {name}: {shown_size(largest.space)}",
-            fix=room,
-        )
+        what = f"{needed >> 20} MiB are needed, and {free >> 20} MiB are free"
+        why = f"the largest file is {name}: {shown_size(largest.space)}"
+        raise TransferError(what, code="no-room", where=printable(str(folder)), why=why, fix=room)
 
 
 def _open_partial(path: bytes) -> int:

@@ -141,12 +141,9 @@ class Talk:
         except ConnectionError:
             rc, broke = NO_CONNECTION, True
         if broke:
-            raise UnreachableError(
-                f"{self.host}: the connection broke during `{shown(self.argv)}`",
-                why=self.complaint(),
-                fix="`clusterctl up` starts it again if it is down",
-                host=self.host,
-            )
+            what = f"{self.host}: the connection broke during `{shown(self.argv)}`"
+            fix = "`clusterctl up` starts it again if it is down"
+            raise UnreachableError(what, why=self.complaint(), fix=fix, host=self.host)
         if rc != 0:
             raise failed(self.host, self.argv, rc, self.complaint())
 

@@ -268,14 +268,10 @@ def _next(
 
 
 def _not_understood(said: bytes, host: str) -> TransportError:
-    return TransportError(
-        "the cluster answered what clusterctl does not understand",
-        code="answer-garbled",
-        where=host,
-        why=printable(said[:200].decode(errors="replace")),
-        fix="if a startup file of the shell there writes this (~/.bashrc), let it do so for terminals only",
-        host=host,
-    )
+    what = "the cluster answered what clusterctl does not understand"
+    why = printable(said[:200].decode(errors="replace"))
+    fix = "if a startup file of the shell there writes this (~/.bashrc), let it do so for terminals only"
+    return TransportError(what, code="answer-garbled", where=host, why=why, fix=fix, host=host)
 
 
 def _rows(

@@ -243,13 +243,9 @@ class SSHTransport:
         return sock
 
     def _refused(self, target: Target, exc: Exception) -> KeyRefusedError:
-        return KeyRefusedError(
-            f"{self.host} does not accept our key for user {target.user}",
-            where=target.key,
-            why=str(exc),
-            fix="run `clusterctl up` again, which puts the key there",
-            host=self.host,
-        )
+        what = f"{self.host} does not accept our key for user {target.user}"
+        fix = "run `clusterctl up` again, which puts the key there"
+        return KeyRefusedError(what, where=target.key, why=str(exc), fix=fix, host=self.host)
 
 
 def _close(channel: paramiko.Channel) -> None:

@@ -99,24 +99,18 @@ class Reject(paramiko.MissingHostKeyPolicy):
         self._known_hosts = known_hosts
 
     def missing_host_key(self, _client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        raise HostKeyError(
-            f"{hostname} has no known host key",
-            where=str(self._known_hosts),
-            why=f"it offered {key.get_name()} {key.fingerprint}",
-            fix="run `clusterctl up`, which writes its hosts' keys; none is trusted on first use",
-            host=hostname,
-        )
+        what = f"{hostname} has no known host key"
+        why = f"it offered {key.get_name()} {key.fingerprint}"
+        fix = "run `clusterctl up`, which writes its hosts' keys; none is trusted on first use"
+        raise HostKeyError(what, where=str(self._known_hosts), why=why, fix=fix, host=hostname)
 
 
 def wrong_key(host: str, known_hosts: Path, exc: paramiko.BadHostKeyException) -> HostKeyError:
     """The error for a host that offered another key than the known one."""
-    return HostKeyError(
-        f"{host} is not the host it should be",
-        where=str(known_hosts),
-        why=f"it offered {exc.key.get_name()} {exc.key.fingerprint}, expected {exc.expected_key.fingerprint}",
-        fix="if the host was made anew on purpose, run `clusterctl up`; otherwise somebody is in between",
-        host=host,
-    )
+    what = f"{host} is not the host it should be"
+    why = f"it offered {exc.key.get_name()} {exc.key.fingerprint}, expected {exc.expected_key.fingerprint}"
+    fix = "if the host was made anew on purpose, run `clusterctl up`; otherwise somebody is in between"
+    return HostKeyError(what, where=str(known_hosts), why=why, fix=fix, host=host)
 
 
 class ProxySocket:

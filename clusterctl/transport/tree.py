@@ -122,12 +122,9 @@ def walk(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...]]:
 def not_readable(errors: Sequence[OSError], *, fix: str = "") -> UsageError:
     said = [f"{printable(os.fsdecode(exc.filename or ''))}: {exc.strerror or exc}" for exc in errors]
     more = f", and {len(said) - 3} more" if len(said) > 3 else ""  # noqa: PLR2004
-    return UsageError(
-        "can't read what is to be sent",
-        code="files-unreadable",
-        why="; ".join(said[:3]) + more,
-        fix=fix or "make it readable, or leave it out",
-    )
+    what = "can't read what is to be sent"
+    why = "; ".join(said[:3]) + more
+    return UsageError(what, code="files-unreadable", why=why, fix=fix or "make it readable, or leave it out")
 
 
 def shown_size(size: float) -> str:
@@ -227,13 +224,9 @@ def _remembered(paths: Sequence[Path]) -> Iterator[_Known]:
             yield known
             _write(database, known)
     except (OSError, sqlite3.Error) as exc:
-        raise MachineError(
-            "the hashes of files can't be remembered",
-            code="hash-cache-unusable",
-            where=str(file),
-            why=str(exc),
-            fix="remove the file if it is damaged, make room, or set XDG_CACHE_HOME to another folder",
-        ) from exc
+        what = "the hashes of files can't be remembered"
+        fix = "remove the file if it is damaged, make room, or set XDG_CACHE_HOME to another folder"
+        raise MachineError(what, code="hash-cache-unusable", where=str(file), why=str(exc), fix=fix) from exc
 
 
 def _write(database: sqlite3.Connection, known: _Known) -> None:

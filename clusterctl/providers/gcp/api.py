@@ -290,12 +290,8 @@ class Api:
         until = self.clock.now() + timeout_s
         while operation.get("name") and operation.get("status") != "DONE":
             if self.clock.now() > until:
-                raise CloudError(
-                    "Google is not done in time",
-                    code="cloud-slow",
-                    where=path,
-                    why=f"within {timeout_s:.0f} s",
-                )
+                what = "Google is not done in time"
+                raise CloudError(what, code="cloud-slow", where=path, why=f"within {timeout_s:.0f} s")
             operation = self.post("compute", f"{path}/operations/{operation['name']}/wait")
         self.check(path, operation)
 

@@ -127,12 +127,9 @@ def refuse_moved(plan: Plan, project: str) -> None:
     """Refuse a cluster that is in another project than the spec's: `down` looks in one project alone."""
     projects = {str(there["project"]) for there in _there(plan, _COSTS) if there.get("project")} - {project}
     if projects:
-        raise UsageError(
-            f"the cluster is in the project {', '.join(sorted(projects))} already",
-            code="cluster-in-other-project",
-            where="provider.project",
-            fix="put provider.project back; or take the cluster down first, which is done where it is",
-        )
+        what = f"the cluster is in the project {', '.join(sorted(projects))} already"
+        fix = "put provider.project back; or take the cluster down first, which is done where it is"
+        raise UsageError(what, code="cluster-in-other-project", where="provider.project", fix=fix)
 
 
 def _there(plan: Plan, types: tuple[str, ...] = ("google_",)) -> Iterator[Mapping[str, Any]]:

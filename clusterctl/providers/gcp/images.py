@@ -185,12 +185,9 @@ def ready(api: Api, name: str, report: Callable[[str], None]) -> bool:
             case None:
                 return False
         report(f"waiting for the image {name}, which is being made, or deleted")
-    raise ProvisionError(
-        f"the image {name} is not ready after {_WAIT_S / 60:.0f} minutes",
-        code="image-not-ready",
-        where=path_of(api, name),
-        fix=f"delete it: `gcloud compute images delete {name} --project {api.project}`; then run it again",
-    )
+    what = f"the image {name} is not ready after {_WAIT_S / 60:.0f} minutes"
+    fix = f"delete it: `gcloud compute images delete {name} --project {api.project}`; then run it again"
+    raise ProvisionError(what, code="image-not-ready", where=path_of(api, name), fix=fix)
 
 
 def make(

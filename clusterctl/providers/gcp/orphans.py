@@ -156,13 +156,10 @@ def remove_resources(
             report(f"deleting {len(stage)} x {kind.word}")
             failures += _delete(api, stage, api.clock.now() + timeout_s)
     if failures:
-        raise ProvisionError(
-            f"{len(failures)} of {len(going)} things of the cluster could not be deleted",
-            code="orphans-not-deleted",
-            why="; ".join(failure.cause for failure in failures),
-            fix=failures[0].fix or "run `clusterctl down` again",
-            failures=tuple(failures),
-        )
+        what = f"{len(failures)} of {len(going)} things of the cluster could not be deleted"
+        why = "; ".join(failure.cause for failure in failures)
+        fix = failures[0].fix or "run `clusterctl down` again"
+        raise ProvisionError(what, code="orphans-not-deleted", why=why, fix=fix, failures=tuple(failures))
 
 
 def _delete(api: Api, stage: Iterable[Found], give_up: float) -> Iterator[Failure]:

@@ -74,11 +74,8 @@ class GcpProvider(Provider):
     ) -> Mapping[str, SharedFiles]:
         self._use_images(spec, inputs[COMPUTE])
         if not self._images:
-            raise ProvisionError(
-                "no image of these nodes can be made",
-                code="no-image-possible",
-                why="\n".join(images.without_base(spec, {})),
-            )
+            what = "no image of these nodes can be made"
+            raise ProvisionError(what, code="no-image-possible", why="\n".join(images.without_base(spec, {})))
         if self._shown and apply.has_node(self._shown[1], name := images.machine_name(spec)):
             terraform = self._terraform(workspace, spec.controller_host, report)
             apply.remove_node(terraform, name, apply.Owner(workspace.cluster_id()), report=report)
@@ -463,13 +460,10 @@ def _refuse_moved_state(folder: Path, backend: Mapping[str, str]) -> None:
     path = folder / BACKEND_FILE
     before = path.read_text() if path.is_file() else None
     if before != backend.get(BACKEND_FILE):
-        raise UsageError(
-            "the state of a cluster that is up is not moved",
-            code="state-not-moved",
-            where="provider.state",
-            why=f"it is {f'where {path} says' if before else f'in {folder}'}",
-            fix="put provider.state back, or take the cluster down first",
-        )
+        what = "the state of a cluster that is up is not moved"
+        why = f"it is {f'where {path} says' if before else f'in {folder}'}"
+        fix = "put provider.state back, or take the cluster down first"
+        raise UsageError(what, code="state-not-moved", where="provider.state", why=why, fix=fix)
 
 
 def _write(path: Path, content: bytes) -> None:

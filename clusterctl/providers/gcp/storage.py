@@ -100,12 +100,9 @@ def refuse_used(api: Api, kept: KeptStorage) -> None:
         users = [path for path, zone in zones if _place(kept.id) in {zone, zone.rpartition("-")[0]}]
     names = dict.fromkeys(f"instance {one.rpartition('/')[2]} in {_place(one)}" for one in users)
     if names:
-        raise UsageError(
-            f"a cluster {kept.cluster!r} has the kept storage, {kept.what}",
-            code="storage-in-use",
-            why=f"there is {', '.join(names)}",
-            fix="take it down first, where its workspace is; without one: `clusterctl down --orphans`",
-        )
+        what = f"a cluster {kept.cluster!r} has the kept storage, {kept.what}"
+        fix = "take it down first, where its workspace is; without one: `clusterctl down --orphans`"
+        raise UsageError(what, code="storage-in-use", why=f"there is {', '.join(names)}", fix=fix)
 
 
 def refuse_another(spec: ClusterSpec, kept: KeptStorage) -> None:
@@ -160,13 +157,10 @@ def refuse_moved(folder: Path, wanted: Mapping[str, Any]) -> None:
         return
     if (before is None) != (wanted["storage"] is None):
         was, first = ("true", "") if before else ("false", "bring home what is there, and ")
-        raise UsageError(
-            "storage.keep can't be changed while the cluster is up",
-            code="storage-keep-changed",
-            where="storage.keep",
-            why=f"it was `keep: {was}` at the first `up`, and the shared folder is not moved to another disk",
-            fix=f"write `keep: {was}`, or {first}take the cluster down before you change it",
-        )
+        what = "storage.keep can't be changed while the cluster is up"
+        why = f"it was `keep: {was}` at the first `up`, and the shared folder is not moved to another disk"
+        fix = f"write `keep: {was}`, or {first}take the cluster down before you change it"
+        raise UsageError(what, code="storage-keep-changed", where="storage.keep", why=why, fix=fix)
 
 
 def storage_of(folder: Path) -> Mapping[str, Any] | None:

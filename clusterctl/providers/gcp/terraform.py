@@ -98,11 +98,8 @@ class Terraform:
             return
         left = self.rest_of(plan)
         if not left.is_empty and not self._applied(left):
-            raise StalePlanError(
-                "the state changes while it is worked on",
-                where=str(self.folder),
-                fix="let others end what they do to this cluster, then run the same command again",
-            )
+            fix = "let others end what they do to this cluster, then run the same command again"
+            raise StalePlanError("the state changes while it is worked on", where=str(self.folder), fix=fix)
 
     def rest_of(self, plan: Plan, *, adopt: Mapping[str, str] = MappingProxyType({})) -> Plan:
         """What is left to do of ``plan``, planned anew; see ``plan`` for ``adopt``.

@@ -172,12 +172,9 @@ def _program_for(library: Path) -> Path:
 
 def _missing(lack: str, why: str) -> MachineError:
     known = programs()
-    return MachineError(
-        f"Terraform {known.oldest} or newer is missing",
-        code="terraform-missing",
-        why=f"{lack}; {why}",
-        fix=f"install it: see {known.install}",
-    )
+    what = f"Terraform {known.oldest} or newer is missing"
+    fix = f"install it: see {known.install}"
+    return MachineError(what, code="terraform-missing", why=f"{lack}; {why}", fix=fix)
 
 
 FLAG: Final = python_terraform.IsFlagged

@@ -113,12 +113,9 @@ def refuse_other_machines(system: str) -> None:
         what, here = "the local provider needs Linux", f"this machine runs {system}"
         raise MachineError(what, code="needs-linux", where=here, fix="run clusterctl on a Linux machine")
     if platform.machine() != ARCHITECTURE:
-        raise MachineError(
-            f"local nodes are built for {ARCHITECTURE}",
-            code="architecture",
-            where=f"this machine is {platform.machine()}",
-            fix=f"run clusterctl on an {ARCHITECTURE} machine",
-        )
+        what = f"local nodes are built for {ARCHITECTURE}"
+        fix = f"run clusterctl on an {ARCHITECTURE} machine"
+        raise MachineError(what, code="architecture", where=f"this machine is {platform.machine()}", fix=fix)
 
 
 def elevation(system: str) -> list[str]:

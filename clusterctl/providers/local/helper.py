@@ -68,13 +68,10 @@ def _check_tools(*, disks: bool = False) -> None:
     missing = {tool: pkg for tool, pkg in tools.items() if not shutil.which(tool, path=TOOL_ENV["PATH"])}
     if missing:
         packages = " ".join(sorted(set(missing.values())))
-        raise MachineError(
-            f"missing tool{'s' if len(missing) > 1 else ''}: {', '.join(missing)}",
-            code="tool-missing",
-            where="this machine",
-            why="the local provider boots its nodes with systemd-nspawn from an image made by " + maker,
-            fix=f"{'dnf' if has_dnf() else 'apt-get'} install {packages}",
-        )
+        what = f"missing tool{'s' if len(missing) > 1 else ''}: {', '.join(missing)}"
+        why = "the local provider boots its nodes with systemd-nspawn from an image made by " + maker
+        fix = f"{'dnf' if has_dnf() else 'apt-get'} install {packages}"
+        raise MachineError(what, code="tool-missing", where="this machine", why=why, fix=fix)
 
 
 def bake(request: dict[str, Any]) -> dict[str, Any]:
@@ -280,11 +277,8 @@ def _shared(wanted: layout.ClusterRequest) -> Path:
     if wanted.storage is not None and is_new:
         before = next((one for one in _kept_folders() if one.id == wanted.storage), None)
         if before is None or before.owner != wanted.owner:
-            raise ProvisionError(
-                "the kept storage is gone",
-                code="storage-gone",
-                where=str(layout.shared_folder(wanted.storage)),
-            )
+            what = "the kept storage is gone"
+            raise ProvisionError(what, code="storage-gone", where=str(layout.shared_folder(wanted.storage)))
         layout.shared_folder(before.id).rename(shared)
         system.erase(layout.cluster_dir(before.id))
     shared.mkdir(exist_ok=True, mode=0o755)

@@ -104,12 +104,9 @@ def layers(key: str) -> tuple[Path, ...]:
     try:
         meta = json.loads((image_dir(key) / "image.json").read_text())
     except FileNotFoundError as exc:
-        raise ProvisionError(
-            "the node image is not in the cache",
-            code="image-not-cached",
-            where=str(image_dir(key)),
-            fix="`clusterctl up` makes it anew; nodes that were made from it need a `clusterctl down` first",
-        ) from exc
+        what = "the node image is not in the cache"
+        fix = "`clusterctl up` makes it anew; nodes that were made from it need a `clusterctl down` first"
+        raise ProvisionError(what, code="image-not-cached", where=str(image_dir(key)), fix=fix) from exc
     return (image_dir(key) / "upper", layout.CACHE / f"base-{meta['base']}" / "root")
 
 

@@ -32,12 +32,9 @@ def layer(key: str) -> Path:
         ProvisionError: it is not in the cache.
     """
     if not (layout.class_folder(key) / _RECORD).exists():
-        raise ProvisionError(
-            "what the nodes have in common is not in the cache",
-            code="class-not-cached",
-            where=str(layout.class_folder(key)),
-            fix="`clusterctl up` makes it anew; nodes that were made from it need a `clusterctl down` first",
-        )
+        what = "what the nodes have in common is not in the cache"
+        fix = "`clusterctl up` makes it anew; nodes that were made from it need a `clusterctl down` first"
+        raise ProvisionError(what, code="class-not-cached", where=str(layout.class_folder(key)), fix=fix)
     return layout.class_folder(key) / "upper"
 
 

@@ -74,21 +74,15 @@ class LocalProvider(Provider):
     def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
         refuse_other_machines(sys.platform)
         if (release := distributions.redhat_release()) and release.startswith("rhel"):
-            raise UsageError(
-                "local nodes are not made on Red Hat Enterprise Linux",
-                code="rhel-without-images",
-                where="provider.type",
-                why="its packages come by a subscription that is the machine's own, and no image has it",
-                fix="make this machine itself a cluster: provider: {type: onprem} and address: localhost",
-            )
+            what = "local nodes are not made on Red Hat Enterprise Linux"
+            why = "its packages come by a subscription that is the machine's own, and no image has it"
+            fix = "make this machine itself a cluster: provider: {type: onprem} and address: localhost"
+            raise UsageError(what, code="rhel-without-images", where="provider.type", why=why, fix=fix)
         if release and self._settings.mirror != DEFAULT_MIRROR:
-            raise UsageError(
-                "the node image is not made from a Debian mirror here",
-                code="mirror-without-debian",
-                where="provider.mirror",
-                why=f"this machine is {release}: dnf makes it, from the machine's own repositories",
-                fix="remove provider.mirror; a mirror of your own belongs into /etc/yum.repos.d",
-            )
+            what = "the node image is not made from a Debian mirror here"
+            why = f"this machine is {release}: dnf makes it, from the machine's own repositories"
+            fix = "remove provider.mirror; a mirror of your own belongs into /etc/yum.repos.d"
+            raise UsageError(what, code="mirror-without-debian", where="provider.mirror", why=why, fix=fix)
         if release and self._settings.distribution:
             raise UsageError(
                 "local nodes have the distribution of this machine here",
@@ -171,22 +165,15 @@ class LocalProvider(Provider):
         runs, wanted = _release(state.distribution, workspace), self._settings.distribution
         if runs and wanted and runs != wanted:
             has, asked = (distributions.distribution_of(name).title for name in (runs, wanted))
-            raise UsageError(
-                f"the nodes of cluster {state.name!r} run {has}, and the spec asks for {asked}",
-                code="distribution-changed",
-                where="provider.distribution",
-                why=_KEEP_IMAGE,
-                fix=f"write distribution: {runs}; or {_DOWN_AND_UP}",
-            )
+            what = f"the nodes of cluster {state.name!r} run {has}, and the spec asks for {asked}"
+            where = "provider.distribution"
+            fix = f"write distribution: {runs}; or {_DOWN_AND_UP}"
+            raise UsageError(what, code="distribution-changed", where=where, why=_KEEP_IMAGE, fix=fix)
         slurm, version = _slurm(state.slurm, runs, workspace), spec.slurm.version
         if slurm and version and slurm != version:
-            raise UsageError(
-                f"the nodes of cluster {state.name!r} run Slurm {slurm}, and the spec asks for {version}",
-                code="slurm-changed",
-                where="slurm.version",
-                why=_KEEP_IMAGE,
-                fix=f'write slurm: {{version: "{slurm}"}}; or {_DOWN_AND_UP}',
-            )
+            what = f"the nodes of cluster {state.name!r} run Slurm {slurm}, and the spec asks for {version}"
+            fix = f'write slurm: {{version: "{slurm}"}}; or {_DOWN_AND_UP}'
+            raise UsageError(what, code="slurm-changed", where="slurm.version", why=_KEEP_IMAGE, fix=fix)
         new_slurm = _slurm_of_new_nodes(self._settings, spec)
         image = image_keys(self._settings, new_slurm)[1]
         return state.kept(self._settings.subnet, image, self._settings.release, new_slurm)
@@ -199,13 +186,10 @@ class LocalProvider(Provider):
         except MachineError as exc:  # to see a plan takes no right
             return (f"whether there is kept storage of this name is not known: {exc.cause}",)
         if kept and found.nodes:
-            raise UsageError(
-                f"cluster {spec.name!r} has another shared folder than the one that is kept",
-                code="storage-keep-changed",
-                where="storage.keep",
-                why=f"it was raised without `keep: true`, and so did not take this up: {kept}",
-                fix="take it down as it was raised, then run `clusterctl up` with `keep: true`",
-            )
+            what = f"cluster {spec.name!r} has another shared folder than the one that is kept"
+            why = f"it was raised without `keep: true`, and so did not take this up: {kept}"
+            fix = "take it down as it was raised, then run `clusterctl up` with `keep: true`"
+            raise UsageError(what, code="storage-keep-changed", where="storage.keep", why=why, fix=fix)
         return (taken_up_note(kept),) if kept else ()
 
     def apply(

@@ -308,13 +308,10 @@ def choose_subnet(
     taken = tuple(used)
     if wanted is not None:
         if clash := next((network for network in taken if network.overlaps(wanted)), None):
-            raise MachineError(
-                f"subnet {wanted} is in use on this machine",
-                code="subnet-in-use",
-                where="provider.subnet",
-                why=f"it overlaps {clash}",
-                fix="choose another private /24, or leave provider.subnet out",
-            )
+            what = f"subnet {wanted} is in use on this machine"
+            where = "provider.subnet"
+            overlap, free = f"it overlaps {clash}", "choose another private /24, or leave provider.subnet out"
+            raise MachineError(what, code="subnet-in-use", where=where, why=overlap, fix=free)
         return wanted
     seed = zlib.crc32(cluster_id.encode())
     for block in _CANDIDATES:
@@ -323,12 +320,9 @@ def choose_subnet(
             candidate = IPv4Network((base + ((seed + i) % count << 8), 24))
             if not any(candidate.overlaps(network) for network in taken):
                 return candidate
-    raise MachineError(
-        "no free subnet for the nodes",
-        code="no-free-subnet",
-        why="this machine's routes cover all private address ranges",
-        fix="name a private /24 that may be used as provider.subnet",
-    )
+    why = "this machine's routes cover all private address ranges"
+    fix = "name a private /24 that may be used as provider.subnet"
+    raise MachineError("no free subnet for the nodes", code="no-free-subnet", why=why, fix=fix)
 
 
 def create_network(cluster_id: str, subnet: IPv4Network) -> None:

@@ -274,12 +274,9 @@ class Login:
         # os.path.isfile is False, too, in a folder that we may not look into.
         missing = {n: key for n, key in keys.items() if not any(map(os.path.isfile, (key, f"{key}.pub")))}
         if missing:
-            raise UsageError(
-                "; ".join(f"the key {key} is not here" for key in dict.fromkeys(missing.values())),
-                code="key-file-missing",
-                where=", ".join(missing),
-                fix="correct `key` in the spec: relative to the spec's folder, or from ~",
-            )
+            what = "; ".join(f"the key {key} is not here" for key in dict.fromkeys(missing.values()))
+            fix = "correct `key` in the spec: relative to the spec's folder, or from ~"
+            raise UsageError(what, code="key-file-missing", where=", ".join(missing), fix=fix)
 
     def trust(self, hosts: Sequence[str], limit: Limit = NO_LIMIT) -> Mapping[str, ClusterctlError]:
         """Have the keys of these; those that did not show one, and why. See ``HostKeys.trust``."""
