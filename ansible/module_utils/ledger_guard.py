@@ -22,8 +22,8 @@ def names(root: str = ETC) -> list[str]:
     """Every path below it that is no folder."""
     return sorted(
         os.path.join(folder, name)  # noqa: PTH118
-        for folder, _, files in os.walk(root)
-        for name in [*files, *(one for one in os.listdir(folder) if _is_link_to_folder(folder, one))]  # noqa: PTH208
+        for folder, folders, files in os.walk(root)
+        for name in [*files, *(one for one in folders if Path(folder, one).is_symlink())]
     )
 
 
@@ -104,11 +104,6 @@ class Guard:
 
     def _place(self, held: Path, path: str) -> Path:
         return held / path[len(self._root) :].lstrip("/")
-
-
-def _is_link_to_folder(folder: str, name: str) -> bool:
-    path = Path(folder, name)
-    return path.is_symlink() and path.is_dir()
 
 
 def _second_name(path: str, place: Path) -> None:

@@ -108,7 +108,8 @@ def class_inputs(variables: Mapping[str, Any]) -> str:
 def class_ahead(session: ClusterSession) -> str:
     """The inputs of the class that new nodes would be of; "" where they would be of none."""
     shared, distribution = session.provider.known_shared, distribution_ahead(session.spec, session.workspace)
-    if shared is None or distribution is None or not inventory_file.has_classes(session.spec):
+    # Without Slurm each host has the keys of all others.
+    if shared is None or distribution is None or not session.spec.has_slurm:
         return ""
     return class_inputs(inventory_file.class_variables(session.spec, distribution, shared))
 
@@ -210,7 +211,7 @@ def shared_inputs(session: ClusterSession, inventory: Inventory) -> Mapping[str,
     None where those are not all that differs; no controller's where it has to start its slurmctld anew.
     """
     spec = session.spec
-    if session.provider.known_shared is None or not inventory_file.has_classes(spec):
+    if session.provider.known_shared is None or not spec.has_slurm:
         return {}
     if not inventory.baked:  # a firewall, a mount
         return {}

@@ -312,8 +312,7 @@ def preview(
         asked = _playbook_run("configure", inventory, workspace, limit, check=True)
         run_playbook(asked, found.append)
     except ConfigureError as exc:
-        if not (failures := exc.failures):
-            raise
+        failures = exc.failures
     return tuple(task for task in found if task.status is Status.CHANGED), failures
 
 

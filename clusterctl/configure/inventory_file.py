@@ -102,11 +102,6 @@ def _newer_slurm(spec: ClusterSpec, distribution: Distribution) -> Variables:
     return {"clusterctl_newer_slurm": source}
 
 
-def has_classes(spec: ClusterSpec) -> bool:
-    """Whether hosts can be of a class: without Slurm each has the keys of all others."""
-    return spec.scheduler == "slurm"
-
-
 def class_variables(
     spec: ClusterSpec, distribution: Distribution, shared: str, group: str = COMPUTE
 ) -> Variables:

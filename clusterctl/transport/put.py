@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import errno
 import json
 import os
 import time
@@ -55,23 +54,16 @@ def send_into(
         TransferError: a file changed meanwhile, or the cluster could not write one; what has arrived is kept.
         TransportError: the cluster can't be reached; what has arrived is kept.
     """
-    unreadable = [
-        OSError(number := _why_unreadable(item.origin), os.strerror(number), str(item.origin))
-        for item in items
-        if item.kind is Kind.FILE and not os.access(item.origin, os.R_OK, effective_ids=True)
-    ]
+    unreadable: list[OSError] = []
+    for item in items:
+        if item.kind is Kind.FILE:
+            try:
+                os.close(os.open(item.origin, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            except OSError as exc:
+                unreadable.append(exc)
     if unreadable:
         raise not_readable(unreadable)
     return _converse(transport, remote_argv(_PROGRAM, "", folder), items, None, progress)
-
-
-def _why_unreadable(path: Path) -> int:
-    """The errno of a file that can't be read: it may be there no more."""
-    try:
-        path.stat()
-    except OSError as exc:
-        return exc.errno or errno.EACCES
-    return errno.EACCES
 
 
 def send_new_folder(
