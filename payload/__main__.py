@@ -61,7 +61,9 @@ def _refuse(error: UsageError) -> int:
 
 def _report(error: PayloadError, *, rank: int) -> None:
     if rank == 0:
-        sys.stderr.write(f"payload: error: {error}\n")
+        # For a program that shows the error as its own.
+        code = f"[{error.code}] " if os.environ.get("PAYLOAD_ERROR_CODES") else ""
+        sys.stderr.write(f"payload: error: {code}{error}\n")
         sys.stderr.flush()
 
 

@@ -29,7 +29,8 @@ _SETTINGS: Final = "config.toml"  # the run's, which says on what data it was tr
 MODEL_FLAG: Final = "--model-folder"
 # Job -> its own options that name a model, or a checkpoint.
 _NAMING: Final = {"eval": (MODEL_FLAG, "--out", "--resume"), "export": (MODEL_FLAG, "--checkpoint")}
-_PREFIX: Final = re.compile(r"payload: error: (rank 0 on \S+: )?")  # one rank is not worth a word
+# One rank is not worth a word.
+_ERROR: Final = re.compile(r"payload: error: (?:\[(?P<code>[\w-]*)\] )?(?:rank 0 on \S+: )?(?P<what>.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +217,12 @@ def use_here(
     as_wanted = ("--output", "json") if as_json and job.bundled in {"sample", "predict"} else ()
     arguments = (*model_arguments(str(model), chosen), *as_wanted, *job.args)
     program = [sys.executable, "-P", "-m", "payload", str(job.bundled), *arguments]
-    done = run_streamed(program, heard, env=surroundings())
+    done = run_streamed(program, heard, env={**surroundings(), "PAYLOAD_ERROR_CODES": "1"})
     if done.rc:
-        said = done.stderr.strip().splitlines() or [f"the program ended with {done.rc}"]
-        what = _PREFIX.sub("", said[-1])
-        raise (UsageError if done.rc == UsageError.exit_code else ClusterctlError)(what)
+        said = (done.stderr.strip().splitlines() or [f"the program ended with {done.rc}"])[-1]
+        error = _ERROR.fullmatch(said)
+        kind = UsageError if done.rc == UsageError.exit_code else ClusterctlError
+        raise kind(error["what"] if error else said, code=(error and error["code"]) or "")
 
 
 def _no_run(run: str) -> UsageError:
