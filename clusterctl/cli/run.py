@@ -187,25 +187,27 @@ class _PlainParam(RuntimeParam):
         return word if kind in {str, list[str]} else None
 
 
-def _plainly(params: Any) -> Any:
-    for param in params:
-        kind = param.type_descriptor
-        param._runtime_param = _PlainParam(kind.parameter_info, kind.annotation)
-    return params
-
-
-class _Verb(TyperCommand):
-    """A command whose parameters are read without pydantic."""
+class _Plain:
+    """Has the parameters of a command read without pydantic."""
 
     def get_params(self, ctx: Any) -> Any:
-        return _plainly(super().get_params(ctx))
+        params = super().get_params(ctx)  # type: ignore[misc] # the command's
+        for param in params:
+            kind = param.type_descriptor
+            param._runtime_param = _PlainParam(kind.parameter_info, kind.annotation)
+        return params
 
 
-class _Root(TyperGroup):
-    """A group of which the same holds."""
+class _Verb(_Plain, TyperCommand):
+    """A verb."""
 
-    def get_params(self, ctx: Any) -> Any:
-        return _plainly(super().get_params(ctx))
+
+class _Root(_Plain, TyperGroup):
+    """A group of verbs, which leaves in the context's ``args`` the words after the verb."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        ctx.args = args[1:]
+        return super().resolve_command(ctx, args)
 
 
 class LazyVerb(TyperCommand):
@@ -354,33 +356,34 @@ def _refuse(exc: typer.TyperException) -> int:
     fix = f"`{path} --help` shows what can be said here"
     if path == "clusterctl cancel" and "Missing argument" in text:
         text, fix = "no job is named", "`clusterctl jobs` lists them; name one, as in `clusterctl cancel 12`"
-    text, fix = _explain_unknown(text, fix, path)
+    text, fix = _explain_unknown(text, fix, context)
     if given := _SPEC_AS_ARGUMENT.search(text):
         option = "--file" if path.endswith(" logs") else "-f"  # its -f is --follow
         fix = f"name a spec file with `{shlex.join([option, given[1]])}`"
     return _show(UsageError(text.rstrip("."), code="bad-command-line", fix=fix), json=json)
 
 
-def _explain_unknown(text: str, fix: str, path: str) -> tuple[str, str]:
+def _explain_unknown(text: str, fix: str, context: typer.Context | None) -> tuple[str, str]:
     """Return the message about an unknown verb or option, and its fix. Other messages stay as they are.
 
     text: click's message, which may suggest names that are near.
-    path: the words in front of the unknown one that click understood.
+    context: what click understood; its ``args`` follow an unknown verb.
     """
     unknown = _UNKNOWN_WORD.match(text)
-    if unknown is None:
+    if unknown is None or context is None:
         return text, fix
-    word, verb = unknown[1] or unknown[2], path.removeprefix(PROGRAM).lstrip()
+    word, verb = unknown[1] or unknown[2], context.command_path.removeprefix(PROGRAM).lstrip()
     of_group = next((words for words in VERBS if not verb and words.endswith(f" {word}")), None)
     habit = HABITS.get(f"{verb} {word}".lstrip(), of_group)
     if habit and unknown[1]:
-        at = sys.argv.index(word)
+        at = len(sys.argv) - len(context.args) - 1
         command = [PROGRAM, *sys.argv[1:at], *habit.split(), *sys.argv[at + 1 :]]
         return unknown[0], f"`{shlex.join(command)}`"
     if habit:
         return unknown[0], f"`{PROGRAM} {habit}`"
     if verb == "submit":
-        fix = f"`{path} JOB -- {word}` passes it to the program, `#SBATCH {word}` in the script to sbatch"
+        to_program = f"`{PROGRAM} submit JOB -- {word}` passes it to the program"
+        fix = f"{to_program}, `#SBATCH {word}` in the script to sbatch"
     return text, fix
 
 

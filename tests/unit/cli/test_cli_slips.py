@@ -19,6 +19,7 @@ SLIPS = {
     "frobnicate": ("bad-command-line", "'frobnicate'", "`clusterctl --help`"),
     "squeue": ("bad-command-line", "'squeue'", "`clusterctl -o json jobs`"),
     "-f demo.yaml rm --yes": ("bad-command-line", "'rm'", "`clusterctl -o json -f demo.yaml down --yes`"),
+    "--cluster kill kill 3": ("bad-command-line", "'kill'", "json --cluster kill cancel 3`"),
     "tail 'a b'": ("bad-command-line", "'tail'", "`clusterctl -o json logs -f 'a b'`"),
     "drain demo-1": ("bad-command-line", "'drain'", "`clusterctl -o json node drain demo-1`"),
     "runs compare 1 2": ("bad-command-line", "'compare'", "`clusterctl -o json runs diff 1 2`"),
