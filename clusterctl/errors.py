@@ -320,18 +320,8 @@ class CommandError(TransportError):
 
     code = "command"
 
-    def __init__(
-        self,
-        what: str,
-        *,
-        rc: int,
-        code: str = "",
-        stderr: str = "",
-        where: str = "",
-        fix: str = "",
-        host: str | None = None,
-    ) -> None:
-        super().__init__(what, code=code, where=where, why=stderr.strip()[-2000:], fix=fix, host=host)
+    def __init__(self, what: str, *, rc: int, stderr: str = "", **more: Any) -> None:
+        super().__init__(what, why=stderr.strip()[-2000:], **more)
         self.rc = rc
         self.stderr = stderr
 

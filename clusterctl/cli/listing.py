@@ -125,7 +125,17 @@ def cache_prune(
 
     Other clusters of that project may start nodes from those.
     """
-    _show_cache(screen, _delete_kept(screen, options) if images else (), prune=True)
+    kept: Sequence[KeptImage] = ()
+    if images:
+        provider = spec_of(screen, options).provider
+        if not provider.is_cloud:
+            raise UsageError(
+                f"there are no images to delete in a project: the provider is {provider.type}",
+                code="no-project-images",
+                fix="leave --images out, or name a spec of a cloud: -f FILE",
+            )
+        kept = kept_images(provider, prune=True)
+    _show_cache(screen, kept, prune=True)
 
 
 def cache_list(screen: Screen, options: Options) -> None:
@@ -138,17 +148,6 @@ def cache_list(screen: Screen, options: Options) -> None:
             unlisted = f"note: images in a cloud project are not listed: {exc.cause}"
             screen.note(Notice("project-images-unlisted", unlisted))
     _show_cache(screen, kept, prune=False)
-
-
-def _delete_kept(screen: Screen, options: Options) -> Sequence[KeptImage]:
-    provider = spec_of(screen, options).provider
-    if not provider.is_cloud:
-        raise UsageError(
-            f"there are no images to delete in a project: the provider is {provider.type}",
-            code="no-project-images",
-            fix="leave --images out, or name a spec of a cloud: -f FILE",
-        )
-    return kept_images(provider, prune=True)
 
 
 def _show_cache(screen: Screen, kept: Sequence[KeptImage], *, prune: bool) -> None:

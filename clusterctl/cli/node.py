@@ -237,10 +237,12 @@ def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
 def _wait_idle(
     screen: Screen, scheduler: Scheduler, names: Sequence[str], timeout_s: float | None
 ) -> tuple[NodeState, ...]:
-    def on_change(ids: Sequence[str]) -> None:
-        screen.note(f"at work: job {', '.join(ids)}")
-
-    return nodes.wait_idle(scheduler, names, timeout_s=timeout_s, on_change=on_change)
+    return nodes.wait_idle(
+        scheduler,
+        names,
+        timeout_s=timeout_s,
+        on_change=lambda ids: screen.note(f"at work: job {', '.join(ids)}"),
+    )
 
 
 def _show(screen: Screen, found: Sequence[NodeState]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -54,7 +55,7 @@ def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] |
                 fix="write it as `ssh-keygen -lf` does: SHA256: and 43 letters",
             )
     return Prompts(
-        confirm=_confirming(screen),
+        confirm=functools.partial(_confirm, screen),
         accepted=tuple(accepted or ()),
         password=_password() if ask_password else None,
         note=screen.note,
@@ -81,28 +82,19 @@ def _password() -> str:
     return text
 
 
-def _confirming(screen: Screen) -> Callable[[Sequence[OfferedKey]], None]:
-    """Shows unknown host keys and asks whether they are right."""
-
-    def confirm(offered: Sequence[OfferedKey]) -> None:
-        rows = [[one.title, one.address, one.kind, one.fingerprint] for one in offered]
-        with screen.still():
-            screen.note("these host keys are not confirmed yet; compare them with the machines' own")
-            screen.note(*screen.table(["HOST", "ADDRESS", "KEY", "FINGERPRINT"], rows))
-            if not (sys.stdin.isatty() and sys.stderr.isatty()):
-                raise UsageError(
-                    "host keys must be confirmed",
-                    code="host-keys-unconfirmed",
-                    why="there is no terminal to prompt on",
-                    fix=f"if they are right, run: {_command(offered)}",
-                    failures=tuple(one.failure for one in offered),
-                )
-            screen.confirm("are they right?", yes=False)
-
-    return confirm
-
-
-def _command(offered: Sequence[OfferedKey]) -> str:
-    """What was typed, with the keys."""
-    flags = [word for one in offered for word in ("--accept-host-key", one.fingerprint)]
-    return shlex.join(["clusterctl", *sys.argv[1:], *flags])
+def _confirm(screen: Screen, offered: Sequence[OfferedKey]) -> None:
+    """Show unknown host keys, and ask whether they are right."""
+    rows = [[one.title, one.address, one.kind, one.fingerprint] for one in offered]
+    with screen.still():
+        screen.note("these host keys are not confirmed yet; compare them with the machines' own")
+        screen.note(*screen.table(["HOST", "ADDRESS", "KEY", "FINGERPRINT"], rows))
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            flags = [word for one in offered for word in ("--accept-host-key", one.fingerprint)]
+            raise UsageError(
+                "host keys must be confirmed",
+                code="host-keys-unconfirmed",
+                why="there is no terminal to prompt on",
+                fix=f"if they are right, run: {shlex.join(['clusterctl', *sys.argv[1:], *flags])}",
+                failures=tuple(one.failure for one in offered),
+            )
+        screen.confirm("are they right?", yes=False)

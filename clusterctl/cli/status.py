@@ -69,7 +69,11 @@ def status(screen: Screen, options: Options) -> None:
     """Show the state of nodes and jobs."""
     workspace = workspace_of(screen, options)
     found = status_of(workspace)
-    left = _pending_releases(workspace)
+    left: tuple[PendingRelease, ...] = ()
+    if workspace.releases.exists():
+        from clusterctl.providers.base import pending_releases
+
+        left = pending_releases(workspace)
     keys = ("name", "state", "cpus", "memory_mib", "reason")
     rows = [(n.name, n.shown, n.cpus, n.memory_mib, n.reason) for n in found.nodes]
     waits = waiting(found.jobs)
@@ -98,14 +102,6 @@ def status(screen: Screen, options: Options) -> None:
     for one in left:
         lines += ["", str(one), f"  {one.fix}"]
     screen.result(answer, *lines)
-
-
-def _pending_releases(workspace: Workspace) -> tuple[PendingRelease, ...]:
-    if not workspace.releases.exists():
-        return ()
-    from clusterctl.providers.base import pending_releases
-
-    return pending_releases(workspace)
 
 
 def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from clusterctl.spec.job_options import JobOptions
     from clusterctl.spec.models import ClusterSpec
     from clusterctl.state.brief import SpecBrief
+    from clusterctl.state.submissions import JobEntry
 
 _Row = dict[str, Any]  # of one job, as `-o json` shows it
 
@@ -320,7 +321,6 @@ def _use_here(
 
 def _dry_run(screen: Screen, options: Options, wanted: Wanted) -> None:
     """Show the scripts; where they are several, each below a line with its job's name."""
-    from clusterctl.jobs.trained import with_model
     from clusterctl.scheduler.session import distribution_of_hosts, script_of
     from clusterctl.state.inventory import inventory_if_known
     from clusterctl.state.submissions import Ledger
@@ -333,18 +333,10 @@ def _dry_run(screen: Screen, options: Options, wanted: Wanted) -> None:
     has_pmix = hosts is None or hosts.pmix
     rows: list[_Row] = []
     text = ""
-    jobs, sent = with_model(wanted.jobs, wanted.chosen, Ledger(workspace.jobs).entries())
-    replaying = wanted.replay
-    for job, source, environment in _prepared(
-        screen,
-        options,
-        spec,
-        jobs,
-        partial(distribution_of_hosts, spec, workspace),
-        sent,
-        replaying,
-        has_pmix=has_pmix,
-    ):
+    replaying, entries = wanted.replay, Ledger(workspace.jobs).entries()
+    distribution = partial(distribution_of_hosts, spec, workspace)
+    prepared = _prepared(screen, options, wanted, spec, distribution, entries, has_pmix=has_pmix)
+    for job, source, environment in prepared:
         script = script_of(spec, job, environment)
         if source:
             size = shown_size(source.bytes)
@@ -352,18 +344,18 @@ def _dry_run(screen: Screen, options: Options, wanted: Wanted) -> None:
         what_goes = {"files": len(source.files), "bytes": source.bytes} if source else None
         more = replaying.before(spec, job) if replaying is not None else {}
         rows.append({"name": job.name, "script": script, "source": what_goes, **more})
-        text += f"### {job.name}\n{script}\n" if len(jobs) > 1 else script
+        text += f"### {job.name}\n{script}\n" if len(prepared) > 1 else script
     screen.document(_answer(rows), text)
 
 
 def _prepared(
     screen: Screen,
     options: Options,
+    wanted: Wanted,
     spec: ClusterSpec | SpecBrief,
-    wanted: Sequence[JobSpec],
     distribution: Callable[[], Distribution],
-    model: Source | None,
-    replaying: Replaying | None = None,
+    entries: Sequence[JobEntry],
+    session: Session | None = None,
     *,
     has_pmix: bool = True,
 ) -> list[tuple[JobSpec, Source | None, Environment]]:
@@ -372,24 +364,26 @@ def _prepared(
     ``model`` is sent with a job that uses one. Of a replay, all that is as it was.
     """
     from clusterctl.jobs.source import source_of
+    from clusterctl.jobs.trained import with_model
     from clusterctl.scheduler.script import reject_pmix, with_gpus, with_launcher
     from clusterctl.scheduler.session import script_of
 
-    for job in wanted if not has_pmix else ():
+    jobs, model = with_model(wanted.jobs, wanted.chosen, entries, session)
+    for job in jobs if not has_pmix else ():
         if "launcher" in job.model_fields_set and job.launcher == "srun":
             screen.note(f"note: {job.name}: mpirun starts the ranks, for Slurm has no plugin for PMIx here")
         if note := reject_pmix(job):
             screen.note(f"note: {note}")
-    wanted = [with_launcher(with_gpus(spec, job), has_pmix=has_pmix) for job in wanted]
-    for job in wanted:
+    jobs = [with_launcher(with_gpus(spec, job), has_pmix=has_pmix) for job in jobs]
+    for job in jobs:
         script_of(spec, job)  # none is sent, nor are its packages looked for, while another can't be
-    replay = replaying.replay if replaying is not None else None
-    sources = [replay.source] if replay is not None else [source_of(job) or model for job in wanted]
+    replay = wanted.replay.replay if wanted.replay is not None else None
+    sources = [replay.source] if replay is not None else [source_of(job) or model for job in jobs]
     for note in dict.fromkeys(note for source in sources if source for note in source.notes):
         screen.note(f"note: {note}")
     lock = replay.lock if replay is not None else None
-    environments = resolve(screen, options, spec, wanted, distribution, lock)
-    return list(zip(wanted, sources, environments, strict=True))
+    environments = resolve(screen, options, spec, jobs, distribution, lock)
+    return list(zip(jobs, sources, environments, strict=True))
 
 
 def resolve(
@@ -428,19 +422,17 @@ def _submitted(
     token: str | None = begin(session, wanted.jobs[0].name)
     from clusterctl.jobs.submit import reject_files_of_here
     from clusterctl.jobs.submit import submit as submit_job
-    from clusterctl.jobs.trained import with_model
 
     reject_files_of_here(session, wanted.jobs, report=screen.note)
-    jobs, sent = with_model(wanted.jobs, wanted.chosen, session.ledger.entries(), session)
-    replaying = wanted.replay
+    entries, replaying = session.ledger.entries(), wanted.replay
     prepared = _prepared(
         screen,
         options,
+        wanted,
         session.rules,
-        jobs,
         lambda: session.distribution,
-        sent,
-        replaying,
+        entries,
+        session,
         has_pmix=session.has_pmix,
     )
     more = replaying.before(session.spec, prepared[0][0], session) if replaying is not None else {}

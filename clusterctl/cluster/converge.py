@@ -130,7 +130,9 @@ def converge(
     if limit or everything:
         _write(workspace, recorded.model_copy(update={"inputs": "", "groups": {}, "tried": has}))
     chosen = [host.name for host in inventory.hosts if host.name in limit or host.is_controller]
-    classed = () if again else _as_their_class(session, provisioned, reports, limit)
+    # New hosts that came with all that Ansible would do there: none where a card wants more.
+    new = (host for host in provisioned.classed if host in reports and (not limit or host in limit))
+    classed = () if again else _without_cards(session, new)
     hosts = chosen if limit else () if everything else drifting
     shared = {} if limit else shared_inputs(session, inventory)
     files = _own_files(session, inventory) if shared else {}
@@ -180,17 +182,6 @@ def _configure(
     recap = _run("configure", session, inventory, hosts)
     session.note = f"{recap}; {introduced.changed} changed on others" if introduced else str(recap)
     return _probe(session, inventory, (*hosts, *others))
-
-
-def _as_their_class(
-    session: ClusterSession,
-    provisioned: Provisioned,
-    reports: Mapping[str, HostReport],
-    limit: Collection[str],
-) -> tuple[str, ...]:
-    """The new hosts that came with all that Ansible would do there: none where a card wants more."""
-    new = (host for host in provisioned.classed if host in reports and (not limit or host in limit))
-    return _without_cards(session, new)
 
 
 def _without_cards(session: ClusterSession, hosts: Iterable[str]) -> tuple[str, ...]:

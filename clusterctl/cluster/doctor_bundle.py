@@ -163,18 +163,12 @@ def _secrets(workspace: Workspace) -> Iterator[str | bytes]:
             yield raw
             yield from (line for line in raw.splitlines() if not line.startswith(b"-----"))
     yield from (value for name, value in os.environ.items() if is_secret_name(name))
-    for path in _logins():
+    # Files of application default credentials: gcloud's own, and the named one.
+    own = f"{os.environ.get('CLOUDSDK_CONFIG', '~/.config/gcloud')}/application_default_credentials.json"
+    for path in (own, os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or own):
         with suppress(OSError, ValueError):
-            login = json.loads(path.read_bytes())
+            login = json.loads(Path(path).expanduser().read_bytes())
             yield from (v for name, v in login.items() if isinstance(v, str) and is_secret_name(name))
-
-
-def _logins() -> Iterator[Path]:
-    """Files of application default credentials: the named one, and gcloud's own."""
-    if named := os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
-        yield Path(named)
-    folder = Path(os.environ.get("CLOUDSDK_CONFIG", "~/.config/gcloud"))
-    yield folder.expanduser() / "application_default_credentials.json"
 
 
 def _versions(spec: ClusterSpec) -> Mapping[str, Any]:

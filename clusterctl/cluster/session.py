@@ -162,11 +162,9 @@ def workspace_copy(
 
 def _copy_file(source: str, target: str) -> str:
     if _HEAVY in Path(source).parts:
-        try:
+        with suppress(OSError):  # another file system
             os.link(source, target)
-        except OSError:  # another file system
-            return shutil.copy2(source, target)
-        return target
+            return target
     return shutil.copy2(source, target)
 
 

@@ -404,23 +404,20 @@ def _unreached(
 def preflight(spec: ClusterSpec, workspace: Workspace, provider: Provider) -> DoctorReport:
     """Everything that stands in the way of `up`, found by looking alone: here, and where the hosts are."""
 
-    def look() -> DoctorReport:
-        return provider.preflight(spec, workspace) or DoctorReport((), {})
-
-    parts: tuple[Callable[[], DoctorReport], ...] = (partial(_check, spec, provider), look)
-    here, there = parallel_map(parts, lambda part: part())
+    parts = (partial(_check, spec, provider), partial(provider.preflight, spec, workspace))
+    here, there = (report or DoctorReport((), {}) for report in parallel_map(parts, lambda part: part()))
     seen = {one.what for one in there.findings}
     refused = (one for one in here.findings if one.what not in seen)  # which a provider looks at in both
     return replace(there, findings=(*refused, *there.findings))
 
 
-def _check(spec: ClusterSpec, provider: Provider) -> DoctorReport:
+def _check(spec: ClusterSpec, provider: Provider) -> DoctorReport | None:
     try:
         provider.check(spec)
     except (MachineError, UsageError) as exc:
         one = Finding("this machine", "error", exc.code, exc.what, exc.why or exc.where, exc.fix)
         return DoctorReport((one,), {})
-    return DoctorReport((), {})
+    return None
 
 
 def _as_jobs_have(facts: HostFacts, host: Host | None) -> HostFacts:

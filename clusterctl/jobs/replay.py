@@ -11,6 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from ClusterShell.RangeSet import RangeSet
+
 from clusterctl.errors import UsageError, printable
 from clusterctl.jobs.recover import mapping, mappings, no_replay, read_mapping, recover
 from clusterctl.jobs.source import Source
@@ -105,14 +107,11 @@ def reject_missing(session: Session, job: JobSpec) -> None:
         UsageError: the cluster lacks one.
     """
     model = next((value for flag, value in pairwise(job.args) if flag == MODEL_FLAG), "")
-    send_model, send_image = "submit JOB --run RUN", "submit SCRIPT --container IMAGE"
+    send_image = "`clusterctl submit SCRIPT --container IMAGE` sends one that is here"
+    send_model = "`clusterctl submit JOB --run RUN` sends that of a collected run"
     for what, path, fix in (
-        ("the image", job.container or "", f"`clusterctl {send_image}` sends one that is here"),
-        (
-            "the model",
-            model and f"{model}/{RECORD}",
-            f"`clusterctl {send_model}` sends that of a collected run",
-        ),
+        ("the image", job.container or "", send_image),
+        ("the model", model and f"{model}/{RECORD}", send_model),
     ):
         if not path.startswith(("/", "~/")) or (what == "the image" and os.path.isfile(path)):  # noqa: PTH113
             continue
@@ -148,7 +147,7 @@ def _job(
     kept, array = _started(run, said, again)
     if again.indices:
         kept |= {key: said[key] for key in ("tag", "note") if said.get(key)}
-        array = _ranges(again.indices) + "".join(str(array or "").partition("%")[1:])
+        array = str(RangeSet.fromlist(map(str, again.indices))) + "".join(str(array or "").partition("%")[1:])
     target, folder = said.get("bundled"), Path()
     if source is not None and said.get("script"):
         script = _script_of(run, str(said["script"]), source)
@@ -213,17 +212,6 @@ def _values(run: Path, task: str) -> dict[str, str]:
     if not values or not all(isinstance(value, str) for value in values.values()):
         raise no_replay(run, f"{SWEEP_FILE} does not have the values of task {printable(task[:99])}")
     return values
-
-
-def _ranges(indices: Sequence[int]) -> str:
-    """Indices of an array as sbatch reads them: ``1,3-5``."""
-    found: list[list[int]] = []
-    for index in sorted(set(indices)):
-        if found and found[-1][-1] == index - 1:
-            found[-1] = [found[-1][0], index]
-        else:
-            found.append([index])
-    return ",".join("-".join(map(str, one)) for one in found)
 
 
 def _script_of(run: Path, script: str, source: Source) -> Path:

@@ -100,16 +100,11 @@ def collect(
         TransportError: the cluster can't be reached.
     """
     resolve_submissions(session.scheduler, session.ledger)
-    entries = (
-        [_entry(session, job_id) for job_id in ids]
-        if ids
-        else [
-            e
-            for e in session.ledger.entries()
-            if (_is_out(e) or _has_left(e, selection)) and e.job_id not in discard
-        ]
-    )
-    entries = list(dict.fromkeys(entries))
+    if ids:
+        entries = list(dict.fromkeys(_entry(session, job_id) for job_id in ids))
+    else:
+        there = (e for e in session.ledger.entries() if _is_out(e) or _has_left(e, selection))
+        entries = [e for e in there if e.job_id not in discard]
     runs: list[RunRecord] = []
     failed: dict[str, CollectError | SchedulerError | CommandError] = {}
     with closing(_Collecting(session, out, selection)) as collecting:
@@ -388,7 +383,10 @@ def _assembled(
     source = _json(kept.get(SOURCE_FILE, b""))
     record = _record(session, entry, jobs, manifest, source["hash"] if source else None)
     record = _with_summary(record, tree, facts, _json(kept.get(SWEEP_FILE, b"")))
-    record = record.model_copy(update={"diagnosis": _diagnosis(session, jobs, tree)})
+    if (job := worst(jobs)).outcome in {Outcome.FAILED, Outcome.CANCELLED}:
+        from clusterctl.scheduler.evidence import diagnose_run  # noqa: PLC0415 - only where a job failed
+
+        record = record.model_copy(update={"diagnosis": diagnose_run(session, job, tree).as_dict()})
     (tree / RUN_FILE).write_text(record.as_json())
     write_sums(tree, manifest.sha256)
     return record
@@ -398,17 +396,13 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
     """The record with its program's arguments, configuration and metrics; of an array, those of each task."""
     from clusterctl.runs.summary import summarize  # noqa: PLC0415 - only where a run has come home
 
-    job = facts.get("job") if isinstance(facts, dict) else None
-    job = job if isinstance(job, dict) else {}
+    facts = facts if isinstance(facts, dict) else {}
+    job = facts["job"] if isinstance(facts.get("job"), dict) else {}
     args = tuple(job.get("args") or ())
-    record = record.model_copy(
-        update={"tags": tuple(dict.fromkeys(job.get("tag") or ())), "note": job.get("note")}
-    )
-    if isinstance(facts, dict):
-        kept = {key: facts[key] for key in ("replay_of", "of_failed") if key in facts}
-        record = record.model_copy(update=kept)
+    known = {"args": args, "tags": tuple(dict.fromkeys(job.get("tag") or ())), "note": job.get("note")}
+    known |= {key: facts[key] for key in ("replay_of", "of_failed") if key in facts}
     if not record.is_array:
-        return record.model_copy(update={"args": args, **vars(summarize(tree, args))})
+        return record.model_copy(update={**known, **vars(summarize(tree, args))})
     from clusterctl.spec.sweep import arguments  # noqa: PLC0415 - only of an array
 
     values = sweep.pop("tasks") if isinstance(sweep, dict) else []
@@ -418,17 +412,7 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
         own = arguments(values[int(number)]) if number.isdecimal() and int(number) < len(values) else ()
         found = summarize(tree / one.folder, (*args, *own))
         tasks.append(one.model_copy(update=vars(found)))
-    return record.model_copy(update={"args": args, "tasks": tuple(tasks), "sweep": sweep})
-
-
-def _diagnosis(session: Session, jobs: Sequence[JobInfo], tree: Path) -> dict[str, Any] | None:
-    """Why the job, or the worst task of an array, failed or was cancelled; None of one that did not."""
-    job = worst(jobs)
-    if job.outcome not in {Outcome.FAILED, Outcome.CANCELLED}:
-        return None
-    from clusterctl.scheduler.evidence import diagnose_run  # noqa: PLC0415 - only where a job failed
-
-    return diagnose_run(session, job, tree).as_dict()
+    return record.model_copy(update={**known, "tasks": tuple(tasks), "sweep": sweep})
 
 
 def _write_kept(tree: Path, kept: Mapping[str, bytes]) -> None:

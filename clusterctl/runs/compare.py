@@ -71,13 +71,11 @@ class Losses:
 def compare_losses(a: Row, b: Row) -> Losses | None:
     """How the losses compare: metrics whose names have ``loss``. None if a run has none."""
     losses_a, losses_b = _losses(a), _losses(b)
-    both = [key for key in losses_a if key in losses_b]
+    both = {key: (loss, losses_b[key]) for key, loss in losses_a.items() if key in losses_b}
     if not both:
         return None
-    wrong = [
-        key for key in both if losses_a[key] != losses_b[key] and not _are_nan(losses_a[key], losses_b[key])
-    ]
-    gaps = [abs(losses_a[key] - losses_b[key]) for key in wrong]
+    wrong = {key: (x, y) for key, (x, y) in both.items() if x != y and not (math.isnan(x) and math.isnan(y))}
+    gaps = [abs(x - y) for x, y in wrong.values()]
     steps, steps_a, steps_b = (
         len({(task, step) for task, _, step in found}) for found in (both, losses_a, losses_b)
     )
@@ -89,10 +87,6 @@ def compare_losses(a: Row, b: Row) -> Losses | None:
         first=min((step for _, _, step in wrong), default=None),
         largest=max(gaps) if gaps and all(map(math.isfinite, gaps)) else None,
     )
-
-
-def _are_nan(a: float, b: float) -> bool:
-    return math.isnan(a) and math.isnan(b)
 
 
 def _losses(row: Row) -> dict[tuple[str, str, int], float]:
@@ -258,11 +252,8 @@ def hardware_of(facts: Mapping[str, Any]) -> dict[str, Value]:
             cores, memory, gpus = host.get("cpus"), host.get("memory_total_mib"), host.get("gpus")
             parts = [f"{len(cores)} cores" if isinstance(cores, list) else "", host.get("cpu_model")]
             parts += [f"{memory} MiB" if memory else ""]
-            parts += (
-                [str(one.get("name")) for one in gpus if isinstance(one, Mapping)]
-                if isinstance(gpus, list)
-                else []
-            )
+            listed = gpus if isinstance(gpus, list) else ()
+            parts += [str(one.get("name")) for one in listed if isinstance(one, Mapping)]
             kinds.add(", ".join(str(part) for part in parts if part))
     return {"nodes": "; ".join(sorted(kinds))} if kinds else {}
 

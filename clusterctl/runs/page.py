@@ -211,7 +211,8 @@ def write_report(report: Report, path: Path) -> None:
             fix="name another file: --out FILE",
         )
     try:
-        write_atomic(path, report.as_html(), mode=_MODE & ~_umask())
+        os.umask(umask := os.umask(0o077))
+        write_atomic(path, report.as_html(), mode=_MODE & ~umask)
     except MachineError as exc:
         raise UsageError(
             "the report can't be written",
@@ -230,9 +231,3 @@ def _is_ours(path: Path) -> bool:
         return False
     with os.fdopen(descriptor, "rb") as file:
         return _OURS in file.read(_HEAD)
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

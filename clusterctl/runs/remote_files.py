@@ -137,12 +137,17 @@ class Listing:
         Where it holds only what is not wanted, that is left to the caller to tell, once for all of it.
         """
         try:
+            if depth > DEEPEST:
+                raise OSError(errno.ELOOP, f"in more than {DEEPEST} folders")
             status, files, folders = self.names(below)
         except OSError as exc:
             self.tell_left(below, exc.strerror or str(exc))
             return True
         if below and not files and not folders:
-            return self.empty(below, status)
+            if self.globs is not None and not self.is_output(self.globs, below, is_folder=True):
+                return None
+            self.tell_found(below, status)
+            return True
         if below:
             self.untold[below] = line_of_status(below, status)
         both = [*((path, False) for path in files), *((path, True) for path in folders)]
@@ -151,7 +156,7 @@ class Listing:
             self.tell_left(path, reason, size)
         found: list[tuple[bytes, bool | None]] = [(path, True) for path in stay]
         found += [(path, self.file(path)) for path in files if path not in stay]
-        found += [(path, self.below(path, depth + 1)) for path in folders if path not in stay]
+        found += [(path, self.folder(path, depth + 1)) for path in folders if path not in stay]
         told = any(wanted for _, wanted in found)
         unwanted = [path for path, wanted in found if wanted is False]
         self.untold.pop(below, None)
@@ -194,21 +199,6 @@ class Listing:
         paths = [(below + b"/" + name if below else name, is_folder) for _, name, is_folder in found]
         folders = [path for path, is_folder in paths if is_folder]
         return status, [path for path, is_folder in paths if not is_folder], folders
-
-    def empty(self, path: bytes, status: os.stat_result) -> bool | None:
-        """Tell of a folder that holds nothing, if it is wanted."""
-        if self.globs is not None and not self.is_output(self.globs, path, is_folder=True):
-            return None
-        self.tell_found(path, status)
-        return True
-
-    def below(self, path: bytes, depth: int) -> bool | None:
-        """A folder below another: see ``folder``."""
-        if depth > DEEPEST:
-            self.tell_left(path, f"in more than {DEEPEST} folders")
-        else:
-            return self.folder(path, depth)
-        return True
 
     def file(self, path: bytes) -> bool | None:
         """Whether a file was told; None if nothing needs to be told of it."""

@@ -277,10 +277,8 @@ def _ranks(facts: _Facts) -> Section:
     means = [sum(one[0][rank] * one[2] for one in known) / windows for rank in range(count)]
     slowest = [sum(one[1][rank] for one in known) for rank in range(count)]
     hosts = [facts.hosts.get(rank) or "" for rank in range(count)]
-    if facts.pipelined:
-        text = "stages of a pipeline are not compared"
-    else:
-        text = compare_ranks(means, slowest, windows, hosts)
+    pipelined = "stages of a pipeline are not compared"
+    text = pipelined if facts.pipelined else compare_ranks(means, slowest, windows, hosts)
     bars = [(f"{rank} {hosts[rank]}".strip(), mean) for rank, mean in enumerate(means)]
     chart = Chart("Computing per step", [Series("compute", bars)], "rank", "ms", Kind.BARS)
     return Section("Ranks", [text], [chart])

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 _MAX_BYTES: Final = 128 << 20  # of all files together, with what follows
-_COST, _COST_OF_FIELD = (
-    64,
-    8,
-)  # in bytes, of a record and a field besides: there may be millions of empty ones
+# In bytes, of a record and a field besides: there may be millions of empty ones.
+_COST, _COST_OF_FIELD = 64, 8
 _MAX_RECORD: Final = 1 << 18  # larger ones hold images, sounds or graphs
 _HEAD, _TAIL = 12, 4  # bytes before and after what is in a record
 _MAX_VARINT: Final = 10  # bytes

@@ -75,7 +75,9 @@ def first_failed(
     the others, by the records of their ``ends``: seconds since 1970, exit code of the shell, host; or one
     that caught a signal, by ``ranks``, which has their own logs.
     """
-    failed = _of_torchrun(log) or _of_mpi_abort(log) or _of_srun(log) or _of_mpirun(log) or _alone(job)
+    failed = _of_torchrun(log) or _of_mpi_abort(log) or _of_srun(log) or _of_mpirun(log)
+    # Where no launcher says more, it is the job's own end.
+    failed = failed or _ended(-job.signal if job.signal else job.exit_code or 0)
     own = None if failed.rank is None else ranks.get(failed.rank, "")
     by_another = own is None or failed.signal in _BY_LAUNCHER or _PEER_GONE.search(own)
     if by_another and (_PEER_GONE.search(log) or _SRUN_ENDS.search(log)):
@@ -157,8 +159,3 @@ def _of_mpirun(log: str) -> Failed | None:
     if match["signal"]:
         return _ended(-int(match["signal"]), rank=int(match["rank"]), host=match["host"])
     return _ended(int(match["code"]), rank=int(match["rank2"]))
-
-
-def _alone(job: JobInfo) -> Failed:
-    """The job's own end, where no launcher says more."""
-    return _ended(-job.signal if job.signal else job.exit_code or 0)

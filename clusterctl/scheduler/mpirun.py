@@ -187,15 +187,11 @@ class MpirunClient(Scheduler):
 
     def run_verification_job(self, hosts: tuple[str, ...], payload: str) -> Result:
         limit_s = _VERIFICATION_S + _VERIFICATION_PER_NODE_S * len(hosts)
+        profile = f'cd && {{ [[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; }} && exec "$@"'
         argv = [
             *("sudo", "-n", "-H", "-u", self.user, "timeout", "--kill-after=5", str(limit_s)),
             *("env", f"PYTHONPATH={payload}", "OMP_NUM_THREADS=1"),
-            *(
-                "bash",
-                "-c",
-                f'cd && {{ [[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; }} && exec "$@"',
-                "probe",
-            ),
+            *("bash", "-c", profile, "probe"),
             *("mpirun", "-np", str(len(hosts)), "--host", ",".join(f"{host}:1" for host in hosts)),
             *("--map-by", "ppr:1:node", "-x", "PATH", "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS"),
             *verification_argv(hosts),

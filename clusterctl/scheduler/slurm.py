@@ -263,12 +263,9 @@ class SlurmClient(Scheduler):
         """What to do about a refusal in Slurm's words, with the valid choices where Slurm can say them."""
         for pattern, flag, argv in _REFUSALS:
             if re.search(pattern, refusal, re.IGNORECASE):
-                try:
-                    choices = self._choices(argv)
-                except (SlurmError, TransportError):  # the refusal itself is what matters
-                    choices = ()
-                if choices:
-                    return f"{flag} can be: {', '.join(choices)}"
+                with suppress(SlurmError, TransportError):  # the refusal itself is what matters
+                    if choices := self._choices(argv):
+                        return f"{flag} can be: {', '.join(choices)}"
                 return f"leave out {flag}: this cluster has none"
         if _TOO_LARGE.search(refusal):
             return "ask for less; `clusterctl status` shows the nodes, their cores and memory"
@@ -342,16 +339,8 @@ class SlurmClient(Scheduler):
             launched = ("srun", *allocation, "--mpi=pmix", "--kill-on-bad-exit=1", exports, *program)
         else:  # from here mpirun starts the ranks on the nodes of an allocation
             exported = (word for variable in variables for word in ("-x", variable))
-            launched = (
-                "salloc",
-                "--quiet",
-                *allocation,
-                *program,
-                "mpirun",
-                "--map-by",
-                "ppr:1:node",
-                *exported,
-            )
+            start = ("salloc", "--quiet", *allocation, *program)
+            launched = (*start, "mpirun", "--map-by", "ppr:1:node", *exported)
         argv = ("timeout", "--kill-after=5", str(patience_s), *launched, *verification_argv(hosts))
         return self.transport.run(argv, timeout_s=patience_s + 30, check=False)
 

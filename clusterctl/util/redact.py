@@ -43,13 +43,9 @@ def patterns() -> Mapping[str, re.Pattern[str]]:
 
 
 @cache
-def _secret_name() -> re.Pattern[str]:
-    return re.compile(_filled("(?!PWD$).*(?i:@word@)"))
-
-
 def is_secret_name(name: str) -> bool:
     """Whether the value of an environment variable or a key that is called so is secret."""
-    return _secret_name().match(name) is not None
+    return re.match(_filled("(?!PWD$).*(?i:@word@)"), name) is not None
 
 
 def _data() -> Mapping[str, Mapping[str, Any]]:
