@@ -377,26 +377,17 @@ def _network(network: GcpNetwork, hosts: int) -> Iterator[Fault]:
     at, cidr, default = ("provider", "network"), network.cidr, GcpNetwork().cidr
     if hosts > MAX_HOSTS:
         message = f"these nodes and the controller are more than {MAX_HOSTS} hosts"
-        yield Fault(
-            "too-many-hosts", ("partitions",), message, f"ask for at most {MAX_HOSTS - 1} nodes", at_key=True
-        )
+        hint = f"ask for at most {MAX_HOSTS - 1} nodes"
+        yield Fault("too-many-hosts", ("partitions",), message, hint, at_key=True)
         return
     given = [key for key in ("network", "subnetwork") if getattr(network, key) is not None]
     if len(given) == 1:
         (other,) = {"network", "subnetwork"} - set(given)
-        yield Fault(
-            "network-incomplete",
-            (*at, given[0]),
-            f"{given[0]} needs {other} beside it",
-            f"name the {other} too",
-        )
+        message = f"{given[0]} needs {other} beside it"
+        yield Fault("network-incomplete", (*at, given[0]), message, f"name the {other} too")
     elif given and cidr and cidr != default:
-        yield Fault(
-            "network-has-addresses",
-            (*at, "cidr"),
-            "an existing subnetwork has its own addresses",
-            "remove cidr",
-        )
+        message = "an existing subnetwork has its own addresses"
+        yield Fault("network-has-addresses", (*at, "cidr"), message, "remove cidr")
     elif not given and cidr:
         yield from _addresses(cidr, hosts)
 
@@ -409,12 +400,8 @@ def _addresses(cidr: IPv4Network, hosts: int) -> Iterator[Fault]:
         hint = f"take a /{_LARGEST_PREFIX} or larger"
         yield Fault("network-too-small", at, f"{cidr} is smaller than a subnetwork can be", hint)
     elif room < hosts:
-        yield Fault(
-            "network-too-small",
-            at,
-            f"{cidr} has room for {room} hosts, not for {hosts}",
-            "take a larger network",
-        )
+        message = f"{cidr} has room for {room} hosts, not for {hosts}"
+        yield Fault("network-too-small", at, message, "take a larger network")
 
 
 def _storage(provider: GcpSettings) -> Iterator[Fault]:
@@ -452,9 +439,8 @@ def _kept_storage(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     machine = machines().get(provider.controller.machine_type or PLAIN)
     if disk.type and machine and disk.type not in machine.extra_disks:
         message = f"the controller, {machine.name}, can't have a disk of {shown(disk.type)}"
-        yield Fault(
-            "disk-type", (*at, "type"), message, f"write {' or '.join(machine.extra_disks)}, or nothing"
-        )
+        hint = f"write {' or '.join(machine.extra_disks)}, or nothing"
+        yield Fault("disk-type", (*at, "type"), message, hint)
 
 
 def _rest(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:

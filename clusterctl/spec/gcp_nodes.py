@@ -279,9 +279,8 @@ def _resolved(nodes: Nodes) -> Machine | Fault | None:
         if known is None:
             names = tuple(data()["gpus"])
             hint = did_you_mean(wanted.type, names) or f"it has {', '.join(names)}"
-            return Fault(
-                "unknown-gpu", (*nodes.gpus_at, "type"), f"Google Cloud has no GPU {shown(wanted.type)}", hint
-            )
+            message = f"Google Cloud has no GPU {shown(wanted.type)}"
+            return Fault("unknown-gpu", (*nodes.gpus_at, "type"), message, hint)
         wanted = Gpus(type=known, count=wanted.count)
         if wanted.count not in counts(known):
             hint = f"write count: {either(counts(known))}"
@@ -358,37 +357,20 @@ def _of_this_machine(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
     if said.compact_placement and not machine.compact_placement:
         near = (family for family, facts in data()["families"].items() if "compact_placement" in facts)
         message = f"nodes of {name} can't have compact placement"
-        yield Fault(
-            "machine-without-placement",
-            (*where, "compact_placement"),
-            message,
-            f"take a machine type of {either(near)}",
-        )
+        hint = f"take a machine type of {either(near)}"
+        yield Fault("machine-without-placement", (*where, "compact_placement"), message, hint)
     if said.tier_1 and not machine.tier_1:
-        yield Fault(
-            "machine-without-tier-1",
-            (*where, "tier_1"),
-            f"{name} has no TIER_1 networking",
-            _tier_1_hint(machine),
-        )
+        message = f"{name} has no TIER_1 networking"
+        yield Fault("machine-without-tier-1", (*where, "tier_1"), message, _tier_1_hint(machine))
     if machine.gvnic_only and said.gvnic is False:
-        yield Fault(
-            "machine-needs-gvnic",
-            (*where, "gvnic"),
-            f"{name} has only Google's network interface",
-            "remove gvnic: false",
-        )
+        message = f"{name} has only Google's network interface"
+        yield Fault("machine-needs-gvnic", (*where, "gvnic"), message, "remove gvnic: false")
     if machine.gpu and not said.image and data()["gpus"][machine.gpu.type].get("closed_driver"):
-        message = (
-            f"the default image's driver does not support {machine.gpu.type}: its open modules begin with t4"
-        )
+        why = "its open modules begin with t4"
+        message = f"the default image's driver does not support {machine.gpu.type}: {why}"
         hint = f"name an image for {nodes.name} that has NVIDIA's proprietary driver, of branch 580 or older"
-        yield Fault(
-            "gpu-needs-closed-driver",
-            (*nodes.gpus_at, "type") if nodes.gpus_at else nodes.machine_at,
-            message,
-            hint,
-        )
+        at = (*nodes.gpus_at, "type") if nodes.gpus_at else nodes.machine_at
+        yield Fault("gpu-needs-closed-driver", at, message, hint)
     yield from _local_ssds(nodes, machine)
     yield from _disks_of(nodes, machine)
 
@@ -430,9 +412,5 @@ def _disks_of(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
     if size_mib < least:
         image = "the default image with NVIDIA's driver" if machine.gpu else "the default image"
         message = f"{image} needs {format_size(least)}, not {format_size(size_mib)}"
-        yield Fault(
-            "boot-disk-too-small",
-            (*nodes.where, "boot_disk", "size"),
-            message,
-            f"write {format_size(least)} or more",
-        )
+        place = (*nodes.where, "boot_disk", "size")
+        yield Fault("boot-disk-too-small", place, message, f"write {format_size(least)} or more")

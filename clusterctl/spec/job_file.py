@@ -70,17 +70,12 @@ def _lost_lists(file: JobFile, name: str, variant: Variant) -> Iterator[Fault]:
             continue
         where, append = ("variants", name, key), f"write {key}+ to append to the file's"
         if f"more_{key}" in variant.model_fields_set:
-            yield Fault(
-                "list-twice",
-                where,
-                f"{key} and {key}+ stand in one variant",
-                f"make one list of both; {append}",
-            )
+            message = f"{key} and {key}+ stand in one variant"
+            yield Fault("list-twice", where, message, f"make one list of both; {append}")
         elif getattr(file, key):
             hint = f"{append}, or move the file's {key} into its variants"
-            yield Fault(
-                "list-would-replace", where, f"{key} would replace the file's own {key}", hint, at_key=True
-            )
+            message = f"{key} would replace the file's own {key}"
+            yield Fault("list-would-replace", where, message, hint, at_key=True)
 
 
 JOB_FILE: Final = Filetype(

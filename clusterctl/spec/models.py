@@ -93,16 +93,10 @@ class LocalSettings(ProviderSettings):
 
     def faults(self, spec: Cluster) -> Iterator[Fault]:
         if 1 + spec.node_count > MAX_LOCAL_HOSTS:
-            message = (
-                f"these nodes and the controller are more than the {MAX_LOCAL_HOSTS} hosts of a local cluster"
-            )
-            yield Fault(
-                "too-many-hosts",
-                ("partitions",),
-                message,
-                f"ask for at most {MAX_LOCAL_HOSTS - 1} nodes",
-                at_key=True,
-            )
+            most = f"the {MAX_LOCAL_HOSTS} hosts of a local cluster"
+            message = f"these nodes and the controller are more than {most}"
+            hint = f"ask for at most {MAX_LOCAL_HOSTS - 1} nodes"
+            yield Fault("too-many-hosts", ("partitions",), message, hint, at_key=True)
         yield from spec.refused((*_OF_OTHER_NODES, *OF_OWN_MACHINES))
 
 
@@ -152,12 +146,8 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
     lines = spec.slurm.extra
     keys = [line.partition("=")[0].strip() for line in lines]
     for index, _ in repeated(key.lower() for key in keys):
-        yield Fault(
-            "setting-twice",
-            ("slurm", "extra", index),
-            f"{shown(keys[index])} is set above already",
-            "keep one of the two",
-        )
+        twice = f"{shown(keys[index])} is set above already"
+        yield Fault("setting-twice", ("slurm", "extra", index), twice, "keep one of the two")
     for index, user in enumerate(spec.users):
         for number, _ in repeated(user.accounts):
             message = f"{shown(user.accounts[number])} is in this list already"

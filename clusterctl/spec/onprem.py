@@ -160,23 +160,14 @@ def _hosts(provider: OnpremSettings) -> Iterator[Fault]:
         at, names = ("provider", "hosts", key), expand(key)
         for name in names:
             if name in first:
-                yield Fault(
-                    "host-named-twice",
-                    at,
-                    f"{name} is in {first[name]} already",
-                    "name every host once",
-                    at_key=True,
-                )
+                twice = f"{name} is in {first[name]} already"
+                yield Fault("host-named-twice", at, twice, "name every host once", at_key=True)
             first[name] = key
         addresses = names if host.address is None else _expanded(host.address)
         if addresses and len(addresses) != len(names):
             message = f"{len(names)} hosts have {len(addresses)} addresses"
-            yield Fault(
-                "address-count",
-                (*at, "address"),
-                message,
-                "write a range of as many addresses as there are names",
-            )
+            hint = "write a range of as many addresses as there are names"
+            yield Fault("address-count", (*at, "address"), message, hint)
             continue
         for name, one in zip(names, addresses, strict=False):
             place = (one, provider.access.port if host.port is None else host.port)
@@ -284,12 +275,8 @@ def _fabric(switches: Mapping[str, Switch], spec: Cluster) -> Iterator[Fault]:
                         "unknown-in-fabric", at, f"there is no {what} {shown(one)}", did_you_mean(one, known)
                     )
                 elif one in placed:
-                    yield Fault(
-                        "fabric-placed-twice",
-                        at,
-                        f"{one} is at {placed[one]} already",
-                        f"a {what} is at one switch",
-                    )
+                    twice = f"{one} is at {placed[one]} already"
+                    yield Fault("fabric-placed-twice", at, twice, f"a {what} is at one switch")
                 placed.setdefault(one, name)
         if kind == "hosts" and switches and (left := sorted(nodes - set(placed))):
             message = f"{', '.join(left[:3])}{' and more' if len(left) > 3 else ''}: at no switch"  # noqa: PLR2004
