@@ -83,7 +83,7 @@ VERBS: Final = {
     "get": ("files:get", "Copy files and folders from the cluster."),
     "completion": ("run:completion", "Print the completion script of a shell."),
     "image bake": (
-        "image:bake",
+        "up:bake",
         "Make the image that new nodes start from, unless there is one of this configuration.",
     ),
     "cache list": (

@@ -1,4 +1,4 @@
-"""plan, up: what `up` would do, shown and asked about, and doing it."""
+"""plan, up, image bake: what `up` would do, shown and asked about, and doing it, or its image ahead."""
 
 from __future__ import annotations
 
@@ -182,6 +182,54 @@ def raise_cluster(
         return cluster_up.up(session, replace(wanted, approve=approval(screen, yes=yes)))
 
 
+def bake(screen: Screen, options: Options, no_wait: NoWait = False, yes: Yes = False) -> None:
+    """Make the image that new nodes start from, unless there is one of this configuration.
+
+    `up` does it by itself, and uses it, with `provider: {image: {bake: true}}`. It takes a machine for some
+    minutes, which is billed: shows which and its price, and on a terminal prompts first.
+    """
+    from clusterctl.cluster.session import ClusterSession, provider_of
+    from clusterctl.cluster.up import bake_ahead
+
+    spec = spec_of(screen, options)
+    settings = spec.provider.baking()
+    if settings is None:
+        raise UsageError(
+            f"there is no image to make: the provider is {spec.provider.type}",
+            code="no-image-to-bake",
+            fix="run `clusterctl up`, which makes whatever its nodes need",
+        )
+    if spec.provider != settings:
+        screen.note("note: `up` uses it once the spec says `provider: {image: {bake: true}}`")
+    phases = Phases(screen, verbose=options.verbose)
+
+    def approve(images: tuple[str, ...]) -> None:
+        with screen.still():
+            screen.note(*images)
+            if sys.stdin.isatty() and sys.stderr.isatty():
+                screen.confirm("make this at that price?", yes=yes)
+
+    session = ClusterSession(
+        spec=spec.model_copy(update={"provider": settings}),
+        workspace=Workspace.of(spec.name),
+        provider=provider_of(settings),
+        reporter=phases,
+        wait_s=0 if no_wait else WAIT_S,
+    )
+    with phases.shown("`clusterctl image bake` begins anew, and removes what is left"):
+        became = bake_ahead(session, approve)
+    for line in session.notes:
+        screen.note(f"note: {line}")
+    rows: list[list[object]] = [[shown_phase(p.name), p.seconds, p.note] for p in session.phases]
+    done = "the image is made" if became == "made" else "the image was there"
+    screen.result(
+        {"cluster": spec.name, "made": became == "made", "phases": phase_dicts(tuple(session.phases))},
+        *screen.table(["PHASE", "SECONDS", ""], rows),
+        "",
+        f"{done}; `clusterctl cache list` shows it with its cost, `cache prune --images` removes it",
+    )
+
+
 CHANGES: Final = 3  # the exit code of --check
 HOURS_A_DAY: Final = 24
 CURRENCY: Final = "USD"
@@ -298,20 +346,14 @@ def as_dict(spec: ClusterSpec, found: Plan) -> dict[str, Any]:
         *(("setting", one.key, "change", one.what, "", None) for one in found.settings),
         *(("drift", one.host, "repair", one.what, "", None) for one in found.drift),
     ]
-    keys = ("kind", "name", "action", "what", "why", "usd_per_hour")
+    keys, of_job = ("kind", "name", "action", "what", "why", "usd_per_hour"), ("name", "user", "nodes")
     return {
         "cluster": spec.name,
         "provider": spec.provider.type,
         "changes": [dict(zip(keys, row, strict=True)) for row in rows],
         "kept": [host.name for host in found.hosts.hosts if host.action == "keep"],
         "affected_jobs": [
-            {
-                "job_id": one.job.id,
-                "name": one.job.name,
-                "user": one.job.user,
-                "nodes": one.job.nodes,
-                "why": one.why,
-            }
+            {"job_id": one.job.id, **{key: getattr(one.job, key) for key in of_job}, "why": one.why}
             for one in found.jobs.affected
         ],
         "affected_jobs_unknown": found.jobs.unknown,

@@ -371,11 +371,10 @@ def inputs_of(
     """
     facts = {host: seen.facts for host, seen in reports.items() if seen.facts}
     slurm = render_files(spec, inventory, facts)
+    drivers = {host: seen.driver for host, seen in reports.items()}
     files = {
         **slurm,
-        inventory_file.HEALTH_FILE: health_file(
-            spec, inventory, {h: seen.driver for h, seen in reports.items()}
-        ),
+        inventory_file.HEALTH_FILE: health_file(spec, inventory, drivers),
         inventory_file.GPUS_FILE: gpus_file(spec, inventory, workspace, reports),
     }
     if slurm:

@@ -36,9 +36,8 @@ from clusterctl.util.process import parallel_map, temporary_folder
 from clusterctl.util.progress import Reporter
 
 _SAME_MEMORY: Final = 0.01  # the kernel's figure moves by some MiB from boot to boot
-NOT_LINKED: Final = frozenset(
-    {"fabric-manager", "fabric-not-ready"}
-)  # findings of cards that show, and don't work
+# Findings of cards that show, and don't work.
+NOT_LINKED: Final = frozenset({"fabric-manager", "fabric-not-ready"})
 _NEAR: Final = re.compile(r"\([^)]*\)")
 # Whether a host does without wheels from here.
 _DOES_WITHOUT: Final = """\

@@ -19,9 +19,8 @@ from typing import Any, Final
 
 from clusterctl.errors import TransportError, UsageError, printable
 from clusterctl.jobs.source import MAX_BYTES, MAX_FILES, Source, is_taken
-from clusterctl.jobs.submit import MAX_DIFF, PATIENCE_S
+from clusterctl.jobs.submit import MAX_DIFF, PATIENCE_S, output_of
 from clusterctl.state.submissions import SOURCE_FILE
-from clusterctl.transport.openssh import talking
 from clusterctl.transport.remote_open import read_json
 from clusterctl.transport.tree import Item, Kind, hash_items
 from clusterctl.util.process import run as run_program
@@ -202,17 +201,11 @@ def _of_repository(
 def _blob(root: str, commit: str, name: str) -> bytes | None:
     """A file of a commit; None if it has none, or a very large one."""
     argv = [*_GIT, "git", "--no-optional-locks", "-C", root, "cat-file", "blob", f"{commit}:{name}"]
-    content = bytearray()
     try:
-        with talking(argv, silence_s=PATIENCE_S, stdin=subprocess.DEVNULL) as talk:
-            while len(content) <= _MAX_BLOB and (piece := talk.receive()):
-                content += piece
-            if len(content) > _MAX_BLOB:
-                return None
-            talk.finish()
+        content = output_of(argv, _MAX_BLOB, PATIENCE_S)
     except (TransportError, ValueError):
         return None
-    return bytes(content)
+    return content if len(content) <= _MAX_BLOB else None
 
 
 def _patch(name: str, before: bytes | None, changes: bytes, target: Path, temporary: Path) -> None:

@@ -115,9 +115,8 @@ def reject_missing(session: Session, job: JobSpec) -> None:
     ):
         if not path.startswith(("/", "~/")) or (what == "the image" and os.path.isfile(path)):  # noqa: PTH113
             continue
-        if session.transport.run(
-            ["test", "-e", path.removeprefix("~/")], check=False
-        ).rc:  # it begins in the home
+        # The command begins in the home.
+        if session.transport.run(["test", "-e", path.removeprefix("~/")], check=False).rc:
             raise UsageError(
                 f"{what} of the run is not on this cluster", code="not-on-cluster", where=path, fix=fix
             )

@@ -47,10 +47,8 @@ MAX_DIFF = 1 << 20
 PATIENCE_S = 15.0  # a submission does not wait long for what is good to know
 OUTPUTS_FILE = "outputs.json"
 # Of bundled jobs: flags that name a file to read, some of them behind its kind, as in idx:DIR.
-_READ, _READ_BY_KIND = (
-    frozenset({"--init", "--resume", "--checkpoint", "--config"}),
-    frozenset({"--data", "--tokenizer"}),
-)
+_READ = frozenset({"--init", "--resume", "--checkpoint", "--config"})
+_READ_BY_KIND = frozenset({"--data", "--tokenizer"})
 _WITH_A_MODEL = ("model.json", "config.json")  # a file of weights is read with what lies beside it
 _SPECIAL, _ESCAPED = re.compile(r"([\\*?\[\]!# ])"), r"\\\1"
 
@@ -81,13 +79,9 @@ def reject_files_of_here(session: Session, jobs: Sequence[JobSpec], *, report: L
         if os.path.isabs(path) and not session.transport.run(["test", "-e", path], check=False).rc:  # noqa: PTH117
             continue
         here = Path(os.path.abspath(path))  # noqa: PTH100  # . and .. have no name
-        top = here
-        if (
-            flag == "--init"
-            and here.is_file()
-            and any((here.parent / name).exists() for name in _WITH_A_MODEL)
-        ):
-            top = here.parent
+        is_weights = flag == "--init" and here.is_file()
+        with_model = is_weights and any((here.parent / name).exists() for name in _WITH_A_MODEL)
+        top = here.parent if with_model else here
         there = f"{kind}~/{here.relative_to(top.parent)}"
         put = shlex.join(["clusterctl", "put", path if top == here else str(top)])
         fix = f"`{put}`, then say {' '.join(filter(None, (flag, shlex.quote(there))))}"
@@ -247,9 +241,8 @@ def client_facts(
         "python": platform.python_version(),
         "system": platform.platform(),
         "job": json.loads(json.dumps(said, default=str)),  # a path may be no UTF-8
-        "given": sorted(
-            job.model_fields_set
-        ),  # the rest are defaults, which give way to a script's own lines
+        # The rest are defaults, which give way to a script's own lines.
+        "given": sorted(job.model_fields_set),
         "requirements": environment.lock.text if environment.lock else None,
         "git": known["git"] if "git" in known else _git(folder, patience_s),
         **{key: value for key, value in known.items() if key not in {"git", "job"}},
@@ -260,14 +253,7 @@ def _git(folder: Path, patience_s: float) -> dict[str, Any] | None:
     """Commit and uncommitted changes of the folder; None where git can't say."""
 
     def git(*words: str) -> bytes:
-        """What it says, up to a little more than MAX_DIFF bytes."""
-        argv, output = ["git", "--no-optional-locks", "-C", str(folder), *words], b""
-        with talking(argv, stdin=subprocess.DEVNULL, silence_s=patience_s) as talk:
-            while len(output) <= MAX_DIFF and (chunk := talk.receive()):
-                output += chunk
-            if len(output) <= MAX_DIFF:
-                talk.finish()
-        return output
+        return output_of(["git", "--no-optional-locks", "-C", str(folder), *words], MAX_DIFF, patience_s)
 
     try:
         commit, _, root = git("rev-parse", "HEAD", "--show-toplevel").rstrip(b"\n").partition(b"\n")
@@ -286,6 +272,17 @@ def _git(folder: Path, patience_s: float) -> dict[str, Any] | None:
         "diff": diff[:MAX_DIFF].decode(errors="replace"),
         "diff_truncated": len(diff) > MAX_DIFF,
     }
+
+
+def output_of(argv: Sequence[str], most: int, patience_s: float) -> bytes:
+    """What a program prints, up to a little more than ``most`` bytes; raises TransportError if it fails."""
+    output = bytearray()
+    with talking(argv, stdin=subprocess.DEVNULL, silence_s=patience_s) as talk:
+        while len(output) <= most and (chunk := talk.receive()):
+            output += chunk
+        if len(output) <= most:
+            talk.finish()
+    return bytes(output)
 
 
 def outputs_file(job: JobSpec) -> dict[str, bytes]:

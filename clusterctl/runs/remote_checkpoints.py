@@ -89,9 +89,7 @@ def measure(opener: Opener, path: bytes, beat: Callable[[], object] = lambda: No
                     beat()
                     seen += 1
                     if entry.is_dir(follow_symlinks=False) and path.count(b"/") < DEEPEST:
-                        below.append(
-                            path + b"/" + os.fsencode(entry.name) if path else os.fsencode(entry.name)
-                        )
+                        below.append(os.path.join(path, os.fsencode(entry.name)))
                     elif entry.is_file(follow_symlinks=False):
                         status = entry.stat(follow_symlinks=False)
                         size, files = size + status.st_size, files + 1

@@ -190,22 +190,20 @@ def scheduler_of(inventory: Inventory | Brief, to: Connect, *, patience_s: float
 
 def script_of(spec: ClusterSpec | SpecBrief, job: JobSpec, environment: Environment | None = None) -> str:
     """The text of a job's script, for plain sbatch, or for bash without a scheduler."""
-    from clusterctl.scheduler.script import (  # noqa: PLC0415 - most verbs need none
-        PLAIN,
-        partition_name,
-        render_script,
-    )
+    from clusterctl.scheduler import script  # noqa: PLC0415 - most verbs need none
     from clusterctl.util.assets import payload_hash  # noqa: PLC0415 - likewise
 
-    environment = environment or PLAIN
+    environment = environment or script.PLAIN
     if not (isinstance(spec, SpecBrief) or spec.has_slurm):
         from clusterctl.scheduler.mpirun import render_mpirun_script  # noqa: PLC0415 - as above
 
         return render_mpirun_script(spec, job, payload_hash=payload_hash(), environment=environment)
 
-    partition_name(spec, job)
+    script.partition_name(spec, job)
     interval_s = spec.monitoring.interval
-    return render_script(job, payload_hash=payload_hash(), interval_s=interval_s, environment=environment)
+    return script.render_script(
+        job, payload_hash=payload_hash(), interval_s=interval_s, environment=environment
+    )
 
 
 def request_of(spec: ClusterSpec | SpecBrief, job: JobSpec, entry: JobEntry, script: str) -> JobRequest:

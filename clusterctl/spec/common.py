@@ -48,9 +48,8 @@ AccountName = Annotated[str, PATTERNS["account"]]
 MAX_CPUS = 65_533  # Slurm counts a node's CPUs in 16 bits
 LEAST_DISK_MIB = 64
 LEAST_MEMORY_MIB = 256  # less, and not even the proof job fits beside the daemons
-ADMIN_ID = (
-    64100  # its uid and gid where we make it; outside the ranges of Debian and EL for people, and of `users`
-)
+# Our account's uid and gid where we make it: outside the ranges of Debian and EL for people, and of `users`.
+ADMIN_ID = 64100
 _RESERVED: Final = table(DATA / "reserved.toml", dict[str, tuple[str, ...]])
 RESERVED_USERS = frozenset(" ".join(_RESERVED["users"]).split())
 RESERVED_ACCOUNTS = frozenset({"root", ADMIN_USER})  # Slurm's own, and that of the proof partition

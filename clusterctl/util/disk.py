@@ -48,11 +48,8 @@ def disk_error(exc: OSError, path: Path | None = None, *, what: str = "") -> Dis
     """One of ``REFUSALS`` for people; ``path`` is by default what the error names, if it names anything."""
     if path is None and isinstance(exc.filename, str):
         path = Path(exc.filename)
-    place = (
-        "the disk that takes nothing more (`df -h` and `df -i` show it)"
-        if path is None
-        else _mount_point(path)
-    )
+    unknown = "the disk that takes nothing more (`df -h` and `df -i` show it)"
+    place = unknown if path is None else _mount_point(path)
     fix = f"{_FIXES[exc.errno or errno.EIO].format(place=place)}, then run the same command again"
     if path is None:
         return DiskError(what or "a file can't be written", why=exc.strerror or str(exc), fix=fix)

@@ -206,16 +206,17 @@ def test_on_a_terminal_money_is_asked_about(tmp_path: Path, answer: str, code: i
 
 
 BAKES = """
-from clusterctl.cli import image
+from clusterctl.cli import up as image
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
+from clusterctl.cluster import up
 from clusterctl.spec.models import ClusterSpec
 
 cloud = {"type": "gcp", "project": "a-project", "zone": "us-central1-a"}
 parts = [{"name": "train", "nodes": 1, "gpus": {"type": "l4", "count": 1}}]
 spec = {"version": 1, "name": "demo", "provider": cloud, "partitions": parts}
 image.spec_of = lambda *_: ClusterSpec.model_validate(spec)
-image.bake_ahead = lambda session, approve: approve(("on demo-image, 0.07 USD an hour",)) or "made"
+up.bake_ahead = lambda session, approve: approve(("on demo-image, 0.07 USD an hour",)) or "made"
 image.bake(Screen(json=False, color=False), Options(), yes=YES)
 """
 
