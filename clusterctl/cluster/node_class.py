@@ -108,8 +108,7 @@ def class_inputs(variables: Mapping[str, Any]) -> str:
 def class_ahead(session: ClusterSession) -> str:
     """The inputs of the class that new nodes would be of; "" where they would be of none."""
     shared, distribution = session.provider.known_shared, distribution_ahead(session.spec, session.workspace)
-    # Without Slurm each host has the keys of all others.
-    if shared is None or distribution is None or not session.spec.has_slurm:
+    if shared is None or distribution is None or not inventory_file.has_classes(session.spec):
         return ""
     return class_inputs(inventory_file.class_variables(session.spec, distribution, shared))
 
@@ -211,7 +210,7 @@ def shared_inputs(session: ClusterSession, inventory: Inventory) -> Mapping[str,
     None where those are not all that differs; no controller's where it has to start its slurmctld anew.
     """
     spec = session.spec
-    if session.provider.known_shared is None or not spec.has_slurm:
+    if session.provider.known_shared is None or not inventory_file.has_classes(spec):
         return {}
     if not inventory.baked:  # a firewall, a mount
         return {}

@@ -266,7 +266,7 @@ def prepare_image(session: ClusterSession) -> None:
 
 def _groups_to_make(session: ClusterSession, plan: Plan) -> tuple[str, ...]:
     """The groups of new hosts that can share what is configured."""
-    if session.provider.known_shared is None or not session.spec.has_slurm:
+    if session.provider.known_shared is None or not inventory_file.has_classes(session.spec):
         return ()
     new = {one.name for one in plan.hosts.hosts if one.action in {"make", "replace"}}
     lead = session.spec.controller_host

@@ -102,6 +102,11 @@ def _newer_slurm(spec: ClusterSpec, distribution: Distribution) -> Variables:
     return {"clusterctl_newer_slurm": source}
 
 
+def has_classes(spec: ClusterSpec) -> bool:
+    """Return whether hosts can be of a class: without Slurm each host has the keys of all others."""
+    return spec.has_slurm
+
+
 def class_variables(
     spec: ClusterSpec, distribution: Distribution, shared: str, group: str = COMPUTE
 ) -> Variables:
