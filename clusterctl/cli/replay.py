@@ -13,7 +13,7 @@ from clusterctl import __version__
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cli.runs import Run, shown_value
-from clusterctl.cli.submit import JOB_FLAGS, Wanted, submit_all
+from clusterctl.cli.submit import JOB_FLAGS, DryRun, Follow, Timeout, Wanted, submit_all
 from clusterctl.errors import UsageError
 from clusterctl.jobs.replay import Again, Replay, reject_missing, replayed
 from clusterctl.runs.compare import compare_losses
@@ -43,16 +43,12 @@ def replay(
     failed: Annotated[
         bool, typer.Option("--failed", help="Of an array or sweep, only the tasks that did not complete.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the sbatch script; submit nothing.")
-    ] = False,
+    dry_run: DryRun = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until the job has ended, and compare its losses.")
     ] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Show its output until it has ended.")] = False,
-    timeout: Annotated[
-        str | None, typer.Option(help="Longest wait, such as 10m; the job goes on after it.")
-    ] = None,
+    follow: Follow = False,
+    timeout: Timeout = None,
     **flags: object,
 ) -> None:
     """Submit a collected run again, as it was.

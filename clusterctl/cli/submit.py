@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from clusterctl.state.submissions import JobEntry
 
 _Row = dict[str, Any]  # of one job, as `-o json` shows it
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the sbatch script; submit nothing.")]
+Follow = Annotated[bool, typer.Option("--follow", help="Show its output until it has ended.")]
+Timeout = Annotated[str | None, typer.Option(help="Longest wait, such as 10m; the job goes on after it.")]
 
 
 def _flag(kind: Any, text: str, *names: str, **settings: Any) -> Any:
@@ -128,14 +131,10 @@ def submit(
     local: Annotated[
         bool, typer.Option("--local", help="With --run: compute on this machine, without a cluster.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the sbatch script; submit nothing.")
-    ] = False,
+    dry_run: DryRun = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has ended.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Show its output until it has ended.")] = False,
-    timeout: Annotated[
-        str | None, typer.Option(help="Longest wait, such as 10m; the job goes on after it.")
-    ] = None,
+    follow: Follow = False,
+    timeout: Timeout = None,
     **flags: object,
 ) -> None:
     """Submit a bundled job, your own script, or a job file.

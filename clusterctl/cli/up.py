@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -179,7 +180,7 @@ def raise_cluster(
         wait_s=0 if no_wait else WAIT_S,
     )
     with phases.shown("`clusterctl up` goes on from here, `clusterctl down` removes what there is"):
-        return cluster_up.up(session, replace(wanted, approve=approval(screen, yes=yes)))
+        return cluster_up.up(session, replace(wanted, approve=partial(approve, screen, yes=yes)))
 
 
 def bake(screen: Screen, options: Options, no_wait: NoWait = False, yes: Yes = False) -> None:
@@ -307,30 +308,26 @@ def plan_of(spec: ClusterSpec, prompts: Prompts) -> Plan:
     return planning.preview(ClusterSession(spec=spec, workspace=Workspace.of(spec.name), provider=provider))
 
 
-def approval(screen: Screen, *, yes: bool) -> Callable[[Plan], None]:
-    """Shows a plan, and asks where it destroys data or may cost more.
+def approve(screen: Screen, found: Plan, *, yes: bool) -> None:
+    """Show a plan, and ask before it destroys data or may cost more.
 
-    Without a terminal only what destroys data needs ``yes``.
+    yes: do not ask. Without a terminal only what destroys data needs it.
     """
-
-    def approve(found: Plan) -> None:
-        planned = found.hosts
-        hosts = [host.name for host in planned.destroyed]
-        gone = [*([_folded(hosts)] if hosts else []), *planned.other_lost]
-        leaving = [host.name for host in planned.released]
-        if not gone and not leaving and not planned.may_cost_more:
-            return
-        with screen.still():
-            screen.note(*_hosts(screen, planned, kept=False), *planned.other, *_cost(planned))
-            screen.note(*(f"note: {line}" for line in planned.notes))
-            if gone:
-                screen.confirm(f"remove {', '.join(gone)}, with all data there?", yes=yes)
-            elif leaving:
-                screen.confirm(f"release {_folded(leaving)} to the owner, restored as it was?", yes=yes)
-            elif sys.stdin.isatty() and sys.stderr.isatty():
-                screen.confirm("create this at that price?", yes=yes)
-
-    return approve
+    planned = found.hosts
+    hosts = [host.name for host in planned.destroyed]
+    gone = [*([_folded(hosts)] if hosts else []), *planned.other_lost]
+    leaving = [host.name for host in planned.released]
+    if not gone and not leaving and not planned.may_cost_more:
+        return
+    with screen.still():
+        screen.note(*_hosts(screen, planned, kept=False), *planned.other, *_cost(planned))
+        screen.note(*(f"note: {line}" for line in planned.notes))
+        if gone:
+            screen.confirm(f"remove {', '.join(gone)}, with all data there?", yes=yes)
+        elif leaving:
+            screen.confirm(f"release {_folded(leaving)} to the owner, restored as it was?", yes=yes)
+        elif sys.stdin.isatty() and sys.stderr.isatty():
+            screen.confirm("create this at that price?", yes=yes)
 
 
 def text(screen: Screen, spec: ClusterSpec, found: Plan) -> list[str]:

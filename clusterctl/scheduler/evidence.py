@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
         tasks_per_node=asked.get("tasks_per_node"),
         steps=steps,
         cancelled_by=by,
-        left_here=_left_here(asked.get("script"), source, entry.remote_dir or "" if entry else ""),
+        left_here=partial(_left_here, asked.get("script"), source, entry.remote_dir or "" if entry else ""),
         excluded=tuple(asked.get("exclude") or ()),
         node_memory=lambda: _node_memory(session, job),
     )
@@ -130,19 +131,15 @@ def _node_memory(session: Session, job: JobInfo) -> int:
     return 0
 
 
-def _left_here(script: str | None, source: _Json, folder: str) -> Callable[[str], str]:
-    """Tells whether a file or module that the job lacks is beside the script here, and was not sent."""
+def _left_here(script: str | None, source: _Json, folder: str, name: str) -> str:
+    """The path beside the script here of a file or module that the job lacks, if it was not sent; else ""."""
     here = Path(script).parent if script else None
-    sent = [str(one.get("path")) for one in source.get("files", ())]
-
-    def look(name: str) -> str:
-        path = os.path.normpath(name.removeprefix(f"{folder}/") if folder else name)
-        if here is None or os.path.isabs(path) or path.startswith(".."):  # noqa: PTH117
-            return ""
-        for one in (path, f"{path}.py"):
-            is_sent = any(other == one or other.startswith(f"{one}/") for other in sent)
-            if not is_sent and os.path.exists(here / one):  # noqa: PTH110  # any name
-                return shlex.quote(one)
+    path = os.path.normpath(name.removeprefix(f"{folder}/") if folder else name)
+    if here is None or os.path.isabs(path) or path.startswith(".."):  # noqa: PTH117
         return ""
-
-    return look
+    sent = [str(one.get("path")) for one in source.get("files", ())]
+    for one in (path, f"{path}.py"):
+        is_sent = any(other == one or other.startswith(f"{one}/") for other in sent)
+        if not is_sent and os.path.exists(here / one):  # noqa: PTH110  # any name
+            return shlex.quote(one)
+    return ""

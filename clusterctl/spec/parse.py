@@ -310,14 +310,8 @@ def _syntax_problem(exc: YAMLError, text: str, file: str) -> Problem:
     if isinstance(exc, ReaderError):
         before = text[: exc.position]
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        return Problem(
-            file,
-            line,
-            column,
-            "yaml",
-            "bad-yaml",
-            f"the character U+{exc.character:04X} is not allowed in YAML",
-        )
+        refused = f"the character U+{exc.character:04X} is not allowed in YAML"
+        return Problem(file, line, column, "yaml", "bad-yaml", refused)
     said = str(getattr(exc, "problem", None) or exc).splitlines()[0]
     mark = getattr(exc, "problem_mark", None)
     opened = getattr(exc, "context_mark", None)

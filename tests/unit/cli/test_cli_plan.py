@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.cli.output import Screen
-from clusterctl.cli.up import approval, as_dict, text
+from clusterctl.cli.up import approve, as_dict, text
 from clusterctl.cluster.plan import AffectedJob, Impact, Plan
 from clusterctl.cluster.session import Drift
 from clusterctl.errors import UsageError
@@ -103,7 +103,7 @@ def test_a_plan_without_changes_says_so() -> None:
 
 
 def agree(plan: HostPlan, *, yes: bool = False) -> None:
-    approval(Screen(json=False, color=False), yes=yes)(Plan(plan))
+    approve(Screen(json=False, color=False), Plan(plan), yes=yes)
 
 
 def test_without_a_terminal_only_what_destroys_needs_a_yes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +163,7 @@ def test_what_nobody_knows_the_price_of_is_taken_for_dearer(
 
 ASKS = """
 import sys, time
-from clusterctl.cli.up import approval
+from clusterctl.cli.up import approve
 from clusterctl.cli.output import Phases, Screen
 from clusterctl.cluster.plan import Plan
 from clusterctl.providers.base import HostChange, HostPlan
@@ -189,7 +189,7 @@ screen = Slow(json=False, color=False)
 phases = Phases(screen, verbose=False)
 with phases.shown():
     phases("plan", "a picture that moves")
-    approval(screen, yes=False)(Plan(HostPlan(hosts)))
+    approve(screen, Plan(HostPlan(hosts)), yes=False)
     print("goes on")
 """
 
