@@ -28,8 +28,6 @@ options:
     description: Where the kernel shows the adapters.
     type: path
     default: /sys/class/infiniband
-author:
-  - clusterctl
 """
 
 EXAMPLES = r"""

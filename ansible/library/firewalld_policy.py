@@ -41,8 +41,6 @@ options:
     description: Where firewalld's own configuration lies.
     type: path
     default: /etc/firewalld
-author:
-  - clusterctl
 """
 
 EXAMPLES = r"""

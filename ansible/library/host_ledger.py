@@ -42,8 +42,6 @@ options:
     description: Folder of the ledger.
     type: path
     default: /var/lib/clusterctl-ledger
-author:
-  - clusterctl
 """
 
 EXAMPLES = r"""

@@ -30,8 +30,6 @@ options:
     type: list
     elements: path
     default: [/usr/lib/systemd/system, /lib/systemd/system, /etc/systemd/system]
-author:
-  - clusterctl
 """
 
 EXAMPLES = r"""

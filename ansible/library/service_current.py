@@ -51,8 +51,6 @@ options:
     description: How long to wait for the unit, in seconds.
     type: int
     default: 30
-author:
-  - clusterctl
 """
 
 EXAMPLES = r"""

@@ -64,8 +64,6 @@ options:
       max_time_s:
         description: Longest time of a job in seconds, rounded up to minutes; none when absent.
         type: int
-author:
-  - clusterctl
 """
 
 EXAMPLES = r"""

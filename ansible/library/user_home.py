@@ -60,8 +60,6 @@ options:
   target:
     description: Where the link leads.
     type: path
-author:
-  - clusterctl
 """
 
 EXAMPLES = r"""

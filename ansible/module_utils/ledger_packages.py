@@ -15,7 +15,6 @@ _NEEDED = re.compile(r"^\s+(?P<what>.+) is needed by \(installed\) (?P<by>\S+)",
 _KEY = "gpg-pubkey"
 RPM_SAVED = ".rpmsave"  # what rpm appends to a file of settings that it keeps
 _INFO = "/var/lib/dpkg/info"
-_ROUNDS = 200
 _TAIL = 1500  # characters of what a program said that are shown
 _NOT_INSTALLED = ("not-installed", "config-files")
 
@@ -24,11 +23,36 @@ class PackageError(Exception):
     """The package manager did not do it; the text is what it said."""
 
 
-class Dpkg:
-    """Debian, Ubuntu."""
+class _Manager:
+    """Common to both. ``TEST`` is the command that tells whether packages could be removed."""
+
+    TEST: tuple[str, ...] = ()
 
     def __init__(self, run: Run) -> None:
         self._run = run
+
+    def needed(self, error: str, names: Collection[str]) -> set[str]:
+        """Return those of the names that a failed test of their removal could not remove."""
+        raise NotImplementedError
+
+    def removable(self, names: Iterable[str]) -> list[str]:
+        """Return those of the names that nothing else that is installed needs."""
+        left = sorted(names)
+        while left:
+            rc, out, err = self._run([*self.TEST, *left])
+            if rc == 0:
+                break
+            needed = self.needed(out + err, left)
+            if not needed:
+                raise PackageError((out + err).strip())
+            left = [name for name in left if name not in needed]
+        return left
+
+
+class Dpkg(_Manager):
+    """Debian, Ubuntu."""
+
+    TEST = ("dpkg", "--dry-run", "--purge")
 
     def installed(self) -> dict[str, str]:
         """Name -> version."""
@@ -60,23 +84,10 @@ class Dpkg:
         if wanted := sorted(manual.intersection(names)):
             _ask(self._run, ["apt-mark", "auto", *wanted])
 
-    def removable(self, names: Iterable[str]) -> list[str]:
-        """Those of the names that nothing else that is installed needs."""
-        left = sorted(names)
-        for _ in range(_ROUNDS):
-            if not left:
-                return []
-            rc, _, err = self._run(["dpkg", "--dry-run", "--purge", *left])
-            if rc == 0:
-                return left
-            failed = {
-                line.strip().partition(":")[0] for line in err.rpartition("processing:")[2].splitlines()
-            }
-            fewer = [name for name in left if name.partition(":")[0] not in failed]
-            if len(fewer) == len(left):
-                raise PackageError(err.strip())
-            left = fewer
-        raise PackageError("it can't be told which packages are needed")
+    def needed(self, error: str, names: Collection[str]) -> set[str]:
+        """Return those of the names that a failed test of their removal could not remove."""
+        failed = {line.strip().partition(":")[0] for line in error.rpartition("processing:")[2].splitlines()}
+        return {name for name in names if name.partition(":")[0] in failed}
 
     def remove(self, names: Collection[str], keep_settings: Collection[str] = ()) -> None:
         """Remove them with their settings, but for those whose settings were there before."""
@@ -96,11 +107,10 @@ class Dpkg:
             yield status, name, version
 
 
-class Rpm:
+class Rpm(_Manager):
     """Rocky Linux and its kin."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    TEST = ("rpm", "-e", "--test")
 
     def installed(self) -> dict[str, str]:
         """Name -> version. The keys that signatures are held against are packages, too."""
@@ -122,16 +132,8 @@ class Rpm:
 
     def automatic(self) -> list[str]:
         """Those that are there only since others need them."""
-        query = [
-            "dnf",
-            "--quiet",
-            "--cacheonly",
-            "repoquery",
-            "--installed",
-            "--qf",
-            "%{name}.%{arch} %{reason}\n",
-        ]
-        rc, out, _ = self._run(query)
+        query = "dnf --quiet --cacheonly repoquery --installed --qf".split()
+        rc, out, _ = self._run([*query, "%{name}.%{arch} %{reason}\n"])
         rows = [line.split() for line in out.splitlines()] if rc == 0 else []
         return sorted(row[0] for row in rows if row[1:] in (["dependency"], ["weak-dependency"]))
 
@@ -140,35 +142,20 @@ class Rpm:
         if wanted := sorted(set(self.installed()).intersection(names).difference(self.automatic())):
             _ask(self._run, ["dnf", "--quiet", "mark", "remove", *wanted])
 
-    def removable(self, names: Iterable[str]) -> list[str]:
-        """Those of the names that nothing else that is installed needs."""
-        left = sorted(names)
-        for _ in range(_ROUNDS):
-            if not left:
-                return []
-            rc, out, err = self._run(["rpm", "-e", "--test", *left])
-            if rc == 0:
-                return left
-            needed = {found.group("what") for found in _NEEDED.finditer(out + err)}
-            fewer = [name for name in left if name not in self._providers(needed)]
-            if len(fewer) == len(left):
-                raise PackageError((out + err).strip())
-            left = fewer
-        raise PackageError("it can't be told which packages are needed")
+    def needed(self, error: str, names: Collection[str]) -> set[str]:
+        """Return those of the names that a failed test of their removal could not remove."""
+        missed = {found.group("what") for found in _NEEDED.finditer(error)}
+        return self._providers(missed).intersection(names)
 
     def remove(self, names: Collection[str], keep_settings: Collection[str] = ()) -> None:  # noqa: ARG002
         """Remove them."""
         keys = sorted(name for name in names if name.startswith(_KEY))
         others = sorted(set(names) - set(keys))
         if others:
-            argv = [
-                "dnf",
-                "--assumeyes",
-                "--quiet",
-                "--cacheonly",
-                "--setopt=clean_requirements_on_remove=False",
-            ]
-            _ask(self._run, [*argv, "--disablerepo=*", "remove", *others])
+            options = (
+                "--assumeyes --quiet --cacheonly --setopt=clean_requirements_on_remove=False --disablerepo=*"
+            )
+            _ask(self._run, ["dnf", *options.split(), "remove", *others])
         if keys:
             _ask(self._run, ["rpm", "-e", *keys])
 
