@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from payload.device import Device, choose
+from payload.config import TrainConfig, parse
+from payload.device import Array, Device, choose
 from tests.support.messages import shows
 from tests.unit.payload.doubles.strict import Strict
 from tests.unit.payload.ranks import LAUNCHERS, Ranks
@@ -57,6 +59,17 @@ def records(folder: Path, *kinds: str, file: str = "metrics.jsonl") -> list[dict
     """Return the records of these kinds, or all, that a run wrote."""
     found = [json.loads(line) for line in (folder / file).read_text().splitlines()]
     return [record for record in found if not kinds or record["kind"] in kinds]
+
+
+def train_config(*flags: str) -> TrainConfig:
+    config = parse(["train", *flags])
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+def idx_file(array: Array) -> bytes:
+    """Bytes in the format of MNIST's files."""
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
 def assert_one_error(stderr: str, code: str, *values: str) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from payload.build import build_schedule, build_units
 from payload.comm.base import Solo
-from payload.config import TrainConfig, parse
 from payload.data.datasets import open_dataset
 from payload.device import Cpu
 from payload.errors import UsageError
@@ -14,16 +13,11 @@ from payload.models import MODELS
 from payload.nn.module import Context, Unit
 from payload.parallel.mesh import alone
 from tests.support.messages import refused
-
-
-def _config(*flags: str) -> TrainConfig:
-    config = parse(["train", *flags])
-    assert isinstance(config, TrainConfig)
-    return config
+from tests.unit.payload.conftest import train_config
 
 
 def _units(*flags: str) -> list[Unit]:
-    config = _config(*flags)
+    config = train_config(*flags)
     return build_units(config.model, open_dataset(config, Solo()), Context(Cpu()))
 
 
@@ -58,14 +52,14 @@ def test_a_size_that_cannot_be_is_one_line(flags: str, code: str, values: tuple[
     ("flags", "iterations"), [((), 600), (("--iterations", "7"), 7), (("--epochs", "1"), 20)]
 )
 def test_a_run_ends_with_its_epochs_or_iterations(flags: tuple[str, ...], iterations: int) -> None:
-    assert build_schedule(_config(*flags), alone(), per_epoch=20).iterations == iterations
+    assert build_schedule(train_config(*flags), alone(), per_epoch=20).iterations == iterations
 
 
 def test_each_optimizer_begins_with_numbers_of_its_own() -> None:
-    found = [_config("--optimizer", name).optimizer for name in ("sgd", "adamw", "lamb")]
+    found = [train_config("--optimizer", name).optimizer for name in ("sgd", "adamw", "lamb")]
     assert [(one.lr, one.weight_decay, one.eps) for one in found] == [
         (0.05, 0.0, None),
         (1e-3, 0.01, 1e-8),
         (2e-3, 0.01, 1e-6),
     ]
-    assert _config("--optimizer", "adamw", "--lr", "0.5", "--weight-decay", "0").optimizer.lr == 0.5
+    assert train_config("--optimizer", "adamw", "--lr", "0.5", "--weight-decay", "0").optimizer.lr == 0.5

@@ -18,12 +18,11 @@ from payload.errors import UsageError
 from payload.schedule import LearningRate, scaled
 from payload.settings import to_record, to_toml
 from tests.support.messages import refused
-from tests.unit.payload.conftest import Runner, assert_one_error
+from tests.unit.payload.conftest import Runner, assert_one_error, train_config
 
 
 def test_train_arguments() -> None:
-    config = parse(["train", "--hidden", "8,4", "--lr", "1e-2", "--iterations", "5", "--out", "runs/a"])
-    assert isinstance(config, TrainConfig)
+    config = train_config("--hidden", "8,4", "--lr", "1e-2", "--iterations", "5", "--out", "runs/a")
     assert (config.model.hidden, config.optimizer.lr) == ((8, 4), 0.01)
     assert (config.batch.iterations, config.run.out) == (5, Path("runs/a"))
     assert (config.precision.precision, config.batch.global_batch_size, config.batch.seed) == ("fp32", 64, 0)
@@ -97,15 +96,13 @@ def test_what_does_not_go_together_is_refused_in_one_line(
 @pytest.mark.parametrize(
     "line",
     [
-        "train --compress topk --precision fp16 --loss-scale 128",
-        "train --zero 1 --no-overlap",
-        "train --zero 2",
+        "--compress topk --precision fp16 --loss-scale 128",
+        "--zero 1 --no-overlap",
+        "--zero 2",
     ],
 )
 def test_what_goes_together_is_not_refused(line: str) -> None:
-    config = parse(line.split())
-    assert isinstance(config, TrainConfig)
-    check(config)
+    check(train_config(*line.split()))
 
 
 @dataclass(frozen=True)
@@ -335,8 +332,7 @@ def test_the_message_names_flag_and_value() -> None:
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text("[batch]\nseed = 3\nepochs = 2\n[optimizer]\nlr = 1\n[model]\nhidden = [8, 4]\n")
-    config = parse(["train", "--epochs", "5", "--config", str(file)])
-    assert isinstance(config, TrainConfig)
+    config = train_config("--epochs", "5", "--config", str(file))
     assert (config.batch.seed, config.batch.epochs, config.batch.global_batch_size) == (3, 5, 64)
     assert (config.optimizer.lr, config.model.hidden) == (1.0, (8, 4))
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from payload.build import build_loader
-from payload.config import TrainConfig, parse
 from payload.data.datasets import open_dataset
 from payload.data.tokenizer import BytePairs
 from payload.device import Cpu
@@ -19,7 +17,7 @@ from payload.errors import UsageError
 from payload.finder import Point, Speed, knee, steepest, usable
 from payload.parallel.mesh import alone as alone_mesh
 from tests.support.messages import refused
-from tests.unit.payload.conftest import Runner, assert_one_error, records
+from tests.unit.payload.conftest import Runner, assert_one_error, idx_file, records, train_config
 
 
 def test_the_knee_is_where_more_gains_nothing() -> None:
@@ -115,8 +113,7 @@ def test_evaluation_takes_few_samples_at_once_and_less_data_than_a_batch(
 ) -> None:
     sizes = ("--model", "lstm", "--width", "8", "--layers", "1", "--sequence-length", "16")
     given = ("--data", f"text:{trained.parent / 'text'}", "--iterations", "1", "--save-interval", "1")
-    config = parse(["train", *sizes, *given, "--global-batch-size", "150", "--out", str(tmp_path)])
-    assert isinstance(config, TrainConfig)
+    config = train_config(*sizes, *given, "--global-batch-size", "150", "--out", str(tmp_path))
     device, mesh = Cpu(), alone_mesh()
     batches = build_loader(config, open_dataset(config, mesh.world), device, mesh, eval_only=True).held_out()
     assert len(next(batches).inputs) <= 32
@@ -174,9 +171,8 @@ def test_held_out_images_alone_are_judged_by_the_run(alone: Runner, tmp_path: Pa
     for kind, count in (("train", 60), ("t10k", 30)):
         images = rng.integers(99, size=(count, 4, 4), dtype=np.uint8)
         labels = np.arange(count, dtype=np.uint8) % 3
-        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
-            head = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-            (tmp_path / f"{kind}-{name}-ubyte").write_bytes(head + array.tobytes())
+        (tmp_path / f"{kind}-images-idx3-ubyte").write_bytes(idx_file(images))
+        (tmp_path / f"{kind}-labels-idx1-ubyte").write_bytes(idx_file(labels))
     given = ("--data", f"idx:{tmp_path}", "--iterations", "2", "--save-interval", "2", "--hidden", "8")
     out = tmp_path / "run"
     alone("train", *given, "--global-batch-size", "40", "--precision", "fp64", "--out", str(out))

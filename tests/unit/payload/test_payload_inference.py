@@ -24,7 +24,7 @@ from payload.inference import load
 from payload.predict import probabilities
 from payload.sample import tokens
 from tests.support.messages import refused
-from tests.unit.payload.conftest import Runner, assert_one_error
+from tests.unit.payload.conftest import Runner, assert_one_error, idx_file
 
 SENTENCE = "the cat sat on the mat."
 TEXT = f"{SENTENCE} ".encode() * 200
@@ -53,12 +53,6 @@ def letters(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def images_csv(file: Path, images: NDArray[np.uint8]) -> Path:
     rows = images.reshape(len(images), -1)
     file.write_text("".join(",".join(map(str, row)) + "\n" for row in rows.tolist()))
-    return file
-
-
-def images_idx(file: Path, images: NDArray[np.uint8]) -> Path:
-    sizes = images.shape[:3]
-    file.write_bytes(struct.pack(">BBBB3I", 0, 0, 8, 3, *sizes) + images.tobytes())
     return file
 
 
@@ -147,7 +141,7 @@ def test_pngs_of_other_depths_and_with_a_palette(depth: int) -> None:
         (b"a,b\nc,d\n", "line 2 has"),
         (b"nan," * 19 + b"1", "not finite"),
         (b"a,b\n", "no rows"),
-        (struct.pack(">BBBB3I", 0, 0, 8, 3, 1, 2, 2) + b"1234", "images of 2x2,"),
+        (idx_file(np.zeros((1, 2, 2), np.uint8)), "images of 2x2,"),
     ],
 )
 def test_files_without_such_images_are_refused(data: bytes, why: str, tmp_path: Path) -> None:
@@ -175,18 +169,18 @@ def test_digits_are_predicted_the_same_of_each_kind_of_file(
 ) -> None:
     held_out = load_digits()[1]
     images, labels = held_out.images[:50], held_out.labels[:50]
-    rows, idx_file = images_csv(tmp_path / "rows.csv", images), images_idx(tmp_path / "images", images)
-    one = tmp_path / "one.png"
+    rows, packed, one = images_csv(tmp_path / "rows.csv", images), tmp_path / "images", tmp_path / "one.png"
+    packed.write_bytes(idx_file(images[..., 0]))
     one.write_bytes(encoded(images[0, ..., 0], 8, 8, 0))
-    argv = ("predict", "--model-folder", str(digits / "model"), str(rows), str(idx_file), str(one))
+    argv = ("predict", "--model-folder", str(digits / "model"), str(rows), str(packed), str(one))
     said = alone(*argv)
     assert (said.returncode, said.stderr) == (0, "")
     lines = [line.rpartition(": ") for line in said.stdout.splitlines()]
     assert [place for place, _, _ in lines[48:52]] == [
         f"{rows}:49",
         f"{rows}:50",
-        f"{idx_file}:1",
-        f"{idx_file}:2",
+        f"{packed}:1",
+        f"{packed}:2",
     ]
     assert lines[100] == (str(one), ": ", lines[0][2])
     assert [found for _, _, found in lines[:50]] == [found for _, _, found in lines[50:100]]

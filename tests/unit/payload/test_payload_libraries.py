@@ -25,7 +25,7 @@ from payload.model_folder import build, read_record, read_weights
 from payload.models import MODELS
 from payload.nn.module import Draw, Tape
 from tests.support.install import libraries
-from tests.unit.payload.conftest import Runner, records
+from tests.unit.payload.conftest import Runner, idx_file, records
 from tests.unit.payload.doubles.oracle import torch
 
 if TYPE_CHECKING:
@@ -212,11 +212,9 @@ def _write_images(folder: Path, side: int) -> None:
     rng = np.random.default_rng(5)
     for kind, count in (("train", 4), ("t10k", 2)):
         images = rng.integers(0, 256, (count, side, side, 3), dtype="uint8")
-        header = bytes([0, 0, 8, 4]) + b"".join(n.to_bytes(4, "big") for n in images.shape)
-        (folder / f"{kind}-images-idx3-ubyte").write_bytes(header + images.tobytes())
+        (folder / f"{kind}-images-idx3-ubyte").write_bytes(idx_file(images))
         labels = np.resize(np.array([9, 3, 5, 0], "uint8"), count)
-        header = bytes([0, 0, 8, 1]) + count.to_bytes(4, "big")
-        (folder / f"{kind}-labels-idx1-ubyte").write_bytes(header + labels.tobytes())
+        (folder / f"{kind}-labels-idx1-ubyte").write_bytes(idx_file(labels))
 
 
 def test_images_are_prepared_as_here(alone: Runner, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 from payload.comm.base import Solo
-from payload.config import TrainConfig, parse
 from payload.data import datasets, idx
 from payload.data.base import Dataset
 from payload.data.datasets import data_record, open_dataset
@@ -25,7 +23,7 @@ from payload.device import Array
 from payload.errors import UsageError
 from payload.nn.module import Draw
 from tests.support.messages import refused
-from tests.unit.payload.conftest import Runner
+from tests.unit.payload.conftest import Runner, idx_file, train_config
 
 _IMAGES, _LABELS = "train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 _TEXT = b"the cat sat on the mat, and the other cat sat on the other mat. " * 40
@@ -35,16 +33,12 @@ def _draw(samples: int, iteration: int = 1) -> Draw:
     return Draw(0, iteration, np.arange(samples, dtype="uint32"))
 
 
-def _bytes_of(array: Array) -> bytes:
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
-
-
 def _write(folder: Path, *, compressed: bool = False) -> tuple[Array, Array]:
     rng = np.random.default_rng(0)
     images, labels = rng.integers(256, size=(7, 6, 5), dtype=np.uint8), np.arange(7, dtype=np.uint8) % 3
     for kind in ("train", "t10k"):
         for name, array in ((f"{kind}-images-idx3-ubyte", images), (f"{kind}-labels-idx1-ubyte", labels)):
-            data = _bytes_of(array)
+            data = idx_file(array)
             if compressed:
                 (folder / f"{name}.gz").write_bytes(gzip.compress(data))
             else:
@@ -53,14 +47,11 @@ def _write(folder: Path, *, compressed: bool = False) -> tuple[Array, Array]:
 
 
 def _open(*flags: str, data_state: Mapping[str, Any] | None = None, eval_only: bool = False) -> Dataset:
-    config = parse(["train", *flags])
-    assert isinstance(config, TrainConfig)
-    return open_dataset(config, Solo(), data_state, eval_only=eval_only)
+    return open_dataset(train_config(*flags), Solo(), data_state, eval_only=eval_only)
 
 
 def _recorded(*flags: str) -> dict[str, Any]:
-    config = parse(["train", *flags])
-    assert isinstance(config, TrainConfig)
+    config = train_config(*flags)
     record = data_record(config, open_dataset(config, Solo()))
     assert json.loads(json.dumps(record)) == record
     return record
@@ -139,9 +130,9 @@ def test_fashion_mnist_is_read_from_debians_files() -> None:
         (_IMAGES, lambda data: b"\0\0\x0d" + data[3:], "idx-bad-type", "0x0d"),
         (_LABELS, lambda data: gzip.compress(data)[:-9], "file-unreadable", "Compressed file"),
         (_LABELS, lambda data: b"\x1f\x8b" + data, "file-unreadable", "Unknown compression"),
-        (_LABELS, lambda _: _bytes_of(np.zeros(6, np.uint8)), "images-labels-differ", "6 labels"),
-        (_LABELS, lambda _: _bytes_of(np.zeros((7, 1), np.uint8)), "images-bad-dimensions", ""),
-        (_IMAGES, lambda _: _bytes_of(np.zeros((7, 6, 0), np.uint8)), "images-without-pixels", "7x6x0"),
+        (_LABELS, lambda _: idx_file(np.zeros(6, np.uint8)), "images-labels-differ", "6 labels"),
+        (_LABELS, lambda _: idx_file(np.zeros((7, 1), np.uint8)), "images-bad-dimensions", ""),
+        (_IMAGES, lambda _: idx_file(np.zeros((7, 6, 0), np.uint8)), "images-without-pixels", "7x6x0"),
     ],
 )
 def test_a_bad_idx_file_is_named(
@@ -169,8 +160,8 @@ def test_halves_of_idx_files_that_do_not_go_together(
     """files: train or t10k, the shape of the images, and the label of all."""
     _write(tmp_path)
     kind, shape, label = files
-    (tmp_path / f"{kind}-images-idx3-ubyte").write_bytes(_bytes_of(np.zeros(shape, np.uint8)))
-    (tmp_path / f"{kind}-labels-idx1-ubyte").write_bytes(_bytes_of(np.full(shape[0], label, np.uint8)))
+    (tmp_path / f"{kind}-images-idx3-ubyte").write_bytes(idx_file(np.zeros(shape, np.uint8)))
+    (tmp_path / f"{kind}-labels-idx1-ubyte").write_bytes(idx_file(np.full(shape[0], label, np.uint8)))
     with refused(code, UsageError, *values) as caught:
         _open("--data", f"idx:{tmp_path}")
     assert "\n" not in str(caught.value)
@@ -363,8 +354,8 @@ def test_images_are_judged_by_what_was_learned_of_others(tmp_path: Path) -> None
     run = _open("--data", f"idx:{tmp_path}")
     data_state = json.loads(json.dumps(dict(run.data_state)))
     expected = run.held_out_batch(np.arange(7))[0]
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(_bytes_of(np.zeros((7, 6, 5), np.uint8)))
-    (tmp_path / "train-labels-idx1-ubyte").write_bytes(_bytes_of(np.zeros(7, np.uint8)))
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx_file(np.zeros((7, 6, 5), np.uint8)))
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_file(np.zeros(7, np.uint8)))
     resumed = _open("--data", f"idx:{tmp_path}", data_state=data_state)
     for file in tmp_path.glob("train-*"):
         file.unlink()
@@ -421,7 +412,5 @@ class _Crowd(Solo):
 
 
 def test_of_many_nodes_with_other_data_some_are_named() -> None:
-    config = parse(["train"])
-    assert isinstance(config, TrainConfig)
     with refused("data-differs-on-nodes", UsageError, "2 bytes on n0, n1, n2, n3 and 2 more;"):
-        open_dataset(config, _Crowd())
+        open_dataset(train_config(), _Crowd())
