@@ -72,6 +72,13 @@ def go_on(wanted: str, folder: Path, engine: Engine, now: Manifest) -> Resumed:
     return resume(choose(wanted, folder, engine.mesh.world), engine, now)
 
 
+def saver_of(
+    engine: Engine, folder: Path, record: Callable[..., None] = lambda **_: None, **options: Any
+) -> Saver:
+    chosen = {"interval": 1, "keep": 9, "wait": True, **options}
+    return Saver(engine, folder, describe, record, **chosen)
+
+
 Save = Callable[..., list[dict[str, Any]]]
 
 
@@ -82,9 +89,9 @@ def save(device: Device, tmp_path: Path) -> Iterator[Save]:
     def run(*iterations: int, engine: Engine | None = None, **options: Any) -> list[dict[str, Any]]:
         engine = engine or make_engine(device)
         records: list[dict[str, Any]] = []
-        chosen = {"interval": 1, "keep": 9, "wait": False, **options}
+        options = {"wait": False, **options}
         prepare(tmp_path, engine.mesh.world)
-        with Saver(engine, tmp_path, describe, lambda **fields: records.append(fields), **chosen) as saver:
+        with saver_of(engine, tmp_path, lambda **fields: records.append(fields), **options) as saver:
             for iteration in iterations:
                 step(engine, iteration)
                 saver.after(iteration, saver.written())
@@ -125,7 +132,7 @@ def test_what_was_saved_is_loaded_and_training_goes_on_the_same(
 @ON_BOTH
 def test_a_vocabulary_is_padded_anew_for_other_ranks(device: Device, tmp_path: Path) -> None:
     engine = engine_of(device, alone(), [Unit("e", Embedding(Context(device), "e", 11, 2))])
-    with Saver(engine, tmp_path, describe, lambda **_: None, interval=1, keep=1, wait=True) as saver:
+    with saver_of(engine, tmp_path) as saver:
         saver.after(1, 0)
     (folder,) = complete(tmp_path).values()
     reader, rows = Reader(folder, read_manifest(folder)), device.to_host(engine.storage.master_weights)[:22]
@@ -326,9 +333,8 @@ def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_fails_the_run(device: Device, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"interval": 1, "keep": 9, "wait": True}
     folder, aside = tmp_path / "checkpoints", tmp_path / "aside"
-    with Saver(make_engine(device), folder, describe, lambda **_: None, **options) as saver:
+    with saver_of(make_engine(device), folder) as saver:
         saver.after(1, 0)
         folder.rename(aside)
         folder.touch()
@@ -341,11 +347,10 @@ def test_what_cannot_be_written_fails_the_run(device: Device, tmp_path: Path) ->
 def test_a_full_disk_costs_the_checkpoint_that_is_being_written_alone(
     device: Device, room: int, wait: bool
 ) -> None:
-    options: dict[str, Any] = {"interval": 1, "keep": 9, "wait": wait}
     with small_disk() as disk:
         folder, engine = disk.path / "checkpoints", make_engine(device)
         prepare(folder, engine.mesh.world)
-        with Saver(engine, folder, describe, lambda **_: None, **options) as saver:
+        with saver_of(engine, folder, wait=wait) as saver:
             step(engine, 1)
             saver.after(1, 0)
         saved = numbers(engine)
@@ -353,7 +358,7 @@ def test_a_full_disk_costs_the_checkpoint_that_is_being_written_alone(
         engine.storage.master_weights[...] = 0
 
         def save_more() -> None:
-            with Saver(engine, folder, describe, lambda **_: None, **options) as saver:
+            with saver_of(engine, folder, wait=wait) as saver:
                 for iteration in range(2, 9):
                     saver.after(iteration, 0)
 
@@ -374,10 +379,9 @@ def test_a_last_one_that_cannot_be_written_fails_the_run_and_leaves_no_process(
     device: Device, tmp_path: Path
 ) -> None:
     before, handler = children(), signal.getsignal(signal.SIGTERM)
-    options: dict[str, Any] = {"interval": 1, "keep": 9, "wait": False}
     (tmp_path / "file").touch()
     with refused("checkpoint-unwritable", PayloadError):  # noqa: SIM117
-        with Saver(make_engine(device), tmp_path / "file", describe, lambda **_: None, **options) as saver:
+        with saver_of(make_engine(device), tmp_path / "file", wait=False) as saver:
             saver.after(1, 0, last=True)
     assert (children(), signal.getsignal(signal.SIGTERM)) == (before, handler)
 
@@ -385,9 +389,8 @@ def test_a_last_one_that_cannot_be_written_fails_the_run_and_leaves_no_process(
 def test_an_old_one_that_cannot_be_removed_ends_no_run(
     device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options: dict[str, Any] = {"interval": 1, "keep": 1, "wait": True}
     in_the_way = tmp_path / "iteration-00000001.old.incomplete"
-    with Saver(make_engine(device), tmp_path, describe, lambda **_: None, **options) as saver:
+    with saver_of(make_engine(device), tmp_path, keep=1) as saver:
         saver.after(1, 0)
         in_the_way.touch()
         saver.after(2, 0)
@@ -412,9 +415,8 @@ def test_a_folder_in_use_is_refused_naming_the_run_until_its_last_process_is_gon
     with refused("checkpoints-in-use", UsageError, *holder):
         Lock(tmp_path, patience_s=0)
     writer.close()
-    options: dict[str, Any] = {"interval": 1, "keep": 1, "wait": True}
     mine = Lock(tmp_path, patience_s=0)
-    with Saver(make_engine(device), tmp_path, describe, lambda **_: None, lock=mine, **options):
+    with saver_of(make_engine(device), tmp_path, lock=mine):
         (child,) = children() - before
         # What it opens while it starts may be closed by now; such an entry resolves to itself.
         held_by_it = [entry.resolve() for entry in Path(f"/proc/{child}/fd").iterdir()]
@@ -432,8 +434,7 @@ def test_a_writer_that_dies_fails_the_run_and_one_that_lives_ends_with_it(
     device: Device, tmp_path: Path
 ) -> None:
     engine, before = make_engine(device), children()
-    options: dict[str, Any] = {"interval": 1, "keep": 1, "wait": True}
-    with Saver(engine, tmp_path, describe, lambda **_: None, **options) as saver:
+    with saver_of(engine, tmp_path, keep=1) as saver:
         (writer,) = children() - before
         saver.after(1, 0)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
@@ -441,7 +442,7 @@ def test_a_writer_that_dies_fails_the_run_and_one_that_lives_ends_with_it(
         saver.after(2, 0)
     assert children() == before
     with refused("checkpoint-writer-ended", PayloadError, "-9"):  # noqa: SIM117
-        with Saver(engine, tmp_path, describe, lambda **_: None, **options) as saver:
+        with saver_of(engine, tmp_path, keep=1) as saver:
             (writer,) = children() - before
             os.kill(writer, signal.SIGKILL)
             saver.after(3, 0)

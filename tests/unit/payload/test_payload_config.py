@@ -385,10 +385,6 @@ def test_help_needs_neither_numpy_nor_mpi(arguments: list[str]) -> None:
     assert "usage: python -m payload" in answer.stdout
 
 
-def test_all_ranks_refuse_and_one_speaks(mpirun: Runner) -> None:
-    assert_one_error(mpirun(3, "train", "--lr", "fast", rc=2).stderr, "bad-flag", "--lr")
-
-
 def test_the_others_wait_for_the_one_that_speaks(program: Runner) -> None:
     answer = program(2, "faults.py", "is_late", launched=True, rc=2)
     assert answer.stderr.count("payload: error:") == 1

@@ -16,17 +16,9 @@ ROOT = Path(__file__).parents[3]
 
 def start(out: Path, *flags: str) -> subprocess.Popen[str]:
     """A run that ends by a signal only."""
-    flags = (
-        "--epochs",
-        "100000",
-        "--peak-tflops",
-        "1",
-        "--out",
-        str(out),
-        *(flags or ("--save-interval", "1000000")),
-    )
+    given = ("--epochs", "100000", "--peak-tflops", "1", *(flags or ("--save-interval", "1000000")))
     return subprocess.Popen(
-        [sys.executable, "-u", "-m", "payload", "train", *flags],
+        [sys.executable, "-u", "-m", "payload", "train", *given, "--out", str(out)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

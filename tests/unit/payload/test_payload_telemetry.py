@@ -14,6 +14,7 @@ import pytest
 
 from payload.sensors import Cpu, Memory, Network, SensorError
 from payload.telemetry import sample
+from tests.unit.payload.conftest import Runner, assert_one_error
 
 _HOST = socket.gethostname().split(".")[0]
 _MIB = 1 << 20
@@ -74,17 +75,9 @@ def test_it_samples_this_node_until_told_to_stop(tmp_path: Path, stop: signal.Si
         assert line["net_rx_bytes_per_s"].keys() == line["net_tx_bytes_per_s"].keys()
 
 
-def test_a_folder_that_cannot_be_made_is_one_line() -> None:
-    answer = subprocess.run(
-        [sys.executable, "-m", "payload", "telemetry", "--out", "/proc/nowhere"],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert answer.returncode == 2
-    assert len(answer.stderr.splitlines()) == 1
+def test_a_folder_that_cannot_be_made_is_one_line(alone: Runner) -> None:
+    answer = alone("telemetry", "--out", "/proc/nowhere", rc=2)
+    assert_one_error(answer.stderr, "file-unwritable", "/proc/nowhere")
 
 
 def _cpu_lines(*busy_idle: tuple[int, int]) -> str:
