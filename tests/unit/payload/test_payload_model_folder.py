@@ -28,7 +28,7 @@ from tests.support.disks import small_disk
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, assert_one_error, records
 from tests.unit.payload.doubles.layers import engine_of
-from tests.unit.payload.doubles.models import CASES, Case
+from tests.unit.payload.doubles.models import CASES, Case, Convolutional
 from tests.unit.payload.doubles.oracle import assert_close, torch
 from tests.unit.payload.programs import layouts, whole
 
@@ -64,24 +64,7 @@ def _forward(units: Sequence[Unit], x: Array, device: Device) -> Array:
 
 
 def _cnn(weights: dict[str, Any], images: torch.Tensor) -> torch.Tensor:
-    x, channels = images.permute(0, 3, 1, 2), 3
-    for number, width in enumerate((3, 4, 5)):
-        stage = torch.nn.ModuleDict(
-            {
-                "conv": torch.nn.Conv2d(channels, width, 3, padding=1, bias=False),
-                "norm": torch.nn.BatchNorm2d(width),
-            }
-        )
-        own = {
-            name.removeprefix(f"stage{number}."): tensor
-            for name, tensor in weights.items()
-            if name.startswith(f"stage{number}.")
-        }
-        stage.load_state_dict(own, strict=True)
-        stage.eval()
-        x = torch.nn.functional.max_pool2d(x, 2) if number else x
-        x, channels = torch.relu(stage["norm"](stage["conv"](x))), width
-    return torch.nn.functional.linear(x.flatten(1), weights["head.weight"], weights["head.bias"])
+    return Convolutional(weights, weights, training=False).cnn(images.permute(0, 3, 1, 2))
 
 
 CNN = Case("cnn", {"side": 13, "channels": 3, "classes": 5, "widths": [3, 4, 5]}, (13, 13, 3), _cnn)

@@ -12,6 +12,7 @@ import pytest
 
 from payload import rank
 from tests.support.sweeps import in_sweep
+from tests.unit.payload.ranks import LAUNCHERS
 
 RANK = str(Path(rank.__file__))
 MPIRUN = (
@@ -64,43 +65,31 @@ def ran(folder: Path, text: str, *before: str) -> subprocess.CompletedProcess[st
     """A program's end; ``before``: what stands before its name."""
     path = folder / "program.py"
     path.write_text(text)
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMIX_", "PMI_"))}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     argv = [*before, path, "a b", "-c"]
     return subprocess.run(
         argv, cwd=folder, env=clean, capture_output=True, text=True, check=False, timeout=90
     )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        PROGRAM,
-        "def f():\n    raise RuntimeError('it broke')\nf()\n",
-        "try:\n    1 / 0\nexcept ZeroDivisionError as exc:\n    raise KeyError('x') from exc\n",
-        "raise = 3\n",
-        "import sys\nsys.exit(3)\n",
-        "import sys\nsys.exit('the disk is on fire')\n",
-        "import sys\nsys.exit()\n",
-        "import sys\nsys.excepthook = lambda kind, error, trace: print('mine', error)\nraise KeyError(1)\n",
-        "import sys\nsys.excepthook = lambda *_: sys.exit(3)\nraise KeyError(1)\n",
-        "import sys\ndef hook(*_):\n    raise ValueError('x')\nsys.excepthook = hook\nraise KeyError(1)\n",
-        "# -*- coding: latin-1 -*-\nprint(len('é'))\n",
-    ],
-    ids=[
-        "what it finds",
-        "error",
-        "chain",
-        "syntax",
-        "status",
-        "message",
-        "no status",
-        "hook",
-        "hook leaves",
-        "hook breaks",
-        "coding",
-    ],
-)
-def test_it_runs_as_by_python_alone(folder, text):
+PROGRAMS = {
+    "what it finds": PROGRAM,
+    "error": "def f():\n    raise RuntimeError('it broke')\nf()\n",
+    "chain": "try:\n    1 / 0\nexcept ZeroDivisionError as exc:\n    raise KeyError('x') from exc\n",
+    "syntax": "raise = 3\n",
+    "status": "import sys\nsys.exit(3)\n",
+    "message": "import sys\nsys.exit('the disk is on fire')\n",
+    "no status": "import sys\nsys.exit()\n",
+    "hook": "import sys\nsys.excepthook = lambda _, error, __: print('mine', error)\nraise KeyError(1)\n",
+    "hook leaves": "import sys\nsys.excepthook = lambda *_: sys.exit(3)\nraise KeyError(1)\n",
+    "hook breaks": "import sys\ndef f(*_):\n    raise ValueError\nsys.excepthook = f\nraise KeyError(1)\n",
+    "coding": "# -*- coding: latin-1 -*-\nprint(len('é'))\n",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_runs_as_by_python_alone(folder, name):
+    text = PROGRAMS[name]
     plain, ranked = ran(folder, text, sys.executable), ran(folder, text, sys.executable, RANK)
     assert (ranked.returncode, ranked.stdout, ranked.stderr) == (plain.returncode, plain.stdout, plain.stderr)
 

@@ -20,6 +20,7 @@ from payload.parallel.pipeline import Pipeline, Stage
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner
 from tests.unit.payload.doubles.layers import batch_of, stored
+from tests.unit.payload.doubles.models import Convolutional
 from tests.unit.payload.doubles.oracle import (
     TOLERANCE,
     Tensors,
@@ -40,62 +41,13 @@ def _without_onednn() -> Iterator[None]:
         yield
 
 
-class Theirs:
-    """The layers that these networks are made of, on images with channels second."""
-
-    def __init__(self, weights: Tensors, units: list[Unit]) -> None:
-        self.weights = weights
-        self.state = {
-            name: torch.full(array.shape, float(name.endswith("running_var")))
-            for name, array in state_of([unit.layer for unit in units]).items()
-        }
-
-    def conv(
-        self, name: str, norm: str, x: torch.Tensor, stride: int = 1, *, relu: bool = False
-    ) -> torch.Tensor:
-        weight = self.weights[f"{name}.weight"]
-        y = functional.conv2d(x, weight, None, stride, weight.shape[2] // 2)
-        gain, bias = (self.weights[f"{norm}.{part}"] for part in ("weight", "bias"))
-        state = [self.state[f"{norm}.{part}"].to(x.dtype) for part in ("running_mean", "running_var")]
-        y = functional.batch_norm(y, *state, gain, bias, training=True)
-        for part, array in zip(("running_mean", "running_var"), state, strict=True):
-            self.state[f"{norm}.{part}"] = array
-        return functional.relu(y) if relu else y
-
-    def block(self, name: str, x: torch.Tensor, stride: int) -> torch.Tensor:
-        y = x
-        layers = [number for number in (1, 2, 3) if f"{name}.conv{number}.weight" in self.weights]
-        for number in layers:
-            at = stride if number == len(layers) - 1 else 1  # the 3x3 one, or the first of two
-            last = number == layers[-1]
-            y = self.conv(f"{name}.conv{number}", f"{name}.bn{number}", y, at, relu=not last)
-        if f"{name}.downsample.0.weight" in self.weights:
-            x = self.conv(f"{name}.downsample.0", f"{name}.downsample.1", x, stride)
-        return functional.relu(y + x)
-
-    def resnet(self, x: torch.Tensor) -> torch.Tensor:
-        large = self.weights["conv1.weight"].shape[2] == 7
-        x = self.conv("conv1", "bn1", x, 2 if large else 1, relu=True)
-        x = functional.max_pool2d(x, 3, 2, 1) if large else x
-        for name in dict.fromkeys(name.split(".conv")[0] for name in self.weights if ".conv" in name):
-            stage, block = name.split(".")
-            x = self.block(name, x, 2 if stage != "layer1" and block == "0" else 1)
-        return functional.linear(x.mean(dim=(2, 3)), self.weights["fc.weight"], self.weights["fc.bias"])
-
-    def cnn(self, x: torch.Tensor) -> torch.Tensor:
-        for name in ("stage0", "stage1", "stage2"):
-            x = x if name == "stage0" else functional.max_pool2d(x, 2)
-            x = self.conv(f"{name}.conv", f"{name}.norm", x, relu=True)
-        return functional.linear(x.flatten(1), self.weights["head.weight"], self.weights["head.bias"])
-
-
 @dataclass(frozen=True)
 class Case:
     """A network, the shape of its images, and PyTorch's logits."""
 
     build: Callable[[Context], list[Unit]]
     shape: tuple[int, int, int]
-    theirs: Callable[[Theirs, torch.Tensor], torch.Tensor]
+    theirs: Callable[[Convolutional, torch.Tensor], torch.Tensor]
 
 
 def _resnet(depth: int, side: int, channels: int, **sizes: Any) -> Case:
@@ -104,7 +56,7 @@ def _resnet(depth: int, side: int, channels: int, **sizes: Any) -> Case:
             c, depth=depth, side=side, channels=channels, classes=CLASSES, width=4, **sizes
         ),
         (side, side, channels),
-        Theirs.resnet,
+        Convolutional.resnet,
     )
 
 
@@ -113,7 +65,9 @@ CASES = {
     "resnet18-odd": _resnet(18, 13, 1),
     "resnet50": _resnet(50, 16, 1),
     "resnet50-large": _resnet(50, 65, 3),
-    "cnn": Case(lambda c: cnn.build(c, side=14, classes=CLASSES, widths=(3, 4, 5)), (14, 14, 1), Theirs.cnn),
+    "cnn": Case(
+        lambda c: cnn.build(c, side=14, classes=CLASSES, widths=(3, 4, 5)), (14, 14, 1), Convolutional.cnn
+    ),
 }
 
 
@@ -137,7 +91,14 @@ class Ours:
         sums = self._schedule.train([self._batch], scale=1 / SAMPLES, seed=0, iteration=iteration)
         return float(sums.loss) / SAMPLES
 
-    def loss_by(self, case: Case, theirs: Theirs, dtype: str) -> torch.Tensor:
+    def state(self) -> Tensors:
+        """What PyTorch's layers begin with."""
+        return {
+            name: torch.full(array.shape, float(name.endswith("running_var")))
+            for name, array in state_of([unit.layer for unit in self.units]).items()
+        }
+
+    def loss_by(self, case: Case, theirs: Convolutional, dtype: str) -> torch.Tensor:
         """That of PyTorch on the same batch."""
         x = torch.tensor(self.x.astype(dtype)).permute(0, 3, 1, 2)
         return functional.cross_entropy(case.theirs(theirs, x), torch.tensor(self.labels))
@@ -148,7 +109,7 @@ def test_network_trains_as_pytorchs(name: str, device: Device) -> None:
     case, dtype = CASES[name], "float64"
     ours = Ours(case, 6, dtype, device)
     weights = tensors(ours.units, device)
-    theirs = Theirs(weights, ours.units)
+    theirs = Convolutional(weights, ours.state())
     storage = ours.storage
     sgd = SGD(device, storage.master_weights, storage.segments, momentum=0.9)
     optimizer = torch.optim.SGD(weights.values(), lr=0.01, momentum=0.9)
@@ -178,7 +139,7 @@ def float32_errors(case: Case, seed: int, device: Device) -> tuple[float, float]
             name: weight.detach().to(getattr(torch, dtype)).requires_grad_()
             for name, weight in tensors(ours.units, device).items()
         }
-        expected = ours.loss_by(case, Theirs(weights, ours.units), dtype)
+        expected = ours.loss_by(case, Convolutional(weights, ours.state()), dtype)
         assert loss == pytest.approx(expected.item(), rel=TOLERANCE["float32"])
         expected.backward()  # type: ignore[no-untyped-call]
         theirs[dtype] = {name: weight.grad.numpy() for name, weight in weights.items()}

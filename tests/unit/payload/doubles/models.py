@@ -103,6 +103,51 @@ def _mlp(p: Tensors, images: torch.Tensor) -> torch.Tensor:
     return _linear(p, "linear2", x)
 
 
+class Convolutional:
+    """The layers that these networks are made of, on images with channels second."""
+
+    def __init__(self, weights: Tensors, state: Tensors, *, training: bool = True) -> None:
+        self.weights, self.state, self._training = weights, state, training
+
+    def conv(
+        self, name: str, norm: str, x: torch.Tensor, stride: int = 1, *, relu: bool = False
+    ) -> torch.Tensor:
+        weight = self.weights[f"{name}.weight"]
+        y = functional.conv2d(x, weight, None, stride, weight.shape[2] // 2)
+        gain, bias = (self.weights[f"{norm}.{part}"] for part in ("weight", "bias"))
+        parts = (f"{norm}.running_mean", f"{norm}.running_var")
+        mean, variance = (self.state[part].to(x.dtype) for part in parts)
+        y = functional.batch_norm(y, mean, variance, gain, bias, training=self._training)
+        self.state |= dict(zip(parts, (mean, variance), strict=True))
+        return functional.relu(y) if relu else y
+
+    def block(self, name: str, x: torch.Tensor, stride: int) -> torch.Tensor:
+        y = x
+        layers = [number for number in (1, 2, 3) if f"{name}.conv{number}.weight" in self.weights]
+        for number in layers:
+            at = stride if number == len(layers) - 1 else 1  # the 3x3 one, or the first of two
+            last = number == layers[-1]
+            y = self.conv(f"{name}.conv{number}", f"{name}.bn{number}", y, at, relu=not last)
+        if f"{name}.downsample.0.weight" in self.weights:
+            x = self.conv(f"{name}.downsample.0", f"{name}.downsample.1", x, stride)
+        return functional.relu(y + x)
+
+    def resnet(self, x: torch.Tensor) -> torch.Tensor:
+        large = self.weights["conv1.weight"].shape[2] == 7
+        x = self.conv("conv1", "bn1", x, 2 if large else 1, relu=True)
+        x = functional.max_pool2d(x, 3, 2, 1) if large else x
+        for name in dict.fromkeys(name.split(".conv")[0] for name in self.weights if ".conv" in name):
+            stage, block = name.split(".")
+            x = self.block(name, x, 2 if stage != "layer1" and block == "0" else 1)
+        return functional.linear(x.mean(dim=(2, 3)), self.weights["fc.weight"], self.weights["fc.bias"])
+
+    def cnn(self, x: torch.Tensor) -> torch.Tensor:
+        for name in ("stage0", "stage1", "stage2"):
+            x = x if name == "stage0" else functional.max_pool2d(x, 2)
+            x = self.conv(f"{name}.conv", f"{name}.norm", x, relu=True)
+        return functional.linear(x.flatten(1), self.weights["head.weight"], self.weights["head.bias"])
+
+
 @dataclass(frozen=True)
 class Small:
     """A model of one layer or so, and the shape of its inputs: a sequence of tokens below 32, or an image."""
