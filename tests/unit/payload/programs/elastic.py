@@ -6,9 +6,9 @@ mpirun -n 4 python elastic.py FOLDER
 import math
 import sys
 import zlib
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,28 +35,17 @@ from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, make_mesh
 from tests.unit.payload.doubles.layers import engine_of
 
-
-@dataclass(frozen=True)
-class Layout:
-    """Of the first ``ranks`` of the job."""
-
-    ranks: int
-    tp: int = 1
-    pp: int = 1
-    zero: int = 0
-    offload: bool = False
-
-
-CHAIN = [
-    Layout(1),
-    Layout(3),
-    Layout(2, zero=2),
-    Layout(3, zero=3),
-    Layout(4, tp=2, zero=3, offload=True),
-    Layout(4, tp=2, pp=2),
-    Layout(4, pp=2, zero=1),
-    Layout(1),
+CHAIN: list[tuple[int, dict[str, int], dict[str, Any]]] = [
+    (1, {}, {}),
+    (3, {}, {}),
+    (2, {}, {"zero": 2}),
+    (3, {}, {"zero": 3}),
+    (4, {"tp": 2}, {"zero": 3, "offload": True}),
+    (4, {"tp": 2, "pp": 2}, {}),
+    (4, {"pp": 2}, {"zero": 1}),
+    (1, {}, {}),
 ]
+"""The first so many ranks of the job, their mesh, and options."""
 
 UPDATES = 7
 device = choose("auto", 0)
@@ -64,12 +53,11 @@ mpi.start()
 world = mpi.MpiCommunicator(device)
 
 
-def make_engine(mesh: Mesh, layout: Layout) -> Engine:
+def make_engine(mesh: Mesh, **options: Any) -> Engine:
     context = mesh.context(device)
     units = gpt.build(context, vocabulary=6, length=3, layers=2, heads=2, width=4)
     normed = Unit("normed", BatchNorm(Context(device, dp=mesh.dp), "normed", 5))
-    options = {"zero": layout.zero, "offload": layout.offload, "bucket_bytes": 64}
-    return engine_of(device, mesh, [*units, normed], AdamW, **options)
+    return engine_of(device, mesh, [*units, normed], AdamW, bucket_bytes=64, **options)
 
 
 def expected(shard: Shard) -> Array:
@@ -80,8 +68,8 @@ def expected(shard: Shard) -> Array:
     return part.reshape(-1)[shard.start : shard.stop]
 
 
-def pass_on(folder: Path, number: int, layout: Layout, mesh: Mesh) -> None:
-    engine = make_engine(mesh, layout)
+def pass_on(folder: Path, number: int, mesh: Mesh, **options: Any) -> None:
+    engine = make_engine(mesh, **options)
     now = Manifest(number, {"number": number}, {}, {}, {}, [])
     prepare(folder, mesh.world)
     resumed = resume(choose_checkpoint("auto", folder, mesh.world), engine, now)
@@ -122,8 +110,8 @@ def each_once(engine: Engine, mesh: Mesh) -> None:
         assert before[:2] != after[:2] or before[3] == after[2], (before, after)
 
 
-for number, layout in enumerate(CHAIN, start=1):
-    group = world.split(int(world.rank < layout.ranks), world.rank)
-    if world.rank < layout.ranks:
-        pass_on(Path(sys.argv[1]), number, layout, make_mesh(group, tp=layout.tp, pp=layout.pp))
+for number, (ranks, shape, options) in enumerate(CHAIN, start=1):
+    group = world.split(int(world.rank < ranks), world.rank)
+    if world.rank < ranks:
+        pass_on(Path(sys.argv[1]), number, make_mesh(group, **shape), **options)
     world.barrier()
