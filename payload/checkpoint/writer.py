@@ -41,8 +41,12 @@ def main(memory: int, parent: int) -> None:
                 )
             except OSError as exc:
                 answer = {"error": f"{exc.filename or request['path']}: {exc.strerror}"}
-            sys.stdout.write(json.dumps(answer) + "\n")
-            sys.stdout.flush()
+            try:
+                sys.stdout.write(json.dumps(answer) + "\n")
+                sys.stdout.flush()
+            except BrokenPipeError:
+                # The run ended while this was written: nobody is to see a traceback of it.
+                os._exit(1)
 
 
 def _write(content: mmap.mmap, parent: int, *, path: str, size: int) -> dict[str, Any]:

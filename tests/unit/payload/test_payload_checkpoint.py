@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,6 +20,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from payload.checkpoint import writer
 from payload.checkpoint.folder import Lock, complete, prepare
 from payload.checkpoint.saver import Saver, Writer
 from payload.checkpoint.session import Resumed, choose, refuse_others, resume
@@ -410,11 +413,11 @@ def test_a_folder_in_use_is_refused_naming_the_run_until_its_last_process_is_gon
     holder = (f"process {os.getpid()} on ", "of job 17")
     with refused("checkpoints-in-use", UsageError, *holder):
         Lock(tmp_path, patience_s=0)
-    writer = Writer(1, keeps=[held_shards.descriptor])
+    process = Writer(1, keeps=[held_shards.descriptor])
     held_shards.close()
     with refused("checkpoints-in-use", UsageError, *holder):
         Lock(tmp_path, patience_s=0)
-    writer.close()
+    process.close()
     mine = Lock(tmp_path, patience_s=0)
     with saver_of(make_engine(device), tmp_path, lock=mine):
         (child,) = children() - before
@@ -426,6 +429,19 @@ def test_a_folder_in_use_is_refused_naming_the_run_until_its_last_process_is_gon
         Lock(tmp_path / ".lock" / "in", patience_s=0)
 
 
+def test_a_writer_whose_run_is_gone_ends_without_a_word(tmp_path: Path) -> None:
+    memory, (ours, theirs) = os.memfd_create("checkpoint"), os.pipe()
+    os.ftruncate(memory, 4)
+    os.close(ours)
+    argv = [sys.executable, "-I", writer.__file__, str(memory), str(os.getpid())]
+    request = json.dumps({"path": str(tmp_path / "file"), "size": 4}) + "\n"
+    pipes: dict[str, Any] = {"input": request, "stdout": theirs, "stderr": subprocess.PIPE, "text": True}
+    done = subprocess.run(argv, pass_fds=[memory], check=False, **pipes)
+    os.close(theirs)
+    os.close(memory)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def children() -> set[int]:
     return {int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()}
 
@@ -435,16 +451,16 @@ def test_a_writer_that_dies_fails_the_run_and_one_that_lives_ends_with_it(
 ) -> None:
     engine, before = make_engine(device), children()
     with saver_of(engine, tmp_path, keep=1) as saver:
-        (writer,) = children() - before
+        (pid,) = children() - before
         saver.after(1, 0)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-            os.kill(writer, number)  # a launcher may send them to all processes
+            os.kill(pid, number)  # a launcher may send them to all processes
         saver.after(2, 0)
     assert children() == before
     with refused("checkpoint-writer-ended", PayloadError, "-9"):  # noqa: SIM117
         with saver_of(engine, tmp_path, keep=1) as saver:
-            (writer,) = children() - before
-            os.kill(writer, signal.SIGKILL)
+            (pid,) = children() - before
+            os.kill(pid, signal.SIGKILL)
             saver.after(3, 0)
     assert children() == before
     assert list(complete(tmp_path)) == [2]
