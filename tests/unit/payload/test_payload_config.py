@@ -107,8 +107,6 @@ def test_what_goes_together_is_not_refused(line: str) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """Where a setting has an effect."""
-
     given: str
     line: str = ""
     idle: tuple[str, ...] = ()  # lines with which it has none, or what the run has not
@@ -221,7 +219,6 @@ REQUIRED = {
 
 
 def checked(line: str, *, several: bool = True, gpu: bool = True) -> None:
-    """Parse and check a command line, on such ranks."""
     config = parse(line.split())
     check(config, several=several, gpu=gpu)
     if isinstance(config, TrainConfig):

@@ -18,8 +18,6 @@ from tests.unit.payload.doubles.oracle import assert_close, compare, functional,
 
 
 class _Counting(Cpu):
-    """Counts the multiplications of matrix products."""
-
     def __init__(self) -> None:
         super().__init__()
         self.count = 0

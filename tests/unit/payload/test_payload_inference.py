@@ -32,7 +32,6 @@ TEXT = f"{SENTENCE} ".encode() * 200
 
 @pytest.fixture(scope="module")
 def digits(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has learned the digits."""
     out = tmp_path_factory.mktemp("digits")
     alone("train", "--epochs", "3", "--out", str(out))
     return out
@@ -40,7 +39,6 @@ def digits(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def letters(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has learned a sentence."""
     out = tmp_path_factory.mktemp("letters")
     (out / "text").write_bytes(TEXT)
     data = ("--data", f"text:{out / 'text'}", "--tokenizer", "bpe:270", "--sequence-length", "16")

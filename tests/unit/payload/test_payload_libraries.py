@@ -46,7 +46,6 @@ _DIGITS = "--global-batch-size 16"
 
 @pytest.fixture(scope="module", autouse=True)
 def theirs() -> Iterator[None]:
-    """They can be imported."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("HF_HUB_OFFLINE", "1")
         patched.setattr(sys, "path", [*sys.path, str(libraries())])
@@ -182,7 +181,6 @@ def _resnet(model: str, side: int) -> nn.Module:
 
 @pytest.mark.parametrize(("model", "side"), [("resnet18", 65), ("resnet50", 71), ("resnet18", 33)])
 def test_a_resnet_of_torchvision_comes_and_goes(alone: Runner, model: str, side: int, tmp_path: Path) -> None:
-    """Of images with an odd side."""
     from safetensors.torch import load_file, save_file  # noqa: PLC0415
 
     _write_images(tmp_path, side)

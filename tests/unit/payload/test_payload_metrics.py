@@ -28,7 +28,6 @@ from tests.unit.payload.doubles.strict import Ranges, Strict
 
 @pytest.fixture(scope="module")
 def out(mpirun: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a run that measures all there is."""
     folder = tmp_path_factory.mktemp("measured")
     flags = ("--profile", "--profile-iterations", "3", "--tensorboard", "--peak-tflops", "0.5")
     mpirun(2, "train", "--epochs", "1", "--hidden", "16", *flags, "--out", str(folder))

@@ -99,7 +99,6 @@ class Ours:
         }
 
     def loss_by(self, case: Case, theirs: Convolutional, dtype: str) -> torch.Tensor:
-        """That of PyTorch on the same batch."""
         x = torch.tensor(self.x.astype(dtype)).permute(0, 3, 1, 2)
         return functional.cross_entropy(case.theirs(theirs, x), torch.tensor(self.labels))
 

@@ -67,7 +67,6 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(mpirun: Runner, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """What a layout comes to."""
     found: dict[str, tuple[Any, ...]] = {}
 
     def run(layout: str) -> tuple[Any, ...]:
@@ -123,7 +122,6 @@ class Run:
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))
 
     def wait(self) -> tuple[int, str]:
-        """Exit code and errors."""
         _, errors = self._process.communicate(timeout=60)
         return self._process.returncode, errors
 

@@ -65,7 +65,6 @@ def stored(units: Sequence[Unit], device: Device, dtype: str = "float64") -> Sto
 
 
 def draw(count: int, device: Device) -> Draw:
-    """Of ``count`` samples."""
     return Draw(seed=3, iteration=5, samples=device.asarray(np.arange(count, dtype="uint32")))
 
 

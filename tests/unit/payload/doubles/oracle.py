@@ -59,7 +59,6 @@ EACH_DTYPE = pytest.mark.parametrize(
 
 @functools.cache
 def _imported(name: str) -> Any:
-    """PyTorch, or a module of it."""
     imported = importlib.import_module(name)
     if name == "torch":
         imported.set_num_threads(1)  # the models are tiny, and the machine is shared
@@ -109,7 +108,6 @@ def gradients(units: Sequence[Unit], device: Device) -> dict[str, Array]:
 
 
 def assert_same_gradients(units: Sequence[Unit], theirs: Tensors, device: Device) -> None:
-    """Of every parameter."""
     for name, ours in gradients(units, device).items():
         assert_close(ours, theirs[name].grad, name)
 

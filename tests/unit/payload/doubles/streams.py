@@ -27,8 +27,6 @@ _STREAMS: dict[int, Stream] = {}
 
 
 class Later:
-    """Something to do, as a request."""
-
     def __init__(self, act: Callable[[], object], after: Request | None = None) -> None:
         self._act, self._after, self._looks, self._done = act, after, 0, False
 

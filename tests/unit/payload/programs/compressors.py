@@ -60,7 +60,6 @@ def loses_nothing(name: str, transport: Transport, dtype: str) -> None:
 
 
 def is_bounded(name: str, transport: Transport) -> None:
-    """In one call."""
     grads = gradient(1)
     if name == "powersgd":  # of rank 1, it is exact
         grads[:2400] = (RANK + 1) * np.outer(np.arange(40) % 7, np.arange(60) % 5).ravel()

@@ -27,7 +27,6 @@ def source(*flags: str) -> Dataset:
 
 
 def whole(feed: Feed) -> list[Array]:
-    """Inputs, targets and places of this rank's share."""
     return [
         np.concatenate([getattr(batch, name) for batch in feed.batches])
         for name in ("inputs", "targets", "samples")

@@ -103,7 +103,6 @@ CORE: dict[int, list[Case]] = {
 
 
 def every(model: str, ranks: int) -> Iterator[Case]:
-    """All layouts of a model on so many ranks."""
     tensor_parallel = model in ("lstm", "gpt", "bert", "vit")  # by powers of two
     cuts = (1,) if model == "resnet" else (1, 3)  # statistics of a batch are those of a micro-batch
     for tp, pp, zero, micro_batches, recompute in product(
@@ -190,7 +189,6 @@ MODELS = {
 
 
 def make_engine(case: Case, mesh: Mesh, device: Device) -> tuple[Engine, list[Unit]]:
-    """The model in the layout, and the whole of it."""
     model = MODELS[case.model]
     units = model.build(mesh.context(device))
     names = ("recompute", "zero", "offload", "bucket_bytes")
@@ -199,7 +197,6 @@ def make_engine(case: Case, mesh: Mesh, device: Device) -> tuple[Engine, list[Un
 
 
 def steps(case: Case, engine: Engine, iterations: int) -> dict[str, Any]:
-    """Some steps, and an evaluation."""
     model, device, mesh = MODELS[case.model], engine.device, engine.mesh
     inputs, targets = (device.asarray(array) for array in model.data())
 

@@ -44,7 +44,6 @@ CASES += [("int32", 10), ("float16", 3001), (ml_dtypes.bfloat16, 33)]
 
 
 def put(numbers: Array, dtype: object) -> Array:
-    """On the device at hand."""
     return device.asarray(numbers.astype(dtype))  # type: ignore[call-overload]
 
 
@@ -53,7 +52,6 @@ def same(found: Array, expected: Array, where: str) -> None:
 
 
 def own(dtype: object, size: int, salt: int = 0) -> Array:
-    """This rank's numbers."""
     return put(of(RANK, size, salt), dtype)
 
 
