@@ -28,20 +28,20 @@ _STREAMS: dict[int, Stream] = {}
 
 class Later:
     def __init__(self, act: Callable[[], object], after: Request | None = None) -> None:
-        self._act, self._after, self._looks, self._done = act, after, 0, False
+        self._act, self._after, self._looks, self.done = act, after, 0, False
 
     def Test(self) -> bool:
         self._looks += 1
         if self._looks > 2 and (self._after is None or self._after.Test()):
             self.Wait()
-        return self._done
+        return self.done
 
     def Wait(self) -> None:
-        if not self._done:
+        if not self.done:
             if self._after:
                 self._after.Wait()
             self._act()
-            self._done = True
+            self.done = True
 
 
 class Stream:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from payload.comm.base import Request
 from payload.comm.staging import Staged, flat
 from payload.device import Array
+from tests.unit.payload.doubles.streams import Later
 
 _GARBAGE = 0xA5
 
@@ -24,7 +26,7 @@ class _Apart:
     def __init__(self, array: Array) -> None:
         self._array = array
         self._bytes = np.full(array.nbytes, _GARBAGE, np.uint8)
-        self._copies: list[_Copy] = []
+        self._copies: list[Later] = []
         self.host = self._bytes.view(array.dtype)
 
     def fetch(self, piece: slice = slice(None)) -> Sequence[Request]:
@@ -38,23 +40,5 @@ class _Apart:
         self._bytes[...] = _GARBAGE
 
     def _later(self, source: Array, target: Array) -> Sequence[Request]:
-        self._copies.append(_Copy(source, target))
+        self._copies.append(Later(partial(np.copyto, target, source)))
         return [self._copies[-1]]
-
-
-class _Copy:
-    def __init__(self, source: Array, target: Array) -> None:
-        self._source, self._target = source, target
-        self._looks = 0
-        self.done = False
-
-    def Test(self) -> bool:  # noqa: N802
-        self._looks += 1
-        if self._looks > 2:
-            self.Wait()
-        return self.done
-
-    def Wait(self) -> None:  # noqa: N802
-        if not self.done:
-            self._target[...] = self._source
-            self.done = True
