@@ -55,6 +55,11 @@ def _checked(ran: subprocess.CompletedProcess[str], rc: int) -> subprocess.Compl
     return ran
 
 
+def python(*words: str, rc: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own; ``rc``: the exit code that it must have."""
+    return _ended(_start(sys.executable, *words, **environ), rc)
+
+
 def records(folder: Path, *kinds: str, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
     """Return the records of these kinds, or all, that a run wrote."""
     found = [json.loads(line) for line in (folder / file).read_text().splitlines()]
@@ -143,7 +148,7 @@ def alone(mpi_job: Ranks) -> Runner:
 
     def run(*arguments: str, rc: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
         if environ:  # which may be of Python itself
-            return _ended(_start(sys.executable, "-m", "payload", *arguments, **environ), rc)
+            return python("-m", "payload", *arguments, rc=rc, **environ)
         return _checked(mpi_job.run(["payload", *arguments], 0, seconds=600), rc)
 
     return run

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +9,7 @@ import pytest
 
 from payload.config import COMPRESSORS
 from tests.support.sweeps import in_sweep
-from tests.unit.payload.conftest import Runner, records
+from tests.unit.payload.conftest import Runner, python, records
 
 # As many as divide nothing evenly.
 RANKS = [3, *in_sweep(1, 2, 4)]
@@ -70,23 +67,14 @@ def test_probe_finds_all_ranks_in_order(mpirun: Runner) -> None:
 def test_the_verification_of_many_nodes_loads_no_numpy() -> None:
     """On a local cluster of 64 nodes it took a third of the whole."""
     program = "import sys, payload.probe; print(*{'numpy', 'payload.config'} & {*sys.modules})"
-    assert _python("-c", program).stdout == "\n"
+    assert python("-c", program).stdout == "\n"
 
 
 def test_the_verification_says_why_ranks_do_not_find_each_other() -> None:
     """`-m payload.probe` is started without the command line of the other programs."""
-    done = _python("-m", "payload.probe", "a,b", SLURM_NTASKS="2")
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    (line,) = python("-m", "payload.probe", "a,b", SLURM_NTASKS="2", rc=1).stderr.splitlines()
     assert line.startswith("payload: error: on ")
     assert "SLURM_NTASKS=2" in line
-
-
-def _python(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    root, environ = Path(__file__).parents[3], {**os.environ, **environ}
-    return subprocess.run(
-        [sys.executable, *words], cwd=root, env=environ, capture_output=True, text=True, check=False
-    )
 
 
 def test_probe_names_hosts_without_a_rank(mpirun: Runner) -> None:

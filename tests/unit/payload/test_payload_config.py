@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from payload.errors import UsageError
 from payload.schedule import LearningRate, scaled
 from payload.settings import to_record, to_toml
 from tests.support.messages import refused
-from tests.unit.payload.conftest import Runner, assert_one_error, train_config
+from tests.unit.payload.conftest import Runner, assert_one_error, python, train_config
 
 
 def test_train_arguments() -> None:
@@ -68,7 +66,7 @@ def test_other_arguments() -> None:
     ],
 )
 def test_bad_arguments_are_one_line(line: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with refused("bad-flag", UsageError) as caught:
         parse(line.split())
     assert "\n" not in str(caught.value)
 
@@ -374,11 +372,8 @@ def test_a_file_that_is_missing_on_one_rank_stops_all(program: Runner, tmp_path:
 def test_help_needs_neither_numpy_nor_mpi(arguments: list[str]) -> None:
     blocked = "import sys; sys.modules.update(numpy=None, mpi4py=None)"
     code = f"{blocked}; from payload.__main__ import main; main({arguments!r})"
-    root = Path(__file__).parents[3]
-    answer = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (answer.returncode, answer.stderr) == (0, "")
+    answer = python("-c", code)
+    assert answer.stderr == ""
     assert "usage: python -m payload" in answer.stdout
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -14,6 +10,7 @@ from payload.nn.module import Context
 from payload.optim.adamw import AdamW
 from payload.parallel.mesh import alone
 from payload.precision import PRECISIONS, loss_scale
+from tests.unit.payload.conftest import python
 from tests.unit.payload.doubles.layers import batch_of, cut, engine_of
 from tests.unit.payload.doubles.strict import Strict, Waits
 
@@ -31,9 +28,7 @@ print(os.environ["CUDA_VISIBLE_DEVICES"])
     [("MIG-a,MIG-b", "MIG-b"), ("MIG-a", "MIG-a"), ("GPU-a,GPU-b", "GPU-a,GPU-b"), ("0,1", "0,1")],
 )
 def test_of_several_parts_a_rank_names_its_own_to_cuda(visible: str, own: str) -> None:
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
-    done = subprocess.run([sys.executable, "-c", _SHOW], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == own
+    assert python("-c", _SHOW, CUDA_VISIBLE_DEVICES=visible).stdout.strip() == own
 
 
 def _waits_of_a_step(micro_batches: int, layers: int, precision: str) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import struct
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -24,7 +22,7 @@ from payload.inference import load
 from payload.predict import probabilities
 from payload.sample import tokens
 from tests.support.messages import refused
-from tests.unit.payload.conftest import Runner, assert_one_error, idx_file
+from tests.unit.payload.conftest import Runner, assert_one_error, idx_file, python
 
 SENTENCE = "the cat sat on the mat."
 TEXT = f"{SENTENCE} ".encode() * 200
@@ -240,11 +238,7 @@ def test_a_model_is_used_where_there_is_no_mpi(digits: Path, letters: Path, tmp_
     )
     program = "import sys; sys.modules['mpi4py'] = None; from payload.__main__ import main; "
     program += f"sys.exit(any([main(argv) for argv in {commands}]))"
-    root = Path(__file__).parents[3]
-    answer = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False
-    )
-    assert (answer.returncode, answer.stderr) == (0, "")
+    assert python("-c", program).stderr == ""
 
 
 def test_what_a_model_can_not_do_is_told(alone: Runner, digits: Path, letters: Path, tmp_path: Path) -> None:
