@@ -60,6 +60,15 @@ def python(*words: str, rc: int = 0, **environ: str) -> subprocess.CompletedProc
     return _ended(_start(sys.executable, *words, **environ), rc)
 
 
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started; none if it has ended."""
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    try:
+        return [int(child) for child in path.read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
 def records(folder: Path, *kinds: str, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
     """Return the records of these kinds, or all, that a run wrote."""
     found = [json.loads(line) for line in (folder / file).read_text().splitlines()]

@@ -45,6 +45,7 @@ from payload.parallel.mesh import alone
 from payload.precision import PRECISIONS, LossScale
 from tests.support.disks import small_disk
 from tests.support.messages import refused
+from tests.unit.payload.conftest import children
 from tests.unit.payload.doubles.layers import batch_of, engine_of
 from tests.unit.payload.doubles.strict import Strict
 
@@ -381,12 +382,12 @@ def test_a_full_disk_costs_the_checkpoint_that_is_being_written_alone(
 def test_a_last_one_that_cannot_be_written_fails_the_run_and_leaves_no_process(
     device: Device, tmp_path: Path
 ) -> None:
-    before, handler = children(), signal.getsignal(signal.SIGTERM)
+    before, handler = children(os.getpid()), signal.getsignal(signal.SIGTERM)
     (tmp_path / "file").touch()
     with refused("checkpoint-unwritable", PayloadError):  # noqa: SIM117
         with saver_of(make_engine(device), tmp_path / "file", wait=False) as saver:
             saver.after(1, 0, last=True)
-    assert (children(), signal.getsignal(signal.SIGTERM)) == (before, handler)
+    assert (children(os.getpid()), signal.getsignal(signal.SIGTERM)) == (before, handler)
 
 
 def test_an_old_one_that_cannot_be_removed_ends_no_run(
@@ -409,7 +410,7 @@ def test_a_folder_in_use_is_refused_naming_the_run_until_its_last_process_is_gon
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    held_shards, before = Lock(tmp_path, patience_s=0), children()
+    held_shards, before = Lock(tmp_path, patience_s=0), children(os.getpid())
     holder = (f"process {os.getpid()} on ", "of job 17")
     with refused("checkpoints-in-use", UsageError, *holder):
         Lock(tmp_path, patience_s=0)
@@ -420,7 +421,7 @@ def test_a_folder_in_use_is_refused_naming_the_run_until_its_last_process_is_gon
     process.close()
     mine = Lock(tmp_path, patience_s=0)
     with saver_of(make_engine(device), tmp_path, lock=mine):
-        (child,) = children() - before
+        (child,) = {*children(os.getpid())} - {*before}
         # What it opens while it starts may be closed by now; such an entry resolves to itself.
         held_by_it = [entry.resolve() for entry in Path(f"/proc/{child}/fd").iterdir()]
         assert (tmp_path / ".lock").resolve() in held_by_it
@@ -442,25 +443,21 @@ def test_a_writer_whose_run_is_gone_ends_without_a_word(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def children() -> set[int]:
-    return {int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()}
-
-
 def test_a_writer_that_dies_fails_the_run_and_one_that_lives_ends_with_it(
     device: Device, tmp_path: Path
 ) -> None:
-    engine, before = make_engine(device), children()
+    engine, before = make_engine(device), children(os.getpid())
     with saver_of(engine, tmp_path, keep=1) as saver:
-        (pid,) = children() - before
+        (pid,) = {*children(os.getpid())} - {*before}
         saver.after(1, 0)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             os.kill(pid, number)  # a launcher may send them to all processes
         saver.after(2, 0)
-    assert children() == before
+    assert children(os.getpid()) == before
     with refused("checkpoint-writer-ended", PayloadError, "-9"):  # noqa: SIM117
         with saver_of(engine, tmp_path, keep=1) as saver:
-            (pid,) = children() - before
+            (pid,) = {*children(os.getpid())} - {*before}
             os.kill(pid, signal.SIGKILL)
             saver.after(3, 0)
-    assert children() == before
+    assert children(os.getpid()) == before
     assert list(complete(tmp_path)) == [2]

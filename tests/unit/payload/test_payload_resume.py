@@ -17,7 +17,7 @@ import pytest
 from payload.checkpoint.folder import Lock
 from payload.errors import UsageError
 from tests.support.messages import refused
-from tests.unit.payload.conftest import Runner, Starter, assert_one_error, records
+from tests.unit.payload.conftest import Runner, Starter, assert_one_error, children, records
 
 Undisturbed = Callable[[str], tuple[Any, ...]]
 
@@ -49,13 +49,6 @@ def outcome(folder: Path) -> tuple[Any, ...]:
     losses = [(record["step"], record["loss"]) for record in records(folder, "iteration")]
     (result,) = records(folder, "result")
     return losses, result["param_hashes"], result["accuracy"], result["loss"]
-
-
-def children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
 
 
 def wait_until(true: Callable[[], bool]) -> None:

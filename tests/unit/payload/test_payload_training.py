@@ -72,10 +72,6 @@ def test_more_ranks_than_samples_in_a_batch(mpirun: Runner, alone: Runner, tmp_p
     assert _losses(tmp_path / "3") == pytest.approx(_losses(tmp_path / "1"), abs=1e-6, rel=0)
 
 
-def test_ranks_start_from_rank_0s_weights(program: Runner) -> None:
-    program(2, "replicas.py")
-
-
 def test_the_defaults_learn_the_digits(mpirun: Runner, tmp_path: Path) -> None:
     answer = mpirun(2, "train", "--out", str(tmp_path / "made" / "for it"))
     run, result = records(tmp_path / "made" / "for it", "run", "result")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from payload.comm.base import Solo
 from payload.device import Array, Cpu
 from payload.models import mlp
 from payload.nn.linear import Linear
@@ -121,6 +122,20 @@ def test_an_offloaded_optimizer_takes_the_same_steps_on_the_host(precision: str,
     assert losses == expected
     assert (values == theirs).all()
     assert losses[-1] < losses[0]
+
+
+class _Second(Solo):
+    """The second of two ranks, of which the first has begun with other weights."""
+
+    rank, size = 1, 2
+
+    def broadcast(self, array: Array, root: int = 0) -> None:
+        assert root == 0
+        array[...] = 7
+
+
+def test_ranks_start_from_rank_0s_weights() -> None:
+    assert (Storage(Cpu(), _units(), _Second(), Options(seed=1)).master_weights == 7).all()
 
 
 def test_on_a_cpu_there_is_nothing_to_offload() -> None:
