@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from payload.device import Device
 from payload.errors import UsageError
-from payload.models import cnn, resnet
+from payload.models import resnet
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.module import Context, Unit, state_of
+from payload.nn.module import Context, state_of
 from payload.optim.sgd import SGD
 from payload.parallel.pipeline import Pipeline, Stage
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner
 from tests.unit.payload.doubles.layers import batch_of, stored
-from tests.unit.payload.doubles.models import Convolutional
+from tests.unit.payload.doubles.models import Case, Convolutional
 from tests.unit.payload.doubles.oracle import (
     TOLERANCE,
     Tensors,
@@ -31,7 +29,7 @@ from tests.unit.payload.doubles.oracle import (
     torch,
 )
 
-SAMPLES, CLASSES = 5, 4
+SAMPLES = 5
 
 
 @pytest.fixture(autouse=True)
@@ -41,23 +39,9 @@ def _without_onednn() -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class Case:
-    """A network, the shape of its images, and PyTorch's logits."""
-
-    build: Callable[[Context], list[Unit]]
-    shape: tuple[int, int, int]
-    theirs: Callable[[Convolutional, torch.Tensor], torch.Tensor]
-
-
-def _resnet(depth: int, side: int, channels: int, **sizes: Any) -> Case:
-    return Case(
-        lambda c: resnet.build(
-            c, depth=depth, side=side, channels=channels, classes=CLASSES, width=4, **sizes
-        ),
-        (side, side, channels),
-        Convolutional.resnet,
-    )
+def _resnet(depth: int, side: int, channels: int) -> Case:
+    settings = {"depth": depth, "side": side, "channels": channels, "classes": 5, "width": 4}
+    return Case(f"resnet{depth}", settings, (side, side, channels), Convolutional.resnet)
 
 
 CASES = {
@@ -65,9 +49,7 @@ CASES = {
     "resnet18-odd": _resnet(18, 13, 1),
     "resnet50": _resnet(50, 16, 1),
     "resnet50-large": _resnet(50, 65, 3),
-    "cnn": Case(
-        lambda c: cnn.build(c, side=14, classes=CLASSES, widths=(3, 4, 5)), (14, 14, 1), Convolutional.cnn
-    ),
+    "cnn": Case("cnn", {"side": 14, "classes": 5, "widths": [3, 4, 5]}, (14, 14, 1), Convolutional.cnn),
 }
 
 
@@ -76,12 +58,12 @@ class Ours:
 
     def __init__(self, case: Case, seed: int, dtype: str, device: Device) -> None:
         rng = np.random.default_rng(seed)
-        self.units = case.build(Context(device))
+        self.units = case.units(Context(device))
         self.storage = stored(self.units, device, dtype)
         weights = self.storage.master_weights
         weights += device.asarray(0.1 * rng.standard_normal(weights.shape), dtype)
-        self.x = rng.standard_normal((SAMPLES, *case.shape)).astype(dtype)
-        self.labels = rng.integers(0, CLASSES, SAMPLES)
+        x, self.labels = case.batch(rng, SAMPLES)
+        self.x = x.astype(dtype)
         self._batch = batch_of(device, self.x, self.labels)
         self._schedule = Pipeline(Stage(self.units, self.storage), SoftmaxCrossEntropy(Context(device)))
 

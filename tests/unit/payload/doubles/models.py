@@ -21,12 +21,15 @@ V, T, C, HEADS = 24, 6, 16, 4
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its settings, the shape of its images (None: it takes tokens), and PyTorch's logits."""
+    """A model, its settings, the shape of its images (None: it takes tokens), and PyTorch's logits.
+
+    theirs: takes the weights, or those in `Convolutional`.
+    """
 
     model: str
     settings: dict[str, Any]
     shape: tuple[int, ...] | None
-    theirs: Callable[[Tensors, torch.Tensor], torch.Tensor]
+    theirs: Callable[[Any, torch.Tensor], torch.Tensor]
 
     def units(self, context: Context) -> list[Unit]:
         return make_units(self.model, self.settings, context)
