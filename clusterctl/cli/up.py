@@ -19,7 +19,7 @@ from clusterctl.state.workspace import WAIT_S, Workspace
 
 if TYPE_CHECKING:  # imported while the provider starts what it needs
     from clusterctl.cluster.plan import Plan
-    from clusterctl.cluster.session import Drift, Phase
+    from clusterctl.cluster.session import ClusterSession, Drift, Phase
     from clusterctl.cluster.up import UpOptions, UpResult
     from clusterctl.providers.base import HostChange, HostPlan, Prompts
     from clusterctl.spec.models import ClusterSpec
@@ -161,7 +161,6 @@ def raise_cluster(
 ) -> UpResult:
     """Have the cluster of this spec up, and show the phases. A plan that needs an answer is asked about."""
     from clusterctl.cluster import up as cluster_up
-    from clusterctl.cluster.session import ClusterSession, provider_of
 
     phases = Phases(screen, verbose=verbose)
     screen.known = {"repaired": []}
@@ -170,10 +169,9 @@ def raise_cluster(
         screen.known["repaired"].append(asdict(repair))
         screen.note(f"repaired: {repair}")
 
-    session = ClusterSession(
-        spec=spec,
-        workspace=Workspace.of(spec.name),
-        provider=provider_of(spec.provider, prompts),
+    session = _session(
+        spec,
+        prompts,
         reporter=phases,
         on_repair=on_repair,
         on_warning=lambda text: screen.note(f"note: {text}"),
@@ -189,7 +187,6 @@ def bake(screen: Screen, options: Options, no_wait: NoWait = False, yes: Yes = F
     `up` does it by itself, and uses it, with `provider: {image: {bake: true}}`. It takes a machine for some
     minutes, which is billed: shows which and its price, and on a terminal prompts first.
     """
-    from clusterctl.cluster.session import ClusterSession, provider_of
     from clusterctl.cluster.up import bake_ahead
 
     spec = spec_of(screen, options)
@@ -210,13 +207,8 @@ def bake(screen: Screen, options: Options, no_wait: NoWait = False, yes: Yes = F
             if sys.stdin.isatty() and sys.stderr.isatty():
                 screen.confirm("make this at that price?", yes=yes)
 
-    session = ClusterSession(
-        spec=spec.model_copy(update={"provider": settings}),
-        workspace=Workspace.of(spec.name),
-        provider=provider_of(settings),
-        reporter=phases,
-        wait_s=0 if no_wait else WAIT_S,
-    )
+    baked = spec.model_copy(update={"provider": settings})
+    session = _session(baked, reporter=phases, wait_s=0 if no_wait else WAIT_S)
     with phases.shown("`clusterctl image bake` begins anew, and removes what is left"):
         became = bake_ahead(session, approve)
     for line in session.notes:
@@ -229,6 +221,14 @@ def bake(screen: Screen, options: Options, no_wait: NoWait = False, yes: Yes = F
         "",
         f"{done}; `clusterctl cache list` shows it with its cost, `cache prune --images` removes it",
     )
+
+
+def _session(spec: ClusterSpec, prompts: Prompts | None = None, **settings: Any) -> ClusterSession:
+    """Return the session in which a cluster of this spec is planned or raised."""
+    from clusterctl.cluster.session import ClusterSession, provider_of
+
+    provider = provider_of(spec.provider, prompts) if prompts else provider_of(spec.provider)
+    return ClusterSession(spec=spec, workspace=Workspace.of(spec.name), provider=provider, **settings)
 
 
 CHANGES: Final = 3  # the exit code of --check
@@ -302,10 +302,8 @@ def show_preflight(screen: Screen, spec: ClusterSpec, *, ask_become_pass: bool =
 def plan_of(spec: ClusterSpec, prompts: Prompts) -> Plan:
     """What `up` would change."""
     from clusterctl.cluster import plan as planning
-    from clusterctl.cluster.session import ClusterSession, provider_of
 
-    provider = provider_of(spec.provider, prompts)
-    return planning.preview(ClusterSession(spec=spec, workspace=Workspace.of(spec.name), provider=provider))
+    return planning.preview(_session(spec, prompts))
 
 
 def approve(screen: Screen, found: Plan, *, yes: bool) -> None:
