@@ -15,16 +15,10 @@ from clusterctl.errors import UsageError
 from clusterctl.jobs import source as limits
 from clusterctl.jobs.source import Source, manifest, source_hash, source_of
 from clusterctl.spec.job import JobSpec, named_job
-from clusterctl.state.ledger import RunRecord
 from clusterctl.transport.tree import Kind, hash_items
 from tests.support.hostile import HOSTILE_NAMES
 from tests.support.messages import refused as rejected
-
-RUN = {
-    "token": "t", "cluster": "c", "job_id": "1", "name": "n", "user": "u", "partition": "p", "account": "a",
-    "state": "COMPLETED", "final": True, "tasks": [], "nodes": [], "submit_time": 1, "start_time": 1,
-    "end_time": 1, "elapsed_s": 0, "collected_at": 1.0, "remote_dir": "/x", "files": 1, "bytes": 1,
-}  # fmt: skip
+from tests.unit.runs.made import record
 
 
 @pytest.fixture
@@ -64,8 +58,7 @@ def test_siblings_and_subfolders_travel_and_what_was_made_does_not(project, tmp_
     write(project, ".git/config", "node_modules/x/y.js", ".ipynb_checkpoints/n", "state/demo/id_ed25519")
     write(project, "myenv/pyvenv.cfg", "myenv/bin/python", "runs/.r.incomplete/tree/x")
     write(project, "runs/1/run.json", "runs/1/big.bin", "other/run.json")
-    (project / "runs" / "1" / "run.json").write_text(json.dumps(RUN))
-    assert RunRecord.load(project / "runs" / "1").token == "t"  # noqa: S105
+    (project / "runs" / "1" / "run.json").write_text(json.dumps(record()))
     assert files(project) == {"train.py", "utils.py", "conf/a.yaml", ".env", "other/run.json"}
 
 

@@ -15,11 +15,11 @@ from clusterctl.jobs.submit import submit
 from clusterctl.jobs.trained import ChosenModel, reject_unless_fitting, use_here, with_model
 from clusterctl.scheduler.session import Session, UnsharedNode
 from clusterctl.spec.job import JobSpec, Weights, job_spec
-from clusterctl.state.ledger import RunRecord
 from clusterctl.transport.copies import read_copies
 from clusterctl.transport.remote_copies import digest
 from tests.support.messages import refused as rejected
 from tests.support.played.cluster import PlayedCluster
+from tests.unit.runs.made import record
 
 PREDICT = JobSpec(name="predict", bundled="predict", args=("a.png",))
 
@@ -57,23 +57,8 @@ def bring_home(session: Session, job_id: str, folder: Path, run: Path) -> None:
     entry = session.ledger.find(job_id)
     assert entry is not None
     model(run)
-    known = {"cluster": "demo", "user": "hpc", "partition": "train", "account": "", "state": "COMPLETED"}
-    times = dict.fromkeys(("submit_time", "start_time", "end_time", "elapsed_s"))
-    record = RunRecord(
-        token=entry.token,
-        job_id=job_id,
-        name="train",
-        final=True,
-        tasks=(),
-        nodes=(),
-        collected_at=0,
-        remote_dir=str(folder),
-        files=0,
-        bytes=0,
-        **known,
-        **times,
-    )
-    (run / "run.json").write_text(record.as_json())
+    known = record(int(job_id), token=entry.token, remote_dir=str(folder))
+    (run / "run.json").write_text(json.dumps(known))
     session.ledger.update(entry, run_dir=str(run.absolute()))
 
 

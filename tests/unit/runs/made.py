@@ -13,33 +13,13 @@ from clusterctl.state.ledger import RunRecord
 TIME = 1_760_000_000
 
 
-def made_run(
-    out: Path,
-    job_id: int = 1,
-    *,
-    args: Sequence[str] = (),
-    metrics: Sequence[Mapping[str, Any]] = (),
-    files: Mapping[str, str] = {},
-    job: Mapping[str, Any] = {},
-    client: Mapping[str, Any] = {},
-    hosts: Mapping[str, Any] = {},
-    **fields: Any,
-) -> RunRecord:
-    """A run of `train`; ``files`` are the hashes of what was sent, ``job`` is what was asked for."""
-    name = str(fields.get("name", "train"))
-    folder = out / f"demo-{job_id}-{name}"
-    folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in metrics))
-    facts = {"clusterctl": "1.0", "job": {"args": list(args), **job}, **client}
-    environment = {"client": facts, "slurm": "22.05.8", "hosts": hosts}
-    (folder / "environment.json").write_text(json.dumps(environment))
-    sent = [{"path": path, "sha256": sha256} for path, sha256 in files.items()]
-    (folder / "source.json").write_text(json.dumps({"version": 1, "files": sent, "links": []}))
-    said: dict[str, Any] = {
+def record(job_id: int = 1, **fields: Any) -> dict[str, Any]:
+    """What run.json has of a job that completed on one node."""
+    return {
         "token": f"{job_id:08x}",
         "cluster": "demo",
         "job_id": str(job_id),
-        "name": name,
+        "name": "train",
         "user": "ada",
         "partition": "train",
         "account": "",
@@ -55,10 +35,31 @@ def made_run(
         "remote_dir": "/shared/home/ada/clusterctl/jobs/train",
         "files": 3,
         "bytes": 1000,
-        "args": list(args),
-        **vars(summarize(folder, args)),
         **fields,
     }
-    record = RunRecord.model_validate(said)
-    (folder / "run.json").write_text(record.as_json())
+
+
+def made_run(
+    out: Path,
+    job_id: int = 1,
+    *,
+    args: Sequence[str] = (),
+    metrics: Sequence[Mapping[str, Any]] = (),
+    files: Mapping[str, str] = {},
+    job: Mapping[str, Any] = {},
+    client: Mapping[str, Any] = {},
+    hosts: Mapping[str, Any] = {},
+    **fields: Any,
+) -> RunRecord:
+    """A run of `train`; ``files`` are the hashes of what was sent, ``job`` is what was asked for."""
+    folder = out / f"demo-{job_id}-{fields.get('name', 'train')}"
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in metrics))
+    facts = {"clusterctl": "1.0", "job": {"args": list(args), **job}, **client}
+    environment = {"client": facts, "slurm": "22.05.8", "hosts": hosts}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    sent = [{"path": path, "sha256": sha256} for path, sha256 in files.items()]
+    (folder / "source.json").write_text(json.dumps({"version": 1, "files": sent, "links": []}))
+    said = record(job_id, **{"args": list(args), **vars(summarize(folder, args)), **fields})
+    (folder / "run.json").write_text(RunRecord.model_validate(said).as_json())
     return RunRecord.load(folder)

@@ -31,6 +31,7 @@ from clusterctl.transport.tree import shown_size, walk
 from tests.support.here import LocalTransport
 from tests.support.messages import refused, shows
 from tests.support.sweeps import in_sweep
+from tests.unit.runs.made import record
 
 JOB = "clusterctl/jobs/mine-a1b2"
 
@@ -105,14 +106,8 @@ class Stage:
 
     def leaves(self, path: str, why: str) -> None:
         """The run says so."""
-        record = {
-            "token": "a1b2", "cluster": "demo", "job_id": "1", "name": "mine", "user": "ada",
-            "partition": "train", "account": "", "state": "COMPLETED", "final": True, "tasks": [],
-            "nodes": [], "submit_time": 0, "start_time": 0, "end_time": 0, "elapsed_s": 0, "collected_at": 0,
-            "remote_dir": "", "files": 0, "bytes": 0,
-            "skipped": [{"path": path, "reason": why}],
-        }  # fmt: skip
-        (self.run / "run.json").write_text(json.dumps(record))
+        skipped = [{"path": path, "reason": why}]
+        (self.run / "run.json").write_text(json.dumps(record(token="a1b2", name="mine", skipped=skipped)))  # noqa: S106
 
     def collected(self) -> None:
         """The job has come home with all that is in its folder."""
@@ -292,13 +287,6 @@ def test_what_is_elsewhere_or_worth_nothing_stops_nobody(stage: Stage, what: str
     assert stage.search.find().lines == ()
 
 
-def test_a_file_of_a_job_is_told_with_why_it_was_left(stage: Stage) -> None:
-    stage.write(f"{JOB}/out/checkpoint-3/weights", "w" * 2000)
-    stage.leaves("out/checkpoint-3", "an older checkpoint")
-    (line,) = stage.search.find().lines
-    assert ("job 1 (mine): 2.0 KiB" in line, line.split("; ")[-1]) == (True, "an older checkpoint")
-
-
 def moved(stage: Stage) -> None:
     stage.write(f"{JOB}/out/weights")
     stage.collected()
@@ -311,6 +299,11 @@ def edited(stage: Stage) -> None:
     stage.collected()
     changed(stage, f"{JOB}/metrics.jsonl", "more\n")
     changed(stage, f"{JOB}/stdout.log", "more\n")
+
+
+def left_behind(stage: Stage) -> None:
+    stage.write(f"{JOB}/out/checkpoint-3/weights")
+    stage.leaves("out/checkpoint-3", "an older checkpoint")
 
 
 def requeued(stage: Stage) -> None:
@@ -327,6 +320,7 @@ def requeued(stage: Stage) -> None:
         (lambda s: s.write(f"{JOB}/late.txt"), 1, "; not in {run}"),
         (requeued, 1, "; the run was collected before the job ended"),
         (submitted_and_edited_here, 1, "; not the same as in {project}"),
+        (left_behind, 1, "; an older checkpoint"),
     ],
 )
 def test_one_line_a_job_says_why_its_files_count(
@@ -338,14 +332,6 @@ def test_one_line_a_job_says_why_its_files_count(
     assert f" in {files} file" in line
     assert ("1 more of" in line) == (files == 2)
     assert line.endswith(why.format(run=stage.run, project=stage.out.parent / "project"))
-
-
-def test_why_a_sent_file_counts_is_said_too(stage: Stage) -> None:
-    here = stage.put("set.csv")
-    here.unlink()
-    assert f"; {here} is" in stage.search.find().lines[0]
-    here.write_text("another\n")
-    assert f" as in {here}" in stage.search.find().lines[0]
 
 
 @pytest.mark.parametrize("how", ["", "link"])

@@ -19,32 +19,16 @@ def lines(folder: Path, *records: object) -> None:
 
 def test_options_of_any_program_are_its_configuration() -> None:
     words = "train.csv --lr=1e-3 --epochs 5 --name a b --warm-up --offset -3 -v --x= --seed 0x1".split()
-    assert config_of(words) == (
-        {
-            **{
-                "lr": 0.001,
-                "epochs": 5,
-                "name": "a",
-                "warm_up": True,
-                "offset": -3,
-                "v": True,
-                "x": "",
-                "seed": "0x1",
-            }
-        },
-        ["train.csv", "b"],
-    )
+    switches = {"warm_up": True, "v": True}
+    options = {"lr": 0.001, "epochs": 5, "name": "a", "offset": -3, "x": "", "seed": "0x1"}
+    assert config_of(words) == (switches | options, ["train.csv", "b"])
 
 
 def test_of_each_metric_the_last_lowest_and_highest_value_with_its_step(tmp_path: Path) -> None:
+    config = {"lr": 0.1, "model": {"width": 8}, "tags": ["a"]}
     lines(
         tmp_path,
-        {
-            "kind": "run",
-            "time": 1.5,
-            "world_size": 2,
-            "config": {"lr": 0.1, "model": {"width": 8}, "tags": ["a"]},
-        },
+        {"kind": "run", "time": 1.5, "world_size": 2, "config": config},
         {"kind": "iteration", "step": 1, "loss": 3.0, "note": "x", "ok": True},
         {"kind": "iteration", "step": 2, "loss": 1.0},
         {"kind": "iteration", "step": 3, "loss": 2.0},
