@@ -121,3 +121,10 @@ def submitted(session: Session, folder: Path, body: str, name: str = "mine") -> 
     script = folder / "job.sh"
     script.write_text(f"#!/bin/bash\n{body}\n")
     return submit(session, JobSpec(name=name, script=script)).job_id
+
+
+def finished(session: Session, cluster: PlayedCluster, folder: Path, body: str, name: str = "mine") -> str:
+    """The id of a shell script that was submitted and has ended."""
+    job_id = submitted(session, folder, body, name)
+    cluster.wait_until_ended(job_id)
+    return job_id

@@ -9,22 +9,15 @@ import pytest
 from clusterctl.errors import SlurmError, UsageError
 from clusterctl.jobs.watch import cancel, known_jobs, list_jobs
 from tests.support.messages import refused as rejected
-from tests.support.played.cluster import submitted
-
-
-def test_cancel(session, cluster, tmp_path):
-    job_id = submitted(session, tmp_path, "sleep 60")
-    (job,) = cancel(session, [job_id])
-    assert (job.id, job.ended) == (job_id, False)
-    assert cluster.job(job_id)["state"] == "CANCELLED"
+from tests.support.played.cluster import finished, submitted
 
 
 def test_cancel_says_what_had_ended(session, cluster, tmp_path):
-    over, running = submitted(session, tmp_path, "true"), submitted(session, tmp_path, "sleep 60")
-    cluster.wait_until_ended(over)
+    over = finished(session, cluster, tmp_path, "true")
+    running = submitted(session, tmp_path, "sleep 60")
     done = cancel(session, [over, running])
     assert {job.id: job.ended for job in done} == {over: True, running: False}
-    assert cluster.job(over)["state"] == "COMPLETED"
+    assert [cluster.job(job_id)["state"] for job_id in (over, running)] == ["COMPLETED", "CANCELLED"]
 
 
 def test_cancel_of_an_unknown_job_cancels_nothing(session, cluster, tmp_path):
@@ -37,9 +30,7 @@ def test_cancel_of_an_unknown_job_cancels_nothing(session, cluster, tmp_path):
 
 
 def test_list_has_the_queue_and_what_it_has_forgotten_newest_first(session, cluster, tmp_path):
-    first, second = submitted(session, tmp_path, "true"), submitted(session, tmp_path, "true")
-    cluster.wait_until_ended(first)
-    cluster.wait_until_ended(second)
+    first, second = (finished(session, cluster, tmp_path, "true") for _ in range(2))
     cluster.change(first, forgotten=True)
     jobs, older = list_jobs(session)
     assert ([job.id for job in jobs], older) == ([second, first], 0)
@@ -48,15 +39,12 @@ def test_list_has_the_queue_and_what_it_has_forgotten_newest_first(session, clus
 def test_list_of_the_newest_has_all_that_go_on(session, cluster, tmp_path):
     """What is left out is counted, whether the queue still has it or not."""
     running = submitted(session, tmp_path, "sleep 60")
-    ended = [submitted(session, tmp_path, "true") for _ in range(4)]
-    for job_id in ended:
-        cluster.wait_until_ended(job_id)
-    assert [job.id for job in list_jobs(session, 2)[0]] == [*reversed(ended[2:]), running]
-    assert list_jobs(session, 2)[1] == 2
-    for job_id in ended:
-        cluster.change(job_id, forgotten=True)
-    assert [job.id for job in list_jobs(session, 2)[0]] == [*reversed(ended[2:]), running]
-    assert list_jobs(session, 2)[1] == 2
+    ended = [finished(session, cluster, tmp_path, "true") for _ in range(4)]
+    for is_forgotten in (False, True):
+        for job_id in ended:
+            cluster.change(job_id, forgotten=is_forgotten)
+        jobs, older = list_jobs(session, 2)
+        assert ([job.id for job in jobs], older) == ([*reversed(ended[2:]), running], 2)
 
 
 def test_what_slurm_refused_is_not_listed(session, cluster, tmp_path):
@@ -68,17 +56,13 @@ def test_what_slurm_refused_is_not_listed(session, cluster, tmp_path):
         submitted(session, tmp_path, "true")
     (refused,) = (entry for entry in session.ledger.entries() if entry.refused)
     with cluster.state() as state:
-        state["jobs"]["2"] = {
-            **state["jobs"][kept],
-            "state": "FAILED",
-            "comment": f"clusterctl:{refused.token}",
-        }
+        job = {"state": "FAILED", "comment": f"clusterctl:{refused.token}"}
+        state["jobs"]["2"] = state["jobs"][kept] | job
     assert [job.id for job in list_jobs(session)[0]] == [kept]
 
 
 def test_as_dict_is_plain_json(session, cluster, tmp_path):
-    job_id = submitted(session, tmp_path, "true")
-    cluster.wait_until_ended(job_id)
+    job_id = finished(session, cluster, tmp_path, "true")
     (job,) = known_jobs(session, [job_id])
     told = job.as_dict()
     assert (told["job_id"], told["state"], told["nodes"]) == (job_id, "COMPLETED", ["n1"])

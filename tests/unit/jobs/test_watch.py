@@ -30,7 +30,7 @@ from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
 from tests.support.played.batch import rendered, user_script
-from tests.support.played.cluster import Nearby, PlayedCluster, submitted
+from tests.support.played.cluster import Nearby, PlayedCluster, finished, submitted
 from tests.support.sweeps import in_sweep
 
 
@@ -105,11 +105,9 @@ def test_only_nodes_that_are_out_of_service_make_a_reason_to_wait_worth_a_word(c
 
 
 def test_many_jobs_are_waited_for_with_one_query_at_a_time(session, cluster, tmp_path):
-    ids = [submitted(session, tmp_path, "true") for _ in range(5)]
-    for job_id in ids:
-        cluster.wait_until_ended(job_id)
+    ids = [finished(session, cluster, tmp_path, "true") for _ in range(3)]
     before = cluster.calls("squeue")
-    assert len(wait(session, ids)) == 5
+    assert len(wait(session, ids)) == 3
     assert cluster.calls("squeue") == before + 1
 
 
@@ -132,8 +130,7 @@ def test_a_job_that_slurm_never_heard_of(cluster):
 
 
 def test_a_job_that_the_queue_has_forgotten_is_in_the_accounting(session, cluster, tmp_path):
-    job_id = submitted(session, tmp_path, "exit 3")
-    cluster.wait_until_ended(job_id)
+    job_id = finished(session, cluster, tmp_path, "exit 3")
     cluster.change(job_id, forgotten=True)
     (job,) = wait(session, [job_id])
     assert (job.state, job.exit_code) == (JobState.FAILED, 3)
@@ -351,8 +348,7 @@ def test_a_requeued_jobs_shorter_log_is_told_from_its_start(session, cluster, tm
 
 
 def test_logs_of_a_job_that_is_over(session, cluster, tmp_path):
-    job_id = submitted(session, tmp_path, "echo a; echo b >&2")
-    cluster.wait_until_ended(job_id)
+    job_id = finished(session, cluster, tmp_path, "echo a; echo b >&2")
     assert set(log_of(session, job_id)) == {
         LogChunk("stdout", None, b"a\n"),
         LogChunk("stderr", None, b"b\n"),

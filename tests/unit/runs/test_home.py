@@ -25,7 +25,7 @@ from clusterctl.state.ledger import RunRecord, TaskRecord, node_hours
 from clusterctl.state.submissions import UNCHANGED, Ledger
 from tests.support.disks import FAULTS, small_disk
 from tests.support.messages import refused
-from tests.support.played.cluster import Nearby, PlayedCluster, submitted
+from tests.support.played.cluster import Nearby, finished, submitted
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.fetched import Talk
 
@@ -33,23 +33,6 @@ from tests.unit.runs.fetched import Talk
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "runs"
-
-
-def finished(session: Session, cluster: PlayedCluster, folder: Path, body: str, name: str = "mine") -> str:
-    job_id = submitted(session, folder, body, name)
-    cluster.wait_until_ended(job_id)
-    return job_id
-
-
-def until_it_wrote(session: Session, cluster: PlayedCluster, job_id: str) -> None:
-    entry = cluster.ledger.find(job_id)
-    assert entry is not None
-    for _ in range(200):
-        log = Path(str(entry.remote_dir)) / "stdout.log"
-        if log.exists() and log.stat().st_size:
-            return
-        time.sleep(0.05)
-    raise AssertionError("the job wrote nothing")
 
 
 @pytest.mark.parametrize("fault", ["full", *in_sweep("no-inodes", "read-only")])
@@ -246,7 +229,9 @@ def test_what_stands_in_the_place_of_a_run_is_left_alone(session, cluster, tmp_p
 
 def test_a_snapshot_is_replaced_when_the_job_is_over(session, cluster, tmp_path, out):
     job_id = submitted(session, tmp_path, "echo early; until [[ -e go ]]; do sleep 0.05; done; echo late")
-    until_it_wrote(session, cluster, job_id)
+    log = Path(cluster.job(job_id)["dir"]) / "stdout.log"
+    while not log.exists() or not log.stat().st_size:
+        time.sleep(0.05)
     (snapshot,) = collect(priced(session, 2.0), [job_id], out=out)
     assert (snapshot.state, snapshot.final) == ("RUNNING", False)
     assert (snapshot.end_time, snapshot.elapsed_s, snapshot.cost_usd) == (None, None, None)

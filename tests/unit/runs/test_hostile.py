@@ -30,7 +30,7 @@ from clusterctl.transport.get import parse_listing
 from clusterctl.transport.tree import Kind
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
-from tests.support.played.cluster import Nearby, PlayedCluster, submitted
+from tests.support.played.cluster import Nearby, finished
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.fetched import Talk, content, fetch, fetch_source
 
@@ -193,11 +193,8 @@ def test_a_file_that_is_too_large_stays_alone_and_the_command_for_it_is_named(re
         assert content(tree) == {b"results": b"x"}
         (skipped,) = manifest.skipped
         assert (skipped.path, skipped.bytes) == ("image", 2048)
-        assert re.findall(r"[\d.]+ KiB|`.*`", skipped.reason) == [
-            "2.0 KiB",
-            "1.0 KiB",
-            f"`clusterctl collect 7 {flag}`",
-        ]
+        told = re.findall(r"[\d.]+ KiB|`.*`", skipped.reason)
+        assert told == ["2.0 KiB", "1.0 KiB", f"`clusterctl collect 7 {flag}`"]
 
 
 def test_holes_stay_holes(remote, tree):
@@ -226,18 +223,8 @@ def test_empty_folders_come_home(remote, tree):
     fetch(remote, tree)
     (tree / "stray").mkdir()
     fetch(remote, tree)  # what came is kept, what is not there goes
-    assert {str(path.relative_to(tree)) for path in tree.rglob("*")} == {
-        "results",
-        "results/empty",
-        "run.json.from-job",
-        "new\nline",
-    }
-
-
-def finished(session: Session, cluster: PlayedCluster, folder: Path, body: str, name: str) -> str:
-    job_id = submitted(session, folder, body, name)
-    cluster.wait_until_ended(job_id)
-    return job_id
+    here = {str(path.relative_to(tree)) for path in tree.rglob("*")}
+    assert here == {"results", "results/empty", "run.json.from-job", "new\nline"}
 
 
 SPOIL = """for name in source.json outputs.json environment.client.json run.json sacct.json telemetry; do
@@ -253,10 +240,10 @@ def test_a_hostile_job_keeps_no_other_from_coming_home(session, cluster, tmp_pat
         finished(session, cluster, tmp_path, body, name)
     first, spoiled, last = collect(session, out=tmp_path / "runs")
     assert (first.name, last.name) == ("a", "b")
-    assert {one.path: one.reason for one in spoiled.skipped if one.path != "telemetry.log"} == dict.fromkeys(
-        ("environment.client.json", "outputs.json", "run.json", "sacct.json", "source.json", "telemetry"),
-        "a named pipe",
-    ) | {"hostfile": "a symbolic link", "metrics.jsonl": "a symbolic link"}
+    names = ("environment.client.json", "outputs.json", "run.json", "sacct.json", "source.json", "telemetry")
+    links = dict.fromkeys(("hostfile", "metrics.jsonl"), "a symbolic link")
+    left = {one.path: one.reason for one in spoiled.skipped if one.path != "telemetry.log"}
+    assert left == dict.fromkeys(names, "a named pipe") | links
 
 
 def test_our_records_are_ours_whatever_a_job_writes(session, cluster, tmp_path):
@@ -300,10 +287,7 @@ def test_a_reader_that_hangs_ends_and_the_others_come_home(session, cluster, tmp
         collect(Session(session.spec, SlurmClient(hanging), cluster.ledger), out=tmp_path / "runs")
     assert caught.value.failures[0].code == "job-files-unreadable"
     assert "no answer" in caught.value.failures[0].cause
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir() if path.name[0] != ".") == [
-        "demo-1-a",
-        "demo-3-c",
-    ]
+    assert sorted(path.name for path in (tmp_path / "runs").glob("[!.]*")) == ["demo-1-a", "demo-3-c"]
 
 
 def test_many_sparse_files_hold_nobody_up(remote, tree):
