@@ -16,6 +16,7 @@ from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.evidence import diagnose_job
 from clusterctl.scheduler.session import Session, UnsharedNode
 from clusterctl.spec.job import JobSpec
+from tests.support.messages import refused
 from tests.support.played.cluster import Nearby, PlayedCluster
 
 PARTITIONS = {"n1": "train", "n2": "train", "o1": "other"}
@@ -46,10 +47,8 @@ def nodes(cluster: PlayedCluster, tmp_path: Path) -> dict[str, ApartNode]:
 @pytest.fixture
 def apart(session: Session, nodes: dict[str, ApartNode]) -> Session:
     """The played cluster, with two nodes of its partition `train` and one of another."""
-    return replace(
-        session,
-        unshared_nodes=tuple(UnsharedNode(name, PARTITIONS[name], node) for name, node in nodes.items()),
-    )
+    unshared = (UnsharedNode(name, PARTITIONS[name], node) for name, node in nodes.items())
+    return replace(session, unshared_nodes=tuple(unshared))
 
 
 @pytest.fixture
@@ -96,18 +95,26 @@ def test_a_refused_job_leaves_nothing_on_any_node(
     assert left == []
 
 
+class Away(ApartNode):
+    """A node that does not answer."""
+
+    def run(self, *_: object, **__: object):  # type: ignore[no-untyped-def,override]
+        raise UnreachableError("no connection", host="n2")
+
+    converse = run
+
+
+def without_n2(apart: Session, cluster: PlayedCluster, tmp_path: Path) -> Session:
+    away = UnsharedNode("n2", "train", Away(cluster, tmp_path / "away"))
+    first, _, third = apart.unshared_nodes
+    return replace(apart, unshared_nodes=(first, away, third))
+
+
 def test_a_node_that_is_away_is_no_half_of_a_submission(
     apart: Session, cluster: PlayedCluster, nodes: dict[str, ApartNode], job: JobSpec, tmp_path: Path
 ) -> None:
-    class Away(ApartNode):
-        def converse(self, *_: object, **__: object):  # type: ignore[no-untyped-def,override]
-            raise UnreachableError("it does not answer", host="n2")
-
-    away = UnsharedNode("n2", "train", Away(cluster, tmp_path / "away"))
-    broken = replace(apart, unshared_nodes=(apart.unshared_nodes[0], away))
-    with pytest.raises(UnreachableError) as caught:
-        submit(broken, job)
-    assert caught.value.host == "n2"
+    with refused("unreachable", UnreachableError, host="n2"):
+        submit(without_n2(apart, cluster, tmp_path), job)
     assert not list((cluster.home / "clusterctl/jobs").glob("mine-*"))
     assert not list((nodes["n1"].home / "clusterctl/jobs").glob("mine-*"))
 
@@ -134,17 +141,12 @@ def test_logs_and_files_come_from_the_nodes_it_ran_on(
 def test_a_log_is_read_also_where_another_node_is_away(
     apart: Session, cluster: PlayedCluster, nodes: dict[str, ApartNode], job: JobSpec, tmp_path: Path
 ) -> None:
-    class Away(ApartNode):
-        def run(self, *_: object, **__: object):  # type: ignore[no-untyped-def,override]
-            raise UnreachableError("no connection", host="n2")
-
     done = submit(apart, job)
     cluster.wait_until_ended(done.job_id)
     (ended,) = apart.scheduler.jobs([done.job_id])
     ended = replace(ended, state=JobState.FAILED, exit_code=1, nodes=("n1", "n2"))
     (nodes["n1"].home / "clusterctl/jobs" / Path(done.remote_dir).name / "stderr.log").write_text("of n1\n")
-    away = UnsharedNode("n2", "train", Away(cluster, tmp_path / "away"))
-    broken = replace(apart, unshared_nodes=(apart.unshared_nodes[0], away, apart.unshared_nodes[2]))
+    broken = without_n2(apart, cluster, tmp_path)
     assert diagnose_job(broken, ended).lines == ("of n1",)
     for names in (("n2",), ("n2", "o1")):  # the first has the job's own
         found = diagnose_job(broken, replace(ended, nodes=names))

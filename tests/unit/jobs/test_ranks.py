@@ -56,13 +56,14 @@ def rank(by: str, folder: Path, *arguments: str, **environment: str) -> list[str
     ],
 )
 def test_a_rank_of_srun(tmp_path, node, tasks, local_size):
-    environment = {
-        "SLURM_PROCID": "5",
-        "SLURM_STEP_NUM_TASKS": "7",
-        "SLURM_LOCALID": "0",
-        "SLURM_NODEID": node,
-        "SLURM_STEP_TASKS_PER_NODE": tasks,
+    of_srun = {
+        "PROCID": "5",
+        "STEP_NUM_TASKS": "7",
+        "LOCALID": "0",
+        "NODEID": node,
+        "STEP_TASKS_PER_NODE": tasks,
     }
+    environment = {f"SLURM_{name}": value for name, value in of_srun.items()}
     assert rank("srun", tmp_path, **environment) == ["5", "7", "0", local_size, node]
     assert rank("srun", tmp_path, **environment, LOCAL_RANK="3")[2] == "3"  # the job's own
 
@@ -109,6 +110,7 @@ def test_a_program_alone_is_rank_0_of_1(batch):
     batch.environment["RANK"] = "5"  # of the job that submitted it
     found = shown(batch)
     assert [found[name] for name in NAMES] == ["0", "1", "0", "1", "0"]
+    assert not (batch.folder / "rank-logs").exists()
     assert shown(batch, env={"LOCAL_RANK": "1"})["LOCAL_RANK"] == "1"
 
 
@@ -187,8 +189,7 @@ select.select([arrived], [], [], 60)  # a sleep misses a signal that arrives as 
     text = rendered(JobSpec(name="j", script=script, nodes=2))
     process = batch.start(text.replace("/proc/self/cgroup", shlex.quote(str(place)).replace("'", "'\\''")))
     record = batch.folder / "rank-logs" / "0.log"
-    deadline = time.monotonic() + 60
-    while not (record.exists() and "ready" in record.read_text()) and time.monotonic() < deadline:
+    while not record.exists() or "ready" not in record.read_text():
         time.sleep(0.02)
     # Slurm signals the shell where it tracks by cgroups, and else all.
     if cgroup:
@@ -201,14 +202,17 @@ select.select([arrived], [], [], 60)  # a sleep misses a signal that arrives as 
 
 
 def alone(batch: Batch, by: str, line: str, **popen: Any) -> subprocess.Popen[str]:
-    """A rank of two that runs a line of Python."""
+    """A rank of two that runs a line of Python; if that says so, it is ready."""
     script = user_script(batch.folder, "line.py", f"import os, signal, subprocess, sys, time\n{line}\n")
     argv = ["bash", "-c", rank_program(by), "rank", sys.executable, str(script)]
     ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
-    env = {**batch.environment, **ranks}
-    return subprocess.Popen(
-        argv, env=env, cwd=batch.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **popen
-    )
+    env = {**batch.environment, **ranks, "SLURM_STEP_NUM_TASKS": "2"}
+    io = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | popen
+    process = subprocess.Popen(argv, env=env, cwd=batch.folder, text=True, **io)
+    if "'ready'" in line:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    return process
 
 
 @pytest.mark.parametrize("leads", [True, False])
@@ -220,8 +224,6 @@ def test_torchrun_signals_the_group_or_the_shell_of_a_rank(batch, leads):
         "sys.exit(75 if signal.sigtimedwait([15], 60) else 1)"
     )
     process = alone(batch, "torchrun", line, start_new_session=leads)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
     (os.killpg if leads else os.kill)(process.pid, signal.SIGTERM)
     assert process.wait(timeout=60) == 75
 
@@ -229,11 +231,8 @@ def test_torchrun_signals_the_group_or_the_shell_of_a_rank(batch, leads):
 def test_a_signal_that_ends_a_program_and_reaches_its_shell_in_the_same_moment(batch):
     """So Slurm ends the other ranks of one that failed: a shell that lost the status would wait on."""
     for _ in range(20):
-        process = alone(
-            batch, "torchrun", "print('ready', flush=True)\ntime.sleep(60)", start_new_session=True
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        line = "print('ready', flush=True)\ntime.sleep(60)"
+        process = alone(batch, "torchrun", line, start_new_session=True)
         os.killpg(process.pid, signal.SIGTERM)
         assert process.wait(timeout=30) == -signal.SIGTERM
 
@@ -263,29 +262,16 @@ def test_ranks_of_torchrun_that_share_a_node_have_a_mig_device_each(batch):
 def test_a_rank_ends_once_all_that_it_wrote_is_recorded(batch):
     """A tee that gets no processor for a while: slurmstepd would kill it once the rank has ended."""
     play(batch.folder.parent / "bin" / "tee", 'sleep 1; exec /usr/bin/tee "$@"')
-    script = user_script(
-        batch.folder, "end.py", "print('x' * 60000, flush=True); raise SystemExit('the end')"
-    )
-    text = rank_program("srun")
-    argv = ["bash", "-c", text, "rank", sys.executable, str(script)]
-    env = {**batch.environment, "SLURM_STEP_NUM_TASKS": "2"}
+    line = "print('x' * 60000, flush=True); raise SystemExit('the end')"
     with (batch.folder / "out").open("wb") as file:
-        subprocess.run(argv, check=False, env=env, cwd=batch.folder, stdout=file, stderr=file)
+        alone(batch, "srun", line, stdout=file, stderr=file).wait()
         assert (batch.folder / "rank-logs" / "0.log").stat().st_size == 60_009
         assert (batch.folder / "out").stat().st_size == 60_009
 
 
 def test_a_rank_does_not_wait_for_ever_for_what_it_left_running(batch):
-    script = user_script(batch.folder, "end.py", "import subprocess; subprocess.Popen(['sleep', '60'])")
-    argv = ["bash", "-c", rank_program("srun"), "rank", sys.executable, str(script)]
-    env = {**batch.environment, "SLURM_STEP_NUM_TASKS": "2"}
-    process = subprocess.Popen(argv, env=env, cwd=batch.folder, start_new_session=True)
+    process = alone(batch, "srun", "subprocess.Popen(['sleep', '60'])", stdout=None, start_new_session=True)
     try:
         assert process.wait(timeout=50) == 0
     finally:
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def test_of_one_rank_nothing_is_recorded(batch):
-    shown(batch)
-    assert not (batch.folder / "rank-logs").exists()
