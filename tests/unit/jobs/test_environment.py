@@ -10,9 +10,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from clusterctl.scheduler.session import script_of
 from clusterctl.spec.distributions import DEFAULT, distribution_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.transport.base import BULK, Conversation
+from clusterctl.transport.base import BULK
 from clusterctl.util.assets import file_sha256, job_lock
 from tests.support import forks
 from tests.support.here import LocalTransport
@@ -44,15 +44,8 @@ environment_for = partial(environment_of, distribution=lambda: HERE, report=lamb
 
 
 def a_spec(requirements: Path | None = None) -> ClusterSpec:
-    return ClusterSpec.model_validate(
-        {
-            "version": 1,
-            "name": "demo",
-            "partitions": [{"name": "train", "nodes": 2}],
-            "users": [{"name": "hpc", "uid": 10000}],
-            "software": {"python": {"requirements": requirements}},
-        }
-    )
+    values = {"version": 1, "name": "demo", "partitions": [{"name": "train", "nodes": 2}]}
+    return ClusterSpec.model_validate({**values, "software": {"python": {"requirements": requirements}}})
 
 
 @pytest.fixture
@@ -203,11 +196,9 @@ class Noting(LocalTransport):
     def __init__(self) -> None:
         self.bulk: list[bool] = []
 
-    def converse(
-        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
-    ) -> AbstractContextManager[Conversation]:
-        self.bulk.append(bulk)
-        return super().converse(argv, bulk=bulk, silence_s=silence_s)
+    def converse(self, argv, **options):
+        self.bulk.append(options.get("bulk", False))
+        return super().converse(argv, **options)
 
 
 def test_much_travels_over_a_connection_of_its_own(home: Path, index: Path, first: Environment) -> None:
@@ -331,10 +322,8 @@ class Killing(LocalTransport):
         self._home, self._file = home, file
 
     @contextmanager
-    def converse(
-        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
-    ) -> Iterator[Conversation]:
-        with super().converse(argv, bulk=bulk, silence_s=silence_s) as talk:
+    def converse(self, argv, **options):
+        with super().converse(argv, **options) as talk:
             over = threading.Event()  # the wheels are sent in a conversation of their own, before
             killer = threading.Thread(target=self._kill, args=(talk.process.pid, over))
             killer.start()
@@ -373,13 +362,6 @@ def test_what_cannot_be_built_is_said_and_leaves_nothing(home: Path, first: Envi
     assert names(home) == set()
 
 
-def test_without_requirements_there_is_nothing_to_build(home: Path, resolve: Resolve) -> None:
-    environment = resolve("")
-    assert environment == PLAIN
-    assert not made(environment)
-    assert not home.exists()
-
-
 def test_a_job_adds_to_the_spec_and_keeps_its_versions(resolve: Resolve, index: Path) -> None:
     def versions(environment: Environment) -> list[str]:
         assert environment.lock is not None
@@ -397,7 +379,11 @@ def test_jobs_with_a_python_of_their_own(home: Path, tmp_path: Path) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text("first\n")
     bundled = JobSpec(name="train", bundled="train")
-    assert environment_for(a_spec(file), bundled) == PLAIN
+    environment = environment_for(a_spec(file), bundled)
+    assert environment == PLAIN == environment_for(a_spec(), JobSpec(name="a", script=tmp_path / "a.sh"))
+    # There is nothing to build.
+    assert not made(environment)
+    assert not home.exists()
     with refused("no-requirements-here", UsageError):
         environment_for(a_spec(), bundled.model_copy(update={"requirements": file}))
 

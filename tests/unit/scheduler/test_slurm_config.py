@@ -76,14 +76,11 @@ CASES: dict[str, Callable[[], dict[str, str]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_golden(case: str, golden: Golden) -> None:
-    for name, text in CASES[case]().items():
+    files = CASES[case]()
+    for name, text in files.items():
         golden(f"{case}/{name}", text)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_no_setting_stands_twice(case: str) -> None:
-    text = CASES[case]()["slurm.conf"]
-    keys = re.findall(r"^(\w+)=", text, re.MULTILINE)
+    # No setting stands twice.
+    keys = re.findall(r"^(\w+)=", files["slurm.conf"], re.MULTILINE)
     once = [key for key in keys if key not in ("NodeName", "PartitionName")]
     assert len(once) == len(set(once))
 
@@ -129,9 +126,8 @@ def test_a_job_that_names_no_memory_leaves_room_for_others() -> None:
 
 def test_gpus_are_named_file_by_file() -> None:
     files = CASES["gpus"]()
-    assert [line["File"] for line in lines(files["gres.conf"], "NodeName")] == [
-        f"/dev/nvidia{i}" for i in range(8)
-    ]
+    devices = [line["File"] for line in lines(files["gres.conf"], "NodeName")]
+    assert devices == [f"/dev/nvidia{i}" for i in range(8)]
     assert lines(files["slurm.conf"], "NodeName")[0]["Gres"] == "gpu:h200:8"
     assert settings(files["slurm.conf"])["GresTypes"] == "gpu"
 

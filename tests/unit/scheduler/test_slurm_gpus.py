@@ -38,11 +38,10 @@ def said_by(folder: Path, machine: machines.Machine) -> str:
     (folder / "slurmd").chmod(0o755)
     (folder / "mig-minors").write_text(machines.mig_minors())
     script = NODE_ARGV[-1].replace("/proc/driver/nvidia-caps", str(folder))
-    path = f"{folder}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["sh", "-c", script], env={**environment, "PATH": path}, capture_output=True, text=True, check=False
-    )
-    return done.stdout
+    environment |= {"PATH": f"{folder}:{os.environ['PATH']}"}
+    return subprocess.run(
+        ["sh", "-c", script], env=environment, capture_output=True, text=True, check=False
+    ).stdout
 
 
 def gres_of(facts: NodeFacts) -> tuple[str, list[dict[str, str]]]:
@@ -62,11 +61,7 @@ def test_one_card(tmp_path: Path, machine: machines.Machine, kind: str) -> None:
     gres, rows = gres_of(facts)
     assert gres == f"gpu:{kind}:1"
     (row,) = rows
-    assert {key: row[key] for key in row if key != "NodeName"} == {
-        "Name": "gpu",
-        "Type": kind,
-        "File": "/dev/nvidia0",
-    }
+    assert row | {"NodeName": ""} == {"NodeName": "", "Name": "gpu", "Type": kind, "File": "/dev/nvidia0"}
 
 
 def test_cards_of_two_sockets_know_their_cores_links_and_device_files(tmp_path: Path) -> None:
