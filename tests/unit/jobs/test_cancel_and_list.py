@@ -29,7 +29,7 @@ def test_cancel_of_an_unknown_job_cancels_nothing(session, cluster, tmp_path):
         cancel(session, ["all"])
 
 
-def test_list_has_the_queue_and_what_it_has_forgotten_newest_first(session, cluster, tmp_path):
+def test_list_has_forgotten_jobs_too_newest_first(session, cluster, tmp_path):
     first, second = (finished(session, cluster, tmp_path, "true") for _ in range(2))
     cluster.change(first, forgotten=True)
     jobs, older = list_jobs(session)

@@ -51,7 +51,7 @@ def test_what_runs_on_one_rank_has_one_gpu() -> None:
     assert (free.tasks_per_node, "gpus" in free.model_fields_set) == (1, False)
 
 
-def test_the_proof_and_scripts_of_the_users_own_ask_for_what_they_say(tmp_path: Any) -> None:
+def test_the_proof_and_own_scripts_ask_for_what_they_say(tmp_path: Any) -> None:
     for job in (
         *(JobSpec(name="p", bundled=one) for one in ("probe", "export")),
         JobSpec(name="s", script=tmp_path / "own.sh"),
@@ -59,6 +59,6 @@ def test_the_proof_and_scripts_of_the_users_own_ask_for_what_they_say(tmp_path: 
         assert with_gpus(spec(), job) == job
 
 
-def test_without_a_scheduler_ranks_are_as_many_as_gpus_that_a_job_has_anyway() -> None:
+def test_without_a_scheduler_there_is_a_rank_for_each_gpu() -> None:
     job = with_gpus(spec(scheduler="none"), JobSpec(name="t", bundled="train"))
     assert (job.tasks_per_node, "gpus" in job.model_fields_set) == (8, False)

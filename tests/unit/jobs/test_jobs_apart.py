@@ -75,7 +75,7 @@ def test_each_node_of_the_partition_has_the_jobs_folder(
     assert given(nodes["o1"], done) == set()
 
 
-def test_a_script_that_says_its_partition_itself_may_run_anywhere(
+def test_a_script_with_a_partition_of_its_own_goes_to_all_nodes(
     apart: Session, nodes: dict[str, ApartNode], job: JobSpec
 ) -> None:
     assert job.script is not None

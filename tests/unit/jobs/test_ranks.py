@@ -228,7 +228,7 @@ def test_torchrun_signals_the_group_or_the_shell_of_a_rank(batch, leads):
     assert process.wait(timeout=60) == 75
 
 
-def test_a_signal_that_ends_a_program_and_reaches_its_shell_in_the_same_moment(batch):
+def test_a_signal_may_reach_a_program_and_its_shell_at_once(batch):
     """So Slurm ends the other ranks of one that failed: a shell that lost the status would wait on."""
     for _ in range(20):
         line = "print('ready', flush=True)\ntime.sleep(60)"
@@ -253,7 +253,7 @@ def test_a_rank_ends_as_its_program_ended(batch, line, status, said):
     assert process.returncode == status
 
 
-def test_ranks_of_torchrun_that_share_a_node_have_a_mig_device_each(batch):
+def test_ranks_of_torchrun_on_a_node_have_a_mig_device_each(batch):
     batch.environment["CUDA_VISIBLE_DEVICES"] = "MIG-a,MIG-b"
     process = alone(batch, "torchrun", "print(os.environ['CUDA_VISIBLE_DEVICES'])")
     assert process.communicate(timeout=60)[0] == "MIG-a\n"

@@ -114,9 +114,7 @@ def test_the_script_is_that_of_the_original(
         assert script_of(session.spec, replay.job) == script
 
 
-def test_the_record_of_an_older_version_has_no_word_of_what_was_given(
-    collected: Collected, session: Session
-) -> None:
+def test_an_older_record_does_not_say_what_was_given(collected: Collected, session: Session) -> None:
     run, script = collected("own.sh", nodes=3, time="5m")
     edit(run, "environment.json", lambda found: found["client"].pop("given"))
     with replayed(run, AGAIN) as replay:
@@ -193,9 +191,7 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", *settings, *words], cwd=folder, check=True, capture_output=True, env=env)
 
 
-def test_what_only_git_has_comes_from_there_also_with_changes_that_were_not_committed(
-    collected: Collected, project: Path
-) -> None:
+def test_what_only_git_has_comes_from_there(collected: Collected, project: Path) -> None:
     git(project.parent, "init")
     (project / "data.bin").write_bytes(bytes(range(256)))
     (project / "gone.txt").write_text("in the commit\n")

@@ -78,7 +78,7 @@ def test_shellcheck_has_nothing_to_say(name):
     assert subprocess.run(argv, capture_output=True, text=True, check=False).stdout == ""
 
 
-def test_a_flag_wins_over_the_scripts_own_line_and_a_default_does_not(tmp_path):
+def test_a_flag_wins_over_the_scripts_line_a_default_does_not(tmp_path):
     script = user_script(tmp_path, "own.sh", OWN_LINES)
     text = rendered(JobSpec(name="own", script=script, nodes=4))
     assert text.index("#SBATCH --nodes=2") < text.index("#SBATCH --nodes=4")

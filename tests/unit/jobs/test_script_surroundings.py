@@ -42,7 +42,7 @@ def test_a_shell_script_has_them_too(batch):
 
 
 @pytest.mark.parametrize(("given", "found"), [({}, "60"), ({"SLURM_PMIX_TIMEOUT": "300"}, "300")])
-def test_steps_of_a_shell_script_do_not_wait_long_for_a_failed_rank(batch, given, found):
+def test_steps_of_a_script_do_not_wait_long_for_a_failed_rank(batch, given, found):
     batch.environment |= given
     assert batch.run(rendered(shell_job(batch, 'echo "$SLURM_PMIX_TIMEOUT"')))[1] == f"{found}\n"
 
@@ -64,7 +64,7 @@ def test_a_bundled_program_stays_first_on_its_path():
     assert f"env PYTHONPATH='/opt/clusterctl/payload/{HASH}:/my libs' srun " in text
 
 
-def test_ranks_see_what_the_batch_script_sees_whatever_its_lines_say(batch):
+def test_ranks_see_all_variables_despite_export_lines(batch):
     script = user_script(batch.folder, "p.py", "#!/usr/bin/env python3\n#SBATCH --export=NONE\nprint()\n")
     text = rendered(JobSpec(name="j", script=script, nodes=2))
     srun = "srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL"
@@ -93,7 +93,7 @@ def test_the_program_runs_in_the_container(batch, image, tool, tasks):
     assert env["STANDIN_FLAGS"] == ""
 
 
-def test_a_container_sees_gpus_where_the_job_has_them_and_what_ranks_share(batch, image, tmp_path):
+def test_a_container_sees_the_jobs_gpus_and_what_ranks_share(batch, image, tmp_path):
     batch.has_apptainer()
     (tmp_path / "pmix").mkdir()
     batch.environment |= {"SLURM_JOB_GPUS": "0,1", "PMIX_SERVER_TMPDIR": str(tmp_path / "pmix")}
@@ -107,7 +107,7 @@ def test_a_container_sees_gpus_where_the_job_has_them_and_what_ranks_share(batch
     [(0, {}, "--nv"), (9, {}, ""), (0, {"SLURM_JOB_ID": "7"}, "")],
     ids=["GPUs", "no driver", "Slurm gave it none"],
 )
-def test_without_a_scheduler_a_container_sees_the_gpus_of_its_host(batch, image, status, slurm, flags):
+def test_without_a_scheduler_a_container_sees_its_hosts_gpus(batch, image, status, slurm, flags):
     batch.has_apptainer()
     batch.environment |= slurm
     play(batch.folder.parent / "bin" / "nvidia-smi", f"echo 'GPU 0: Tesla T4'; exit {status}")

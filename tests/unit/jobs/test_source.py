@@ -52,7 +52,7 @@ def git(folder: Path, *argv: str) -> bytes:
     return subprocess.run(["git", *options, *argv], cwd=folder, check=True, capture_output=True).stdout
 
 
-def test_siblings_and_subfolders_travel_and_what_was_made_does_not(project, tmp_path, monkeypatch):
+def test_siblings_and_subfolders_travel_without_caches_and_runs(project, tmp_path, monkeypatch):
     monkeypatch.setenv("CLUSTERCTL_HOME", str(project / "state"))
     write(project, "utils.py", "conf/a.yaml", ".env", "utils.pyc", "__pycache__/x", "pkg/__pycache__/y")
     write(project, ".git/config", "node_modules/x/y.js", ".ipynb_checkpoints/n", "state/demo/id_ed25519")
@@ -110,7 +110,7 @@ def test_a_worktree_of_gits_knows_its_exclude(project, tmp_path):
     assert files(tmp_path / "tree") == {"train.py", "known"}
 
 
-def test_a_folder_that_its_repository_ignores_is_sent_all_the_same(project):
+def test_a_folder_that_its_repository_ignores_is_sent(project):
     git(project, "init", "-q")
     (project / ".gitignore").write_text("scratch\n*.csv\n")
     write(project, "scratch/train.py", "scratch/utils.py", "scratch/a.csv")
@@ -270,7 +270,7 @@ def test_the_hash_knows_every_change(project: Path, change: Callable[[Path], obj
     assert hash_of(project) != before
 
 
-def test_a_script_named_by_way_of_another_folder_has_the_rules_of_its_own(project, tmp_path, monkeypatch):
+def test_a_script_has_the_ignore_rules_of_its_own_folder(project, tmp_path, monkeypatch):
     repository = tmp_path / "repository"
     git(tmp_path, "init", "-q", str(repository))
     write(repository, "sub/x")

@@ -101,7 +101,7 @@ def test_a_job_that_can_not_be_written_down_is_not_submitted(session, cluster, j
     assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
 
 
-def test_an_image_that_is_here_is_sent_once_and_named_by_its_hash(session, cluster, job, tmp_path):
+def test_an_image_of_here_is_sent_once_and_named_by_its_hash(session, cluster, job, tmp_path):
     image = tmp_path / "my image.sif"
     image.write_bytes(b"image")
     done = [submit(session, job.model_copy(update={"container": str(image)})) for _ in range(2)]
@@ -112,7 +112,7 @@ def test_an_image_that_is_here_is_sent_once_and_named_by_its_hash(session, clust
     assert all(str(stored) in one.script and str(image) not in one.script for one in done)
 
 
-def test_an_image_whose_place_can_not_be_looked_at_here_is_the_clusters(session, job):
+def test_an_image_that_can_not_be_here_is_the_clusters(session, job):
     image = f"/{'x' * 300}.sif"
     assert image in submit(session, job.model_copy(update={"container": image})).script
 
@@ -171,7 +171,7 @@ def test_a_controller_that_was_away_gets_the_job_once(cluster, job):
     assert cluster.calls("sbatch") == 1
 
 
-def test_a_controller_that_stays_away_is_said_soon_and_the_job_is_not_submitted(cluster, job):
+def test_a_controller_that_stays_away_gets_no_job(cluster, job):
     now = [0.0]
     quick = Clock(lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds))
     session = cluster.session(clock=quick, patience_s=60)
@@ -195,7 +195,7 @@ def test_a_controller_that_stays_away_is_said_soon_and_the_job_is_not_submitted(
         (1000, "Batch job submission failed: Unable to contact slurm controller (receive failure)"),
     ],
 )
-def test_a_request_that_the_controller_may_have_had_is_not_sent_again(cluster, job, away, said):
+def test_a_request_that_may_have_arrived_is_not_sent_again(cluster, job, away, said):
     session = cluster.session(clock=QUICK, patience_s=0.5)
     with cluster.state() as state:
         state["away"], state["away_words"] = away, said
@@ -229,7 +229,7 @@ class Cutting(Nearby):
 
 
 @pytest.mark.parametrize("then", [UnreachableError("still broken"), SlurmError("what is this?")])
-def test_a_job_is_not_given_up_while_nobody_can_be_asked_about_it(cluster, job, then):
+def test_a_job_is_not_given_up_while_slurm_can_not_be_asked(cluster, job, then):
     session = cluster.session(clock=QUICK)
     transport = Cutting(cluster.payload, taken=True, then=then)
     cut = Session(session.spec, SlurmClient(transport, clock=QUICK, patience_s=0), cluster.ledger)
@@ -251,7 +251,7 @@ def test_a_connection_that_broke_after_sbatch(session, cluster, job):
     assert cluster.calls("sbatch") == 1
 
 
-def test_a_connection_that_broke_before_sbatch_is_said_and_not_tried_again(session, cluster, job):
+def test_a_connection_that_broke_before_sbatch_is_not_retried(session, cluster, job):
     away = SlurmClient(Cutting(cluster.payload, taken=False), patience_s=1)
     cut = Session(session.spec, away, cluster.ledger)
     with rejected("answer-lost", AnswerLostError):
@@ -275,9 +275,7 @@ def test_a_lost_submission_is_found_later(session, cluster, job):
 
 
 @pytest.mark.parametrize(("submitted_at", "refused"), [(0.0, True), (1e12, False)])
-def test_a_lost_submission_is_given_up_only_when_sbatch_can_not_be_at_it(
-    session, cluster, submitted_at, refused
-):
+def test_a_lost_submission_is_given_up_after_sbatch_has_ended(session, cluster, submitted_at, refused):
     lost(cluster, submitted_at=submitted_at)
     resolve_submissions(session.slurm, cluster.ledger)
     assert cluster.ledger.entries()[0].refused is refused
@@ -334,9 +332,7 @@ exec %s "$@"
 """
 
 
-def test_a_repository_that_is_too_large_to_be_looked_through_holds_nothing_up(
-    repository, tmp_path, monkeypatch
-):
+def test_a_repository_that_takes_too_long_is_left_out(repository, tmp_path, monkeypatch):
     """git does not come to an end, and takes no lock that others may wait for."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "git").write_text(SLOW_GIT % (tmp_path, shutil.which("git")))
@@ -362,9 +358,7 @@ def test_a_repository_that_is_too_large_to_be_looked_through_holds_nothing_up(
         ("predict", ["--weights", "run", "a b.png"], "'a b.png'", "then say '~/a b.png'"),
     ],
 )
-def test_a_file_that_is_only_here_is_said_before_anything_is_submitted(
-    session, tmp_path, monkeypatch, *, bundled, args, put, then
-):
+def test_a_file_that_is_only_here_is_refused(session, tmp_path, monkeypatch, *, bundled, args, put, then):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     beside = ("run/model/best.safetensors", "run/model/model.json", "run/model/book.txt", "run/c.toml")
@@ -390,7 +384,7 @@ def test_a_file_that_the_cluster_has_is_read_there(session, tmp_path, monkeypatc
     reject_files_of_here(session, [script], report=pytest.fail)
 
 
-def test_a_path_that_the_nodes_may_have_on_their_own_disks_is_no_error(session, tmp_path, monkeypatch):
+def test_a_path_that_nodes_may_have_themselves_is_no_error(session, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "imagenet").mkdir()
     job, notes = JobSpec(name="j", bundled="train", args=("--data", f"idx:{tmp_path}/imagenet")), []

@@ -18,7 +18,6 @@ from clusterctl.spec.job import JobSpec, Weights, job_spec
 from clusterctl.transport.copies import read_copies
 from clusterctl.transport.remote_copies import digest
 from tests.support.messages import refused as rejected
-from tests.support.played.cluster import PlayedCluster
 from tests.unit.runs.made import record
 
 PREDICT = JobSpec(name="predict", bundled="predict", args=("a.png",))
@@ -44,7 +43,7 @@ def model(run: Path, *, best: str = "best") -> Path:
     return run
 
 
-def trained(session: Session, cluster: PlayedCluster, run: Path | None = None) -> tuple[str, Path]:
+def trained(session: Session, run: Path | None = None) -> tuple[str, Path]:
     """A job that has left a model in its folder, and maybe was brought home: its id and that folder."""
     done = submit(session, JobSpec(name="train", bundled="train"))
     folder = model(Path(done.remote_dir))
@@ -77,33 +76,29 @@ def sent_with(weights: Weights) -> set[str]:
     return {"model", "model/model.json", f"model/{weights.value}.safetensors", "config.toml"}
 
 
-def test_a_model_on_shared_storage_is_used_where_it_lies(
-    session: Session, cluster: PlayedCluster, here: Path
-) -> None:
-    job_id, folder = trained(session, cluster)
+def test_a_model_on_shared_storage_is_used_where_it_lies(session: Session, here: Path) -> None:
+    job_id, folder = trained(session)
     for look in (True, False):
         assert chosen(job_id, session, look=look) == (f"{folder}/model", None)
-    second, there = trained(session, cluster, here / "elsewhere" / "demo-2-train")
+    second, there = trained(session, here / "elsewhere" / "demo-2-train")
     for name in (second, "demo-2-train", "elsewhere/demo-2-train"):
         assert chosen(name, session) == (f"{there}/model", None)
 
 
-def test_a_job_that_was_submitted_from_elsewhere(session: Session, cluster: PlayedCluster) -> None:
-    job_id, folder = trained(session, cluster)
+def test_a_job_that_was_submitted_from_elsewhere(session: Session) -> None:
+    job_id, folder = trained(session)
     (job,), sent = with_model([PREDICT], ChosenModel(job_id, Weights.BEST), (), session)
     assert (job.args[1], sent) == (f"{folder}/model", None)
 
 
-def test_a_task_of_an_array(session: Session, cluster: PlayedCluster) -> None:
-    job_id, folder = trained(session, cluster)
+def test_a_task_of_an_array(session: Session) -> None:
+    job_id, folder = trained(session)
     model(folder / "task-3")
     assert chosen(f"{job_id}_3", session)[0] == f"{folder}/task-3/model"
 
 
 @pytest.mark.parametrize("weights", Weights)
-def test_a_model_that_is_here_alone_is_sent_without_the_other_weights(
-    session: Session, cluster: PlayedCluster, weights: Weights
-) -> None:
+def test_a_model_of_here_is_sent_without_the_other_weights(session: Session, weights: Weights) -> None:
     for run in ("old-1-train", "runs/old-1-train", "runs/old-1-train/model"):
         folder, sent = chosen(run, session, weights)
         assert folder == "model"
@@ -115,9 +110,7 @@ def test_a_model_that_is_here_alone_is_sent_without_the_other_weights(
 
 
 @pytest.mark.parametrize("name", ["model", "my-model"])
-def test_what_was_sent_of_a_model_is_known_to_be_here(
-    session: Session, cluster: PlayedCluster, here: Path, name: str
-) -> None:
+def test_what_was_sent_of_a_model_is_known_to_be_here(session: Session, here: Path, name: str) -> None:
     (here / "runs/old-1-train/model").rename(here / "runs/old-1-train" / name)
     _, sent = chosen(f"runs/old-1-train/{name}", session)
     done = submit(session, PREDICT, source=sent)
@@ -130,7 +123,7 @@ def test_what_was_sent_of_a_model_is_known_to_be_here(
 
 @pytest.mark.parametrize("run", [".", "..", "../."])
 def test_a_run_is_found_from_inside_of_it(
-    session: Session, cluster: PlayedCluster, monkeypatch: pytest.MonkeyPatch, run: str
+    session: Session, monkeypatch: pytest.MonkeyPatch, run: str
 ) -> None:
     monkeypatch.chdir("runs/old-1-train/model")
     _, sent = chosen(run, session)
@@ -138,10 +131,8 @@ def test_a_run_is_found_from_inside_of_it(
     assert {item.path for item in sent.items} == sent_with(Weights.BEST)
 
 
-def test_another_model_there_is_not_taken_for_the_one_here(
-    session: Session, cluster: PlayedCluster, here: Path
-) -> None:
-    job_id, folder = trained(session, cluster, here / "runs" / "demo-1-train")
+def test_another_model_there_is_not_taken_for_the_one_here(session: Session, here: Path) -> None:
+    job_id, folder = trained(session, here / "runs" / "demo-1-train")
     (folder / "model" / "model.json").write_text("{}")
     for run in (job_id, "demo-1-train"):
         where, sent = chosen(run, session)
@@ -149,13 +140,11 @@ def test_another_model_there_is_not_taken_for_the_one_here(
         assert sent is not None
 
 
-def test_hosts_without_a_shared_folder_are_sent_what_is_here(
-    session: Session, cluster: PlayedCluster, here: Path
-) -> None:
+def test_hosts_without_a_shared_folder_are_sent_what_is_here(session: Session, here: Path) -> None:
     apart = replace(session, unshared_nodes=(UnsharedNode("n1", "train", session.transport),))
-    job_id, _ = trained(session, cluster, here / "runs" / "demo-1-train")
+    job_id, _ = trained(session, here / "runs" / "demo-1-train")
     assert chosen(job_id, apart)[0] == "model"
-    other, _ = trained(session, cluster)
+    other, _ = trained(session)
     with rejected("run-not-collected", UsageError, f"clusterctl collect {other}"):
         chosen(other, apart)
 
@@ -197,7 +186,7 @@ def test_a_rank_alone_samples() -> None:
         job_spec("sample", {"nodes": 2, "tasks_per_node": 2})
 
 
-def test_here_only_what_is_here_can_be_used(session: Session, cluster: PlayedCluster) -> None:
-    job_id, _ = trained(session, cluster)
+def test_here_only_what_is_here_can_be_used(session: Session) -> None:
+    job_id, _ = trained(session)
     with rejected("run-not-collected", UsageError, f"clusterctl collect {job_id}"):
         use_here(PREDICT, ChosenModel(job_id, Weights.BEST), session.ledger.entries(), lambda _: None)

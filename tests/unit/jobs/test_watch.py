@@ -81,7 +81,7 @@ def test_wait(session, cluster, tmp_path):
     assert [entry.state for entry in cluster.ledger.entries()] == ["COMPLETED"]
 
 
-def test_only_nodes_that_are_out_of_service_make_a_reason_to_wait_worth_a_word(cluster, tmp_path):
+def test_a_wait_is_worth_a_word_only_if_nodes_are_lacking(cluster, tmp_path):
     reasons = iter(
         [
             *("None", "Priority", "ReqNodeNotAvail, UnavailableNodes:n1", "ReqNodeNotAvail, May be reserved"),
@@ -470,7 +470,7 @@ def ends_there(folder: Path) -> Any:
     return json.loads(LocalTransport().run(argv).stdout)
 
 
-def test_how_a_job_ended_is_said_also_when_its_log_is_out_of_reach(session, cluster, tmp_path):
+def test_how_a_job_ended_is_known_without_its_log(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, "exit 3")
     ended = wait(session, [job_id])
     mute = Session(session.spec, SlurmClient(Mute(cluster.payload)), cluster.ledger)

@@ -97,7 +97,7 @@ LAYOUTS: Mapping[str, tuple[tuple[str, ...], set[str]]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_latest_of_each_family_comes_and_the_others_are_named(remote, tree, layout):
+def test_the_latest_of_each_family_comes_and_others_are_named(remote, tree, layout):
     names, stay = LAYOUTS[layout]
     fill(remote, *names)
     here, manifest = fetched(remote, tree)
@@ -136,7 +136,7 @@ def test_none_comes(remote, tree):
 @pytest.mark.parametrize(
     "name", ["checkpoint-3/a", *in_sweep("checkpoints/step_3/a", "checkpoint/a", "a.ckpt")]
 )
-def test_a_large_one_stays_and_the_command_that_brings_it_is_named(remote, tree, name):
+def test_a_large_checkpoint_stays_with_the_command_for_it(remote, tree, name):
     fill(remote, name, "x")
     (remote / name).write_bytes(bytes(3 << 20))
     here, manifest = fetched(remote, tree, Selection(max_checkpoint=2 << 20))

@@ -153,7 +153,7 @@ def test_how_losses_are_told() -> None:
     assert str(Losses(False, 40, 40, 40, 7)).endswith("no number")
 
 
-def test_losses_of_arrays_are_those_of_each_task_and_one_task_stands_for_itself(tmp_path: Path) -> None:
+def test_losses_of_arrays_are_those_of_each_task(tmp_path: Path) -> None:
     def array(job_id: int, *last: float, first: int = 0) -> Row:
         tasks = [{"id": f"{job_id}_{first + n}", "state": "COMPLETED"} for n in range(len(last))]
         run = made_run(tmp_path, job_id, tasks=tasks)

@@ -36,7 +36,7 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("fault", ["full", *in_sweep("no-inodes", "read-only")])
-def test_a_disk_that_takes_no_run_is_said_and_the_run_comes_home_later(session, cluster, tmp_path, fault):
+def test_a_run_that_found_no_room_comes_home_later(session, cluster, tmp_path, fault):
     job_id = finished(session, cluster, tmp_path, "echo hello")
     with small_disk(mib=40) as disk:
         disk.suffer(fault)
@@ -171,9 +171,7 @@ CHECKPOINTS = """mkdir -p checkpoints/step_1 checkpoints/step_2; echo 1 >checkpo
 echo 2 >checkpoints/step_2/w; echo result >result; touch $'new\\nline'"""
 
 
-def test_what_was_left_comes_when_all_is_asked_for_and_the_rest_is_not_touched(
-    session, cluster, tmp_path, out
-):
+def test_what_was_left_comes_later_and_touches_nothing(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, CHECKPOINTS)
     (run,) = collect(session, out=out)
     (left,) = run.skipped
@@ -195,7 +193,7 @@ def test_what_was_left_comes_when_all_is_asked_for_and_the_rest_is_not_touched(
     assert [path.name for path in out.iterdir()] == [run.directory.name]
 
 
-def test_a_run_that_the_user_removed_comes_again_only_when_asked_for(session, cluster, tmp_path, out):
+def test_a_run_that_the_user_removed_comes_again_only_if_named(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, "true")
     collect(session, [job_id], out=out)
     shutil.rmtree(out)
@@ -318,7 +316,7 @@ def test_a_state_that_only_a_later_slurm_has_makes_a_snapshot(session, cluster, 
     assert [run.state for run in collect(session, out=out)] == ["COMPLETED"]
 
 
-def test_an_accounting_that_says_nothing_of_a_job_holds_no_run_up(session, cluster, tmp_path, out):
+def test_a_run_comes_home_without_accounting(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, "true")
     cluster.change(job_id, odd="sacct: fatal: no \x1b serializer")
     (run,) = collect(session, out=out)
@@ -328,7 +326,7 @@ def test_an_accounting_that_says_nothing_of_a_job_holds_no_run_up(session, clust
     assert not (run.directory / "sacct.json").exists()
 
 
-def test_runs_that_can_not_come_home_are_named_and_may_be_given_up(session, cluster, tmp_path, out):
+def test_runs_that_can_not_come_home_are_named_and_discarded(session, cluster, tmp_path, out):
     for name in ("a", "b", "c"):
         finished(session, cluster, tmp_path, "true", name)
     out.mkdir()

@@ -133,7 +133,7 @@ def listed(capsys, top: Path, **bounds) -> tuple[set[str], dict[str, str]]:
     return files, {os.fsdecode(entry.path): entry.payload for entry in left}
 
 
-def test_a_folder_with_too_much_in_it_is_named_and_the_others_come(remote, capsys):
+def test_a_folder_with_too_much_in_it_is_named_and_others_come(remote, capsys):
     for folder, count in (("many", 60), ("few", 5), ("telemetry", 2)):
         (remote / folder).mkdir()
         for number in range(count):
@@ -184,7 +184,7 @@ def test_a_path_that_fits_no_folder_here(remote, tree):
     assert ["2,048 bytes" in one.reason for one in manifest.skipped] == [True]
 
 
-def test_a_file_that_is_too_large_stays_alone_and_the_command_for_it_is_named(remote, tree, monkeypatch):
+def test_a_large_file_stays_with_the_command_that_brings_it(remote, tree, monkeypatch):
     (remote / "image").write_bytes(bytes(2048))
     (remote / "results").write_text("x")
     for most, flag in ((fetching.MAX_FILE, "--all"), (1024, "--max-file 1GiB")):

@@ -346,7 +346,7 @@ def test_a_file_is_no_copy_of_itself(stage: Stage, how: str) -> None:
     assert [one.what for one in stage.search.find().files] == [str(stage.home / "set")]
 
 
-def test_what_is_on_kept_storage_and_here_is_known_after_the_workspace_is_gone(stage: Stage) -> None:
+def test_copies_of_kept_storage_are_known_to_later_workspaces(stage: Stage) -> None:
     """And only as long as it is here, and as it was there."""
     sent = stage.put("set.csv")
     stage.submitted("set.bin")
@@ -395,7 +395,7 @@ def test_very_many_files_are_told_in_bounded_number(stage: Stage, monkeypatch: p
     assert not stage.search.find()
 
 
-def test_the_same_home_goes_to_the_same_folder_and_another_clusters_is_left_alone(stage: Stage) -> None:
+def test_a_home_always_goes_to_the_same_folder(stage: Stage) -> None:
     (stage.out / "demo-home-ada").mkdir()
     for name in ("one", "two"):
         stage.write(name)
@@ -435,7 +435,7 @@ def test_small_files_that_are_not_named_make_no_folder(stage: Stage) -> None:
     assert [path.name for path in stage.out.iterdir()] == [stage.run.name]
 
 
-def test_a_folder_that_can_not_be_written_is_an_error_that_names_it(stage: Stage) -> None:
+def test_a_folder_that_can_not_be_written_is_named(stage: Stage) -> None:
     stage.write("weights")
     stage.out = stage.out / "file" / "below"
     stage.out.parent.write_text("no folder")
@@ -479,7 +479,7 @@ def test_a_host_that_does_not_answer_is_named(stage: Stage) -> None:
     assert why.endswith("no route")
 
 
-def test_on_a_hosts_own_disks_all_files_count_but_temporary_ones_of_daemons(tmp_path: Path) -> None:
+def test_on_disks_of_hosts_all_count_but_files_of_daemons(tmp_path: Path) -> None:
     """And what programs leave in folders for temporary files."""
     file = tmp_path / "file"
     file.write_text("x")
@@ -550,7 +550,7 @@ def test_a_file_that_never_holds_still_is_an_error_that_names_it(
 
 
 @pytest.mark.parametrize(("provider", "keep", "brings"), [("local", True, True), ("onprem", False, False)])
-def test_all_is_brought_but_what_lies_on_machines_of_the_users_own(
+def test_what_lies_on_machines_of_the_users_own_is_not_brought(
     up: Stage, monkeypatch: pytest.MonkeyPatch, provider: str, *, keep: bool, brings: bool
 ) -> None:
     """What is kept is brought, too: `down --storage` is stopped by it."""

@@ -24,7 +24,7 @@ def test_options_of_any_program_are_its_configuration() -> None:
     assert config_of(words) == (switches | options, ["train.csv", "b"])
 
 
-def test_of_each_metric_the_last_lowest_and_highest_value_with_its_step(tmp_path: Path) -> None:
+def test_each_metric_has_its_last_lowest_and_highest_value(tmp_path: Path) -> None:
     config = {"lr": 0.1, "model": {"width": 8}, "tags": ["a"]}
     lines(
         tmp_path,

@@ -52,7 +52,7 @@ def test_all_jobs_in_one_query():
     assert transport.calls[0].env["SLURM_TIME_FORMAT"] == "%s"
 
 
-def test_only_what_the_queue_has_forgotten_is_asked_of_the_accounting():
+def test_the_accounting_is_asked_for_what_the_queue_forgot():
     slurm, transport, _ = client(QUEUE, ACCOUNTS, NO_QUEUE, ACCOUNTS)
     found = slurm.jobs(["1", "15"])
     assert transport.calls[1].argv[-1] == "--jobs=1"
@@ -74,7 +74,7 @@ def test_of_an_array_the_tasks_that_the_queue_forgot_are_added():
     assert len(ids) == len(set(ids))
 
 
-def test_the_last_task_of_an_array_counts_once_also_while_the_accounting_lacks_its_number():
+def test_the_last_task_counts_once_while_the_accounting_lacks_it():
     task = next(r for r in SACCT.splitlines(keepends=True) if b"4_5\x1f" in r)
     record = said(SACCT.replace(task, task + task.replace(b"4_5\x1f", b"4\x1f")))
     slurm, _, _ = client(NO_QUEUE, Step(("sacct", "..."), record))
@@ -130,7 +130,7 @@ def ping(*, up: bool) -> Step:
     return Step(("scontrol", "ping"), f"Slurmctld(primary) at d is {'UP' if up else 'DOWN'}\n", rc=not up)
 
 
-def test_a_slurmctld_that_is_stopped_is_said_before_squeue_gives_up():
+def test_a_stopped_slurmctld_is_noticed_before_squeue_gives_up():
     slurm, transport, _ = client(MUTE, ping(up=False), ping(up=False), patience_s=0)
     for _ in range(2):
         with rejected("slurm-away", SlurmAwayError):
@@ -208,7 +208,7 @@ def test_a_job_is_found_by_its_comment(steps: list[Step], token: str, job_id: st
     assert found.id == job_id
 
 
-def test_the_accounting_is_searched_from_before_the_submission_on():
+def test_the_accounting_is_searched_from_the_submission_on():
     slurm, transport, _ = client(*[NO_QUEUE, Step(("sacct", "..."), "")] * 2)
     for days_ago in (0, 9):
         assert slurm.by_token("x", time.time() - days_ago * 86400 - 60) is None
@@ -230,7 +230,7 @@ def test_pauses_grow_to_a_limit():
     assert pauses[-1] == 15.0
 
 
-def test_a_job_whose_number_can_not_be_read_is_listed_and_answers_for_no_other():
+def test_a_job_without_a_readable_number_is_listed_as_itself():
     spoilt = SQUEUE.replace(b"\x1f16\x1fN/A\x1f", b"\x1fx\x1fN/A\x1f")
     assert spoilt != SQUEUE
     slurm, _, _ = client(Step(("squeue", "..."), said(spoilt)), Step(("squeue", "..."), said(spoilt)))
@@ -241,7 +241,7 @@ def test_a_job_whose_number_can_not_be_read_is_listed_and_answers_for_no_other()
 
 
 @pytest.mark.parametrize("fails", ["", "sinfo", "squeue"])
-def test_nodes_and_jobs_are_one_round_trip_which_ends_at_the_first_failure(
+def test_nodes_and_jobs_are_one_round_trip(
     cluster: PlayedCluster, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     for command in ("sinfo", "squeue"):

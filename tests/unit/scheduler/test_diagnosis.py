@@ -398,7 +398,7 @@ def test_of_a_long_traceback_the_last_frames_are_shown() -> None:
     assert len(found.lines) == 8
 
 
-def test_without_a_traceback_the_lines_begin_where_the_cause_is_told() -> None:
+def test_without_a_traceback_lines_begin_at_the_cause() -> None:
     told = ("payload.c: No space left on device", "giving up")
     assert said("epoch 1\n" * 50 + "\n".join(told)).lines == told
 

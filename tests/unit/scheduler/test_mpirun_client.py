@@ -117,7 +117,7 @@ def test_what_the_first_node_knows_counts():
     assert (job.state.value, "restarted" in job.reason) == ("NODE_FAIL", True)
 
 
-def test_a_first_node_that_is_away_is_said_and_not_asked_again_at_once():
+def test_a_first_node_that_is_away_is_not_asked_again_at_once():
     away = Step(ASKED, error=UnreachableError("no route"))
     mpirun, hosts = client(ctl=[said(jobs=[noted()])] * 2, one=[away])
     for _ in range(2):
@@ -212,7 +212,7 @@ def test_a_record_that_makes_no_sense_spoils_itself_alone(job, job_id):
             mpirun.cancel(["m1"])
 
 
-def test_the_record_of_a_job_is_read_whatever_stands_in_its_place(tmp_path):
+def test_anything_may_stand_in_place_of_a_jobs_record(tmp_path):
     path = tmp_path / "job.json"
     assert read(path) is None
     for spoil in (path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero")):
@@ -247,7 +247,7 @@ def test_nodes_are_idle_allocated_or_down():
     assert (two.state, two.usable, "not answer" in two.reason) == ("DOWN", False, True)
 
 
-def test_a_job_whose_record_is_spoilt_has_ended_when_its_unit_says_so() -> None:
+def test_a_job_with_a_spoilt_record_ends_with_its_unit() -> None:
     """`submit --wait` waited for it without end."""
     end = {"result": "success", "code": "exited", "status": "0", "time": 5}
     assert job_info({"id": "m3", "end": end, "cancelled": False}, "u").state.value == "COMPLETED"

@@ -91,7 +91,7 @@ def test_an_mpirun_of_the_scripts_own_takes_the_jobs_nodes(tmp_path: Path) -> No
     assert run(tmp_path, job).stdout == "d-train-1 slots=1\nd-train-2 slots=1\n"
 
 
-def test_a_program_that_mpirun_does_not_start_has_the_hosts_variables(tmp_path: Path) -> None:
+def test_a_program_without_mpirun_has_the_hosts_variables(tmp_path: Path) -> None:
     play(tmp_path / "prolog", "echo 'export NCCL_SOCKET_IFNAME==eno1'\necho 'export B=$x y'")
     job = own(tmp_path, "one.sh", 'echo "$NCCL_SOCKET_IFNAME $B"', env={"B": "mine"})
     script = text(job).replace("/opt/clusterctl/task-prolog", str(tmp_path / "prolog"))
@@ -156,7 +156,7 @@ def gpu(tmp_path: Path, rank: int, size: int, *devices: str, **more: str) -> str
     ).stdout.strip()
 
 
-def test_ranks_that_share_a_node_get_a_mig_device_each_and_see_all_whole_gpus(tmp_path: Path) -> None:
+def test_ranks_on_a_node_get_a_mig_device_each_or_all_gpus(tmp_path: Path) -> None:
     parts = ("MIG-a", "MIG-b")
     assert [gpu(tmp_path, rank, 3, *parts) for rank in range(3)] == ["MIG-a", "MIG-b", "MIG-a"]
     assert gpu(tmp_path, 0, 1, *parts) == "unset"  # a rank alone has all of them

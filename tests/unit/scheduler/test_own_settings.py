@@ -51,7 +51,7 @@ def test_what_all_need_to_know_starts_all() -> None:
 
 
 @pytest.mark.parametrize("slurm", ["22.05", "23.11", "24.05", "24.11", "26.05"])
-def test_other_nodes_start_it_only_where_reconfigure_does_not_tell_of_them(slurm: str) -> None:
+def test_other_nodes_start_it_only_before_slurm_24_05(slurm: str) -> None:
     before = digests(FACTS, slurm=slurm)
     for nodes in (3, 16):  # from 8 on, timeouts grow
         after = digests(FACTS, nodes=nodes, slurm=slurm)
@@ -60,8 +60,6 @@ def test_other_nodes_start_it_only_where_reconfigure_does_not_tell_of_them(slurm
 
 
 @pytest.mark.parametrize(("slurm", "starts"), [("22.05", True), ("24.11", False)])
-def test_a_share_of_another_size_starts_it_only_where_reconfigure_does_not_tell(
-    slurm: str, *, starts: bool
-) -> None:
+def test_another_share_starts_it_only_before_slurm_24_11(slurm: str, *, starts: bool) -> None:
     before, after = (digests(FACTS, slurm=slurm, share=share) for share in (1000, 500))
     assert (before[ONE] != after[ONE]) == starts

@@ -92,7 +92,7 @@ def test_a_hostile_name_survives():
     assert ACCOUNTED["1"].name == "we|ird na,me"
 
 
-def test_a_waiting_job_has_a_reason_and_no_times_that_slurm_only_guesses():
+def test_a_waiting_job_has_a_reason_and_no_guessed_times():
     job = QUEUED["16"]
     assert (job.state, job.reason) == (JobState.PENDING, "JobHeldUser")
     assert (job.nodes, job.start_time, job.end_time) == ((), None, None)
@@ -187,7 +187,7 @@ def test_nothing_at_all():
     assert squeue("") == sacct("") == sinfo("") == ()
 
 
-def test_what_another_program_says_before_the_answer_is_no_part_of_it():
+def test_what_is_said_before_the_answer_is_no_part_of_it():
     assert len(squeue("module: loaded slurm\n" + capture("squeue"))) == len(QUEUED)
 
 
@@ -213,7 +213,7 @@ def test_an_answer_that_was_cut_short_is_an_error(text):
         ("sacct", "ExitCode", "three", "1"),
     ],
 )
-def test_a_record_that_is_not_understood_spoils_itself_alone_and_says_so(command, field, value, job_id):
+def test_a_garbled_record_spoils_itself_alone(command, field, value, job_id):
     parser = {"squeue": squeue, "sacct": sacct}[command]
     text = with_field(command, field, value)
     spoilt, *others = parser(text + capture(command))
@@ -224,7 +224,7 @@ def test_a_record_that_is_not_understood_spoils_itself_alone_and_says_so(command
     assert others == list(parser(capture(command)))
 
 
-def test_a_node_that_is_not_understood_spoils_itself_alone_and_says_so():
+def test_a_garbled_node_spoils_itself_alone():
     spoilt = sinfo(with_field("sinfo", "CPUs", "many") + capture("sinfo").replace("-1\x1f", "-9\x1f"))[0]
     assert (spoilt.name, spoilt.cpus, spoilt.memory_mib) == ("jr-train-1", 0, 2000)
     assert " sinfo says: CPUs 'many'" in spoilt.reason

@@ -163,7 +163,7 @@ def test_larger_clusters_wait_longer(key: str) -> None:
     assert waits[-1] > waits[0]
 
 
-def test_small_clusters_notice_faults_soon_and_bear_a_machine_that_is_busy_for_half_a_minute() -> None:
+def test_small_clusters_notice_faults_soon_and_bear_busy_hosts() -> None:
     small = timeouts(2)
     assert 30 < int(small["SlurmdTimeout"]) <= 60
     assert int(small["MessageTimeout"]) >= 10  # Slurm's own
@@ -188,7 +188,7 @@ def test_jobs_find_their_nodes_variables_where_any_has_some() -> None:
     assert said["TaskProlog"] == "/opt/clusterctl/task-prolog"
 
 
-def test_machines_that_call_themselves_otherwise_are_found_by_that_name() -> None:
+def test_machines_are_found_by_the_names_they_have_themselves() -> None:
     spec = make_spec()
     made = make_inventory(spec)
     hosts = (made.hosts[0].model_copy(update={"hostname": "big"}), *made.hosts[1:])

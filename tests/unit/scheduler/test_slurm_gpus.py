@@ -64,7 +64,7 @@ def test_one_card(tmp_path: Path, machine: machines.Machine, kind: str) -> None:
     assert row | {"NodeName": ""} == {"NodeName": "", "Name": "gpu", "Type": kind, "File": "/dev/nvidia0"}
 
 
-def test_cards_of_two_sockets_know_their_cores_links_and_device_files(tmp_path: Path) -> None:
+def test_cards_of_two_sockets_have_cores_links_and_files(tmp_path: Path) -> None:
     gres, rows = gres_of(facts_of(tmp_path, machines.h100_node()))
     assert gres == "gpu:h100:8"
     assert [row["File"] for row in rows] == [f"/dev/nvidia{index ^ 1}" for index in range(8)]

@@ -32,7 +32,7 @@ def test_without_the_plugin_for_pmix_mpirun_starts_ranks(has_pmix: bool, default
 
 
 @pytest.mark.parametrize("asks", ["srun --mpi=pmix ./solver", "export SLURM_MPI_TYPE=pmix"])
-def test_a_script_that_asks_for_pmix_is_rejected_where_there_is_none(tmp_path: Path, asks: str) -> None:
+def test_a_script_that_asks_for_pmix_is_rejected_without_it(tmp_path: Path, asks: str) -> None:
     script = tmp_path / "job.sh"
     job = JobSpec(name="job", script=script)
     script.write_text(f"#!/bin/bash\n{asks}\n")
@@ -56,9 +56,7 @@ def test_the_proof_of_the_cluster_does_too(tmp_path: Path) -> None:
     ("release", "slurm", "disabled"),
     [("debian-12", "", False), ("debian-13", "", True), ("debian-13", "26.05", True)],
 )
-def test_slurmd_looks_for_no_control_groups_where_nothing_uses_them(
-    release: str, slurm: str, disabled: bool
-) -> None:
+def test_slurmd_needs_no_control_groups_if_unused(release: str, slurm: str, disabled: bool) -> None:
     spec = make_spec()
     given = make_inventory(spec, cpus=1, memory_mib=900)
     controller = given.controller.model_copy(update={"distribution": release})
