@@ -228,13 +228,16 @@ def test_a_job_that_may_run_again_is_told_that_its_time_is_over(tmp_path):
     ("status", "requeue", "again"), [(75, True, True), (75, False, False), (1, True, False), (0, True, False)]
 )
 def test_a_program_that_wants_to_go_on_is_requeued(batch, status, requeue, again):
-    play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>scontrol-calls')
+    """Of an array, only the task itself."""
+    play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>"$SLURM_SUBMIT_DIR/scontrol-calls"')
     batch.environment["SLURM_JOB_ID"] = "12"
     batch.has_telemetry(TELEMETRY)
     assert run(batch, f"exit {status}", requeue=requeue)[0] == status
-    calls = batch.folder / "scontrol-calls"
-    assert (calls.read_text() if calls.exists() else "") == ("requeue 12\n" if again else "")
     assert (batch.folder / "telemetry" / "node-1.jsonl").read_text() == "start\nend\n"
+    batch.environment |= {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
+    run(batch, f"exit {status}", requeue=requeue, array="0-3")
+    calls = batch.folder / "scontrol-calls"
+    assert (calls.read_text() if calls.exists() else "") == ("requeue 12\nrequeue 12_3\n" if again else "")
 
 
 @pytest.mark.parametrize(
@@ -247,13 +250,6 @@ def test_a_job_that_was_cancelled_is_not_requeued(batch, state, again):
     batch.environment["SLURM_JOB_ID"] = "12"
     assert run(batch, "exit 75", requeue=True)[0] == 75
     assert (batch.folder / "scontrol-calls").exists() == again
-
-
-def test_of_an_array_only_the_task_itself_is_requeued(batch):
-    play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>scontrol-calls')
-    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
-    run(batch, "exit 75", requeue=True, array="0-3")
-    assert (batch.folder / "task-3" / "scontrol-calls").read_text() == "requeue 12_3\n"
 
 
 def test_a_requeue_that_fails_leaves_the_programs_exit_status(batch):

@@ -32,23 +32,17 @@ def python_job(batch: Batch, **fields) -> JobSpec:
 @pytest.mark.parametrize(("tasks", "names"), [(1, OURS + BASHS), (2, ORDINARY)])
 def test_variables_arrive_as_they_are(batch, tasks, names):
     env = {f"V{i}": value for i, value in enumerate(HOSTILE)} | dict.fromkeys(names, "mine")
+    env |= {"OMP_NUM_THREADS": "7"}
     got, _, _ = seen(batch, python_job(batch, env=env, tasks_per_node=tasks))
     assert {name: got.get(name) for name in env} == env
 
 
-def test_a_shell_script_has_them_too(batch):
-    rc, out, _ = batch.run(rendered(shell_job(batch, 'echo "$LR"; exit 3', env={"LR": "0.1 $x"})))
-    assert (rc, out) == (3, "0.1 $x\n")
-
-
 @pytest.mark.parametrize(("given", "found"), [({}, "60"), ({"SLURM_PMIX_TIMEOUT": "300"}, "300")])
 def test_steps_of_a_script_do_not_wait_long_for_a_failed_rank(batch, given, found):
+    """A shell script has the variables of the job, too."""
     batch.environment |= given
-    assert batch.run(rendered(shell_job(batch, 'echo "$SLURM_PMIX_TIMEOUT"')))[1] == f"{found}\n"
-
-
-def test_a_variable_may_set_the_threads(batch):
-    assert seen(batch, python_job(batch, env={"OMP_NUM_THREADS": "7"}))[0]["OMP_NUM_THREADS"] == "7"
+    job = shell_job(batch, 'echo "$SLURM_PMIX_TIMEOUT $LR"; exit 3', env={"LR": "0.1 $x"})
+    assert batch.run(rendered(job))[:2] == (3, f"{found} 0.1 $x\n")
 
 
 def test_mpirun_hands_them_to_the_ranks(batch):

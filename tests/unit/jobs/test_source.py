@@ -128,6 +128,8 @@ def test_include_and_exclude(project):
     assert files(project, include=("data/",), exclude=("data/sub",)) == files(project) | {"data/a"}
     assert files(project, include=("__pycache__",)) == files(project) | {"__pycache__/c"}
     assert "train.py" in files(project, exclude=("*",))
+    alone = found(project, folder=False)
+    assert ([item.path for item in alone.items], alone.notes) == (["train.py"], ())
     # Folders that hold what is included come, too.
     folders = [item.path for item in found(project, include=("*.bin",)).items if item.kind is Kind.FOLDER]
     assert folders == ["big", "data", "data/sub"]
@@ -237,12 +239,6 @@ def test_of_a_folder_that_is_no_project_only_the_script_goes(project, monkeypatc
     assert [note.code for note in source.notes] == ["script-sent-alone"]
     with rejected("script-alone", UsageError, "--include"):
         found(project, include=("private",))
-
-
-def test_the_script_alone_on_demand(project):
-    write(project, "x")
-    source = found(project, folder=False)
-    assert ([item.path for item in source.items], source.notes) == (["train.py"], ())
 
 
 def hash_of(project: Path) -> str:

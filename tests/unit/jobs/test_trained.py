@@ -167,6 +167,8 @@ def test_what_there_is_not_is_told(session: Session, here: Path) -> None:
 
 def test_only_jobs_that_use_a_model_get_one() -> None:
     choice = ChosenModel("runs/a", Weights.BEST)
+    with rejected("one-rank-job", UsageError):
+        job_spec("sample", {"nodes": 2, "tasks_per_node": 2})
     with rejected("option-needs-option", UsageError, "--run"):
         reject_unless_fitting([JobSpec(name="t", bundled="train")], choice)
     with rejected("needs-trained-model", UsageError, "predict"):
@@ -179,11 +181,6 @@ def test_only_jobs_that_use_a_model_get_one() -> None:
         with rejected("needs-trained-model", UsageError):
             reject_unless_fitting([job], None)
         reject_unless_fitting([job.model_copy(update={"args": (flag, "/shared/c")})], None)
-
-
-def test_a_rank_alone_samples() -> None:
-    with rejected("one-rank-job", UsageError):
-        job_spec("sample", {"nodes": 2, "tasks_per_node": 2})
 
 
 def test_here_only_what_is_here_can_be_used(session: Session) -> None:

@@ -275,11 +275,17 @@ def test_the_logs_of_an_arrays_ranks(session, cluster, tmp_path):
 
 
 class Counted(Nearby):
-    """It keeps what it has streamed."""
+    """It keeps what has come of it."""
 
     def __init__(self, payload: Path) -> None:
         super().__init__(payload)
         self.streamed = b""
+        self.told: list[str] = []
+
+    def run(self, argv, **options):
+        done = super().run(argv, **options)
+        self.told.append(done.stdout)
+        return done
 
     def stream(self, argv):
         for piece in super().stream(argv):
@@ -401,18 +407,11 @@ def test_a_binary_log_has_no_more_lines_than_newlines(session, tmp_path):
 def test_the_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path):
     """One line of 64 MiB: what of it is shown, and what comes over for that."""
     job_id = submitted(session, tmp_path, "head -c 64M /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1")
-    came: list[str] = []
-
-    class Counting(Nearby):
-        def run(self, argv, **options):
-            done = super().run(argv, **options)
-            came.append(done.stdout)
-            return done
-
-    counting = Session(session.spec, SlurmClient(Counting(tmp_path)), session.ledger)
+    transport = Counted(tmp_path)
+    counting = Session(session.spec, SlurmClient(transport), session.ledger)
     why = failed(counting, job_id).why
     assert why.endswith("xend")
-    told = next(json.loads(text) for text in came if text.startswith("{"))
+    told = next(json.loads(text) for text in transport.told if text.startswith("{"))
     assert 0 < len(told["stderr"]) <= 1 << 16
     assert len(why) < 2200
 
@@ -429,6 +428,8 @@ class Mute(Nearby):
 
     def run(self, *_argv, **_options):
         raise UnreachableError("no connection")
+
+    stream = run
 
 
 @pytest.mark.parametrize("stderr", ["pipe", *in_sweep("endless", "folder", "empty")])
@@ -478,18 +479,11 @@ def test_how_a_job_ended_is_known_without_its_log(session, cluster, tmp_path):
         raise_unless_completed(mute, ended)
 
 
-class Lost(Nearby):
-    """A cluster whose log reader can't be connected to."""
-
-    def stream(self, *_argv, **_options):
-        raise UnreachableError("no connection")
-
-
 def test_following_ends_in_time_also_without_a_connection(cluster, tmp_path):
     job_id, _ = held(cluster, cluster.session(), tmp_path)
     now = [0.0]
     clock = Clock(lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds))
-    slurm = SlurmClient(Lost(cluster.payload), clock=clock)
+    slurm = SlurmClient(Mute(cluster.payload), clock=clock)
     lost = Session(cluster.session().spec, slurm, cluster.ledger)
     with pytest.raises(WaitTimeoutError):
         follow(lost, job_id, on_output=Told(), timeout_s=5)

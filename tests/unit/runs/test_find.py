@@ -115,9 +115,6 @@ def test_a_run_has_several_names(out: Path) -> None:
     for name in ("", "7", "other/2", "notes", "../runs", "2_1"):
         with pytest.raises(UsageError):
             named_run(name)
-
-
-def test_of_several_with_one_job_id_none_is_taken(out: Path) -> None:
     made_run(out, 2, name="again")
     with refused("run-ambiguous", UsageError):
         named_run("2")

@@ -34,16 +34,11 @@ def test_the_ledger_survives_a_torn_line(tmp_path):
     assert [e.token for e in ledger.entries()] == ["a", "c"]
 
 
-def test_the_ledger_is_for_this_user_only(tmp_path):
-    Ledger(tmp_path / "jobs.jsonl").add(entry("a"))
-    assert (tmp_path / "jobs.jsonl").stat().st_mode & 0o777 == 0o600
-
-
-def test_what_is_kept_of_a_job_is_ours_alone(tmp_path):
+def test_what_is_noted_and_kept_of_a_job_is_ours_alone(tmp_path):
     ledger = Ledger(tmp_path / "jobs.jsonl")
+    ledger.add(entry("a"))
     ledger.keep("a" * 8, {"job.sbatch": b"x"})
     assert ledger.kept("a" * 8) == {"job.sbatch": b"x"}
-    modes = {
-        path.relative_to(tmp_path).as_posix(): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")
-    }
-    assert modes == {"jobs": 0o700, "jobs/aaaaaaaa": 0o700, "jobs/aaaaaaaa/job.sbatch": 0o600}
+    modes = {str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    ours = {"jobs": 0o700, "jobs/aaaaaaaa": 0o700, "jobs/aaaaaaaa/job.sbatch": 0o600, "jobs.jsonl": 0o600}
+    assert modes == ours

@@ -204,7 +204,6 @@ WAYS: dict[str, Callable[[Stage], Path]] = {
     "a model in the home": lambda s: s.write("models/final.pt"),
     "written into a run's folder after it was collected": lambda s: s.write(f"{JOB}/late.txt"),
     "a log that grew after it was collected": lambda s: changed(s, f"{JOB}/stdout.log", "step 1\nstep 2\n"),
-    "a requeued job's new output": lambda s: changed(s, f"{JOB}/stdout.log", "step 9\n"),
     "a sent file that was changed": put_and_changed,
     "a sent file that was moved": put_and_moved,
     "a sent file that was edited here": put_and_edited_here,
@@ -219,7 +218,6 @@ WAYS: dict[str, Callable[[Stage], Path]] = {
     "a second name of a known file": hard_linked,
     "a job that was submitted from elsewhere": of_another_submission,
     "a start-up file of one's own": lambda s: s.write(".bashrc", "export MINE=1\n"),
-    "a hidden folder": lambda s: s.write(".config/app/settings"),
     "a name that looks like one of ours": lambda s: s.write("clusterctl/.x.incomplete/weights"),
     "names that are no text": lambda s: s.write("\udcff \x1b[2J\n/weights"),
     "a folder beside the homes": lambda s: s.write("../../datasets/imagenet.tar"),
@@ -414,16 +412,14 @@ def test_what_was_edited_here_is_never_overwritten(stage: Stage) -> None:
     assert (folder.name, (folder / "notes/plan.txt").read_text()) == ("demo-home-ada", "second")
     (folder / "notes/plan.txt").write_text("edited here")
     stage.write("new")
-    search = stage.search
-    (second,) = stage.bring(search)
+    (second,) = stage.bring()
     assert (folder / "notes/plan.txt").read_text() == "edited here"
     assert second.name == "demo-home-ada-2"
     assert {path.name for path in second.rglob("*")} == {"notes", "plan.txt", "new"}
     shutil.rmtree(folder / "notes")
     (folder / "notes").write_text("file")
     stage.write("notes/more.txt")
-    search = stage.search
-    (third,) = stage.bring(search)
+    (third,) = stage.bring()
     assert (folder / "notes").read_text() == "file"
     assert third == second
     assert not stage.search.find()
@@ -491,11 +487,9 @@ def test_on_disks_of_hosts_all_count_but_files_of_daemons(tmp_path: Path) -> Non
     os.chown(file, 0, 0)  # by sudo, or in a container
     assert top.counts(b"file", file.stat())
     assert not temporary.counts(b"file", file.stat())
-    assert temporary.skips(b"ompi.n1.1234", ())
-    assert temporary.skips(b"spmix_appdir_64100_7.0", ())  # of Slurm, where a step that failed left it
-    assert temporary.skips(b"prterun.n1.276.10000", ())  # of Open MPI 5, where it was killed
-    assert not temporary.skips(b"results/ompi.txt", ())
-    assert not temporary.skips(b"torch.pt", ())
+    # Open MPI 5 leaves the last if it is killed, Slurm the second if a step failed.
+    left = {b"ompi.n1.1234", b"spmix_appdir_64100_7.0", b"prterun.n1.276.10000"}
+    assert {name for name in (*left, b"results/ompi.txt", b"torch.pt") if temporary.skips(name, ())} == left
     assert Top(b"/home/x", not_here=NOT_IN_HOMES).skips(b".cache", ())
     assert not top.skips(b".cache", ())
 

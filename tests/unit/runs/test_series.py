@@ -52,12 +52,8 @@ def event(step: int, **values: Any) -> Event:
 
 
 def test_scalars_have_their_names_steps_and_times(tmp_path: Path) -> None:
-    board(
-        tmp_path / "runs/Nov23_10-00-00_demo-1",
-        ("loss/train", 2.0, 1),
-        ("loss/train", 1.5, 2),
-        ("epoch", 1, 2),
-    )
+    losses = (("loss/train", 2.0, 1), ("loss/train", 1.5, 2))
+    board(tmp_path / "runs/Nov23_10-00-00_demo-1", *losses, ("epoch", 1, 2))
     (tmp_path / "runs/checkpoint").mkdir()
     found = list(records(tmp_path))
     assert [(one.values, one.step, one.time, one.kind, one.line) for one in found] == [
@@ -125,12 +121,8 @@ def test_lightnings_table_has_a_row_for_what_was_logged_at_once(tmp_path: Path) 
         'epoch,loss,step,val_loss\r\n0,0.5,9,\r\n0,,9,0.75\r\n1,nan,,inf\r\n1,a,x,"0.25"\r\n\0,\0\r\n1,0.5\r\n'
     )
     found = points(tmp_path)
-    assert found == [
-        ("loss", 9, 0.5),
-        ("val_loss", 9, 0.75),
-        ("val_loss", None, float("inf")),
-        ("val_loss", None, 0.25),
-    ]
+    losses = [(9, 0.75), (None, float("inf")), (None, 0.25)]
+    assert found == [("loss", 9, 0.5), *(("val_loss", *one) for one in losses)]
     (tmp_path / "results").mkdir()
     (tmp_path / "results/metrics.csv").write_text("class,precision\n1,0.5\n")  # not over time
     assert points(tmp_path) == found
@@ -231,9 +223,8 @@ def test_what_is_no_scalar_counts_too(
     assert points(tmp_path) == []
 
 
-@pytest.fixture(params=["link", "pipe", "folder", "linked-folder"])
-def strange(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A run whose event file is none."""
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "linked-folder"])
+def test_links_and_pipes_are_not_read(tmp_path: Path, kind: str) -> None:
     real = board(tmp_path / "elsewhere", ("loss", 1.0, 1))
     run = tmp_path / "run"
     run.mkdir()
@@ -243,9 +234,5 @@ def strange(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         "pipe": lambda: os.mkfifo(path),
         "folder": path.mkdir,
         "linked-folder": lambda: (run / "runs").symlink_to(real.parent),
-    }[request.param]()
-    return run
-
-
-def test_links_and_pipes_are_not_read(strange: Path) -> None:
-    assert points(strange) == []
+    }[kind]()
+    assert points(run) == []

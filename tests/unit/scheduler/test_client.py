@@ -164,9 +164,7 @@ def test_the_wait_for_the_controller_has_a_bound(step: Step, code: str, error: t
     assert sum(ticks.slept) <= 20
     assert caught.value.failures[0].retryable
     assert step is LOST or "20" in str(caught.value)
-
-
-def test_another_failure_is_not_tried_again():
+    # Another failure is not tried again.
     slurm, _, _ = client(Step(("squeue", "..."), stderr="squeue: error: Invalid user", rc=1))
     with rejected("slurm-command-failed", SlurmError):
         slurm.own_jobs()
@@ -185,17 +183,15 @@ def test_a_refusal_has_slurms_words():
         slurm.sbatch("/f", "job.sbatch")
 
 
-def test_sbatch_is_never_repeated_by_itself():
-    slurm, transport, _ = client(Step(("sh", "..."), stderr=AWAY, rc=1))
-    with pytest.raises(SlurmAwayError):
-        slurm.sbatch("/f", "job.sbatch")
-    assert len(transport.calls) == 1
-
-
 def test_sbatch_that_says_no_id():
     slurm, _, _ = client(Step(("sh", "..."), "thanks\n"))
     with rejected("answer-lost", AnswerLostError):
         slurm.sbatch("/f", "job.sbatch")
+    # It is never repeated by itself.
+    slurm, transport, _ = client(Step(("sh", "..."), stderr=AWAY, rc=1))
+    with pytest.raises(SlurmAwayError):
+        slurm.sbatch("/f", "job.sbatch")
+    assert len(transport.calls) == 1
 
 
 @pytest.mark.parametrize(

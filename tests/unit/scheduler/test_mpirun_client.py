@@ -101,20 +101,20 @@ def test_how_a_unit_ended_is_a_state(end, cancelled, state, exit_code, signal):
     assert job.comment == "clusterctl:abc"
 
 
-@pytest.mark.parametrize(("cancelled", "state"), [(False, "RUNNING"), (True, "COMPLETING")])
-def test_of_a_job_that_goes_on_its_first_node_is_asked(cancelled, state):
-    going = noted(cancelled=cancelled)
-    mpirun, hosts = client(ctl=[said(jobs=[going])], one=[said(jobs=[going])])
+@pytest.mark.parametrize(
+    ("known", "state", "has_ended"),
+    [
+        (noted(), "RUNNING", False),
+        (noted(cancelled=True), "COMPLETING", False),
+        (noted(end=ended("lost", "", "")), "NODE_FAIL", True),
+    ],
+)
+def test_of_a_job_that_goes_on_its_first_node_is_asked(known, state, has_ended):
+    mpirun, hosts = client(ctl=[said(jobs=[noted(cancelled=known["cancelled"])])], one=[said(jobs=[known])])
     (job,) = mpirun.own_jobs()
-    assert (job.state.value, job.exit_code, job.ended) == (state, None, False)
+    assert (job.state.value, job.ended, "restarted" in job.reason) == (state, has_ended, has_ended)
     asked = request(hosts["d-train-1"].calls[0])
     assert asked == {"user": "ada", "do": "settle", "ids": ["m1"]}
-
-
-def test_what_the_first_node_knows_counts():
-    mpirun, _ = client(ctl=[said(jobs=[noted()])], one=[said(jobs=[noted(end=ended("lost", "", ""))])])
-    (job,) = mpirun.jobs(["m1"])
-    assert (job.state.value, "restarted" in job.reason) == ("NODE_FAIL", True)
 
 
 def test_a_first_node_that_is_away_is_not_asked_again_at_once():
@@ -131,16 +131,19 @@ def test_a_second_job_is_refused_with_who_runs_and_since_when():
     with refused("busy", BusyError, "m1", "1970-01-01", "clusterctl cancel m1"):
         mpirun.submit(START)
     assert [request(call)["do"] for call in hosts["d-train-1"].calls] == ["settle"]
-
-
-def test_who_was_faster_is_named_too():
+    # Or with who was faster.
     mpirun, _ = client(ctl=[said(jobs=[])], one=[health(), said(busy=noted("m4"))])
     with refused("busy", BusyError, "m4"):
         mpirun.submit(START)
 
 
-def test_a_job_starts_on_the_first_of_its_nodes():
-    mpirun, hosts = client(ctl=[said(jobs=[])], one=[health(), said(id="m1")])
+NO_CHECK = Step(HEALTH, stderr="sudo: /opt/clusterctl/health: command not found", rc=1)
+
+
+@pytest.mark.parametrize("checked", [health(), NO_CHECK])
+def test_a_job_starts_on_the_first_of_its_nodes(checked):
+    """Also if that has no health check yet."""
+    mpirun, hosts = client(ctl=[said(jobs=[])], one=[checked, said(id="m1")])
     assert mpirun.submit(START) == "m1"
     asked = request(hosts["d-train-1"].calls[1])
     assert (asked["do"], asked["script"], asked["limit_s"]) == ("submit", "job.mpirun", 60)
@@ -160,12 +163,6 @@ def test_an_unhealthy_node_gets_no_job_and_is_checked_anew():
     assert failure.cause == "; ".join(FAULTS)
     assert mpirun.submit(START) == "m1"
     assert len(hosts["d-train-1"].calls) == 3
-
-
-def test_a_node_that_has_no_check_yet_may_have_jobs():
-    missing = Step(HEALTH, stderr="sudo: /opt/clusterctl/health: command not found", rc=1)
-    mpirun, _ = client(ctl=[said(jobs=[])], one=[missing, said(id="m1")])
-    assert mpirun.submit(START) == "m1"
 
 
 def test_what_systemd_says_against_a_start_is_told():
@@ -249,9 +246,9 @@ def test_nodes_are_idle_allocated_or_down():
 
 def test_a_job_with_a_spoilt_record_ends_with_its_unit() -> None:
     """`submit --wait` waited for it without end."""
-    end = {"result": "success", "code": "exited", "status": "0", "time": 5}
-    assert job_info({"id": "m3", "end": end, "cancelled": False}, "u").state.value == "COMPLETED"
-    assert job_info({"id": "m3", "end": {"result": []}, "cancelled": False}, "u").state.value == "UNKNOWN"
+    spoilt = {"id": "m3", "cancelled": False}
+    assert job_info({**spoilt, "end": ended("success")}, "u").state.value == "COMPLETED"
+    assert job_info({**spoilt, "end": {"result": []}}, "u").state.value == "UNKNOWN"
 
 
 def test_a_lock_that_a_job_holds_is_named(

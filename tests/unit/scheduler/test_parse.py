@@ -87,11 +87,6 @@ def test_a_time_that_no_calendar_has_spoils_nothing():
     assert (told["submit_time"], told["submitted"]) == (10**18, None)
 
 
-def test_a_hostile_name_survives():
-    assert QUEUED["11"].name == 'hostile | \x1b[31m, é "q"'
-    assert ACCOUNTED["1"].name == "we|ird na,me"
-
-
 def test_a_waiting_job_has_a_reason_and_no_guessed_times():
     job = QUEUED["16"]
     assert (job.state, job.reason) == (JobState.PENDING, "JobHeldUser")
@@ -114,11 +109,6 @@ def test_how_squeue_says_it_in_each_version(said, exit_code, signal):
     assert (job.exit_code, job.signal, job.reason) == (exit_code, signal, "")
 
 
-def test_an_exit_code():
-    assert (ACCOUNTED["1"].exit_code, ACCOUNTED["1"].signal) == (3, 0)
-    assert (ACCOUNTED["1"].state, ACCOUNTED["1"].outcome) == (JobState.FAILED, Outcome.FAILED)
-
-
 def test_steps_tell_memory_and_who_cancelled():
     lines = ["12.0|CANCELLED by 10000|4091904K|n2|", "12.batch|COMPLETED|0||", "12.1|FAILED|3.5G|n1|"]
     found = slurm_parse.STEPS.parse("\n".join(lines).replace("|", CAPTURED) + "\n", CAPTURED)
@@ -136,8 +126,10 @@ def test_a_waiting_job_has_slurms_estimate_of_its_start():
     assert (job.start_time, job.expected_start) == (None, 1795160000)
 
 
-def test_cancelled_jobs_in_the_accounting():
+def test_jobs_that_ended_in_the_accounting():
     """Who cancelled is no part of the state; tasks that never started are one line."""
+    failed = ACCOUNTED["1"]
+    assert (failed.exit_code, failed.signal, failed.outcome) == (3, 0, Outcome.FAILED)
     assert [ACCOUNTED[job_id].state for job_id in ("2", "3_0", "3_1", "3_2")] == [JobState.CANCELLED] * 4
 
 
@@ -167,6 +159,7 @@ def test_no_byte_in_a_name_a_comment_or_a_folder_spoils_a_record(command):
     assert jobs["30"].name == jobs["30"].comment
     assert jobs["30"].work_dir == f"/shared/home/hpc/\n|{unreadable}"
     assert jobs["31_1"].name == "a\nb|y"
+    assert (QUEUED["11"].name, ACCOUNTED["1"].name) == ('hostile | \x1b[31m, é "q"', "we|ird na,me")
     ended = [jobs[job_id] for job_id in ("28", "29", "30", "31_1", "31_2")]
     assert {(job.state, job.reason, job.nodes) for job in ended} == {
         (JobState.COMPLETED, "", ("hslurm-train-1",))
@@ -183,11 +176,8 @@ def test_each_separator_is_another(query):
     assert first != second
 
 
-def test_nothing_at_all():
-    assert squeue("") == sacct("") == sinfo("") == ()
-
-
 def test_what_is_said_before_the_answer_is_no_part_of_it():
+    assert squeue("") == sacct("") == sinfo("") == ()
     assert len(squeue("module: loaded slurm\n" + capture("squeue"))) == len(QUEUED)
 
 

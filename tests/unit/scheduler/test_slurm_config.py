@@ -132,12 +132,9 @@ def test_gpus_are_named_file_by_file() -> None:
     assert settings(files["slurm.conf"])["GresTypes"] == "gpu"
 
 
-def test_a_users_setting_replaces_ours() -> None:
+def test_a_users_setting_replaces_ours_unless_clusterctl_relies_on_it() -> None:
     text = CASES["extra"]()["slurm.conf"]
     assert re.findall(r"^KillWait=(.*)$", text, re.MULTILINE) == ["30"]
-
-
-def test_what_clusterctl_relies_on_is_refused_in_extra() -> None:
     relied_on = {
         "clustername",
         "slurmctldhost",
