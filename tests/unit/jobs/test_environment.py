@@ -160,10 +160,9 @@ def test_it_is_built_once_and_hides_what_nodes_have(home: Path, index: Path) -> 
     a_wheel(index, "numpy", "0.1")
     environment, said = locked(index, "first-1.0", "tool-1.0", "numpy-0.1"), []
     assert made(environment, said)
-    assert (
-        run(environment, "python -c 'import first, numpy; print(first.version, numpy.version)'") == "1.0 0.1"
-    )
-    assert run(environment, "python -c 'import pytest, tool'; tool") == "from the tool"
+    versions = "python -c 'import first, numpy, pytest; print(first.version, numpy.version)'"
+    assert run(environment, versions) == "1.0 0.1"
+    assert run(environment, "tool") == "from the tool"
     assert environment.lock is not None
     key = environment.lock.key
     assert names(home) == {key, f".{key}"}
