@@ -166,14 +166,26 @@ def test_what_is_on_the_screen_is_not_quoted_again(session, tmp_path):
     assert (diagnosis["lines"], diagnosis["exit_code"]) == (["it broke"], 4)
 
 
-def test_a_failed_job_that_wrote_no_stderr_shows_its_stdout(session, tmp_path):
-    job_id = submitted(session, tmp_path, "echo only this; exit 1")
-    assert "| only this" in str(failed(session, job_id))
+ALONE = "srun: Job step aborted: Waiting up to 7 seconds for job step to finish."
 
 
-def test_a_log_can_not_write_to_the_terminal(session, tmp_path):
-    job_id = submitted(session, tmp_path, r"printf 'a\033[31m\007b\xff\n' >&2; exit 1")
-    assert all(c.isprintable() or c == "\n" for c in str(failed(session, job_id)))
+@pytest.mark.parametrize(
+    ("body", "lines"),
+    [
+        ("echo only this", ["only this"]),
+        (f"echo '{ALONE}' >&2", [ALONE]),  # noise, where there is nothing else
+        (r"printf 'a\033[31m\007b\xff\n' >&2", ["a\\x07b\N{REPLACEMENT CHARACTER}"]),
+        (
+            r"printf '50%%\ra\x0bb\x0cc\x1cd\xc2\x85e\xe2\x80\xa8f\r\nlast' >&2",
+            [r"a\x0bb\x0cc\x1cd\x85e\u2028f", "last"],
+        ),
+    ],
+)
+def test_the_end_of_a_failed_jobs_log_is_shown(session, tmp_path, body, lines):
+    """Its stdout if it wrote no stderr. A log writes nothing else to the terminal, and no line of its own."""
+    error = failed(session, submitted(session, tmp_path, f"{body}; exit 1"))
+    assert [line[2:] for line in error.why.splitlines() if line[:2] == "| "] == lines
+    assert all(c.isprintable() or c == "\n" for c in str(error))
 
 
 @pytest.mark.parametrize(
@@ -388,20 +400,6 @@ def test_what_follows_from_a_ranks_failure_does_not_hide_it(session, tmp_path, n
     assert said.splitlines()[-1].startswith("RuntimeError: rank one")
     for noise in ("pmix", "MPI_ABORT", "peer", "CANCELLED", "Terminat", "-" * 70):
         assert noise not in said
-
-
-def test_where_there_is_nothing_else_the_end_of_a_log_is_whole(session, tmp_path):
-    alone = "srun: Job step aborted: Waiting up to 7 seconds for job step to finish."
-    job_id = submitted(session, tmp_path, f"echo '{alone}' >&2; exit 1")
-    assert failed(session, job_id).failures[0].cause.endswith(alone)
-
-
-def test_a_binary_log_has_no_more_lines_than_newlines(session, tmp_path):
-    job_id = submitted(
-        session, tmp_path, r"printf '50%%\ra\x0bb\x0cc\x1cd\xc2\x85e\xe2\x80\xa8f\r\nlast' >&2; exit 1"
-    )
-    shown = [line for line in failed(session, job_id).why.splitlines() if "|" in line]
-    assert shown == [r"| a\x0bb\x0cc\x1cd\x85e\u2028f", "| last"]
 
 
 def test_the_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path):
