@@ -124,14 +124,6 @@ def test_a_job_that_names_no_memory_leaves_room_for_others() -> None:
     assert int(node["RealMemory"]) < METAL.memory_mib
 
 
-def test_gpus_are_named_file_by_file() -> None:
-    files = CASES["gpus"]()
-    devices = [line["File"] for line in lines(files["gres.conf"], "NodeName")]
-    assert devices == [f"/dev/nvidia{i}" for i in range(8)]
-    assert lines(files["slurm.conf"], "NodeName")[0]["Gres"] == "gpu:h200:8"
-    assert settings(files["slurm.conf"])["GresTypes"] == "gpu"
-
-
 def test_a_users_setting_replaces_ours_unless_clusterctl_relies_on_it() -> None:
     text = CASES["extra"]()["slurm.conf"]
     assert re.findall(r"^KillWait=(.*)$", text, re.MULTILINE) == ["30"]
