@@ -43,41 +43,29 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.FORBIDDEN, "not one of apt's hosts")
             return
         lasting = url.path.endswith(".deb") or "/by-hash/" in url.path
-        kept = self.server.cache / hashlib.sha256(self.path.encode()).hexdigest()
+        name = (
+            hashlib.sha256(self.path.encode()).hexdigest() if lasting else f"passed-{threading.get_ident()}"
+        )
+        kept = self.server.cache / name
         try:
-            if not lasting:
-                self._pass_on()
-                return
-            if not kept.exists():
+            if not lasting or not kept.exists():
                 self._keep(kept)
-            self._send(kept.stat().st_size, kept)
+            self._send(kept)
         except HTTPError as exc:
             self.send_error(exc.code)
         except (URLError, http.client.HTTPException, TimeoutError) as exc:
             self.send_error(HTTPStatus.BAD_GATEWAY, str(exc))
 
-    def _ask(self) -> http.client.HTTPResponse:
-        request = urllib.request.Request(self.path)  # noqa: S310  (http alone got here)
-        answer: http.client.HTTPResponse = self.server.opener.open(request, timeout=_TIMEOUT_S)
-        return answer
-
-    def _pass_on(self) -> None:
-        with self._ask() as answer:
-            body = answer.read()
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
     def _keep(self, kept: Path) -> None:
         part = kept.with_suffix(f".{threading.get_ident()}")
-        with self._ask() as answer, part.open("wb") as file:
+        request = urllib.request.Request(self.path)  # noqa: S310  (http alone got here)
+        with self.server.opener.open(request, timeout=_TIMEOUT_S) as answer, part.open("wb") as file:
             shutil.copyfileobj(answer, file)
         part.rename(kept)
 
-    def _send(self, size: int, kept: Path) -> None:
+    def _send(self, kept: Path) -> None:
         self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Length", str(size))
+        self.send_header("Content-Length", str(kept.stat().st_size))
         self.end_headers()
         with kept.open("rb") as file:
             shutil.copyfileobj(file, self.wfile)

@@ -90,7 +90,6 @@ class Cluster:
             time.sleep(0.5)
 
     def run_of(self, job_id: str) -> Path:
-        """Collect a job and return its run folder."""
         (run,) = self.json("collect", job_id)["runs"]
         return Path(run["dir"])
 
@@ -146,5 +145,4 @@ def shell(workspace: Workspace, node: str, command: str) -> None:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file."""
     return [json.loads(line) for line in path.read_text().splitlines()]

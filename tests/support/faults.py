@@ -67,12 +67,10 @@ def _found(home: str) -> dict[int, str]:
 
 
 def show(home: str) -> None:
-    """What of clusterctl is at work there."""
     sys.stdout.writelines(f"{pid}: {line}\n" for pid, line in _found(home).items())
 
 
 def show_on_nodes(cluster_id: str) -> None:
-    """What of Ansible is at work on its nodes."""
     for pid, name in machine.cgroup_members():
         with suppress(OSError):
             argv = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -92,12 +90,10 @@ def kill_all(home: str) -> None:
 
 
 def stop(*machines: str) -> None:
-    """Power machines off, as by their cable."""
     machine.stop(machines)
 
 
 def kill_supervisor(name: str) -> None:
-    """Kill the nspawn process of a machine."""
     os.kill(machine.running()[name], signal.SIGKILL)
 
 
@@ -117,7 +113,6 @@ def unplug(cluster_id: str) -> None:
 
 
 def plug(cluster_id: str) -> None:
-    """Mend that."""
     subprocess.run(["ip", "link", "set", f"cc{cluster_id}", "up"], check=True)
 
 

@@ -43,7 +43,6 @@ LONGEST = (
 
 
 def group_of(module: str) -> str:
-    """The group of a module, by its file's name."""
     return _GROUP_OF.get(module, module)
 
 

@@ -37,7 +37,6 @@ class Installed:
 
 
 def build_wheel(out: Path) -> Path:
-    """The wheel of this checkout."""
     _run([sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", out, ROOT])
     (wheel,) = out.glob("*.whl")
     return wheel

@@ -172,7 +172,6 @@ def remove(lab_id: str) -> None:
 
 
 def remove_dead() -> None:
-    """The labs of keepers that were killed."""
     for path in STATE.glob("*.lab"):
         with path.open() as file, suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -198,7 +197,6 @@ def recorded(lab_id: str) -> Iterator[TextIO]:
 
 
 def main() -> None:
-    """Serve one lab."""
     # Ctrl-C and the like are the caller's; we notice that it is gone when stdin closes.
     for name in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(name, signal.SIG_IGN)

@@ -94,7 +94,6 @@ class Lab:
 
     @property
     def key(self) -> Path:
-        """The user's private key."""
         return self.folder / "id_ed25519"
 
     @property

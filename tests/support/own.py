@@ -32,7 +32,6 @@ _REWRITTEN = re.compile(
 
 
 def state(lab: Lab, host: str) -> list[str]:
-    """How a machine is, line by line."""
     said = lab.enter(host, ["bash", "-c", _STATE]).stdout.splitlines()
     return [line for line in said if not _REWRITTEN.search(line)]
 

@@ -66,7 +66,6 @@ def program(tmp_path: Path, name: str, script: str) -> None:
 
 
 def role_data(role: str, file: str = "vars/main.yml") -> dict[str, Any]:
-    """The variables in a file of a role."""
     return dict(yaml.safe_load((asset("ansible") / "roles" / role / file).read_text()))
 
 

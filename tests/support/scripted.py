@@ -26,7 +26,6 @@ class Step:
     error: ClusterctlError | None = None
 
     def matches(self, argv: Sequence[str]) -> bool:
-        """Whether the command is the expected one."""
         patterns = self.argv
         if patterns[-1:] == ("...",):
             patterns = patterns[:-1]
@@ -58,7 +57,6 @@ class ScriptedTransport:
 
     @property
     def left(self) -> tuple[Step, ...]:
-        """The steps that nobody has asked for yet."""
         return tuple(self._steps)
 
     def run(
@@ -70,7 +68,6 @@ class ScriptedTransport:
         check: bool = True,
         env: Mapping[str, str] | None = None,
     ) -> Result:
-        """Answer with the next step; see ``Transport.run``."""
         step = self._next(Call(tuple(argv), stdin, dict(env or {}), timeout_s))
         stdout = _bytes_of(step, argv).decode(errors="replace")
         if check and step.rc != 0:

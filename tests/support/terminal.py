@@ -41,7 +41,6 @@ class Terminal:
             assert self._read(), f"ended before {text!r}:\n{self.shown}"
 
     def type(self, text: str) -> None:
-        """Press keys."""
         assert self._fd is not None
         os.write(self._fd, text.encode())
 
@@ -52,7 +51,6 @@ class Terminal:
         return self.process.wait(60)
 
     def close(self) -> None:
-        """Close the window."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

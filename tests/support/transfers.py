@@ -13,7 +13,6 @@ from tests.support.here import LocalTransport
 
 
 def content(folder: Path) -> dict[str, object]:
-    """All there is to know of a folder."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         status = path.lstat()

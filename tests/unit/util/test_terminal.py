@@ -144,40 +144,34 @@ def test_colors_text_and_progress_bars_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("log", "end"),
+    ("log", "end", "end_of_line"),
     [
-        (b"\x1b[31mred", b"\x1b[0m"),
-        (b"\x1b[31mred\x1b[0m", b""),
-        (b"\x1b[31mred\x1b[m", b""),
-        (b"\x1b[0;31mred", b"\x1b[0m"),
-        (b"none", b""),
-        (b"\x1b[31mred\x1b[0m\x1b[8m", b"\x1b[0m"),
-        (b"\x1b[31", b""),
+        (b"", b"", b""),
+        (b"done\n", b"", b""),
+        (b"50%", b"", b"\n"),
+        (b"50%\r", b"", b"\n"),
+        (b"\x1b[31mred", b"\x1b[0m", b"\x1b[0m\n"),
+        (b"\x1b[0;31mred", b"\x1b[0m", b"\x1b[0m\n"),
+        (b"\x1b[31mred\x1b[m", b"", b"\n"),
+        (b"\x1b[31mred\n\x1b[0m", b"", b""),
+        (b"\x1b[31mred\x1b[0m\x1b[8m\n", b"\x1b[0m", b"\x1b[0m"),
     ],
 )
-def test_color_ends_with_the_log(log: bytes, end: bytes) -> None:
-    stream = LogFilter()
-    stream.feed(log)
-    assert stream.end().removeprefix(b"\\x1b[31") == end
+def test_a_color_ends_with_the_log_and_where_another_text_follows(
+    log: bytes, end: bytes, end_of_line: bytes
+) -> None:
+    whole, interrupted = LogFilter(), LogFilter()
+    whole.feed(log)
+    assert whole.end() == end
+    interrupted.feed(log)
+    assert interrupted.end_line() == end_of_line
+    assert interrupted.end_line() == b""
 
 
-@pytest.mark.parametrize(
-    ("log", "end"),
-    [
-        (b"", b""),
-        (b"done\n", b""),
-        (b"50%", b"\n"),
-        (b"50%\r", b"\n"),
-        (b"\x1b[31mred", b"\x1b[0m\n"),
-        (b"\x1b[31mred\n\x1b[0m", b""),
-        (b"\x1b[8mhidden\n", b"\x1b[0m"),
-    ],
-)
-def test_a_line_and_its_color_can_be_ended_for_another_text(log: bytes, end: bytes) -> None:
+def test_a_color_that_is_cut_off_is_shown_as_text() -> None:
     stream = LogFilter()
-    stream.feed(log)
-    assert stream.end_line() == end
-    assert stream.end_line() == b""
+    stream.feed(b"\x1b[31")
+    assert stream.end() == rb"\x1b[31"
 
 
 def test_memory_is_bounded() -> None:
