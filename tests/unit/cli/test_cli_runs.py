@@ -20,33 +20,12 @@ from clusterctl.transport.copies import Copies, note
 from clusterctl.util.progress import Clock
 from tests.support.messages import shows
 from tests.support.played.cluster import PlayedCluster, submitted
+from tests.unit.runs.made import made_run
 
 
-def run(*skipped: tuple[str, str]) -> RunRecord:
-    return RunRecord.model_validate(
-        {
-            "token": "25857b14",
-            "cluster": "demo",
-            "job_id": "42",
-            "name": "train",
-            "user": "ada",
-            "partition": "train",
-            "account": "default",
-            "state": "COMPLETED",
-            "final": True,
-            "tasks": (),
-            "nodes": ("demo-train-1",),
-            "submit_time": 1,
-            "start_time": 2,
-            "end_time": 3,
-            "elapsed_s": 1,
-            "collected_at": 4.0,
-            "remote_dir": "/shared/home/ada/clusterctl/jobs/train-25857b14",
-            "files": 1,
-            "bytes": 1,
-            "skipped": [{"path": path, "reason": reason} for path, reason in skipped],
-        }
-    )
+def run(workspace: Workspace, *skipped: tuple[str, str]) -> RunRecord:
+    passed_over = [{"path": path, "reason": reason} for path, reason in skipped]
+    return made_run(workspace.root.parent / "runs", 42, skipped=passed_over)
 
 
 @pytest.fixture
@@ -57,12 +36,12 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def test_a_whole_run_needs_no_word(workspace: Workspace) -> None:
-    assert not_brought_home(run(), brought_otherwise(workspace)) == ""
+    assert not_brought_home(run(workspace), brought_otherwise(workspace)) == ""
 
 
 def test_what_came_with_the_files_of_a_home_needs_none(workspace: Workspace, tmp_path: Path) -> None:
-    one = run(("weights", "denied"), ("link", "a link"))
-    place = tmp_path / "demo-home-ada/clusterctl/jobs/train-25857b14"
+    one = run(workspace, ("weights", "denied"), ("link", "a link"))
+    place = tmp_path / "demo-home-ada/clusterctl/jobs/train"
     place.mkdir(parents=True)
     note(workspace, [Copies("", "/shared/home/ada", str(tmp_path / "demo-home-ada"))])
     assert not_brought_home(one, brought_otherwise(workspace)).endswith(": weights (denied), link (a link)")
@@ -89,6 +68,7 @@ def test_what_becomes_of_it_depends_on_the_cluster(
 def test_each_reason_is_named_with_its_first_file_and_how_many_more(workspace: Workspace) -> None:
     assert not_brought_home(
         run(
+            workspace,
             ("checkpoints", "checkpoints stay on the cluster"),
             ("d/best.pt", "a symbolic link"),
             ("d/last.pt", "a symbolic link"),

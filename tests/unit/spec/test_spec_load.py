@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from ipaddress import IPv4Network
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from clusterctl.errors import SpecError, UsageError
-from clusterctl.spec.common import Monitoring, Partition, Qos, SlurmSettings, User
+from clusterctl.spec.common import Partition, User
 from clusterctl.spec.load import (
     CurrentUser,
     dump_spec,
@@ -21,8 +21,9 @@ from clusterctl.spec.load import (
     parse_spec,
     resolve_users,
 )
-from clusterctl.spec.models import MAX_LOCAL_HOSTS, ClusterSpec, LocalSettings
+from clusterctl.spec.models import MAX_LOCAL_HOSTS, ClusterSpec
 from clusterctl.spec.names import find_spec
+from clusterctl.spec.units import format_duration, format_size
 from tests.support.messages import refused
 
 ADA = CurrentUser("ada", 1001)
@@ -260,53 +261,48 @@ def exactly(pattern: str) -> st.SearchStrategy[str]:
 
 labels = exactly(r"[a-z][a-z0-9-]{0,19}").filter(lambda n: n not in {"ctl", "default"})
 accounts = exactly(r"[a-z][a-z0-9_-]{0,30}")
-sizes = st.integers(256, 2**30)
-durations = st.integers(1, 3650 * 86400)
-partitions = st.builds(
-    lambda name, nodes, cpus, memory, limit: Partition.model_construct(
-        name=name, nodes=nodes, cpus=cpus, memory=memory, max_time=limit
-    ),
-    labels,
-    st.integers(1, 40),
-    st.none() | st.integers(1, 65_533),
-    st.none() | sizes,
-    st.none() | durations,
+durations = st.integers(1, 3650 * 86400).map(format_duration)
+partitions = st.fixed_dictionaries(
+    {"name": labels, "nodes": st.integers(1, 40)},
+    optional={
+        "cpus": st.integers(1, 65_533),
+        "memory": st.integers(256, 2**30).map(format_size),
+        "max_time": durations,
+    },
 )
-users = st.builds(
-    lambda name, uid, of: User.model_construct(name=f"u{name}", uid=uid, accounts=tuple(of)),
-    exactly(r"[0-9_-][a-z0-9_-]{0,20}"),
-    st.integers(1000, 60_000),
-    st.lists(accounts, min_size=1, max_size=3, unique=True),
+users = st.fixed_dictionaries(
+    {
+        "name": exactly(r"u[0-9_-][a-z0-9_-]{0,20}"),
+        "uid": st.integers(1000, 60_000),
+        "accounts": st.lists(accounts, min_size=1, max_size=3, unique=True),
+    }
 )
-qos = st.builds(
-    lambda name, priority, limit: Qos.model_construct(name=name, priority=priority, max_time=limit),
-    accounts,
-    st.integers(0, 1_000_000),
-    st.none() | durations,
+qos = st.fixed_dictionaries(
+    {"name": accounts, "priority": st.integers(0, 1_000_000)}, optional={"max_time": durations}
 )
 lines = exactly(r"[A-Za-z]{1,9}X=([a-z0-9é:,@%!&*{}-]{1,20}|\"[a-z :'|>?-]{0,20}\")")
-specs = st.builds(
-    lambda name, subnet, ps, us, qs, extra, interval: ClusterSpec.model_construct(
-        version=1,
-        name=name,
-        provider=LocalSettings(subnet=subnet),
-        partitions=tuple(ps),
-        users=tuple(us),
-        slurm=SlurmSettings.model_construct(qos=tuple(qs), extra=tuple(extra)),
-        monitoring=Monitoring.model_construct(interval=interval),
-    ),
-    labels | st.sampled_from(["null", "true", "yes", "no", "on", "e1"]),
-    st.none() | st.just(IPv4Network("10.77.0.0/24")),
-    st.lists(partitions, min_size=1, max_size=6, unique_by=lambda p: p.name),
-    st.lists(users, max_size=3, unique_by=(lambda u: u.name, lambda u: u.uid)),
-    st.lists(qos, max_size=3, unique_by=lambda q: q.name),
-    st.lists(lines, max_size=3, unique_by=lambda line: line.partition("=")[0].lower()),
-    durations,
+local = st.fixed_dictionaries({"type": st.just("local")}, optional={"subnet": st.just("10.77.0.0/24")})
+specs = st.fixed_dictionaries(
+    {
+        "version": st.just(1),
+        "name": labels | st.sampled_from(["null", "true", "yes", "no", "on", "e1"]),
+        "provider": local,
+        "partitions": st.lists(partitions, min_size=1, max_size=6, unique_by=itemgetter("name")),
+        "users": st.lists(users, max_size=3, unique_by=(itemgetter("name"), itemgetter("uid"))),
+        "slurm": st.fixed_dictionaries(
+            {
+                "qos": st.lists(qos, max_size=3, unique_by=itemgetter("name")),
+                "extra": st.lists(lines, max_size=3, unique_by=lambda one: one.partition("=")[0].lower()),
+            }
+        ),
+        "monitoring": st.fixed_dictionaries({"interval": durations}),
+    }
 )
 
 
 @given(specs)
-def test_what_is_dumped_loads_back(spec: ClusterSpec) -> None:
+def test_what_is_dumped_loads_back(asked: dict[str, object]) -> None:
+    spec = ClusterSpec.model_validate(asked)
     assert parse_spec(dump_spec(spec), "dump.yaml") == spec
 
 
