@@ -122,16 +122,7 @@ def _signal(pids: Collection[int], sign: signal.Signals) -> None:
             os.kill(pid, sign)
 
 
-FAULTS: dict[str, Callable[..., None]] = {
-    "show": show,
-    "show-on-nodes": show_on_nodes,
-    "kill-all": kill_all,
-    "stop": stop,
-    "kill-supervisor": kill_supervisor,
-    "reboot": reboot,
-    "unplug": unplug,
-    "plug": plug,
-}
-
 if __name__ == "__main__":
-    FAULTS[sys.argv[1]](*sys.argv[2:])
+    faults = (show, show_on_nodes, kill_all, stop, kill_supervisor, reboot, unplug, plug)
+    fault: Callable[..., None] = {one.__name__: one for one in faults}[sys.argv[1].replace("-", "_")]
+    fault(*sys.argv[2:])

@@ -163,7 +163,6 @@ def test_what_is_wrong_is_a_usage_error(here: Session) -> None:
 
 
 def test_what_is_asked_about_needs_a_yes(here: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the command line asks for it; and the options are those that it has."""
     gone = HostChange(name="demo-train-2", action="remove", what="", why="")
     given: list[object] = []
 

@@ -65,7 +65,6 @@ WRONG = SPEC.replace("nodes", "noodles")
 
 
 def answer(cli: Clusterctl, *argv: str, rc: int) -> dict[str, Any]:
-    """The one object on stdout."""
     out = cli(*argv, rc=rc).stdout
     assert out.count("\n") == 1, out
     found = json.loads(out)

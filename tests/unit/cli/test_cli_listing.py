@@ -77,7 +77,6 @@ def test_storage_of_an_unknown_name_is_misuse_and_what_there_is_is_named(cli: Cl
 
 
 def test_a_damaged_record_of_kept_storage_is_named(cli: Clusterctl) -> None:
-    """It hid the storage from `list`."""
     cli.home.mkdir()
     (cli.home / "demo.storage.json").write_text("{")
     ran = cli("list")

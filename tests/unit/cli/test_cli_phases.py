@@ -38,7 +38,6 @@ def test_a_phase_says_how_many_hosts_are_through_and_who_is_not(phases: Phases) 
 
 
 def test_hosts_that_are_at_different_tasks_are_counted_for_each(phases: Phases) -> None:
-    """As nodes are that configure themselves: each of them seemed to wait for the others in turn."""
     configure(phases, "munge: Run", range(1, 3), 3)
     assert configure(phases, "slurmd: Run", range(1, 2), 3)[0] == "1/3"
     assert configure(phases, "munge: Run", range(3, 4), 3) == ["3", "", "munge: Run"]
@@ -56,7 +55,6 @@ def test_many_hosts_are_counted(phases: Phases) -> None:
 def test_whose_end_is_waited_for_is_told_without_a_terminal_too(
     phases: Phases, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`up` in a script stood still behind another's, in silence."""
     phases("provision", "starting 3 machines")
     behind = Waiting("`clusterctl up` of ada (pid 7) is at work")
     phases("provision", behind)

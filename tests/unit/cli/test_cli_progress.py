@@ -41,7 +41,6 @@ def test_many_threads_share_one_bar() -> None:
 def test_what_takes_less_than_a_second_gets_no_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After a while of sending, `hashing: 2.5 KiB of 3.3 KiB, 0 B/s` was a line."""
     now = 0.0
     monkeypatch.setattr(output.time, "monotonic", lambda: now)
     lines = _Lines(Screen(json=False, color=False))

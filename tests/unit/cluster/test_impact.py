@@ -72,8 +72,6 @@ def squeue(*jobs: tuple[int, str, str]) -> Step:
 
 @dataclass
 class Hosts:
-    """A provider that has these sizes for nodes."""
-
     of: Mapping[str, Size]
     up: bool
 

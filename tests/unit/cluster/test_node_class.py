@@ -129,7 +129,6 @@ def test_what_a_controllers_accounting_holds_makes_another_key(more: dict[str, A
 
 
 def test_what_stands_in_slurms_files_makes_no_other_controller() -> None:
-    """They are files of its own."""
     other = spec_of(
         provider={"type": "local", "subnet": "10.1.2.0/24"},
         partitions=[{"name": "a", "nodes": 3, "cpus": 2}],
@@ -430,7 +429,6 @@ def test_a_node_more_needs_no_ansible(growing: Played) -> None:
 
 @pytest.mark.parametrize("release", ["23.11", "26.05"])
 def test_a_slurmctld_that_is_older_or_another_is_ansibles(growing: Played, release: str) -> None:
-    """It has to be restarted."""
     growing.show(growing.inventory.model_copy(update={"slurm": release}))
     growing.converge(classed=(THREE.name,))
     assert growing.limits == [(CTL,)]

@@ -134,7 +134,6 @@ def test_a_cluster_does_not_move_to_another_provider(tmp_path: Path) -> None:
 
 
 def test_hosts_that_no_up_was_done_with_are_not_fine(tmp_path: Path) -> None:
-    """Killed before the inventory was written: the machines are there, and that is all."""
     found = look(Workspace(tmp_path / "d"), Stub((HostChange("d-ctl", "keep", "the controller"),)))
     assert [drift.host for drift in found.drift] == ["d-ctl"]
     assert found.drift[0].what is converge.UNFINISHED

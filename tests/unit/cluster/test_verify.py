@@ -78,7 +78,6 @@ def srun(*hosts: str, ok: bool = True, size: int | None = None) -> Step:
 
 
 def alone(host: str, stderr: str = "") -> Step:
-    """A job of one host, which ends well or complains."""
     good = srun(host)
     return Step(good.argv, "" if stderr else good.stdout, stderr, rc=1 if stderr else 0)
 

@@ -30,14 +30,12 @@ def ask(environment: Environment, *argv: str) -> tuple[int, str]:
 
 
 def rows(environment: Environment, *fields: str, switch: str = "--query-gpu") -> list[list[str]]:
-    """The fields of every card."""
     rc, said = ask(environment, f"{switch}={','.join(fields)}", "--format=csv,noheader,nounits")
     assert rc == 0, said
     return [line.split(", ") for line in said.splitlines()]
 
 
 def described(environment: Environment) -> Machine:
-    """A description of all GPUs that an nvidia-smi shows."""
     branch = int(rows(environment, "driver_version")[0][0].split(".")[0])
     asked = {"--query-gpu": [f for f in fields_of(branch) if f not in ROWS], "--query-remapped-rows": [*ROWS]}
     told = [rows(environment, *fields, switch=switch) for switch, fields in asked.items()]

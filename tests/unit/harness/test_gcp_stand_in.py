@@ -50,8 +50,6 @@ HOST = 'google_compute_instance.host["one"]'
 
 
 class Folder(Module):
-    """A configuration of two instances, and the cloud that it works on."""
-
     def __init__(self, folder: Path) -> None:
         source = folder / "source"
         source.mkdir()

@@ -37,7 +37,6 @@ def name() -> str:
 
 
 def root(*argv: str) -> None:
-    """Run a command as root."""
     sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
     subprocess.run([*sudo, *argv], check=True, timeout=30)
 

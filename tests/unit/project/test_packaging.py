@@ -22,7 +22,6 @@ LOCKS = sorted(
 
 
 def tracked(*folders: str) -> set[str]:
-    """The files of these folders that are, or could be, committed."""
     argv = ["git", "-c", "safe.directory=*", "ls-files", "-co", "--exclude-standard", "--", *folders]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     return {name for name in done.stdout.splitlines() if (ROOT / name).is_file()}

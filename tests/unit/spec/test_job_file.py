@@ -306,7 +306,6 @@ def test_wrong_flags_are_told_as_flags(read: Read) -> None:
 )
 @pytest.mark.parametrize("key", ["outputs", "include", "exclude"])
 def test_a_pattern_that_can_match_nothing_is_refused(read: Read, key: str, pattern: str) -> None:
-    """The run had none of the job's files, and nothing was said."""
     text = f"job: train\n{key}: ['*.pt', '{pattern}']\n"
     with refused("pattern-matches-nothing", SpecError) as caught:
         read(text)

@@ -19,7 +19,6 @@ from tests.support.messages import refused as rejected
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

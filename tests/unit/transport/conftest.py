@@ -69,7 +69,6 @@ class Sshd:
         return config
 
     def connections(self) -> list[int]:
-        """The pids of the processes that serve a connection."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [int(pid) for pid in children.split()]
 
@@ -136,7 +135,6 @@ def reach(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reach]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home on the cluster."""
     folder = tmp_path / "remote home"
     folder.mkdir()
     monkeypatch.setenv("HOME", str(folder))
@@ -146,7 +144,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder with all that is hard."""
     folder = tmp_path / "data"
     (folder / "sub" / "empty").mkdir(parents=True)
     for name in HOSTILE_NAMES:

@@ -81,7 +81,6 @@ def still(pids: list[int]) -> Iterator[None]:
 
 
 def test_much_data_goes_over_the_shared_connection(me, config) -> None:
-    """Each transfer imported paramiko and logged in twice."""
     with closing(PersistentSSH("node", config, user=me)) as node:
         with node.converse(["wc", "-c"], bulk=True) as talk:
             talk.send(bytes(8 << 20))

@@ -126,7 +126,6 @@ def test_much_travels_over_the_ssh_program_if_there_is_one(sshd, me, tmp_path, m
 def test_one_string_is_for_the_remote_shell_and_words_are_not(
     sshd, me, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
 ) -> None:
-    """`clusterctl ssh HOST 'a && b'` looked for a program of that name."""
     monkeypatch.setattr(sys, "argv", ["clusterctl", "ssh", *words])
     monkeypatch.setattr(access, "workspace_of", lambda *_: SimpleNamespace(ssh_config=sshd.config()))
     inventory = SimpleNamespace(hosts=[SimpleNamespace(name="node")], job_user=me)

@@ -31,8 +31,6 @@ PROGRAM = ["python3", "-c", BOOT, json.dumps([["busy", BUSY]]), "[]"]
 
 
 class Impatient(LocalTransport):
-    """It gives up soon."""
-
     silence_s = 0.2
 
 

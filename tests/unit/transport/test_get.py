@@ -226,7 +226,6 @@ def test_a_link_of_ours_is_not_followed(theirs, here, tmp_path, name):
 
 
 def test_a_file_that_somebody_else_owns_is_fetched_too(home, here):
-    """A colleague's, in a folder of a third account's."""
     (home / "common").mkdir()
     (home / "common" / "data").write_text("theirs")
     os.chown(home / "common" / "data", 4711, 4711)

@@ -258,7 +258,6 @@ def large(home: Path) -> Path:
 
 @pytest.mark.parametrize("mode", [0o600, 0o400])
 def test_a_large_file_of_the_store_that_was_changed_is_sent_anew(home, data, mode):
-    """It was given to the next job as it was, in silence: only its size was looked at."""
     make(data)
     path = large(home)
     path.chmod(0o600)
@@ -288,8 +287,6 @@ def test_a_file_of_the_store_that_was_only_touched_is_not_sent_again(home, data)
 
 
 class Hasty(LocalTransport):
-    """Waits for no lock of the store."""
-
     def _here(self, argv: Sequence[str]) -> list[str]:
         *words, arguments = argv
         return [*words, json.dumps([*json.loads(arguments), 0])]
@@ -354,7 +351,6 @@ def test_a_holder_that_is_not_seen_may_be_on_another_node(home):
     ],
 )
 def test_what_a_job_puts_in_the_place_of_the_stores_own_is_replaced(home, data, tmp_path, name, other):
-    """Opening a pipe waited for ever, and a link was written through, or refused with each submission."""
     victim = tmp_path / "victim"
     victim.write_text("theirs")
     make(data)
@@ -462,7 +458,6 @@ def test_a_file_that_became_shorter_while_it_was_hashed_is_not_taken_for_whole(t
 
 @pytest.mark.parametrize(("stored", "mode"), [(True, 0o400), (False, 0o444)])
 def test_a_file_without_its_place_can_still_be_opened_by_another_transfer(home, monkeypatch, stored, mode):
-    """An ordinary user who sends one content twice at once was refused by their own partial file."""
     sha256 = hashlib.sha256(b"whole").hexdigest().encode()
     entry = remote_content.Entry(b"file b25l %d 0 5 5 %s" % (0o444, sha256))
     entry.final, entry.partial = os.fsencode(home / "final"), os.fsencode(home / "partial")
@@ -576,7 +571,6 @@ def test_hashing_can_be_interrupted(home, tmp_path):
 
 
 def test_what_goes_wrong_with_one_file_does_not_wait_for_the_others(home, tmp_path, monkeypatch):
-    """It was heard only once the first file was read, hours later."""
     monkeypatch.setattr(tree, "_MAX_THREADS", 2)
 
     unnamable = replace(sparse(tmp_path / "other", 5), origin=tmp_path / "a\0b")
@@ -591,8 +585,6 @@ def sparse(path: Path, size: int) -> Item:
 
 
 class Noisy(LocalTransport):
-    """A cluster whose shell greets whoever comes."""
-
     def _here(self, argv: Sequence[str]) -> list[str]:
         return ["sh", "-c", 'echo "Welcome!"; exec "$@"', "sh", *argv]
 
@@ -635,7 +627,6 @@ NOTHING = {"send": []}
     ],
 )
 def test_an_answer_of_another_form_is_one_clear_error(home, data, lines):
-    """It was shown as a bug of ours."""
     with rejected("answer-garbled", TransportError):
         send_to_store(Answering(*lines), [data / "large"])
 

@@ -34,7 +34,6 @@ sys.exit(subprocess.call(under_subreaper(["sh", "-c", {SHELL!r}, sys.argv[1]])))
 
 @contextmanager
 def running(program: str, *arguments: str | Path | float) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process of its own, and its first line."""
     argv = [sys.executable, "-c", program, *map(str, arguments)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
