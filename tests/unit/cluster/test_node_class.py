@@ -35,9 +35,21 @@ from clusterctl.transport.base import remote_argv
 from clusterctl.transport.connections import Connections
 from clusterctl.util.assets import asset, tree_hash
 from tests.support.cluster_session import session_of
+from tests.support.inventories import host_of, inventory_of
 
 TWELVE, THIRTEEN = (distributions.distribution_of(f"debian-{number}") for number in (12, 13))
 CTL, ONE, TWO = "demo-ctl", "demo-train-1", "demo-train-2"
+SHARES = {"partition": "train", "cpus": 1, "memory_mib": 1000}
+INVENTORY = inventory_of(
+    cluster="demo",
+    hosts=(
+        host_of(CTL, CONTROLLER, address="10.9.0.2"),
+        host_of(ONE, address="10.9.0.3", **SHARES),
+        host_of(TWO, address="10.9.0.4", **SHARES),
+    ),
+    network="10.9.0.0/24",
+    slurm="24.11",
+)
 FILES = (
     "class.yml",
     "configure.yml",
@@ -58,26 +70,6 @@ def spec_of(**more: Any) -> ClusterSpec:
     partitions = [{"name": "train", "nodes": 2}]
     document = {"version": 1, "name": "demo", "provider": {"type": "local"}, "partitions": partitions}
     return ClusterSpec.model_validate({**document, "users": users, **more})
-
-
-def inventory_of(name: str = "demo", network: str = "10.9.0.0/24") -> Inventory:
-    def host(host: str, number: int, role: str, **more: Any) -> Host:
-        return Host(name=host, address=f"{network[:-4]}{number}", roles=(role,), host_key="k", **more)
-
-    shares = {"partition": "train", "cpus": 1, "memory_mib": 1000}
-    return Inventory(
-        cluster=name,
-        cluster_id="a1b2c3",
-        provider="local",
-        hosts=(
-            host(f"{name}-ctl", 2, CONTROLLER),
-            *(host(f"{name}-train-{n}", n + 2, COMPUTE, **shares) for n in (1, 2)),
-        ),
-        network=network,
-        shared="/shared",
-        baked=True,
-        slurm="24.11",
-    )
 
 
 def key_of(
@@ -155,7 +147,7 @@ def test_every_variable_of_its_roles_is_known_to_a_class(workspace: Workspace, g
     imported = [task.get("ansible.builtin.import_role") for task in tasks]
     roles = {one["name"] for one in imported if one}
     assert roles | {"munge"} == set(inventory_file.CLASS_ROLES[group])
-    given = inventory_file.role_variables(spec_of(), inventory_of(), workspace)
+    given = inventory_file.role_variables(spec_of(), INVENTORY, workspace)
     theirs = {name for name in given if name.startswith(tuple(f"{role}_" for role in roles))}
     assert theirs - class_variables(spec_of(), TWELVE, "/shared", group).keys() <= OWN
 
@@ -193,7 +185,7 @@ def test_what_a_class_is_made_of_holds_no_secret_and_no_host_of_a_cluster(
 
 
 def test_each_node_has_its_own_files(workspace: Workspace) -> None:
-    spec, inventory = spec_of(), inventory_of()
+    spec, inventory = spec_of(), INVENTORY
     files = node_files(spec, inventory, workspace, inputs_of(spec, inventory, workspace, {})[1])
     assert list(files) == [CTL, ONE, TWO]
     assert files[CTL]["/etc/munge/munge.key"] == files[ONE]["/etc/munge/munge.key"]
@@ -211,7 +203,7 @@ def test_each_node_has_its_own_files(workspace: Workspace) -> None:
 
 
 def test_without_pmix_nodes_have_the_prolog_that_ansible_would_write(workspace: Workspace) -> None:
-    spec, inventory = spec_of(), inventory_of().model_copy(update={"pmix": False})
+    spec, inventory = spec_of(), INVENTORY.model_copy(update={"pmix": False})
     files = node_files(spec, inventory, workspace, inputs_of(spec, inventory, workspace, {})[1])
     prolog = files[ONE]["/opt/clusterctl/task-prolog"]
     assert prolog.mark.endswith(" 755 0:0")
@@ -238,7 +230,7 @@ class Played:
     """Ansible and the probe of hosts: what each was asked, and what hosts show."""
 
     def __init__(self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.spec, self.inventory, self.workspace = spec_of(), inventory_of(), workspace
+        self.spec, self.inventory, self.workspace = spec_of(), INVENTORY, workspace
         self.limits: list[tuple[str, ...]] = []
         self.before: dict[str, Mapping[str, str]] = {}  # what hosts show at first; none: they are new
         self.shown: dict[str, Mapping[str, str]] = {}
@@ -398,12 +390,7 @@ def test_a_node_with_a_card_is_ansibles(played: Played) -> None:
     assert played.limits == [(CTL, TWO)]
 
 
-THREE = Host(name="demo-train-3", address="10.9.0.5", roles=(COMPUTE,), host_key="k", cpus=1, memory_mib=1000)
-
-
-def grown(inventory: Inventory) -> Inventory:
-    new = THREE.model_copy(update={"partition": "train"})
-    return inventory.model_copy(update={"hosts": (*inventory.hosts, new)})
+THREE = host_of("demo-train-3", address="10.9.0.5", **SHARES)
 
 
 @pytest.fixture
@@ -413,7 +400,7 @@ def growing(played: Played) -> Played:
     played.limits.clear()
     played.started.clear()
     played.before = dict(played.shown)
-    played.show(grown(played.inventory))
+    played.show(INVENTORY.model_copy(update={"hosts": (*INVENTORY.hosts, THREE)}))
     return played
 
 

@@ -18,13 +18,14 @@ from socket import socket as connect
 import pytest
 
 from clusterctl.errors import HostKeyError
-from clusterctl.state.inventory import CONTROLLER, Host, Inventory
+from clusterctl.state.inventory import CONTROLLER, Host
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import multiplex
 from clusterctl.transport.connections import Connections, PersistentSSH
 from clusterctl.transport.multiplex import Master, MayHaveRunError, end_all
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.transport.ssh import SSHTransport
+from tests.support.inventories import host_of, inventory_of
 from tests.support.processes import gone
 
 KNOWN = "node ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJWsqlyNZ2zBT7lD+gy7dPtK9eE3kTvPhPFBEIgEbeJK\n"
@@ -194,11 +195,10 @@ def test_one_of_older_files_is_not_used(sshd, me, config) -> None:
 
 def test_ssh_files_stay_until_either_says_something_else(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    host = Host(name="ctl", address="10.0.0.2", roles=(CONTROLLER,), host_key="ssh-ed25519 AAAA")
-    place = {"cluster": "d", "cluster_id": "a1b2c3", "provider": "local", "network": "", "shared": ""}
+    host = host_of("ctl", CONTROLLER)
 
     def written(host: Host) -> tuple[int, int]:
-        write_ssh_files(Inventory(hosts=(host,), baked=True, **place), workspace)
+        write_ssh_files(inventory_of(hosts=(host,)), workspace)
         found = workspace.ssh_config.stat()
         return found.st_ino, found.st_mtime_ns
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import HostKeyError, UnreachableError
-from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.inventory import Host
 from clusterctl.transport.ssh import SSHTransport
+from tests.support.inventories import inventory_of
 from tests.support.processes import gone
 
 # Carries its streams to a port of this machine, as gcloud does; it notes who it is.
@@ -63,10 +64,7 @@ def behind(sshd, me, tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
             host_key=host_key or sshd.host_key,
             proxy_command=(sys.executable, str(carrier), str(notes), "%p", mode),
         )
-        inventory = Inventory(
-            cluster="t", cluster_id="abc123", provider="gcp", hosts=(host,), network="192.0.2.0/24",
-            shared="/shared", baked=True,
-        )  # fmt: skip
+        inventory = inventory_of(provider="gcp", hosts=(host,))
         config, known_hosts = tmp_path / "ssh_config", tmp_path / "known_hosts"
         known_hosts.write_text(inventory.known_hosts())
         config.write_text(inventory.ssh_config(key=sshd.folder / "id", known_hosts=known_hosts))
