@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +21,13 @@ ROOT = {
 }
 
 
-@dataclass(frozen=True)
-class Edit:
-    """A change of one file of the module: ``old``, which is there once, becomes ``new``."""
-
-    file: str
-    old: str
-    new: str
-
-    def __call__(self, module: Path) -> None:
-        path = module / self.file
-        text = path.read_text()
-        assert text.count(self.old) == 1, f"{self.file} has {self.old!r} {text.count(self.old)} times"
-        path.write_text(text.replace(self.old, self.new))
-
-
 def copies(
     folder: Path,
     asked: Mapping[str, Variables],
-    edits: Mapping[str, Edit] | None = None,
     *,
     files: str = "**/*.tf",
 ) -> Module:
-    """A configuration that has the module, or these files of it, once for each name.
-
-    A copy has the variables and the edit of its name.
-    """
+    """A configuration that has the module, or these files of it, once for each name, with its variables."""
     source, module = folder / "source", asset("terraform") / "gcp"
     for name in asked:
         for path in module.glob(files):
@@ -55,8 +35,6 @@ def copies(
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, copy)
         (source / name / "providers.tf").unlink(missing_ok=True)
-        if edits and name in edits:
-            edits[name](source / name)
     calls = {name: {"source": f"./{name}", **values} for name, values in asked.items()}
     (source / "main.tf.json").write_text(json.dumps({**ROOT, "module": calls}))
     return Module(folder, source=source)
