@@ -94,10 +94,6 @@ def deny(google: Google, *rights: str) -> None:
     google.project.denied |= set(rights)
 
 
-def enforce(google: Google, constraint: str) -> None:
-    google.project.enforced.add(constraint)
-
-
 def only(google: Google, constraint: str, *allowed: str) -> None:
     google.project.allowed[constraint] = [*allowed]
 
@@ -162,34 +158,6 @@ OBSTACLES: dict[str, tuple[Plant, str, str, str]] = {
         lambda g: has(g, "reservations/mine", specificReservation={"count": "4", "inUseCount": "2"}),
         *("reservation", "3 are asked for, and 2 of 4 are free", "reservations describe mine"),
     ),
-    "host keys": (
-        lambda g: enforce(g, "compute.disableGuestAttributesAccess"),
-        *("org-policy", "SSH host keys", "describe compute.disableGuestAttributesAccess"),
-    ),
-    "OS Login": (
-        lambda g: enforce(g, "compute.requireOsLogin"),
-        *("org-policy", "rejects instances with OS Login off", "delete compute.requireOsLogin"),
-    ),
-    "managed host keys": (
-        lambda g: enforce(g, "compute.managed.disableGuestAttributesAccess"),
-        *("org-policy", "SSH host keys", "describe compute.managed.disableGuestAttributesAccess"),
-    ),
-    "managed OS Login": (
-        lambda g: enforce(g, "compute.managed.requireOsLogin"),
-        *("org-policy", "rejects instances with OS Login off", "delete compute.managed.requireOsLogin"),
-    ),
-    "managed accounts": (
-        lambda g: enforce(g, "iam.managed.disableServiceAccountCreation"),
-        *("org-policy", "service accounts", "describe iam.managed.disableServiceAccountCreation"),
-    ),
-    "managed confidential computing": (
-        lambda g: enforce(g, "compute.managed.restrictNonConfidentialComputing"),
-        *("org-policy", "no Confidential VMs", "describe compute.managed.restrictNonConfidentialComputing"),
-    ),
-    "Shielded VMs": (
-        lambda g: enforce(g, "compute.requireShieldedVm"),
-        *("org-policy", "Secure Boot", "describe compute.requireShieldedVm"),
-    ),
     "images of others": (
         lambda g: only(
             g, "compute.trustedImageProjects", "is:projects/rocky-linux-cloud", "projects/debian-cloud"
@@ -209,6 +177,21 @@ OBSTACLES: dict[str, tuple[Plant, str, str, str]] = {
         *("iap-firewall", "no-ssh drops", "firewall-rules update no-ssh"),
     ),
     "bucket": (lambda g: has(g, "b/my-data"), "bucket-missing", "my-data", "buckets create gs://my-data"),
+}
+
+# What a policy that is enforced forbids.
+POLICIES = {
+    "compute.disableGuestAttributesAccess": "SSH host keys",
+    "compute.managed.disableGuestAttributesAccess": "SSH host keys",
+    "compute.requireOsLogin": "rejects instances with OS Login off",
+    "compute.managed.requireOsLogin": "rejects instances with OS Login off",
+    "iam.managed.disableServiceAccountCreation": "service accounts",
+    "compute.managed.restrictNonConfidentialComputing": "no Confidential VMs",
+    "compute.requireShieldedVm": "Secure Boot",
+}
+OBSTACLES |= {
+    policy: (lambda g, policy=policy: g.project.enforced.add(policy), "org-policy", why, f" {policy} ")
+    for policy, why in POLICIES.items()
 }
 
 
