@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -310,25 +309,6 @@ def test_a_machine_that_a_killed_run_left_is_removed_though_the_image_is_there(b
     assert len(baked.seen) == 1
     baked.up_from(provider, spec_of())
     assert sorted(baked.cloud.instances) == ["demo-ctl", *NODES]
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("is_real", [True])
-@pytest.mark.parametrize("then", ["up", "down"])
-def test_a_machine_that_no_state_knows_is_taken_over_or_removed(baked: Baked, then: str) -> None:
-    """As where Terraform was killed before it wrote it down."""
-    provider, spec, cluster_id = killed(baked), spec_of(), baked.workspace.cluster_id()
-    argv = [baked.cloud.terraform, "state", "rm", f'module.nodes.module.node["{MACHINE}"]']
-    subprocess.run(argv, cwd=baked.workspace.terraform, check=True, capture_output=True)
-    if then == "down":
-        provider.destroy(cluster_id, workspace=baked.workspace, report=silent)
-        assert not baked.cloud.instances
-        assert provider.leftovers(cluster_id) == ()
-        return
-    baked.up(spec)
-    assert sorted(baked.cloud.instances) == ["demo-ctl", *NODES]
-    made = [name for _, kind, name in baked.cloud.done("create") if kind == "google_compute_instance"]
-    assert made.count(MACHINE) == 1
 
 
 def test_down_leaves_the_image_and_nothing_else_and_the_cache_can_be_emptied(raised: Baked) -> None:
