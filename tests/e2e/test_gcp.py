@@ -155,7 +155,7 @@ def gcp(
     """All machines but the last as a cluster."""
     beneath, inventory = machines
     folder = tmp_path_factory.mktemp("google")
-    cloud = GoogleCloud(folder, started=True)
+    cloud = GoogleCloud(folder, lag=1)
     cloud.addresses({host.name: host.address for host in inventory.hosts})
     world = World(cloud.store.path)
     with world.change() as state:
@@ -165,7 +165,7 @@ def gcp(
         }
         theirs = f"mallory:{inventory.hosts[0].host_key}"
         state["project_metadata"] = {"enable-oslogin": "TRUE", "ssh-keys": theirs}
-    path = f"{gcloud.install(folder, cloud.store.path)}:{os.environ['PATH']}"
+    path = f"{gcloud.install(folder, cloud.store.path)}:{cloud.env['PATH']}"
     with Google(world) as google, guest.metadata(world, inventory):
         shell(
             beneath, f"{cluster_name}-ctl", "sudo useradd --uid 1000 packer"

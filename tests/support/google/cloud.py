@@ -10,10 +10,9 @@
 
 The test's own process serves the provider: started anew, three times for a plan, it costs thrice as much.
 The ``terraform`` in ``cloud.bin``, first on the PATH of ``cloud.env``, tells Terraform where it is
-(``TF_REATTACH_PROVIDERS``). With ``started`` Terraform starts it, as Google's: it can crash, and be killed.
-Then a new service account, and an API that was just enabled, are unknown to the next call that needs them, as
-at Google (cloud.google.com/iam/docs/access-change-propagation, 2025-10: "typically 2 minutes"; of APIs the
-text of the refusal says it); ``lag`` is the number of such calls.
+(``TF_REATTACH_PROVIDERS``). ``lag`` calls that need a new service account, or an API that was just enabled,
+do not know it yet, as at Google (cloud.google.com/iam/docs/access-change-propagation, 2025-10: "typically 2
+minutes"; of APIs the text of the refusal says it).
 
 Kinds of faults are in ``provider/faults.py``; the file's form in ``provider/store.py``.
 """
@@ -23,7 +22,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,6 @@ from tests.support.google.provider.store import Store
 from tests.support.google.provider.world import delete
 from tests.support.terraform import program
 
-CHECKOUT = Path(__file__).parents[3]
 VERSION = "8.7.0"
 
 
@@ -43,19 +40,19 @@ class GoogleCloud:
     """A cloud in ``folder``, whose provider Terraform finds by ``env``."""
 
     def __init__(
-        self, folder: Path, version: str = VERSION, *, started: bool = False, lag: int | None = None
+        self, folder: Path, version: str = VERSION, *, lag: int = 0, which: str = "found", serves: bool = True
     ) -> None:
+        """which: Terraform's program, as ``tests.support.terraform.program`` has it."""
         self.folder = folder / "google-cloud"
         self.home = self.folder / "home"
         self.home.mkdir(parents=True)
         self.store = Store(self.folder / "cloud.json")
         self.bin = self.folder / "bin"
-        self.started = started
         with self.store.change() as world:
-            world["lag"] = int(started) if lag is None else lag
-        self._install_provider(version)
-        if not started:
-            self._serve(version)
+            world["lag"] = lag
+        (self.folder / "terraform.rc").write_text("disable_checkpoint = true\n")
+        if serves:
+            self._serve(version, which)
 
     @property
     def env(self) -> Mapping[str, str]:
@@ -71,7 +68,7 @@ class GoogleCloud:
     @property
     def terraform(self) -> Path:
         """Terraform, as it is found by ``env``."""
-        return program("found").path if self.started else self.bin / "terraform"
+        return self.bin / "terraform"
 
     @property
     def instances(self) -> dict[str, dict[str, Any]]:
@@ -116,8 +113,6 @@ class GoogleCloud:
         """Play a fault when a resource of type ``of`` is made, or ``on`` delete, at most ``times`` times."""
         if kind not in KINDS:
             raise ValueError(f"no fault {kind!r}; there are {', '.join(sorted(KINDS))}")
-        if not self.started and kind == "crash":
-            raise ValueError("the test's own process would crash: GoogleCloud(..., started=True)")
         if kind == "no_credentials":
             of, on, name = "provider", "configure", "*"
         fault = {"kind": kind, "name": name, "type": of, "on": on, "times": times, "seconds": seconds}
@@ -148,31 +143,13 @@ class GoogleCloud:
         with self.store.change() as world:
             world["filled"].append(bucket)
 
-    def _serve(self, version: str) -> None:
+    def _serve(self, version: str, which: str) -> None:
         self._server = Server(version, self.store.path)
         at = {"Network": "tcp", "String": f"{ADDRESS}:{self._server.port}"}
         known = {"Protocol": "grpc", "ProtocolVersion": 6, "Pid": os.getpid(), "Test": True, "Addr": at}
         self.bin.mkdir()
         self.terraform.write_text(
             f"#!/bin/sh\nexport TF_REATTACH_PROVIDERS={shlex.quote(json.dumps({SOURCE: known}))}\n"
-            f'exec {shlex.quote(str(program("found").path))} "$@"\n'
+            f'exec {shlex.quote(str(program(which).path))} "$@"\n'
         )
         self.terraform.chmod(0o755)
-
-    def _install_provider(self, version: str) -> None:
-        mirror = self.folder / "mirror"
-        folder = mirror / "registry.terraform.io/hashicorp/google" / version / "linux_amd64"
-        folder.mkdir(parents=True)
-        program = folder / f"terraform-provider-google_v{version}"
-        module = [sys.executable, "-m", "tests.support.google.provider", version, str(self.store.path)]
-        program.write_text(
-            f"#!/bin/sh\nunset PYTHONDONTWRITEBYTECODE\n"  # it is started for every call, thrice for a plan
-            f"export PYTHONPATH={shlex.quote(str(CHECKOUT))}\n"
-            f"export HOME={shlex.quote(str(self.home))}\n"
-            f"exec {shlex.join(module)}\n"
-        )
-        program.chmod(0o755)
-        (self.folder / "terraform.rc").write_text(
-            f"disable_checkpoint = true\nprovider_installation {{\n"
-            f'  filesystem_mirror {{\n    path = "{mirror}"\n  }}\n}}\n'
-        )

@@ -49,10 +49,8 @@ class Ran:
 class Module:
     """The module in ``folder``, of ``source`` if that is not the project's own."""
 
-    def __init__(
-        self, folder: Path, *, source: Path | None = None, version: str = "8.7.0", started: bool = False
-    ) -> None:
-        self.cloud = GoogleCloud(folder, version, started=started)
+    def __init__(self, folder: Path, *, source: Path | None = None, version: str = "8.7.0") -> None:
+        self.cloud = GoogleCloud(folder, version)
         self.path = folder / "terraform"
         shutil.copytree(source or asset("terraform") / "gcp", self.path)
         self._good("init")

@@ -4,8 +4,6 @@ cluster = Terraformed(tmp_path, monkeypatch.setenv)       # demo-ctl and demo-tr
 cluster.nodes(4); cluster.up()                            # -> the plan that was carried out
 cluster.cloud.fail("quota_of_region", name="demo-train-*")   # see cloud.py
 cluster.said                                              # what a user would have read
-
-With ``program``, that Terraform starts the provider itself, as it does Google's.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from clusterctl.providers.gcp.apply import INSTANCE, Owner, Place, apply_plan, e
 from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.providers.gcp.terraform import UNKNOWN, Plan, Terraform
-from clusterctl.providers.gcp.terraform_program import Program
 from clusterctl.spec.load import parse_spec
 from clusterctl.util.assets import asset
 from tests.support.google.cloud import GoogleCloud
@@ -44,10 +41,10 @@ class Terraformed:
         folder: Path,
         setenv: Callable[[str, str], None],
         *,
-        program: Program | None = None,
-        lag: int | None = None,
+        which: str = "found",
+        lag: int = 0,
     ) -> None:
-        self.cloud = GoogleCloud(folder, started=program is not None, lag=lag)
+        self.cloud = GoogleCloud(folder, which=which, lag=lag)
         for name, value in self.cloud.env.items():
             setenv(name, value)
         self.folder = folder / "terraform"
@@ -55,7 +52,7 @@ class Terraformed:
         self.said: list[str] = []
         self.waited: list[float] = []
         self.terraform = Terraform(
-            self.folder, self.said.append, explain=explaining(PLACE), names=names(PLACE), program=program
+            self.folder, self.said.append, explain=explaining(PLACE), names=names(PLACE)
         )
         self.nodes(2)
         self.terraform.init()

@@ -178,7 +178,7 @@ class Recorded(Terraform):
 @contextmanager
 def cloud_in(folder: Path, patch: pytest.MonkeyPatch, *, is_real: bool) -> Iterator[tuple[GoogleCloud, Api]]:
     """A cloud with the API that shows it; ``GcpProvider`` plans with Terraform, or with the recorded plan."""
-    cloud = GoogleCloud(folder, started=not is_real, lag=0)
+    cloud = GoogleCloud(folder, serves=is_real)
     if not is_real:
         store = cloud.store
         patch.setattr(provider, "Terraform", lambda *words, **options: Recorded(store, *words, **options))

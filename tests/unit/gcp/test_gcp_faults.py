@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TerraformError
-from clusterctl.providers.gcp.terraform_program import Program
 from tests.support.google.refusals import REFUSALS
 from tests.support.google.terraformed import Terraformed
 from tests.support.messages import refused, shows
-from tests.support.terraform import in_state, program
+from tests.support.sweeps import in_sweep
 from tests.unit.gcp.clusters import LEAN
 
 pytestmark = pytest.mark.platform("stand-in", "google-api", "google-terraform")
@@ -20,15 +19,10 @@ INSTANCE = "google_compute_instance"
 ALL = {"demo-ctl", "demo-train-1", "demo-train-2", "demo-train-3", "demo-train-4"}
 
 
-@pytest.fixture(params=["found", pytest.param("library", marks=pytest.mark.sweep)])
-def chosen(request: pytest.FixtureRequest) -> Program | None:
-    return program("library") if request.param == "library" else None
-
-
-@pytest.fixture
-def cluster(chosen: Program | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terraformed:
+@pytest.fixture(params=["found", *in_sweep("library")])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terraformed:
     """A cluster of which nothing is made yet."""
-    return Terraformed(tmp_path, monkeypatch.setenv, program=chosen, lag=0)
+    return Terraformed(tmp_path, monkeypatch.setenv, which=request.param)
 
 
 def failures(error: TerraformError) -> list[tuple[str, str | None]]:
@@ -89,14 +83,11 @@ def test_new_accounts_are_waited_for_and_all_goes_at_the_end(
 
 
 @pytest.mark.sweep  # one that is made though Google says that it was not: the first test
-def test_a_host_that_a_crashed_provider_made_is_taken_over_in_the_same_run(
-    chosen: Program | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = Terraformed(tmp_path, monkeypatch.setenv, program=chosen or program("found"))
+def test_a_host_that_a_crashed_provider_made_is_taken_over_in_the_same_run(cluster: Terraformed) -> None:
     cluster.cloud.fail("crash", name="demo-train-2", times=1)
     cluster.up()
     (told,) = (line for line in cluster.said if line.startswith("there already: "))
-    assert "demo-train-2" in told  # the crash may have come upon others that were made in that moment
+    assert "demo-train-2" in told
     created = sorted(name for _, kind, name in cluster.cloud.done("create") if kind == INSTANCE)
     assert created == ["demo-ctl", "demo-train-1", "demo-train-2"]
     assert not cluster.cloud.done("delete")
@@ -127,17 +118,6 @@ def test_a_state_that_was_lost_is_made_again_of_what_is_there(cluster: Terraform
     cluster.up()
     assert cluster.cloud.resources() == before
     assert not {kind for _, kind, _ in cluster.cloud.done("create")} & {INSTANCE, "google_compute_network"}
-    assert cluster.terraform.plan().is_empty
-
-
-@pytest.mark.sweep  # the comparison: test_terraform_plan.py
-def test_rules_of_an_account_that_is_taken_over_are_the_ones_that_were_shown(cluster: Terraformed) -> None:
-    """Of a set that is shown with one account yet unknown, the order says nothing."""
-    cluster.cloud.fail("quota_of_region", of="google_compute_firewall", times=3)
-    with pytest.raises(TerraformError):
-        cluster.up()
-    in_state(cluster.terraform, "rm", 'module.iam.google_service_account.role["controller"]')
-    cluster.up()
     assert cluster.terraform.plan().is_empty
 
 

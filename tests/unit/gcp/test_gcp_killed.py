@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.google.terraformed import CLUSTER_ID, PLACE, Terraformed
 from tests.support.processes import descendants
-from tests.support.terraform import addresses, program
+from tests.support.terraform import addresses
 from tests.unit.gcp.clusters import LEAN
 
 INSTANCE = "google_compute_instance"
@@ -61,7 +61,7 @@ def converges(cluster: Terraformed, up: str, down: str, *, all_of_it: bool) -> N
 def test_killed_it_ends_terraform_first_and_the_next_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = Terraformed(tmp_path, monkeypatch.setenv)  # its provider is not started 30 times
+    cluster = Terraformed(tmp_path, monkeypatch.setenv)
     cluster.nodes(2, more=LEAN)
     converges(cluster, "demo-train-1: creating", "demo-train-1: deleting", all_of_it=False)
     assert any("waiting for" in line for line in cluster.said)
@@ -83,5 +83,5 @@ def test_killed_it_ends_terraform_first_and_the_next_run_goes_on(
 def test_killed_at_any_moment_it_converges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, up: str, down: str, all_of_it: bool
 ) -> None:
-    cluster = Terraformed(tmp_path, monkeypatch.setenv, program=program("found"))
+    cluster = Terraformed(tmp_path, monkeypatch.setenv)
     converges(cluster, up, down, all_of_it=all_of_it)

@@ -2,9 +2,9 @@
 
 A fault is ``{"kind", "type", "name", "on", "times", "seconds", "played"}`` in the file: it plays when a
 resource of ``type`` whose name matches is made or deleted, as ``on`` says, ``times`` times (null: for ever).
-Its kind is a refusal of the rule book, ``../refusals.toml``, or another deed: ``slow`` waits; ``crash`` ends
-the provider after the thing was made and before Terraform heard of it; ``no_credentials`` is told when it is
-configured.
+Its kind is a refusal of the rule book, ``../refusals.toml``, or another deed: ``slow`` waits; ``crash`` is
+the provider's end after the thing was made, and before Terraform heard of it; ``no_credentials`` is told when
+it is configured.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The stand-in as a gRPC server: in the process that Terraform starts, or in the test's own."""
+"""The stand-in as a gRPC server in the test's own process."""
 
 from __future__ import annotations
 
-import threading
 from concurrent import futures
 from pathlib import Path
 
@@ -21,13 +20,9 @@ ADDRESS = "127.0.0.1"
 
 
 class Controller(controller_rpc.GRPCControllerServicer):  # type: ignore[misc]
-    """Notes that Terraform is through with the provider."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
+    """Goes on when Terraform is through with the provider."""
 
     def Shutdown(self, request: object, context: object) -> object:
-        self.done.set()
         return controller_pb.Empty()
 
 
@@ -41,20 +36,11 @@ class Stdio(stdio_rpc.GRPCStdioServicer):  # type: ignore[misc]
 class Server:
     """The provider at ``version`` on ``port`` of the loopback, whose cloud is the file ``cloud``."""
 
-    def __init__(self, version: str, cloud: Path, credentials: grpc.ServerCredentials | None = None) -> None:
+    def __init__(self, version: str, cloud: Path) -> None:
         limits = [("grpc.max_send_message_length", LARGEST), ("grpc.max_receive_message_length", LARGEST)]
-        self._controller = Controller()
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=32), options=limits)
         rpc.add_ProviderServicer_to_server(Google(version, Store(cloud)), self._server)
-        controller_rpc.add_GRPCControllerServicer_to_server(self._controller, self._server)
+        controller_rpc.add_GRPCControllerServicer_to_server(Controller(), self._server)
         stdio_rpc.add_GRPCStdioServicer_to_server(Stdio(), self._server)
-        if credentials:
-            self.port = self._server.add_secure_port(f"{ADDRESS}:0", credentials)
-        else:
-            self.port = self._server.add_insecure_port(f"{ADDRESS}:0")
+        self.port = self._server.add_insecure_port(f"{ADDRESS}:0")
         self._server.start()
-
-    def serve(self) -> None:
-        """Until Terraform says that it is enough."""
-        self._controller.done.wait()
-        self._server.stop(grace=0.5).wait()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import grpc
 from tf.gen import tfplugin_pb2 as pb
 from tf.gen import tfplugin_pb2_grpc as rpc
 from tf.types import Unknown
@@ -25,6 +26,10 @@ GIVEN_OFTEN = ("_iam_member", "_project_service")  # there already is as good as
 
 class RefusedError(Exception):
     """Google says no; the text is what its provider prints."""
+
+
+class CrashedError(Exception):
+    """The provider ends, and Terraform does not hear of what was done."""
 
 
 class Google(rpc.ProviderServicer):  # type: ignore[misc]
@@ -128,6 +133,8 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
                 after = self._update(kind, prior, planned)
         except RefusedError as refused:
             after, errors = prior, [_error(str(refused))]
+        except CrashedError:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the provider is gone")
         return pb.ApplyResourceChange.Response(
             new_state=to_dynamic_value(after), diagnostics=errors, legacy_type_system=True
         )
@@ -306,7 +313,7 @@ def _sources(instance: Mapping[str, Any]) -> set[str]:
 
 def _crash_if(fault: Mapping[str, Any] | None) -> None:
     if fault and fault["kind"] == "crash":
-        os._exit(1)
+        raise CrashedError
 
 
 def _error(summary: str, detail: str = "") -> Any:
