@@ -18,11 +18,13 @@ PAGE = 2
 WAITED_S = 120.0  # then a wait ends, and the operation "might be `DONE` or still in progress": its document
 HOST_KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIKeyOfTheDouble"
 Row = dict[str, Any]
+Handler = Callable[
+    ["Google", Mapping[str, str], Mapping[str, str]], Any
+]  # gets values of the path, and the query
 # Collection -> Terraform's type, and the word of its scope.
 COMPUTE = {
     "instances": ("google_compute_instance", "zone"),
     "disks": ("google_compute_disk", "zone"),
-    "snapshots": ("google_compute_snapshot", ""),
     "addresses": ("google_compute_address", "region"),
     "firewalls": ("google_compute_firewall", ""),
     "networks": ("google_compute_network", ""),
@@ -116,8 +118,7 @@ def _new_image(google: Google, query: Mapping[str, str], body: Any) -> Row:
     """An image of an instance's boot disk, PENDING until its operation is done.
 
     Refused: a name that is there (409); a disk of a running instance, unless forced, as "Create custom
-    images" of Compute Engine's documentation has it (its words: github.com/ansible/ansible/issues/61634);
-    more than the quota IMAGES.
+    images" of Compute Engine's documentation has it (its words: github.com/ansible/ansible/issues/61634).
     """
     project, name, disk = google.id, body["name"], body["sourceDisk"].rpartition("/")[2]
     path = f"projects/{project}/global/images/{name}"
@@ -130,12 +131,6 @@ def _new_image(google: Google, query: Mapping[str, str], body: Any) -> Row:
     if instance["current_status"] != "TERMINATED" and query.get("forceCreate") != "true":
         said = f"The disk resource '{body['sourceDisk']}' is already being used by '{instance['id']}'"
         raise RefusedError(400, said, "resourceInUseByAnotherResource")
-    used, (limit, _) = (
-        len(there.get("google_compute_image", {})),
-        google.project.quotas.get("IMAGES", (2000, 0)),
-    )
-    if used >= limit:
-        raise RefusedError(403, f"Quota 'IMAGES' exceeded.  Limit: {limit:.1f} globally.", "quotaExceeded")
     size = str(instance["boot_disk"][0]["initialize_params"][0]["size"])
     facts = {"labels": body.get("labels", {}), "family": body.get("family"), "size": size, "made_of": disk}
     google.world.put("google_compute_image", path, status="PENDING", project=project, **facts)
@@ -166,8 +161,8 @@ def _shape(collection: str, row: Row) -> Row:
     for scope in ("zone", "region"):
         if row.get(scope):
             said[scope] = f"{base}/{scope}s/{row[scope].rpartition('/')[2]}"
-    if collection in {"instances", "disks", "addresses", "snapshots", "images"}:
-        said["labels"] = row.get("effective_labels") or row.get("terraform_labels") or row.get("labels") or {}
+    if collection in {"instances", "disks", "addresses", "images"}:
+        said["labels"] = _labels(row)
     if row.get("network"):
         said["network"] = f"{base}/global/networks/{row['network'].rpartition('/')[2]}"
     if row.get("ip_cidr_range"):
@@ -215,32 +210,39 @@ def _guest_attributes(google: Google, row: Row, query: Mapping[str, str]) -> Row
     return {"kind": "compute#guestAttributes", "queryPath": path, "queryValue": {"items": found}}
 
 
-def _filestores(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
-    rows = [
-        {
-            "name": f"projects/{values['projectsId']}/locations/{r['location']}/instances/{r['name']}",
-            "labels": r.get("effective_labels") or r.get("labels") or {},
-            "tier": r.get("tier", "BASIC_HDD"),
-            "fileShares": [{"name": "share", "capacityGb": str(r["file_shares"][0]["capacity_gb"])}],
-        }
-        for r in _rows(google, "google_filestore_instance")
-    ]
-    found, token = _page(rows, query)
-    return {"instances": found} | token
+def _list(key: str, kind: str, shown: Callable[[Row, str], Row]) -> Handler:
+    """What lists the resources of a type: ``shown`` gets each, and the project that is asked about."""
+
+    def answer(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
+        found, token = _page([shown(row, values.get("projectsId", "")) for row in _rows(google, kind)], query)
+        return {key: found} | token
+
+    return answer
 
 
-def _accounts(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
-    rows = [
-        {
-            "name": f"projects/{values['projectsId']}/serviceAccounts/{r['email']}",
-            "email": r["email"],
-            "description": r.get("description") or "",
-            "displayName": r.get("display_name") or "",
-        }
-        for r in _rows(google, "google_service_account")
-    ]
-    found, token = _page(rows, query)
-    return {"accounts": found} | token
+def _filestore(row: Row, project: str) -> Row:
+    return {
+        "name": f"projects/{project}/locations/{row['location']}/instances/{row['name']}",
+        "labels": _labels(row),
+        "tier": row.get("tier", "BASIC_HDD"),
+        "fileShares": [{"name": "share", "capacityGb": str(row["file_shares"][0]["capacity_gb"])}],
+    }
+
+
+def _account_shown(row: Row, project: str) -> Row:
+    return {
+        "name": f"projects/{project}/serviceAccounts/{row['email']}",
+        "email": row["email"],
+        "description": row.get("description") or "",
+    }
+
+
+def _bucket(row: Row, _: str) -> Row:
+    return {"kind": "storage#bucket", "name": row["name"], "labels": _labels(row)}
+
+
+def _labels(row: Row) -> Row:
+    return row.get("effective_labels") or row.get("labels") or {}
 
 
 def _account(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
@@ -255,25 +257,12 @@ def _iam_policy(google: Google, values: Mapping[str, str], query: Mapping[str, s
     return {"version": 1, "etag": "BwX", "bindings": bindings}
 
 
-def _buckets(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
-    rows = [
-        {
-            "kind": "storage#bucket",
-            "name": r["name"],
-            "labels": r.get("effective_labels") or r.get("labels") or {},
-        }
-        for r in _rows(google, "google_storage_bucket")
-    ]
-    found, token = _page(rows, query)
-    return {"kind": "storage#buckets", "items": found} | token
-
-
 def _objects(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
     holds = values["bucket"] in google.world.read()["filled"]
     return {"kind": "storage#objects", "items": [{"name": "runs/1/run.json"}] if holds else []}
 
 
-def _delete_plain(kind: str, parameter: str) -> Callable[[Google, Mapping[str, str], Mapping[str, str]], Any]:
+def _delete_plain(kind: str, parameter: str) -> Handler:
     def delete(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Any:
         row = _row(google, kind, values[parameter])
         if row["name"] in google.world.read()["filled"]:
@@ -292,14 +281,14 @@ def _service(google: Google, values: Mapping[str, str], query: Mapping[str, str]
     return {"name": f"projects/{NUMBER}/services/{name}", "parent": f"projects/{NUMBER}", "state": state}
 
 
-_OTHERS: dict[str, Callable[[Google, Mapping[str, str], Mapping[str, str]], Any]] = {
-    "file.projects.locations.instances.list": _filestores,
+_OTHERS: dict[str, Handler] = {
+    "file.projects.locations.instances.list": _list("instances", "google_filestore_instance", _filestore),
     "file.projects.locations.instances.delete": _delete_plain("google_filestore_instance", "instancesId"),
-    "iam.projects.serviceAccounts.list": _accounts,
+    "iam.projects.serviceAccounts.list": _list("accounts", "google_service_account", _account_shown),
     "iam.projects.serviceAccounts.get": _account,
     "cloudresourcemanager.projects.getIamPolicy": _iam_policy,
     "iam.projects.serviceAccounts.delete": _delete_plain("google_service_account", "serviceAccountsId"),
-    "storage.buckets.list": _buckets,
+    "storage.buckets.list": _list("items", "google_storage_bucket", _bucket),
     "storage.buckets.delete": _delete_plain("google_storage_bucket", "bucket"),
     "storage.objects.list": _objects,
     "serviceusage.services.get": _service,

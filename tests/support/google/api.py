@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
@@ -29,12 +30,13 @@ from clusterctl.util.progress import Clock
 from tests.support.google import answers, discovery, metadata
 from tests.support.google.project import Project
 from tests.support.google.provider.faults import NUMBER
-from tests.support.google.refusals import REFUSALS
+from tests.support.google.refusals import REFUSALS, error_body
 from tests.support.google.world import World
 
 Answer = tuple[int, Any, Mapping[str, str]]  # status, JSON, headers
 TOKEN = "double-token"  # noqa: S105
 PROJECT = "demo-project"
+_DISABLED = "SERVICE_DISABLED"
 FACTS = {
     "project": PROJECT,
     "number": NUMBER,
@@ -58,13 +60,6 @@ _OFF = (
     "https://console.developers.google.com/apis/api/{service}/overview?project={consumer} then retry. If you "
     "enabled this API recently, wait a few minutes for the action to propagate to our systems and retry."
 )
-_STATUS = {
-    400: "INVALID_ARGUMENT",
-    403: "PERMISSION_DENIED",
-    404: "NOT_FOUND",
-    409: "ABORTED",
-    429: "RESOURCE_EXHAUSTED",
-}
 
 
 @dataclass
@@ -72,12 +67,8 @@ class Fault:
     """The next ``times`` calls of a method are refused: of several if it is a pattern, as `compute.*`."""
 
     method: str
-    status: int
-    reason: str
-    message: str
+    answer: Answer
     times: int
-    headers: Mapping[str, str]
-    body: Any = None
 
 
 @dataclass
@@ -130,13 +121,12 @@ class Google:
         self, method: str, status: int, *, reason: str = "", message: str = "", times: int = 1, **headers: str
     ) -> None:
         """Refuse the next calls of a method."""
-        self.faults.append(Fault(method, status, reason, message or f"played {status}", times, headers))
+        self.faults.append(Fault(method, refusal(status, message or "played", reason, headers), times))
 
     def refuse(self, method: str, name: str, *, times: int = 99) -> None:
         """Refuse the next calls of a method by the rule book, or let what they begin end so."""
-        refusal = REFUSALS[name]
-        body = refusal.body(FACTS)
-        self.faults.append(Fault(method, refusal.status or 200, "", "", times, {}, body))
+        played = REFUSALS[name]
+        self.faults.append(Fault(method, (played.status or 200, played.body(FACTS), {}), times))
 
     def operation_fails(self, name: str) -> None:
         """Let the next operation end with this error of the rule book, and nothing done."""
@@ -178,8 +168,7 @@ class Google:
         for fault in self.faults:
             if fnmatchcase(method.id, fault.method) and fault.times > 0:
                 fault.times -= 1
-                said = refusal(fault.status, fault.message, fault.reason, fault.headers)
-                return said if fault.body is None else (fault.status, fault.body, {})
+                return fault.answer
         return None
 
     def _answer(
@@ -211,22 +200,22 @@ class Google:
 def _disabled(message: str, service: str, consumer: str) -> Answer:
     """The refusal of an API that the project, on which the call is counted, has not enabled."""
     name = f"{service}.googleapis.com"
-    answer = refusal(403, message.format(service=name, consumer=consumer), "SERVICE_DISABLED")
-    answer[1]["error"]["details"][0]["metadata"] = {"service": name, "consumer": f"projects/{consumer}"}
-    return answer
+    return refusal(403, message.format(service=name, consumer=consumer), _DISABLED, of=(name, consumer))
 
 
-def refusal(status: int, message: str, reason: str = "", headers: Mapping[str, str] | None = None) -> Answer:
-    """An error as Google words it; a ``reason`` in capitals is a detail, as for an API that is off."""
-    error: dict[str, Any] = {"code": status, "message": message, "status": _STATUS.get(status, "UNAVAILABLE")}
-    if reason.isupper():
-        metadata = {"service": "compute.googleapis.com", "consumer": f"projects/{PROJECT}"}
-        error["details"] = [
-            {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason, "metadata": metadata}
-        ]
-    elif reason:
-        error["errors"] = [{"message": message, "domain": "global", "reason": reason}]
-    return status, {"error": error}, headers or {}
+def refusal(
+    status: int,
+    message: str,
+    reason: str = "",
+    headers: Mapping[str, str] = MappingProxyType({}),
+    of: tuple[str, str] = ("compute.googleapis.com", PROJECT),
+) -> Answer:
+    """An error as Google words it; that an API is off is a detail, ``of`` which service and project."""
+    if reason != _DISABLED:
+        return status, error_body(status, message, reason), headers
+    metadata = {"service": of[0], "consumer": f"projects/{of[1]}"}
+    info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason, "metadata": metadata}
+    return status, error_body(status, message, details=[info]), headers
 
 
 class _Server(ThreadingHTTPServer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -18,7 +18,6 @@ _STATUS = {
     409: "ABORTED",
     412: "FAILED_PRECONDITION",
     429: "RESOURCE_EXHAUSTED",
-    503: "UNAVAILABLE",
 }
 
 
@@ -50,12 +49,7 @@ class Refusal:
         if self.operation is not None:
             errors = [{"code": self.operation, "message": message}]
             return {"kind": "compute#operation", "name": "x", "status": "DONE", "error": {"errors": errors}}
-        error: dict[str, Any] = {"code": self.status, "message": message, "status": _STATUS[self.status]}
-        if self.reason:
-            error["errors"] = [{"message": message, "domain": "global", "reason": self.reason}]
-        if details := json.loads(filled(self.details, facts)):
-            error["details"] = details
-        return {"error": error}
+        return error_body(self.status, message, self.reason, json.loads(filled(self.details, facts)))
 
     def said(self, facts: Mapping[str, str]) -> str:
         """What Google's provider prints: Error() of google-api-go-client, or an operation's."""
@@ -70,6 +64,16 @@ class Refusal:
         details = f"\nDetails:\n{json.dumps(error['details'], indent=2)}\n" if "details" in error else ""
         reason = f", {self.reason}" if self.reason else ""
         return f"{before}googleapi: Error {self.status}: {error['message']}{details}{reason}"
+
+
+def error_body(status: int, message: str, reason: str = "", details: Sequence[Any] = ()) -> dict[str, Any]:
+    """The JSON of an error."""
+    error: dict[str, Any] = {"code": status, "message": message, "status": _STATUS.get(status, "UNAVAILABLE")}
+    if reason:
+        error["errors"] = [{"message": message, "domain": "global", "reason": reason}]
+    if details:
+        error["details"] = details
+    return {"error": error}
 
 
 def filled(text: str, facts: Mapping[str, str]) -> str:
