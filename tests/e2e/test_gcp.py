@@ -33,7 +33,6 @@ from tests.support.cluster import provision, shell
 from tests.support.google import gcloud, guest
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
-from tests.support.google.world import World
 from tests.support.manual import ROOT, assert_shown
 from tests.support.nested import Host, as_root, leader
 from tests.support.nvidia import machines as nvidia
@@ -157,7 +156,7 @@ def gcp(
     folder = tmp_path_factory.mktemp("google")
     cloud = GoogleCloud(folder, lag=1)
     cloud.addresses({host.name: host.address for host in inventory.hosts})
-    world = World(cloud.store.path)
+    world = cloud.store
     with world.change() as state:
         keys = (host.host_key.split() for host in inventory.hosts)
         state["guest_attributes"] = {

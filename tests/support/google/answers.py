@@ -18,9 +18,8 @@ PAGE = 2
 WAITED_S = 120.0  # then a wait ends, and the operation "might be `DONE` or still in progress": its document
 HOST_KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIKeyOfTheDouble"
 Row = dict[str, Any]
-Handler = Callable[
-    ["Google", Mapping[str, str], Mapping[str, str]], Any
-]  # gets values of the path, and the query
+# Gets the values in the path, and the query.
+Handler = Callable[["Google", Mapping[str, str], Mapping[str, str]], Any]
 # Collection -> Terraform's type, and the word of its scope.
 COMPUTE = {
     "instances": ("google_compute_instance", "zone"),

@@ -1,6 +1,6 @@
 """A double of Google's REST APIs on loopback, held to the discovery documents, and of an instance's metadata.
 
-    with Google(World(path)) as google:          # routes, checks and answers; see world.py for what there is
+    with Google(Store(path)) as google:          # routes, checks and answers; what there is: store.py
         google.environment                       # variables under which clusterctl and google-auth talk to it
         google.fail("compute.instances.delete", 503, times=2)          # refuse the next calls of a method
         google.fail("compute.instances.delete", 403, reason="SERVICE_DISABLED")
@@ -30,8 +30,8 @@ from clusterctl.util.progress import Clock
 from tests.support.google import answers, discovery, metadata
 from tests.support.google.project import Project
 from tests.support.google.provider.faults import NUMBER
+from tests.support.google.provider.store import Store
 from tests.support.google.refusals import REFUSALS, error_body
-from tests.support.google.world import World
 
 Answer = tuple[int, Any, Mapping[str, str]]  # status, JSON, headers
 TOKEN = "double-token"  # noqa: S105
@@ -75,7 +75,7 @@ class Fault:
 class Google:
     """The server; its state is the world's, its faults and operations are its own."""
 
-    world: World
+    world: Store
     id: str = PROJECT
     project: Project = field(default_factory=Project)
     faults: list[Fault] = field(default_factory=list)

@@ -25,7 +25,7 @@ from clusterctl.providers.local.layout import bridge_name, netns_name
 from clusterctl.providers.local.system import NETNS_DIR
 from clusterctl.state.inventory import Inventory
 from tests.support.google.metadata import answer
-from tests.support.google.world import World
+from tests.support.google.provider.store import Store
 from tests.support.nested import ROOT, as_root
 
 _ADDRESS = "169.254.169.254"
@@ -34,7 +34,7 @@ _PLACE = "/usr/local/bin/google_guest_agent"
 
 
 @contextmanager
-def metadata(world: World, inventory: Inventory) -> Iterator[None]:
+def metadata(world: Store, inventory: Inventory) -> Iterator[None]:
     """Serve each instance, known by its address, the attributes of its metadata."""
     own = inventory.cluster_id
     inside = [*as_root(), "nsenter", f"--net={NETNS_DIR / netns_name(own)}"]
@@ -51,7 +51,7 @@ def metadata(world: World, inventory: Inventory) -> Iterator[None]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    world: World
+    world: Store
 
     def do_GET(self) -> None:
         asked = {name.lower(): value for name, value in self.headers.items()}
@@ -86,7 +86,7 @@ def main(world: str, bridge: str, subnet: str) -> None:
     """Serve until stdin's end. The address goes with the network, which the machines' provider removes."""
     for words in (f"address replace {_ADDRESS}/32 dev {bridge}", f"route replace {subnet} dev {bridge}"):
         subprocess.run(["ip", *words.split()], check=True)
-    _Handler.world = World(Path(world))
+    _Handler.world = Store(Path(world))
     server = ThreadingHTTPServer((_ADDRESS, 80), _Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()

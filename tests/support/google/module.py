@@ -33,6 +33,16 @@ def spec_of(name: str) -> ClusterSpec:
     return load_spec(SPECS / f"{name}.yaml", current_user=CurrentUser(name="ada", uid=1001))
 
 
+def labels(cluster: str, cluster_id: str) -> dict[str, str]:
+    """What the module labels every resource of a cluster with."""
+    return {"clusterctl-cluster": cluster, "clusterctl-id": cluster_id}
+
+
+def description(cluster: str, cluster_id: str) -> str:
+    """The same in words, for what can't carry labels."""
+    return f"clusterctl-cluster={cluster} clusterctl-id={cluster_id}"
+
+
 @dataclass(frozen=True)
 class Ran:
     """How a call of Terraform ended; ``said`` is what it printed, without frames and line breaks."""

@@ -10,7 +10,6 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from tests.support.google.api import PROJECT
 from tests.support.google.cloud import GoogleCloud
-from tests.support.google.world import World
 
 # What may outlive a cluster: APIs that others may need, grants to accounts that are gone, a part of a router.
 NOT_BILLED = {
@@ -26,7 +25,7 @@ OWN_NETWORK = {"network": "research", "subnetwork": "research-a"}
 
 def put_own_network(cloud: GoogleCloud) -> None:
     """Have ``OWN_NETWORK``, which is no cluster's, in the cloud."""
-    world = World(cloud.store.path)
+    world = cloud.store
     at = {"project": PROJECT, "region": "us-central1", "ip_cidr_range": "10.90.0.0/20"}
     world.put("google_compute_network", f"projects/{PROJECT}/global/networks/research", **at)
     path = f"projects/{PROJECT}/regions/us-central1/subnetworks/research-a"

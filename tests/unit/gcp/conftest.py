@@ -11,7 +11,7 @@ from clusterctl.providers.gcp.api import Api
 from clusterctl.util.progress import Clock
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
-from tests.support.google.world import World
+from tests.support.google.provider.store import Store
 from tests.support.sweeps import in_sweep
 from tests.unit.gcp import recorded
 
@@ -19,7 +19,7 @@ from tests.unit.gcp import recorded
 @pytest.fixture
 def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
     """The double, as what clusterctl talks to; every request and answer was as Google documents it."""
-    with Google(World(tmp_path / "world.json")) as double:
+    with Google(Store(tmp_path / "world.json")) as double:
         for name, value in double.environment.items():
             monkeypatch.setenv(name, value)
         yield double

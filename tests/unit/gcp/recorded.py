@@ -36,7 +36,6 @@ from tests.support.google.cloud import GoogleCloud
 from tests.support.google.module import PUBLIC_KEY
 from tests.support.google.provider.servicer import Google, RefusedError
 from tests.support.google.provider.store import Store
-from tests.support.google.world import World
 
 PATH = Path(__file__).with_name("recorded") / "demo.json"
 PROJECT, CLUSTER_ID = "my-project", "a1b2c3"
@@ -182,7 +181,7 @@ def cloud_in(folder: Path, patch: pytest.MonkeyPatch, *, is_real: bool) -> Itera
     if not is_real:
         store = cloud.store
         patch.setattr(provider, "Terraform", lambda *words, **options: Recorded(store, *words, **options))
-    with Api(World(cloud.store.path)) as double:
+    with Api(cloud.store) as double:
         for name, value in {**cloud.env, **double.environment}.items():
             if name != "HOME":
                 patch.setenv(name, value)

@@ -11,8 +11,8 @@ from clusterctl.errors import ApiOffError, CloudError, ProvisionError
 from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_resources
 from tests.support.google.api import PROJECT, Google
+from tests.support.google.module import description, labels
 from tests.support.google.refusals import REFUSALS
-from tests.support.google.world import description, labels
 from tests.support.messages import refused
 
 OURS, THEIRS = "aaaaaa", "bbbbbb"

@@ -22,7 +22,6 @@ from tests.support.google import gcloud
 from tests.support.google.answers import HOST_KEY
 from tests.support.google.api import PROJECT
 from tests.support.google.cloud import GoogleCloud
-from tests.support.google.world import World
 from tests.support.messages import refused, shows
 from tests.unit.gcp.clusters import provider_of, silent, workspace_in
 
@@ -107,7 +106,7 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
 
     cloud.lose("demo-train-2")
     new = {"ssh-ed25519": f"{HOST_KEY[:-4]}new0"}
-    with World(cloud.store.path).change() as state:
+    with cloud.store.change() as state:
         state["guest_attributes"] = {"demo-train-1": new, "demo-train-2": new}
     done = raised(spec, workspace)
     assert (done.made, done.started) == (("demo-train-2",), ("demo-train-1",))

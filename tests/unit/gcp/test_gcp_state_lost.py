@@ -12,7 +12,6 @@ from clusterctl.providers.gcp.provider import variables
 from clusterctl.util.progress import Clock
 from tests.support.google.api import Google
 from tests.support.google.module import CLUSTER_ID, PUBLIC_KEY, Module, spec_of
-from tests.support.google.world import World
 from tests.unit.gcp.clusters import NOT_BILLED
 
 
@@ -25,7 +24,7 @@ def test_a_cluster_whose_state_was_lost_is_removed_whole(
     (module.path / "terraform.tfstate").unlink()
     made = {kind for kind in module.cloud.resources().values() if "iam_member" not in kind}
     assert spec.provider.type == "gcp"
-    with Google(World(module.cloud.store.path), spec.provider.project) as google:
+    with Google(module.cloud.store, spec.provider.project) as google:
         for key, value in google.environment.items():
             monkeypatch.setenv(key, value)
         api = Api(spec.provider.project, clock=Clock(sleep=lambda _: None))

@@ -15,7 +15,6 @@ from clusterctl.state.workspace import cache_home
 from tests.support.google import discovery, gcloud
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
-from tests.support.google.world import World
 from tests.support.manual import ROOT, assert_shown, blocks, shown
 from tests.support.messages import codes, shows
 from tests.support.verbs import Clusterctl, Ran
@@ -62,7 +61,7 @@ def as_shown(ran: Ran, text: str, turn: int = 0) -> Ran:
 
 def test_what_stands_in_the_way_is_named_at_once_and_up_makes_nothing(tmp_path: Path) -> None:
     cloud = GoogleCloud(tmp_path)
-    with Google(World(cloud.store.path)) as google:
+    with Google(cloud.store) as google:
         cli = runner(cloud, google, tmp_path, spec_of_the_page())
         as_shown(cli("validate"), "clusterctl validate")
         as_shown(cli("plan", "--preflight"), "clusterctl plan --preflight", 1)
@@ -88,7 +87,7 @@ def test_what_stands_in_the_way_is_named_at_once_and_up_makes_nothing(tmp_path: 
 
 def test_the_first_line_of_an_error_says_what_google_refused(tmp_path: Path) -> None:
     cloud = GoogleCloud(tmp_path)
-    with Google(World(cloud.store.path)) as google:
+    with Google(cloud.store) as google:
         cli = runner(cloud, google, tmp_path, spec_of_the_page())
 
         cloud.fail("stockout_plain", name="demo-train-*")

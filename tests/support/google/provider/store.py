@@ -4,6 +4,9 @@
  "faults": [...], "addresses": {NAME: IP}, "filled": [BUCKET], "next": NUMBER, "lag": CALLS,
  "unsettled": {WHAT: CALLS}}
 
+The double of the API reads "guest_attributes": {INSTANCE: {"ssh-ed25519": "AAAA..."}}, what an instance
+published if that is not the usual key.
+
 ``lag``: so many calls that need a new service account or API do not know it; ``unsettled``: so many are left.
 """
 
@@ -32,6 +35,16 @@ class Store:
         """What is in it now."""
         world: dict[str, Any] = json.loads(self.path.read_text() if self.path.exists() else EMPTY)
         return world
+
+    def put(self, kind: str, path: str, **attributes: Any) -> None:
+        """Let a resource of a Terraform type exist, by its id; its name is the end of that."""
+        with self.change() as state:
+            name = path.rpartition("/")[2]
+            state["resources"].setdefault(kind, {})[path] = {"id": path, "name": name, **attributes}
+
+    def names(self, kind: str) -> list[str]:
+        """The names of what there is of a Terraform type."""
+        return sorted(row["name"] for row in self.read()["resources"].get(kind, {}).values())
 
     @contextmanager
     def change(self) -> Iterator[dict[str, Any]]:
